@@ -1,0 +1,100 @@
+# ringar from a bare checkout. Needs Python >= 3.10, g++ and make; everything else comes by pip.
+#
+#   make demo         install, build, train on two ranks, print the result
+#   make test         every test: plain, then on 2, 3 and 4 ranks
+#   make test-native  the C++ tests under AddressSanitizer and ThreadSanitizer
+#   make test-matrix  one wheel beside the oldest and the newest TensorFlow that ringar serves
+#   make lint         ruff, mypy, clang-format, shellcheck
+#   make format       what lint would complain of, corrected
+#   make wheel        dist/ringar-<version>-py3-none-<platform>.whl, and the source archive
+#   make clean        removes what was built (make distclean: the environment too)
+#
+# PYTHON=python3.12 chooses the interpreter, RANKS="2 4" the sizes of `make test`.
+
+PYTHON ?= python3
+RANKS ?= 2 3 4
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ringar-installed
+LIBRARY := ringar/libringar.so
+SOURCES := $(shell find tf_ops -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
+CPP := $(shell find tf_ops tests -name '*.cc' -o -name '*.h')
+
+# Seconds after which a step is stopped, whatever it is doing: nothing here may hang for ever.
+PLAIN_LIMIT ?= 600
+RANKS_LIMIT ?= 420
+NATIVE_LIMIT ?= 900
+LIMIT := timeout --kill-after=20
+
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: all demo test test-plain test-ranks test-native test-matrix lint format wheel clean distclean
+.DELETE_ON_ERROR:
+
+all: $(LIBRARY)
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 10) else \
+	  "ringar: expected Python >= 3.10, received %d.%d from \"$(PYTHON)\"; " % v[:2] + \
+	  "name a newer one: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo 'ringar: no venv module: apt-get install python3-venv' >&2; exit 1; }
+
+# The first install goes through build isolation, as a user's does.
+$(STAMP): pyproject.toml setup.py | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[tensorflow,test,build,lint]'
+	@touch $@
+
+$(LIBRARY): $(SOURCES) ringar/version.py $(STAMP)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+demo: $(LIBRARY)
+	$(LIMIT) 900 $(BIN)/ringarrun -np 2 $(BIN)/python examples/digits.py
+
+test: test-plain test-ranks
+
+test-plain: $(LIBRARY)
+	$(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q
+
+# The marked directories again, every rank running the same tests (see CONTRIBUTING.md).
+test-ranks: $(LIBRARY)
+	@set -e; for size in $(RANKS); do \
+	  echo "== $$size ranks"; \
+	  $(LIMIT) $(RANKS_LIMIT) $(BIN)/ringarrun -np $$size $(BIN)/python -m pytest -q; \
+	done
+
+test-native: $(STAMP)
+	@set -e; for sanitizer in address thread; do \
+	  echo "== $$sanitizer"; \
+	  $(BIN)/cmake -S tf_ops -B build/native-$$sanitizer -G Ninja \
+	    -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	    -DRINGAR_SANITIZE=$$sanitizer -DRINGAR_WERROR=ON >build/native-$$sanitizer.log; \
+	  $(BIN)/cmake --build build/native-$$sanitizer --target ringar_tests; \
+	  $(LIMIT) $(NATIVE_LIMIT) build/native-$$sanitizer/ringar_tests; \
+	done
+
+test-matrix: $(STAMP)
+	$(LIMIT) 1500 $(BIN)/python -m tests.matrix
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
+	$(BIN)/shellcheck .ci/run
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
+
+# Through the source archive, so that what the archive lacks the wheel cannot have.
+wheel: $(STAMP)
+	$(BIN)/python -m build --outdir dist .
+
+clean:
+	rm -rf build dist *.egg-info $(LIBRARY) .pytest_cache .mypy_cache .ruff_cache
+
+distclean: clean
+	rm -rf $(VENV)

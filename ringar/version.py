@@ -1,0 +1,3 @@
+"""The version of ringar: the one place that names it (pyproject.toml and CMake read this file)."""
+
+__version__ = "0.1.0.dev0"

@@ -1,0 +1,174 @@
+"""Builds the native library with CMake and packs it, bound to no Python and no TensorFlow.
+
+Everything that is plain data (names, dependencies, extras) is in pyproject.toml; here is what
+setuptools cannot say there: `tf_ops/` becomes `ringar/libringar.so`, the package
+`ringar.launchers` lies in `launchers/`, and the wheel's tag is `py3-none-<platform>`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, PlatformError
+
+ROOT = Path(__file__).resolve().parent
+LIBRARY = "libringar.so"
+
+NO_COMPILER = """no C++ compiler: {searched}.
+ringar's native library is built from C++17 sources and needs one at build time only. Install it:
+    Debian, Ubuntu:  apt-get install g++
+    Fedora, RHEL:    dnf install gcc-c++
+    conda:           conda install -c conda-forge gxx
+or name the one you have in the environment variable CXX, then run the same command again."""
+
+
+class CMakeExtension(Extension):
+    """The library that CMake builds from `source`; setuptools itself compiles nothing."""
+
+    def __init__(self, name: str, source: Path) -> None:
+        super().__init__(name, sources=[])
+        self.source = source
+
+
+def find_compiler() -> str:
+    """Returns the C++ compiler's command: that of CXX, or the first of g++, c++, clang++.
+
+    Raises:
+        PlatformError: there is none; the message says what was looked for and what to install.
+    """
+    named = os.environ.get("CXX", "").strip()
+    candidates = [named] if named else ["g++", "c++", "clang++"]
+    for candidate in candidates:
+        if shutil.which(shlex.split(candidate)[0]):
+            return candidate
+    if named:
+        searched = f"CXX names {named!r}, which is not on PATH"
+    else:
+        searched = f"looked for {', '.join(candidates)} on PATH and found none"
+    raise PlatformError(NO_COMPILER.format(searched=searched))
+
+
+def find_tool(name: str) -> str:
+    """Returns the path of `cmake` or `ninja`: this environment's own, else the one on PATH.
+
+    Raises:
+        PlatformError: neither is there (a build without isolation in a bare environment).
+    """
+    beside_python = os.pathsep.join([sysconfig.get_path("scripts"), str(Path(sys.executable).parent)])
+    found = shutil.which(name, path=beside_python) or shutil.which(name)
+    if found is None:
+        raise PlatformError(
+            f"no {name}: builds without build isolation expect it in the environment; "
+            f"run: pip install {name}"
+        )
+    return found
+
+
+class BuildLibrary(build_ext):
+    """Builds `tf_ops/` in `build/native`, incrementally, and copies the library into `ringar/`."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Returns the library's plain name: it is loaded by ctypes, not imported by Python."""
+        return os.path.join(*fullname.split(".")[:-1], LIBRARY)
+
+    def build_extension(self, ext: Extension) -> None:
+        """Configures, builds and copies; raises CompileError when a step fails."""
+        assert isinstance(ext, CMakeExtension)
+        build_dir = ROOT / "build" / f"native-{sysconfig.get_platform()}"
+        self._configure(ext.source, build_dir)
+        self._run([find_tool("cmake"), "--build", str(build_dir), "--target", "ringar"])
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # A running job may have the old library mapped: replace the file, never write into it.
+        fresh = target.with_name(f"{LIBRARY}.{os.getpid()}.tmp")
+        shutil.copy2(build_dir / LIBRARY, fresh)
+        os.replace(fresh, target)
+
+    def copy_extensions_to_source(self) -> None:
+        """Copies the built library in-tree (editable installs), replacing rather than rewriting."""
+        for ext in self.extensions:
+            built = Path(self.build_lib, self.get_ext_filename(ext.name))
+            target = ROOT / self.get_ext_filename(ext.name)
+            fresh = target.with_name(f"{LIBRARY}.{os.getpid()}.tmp")
+            shutil.copy2(built, fresh)
+            os.replace(fresh, target)
+
+    def _configure(self, source: Path, build_dir: Path) -> None:
+        compiler, *flags = shlex.split(find_compiler())
+        compiler = shutil.which(compiler) or compiler
+        arguments = {
+            "CMAKE_BUILD_TYPE": "Release",
+            # Build isolation puts ninja at a new path each time; the cached one would be gone.
+            "CMAKE_MAKE_PROGRAM": find_tool("ninja"),
+            "CMAKE_CXX_COMPILER": compiler,
+        }
+        if flags:
+            arguments["CMAKE_CXX_FLAGS"] = shlex.join(flags)
+        build_dir.mkdir(parents=True, exist_ok=True)
+        if not _cache_fits(build_dir / "CMakeCache.txt", source, compiler):
+            shutil.rmtree(build_dir)
+        command = [find_tool("cmake"), "-S", str(source), "-B", str(build_dir), "-G", "Ninja"]
+        self._run(command + [f"-D{name}={value}" for name, value in arguments.items()])
+
+    def _run(self, command: list[str]) -> None:
+        self.announce(shlex.join(command), level=2)
+        code = subprocess.run(command, check=False).returncode
+        if code != 0:
+            raise CompileError(
+                f"building the native library failed, see the lines above: "
+                f"{shlex.join(command)} exited with {code}"
+            )
+
+
+def _cache_fits(cache: Path, source: Path, compiler: str) -> bool:
+    """Whether a CMake cache belongs to this source, generator and compiler (or there is none)."""
+    if not cache.exists():
+        return True
+    lines = cache.read_text().splitlines()
+    values = dict(line.split("=", 1) for line in lines if "=" in line and line[0] not in "#/")
+    return (
+        values.get("CMAKE_HOME_DIRECTORY:INTERNAL") == str(source)
+        and values.get("CMAKE_GENERATOR:INTERNAL") == "Ninja"
+        and values.get("CMAKE_CXX_COMPILER:FILEPATH", compiler) == compiler
+    )
+
+
+class PlatformWheel(bdist_wheel):
+    """A wheel for this platform and any Python 3: the library has no Python in it."""
+
+    def finalize_options(self) -> None:
+        """Marks the wheel as holding machine code."""
+        super().finalize_options()
+        self.root_is_pure = False
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Returns `py3-none-<platform>`."""
+        return "py3", "none", super().get_tag()[2]
+
+
+def packages() -> dict[str, str]:
+    """Returns every package with its directory, relative to the root as setuptools wants it."""
+    found = {name: name.replace(".", "/") for name in find_packages(include=["ringar", "ringar.*"])}
+    found["ringar.launchers"] = "launchers"
+    for name in find_packages("launchers"):
+        found[f"ringar.launchers.{name}"] = f"launchers/{name.replace('.', '/')}"
+    return found
+
+
+if __name__ == "__main__":
+    setup(
+        packages=list(packages()),
+        package_dir=packages(),
+        ext_modules=[CMakeExtension("ringar.libringar", ROOT / "tf_ops")],
+        cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel},
+        zip_safe=False,
+    )

@@ -1,0 +1,9 @@
+"""Trains Keras 3 / TensorFlow models on all the cores, GPUs and machines that there are.
+
+What users import is listed in ``__init__.pyi``. Names are loaded when they are first used, so that
+the launcher starts without TensorFlow.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

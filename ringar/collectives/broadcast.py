@@ -1,0 +1,123 @@
+"""Broadcast: every rank gets the root rank's tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ringar import native, runtime
+from ringar.collectives import call as calls
+from ringar.collectives.call import Call
+from ringar.runtime import ProcessSet
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int = 0,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """Sends the root rank's tensor to all ranks.
+
+    Args:
+        tensor: a TensorFlow tensor or variable or a NumPy array, of one shape and dtype on all
+            ranks; any dtype but strings.
+        root_rank: a rank of the job, also with a process set.
+        name: in errors and timelines; must be equal on all ranks.
+        process_set: the ranks that take part; default all.
+
+    Returns:
+        The root's values.
+
+    Raises:
+        As :func:`ringar.allreduce`; a root out of range is a mismatch, and a ValueError if it is
+        not in the process set.
+    """
+    return grouped_broadcast([tensor], root_rank, name=name, process_set=process_set)[0]
+
+
+def grouped_broadcast(
+    tensors: Sequence[Any],
+    root_rank: int = 0,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[Any]:
+    """Broadcasts many tensors at once; see :func:`broadcast`."""
+    if not tensors:
+        return []
+    ranks = process_set or runtime.global_process_set
+    call, ranks = calls.begin("broadcast", process_set, name, root=_place_of(root_rank, ranks))
+    if calls.is_numpy(tensors):
+        return calls.by_dtype(
+            calls.as_arrays(tensors),
+            lambda group: calls.run_numpy(
+                call, group, outputs=[np.empty_like(array) for array in group]
+            )[0],
+        )
+    values = [tf.convert_to_tensor(t) for t in tensors]
+    return calls.by_dtype(values, lambda group: broadcast_tensors(call, group))
+
+
+def _place_of(root_rank: int, ranks: ProcessSet) -> int:
+    if ranks is runtime.global_process_set:
+        return root_rank  # checked by the engine, which tells all ranks
+    if root_rank not in ranks.ranks:
+        raise ValueError(
+            f"root_rank must be one of the process set's ranks {ranks.ranks}. Received: {root_rank}"
+        )
+    return ranks.ranks.index(root_rank)
+
+
+def broadcast_tensors(call: Call, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """The op itself, on tensors of one dtype."""
+    return calls.run_tensors(
+        call,
+        tensors,
+        op=lambda spec: native.ops().ringar_broadcast(tensors, spec=spec),
+        results=lambda: [tf.TensorSpec(t.shape, t.dtype) for t in tensors],
+        gradient=_gradient,
+    )
+
+
+def _gradient(
+    call: Call,
+    inputs: Sequence[tf.Tensor],
+    outputs: Sequence[tf.Tensor],
+    upstream: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
+    """The root's tensor is what every rank uses, so it gets the sum; the others' is unused."""
+    from ringar.collectives.allreduce import allreduce_tensors
+
+    total = allreduce_tensors(call.gradient(collective="allreduce"), list(upstream))
+    if runtime.place_in(call.process_set) == call.root:
+        return list(total)
+    return [tf.zeros_like(t) for t in total]
+
+
+calls.register_gradient("RingarBroadcast", None, _gradient)
+
+
+def broadcast_variables(
+    variables: Iterable[Any], root_rank: int = 0, *, process_set: ProcessSet | None = None
+) -> None:
+    """Gives all ranks the root rank's values of some variables, in place.
+
+    Args:
+        variables: ``tf.Variable`` or ``keras.Variable`` objects, in the same order on all ranks.
+        root_rank: a rank of the job.
+        process_set: the ranks that take part; default all.
+    """
+    targets = list(variables)
+    values = grouped_broadcast(
+        [tf.convert_to_tensor(v) for v in targets],
+        root_rank,
+        name="broadcast_variables",
+        process_set=process_set,
+    )
+    for target, value in zip(targets, values, strict=True):
+        target.assign(value)

@@ -1,0 +1,98 @@
+"""Collectives inside compiled functions: an XLA custom call into the library.
+
+XLA keeps no order between calls that share no data, and ranks must issue collectives in the same
+order: each call takes the token that the call before it in the same graph returned.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops import control_flow_util
+
+from ringar import errors, native
+
+_TOKEN = tf.TensorSpec([], tf.uint8)
+
+
+def is_compiling() -> bool:
+    """Whether the code that runs now is being traced for XLA."""
+    if tf.executing_eagerly():
+        return False
+    return bool(control_flow_util.GraphOrParentsInXlaContext(tf_ops.get_default_graph()))
+
+
+def static_shape(tensor: tf.Tensor, collective: str) -> list[int]:
+    """The shape of a tensor, which compiled code must know."""
+    if not tensor.shape.is_fully_defined():
+        raise errors.UnsupportedError(
+            f"{collective} in a compiled function must get tensors of a static shape. "
+            f"Received: {tensor.shape}. Give the function an input_signature, or leave the "
+            "collective out of jit_compile."
+        )
+    return [int(dim) for dim in tensor.shape]
+
+
+def call(
+    spec: str, tensors: Sequence[tf.Tensor], results: Sequence[tf.TensorSpec]
+) -> list[tf.Tensor]:
+    """Adds the custom call to the graph under construction."""
+    _check_that_failures_are_seen()
+    graph = tf_ops.get_default_graph()
+    token, *outputs = xla.custom_call_v2(
+        "ringar_collective",
+        [_last_token(graph), *tensors],
+        [_TOKEN, *results],
+        backend_config=spec,
+        has_side_effect=True,
+    )
+    graph._ringar_token = token
+    return outputs
+
+
+def _last_token(graph: Any) -> tf.Tensor:
+    """The token of the last call in this graph, or in the one whose branch or loop this is."""
+    while True:
+        token = getattr(graph, "_ringar_token", None)
+        if token is not None:
+            return token
+        is_branch = type(graph).__name__ in ("CondBranchFuncGraph", "WhileBodyFuncGraph")
+        if not is_branch:
+            return tf.zeros([], tf.uint8)
+        graph = graph.outer_graph
+
+
+@functools.cache
+def _check_that_failures_are_seen() -> None:
+    """Lets a custom call fail on purpose, once.
+
+    How a failure is reported relies on a layout that XLA does not promise; where it has changed,
+    compiled collectives are refused, since an error that is not seen is a wrong number.
+    """
+    message = "ringar checks that a failure in compiled code is seen"
+    if native.library().ringar_has_xla_target():
+
+        def fail() -> Any:
+            return xla.custom_call_v2(
+                "ringar_failure",
+                [tf.zeros([], tf.uint8)],
+                [_TOKEN, _TOKEN],
+                backend_config=message,
+                has_side_effect=True,
+            )
+
+        try:
+            with tf.init_scope(), tf.device("/CPU:0"):
+                tf.function(fail, jit_compile=True)()
+        except tf.errors.OpError as error:
+            if message in str(error):
+                return
+    raise errors.UnsupportedError(
+        f"TensorFlow {tf.__version__} does not let ringar report failures from compiled code. "
+        "Compile the model with jit_compile=False."
+    )

@@ -1,0 +1,66 @@
+"""Python objects between ranks, pickled. Only unpickle what your own job has sent."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+
+from ringar import runtime
+from ringar.collectives import call as calls
+from ringar.collectives.allgather import allgather
+from ringar.collectives.broadcast import broadcast
+from ringar.runtime import ProcessSet
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """Sends the root rank's object to all ranks.
+
+    Args:
+        obj: anything that can be pickled; ignored on other ranks than the root.
+        root_rank: a rank of the job.
+        name: in errors and timelines; must be equal on all ranks.
+        process_set: the ranks that take part; default all.
+
+    Returns:
+        The root's object itself on the root, and a copy on the others.
+    """
+    where: dict[str, Any] = {
+        "root_rank": root_rank,
+        "name": name or "broadcast_object",
+        "process_set": process_set,
+    }
+    is_root = runtime.rank() == root_rank
+    data = np.frombuffer(pickle.dumps(obj), np.uint8) if is_root else np.empty(0, np.uint8)
+    size = broadcast(np.array([data.size], np.int64), **where)
+    payload = broadcast(data if is_root else np.empty(int(size[0]), np.uint8), **where)
+    return obj if is_root else pickle.loads(payload.tobytes())
+
+
+def allgather_object(
+    obj: Any, *, name: str | None = None, process_set: ProcessSet | None = None
+) -> list[Any]:
+    """Collects one object from every rank.
+
+    Args:
+        obj: anything that can be pickled.
+        name: in errors and timelines; must be equal on all ranks.
+        process_set: the ranks that take part; default all.
+
+    Returns:
+        The objects of all ranks, in the order of the ranks.
+    """
+    call, ranks = calls.begin("allgather", process_set, name or "allgather_object")
+    data = np.frombuffer(pickle.dumps(obj), np.uint8)
+    options = {"name": call.name, "process_set": process_set}
+    sizes = allgather(np.array([data.size], np.int64), **options)
+    payload = allgather(data, **options).tobytes()
+    ends = np.cumsum(sizes)
+    return [pickle.loads(payload[end - size : end]) for end, size in zip(ends, sizes, strict=True)]

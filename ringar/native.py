@@ -1,0 +1,161 @@
+"""The one file that knows ctypes and the path of libringar.so."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pathlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ringar import errors
+
+PATH = pathlib.Path(__file__).with_name("libringar.so")
+
+
+class Config(ctypes.Structure):
+    """``ringar_config`` of ringar.h."""
+
+    _fields_ = [
+        *[
+            (name, ctypes.c_int32)
+            for name in (
+                "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "arena_fd",
+            )
+        ],
+        *[(name, ctypes.c_double) for name in ("start_timeout", "deadline", "stall_warning")],
+    ]  # fmt: skip
+
+
+class _Array(ctypes.Structure):
+    _fields_ = [
+        ("input", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("ndims", ctypes.c_int32),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+_ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
+
+
+def _tensorflow() -> ModuleType:
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise ImportError(
+            "ringar needs TensorFlow 2.16 or later with Keras 3, found none. "
+            "Install one, for example with: pip install 'ringar[tensorflow]'"
+        ) from error
+    return tf
+
+
+@functools.cache
+def ops() -> ModuleType:
+    """The TensorFlow ops of the library, as functions.
+
+    Until TensorFlow 2.18 a part of its C API lives in libtensorflow_cc.so.2, which Python opens
+    privately: it is opened once more for all to see, before the library looks for the C API.
+    """
+    if not PATH.exists():
+        raise ImportError(
+            f"expected the native library at {PATH}, found none. "
+            "Install ringar with pip, or run `make` in a checkout."
+        )
+    tf = _tensorflow()
+    folder = pathlib.Path(tf.__file__).parent
+    for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2"):
+        if (folder / name).exists():
+            ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
+    module: ModuleType = tf.load_op_library(str(PATH))
+    return module
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library's C interface (tf_ops/include/ringar.h)."""
+    ops()  # first: the library registers its ops when it is opened, if TensorFlow is there
+    lib = ctypes.CDLL(str(PATH))
+    for name in ("ringar_version", "ringar_cpu_level", "ringar_last_error"):
+        getattr(lib, name).restype = ctypes.c_char_p
+    lib.ringar_run.argtypes = [
+        ctypes.c_char_p,
+        ctypes.POINTER(_Array),
+        ctypes.c_int32,
+        ctypes.POINTER(ctypes.c_int64),
+        ctypes.c_int32,
+        ctypes.POINTER(ctypes.c_int64),
+        _ALLOCATE,
+        ctypes.c_void_p,
+    ]
+    if not lib.ringar_has_tensorflow_ops():
+        raise ImportError(
+            "expected TensorFlow's C API in this process (TensorFlow 2.16 or later), found only "
+            f"a part of it in TensorFlow {_tensorflow().__version__}"
+        )
+    return lib
+
+
+def check(code: int) -> None:
+    """Raises what the library reports for this thread, if ``code`` is not 0."""
+    if code:
+        message = library().ringar_last_error().decode(errors="replace")
+        raise errors.from_code(code, message)
+
+
+def _int64s(values: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def run(
+    spec: str,
+    inputs: Sequence[np.ndarray],
+    outputs: Sequence[np.ndarray] | None,
+    *,
+    splits: Sequence[int] | None = None,
+    received_count: int = 0,
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Runs one collective on NumPy arrays, waiting for its end.
+
+    Args:
+        spec: the line of text that tf_ops/engine/spec.h describes.
+        inputs: C-contiguous arrays of one dtype.
+        outputs: arrays for the results, or None where only the exchange tells their rows.
+        splits: rows per rank.
+        received_count: how many row counts to return.
+
+    Returns:
+        The outputs, and the row counts that came.
+    """
+    made: dict[int, np.ndarray] = {}
+
+    @_ALLOCATE
+    def allocate(_context: int, index: int, rows: int) -> int:
+        try:
+            made[index] = np.empty((rows, *inputs[index].shape[1:]), inputs[index].dtype)
+        except MemoryError:
+            return 0
+        # An empty array may have no memory of its own, and 0 means failure.
+        return made[index].ctypes.data or inputs[index].ctypes.data or 1
+
+    arrays = (_Array * len(inputs))()
+    for i, array in enumerate(inputs):
+        output = outputs[i].ctypes.data if outputs is not None else None
+        arrays[i] = _Array(array.ctypes.data, output, array.ndim, _int64s(array.shape))
+    received = np.zeros(received_count, np.int64)
+    code = library().ringar_run(
+        spec.encode(),
+        arrays,
+        len(inputs),
+        _int64s(splits) if splits is not None else None,
+        len(splits) if splits is not None else 0,
+        received.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)) if received_count else None,
+        allocate,
+        None,
+    )
+    check(code)
+    results = list(outputs) if outputs is not None else [made[i] for i in range(len(inputs))]
+    return results, received

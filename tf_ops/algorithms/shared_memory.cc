@@ -1,0 +1,31 @@
+#include "algorithms/shared_memory.h"
+
+namespace ringar {
+
+Status run_in_shared_memory(Communicator& c, Request& request) {
+  switch (request.spec.collective) {
+    case Collective::kAllreduce:
+      return allreduce_in_shared_memory(c, request);
+    case Collective::kReducescatter:
+      return reducescatter_in_shared_memory(c, request);
+    case Collective::kAllgather:
+      return allgather_in_shared_memory(c, request);
+    case Collective::kBroadcast:
+      return broadcast_in_shared_memory(c, request);
+    case Collective::kAlltoall:
+      return alltoall_in_shared_memory(c, request);
+    case Collective::kBarrier:
+    case Collective::kAddProcessSet:
+    case Collective::kRemoveProcessSet: {
+      RINGAR_RETURN_IF_ERROR(c.open(request));
+      c.finish_step();
+      return {};
+    }
+    case Collective::kCount:
+      break;
+  }
+  RINGAR_CHECK(!"a collective without an algorithm");
+  return {};
+}
+
+}  // namespace ringar

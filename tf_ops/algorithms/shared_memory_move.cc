@@ -1,0 +1,188 @@
+// All-gather, broadcast and all-to-all in shared memory.
+//
+// Each is a stream through the outboxes: in every step a rank publishes the next piece of what it
+// sends, and the others copy it to where it belongs. Where ranks may send different amounts, the
+// first outbox opens with a header, the row counts of this rank's arrays, and the data follow it at
+// once, so that a small all-gather takes a single exchange. A piece p of a stream is
+//
+//   step 0      header, then bytes [0, first)
+//   step s > 0  bytes [first + (s-1) * room, first + s * room)
+//
+// with first = room - header. The number of steps is that of the longest stream, which everybody
+// knows after step 0. Bytes read per rank: what it receives; nothing is forwarded.
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "algorithms/shared_memory.h"
+#include "algorithms/virtual_array.h"
+
+namespace ringar {
+namespace {
+
+struct Stream {
+  size_t header, room;
+
+  size_t begin(uint64_t step) const { return step == 0 ? 0 : room - header + (step - 1) * room; }
+  size_t end(uint64_t step, size_t total) const { return std::min(total, begin(step + 1)); }
+  size_t place(uint64_t step) const { return step == 0 ? header : 0; }
+  bool is_last(uint64_t step, size_t longest) const { return begin(step + 1) >= longest; }
+};
+
+size_t header_bytes(size_t numbers) {
+  return (numbers * sizeof(int64_t) + 63) / 64 * 64;
+}
+
+Status no_memory(size_t bytes) {
+  return {RINGAR_OUT_OF_MEMORY,
+          "expected memory for an output of " + std::to_string(bytes) + " bytes, received none"};
+}
+
+Status header_too_long(size_t arrays) {
+  return {RINGAR_UNSUPPORTED, "expected fewer arrays in one group, received " +
+                                  std::to_string(arrays) + "; split the group"};
+}
+
+// Copies the pieces of all ranks, step by step. `outgoing` is what this rank sends, `incoming[r]`
+// where what rank r sends goes; `at` is where this rank's pieces lie in an outbox of r.
+Status run_stream(Communicator& c, const Stream& stream, const VirtualArray& outgoing,
+                  const std::vector<VirtualArray>& incoming, size_t longest) {
+  for (uint64_t step = 0;; ++step) {
+    if (step > 0) {
+      outgoing.gather(stream.begin(step), stream.end(step, outgoing.size()),
+                      c.outbox(c.rank()) + stream.place(step));
+      RINGAR_RETURN_IF_ERROR(c.exchange());
+    }
+    for (int r = 0; r < c.size(); ++r) {
+      const VirtualArray& to = incoming[static_cast<size_t>(r)];
+      to.scatter(stream.begin(step), stream.end(step, to.size()), c.outbox(r) + stream.place(step));
+    }
+    c.finish_step();
+    if (stream.is_last(step, longest)) return {};
+  }
+}
+
+}  // namespace
+
+Status allgather_in_shared_memory(Communicator& c, Request& request) {
+  const size_t arrays = request.tensors.size(), ranks = static_cast<size_t>(c.size());
+  const Stream stream{header_bytes(arrays), c.outbox_bytes()};
+  if (stream.header > stream.room) return header_too_long(arrays);
+
+  VirtualArray outgoing;
+  auto* counts = reinterpret_cast<int64_t*>(c.outbox(c.rank()));
+  for (size_t i = 0; i < arrays; ++i) {
+    const Tensor& tensor = request.tensors[i];
+    counts[i] = tensor.shape.rows();
+    outgoing.append(tensor.input, nullptr, static_cast<size_t>(counts[i]) * request.row_bytes(i));
+  }
+  outgoing.gather(0, stream.end(0, outgoing.size()), c.outbox(c.rank()) + stream.place(0));
+  RINGAR_RETURN_IF_ERROR(c.open(request));
+
+  request.received.resize(arrays * ranks);
+  std::vector<VirtualArray> incoming(ranks);
+  size_t longest = 0;
+  for (size_t i = 0; i < arrays; ++i) {
+    int64_t rows = 0;
+    for (size_t r = 0; r < ranks; ++r) {
+      const auto* theirs = reinterpret_cast<const int64_t*>(c.outbox(static_cast<int>(r)));
+      rows += request.received[i * ranks + r] = theirs[i];
+    }
+    Tensor& tensor = request.tensors[i];
+    if (tensor.output == nullptr) tensor.output = request.allocate(i, rows);
+    if (tensor.output == nullptr)
+      return no_memory(static_cast<size_t>(rows) * request.row_bytes(i));
+    std::byte* output = tensor.output;
+    for (size_t r = 0; r < ranks; ++r) {
+      const size_t bytes =
+          static_cast<size_t>(request.received[i * ranks + r]) * request.row_bytes(i);
+      incoming[r].append(nullptr, output, bytes);
+      output += bytes;
+    }
+  }
+  for (const VirtualArray& array : incoming) longest = std::max(longest, array.size());
+  return run_stream(c, stream, outgoing, incoming, longest);
+}
+
+Status broadcast_in_shared_memory(Communicator& c, Request& request) {
+  VirtualArray outgoing;
+  std::vector<VirtualArray> incoming(static_cast<size_t>(c.size()));
+  const bool is_root = c.rank() == request.spec.root;
+  VirtualArray& from_root = incoming[static_cast<size_t>(request.spec.root)];
+  for (const Tensor& t : request.tensors) {
+    const size_t bytes = static_cast<size_t>(t.shape.elements()) * request.element_size();
+    if (!is_root) from_root.append(nullptr, t.output, bytes);
+    if (is_root) outgoing.append(t.input, nullptr, bytes);
+    if (is_root && bytes > 0 && t.output != t.input) std::memcpy(t.output, t.input, bytes);
+  }
+  const Stream stream{0, c.outbox_bytes()};
+  outgoing.gather(0, stream.end(0, outgoing.size()), c.outbox(c.rank()));
+  RINGAR_RETURN_IF_ERROR(c.open(request));
+  return run_stream(c, stream, outgoing, incoming, is_root ? outgoing.size() : from_root.size());
+}
+
+// An outbox has one compartment per receiver, each a stream of its own. The header is the number
+// of rows for every receiver, and the longest of the n^2 streams tells the number of steps.
+Status alltoall_in_shared_memory(Communicator& c, Request& request) {
+  const size_t ranks = static_cast<size_t>(c.size()), me = static_cast<size_t>(c.rank());
+  Tensor& tensor = request.tensors[0];
+  const size_t row = request.row_bytes(0);
+  const size_t header = header_bytes(ranks);
+  const size_t room = (c.outbox_bytes() - header) / ranks / 64 * 64;
+  auto compartment = [&](int rank, size_t receiver) {
+    return c.outbox(rank) + header + receiver * room;
+  };
+
+  std::vector<size_t> starts(ranks + 1, 0);
+  auto* counts = reinterpret_cast<int64_t*>(c.outbox(c.rank()));
+  for (size_t r = 0; r < ranks; ++r) {
+    counts[r] = request.splits.empty()
+                    ? even_share(tensor.shape.rows(), c.size(), static_cast<int>(r))
+                    : request.splits[r];
+    starts[r + 1] = starts[r] + static_cast<size_t>(counts[r]) * row;
+  }
+  auto publish = [&](uint64_t step) {
+    for (size_t r = 0; r < ranks; ++r) {
+      const size_t size = starts[r + 1] - starts[r], from = std::min(size, step * room);
+      if (size > from)
+        std::memcpy(compartment(c.rank(), r), tensor.input + starts[r] + from,
+                    std::min(room, size - from));
+    }
+  };
+  publish(0);
+  RINGAR_RETURN_IF_ERROR(c.open(request));
+
+  size_t longest = 0;
+  request.received.assign(ranks, 0);
+  for (int r = 0; r < c.size(); ++r) {
+    const auto* theirs = reinterpret_cast<const int64_t*>(c.outbox(r));
+    longest =
+        std::max(longest, static_cast<size_t>(*std::max_element(theirs, theirs + ranks)) * row);
+    request.received[static_cast<size_t>(r)] = theirs[me];
+  }
+  const int64_t rows =
+      std::accumulate(request.received.begin(), request.received.end(), int64_t{0});
+  if (tensor.output == nullptr) tensor.output = request.allocate(0, rows);
+  if (tensor.output == nullptr) return no_memory(static_cast<size_t>(rows) * row);
+
+  for (uint64_t step = 0;; ++step) {
+    if (step > 0) {
+      publish(step);
+      RINGAR_RETURN_IF_ERROR(c.exchange());
+    }
+    std::byte* to = tensor.output;
+    for (size_t r = 0; r < ranks; ++r) {
+      const size_t size = static_cast<size_t>(request.received[r]) * row;
+      const size_t from = std::min(size, step * room);
+      if (size > from)
+        std::memcpy(to + from, compartment(static_cast<int>(r), me), std::min(room, size - from));
+      to += size;
+    }
+    c.finish_step();
+    if ((step + 1) * room >= longest) return {};
+  }
+}
+
+}  // namespace ringar

@@ -1,0 +1,170 @@
+// Allreduce and reduce-scatter in shared memory, with as few copies as can be.
+//
+// A bucket of tensors is one virtual array. It is cut into blocks, a block into one slice per rank;
+// the owner of a slice reduces it. For each block, rank r
+//
+//   1. copies the slices of all others from its tensors to its outbox        (arrive)
+//   2. reads its own slice from its tensors and from the others' outboxes, reduces it in rank
+//      order, and writes the sum to its tensor and to its result box          (post result)
+//   3. copies the other slices from the others' result boxes to its tensors.
+//
+// Step 3 of block b runs after step 2 of block b+1, so that a rank waits for its peers once per
+// block, and for results that are long there. A tensor is read once and written once, which is what
+// a memcpy does; everything between stays in cache, since boxes are reused every second block. For
+// n ranks and K bytes a rank moves (n-1)/n K into its outbox, reads as much from the outboxes and
+// (n-1)/n K from the result boxes: the 2 (n-1)/n K of a bandwidth-optimal ring (Patarasuk and Yuan
+// 2009), in 2 steps instead of 2 (n-1). The idea of sparing copies is that of the movement-avoiding
+// reductions of Peng et al. (SC'23).
+//
+// Result box s % 2 is overwritten at step s. Its readers are done: they read the results of step
+// s-2 before they arrived at step s, and the writer has waited for that.
+//
+// Small arrays skip all that: each rank publishes its whole input and reduces everybody's, in rank
+// order, by itself. n K bytes are read, but there is one exchange and no result to wait for.
+//
+// Every sum is computed in rank order, whichever rank computes it, so all ranks hold the same bits.
+
+#include <algorithm>
+#include <vector>
+
+#include "algorithms/shared_memory.h"
+#include "algorithms/virtual_array.h"
+#include "engine/reduce.h"
+
+namespace ringar {
+namespace {
+
+Reduction reduction_of(const Spec& spec) {
+  return {spec.dtype, spec.op, spec.prescale, spec.postscale};
+}
+
+VirtualArray whole(const Request& request) {
+  VirtualArray array;
+  for (const Tensor& t : request.tensors)
+    array.append(t.input, t.output,
+                 static_cast<size_t>(t.shape.elements()) * request.element_size());
+  return array;
+}
+
+// Reduces [begin, begin + bytes) of `mine` with what the other ranks left at `at` in their
+// outboxes; the result goes to the outputs and, if not null, to `copy_to`.
+void reduce_range(const Communicator& c, const Request& request, const VirtualArray& mine,
+                  size_t begin, size_t bytes, size_t at, std::byte* copy_to) {
+  const size_t n = static_cast<size_t>(c.size());
+  const std::byte* few[16];
+  std::vector<const std::byte*> many;
+  const std::byte** sources = n <= 16 ? few : (many.resize(n), many.data());
+  mine.for_each(begin, begin + bytes,
+                [&](const std::byte* input, std::byte* output, size_t piece, size_t offset) {
+                  for (int r = 0; r < c.size(); ++r)
+                    sources[r] = r == c.rank() ? input : c.outbox(r) + at + offset;
+                  reduce(reduction_of(request.spec), sources, c.size(), output,
+                         copy_to ? copy_to + offset : nullptr, piece / request.element_size());
+                });
+}
+
+Status allreduce_small(Communicator& c, const Request& request, const VirtualArray& array) {
+  array.gather(0, array.size(), c.outbox(c.rank()));
+  RINGAR_RETURN_IF_ERROR(c.open(request));
+  reduce_range(c, request, array, 0, array.size(), 0, nullptr);
+  c.finish_step();
+  return {};
+}
+
+// Where the slices of one block lie in the virtual array.
+struct Block {
+  size_t begin, end, slice;
+
+  size_t slice_begin(int rank) const {
+    return std::min(end, begin + slice * static_cast<size_t>(rank));
+  }
+  size_t slice_end(int rank) const { return slice_begin(rank + 1); }
+};
+
+// Full blocks have the largest slices that fit; the last one deals out evenly what is left, in
+// whole cache lines.
+Block block_at(size_t begin, size_t total, size_t ranks, size_t slice) {
+  const size_t end = std::min(total, begin + ranks * slice);
+  const size_t share = (end - begin + ranks - 1) / ranks;
+  return {begin, end, std::min(slice, (share + 63) / 64 * 64)};
+}
+
+Status copy_results(Communicator& c, const VirtualArray& array, const Block& block, uint64_t step) {
+  for (int r = 0; r < c.size(); ++r) {
+    if (r == c.rank()) continue;
+    RINGAR_RETURN_IF_ERROR(c.wait_for_result(r, step));
+    array.scatter(block.slice_begin(r), block.slice_end(r), c.result(r, step));
+  }
+  return {};
+}
+
+Status allreduce_by_blocks(Communicator& c, const Request& request, const VirtualArray& array) {
+  const size_t ranks = static_cast<size_t>(c.size());
+  Block previous{};
+  for (size_t begin = 0; begin < array.size(); begin = previous.end) {
+    const Block block = block_at(begin, array.size(), ranks, c.slice_bytes());
+    for (int r = 0; r < c.size(); ++r)
+      if (r != c.rank())
+        array.gather(block.slice_begin(r), block.slice_end(r),
+                     c.outbox(c.rank()) + c.slice_bytes() * static_cast<size_t>(r));
+    RINGAR_RETURN_IF_ERROR(begin == 0 ? c.open(request) : c.exchange());
+
+    const size_t mine = block.slice_begin(c.rank());
+    reduce_range(c, request, array, mine, block.slice_end(c.rank()) - mine,
+                 c.slice_bytes() * static_cast<size_t>(c.rank()), c.result(c.rank(), c.step()));
+    c.post_result();
+    if (begin > 0) RINGAR_RETURN_IF_ERROR(copy_results(c, array, previous, c.step() - 1));
+    c.finish_step();
+    previous = block;
+  }
+  return copy_results(c, array, previous, c.step() - 1);
+}
+
+}  // namespace
+
+Status allreduce_in_shared_memory(Communicator& c, Request& request) {
+  const VirtualArray array = whole(request);
+  const size_t small = std::min(kSmallAllreduceBytes, c.outbox_bytes());
+  return array.size() <= small ? allreduce_small(c, request, array)
+                               : allreduce_by_blocks(c, request, array);
+}
+
+// As allreduce, but a block is a slice of each rank's rows, and results stay with their owners.
+Status reducescatter_in_shared_memory(Communicator& c, Request& request) {
+  std::vector<VirtualArray> shares(static_cast<size_t>(c.size()));
+  size_t longest = 0;
+  for (size_t i = 0; i < request.tensors.size(); ++i) {
+    const Tensor& tensor = request.tensors[i];
+    const std::byte* input = tensor.input;
+    for (int r = 0; r < c.size(); ++r) {
+      const int64_t rows = request.splits.empty() ? even_share(tensor.shape.rows(), c.size(), r)
+                                                  : request.splits[static_cast<size_t>(r)];
+      const size_t bytes = static_cast<size_t>(rows) * request.row_bytes(i);
+      shares[static_cast<size_t>(r)].append(input, r == c.rank() ? tensor.output : nullptr, bytes);
+      input += bytes;
+    }
+  }
+  for (const VirtualArray& share : shares) longest = std::max(longest, share.size());
+
+  const VirtualArray& mine = shares[static_cast<size_t>(c.rank())];
+  size_t begin = 0;
+  do {
+    const size_t end = begin + c.slice_bytes();
+    for (int r = 0; r < c.size(); ++r) {
+      const VirtualArray& share = shares[static_cast<size_t>(r)];
+      if (r != c.rank())
+        share.gather(begin, std::min(end, share.size()),
+                     c.outbox(c.rank()) + c.slice_bytes() * static_cast<size_t>(r));
+    }
+    RINGAR_RETURN_IF_ERROR(begin == 0 ? c.open(request) : c.exchange());
+    const size_t stop = std::min(end, mine.size());
+    if (begin < stop)
+      reduce_range(c, request, mine, begin, stop - begin,
+                   c.slice_bytes() * static_cast<size_t>(c.rank()), nullptr);
+    c.finish_step();
+    begin = end;
+  } while (begin < longest);
+  return {};
+}
+
+}  // namespace ringar

@@ -1,0 +1,156 @@
+#include "engine/arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+namespace ringar {
+
+using Clock = std::chrono::steady_clock;
+
+struct alignas(1024) Arena::Record {
+  std::atomic<uint32_t> generation;
+  std::atomic<uint32_t> state;
+  std::atomic<int32_t> pid;
+  char why[1000];  // stable once state is kGaveUp
+};
+
+namespace {
+
+constexpr uint64_t kGenerationBytes = uint64_t{1} << 40;
+constexpr off_t kLocks = off_t{1} << 62;
+
+struct flock byte_lock(int rank) {
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = kLocks + rank;
+  lock.l_len = 1;
+  return lock;
+}
+
+// Never shrinks the file, so ranks may race.
+bool extend(int fd, uint64_t end) {
+  const char zero = 0;
+  return pwrite(fd, &zero, 1, static_cast<off_t>(end - 1)) == 1;
+}
+
+}  // namespace
+
+Arena::Arena(int fd, int rank, int size) : fd_(fd), rank_(rank), size_(size) {}
+
+Arena::~Arena() {
+  if (records_) munmap(records_, sizeof(Record) * static_cast<size_t>(size_));
+}
+
+uint64_t Arena::base() const {
+  return kGenerationBytes * generation_;
+}
+
+Status Arena::join(double timeout_seconds) {
+  // Behind the records, so that it overwrites none that another rank has filled.
+  const size_t bytes = sizeof(Record) * static_cast<size_t>(size_);
+  if (!extend(fd_, bytes + 1))
+    return {
+        RINGAR_OUT_OF_MEMORY,
+        "cannot write to the shared memory of this job (RINGAR_ARENA_FD=" + std::to_string(fd_) +
+            "): " + std::strerror(errno) + ". Start the ranks with ringarrun."};
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+  if (memory == MAP_FAILED)
+    return {RINGAR_OUT_OF_MEMORY,
+            std::string("cannot map the shared memory of this job: ") + std::strerror(errno)};
+  records_ = static_cast<Record*>(memory);
+
+  Record& mine = records_[rank_];
+  if (!lock_own_byte())
+    return {RINGAR_MISMATCH, "another process already is rank " + std::to_string(rank_) +
+                                 " of this job: start each rank once"};
+  mine.pid.store(getpid());
+  generation_ = mine.generation.load() + 1;
+  mine.state.store(kRunning);
+  mine.generation.store(generation_);
+
+  const auto start = Clock::now();
+  auto nap = std::chrono::microseconds(50);
+  for (std::string absent; !(absent = absent_ranks()).empty();) {
+    if (Clock::now() - start > std::chrono::duration<double>(timeout_seconds))
+      return {RINGAR_DEADLINE, "expected all " + std::to_string(size_) +
+                                   " ranks in ringar.init(), but after " +
+                                   std::to_string(static_cast<int>(timeout_seconds)) +
+                                   " s still waiting for rank " + absent +
+                                   ". Does every rank call ringar.init()? A slow start needs "
+                                   "a longer --start-timeout."};
+    std::this_thread::sleep_for(nap);
+    nap = std::min(nap * 2, std::chrono::microseconds(5000));
+  }
+  return {};
+}
+
+std::string Arena::absent_ranks() const {
+  std::string absent;
+  for (int r = 0; r < size_; ++r)
+    if (records_[r].generation.load() < generation_)
+      absent += (absent.empty() ? "" : ", ") + std::to_string(r);
+  return absent;
+}
+
+void Arena::leave() {
+  if (!records_) return;
+  records_[rank_].state.store(kLeft);
+}
+
+void Arena::give_up(const std::string& why) {
+  Record& mine = records_[rank_];
+  if (mine.state.load() == kGaveUp) return;
+  const size_t n = std::min(why.size(), sizeof mine.why - 1);
+  std::memcpy(mine.why, why.data(), n);
+  mine.why[n] = '\0';
+  mine.state.store(kGaveUp);
+}
+
+bool Arena::lock_own_byte() {
+  struct flock lock = byte_lock(rank_);
+  return fcntl(fd_, F_SETLK, &lock) == 0;
+}
+
+bool Arena::is_alive(int rank) const {
+  // A process does not see its own locks: ranks that share one (in tests) live as long as it does.
+  if (records_[rank].pid.load() == getpid()) return true;
+  struct flock lock = byte_lock(rank);
+  return fcntl(fd_, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+std::string Arena::trouble(int rank) const {
+  const Record& record = records_[rank];
+  const std::string who = "rank " + std::to_string(rank);
+  if (!is_alive(rank) && record.state.load() == kRunning)
+    return who + " has died: its process is gone (killed or crashed; see its output)";
+  if (record.generation.load() != generation_ || record.state.load() == kLeft)
+    return who + " has left: it called ringar.shutdown() or its program ended";
+  if (record.state.load() == kGaveUp) return who + " has given up: " + record.why;
+  return "";
+}
+
+std::byte* Arena::map(uint64_t offset, size_t bytes) {
+  if (!extend(fd_, base() + offset + bytes)) return nullptr;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_,
+                      static_cast<off_t>(base() + offset));
+  return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+}
+
+void Arena::unmap(std::byte* memory, size_t bytes) {
+  munmap(memory, bytes);
+}
+
+void Arena::discard(uint64_t offset, size_t bytes) {
+  fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(base() + offset),
+            static_cast<off_t>(bytes));
+}
+
+}  // namespace ringar

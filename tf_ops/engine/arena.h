@@ -1,0 +1,66 @@
+// The memory that the ranks of one host share, and who of them is still alive.
+//
+// One file without a name (memfd), inherited from the launcher:
+//
+//   0           one record per rank: has it joined, left, given up (and why)
+//   1 TiB * g   the process sets of generation g, one after the other; a generation is the time
+//               from ringar_init to ringar_shutdown, so that init after shutdown starts clean
+//
+// The file is sparse: only pages that were written take memory, and the rank that writes a page
+// first decides on which NUMA node it lies.
+//
+// Liveness is a POSIX record lock, one byte per rank, far behind the data. The kernel drops it when
+// the process ends, however it ends, before anybody reaps it; it needs no pid and so works across
+// pid namespaces. A stopped process keeps its lock: for that there is the deadline.
+
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "engine/status.h"
+
+namespace ringar {
+
+class Arena {
+ public:
+  Arena(int fd, int rank, int size);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // Makes this rank known and waits until all ranks of the job are.
+  Status join(double timeout_seconds);
+
+  // What the others will be told of this rank from now on.
+  void leave();
+  void give_up(const std::string& why);
+
+  // Why `rank` will never answer, or "".
+  std::string trouble(int rank) const;
+
+  // Maps `bytes` at `offset` within this generation; null without memory.
+  std::byte* map(uint64_t offset, size_t bytes);
+  void unmap(std::byte* memory, size_t bytes);
+  // Gives the pages back to the system; they read as zero afterwards.
+  void discard(uint64_t offset, size_t bytes);
+
+ private:
+  struct Record;
+  enum State : uint32_t { kAbsent, kRunning, kLeft, kGaveUp };
+
+  uint64_t base() const;
+  bool lock_own_byte();
+  bool is_alive(int rank) const;
+  std::string absent_ranks() const;
+
+  int fd_;
+  int rank_;
+  int size_;
+  uint32_t generation_ = 0;
+  Record* records_ = nullptr;
+};
+
+}  // namespace ringar

@@ -1,0 +1,133 @@
+// ringar.h, and the engine of this process behind it.
+
+#include <atomic>
+#include <mutex>
+
+#include "engine/instance.h"
+#include "engine/reduce.h"
+#include "include/ringar.h"
+
+namespace ringar {
+namespace {
+
+std::shared_ptr<Engine> the_engine;
+std::mutex the_engine_mutex;
+thread_local std::string last_error;
+
+int report(const Status& status) {
+  last_error = status.message();
+  return status.code();
+}
+
+Status not_initialized(const Request& request) {
+  return {RINGAR_NOT_INITIALIZED, "ringar is not initialized: call ringar.init() before " +
+                                      std::string(name_of(request.spec.collective))};
+}
+
+// The collective of a caller that waits: memory comes from a C function.
+class CallerRequest : public Request {
+ public:
+  CallerRequest(const Spec& spec, ringar_allocate allocate, void* context)
+      : Request(spec), allocate_(allocate), context_(context) {}
+
+  std::byte* allocate(size_t index, int64_t rows) override {
+    if (!allocate_) return nullptr;
+    return static_cast<std::byte*>(allocate_(context_, static_cast<int32_t>(index), rows));
+  }
+  void complete(const Status&) override {}
+
+ private:
+  ringar_allocate allocate_;
+  void* context_;
+};
+
+}  // namespace
+
+std::shared_ptr<Engine> engine() {
+  const std::lock_guard<std::mutex> lock(the_engine_mutex);
+  return the_engine;
+}
+
+void submit(Request* request) {
+  const auto target = engine();
+  if (target)
+    target->submit(request);
+  else
+    request->complete(not_initialized(*request));
+}
+
+Status run(Request& request) {
+  const auto target = engine();
+  return target ? target->run(request) : not_initialized(request);
+}
+
+}  // namespace ringar
+
+using namespace ringar;
+
+extern "C" {
+
+const char* ringar_version(void) {
+  return RINGAR_VERSION;
+}
+const char* ringar_cpu_level(void) {
+  return cpu_level();
+}
+const char* ringar_last_error(void) {
+  return last_error.c_str();
+}
+
+int ringar_init(const ringar_config* config) {
+  if (engine()) return RINGAR_OK;
+  auto fresh = std::make_shared<Engine>(*config);
+  const Status started = fresh->start();
+  if (!started.ok()) return report(started);
+  const std::lock_guard<std::mutex> lock(the_engine_mutex);
+  the_engine = std::move(fresh);
+  return RINGAR_OK;
+}
+
+void ringar_shutdown(void) {
+  std::shared_ptr<Engine> last;
+  const std::lock_guard<std::mutex> lock(the_engine_mutex);
+  last.swap(the_engine);
+}
+
+int ringar_is_initialized(void) {
+  return engine() != nullptr;
+}
+
+int ringar_add_process_set(const int32_t* ranks, int32_t count, int32_t* id) {
+  const auto target = engine();
+  if (!target) return report({RINGAR_NOT_INITIALIZED, "call ringar.init() before add_process_set"});
+  return report(target->add_process_set(std::vector<int>(ranks, ranks + count), id));
+}
+
+int ringar_remove_process_set(int32_t id) {
+  const auto target = engine();
+  if (!target)
+    return report({RINGAR_NOT_INITIALIZED, "call ringar.init() before remove_process_set"});
+  return report(target->remove_process_set(id));
+}
+
+int ringar_run(const char* spec_text, const ringar_array* arrays, int32_t count,
+               const int64_t* splits, int32_t split_count, int64_t* received,
+               ringar_allocate allocate, void* context) {
+  Spec spec;
+  const Status parsed = Spec::parse(spec_text, &spec);
+  if (!parsed.ok()) return report(parsed);
+  CallerRequest request(spec, allocate, context);
+  for (int32_t i = 0; i < count; ++i) {
+    const ringar_array& a = arrays[i];
+    request.tensors.push_back({static_cast<const std::byte*>(a.input),
+                               static_cast<std::byte*>(a.output),
+                               Shape(a.ndims, [&](int d) { return a.dims[d]; })});
+  }
+  if (splits) request.splits.assign(splits, splits + split_count);
+  const Status status = run(request);
+  if (status.ok() && received)
+    std::copy(request.received.begin(), request.received.end(), received);
+  return report(status);
+}
+
+}  // extern "C"

@@ -1,0 +1,213 @@
+#include "engine/engine.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace ringar {
+
+struct Engine::Call {
+  Request* request;
+  Status* status = nullptr;  // of a caller that waits; null: tell the request
+  bool* finished = nullptr;
+};
+
+namespace {
+
+int spin_microseconds(const ringar_config& config) {
+  if (const char* wanted = std::getenv("RINGAR_SPIN_MICROSECONDS")) return std::atoi(wanted);
+  return config.local_size <= sysconf(_SC_NPROCESSORS_ONLN) ? 50 : 0;
+}
+
+std::string list(const std::vector<int>& ranks) {
+  std::string s = "[";
+  for (size_t i = 0; i < ranks.size(); ++i) s += (i ? ", " : "") + std::to_string(ranks[i]);
+  return s + "]";
+}
+
+// A collective without arrays, over all ranks, whose name carries what they must agree on.
+class Agreement : public Request {
+ public:
+  Agreement(Collective collective, std::string name) : Request(spec_) {
+    spec_.collective = collective;
+    spec_.name = std::move(name);
+  }
+  std::byte* allocate(size_t, int64_t) override { return nullptr; }
+  void complete(const Status&) override {}
+
+ private:
+  Spec spec_;
+};
+
+}  // namespace
+
+Engine::Engine(const ringar_config& config) : config_(config) {
+  patience_.deadline = config.deadline;
+  patience_.stall_warning = config.stall_warning;
+  patience_.spin_microseconds = spin_microseconds(config);
+  patience_.stop = &stopping_;
+}
+
+Status Engine::start() {
+  if (config_.size > 1) {
+    arena_ = std::make_unique<Arena>(config_.arena_fd, config_.rank, config_.size);
+    const Status joined = arena_->join(config_.start_timeout);
+    if (!joined.ok()) return {joined.code(), who() + joined.message()};
+  }
+  std::vector<int> all(static_cast<size_t>(config_.size));
+  for (int r = 0; r < config_.size; ++r) all[static_cast<size_t>(r)] = r;
+  RINGAR_RETURN_IF_ERROR(create(next_id_++, all));
+  thread_ = std::thread([this] { thread_main(); });
+  pthread_setname_np(thread_.native_handle(), "ringar");
+  return {};
+}
+
+Engine::~Engine() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stopping_.store(true);
+  }
+  work_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  if (arena_) arena_->leave();
+}
+
+Status Engine::create(int id, const std::vector<int>& ranks) {
+  const auto place = std::find(ranks.begin(), ranks.end(), config_.rank);
+  std::unique_ptr<Communicator> communicator;
+  if (place != ranks.end()) {
+    const int rank = static_cast<int>(place - ranks.begin());
+    communicator =
+        std::make_unique<Communicator>(id, ranks, rank, arena_.get(), next_offset_, patience_);
+    if (!communicator->has_memory())
+      return {RINGAR_OUT_OF_MEMORY, who() + "cannot map the shared memory of process set " +
+                                        std::to_string(id) + " of ranks " + list(ranks)};
+  }
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  areas_[id] = {next_offset_, ranks};
+  next_offset_ += Communicator::arena_bytes(static_cast<int>(ranks.size()));
+  if (communicator) sets_[id] = std::move(communicator);
+  return {};
+}
+
+Status Engine::add_process_set(const std::vector<int>& ranks, int* id) {
+  Agreement agreement(Collective::kAddProcessSet, list(ranks));
+  RINGAR_RETURN_IF_ERROR(run(agreement));
+  *id = next_id_++;
+  return create(*id, ranks);
+}
+
+Status Engine::remove_process_set(int id) {
+  Agreement agreement(Collective::kRemoveProcessSet, std::to_string(id));
+  RINGAR_RETURN_IF_ERROR(run(agreement));
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  const auto area = areas_.find(id);
+  if (id == 0 || area == areas_.end())
+    return {RINGAR_MISMATCH,
+            who() + "expected the id of an added process set, received " + std::to_string(id)};
+  sets_.erase(id);
+  if (arena_ && config_.rank == 0)
+    arena_->discard(area->second.offset,
+                    Communicator::arena_bytes(static_cast<int>(area->second.ranks.size())));
+  areas_.erase(area);
+  return {};
+}
+
+Communicator* Engine::communicator(int id, Status* status) {
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  const auto mine = sets_.find(id);
+  if (mine != sets_.end()) return mine->second.get();
+  const auto area = areas_.find(id);
+  const std::string set = "process set " + std::to_string(id);
+  *status = area == areas_.end()
+                ? Status(RINGAR_MISMATCH, who() + "expected a process set that exists, received " +
+                                              set + ", which was never added or is removed")
+                : Status(RINGAR_MISMATCH, who() + "expected a member of " + set + " (ranks " +
+                                              list(area->second.ranks) + "), received rank " +
+                                              std::to_string(config_.rank) +
+                                              ". Call its collectives only where "
+                                              "process_set.included() is true.");
+  return nullptr;
+}
+
+const Communicator* Engine::process_set(int id) {
+  Status ignored;
+  return communicator(id, &ignored);
+}
+
+Status Engine::execute(Request& request) {
+  Status status;
+  Communicator* set = communicator(request.spec.process_set, &status);
+  return set ? set->run(request) : status;
+}
+
+void Engine::submit(Request* request) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    queue_.push_back({request});
+    if (baton_taken_) return;  // its holder will come to it
+  }
+  work_.notify_one();
+}
+
+Status Engine::run(Request& request) {
+  Status status;
+  bool finished = false;
+  std::unique_lock<std::mutex> lock(mutex_);
+  queue_.push_back({&request, &status, &finished});
+  if (!baton_taken_ && queue_.size() == 1) {
+    run_queue(lock, &request);
+    if (!queue_.empty()) work_.notify_one();
+  } else {
+    done_.wait(lock, [&] { return finished; });
+  }
+  return status;
+}
+
+// Holds the baton until the queue is empty or `until` is done. Called and left with the lock held;
+// it is never held while a request runs.
+void Engine::run_queue(std::unique_lock<std::mutex>& lock, const Request* until) {
+  baton_taken_ = true;
+  while (!queue_.empty()) {
+    const Call call = queue_.front();
+    queue_.pop_front();
+    const bool last = call.request == until;
+    lock.unlock();
+    finish(call, execute(*call.request));
+    lock.lock();
+    if (last) break;
+  }
+  baton_taken_ = false;
+}
+
+void Engine::finish(Call call, const Status& status) {
+  if (!call.status) return call.request->complete(status);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    *call.status = status;
+    *call.finished = true;
+  }
+  done_.notify_all();
+}
+
+void Engine::thread_main() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    work_.wait(lock, [&] { return stopping_.load() || (!queue_.empty() && !baton_taken_); });
+    if (stopping_.load()) break;
+    run_queue(lock, nullptr);
+  }
+  const Status stopped(RINGAR_NOT_INITIALIZED,
+                       who() + "ringar was shut down before this collective ran");
+  while (!queue_.empty()) {
+    const Call call = queue_.front();
+    queue_.pop_front();
+    lock.unlock();
+    finish(call, stopped);
+    lock.lock();
+  }
+}
+
+}  // namespace ringar

@@ -1,0 +1,77 @@
+// The engine of one rank: requests in, in the order of issue, completions out.
+//
+// One request runs at a time: ranks issue the same requests in the same order, so an order of our
+// own could only be wrong. Whoever holds the baton runs requests. A caller that must wait anyway
+// (NumPy, a compiled TensorFlow step) takes it when it is free and runs its request itself, with no
+// thread to wake; for all others the engine's own thread does it.
+
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/communicator.h"
+
+namespace ringar {
+
+class Engine {
+ public:
+  explicit Engine(const ringar_config& config);
+  ~Engine();  // ends what is under way with an error
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  Status start();  // waits for all ranks
+
+  // Takes the request over until its complete() is called, possibly before submit returns.
+  void submit(Request* request);
+  // Runs the request and returns its status; complete() is not called.
+  Status run(Request& request);
+
+  Status add_process_set(const std::vector<int>& ranks, int* id);
+  Status remove_process_set(int id);
+
+  // Null if this rank is no member, or the set does not exist.
+  const Communicator* process_set(int id);
+
+ private:
+  struct Call;  // a request and, if somebody waits for it, where its status goes
+  struct Area {
+    uint64_t offset;
+    std::vector<int> ranks;
+  };
+
+  Status create(int id, const std::vector<int>& ranks);
+  Communicator* communicator(int id, Status* status);
+  Status execute(Request& request);
+  void finish(Call call, const Status& status);
+  void run_queue(std::unique_lock<std::mutex>& lock, const Request* until);
+  void thread_main();
+  std::string who() const { return "rank " + std::to_string(config_.rank) + " | "; }
+
+  const ringar_config config_;
+  Patience patience_;
+  std::atomic<bool> stopping_{false};
+  std::unique_ptr<Arena> arena_;
+  uint64_t next_offset_ = 0;
+  int next_id_ = 0;
+
+  std::mutex sets_mutex_;
+  std::map<int, Area> areas_;
+  std::map<int, std::unique_ptr<Communicator>> sets_;  // those that this rank is a member of
+
+  std::mutex mutex_;
+  std::condition_variable work_, done_;
+  std::deque<Call> queue_;
+  bool baton_taken_ = false;
+  std::thread thread_;
+};
+
+}  // namespace ringar

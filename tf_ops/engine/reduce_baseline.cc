@@ -1,0 +1,2 @@
+#define RINGAR_LEVEL reduce_baseline
+#include "engine/reduce_kernels.inc"

@@ -1,0 +1,89 @@
+// One collective on its way through the engine: what to do, on which arrays, and whom to tell.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/spec.h"
+#include "engine/status.h"
+
+namespace ringar {
+
+// Dimensions of an array. Those beyond the eighth are folded into it: nothing here needs them
+// apart, and a request stays free of allocations.
+struct Shape {
+  static constexpr int kMaxDims = 8;
+
+  int32_t ndims = 0;
+  int64_t dims[kMaxDims] = {};
+
+  Shape() = default;
+  template <typename GetDim>
+  Shape(int count, GetDim get_dim) {
+    for (int i = 0; i < count; ++i) append(get_dim(i));
+  }
+  void append(int64_t dim) {
+    if (ndims < kMaxDims)
+      dims[ndims++] = dim;
+    else
+      dims[kMaxDims - 1] *= dim;
+  }
+
+  int64_t rows() const { return ndims == 0 ? 1 : dims[0]; }
+  int64_t row_elements() const {
+    int64_t n = 1;
+    for (int i = 1; i < ndims; ++i) n *= dims[i];
+    return n;
+  }
+  int64_t elements() const { return rows() * row_elements(); }
+};
+
+struct Tensor {
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  Shape shape;  // of the input
+};
+
+class Request {
+ public:
+  explicit Request(const Spec& spec) : spec(spec) {}
+  virtual ~Request() = default;
+  Request(const Request&) = delete;
+  Request& operator=(const Request&) = delete;
+
+  // Memory for output `index` with `rows` rows, when only the exchange tells how many; null if
+  // there is none to be had.
+  virtual std::byte* allocate(size_t index, int64_t rows) = 0;
+
+  // The last call that a request gets; it may delete itself here.
+  virtual void complete(const Status& status) = 0;
+
+  size_t element_size() const { return size_of(spec.dtype); }
+  size_t row_bytes(size_t index) const {
+    return static_cast<size_t>(tensors[index].shape.row_elements()) * element_size();
+  }
+  size_t input_bytes() const {
+    size_t elements = 0;
+    for (const Tensor& t : tensors) elements += static_cast<size_t>(t.shape.elements());
+    return elements * element_size();
+  }
+
+  // Why this rank cannot take part in what it was asked, or "". The other ranks are told, so that
+  // all of them raise and none waits.
+  std::string rejection(int ranks) const;
+
+  const Spec& spec;
+  std::vector<Tensor> tensors;
+  std::vector<int64_t> splits;    // rows per rank, alltoall and reducescatter; empty: even
+  std::vector<int64_t> received;  // rows that came, per array and rank; filled by the engine
+};
+
+// How `rows` are dealt to `ranks` when no splits are given: the first ones get one more.
+inline int64_t even_share(int64_t rows, int ranks, int rank) {
+  return rows / ranks + (rank < rows % ranks ? 1 : 0);
+}
+
+}  // namespace ringar

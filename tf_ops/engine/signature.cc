@@ -1,0 +1,124 @@
+#include "engine/signature.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ringar {
+namespace {
+
+// FNV-1a over 64-bit words; collisions between what programs really do are not a concern.
+struct Hash {
+  uint64_t value = 0xcbf29ce484222325u;
+  void add(uint64_t word) { value = (value ^ word) * 0x100000001b3u; }
+};
+
+bool rows_may_differ(Collective c) {
+  return c == Collective::kAllgather || c == Collective::kAlltoall;
+}
+
+uint64_t hash_shapes(const Request& request) {
+  Hash hash;
+  const bool free_rows = rows_may_differ(request.spec.collective);
+  for (const Tensor& tensor : request.tensors) {
+    hash.add(static_cast<uint64_t>(tensor.shape.ndims));
+    for (int i = free_rows ? 1 : 0; i < tensor.shape.ndims; ++i)
+      hash.add(static_cast<uint64_t>(tensor.shape.dims[i]));
+  }
+  if (request.spec.collective == Collective::kReducescatter)
+    for (int64_t split : request.splits) hash.add(static_cast<uint64_t>(split));
+  return hash.value;
+}
+
+uint64_t hash_name(const std::string& name) {
+  Hash hash;
+  for (char c : name) hash.add(static_cast<unsigned char>(c));
+  return hash.value;
+}
+
+template <size_t N>
+void copy_text(char (&to)[N], const std::string& from) {
+  const size_t n = std::min(from.size(), N - 1);
+  std::memcpy(to, from.data(), n);
+  to[n] = '\0';
+}
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", value);
+  return text;
+}
+
+}  // namespace
+
+Signature Signature::of(const Request& request, int ranks, uint64_t sequence) {
+  const Spec& spec = request.spec;
+  Signature s;
+  s.sequence = sequence;
+  s.collective = spec.collective;
+  s.dtype = spec.dtype;
+  s.op = spec.op;
+  s.root = spec.root;
+  s.tensors = static_cast<int32_t>(request.tensors.size());
+  s.prescale = spec.prescale;
+  s.postscale = spec.postscale;
+  if (!request.tensors.empty()) {
+    const Shape& shape = request.tensors[0].shape;
+    s.ndims = shape.ndims;
+    std::copy_n(shape.dims, Shape::kMaxDims, s.dims);
+    if (rows_may_differ(spec.collective)) s.dims[0] = -1;
+  }
+  s.shapes_hash = hash_shapes(request);
+  s.name_hash = spec.name.empty() ? 0 : hash_name(spec.name);
+  copy_text(s.name, spec.name);
+  const std::string rejection = request.rejection(ranks);
+  s.rejected = rejection.empty() ? 0 : 1;
+  if (s.rejected) copy_text(s.rejection, rejection);
+  return s;
+}
+
+bool Signature::agrees_with(const Signature& o) const {
+  return sequence == o.sequence && collective == o.collective && dtype == o.dtype && op == o.op &&
+         !rejected && !o.rejected && root == o.root && tensors == o.tensors &&
+         prescale == o.prescale && postscale == o.postscale && shapes_hash == o.shapes_hash &&
+         name_hash == o.name_hash;
+}
+
+std::string Signature::describe() const {
+  std::string s(name_of(collective));
+  if (name[0] != '\0') s += " \"" + std::string(name) + "\"";
+  if (tensors > 0) {
+    s += " of " + std::string(name_of(dtype)) + "[";
+    for (int i = 0; i < ndims; ++i)
+      s += (i ? "," : "") + (dims[i] < 0 ? std::string("?") : std::to_string(dims[i]));
+    s += "]";
+  }
+  if (tensors > 1) s += " and " + std::to_string(tensors - 1) + " more";
+  if (reduces(collective)) s += ", op=" + std::string(name_of(op));
+  if (prescale != 1.0) s += ", prescale=" + number(prescale);
+  if (postscale != 1.0) s += ", postscale=" + number(postscale);
+  if (collective == Collective::kBroadcast) s += ", root=" + std::to_string(root);
+  return s;
+}
+
+Status disagreement(const std::vector<Signature>& signatures, const std::vector<int>& global,
+                    int process_set) {
+  bool rejected = false;
+  std::string received;
+  for (size_t i = 0; i < signatures.size(); ++i) {
+    const Signature& s = signatures[i];
+    received += "\n  rank " + std::to_string(global[i]) + ": " + s.describe();
+    if (s.rejected) received += ", refused: " + std::string(s.rejection);
+    rejected |= s.rejected != 0;
+  }
+  const std::string set = process_set ? " of process set " + std::to_string(process_set) : "";
+  if (rejected)
+    return {RINGAR_MISMATCH,
+            "a rank" + set + " was given an argument that it cannot use" + received};
+  return {RINGAR_MISMATCH,
+          "expected the same collective, shapes, dtype, op and name on every rank" + set +
+              ", received" + received +
+              "\nEvery rank must issue the same collectives in the same order: look for a branch, "
+              "a loop or a shape that depends on the rank or on its data."};
+}
+
+}  // namespace ringar

@@ -1,0 +1,35 @@
+// What a collective is to do, apart from the arrays: one line of text.
+//
+//   allreduce dtype=float32 op=sum root=0 set=0 prescale=1 postscale=0.5 name=gradients/bucket_0
+//
+// The same text is the attribute of a TensorFlow op, the opaque string of an XLA custom call and
+// the argument of ringar_run, so that three ways in share one reader. `name` comes last and runs to
+// the end of the line. A compiled call adds `shapes=2,3;;4` (here a matrix, a scalar and a vector).
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/status.h"
+#include "engine/types.h"
+
+namespace ringar {
+
+struct Spec {
+  Collective collective = Collective::kBarrier;
+  DataType dtype = DataType::kUint8;
+  ReduceOp op = ReduceOp::kSum;
+  int32_t root = 0;  // a rank of the process set, not of the job
+  int32_t process_set = 0;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::vector<std::vector<int64_t>> shapes;
+  std::string name;
+
+  static Status parse(std::string_view text, Spec* spec);
+};
+
+}  // namespace ringar

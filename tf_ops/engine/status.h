@@ -1,0 +1,47 @@
+// What the outside did wrong travels as a Status; what we did wrong stops the program.
+//
+// A rank that died, a peer that never came or a bad argument is a Status: it reaches the user as an
+// exception. A broken invariant of our own is RINGAR_CHECK: it prints its place and aborts, since
+// going on could train on wrong numbers.
+
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "include/ringar.h"
+
+namespace ringar {
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(ringar_code code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  bool ok() const { return code_ == RINGAR_OK; }
+  ringar_code code() const { return code_; }
+  const std::string& message() const { return message_; }
+
+ private:
+  ringar_code code_ = RINGAR_OK;
+  std::string message_;
+};
+
+#define RINGAR_RETURN_IF_ERROR(expression)   \
+  do {                                       \
+    ::ringar::Status status_ = (expression); \
+    if (!status_.ok()) return status_;       \
+  } while (false)
+
+#define RINGAR_CHECK(condition)                                                            \
+  do {                                                                                     \
+    if (!(condition)) {                                                                    \
+      std::fprintf(stderr, "ringar | broken invariant at %s:%d: %s\n", __FILE__, __LINE__, \
+                   #condition);                                                            \
+      std::abort();                                                                        \
+    }                                                                                      \
+  } while (false)
+
+}  // namespace ringar

@@ -1,0 +1,67 @@
+// The vocabulary of the engine: element types, reductions, collectives.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace ringar {
+
+enum class DataType : uint8_t {
+  // Reducible.
+  kFloat16,
+  kBfloat16,
+  kFloat32,
+  kFloat64,
+  kInt8,
+  kUint8,
+  kInt32,
+  kInt64,
+  // Moved, never reduced.
+  kBool,
+  kInt16,
+  kUint16,
+  kUint32,
+  kUint64,
+  kComplex64,
+  kComplex128,
+  kCount,
+};
+
+enum class ReduceOp : uint8_t { kSum, kMin, kMax, kProduct, kCount };
+
+enum class Collective : uint8_t {
+  kAllreduce,
+  kReducescatter,
+  kAllgather,
+  kBroadcast,
+  kAlltoall,
+  kBarrier,
+  kAddProcessSet,
+  kRemoveProcessSet,
+  kCount,
+};
+
+constexpr bool is_reducible(DataType t) {
+  return t <= DataType::kInt64;
+}
+constexpr bool is_floating(DataType t) {
+  return t <= DataType::kFloat64;
+}
+constexpr bool reduces(Collective c) {
+  return c == Collective::kAllreduce || c == Collective::kReducescatter;
+}
+
+size_t size_of(DataType type);
+
+std::string_view name_of(DataType type);
+std::string_view name_of(ReduceOp op);
+std::string_view name_of(Collective collective);
+
+// The inverse of name_of; k…::kCount for a name that is none.
+DataType data_type_named(std::string_view name);
+ReduceOp reduce_op_named(std::string_view name);
+Collective collective_named(std::string_view name);
+
+}  // namespace ringar

@@ -1,0 +1,78 @@
+// The C interface of libringar.so: all that Python (ringar/native.py) and C programs call.
+//
+// Every function that can fail returns 0 or a ringar_code; ringar_last_error() then tells, for the
+// calling thread, which rank failed in which collective, what was expected, what was received and
+// what to do. Times are seconds, sizes are bytes or elements as named.
+
+#ifndef RINGAR_H_
+#define RINGAR_H_
+
+#include <stdint.h>
+
+#define RINGAR_EXPORT __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The numbers are TensorFlow's TF_Code where one fits, so that an error needs no translation there.
+typedef enum ringar_code {
+  RINGAR_OK = 0,
+  RINGAR_MISMATCH = 3,         // the ranks disagree, or a rank was given a bad argument
+  RINGAR_DEADLINE = 4,         // a rank did not come in time
+  RINGAR_NOT_INITIALIZED = 9,  // no ringar_init before, or after ringar_shutdown
+  RINGAR_PEER_LOST = 10,       // a rank died, left or gave up
+  RINGAR_OUT_OF_MEMORY = 8,    // an output or the arena could not be allocated
+  RINGAR_UNSUPPORTED = 12,     // this build or machine cannot do it
+} ringar_code;
+
+typedef struct ringar_config {
+  int32_t rank, size;
+  int32_t local_rank, local_size;
+  int32_t cross_rank, cross_size;
+  int32_t arena_fd;      // memory shared by the ranks of this host; -1 for a job of one rank
+  double start_timeout;  // how long ringar_init waits for the other ranks
+  double deadline;       // how long a collective waits for a rank before it fails
+  double stall_warning;  // how long it waits before it says whom it waits for
+} ringar_config;
+
+// One array of a collective. `output` may be null: it is then asked for through `allocate`.
+typedef struct ringar_array {
+  const void* input;
+  void* output;
+  int32_t ndims;
+  const int64_t* dims;
+} ringar_array;
+
+// Returns memory for output `index`, which has `rows` as its first dimension, or null.
+typedef void* (*ringar_allocate)(void* context, int32_t index, int64_t rows);
+
+RINGAR_EXPORT const char* ringar_version(void);
+RINGAR_EXPORT const char* ringar_cpu_level(void);  // "avx512", "avx2" or "baseline"
+
+RINGAR_EXPORT int ringar_init(const ringar_config* config);
+RINGAR_EXPORT void ringar_shutdown(void);
+RINGAR_EXPORT int ringar_is_initialized(void);
+
+// Collective over all ranks; every rank passes the same ranks in the same order.
+RINGAR_EXPORT int ringar_add_process_set(const int32_t* ranks, int32_t count, int32_t* id);
+RINGAR_EXPORT int ringar_remove_process_set(int32_t id);
+
+// Runs one collective to its end. `spec` is the text that engine/spec.h describes. `splits` holds
+// `split_count` row counts for alltoall and reducescatter, or is null. `received` takes, for
+// allgather, arrays x ranks row counts and, for alltoall, one per rank; it may be null.
+RINGAR_EXPORT int ringar_run(const char* spec, const ringar_array* arrays, int32_t count,
+                             const int64_t* splits, int32_t split_count, int64_t* received,
+                             ringar_allocate allocate, void* context);
+
+RINGAR_EXPORT const char* ringar_last_error(void);
+
+// 1 if the TensorFlow ops and the XLA target were registered when the library was opened.
+RINGAR_EXPORT int ringar_has_tensorflow_ops(void);
+RINGAR_EXPORT int ringar_has_xla_target(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // RINGAR_H_

@@ -1,0 +1,114 @@
+// The collectives inside compiled functions (tf.function(jit_compile=True)): one XLA custom call.
+//
+// The opaque string is a spec with shapes. Operands are a token and the arrays; results are a token
+// and the arrays. XLA may reorder calls that share no data, so ringar/collectives/compiled.py makes
+// each call's token an operand of the next.
+//
+// XLA offers no exported function to report a failure, but its status is a struct with one
+// std::optional<std::string>. That is an assumption about a layout: the target
+// "ringar_failure" exists so that Python can try it once before any collective is compiled.
+
+#include <dlfcn.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "engine/instance.h"
+
+struct XlaCustomCallStatus_ {
+  std::optional<std::string> message;
+};
+
+namespace ringar {
+namespace {
+
+class CompiledRequest : public Request {
+ public:
+  CompiledRequest(const Spec& spec, void** outputs, const void** inputs) : Request(spec) {
+    for (size_t i = 0; i < spec.shapes.size(); ++i) {
+      const auto& dims = spec.shapes[i];
+      tensors.push_back({static_cast<const std::byte*>(inputs[i + 1]), nullptr,
+                         Shape(static_cast<int>(dims.size()),
+                               [&](int d) { return dims[static_cast<size_t>(d)]; })});
+      outputs_.push_back(static_cast<std::byte*>(outputs[i + 1]));
+      const bool sized_later =
+          spec.collective == Collective::kAllgather || spec.collective == Collective::kAlltoall;
+      if (!sized_later) tensors.back().output = outputs_.back();
+    }
+  }
+
+  // Compiled code has fixed the output's size: it must be what equal rows on all ranks give.
+  std::byte* allocate(size_t index, int64_t rows) override {
+    const int64_t own = tensors[index].shape.rows();
+    const int64_t ranks =
+        static_cast<int64_t>(received.size()) /
+        static_cast<int64_t>(spec.collective == Collective::kAllgather ? tensors.size() : 1);
+    const int64_t expected = spec.collective == Collective::kAllgather ? own * ranks : own;
+    unequal = unequal || rows != expected;
+    return unequal ? nullptr : outputs_[index];
+  }
+  void complete(const Status&) override {}
+
+  bool unequal = false;
+
+ private:
+  std::vector<std::byte*> outputs_;
+};
+
+Status run_compiled(void** outputs, const void** inputs, std::string_view opaque) {
+  Spec spec;
+  RINGAR_RETURN_IF_ERROR(Spec::parse(opaque, &spec));
+  CompiledRequest request(spec, outputs, inputs);
+  const Status status = run(request);
+  if (request.unequal)
+    return {RINGAR_MISMATCH, status.message() +
+                                 " (a compiled function needs the same number of rows on every "
+                                 "rank; leave this " +
+                                 std::string(name_of(spec.collective)) +
+                                 " out of jit_compile, or pad)"};
+  return status;
+}
+
+void call(void* outputs, const void** inputs, const char* opaque, size_t opaque_bytes,
+          XlaCustomCallStatus_* status) {
+  auto** results = static_cast<void**>(outputs);
+  *static_cast<uint8_t*>(results[0]) = 0;  // the token: defined, and meaningless
+  const Status done = run_compiled(results, inputs, std::string_view(opaque, opaque_bytes));
+  if (!done.ok()) status->message = done.message();
+}
+
+void fail_on_purpose(void*, const void**, const char* opaque, size_t opaque_bytes,
+                     XlaCustomCallStatus_* status) {
+  status->message = std::string(opaque, opaque_bytes);
+}
+
+using Target = void(void*, const void**, const char*, size_t, XlaCustomCallStatus_*);
+
+// xla::CustomCallTargetRegistry, a C++ class that libtensorflow_cc.so.2 exports.
+bool register_target(const std::string& name, Target* target) {
+  constexpr const char* kGlobal = "_ZN3xla24CustomCallTargetRegistry6GlobalEv";
+  constexpr const char* kRegister =
+      "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcE"
+      "SaIcEEEPvS8_";
+  auto* global = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, kGlobal));
+  auto* add = reinterpret_cast<void (*)(void*, const std::string&, void*, const std::string&)>(
+      dlsym(RTLD_DEFAULT, kRegister));
+  if (!global || !add) return false;
+  add(global(), name, reinterpret_cast<void*>(target), "Host");
+  return true;
+}
+
+bool registered = false;
+
+__attribute__((constructor)) void register_targets() {
+  registered = register_target("ringar_collective", call) &&
+               register_target("ringar_failure", fail_on_purpose);
+}
+
+}  // namespace
+}  // namespace ringar
+
+extern "C" int ringar_has_xla_target(void) {
+  return ringar::registered;
+}

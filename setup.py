@@ -63,7 +63,9 @@ def find_tool(name: str) -> str:
     Raises:
         PlatformError: neither is there (a build without isolation in a bare environment).
     """
-    beside_python = os.pathsep.join([sysconfig.get_path("scripts"), str(Path(sys.executable).parent)])
+    beside_python = os.pathsep.join(
+        [sysconfig.get_path("scripts"), str(Path(sys.executable).parent)]
+    )
     found = shutil.which(name, path=beside_python) or shutil.which(name)
     if found is None:
         raise PlatformError(

@@ -1,0 +1,160 @@
+"""Exchanges small objects between the ranks of a test run, without ringar.
+
+The tests must be able to say that ringar is broken, so what they agree through is something else:
+a socket from each rank to rank 0, in the abstract namespace of Unix sockets, which leaves no file
+behind. A rank that dies is seen at once, as the end of its stream.
+
+One exchange is a round: every rank sends a message with a tag, rank 0 waits until it has one from
+each and, if all tags are equal, answers each with the list. A rank whose test has failed skips the
+rounds that the test itself asked for and sends its report instead; the ranks that wait in such a
+round are then told that it left, and come to the report's round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+
+class Message(NamedTuple):
+    """What a rank brings to a round. `optional` rounds are those that a failed test leaves out."""
+
+    tag: str
+    optional: bool
+    value: Any
+
+
+class PeerGone(Exception):
+    """A rank ended, or its test is somewhere else than ours: the run cannot go on."""
+
+
+class PeerLeft(AssertionError):
+    """A rank left the test (it failed there) while this one waited for it in an exchange."""
+
+
+class Hub:
+    """The connection of this rank to the others; every rank makes one, with the same `name`."""
+
+    def __init__(self, rank: int, size: int, name: str, timeout: float = 120.0) -> None:
+        self.rank = rank
+        self.size = size
+        self.waiting = False
+        address = f"\0ringar-tests-{name}"
+        if rank == 0:
+            self._peers = _accept(address, size, timeout)
+        else:
+            self._peers = {0: _connect(address, rank, timeout)}
+        self._pending: dict[int, Message] = {}
+
+    def exchange(self, tag: str, value: Any, *, optional: bool = False) -> list[Any]:
+        """Returns every rank's value, in rank order.
+
+        Raises:
+            PeerLeft: in an optional round, when a rank has gone on to its report.
+            PeerGone: when a rank ended or is in another round.
+        """
+        message = Message(tag, optional, value)
+        self.waiting = True
+        try:
+            return self._serve(message) if self.rank == 0 else self._ask(message)
+        except (EOFError, OSError) as error:
+            raise PeerGone(f"rank 0 ended while this rank was at {tag}") from error
+        finally:
+            self.waiting = False
+
+    def _ask(self, message: Message) -> list[Any]:
+        server = self._peers[0]
+        server.send(message)
+        answer = server.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return list(answer)
+
+    def _serve(self, message: Message) -> list[Any]:
+        self._pending[0] = message
+        while True:
+            self._receive()
+            if len({m.tag for m in self._pending.values()}) == 1:
+                answer = [self._pending.pop(r).value for r in range(self.size)]
+                for peer in self._peers.values():
+                    peer.send(answer)
+                return answer
+            self._dismiss()
+
+    def _receive(self) -> None:
+        """Waits until there is a message from every rank."""
+        while missing := {self._peers[r]: r for r in self._peers if r not in self._pending}:
+            for ready in wait(list(missing)):
+                assert isinstance(ready, Connection)
+                rank = missing[ready]
+                try:
+                    self._pending[rank] = ready.recv()
+                except (EOFError, OSError) as error:
+                    raise PeerGone(f"rank {rank} ended") from error
+
+    def _dismiss(self) -> None:
+        """Ends the optional rounds whose ranks wait for one that has gone on, or the whole run."""
+        places = "; ".join(f"rank {r} is at {m.tag}" for r, m in sorted(self._pending.items()))
+        optional = [r for r, m in self._pending.items() if m.optional]
+        error: Exception
+        if 0 < len(optional) < self.size:
+            error, leaving = PeerLeft(f"a rank left the test: {places}"), optional
+        else:
+            error, leaving = PeerGone(f"the ranks are out of step: {places}"), list(self._pending)
+        for r in leaving:
+            del self._pending[r]
+            if r != 0:
+                self._peers[r].send(error)
+        if 0 in leaving:
+            raise error
+
+    def close(self, value: Any = None) -> Any:
+        """Rank 0 leaves `value` for the others and goes; the others wait for it and return it."""
+        if self.rank == 0:
+            for peer in self._peers.values():
+                with contextlib.suppress(OSError):
+                    peer.send(value)
+                peer.close()
+            return value
+        try:
+            return self._peers[0].recv()
+        except (EOFError, OSError):
+            return None
+        finally:
+            self._peers[0].close()
+
+
+def _accept(address: str, size: int, timeout: float) -> dict[int, Connection]:
+    peers: dict[int, Connection] = {}
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(address)
+        server.listen(size)
+        server.settimeout(timeout)
+        while len(peers) < size - 1:
+            try:
+                connection = Connection(server.accept()[0].detach())
+            except TimeoutError:
+                missing = sorted(set(range(1, size)) - set(peers))
+                raise PeerGone(f"ranks {missing} did not come in {timeout} s") from None
+            peers[connection.recv()] = connection
+    return peers
+
+
+def _connect(address: str, rank: int, timeout: float) -> Connection:
+    give_up = time.monotonic() + timeout
+    while True:
+        client = socket.socket(socket.AF_UNIX)
+        try:
+            client.connect(address)
+        except (ConnectionRefusedError, FileNotFoundError):
+            client.close()
+            if time.monotonic() > give_up:
+                raise PeerGone(f"rank 0 did not come in {timeout} s") from None
+            time.sleep(0.02)
+        else:
+            connection = Connection(client.detach())
+            connection.send(rank)
+            return connection

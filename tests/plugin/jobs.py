@@ -1,0 +1,211 @@
+"""Starts a whole job from a test, watches its time, and sees to it that nothing of it remains."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Every process of a job inherits this variable, however it is forked, and is found by it.
+_MARK = "RINGAR_TEST_MARK"
+_GRACE = 5.0
+_running: set[str] = set()
+
+
+@dataclass
+class JobResult:
+    """How a job ended.
+
+    Attributes:
+        code: the exit code, negative for a signal as in `subprocess`; None: past its deadline.
+        stdout: all that the job printed there.
+        stderr: all that the job printed there.
+        seconds: how long it ran.
+        leftovers: the command lines of processes that outlived it (and were killed then).
+    """
+
+    code: int | None
+    stdout: str
+    stderr: str
+    seconds: float
+    leftovers: list[str] = field(default_factory=list)
+
+    def check(self, code: int = 0) -> JobResult:
+        """Returns self; fails the test unless the job ended with `code` and left nothing behind."""
+        assert self.code == code, f"expected exit code {code}\n{self}"
+        assert not self.leftovers, f"processes outlived the job: {self.leftovers}\n{self}"
+        return self
+
+    def __str__(self) -> str:
+        ending = "was stopped at its deadline" if self.code is None else f"ended with {self.code}"
+        return (
+            f"the job {ending} after {self.seconds:.1f} s\n"
+            f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+        )
+
+
+def run_job(
+    np: int | None,
+    program: str | Path | Sequence[str],
+    *,
+    args: Sequence[str] = (),
+    launcher_args: Sequence[str] = (),
+    deadline: float = 90.0,
+    env: Mapping[str, str | None] | None = None,
+    cwd: Path | None = None,
+) -> JobResult:
+    """Runs a program on `np` ranks, in processes of its own, and returns how that ended.
+
+    Args:
+        np: the number of ranks; None runs one plain process without the launcher.
+        program: a Python script's path, Python source (a string with a line break in it), or a
+            whole command as a list of words.
+        args: the arguments of the script.
+        launcher_args: further arguments of ringarrun.
+        deadline: seconds after which the job is stopped; its Python processes then print the
+            stacks of their threads.
+        env: variables to add to the environment, or to remove from it (None).
+        cwd: the folder to run in; default: the repository's root.
+    """
+    with tempfile.TemporaryDirectory(prefix="ringar-job-") as folder:
+        command = [*_program(program, Path(folder)), *args]
+        if np is not None:
+            launcher = [sys.executable, "-m", "ringar.launchers", "-np", str(np)]
+            command = [*launcher, *launcher_args, *command]
+        return _run(command, deadline, _environment(env or {}), cwd or ROOT)
+
+
+def _program(program: str | Path | Sequence[str], folder: Path) -> list[str]:
+    if isinstance(program, str) and "\n" in program:
+        script = folder / "script.py"
+        script.write_text(textwrap.dedent(program))
+        return [sys.executable, str(script)]
+    if isinstance(program, str | Path):
+        return [sys.executable, str(program)]
+    return list(program)
+
+
+def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RINGAR_")}
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    environment["PYTHONFAULTHANDLER"] = "1"
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    )
+    for name, value in changes.items():
+        environment.pop(name, None)
+        if value is not None:
+            environment[name] = value
+    return environment
+
+
+def _run(command: list[str], deadline: float, env: dict[str, str], cwd: Path) -> JobResult:
+    mark = uuid.uuid4().hex
+    start = time.monotonic()
+    _running.add(mark)
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env={**env, _MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        launcher = process.pid if "ringar.launchers" in command else None
+        stdout, stderr, code = _watch(process, mark, deadline, launcher)
+        seconds = time.monotonic() - start
+        return JobResult(code, stdout, stderr, seconds, _reap(mark, expected=code is not None))
+    finally:
+        _kill(mark)
+        _running.discard(mark)
+
+
+def _watch(
+    process: subprocess.Popen[str], mark: str, deadline: float, spared: int | None
+) -> tuple[str, str, int | None]:
+    try:
+        stdout, stderr = process.communicate(timeout=deadline)
+        return stdout, stderr, process.returncode
+    except subprocess.TimeoutExpired:
+        pass
+    # Python answers SIGABRT with the stacks of its threads (PYTHONFAULTHANDLER); the launcher stays
+    # to pass them on. Processes that were stopped must run for that.
+    for pid in processes(mark):
+        if pid != spared:
+            _signal(pid, signal.SIGABRT)
+            _signal(pid, signal.SIGCONT)
+    try:
+        stdout, stderr = process.communicate(timeout=_GRACE)
+    except subprocess.TimeoutExpired:
+        _kill(mark)
+        stdout, stderr = process.communicate()
+    return stdout, stderr, None
+
+
+def _reap(mark: str, expected: bool) -> list[str]:
+    """Kills what is left of a job; returns the command lines of what should have gone by itself."""
+    give_up = time.monotonic() + (_GRACE if expected else 0.0)
+    while (left := processes(mark)) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    lines = [_command_line(pid) for pid in left]
+    _kill(mark)
+    return lines if expected else []
+
+
+def processes(mark: str) -> list[int]:
+    """Returns the processes, zombies aside, whose environment carries `mark`."""
+    wanted = f"{_MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:  # it ended, or it is not ours
+                continue
+    return found
+
+
+def kill_all() -> None:
+    """Kills every process of every job that this process has running."""
+    for mark in list(_running):
+        _kill(mark)
+
+
+def _kill(mark: str) -> None:
+    # Again and again, for a process may fork while we look.
+    for _ in range(50):
+        left = processes(mark)
+        if not left:
+            return
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _command_line(pid: int) -> str:
+    try:
+        text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        text = "(ended)"
+    return f"{pid}: {text}"

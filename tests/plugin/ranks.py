@@ -1,0 +1,166 @@
+"""Under ringarrun every rank runs the same tests; here their outcomes become one.
+
+After each phase of a test (setup, call, teardown) the ranks exchange how it went. If it failed
+anywhere it has failed everywhere, with every rank's own traceback in rank 0's report; so all go on
+to the same next phase. Only rank 0 prints. After a failed test ringar is started anew on all
+ranks: one may have left a collective in which the others still wait.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Generator
+from typing import Any, NoReturn
+
+import pytest
+
+from tests.plugin import fixtures
+from tests.plugin.deadline import who
+from tests.plugin.hub import Hub, PeerGone
+from tests.plugin.selection import RANK, SIZE
+
+# Seconds after which a rank whose test failed says so itself, when the others do not come.
+_GRACE = 15.0
+_LONGEST = 20_000
+
+
+class Ranks:
+    """One test run on all ranks; registered only where there are several."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._stderr = os.dup(2)
+        self._failed = False
+        self._status = 0
+        self._uncollected: list[str] = []
+        self._hub = Hub(RANK, SIZE, os.environ.get("RINGAR_JOB", str(os.getppid())))
+        config.ringar_hub = self._hub  # type: ignore[attr-defined]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._uncollected.append(report.longreprtext[-_LONGEST:])
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Fails the run, on every rank, if the ranks do not have the same tests before them."""
+        tests = [item.nodeid for item in session.items]
+        found = self._exchange("collection", (tests, self._uncollected))
+        if self._uncollected:
+            return  # pytest says so itself
+        for rank, (their_tests, their_errors) in enumerate(found):
+            if their_errors:
+                errors = "\n".join(their_errors)
+                raise session.Interrupted(f"rank {rank} | cannot collect its tests:\n{errors}")
+            if their_tests != tests:
+                odd = sorted(set(their_tests) ^ set(tests))[:5] or "their order"
+                raise session.Interrupted(f"ranks {RANK} and {rank} differ in their tests: {odd}")
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if call.excinfo is not None and call.excinfo.errisinstance(PeerGone):
+            self._give_up(call.excinfo.value)
+        mine = (_outcome(report), report.longreprtext[-_LONGEST:], _sections(report))
+        with _Impatience(report, self._stderr):
+            theirs = self._exchange(f"{report.when} of {item.nodeid}", mine)
+        _merge(report, theirs)
+        self._failed = self._failed or report.failed
+        return report
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        # Innermost: inside the watchdog, so that a restart that hangs is ended too.
+        self._failed = False
+        result = yield
+        if self._failed:
+            self._restart(item)
+        return result
+
+    def _restart(self, item: pytest.Item) -> None:
+        error = ""
+        running = fixtures.is_initialized()
+        if any(self._exchange(f"state after {item.nodeid}", running)):
+            try:
+                fixtures.restart()
+            except Exception as failure:
+                error = repr(failure)
+        errors = self._exchange(f"restart after {item.nodeid}", error)
+        if any(errors):
+            item.session.shouldstop = f"ringar cannot be started anew after a failure: {errors}"
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self._status = int(exitstatus)
+
+    def pytest_unconfigure(self) -> None:
+        """Keeps the other ranks until rank 0 has printed: the first to exit with 1 ends the job."""
+        status = self._hub.close(self._status)
+        if RANK != 0 and status:
+            time.sleep(10.0)  # ringarrun stops this rank when rank 0 exits
+
+    def _exchange(self, tag: str, value: object) -> list[Any]:
+        try:
+            return self._hub.exchange(tag, value)
+        except PeerGone as error:
+            self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> NoReturn:
+        os.write(self._stderr, f"{who()}{error}\n".encode())
+        pytest.exit(str(error), returncode=3)
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return "xfail"
+    return report.outcome
+
+
+def _sections(report: pytest.TestReport) -> str:
+    return "\n".join(f"--- {title}\n{text}" for title, text in report.sections)[-_LONGEST:]
+
+
+def _merge(report: pytest.TestReport, theirs: list[tuple[str, str, str]]) -> None:
+    """Gives `report` the outcome of all ranks and, if that is a failure, the text of each."""
+    outcomes = [outcome for outcome, _, _ in theirs]
+    if len(set(outcomes)) == 1 and outcomes[0] != "failed":
+        return
+    texts = [
+        f"rank {rank} | {outcome}\n{text}\n{output}".rstrip()
+        for rank, (outcome, text, output) in enumerate(theirs)
+        if outcome != "passed"
+    ]
+    if "failed" not in outcomes:
+        texts.insert(0, f"the ranks differ: {', '.join(outcomes)}")
+    report.outcome = "failed"
+    report.longrepr = "\n\n".join(texts)
+    report.sections = []
+    if hasattr(report, "wasxfail"):
+        del report.wasxfail
+
+
+class _Impatience:
+    """Prints this rank's failure after a while, should the others never come to hear of it."""
+
+    def __init__(self, report: pytest.TestReport, stderr: int) -> None:
+        text = f"{who()}{report.nodeid} failed here, other ranks are still in it:\n"
+        text += report.longreprtext
+        self._timer = threading.Timer(_GRACE, os.write, [stderr, text.encode(errors="replace")])
+        self._timer.daemon = True
+        self._armed = report.failed
+
+    def __enter__(self) -> None:
+        if self._armed:
+            self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if SIZE == 1:
+        return
+    config.pluginmanager.register(Ranks(config), "ringar-ranks")
+    if RANK != 0:
+        config.pluginmanager.unregister(name="terminalreporter")

@@ -1,0 +1,49 @@
+"""The markers that say where a test runs, and the place that this process has.
+
+ranks(n, ...)  only with these numbers of ranks (1 is plain pytest)
+job            starts jobs of its own: only in plain pytest, never under ringarrun
+slow           only with --slow
+deadline(s)    seconds after which the test counts as hung (see deadline.py)
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+RANK = int(os.environ.get("RINGAR_RANK", "0"))
+SIZE = int(os.environ.get("RINGAR_SIZE", "1"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in (
+        "ranks(*sizes): run only with these numbers of ranks",
+        "job: starts jobs of its own, so it runs in plain pytest only",
+        "slow: runs only with --slow",
+        "deadline(seconds): the time after which this test counts as hung (default 120)",
+    ):
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = config.getoption("--slow")
+    selected = [item for item in items if _runs_here(item, slow)]
+    kept = set(selected)
+    dropped = [item for item in items if item not in kept]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = selected
+
+
+def _runs_here(item: pytest.Item, slow: bool) -> bool:
+    ranks = item.get_closest_marker("ranks")
+    if ranks is not None and SIZE not in ranks.args:
+        return False
+    if SIZE > 1 and item.get_closest_marker("job"):
+        return False
+    return slow or item.get_closest_marker("slow") is None

@@ -1,0 +1,110 @@
+"""Builds the wheel once, installs it beside each TensorFlow, and runs steps.py there on two ranks.
+
+The environments stay under build/matrix/ and are used again; the wheel is installed anew each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "matrix"
+RANKS = 2
+
+
+@dataclass(frozen=True)
+class Release:
+    """A TensorFlow release and the newest Python, 3.`python`, that it has wheels for."""
+
+    tensorflow: str
+    python: int
+
+
+RELEASES = [Release("2.16.2", 12), Release("2.21.*", 13)]
+
+
+def main() -> None:
+    """Runs everything; the first failure ends it with an error."""
+    wheel = build_wheel()
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()[:16]
+    print(f"== {wheel.name} (sha256 {digest}…)", flush=True)
+    for release in RELEASES:
+        start = time.monotonic()
+        python = environment(release, wheel)
+        ready = time.monotonic()
+        command = [python.with_name("ringarrun"), "-np", str(RANKS), "--no-prefix", python]
+        # Isolated from the checkout: what is imported is what the wheel brought.
+        run(*command, "-I", ROOT / "tests/matrix/steps.py", limit=240)
+        took = f"{ready - start:.0f} s to install, {time.monotonic() - ready:.0f} s to run"
+        print(f"== TensorFlow {release.tensorflow}: passed ({took})", flush=True)
+    print(f"== the same wheel passed beside {len(RELEASES)} releases of TensorFlow")
+
+
+def build_wheel() -> Path:
+    """Returns the wheel, built from the source archive that is built from this checkout."""
+    dist = FOLDER / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    run(sys.executable, "-m", "build", "--outdir", dist, ROOT, limit=600, quiet=True)
+    (wheel,) = dist.glob("*.whl")
+    return wheel
+
+
+def environment(release: Release, wheel: Path) -> Path:
+    """Returns the interpreter of an environment with that TensorFlow and the wheel."""
+    base = interpreter(release)
+    version = output(base, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
+    folder = FOLDER / f"tensorflow-{release.tensorflow.rstrip('.*')}-python-{version}"
+    python, stamp = folder / "bin" / "python", folder / "installed"
+    if not stamp.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        run(base, "-m", "venv", folder, limit=120)
+        tensorflow = f"tensorflow=={release.tensorflow}"
+        # One command, so that one set of versions satisfies both.
+        run(python, "-m", "pip", "install", "--quiet", tensorflow, wheel, limit=600)
+        stamp.touch()
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"]
+    run(*pip, wheel, limit=120)
+    return python
+
+
+def interpreter(release: Release) -> str:
+    """Returns a Python that `release` has wheels for: this one, if it is not too new."""
+    if sys.version_info[1] <= release.python:
+        return sys.executable
+    for minor in range(release.python, 9, -1):
+        if found := shutil.which(f"python3.{minor}"):
+            return found
+    sys.exit(
+        f"TensorFlow {release.tensorflow} needs Python 3.10 to 3.{release.python}, found only "
+        f"3.{sys.version_info[1]}; install one as python3.{release.python}"
+    )
+
+
+def run(*command: str | Path, limit: float, quiet: bool = False) -> None:
+    """Runs a command; ends the program if it fails or takes more than `limit` seconds."""
+    words = [str(word) for word in command]
+    try:
+        done = subprocess.run(words, timeout=limit, check=False, capture_output=quiet, text=True)
+    except subprocess.TimeoutExpired:
+        sys.exit(f"stopped after {limit} s: {' '.join(words)}")
+    if done.returncode != 0:
+        if quiet:
+            print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+        sys.exit(f"exited with {done.returncode}: {' '.join(words)}")
+
+
+def output(*command: str | Path) -> str:
+    """Returns what a command prints."""
+    return subprocess.run(
+        [str(word) for word in command], check=True, capture_output=True, text=True, timeout=60
+    ).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Runs the Python snippets of one Markdown file, in order, in one namespace: a script for ranks.
+
+Snippets are the ```python blocks. What a snippet needs and a reader does not is set up in an
+HTML comment, `<!--- invisible-code-block: python ... -->`; `<!--- skip: next -->` leaves one out.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from sybil.document import Document
+from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+
+
+def main(path: str) -> None:
+    """Runs the snippets of the document at `path`; the first that raises ends the program."""
+    document = Document.parse(path, PythonCodeBlockParser(), SkipParser())
+    for example in document.examples():
+        print(f"{path}:{example.line}", flush=True)
+        example.evaluate()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,81 @@
+"""The documentation holds: its snippets run, its links lead somewhere, its commands exist."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from markdown_it import MarkdownIt
+
+from tests.plugin import run_job
+from tests.plugin.jobs import ROOT
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+WITH_SNIPPETS = [path for path in DOCUMENTS if "```python" in path.read_text()]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.job
+@pytest.mark.deadline(200)
+@pytest.mark.parametrize("np", [None, 2], ids=["plain", "2 ranks"])
+@pytest.mark.parametrize("path", WITH_SNIPPETS, ids=name)
+def test_snippets_run(path: Path, np: int | None, tmp_path: Path) -> None:
+    script = ROOT / "tests" / "run_document.py"
+    run_job(np, script, args=[str(path)], deadline=180, cwd=tmp_path).check()
+
+
+@functools.cache
+def headings(path: Path) -> set[str]:
+    """Returns the anchors of a document's headings, as GitHub makes them."""
+    tokens = MarkdownIt().parse(path.read_text())
+    texts = [after.content for t, after in itertools.pairwise(tokens) if t.type == "heading_open"]
+    return {re.sub(r"[^\w\- ]", "", text).lower().replace(" ", "-") for text in texts}
+
+
+def targets(path: Path) -> list[str]:
+    """Returns what the links and images of a document point to."""
+    found = []
+    for block in MarkdownIt().parse(path.read_text()):
+        for token in block.children or []:
+            target = token.attrs.get("href") or token.attrs.get("src")
+            if target:
+                found.append(unquote(str(target)))
+    return found
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_relative_links_lead_to_files_and_headings(path: Path) -> None:
+    broken = []
+    for target in targets(path):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        is_document = there.suffix == ".md"
+        if not there.exists() or (anchor and is_document and anchor not in headings(there)):
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_make_targets_exist(path: Path) -> None:
+    known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    # In code only: "`make demo`" or a command line of a block, not "to make a plan".
+    used = set(re.findall(r"(?:`|^\$? *)make ((?:[a-z]+-)*[a-z]+)", path.read_text(), re.MULTILINE))
+    assert used <= known, used - known
+
+
+def test_the_version_is_in_the_changelog() -> None:
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "ringar/version.py").read_text())
+    assert version is not None
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    released = version[1].partition(".dev")[0]
+    heading = "## [Unreleased]" if "dev" in version[1] else f"## [{released}]"
+    assert heading in changelog

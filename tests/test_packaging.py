@@ -1,0 +1,188 @@
+"""The wheel: for any Python, complete, in need of little; and what a build without g++ says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.jobs import ROOT
+
+pytestmark = pytest.mark.job
+
+VERSION = re.search(r'__version__ = "(.*)"', (ROOT / "ringar/version.py").read_text())[1]  # type: ignore[index]
+# What a fresh clone holds; copied, so that the build neither finds nor leaves anything in the tree.
+SOURCES = [
+    *["setup.py", "pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "LICENSE"],
+    *["ringar", "launchers", "tf_ops"],
+]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkout")
+    ignore = shutil.ignore_patterns("__pycache__", "*.so", "*.tmp", "*.pyc")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+        else:
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def python(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    settings: dict = {"capture_output": True, "text": True, "timeout": 110, "check": False}
+    return subprocess.run([sys.executable, *map(str, arguments)], **(settings | options))
+
+
+@pytest.fixture(scope="module")
+def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a source archive and of the wheel that was built from that archive."""
+    folder = tmp_path_factory.mktemp("dist")
+    # Without isolation: the same build, but with what the test environment has.
+    result = python("-m", "build", "--no-isolation", "--outdir", folder, checkout)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    wheels = list(built.glob("*.whl"))
+    assert len(wheels) == 1
+    return wheels[0]
+
+
+def test_wheel_is_bound_to_the_platform_alone(wheel: Path) -> None:
+    assert re.fullmatch(rf"ringar-{re.escape(VERSION)}-py3-none-\w*linux\w*\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"ringar-{VERSION}.dist-info/WHEEL").decode()
+    assert "Root-Is-Purelib: false" in metadata
+    assert "Tag: py3-none-" in metadata
+
+
+def test_wheel_holds_every_module_and_one_library(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    modules = {str(p.relative_to(ROOT)) for p in (ROOT / "ringar").rglob("*.py")}
+    modules |= {
+        f"ringar/launchers/{p.relative_to(ROOT / 'launchers')}"
+        for p in (ROOT / "launchers").rglob("*.py")
+    }
+    assert modules <= names, modules - names
+    assert {"ringar/__init__.pyi", "ringar/py.typed"} <= names
+    assert [name for name in names if name.endswith(".so")] == ["ringar/libringar.so"]
+    assert not [name for name in names if name.startswith(("tests", "tf_ops", "launchers"))]
+
+
+def test_wheel_needs_only_small_packages(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"ringar-{VERSION}.dist-info/METADATA").decode()
+    needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
+    assert sorted(needed) == ["lazy_loader", "ml_dtypes", "numpy"]
+
+
+def test_library_needs_neither_tensorflow_nor_mpi_nor_python(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        library = archive.extract("ringar/libringar.so", tmp_path)
+    source = f"import ctypes; lib = ctypes.CDLL({library!r}, mode={os.RTLD_NOW})\n"
+    source += "lib.ringar_version.restype = ctypes.c_char_p; print(lib.ringar_version().decode())\n"
+    source += "print(open('/proc/self/maps').read())"
+    result = python("-I", "-c", source)
+    assert result.returncode == 0, result.stderr
+    version, _, maps = result.stdout.partition("\n")
+    assert version == VERSION
+    assert not re.search(r"libmpi|libtensorflow|libcuda|libnccl", maps)
+
+
+def test_source_archive_holds_what_a_build_needs(built: Path) -> None:
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    for folder, kinds in {"tf_ops": "*.cc *.h *.inc *.txt", "launchers": "*.py"}.items():
+        files = {str(p.relative_to(ROOT)) for k in kinds.split() for p in (ROOT / folder).rglob(k)}
+        assert files
+        assert files <= names, files - names
+    assert not [name for name in names if name.endswith((".so", ".pyc"))]
+
+
+def without_compilers(folder: Path) -> dict[str, str]:
+    """Returns an environment whose PATH has a shell and no compiler."""
+    folder.mkdir()
+    for tool in ("sh", "env", "ls", "uname"):
+        (folder / tool).symlink_to(shutil.which(tool) or f"/bin/{tool}")
+    environment = {k: v for k, v in os.environ.items() if k not in ("CXX", "CC")}
+    return {**environment, "PATH": str(folder)}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "."],  # as pip install does
+        ["setup.py", "build_ext", "--inplace"],  # as make does
+    ],
+)
+def test_a_build_without_a_compiler_says_what_to_install(
+    checkout: Path, tmp_path: Path, command: list[str]
+) -> None:
+    result = python(*command, env=without_compilers(tmp_path / "bin"), cwd=checkout)
+    assert result.returncode != 0
+    output = result.stdout + result.stderr
+    assert "no C++ compiler: looked for g++, c++, clang++ on PATH and found none" in output
+    assert "apt-get install g++" in output
+    assert "Traceback" not in output
+
+
+def test_a_compiler_that_is_named_but_absent_is_named_in_the_error(
+    checkout: Path, tmp_path: Path
+) -> None:
+    result = python(
+        "setup.py", "build_ext", env={**os.environ, "CXX": "g++-nowhere -m64"}, cwd=checkout
+    )
+    assert result.returncode != 0
+    assert "CXX names 'g++-nowhere -m64', which is not on PATH" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_error_in_the_sources_ends_the_build(checkout: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(checkout, broken)
+    (broken / "tf_ops" / "engine" / "broken.cc").write_text("int main( {\n")
+    result = python("setup.py", "build_ext", "--inplace", cwd=broken)
+    assert result.returncode != 0
+    assert "building the native library failed" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (broken / "ringar" / "libringar.so").exists()
+
+
+def test_importing_ringar_and_its_launchers_imports_no_tensorflow() -> None:
+    source = "import sys, ringar, ringar.launchers.cli; print('tensorflow' in sys.modules)"
+    result = python("-c", source, cwd=ROOT)
+    assert result.stdout.strip() == "False", result.stderr
+
+
+def test_the_makefile_refuses_an_old_python(tmp_path: Path) -> None:
+    old = tmp_path / "python-old"
+    old.write_text(
+        f"#!/bin/sh\nexec {sys.executable} -c "
+        '"import sys; sys.version_info = (3, 9, 0); exec(sys.argv[1])" "$2"\n'
+    )
+    old.chmod(0o755)
+    make = shutil.which("make")
+    if make is None:
+        pytest.skip("no make")
+    result = subprocess.run(
+        [make, "-C", str(ROOT), f"PYTHON={old}", f"VENV={tmp_path / 'venv'}", "demo"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert "expected Python >= 3.10, received 3.9" in result.stderr

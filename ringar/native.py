@@ -91,6 +91,8 @@ def library() -> ctypes.CDLL:
         _ALLOCATE,
         ctypes.c_void_p,
     ]
+    lib.ringar_prepare.restype = ctypes.c_void_p
+    lib.ringar_prepare.argtypes = [ctypes.c_char_p, ctypes.POINTER(_Array), ctypes.c_int32]
     if not lib.ringar_has_tensorflow_ops():
         raise ImportError(
             "expected TensorFlow's C API in this process (TensorFlow 2.16 or later), found only "
@@ -108,6 +110,44 @@ def check(code: int) -> None:
 
 def _int64s(values: Sequence[int]) -> Any:
     return (ctypes.c_int64 * len(values))(*values)
+
+
+def _describe(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None) -> Any:
+    arrays = (_Array * len(inputs))()
+    for i, array in enumerate(inputs):
+        output = outputs[i].ctypes.data if outputs is not None else None
+        arrays[i] = _Array(array.ctypes.data, output, array.ndim, _int64s(array.shape))
+    return arrays
+
+
+class Prepared:
+    """A collective that is run again and again on the same NumPy arrays.
+
+    Args:
+        spec: the line of text that tf_ops/engine/spec.h describes.
+        inputs: C-contiguous arrays of one dtype, read at every run.
+        outputs: arrays for the results, written at every run.
+    """
+
+    def __init__(
+        self, spec: str, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
+    ) -> None:
+        self.inputs, self.outputs = list(inputs), list(outputs)
+        self._run = library().ringar_run_prepared
+        arrays = _describe(self.inputs, self.outputs)
+        self._call = ctypes.c_void_p(library().ringar_prepare(spec.encode(), arrays, len(inputs)))
+        if not self._call:
+            raise errors.MismatchError(library().ringar_last_error().decode())
+
+    def run(self) -> None:
+        """Runs the collective and waits for its end. Raises as :func:`ringar.allreduce`."""
+        code = self._run(self._call)
+        if code:
+            check(code)
+
+    def __del__(self) -> None:
+        if getattr(self, "_call", None):
+            library().ringar_release(self._call)
 
 
 def run(
@@ -141,10 +181,7 @@ def run(
         # An empty array may have no memory of its own, and 0 means failure.
         return made[index].ctypes.data or inputs[index].ctypes.data or 1
 
-    arrays = (_Array * len(inputs))()
-    for i, array in enumerate(inputs):
-        output = outputs[i].ctypes.data if outputs is not None else None
-        arrays[i] = _Array(array.ctypes.data, output, array.ndim, _int64s(array.shape))
+    arrays = _describe(inputs, outputs)
     received = np.zeros(received_count, np.int64)
     code = library().ringar_run(
         spec.encode(),

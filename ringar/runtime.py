@@ -47,8 +47,9 @@ class ProcessSet:
 
 
 class _Job:
-    config: native.Config | None = None
-    process_sets: dict[int, ProcessSet] = {}
+    def __init__(self) -> None:
+        self.config: native.Config | None = None
+        self.process_sets: dict[int, ProcessSet] = {}
 
 
 _job = _Job()

@@ -39,7 +39,7 @@ def grouped_allgather(
     """All-gathers many tensors at once; see :func:`allgather`."""
     if not tensors:
         return []
-    call, ranks = calls.begin("allgather", process_set, name)
+    call, _ = calls.begin("allgather", process_set, name)
     if calls.is_numpy(tensors):
         arrays = calls.as_arrays(tensors)
         return calls.by_dtype(arrays, lambda group: calls.run_numpy(call, group, outputs=None)[0])

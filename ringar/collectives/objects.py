@@ -57,7 +57,7 @@ def allgather_object(
     Returns:
         The objects of all ranks, in the order of the ranks.
     """
-    call, ranks = calls.begin("allgather", process_set, name or "allgather_object")
+    call, _ = calls.begin("allgather", process_set, name or "allgather_object")
     data = np.frombuffer(pickle.dumps(obj), np.uint8)
     options = {"name": call.name, "process_set": process_set}
     sizes = allgather(np.array([data.size], np.int64), **options)

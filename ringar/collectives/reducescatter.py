@@ -30,7 +30,12 @@ def reducescatter(
 
     Args:
         tensor: as for :func:`ringar.allreduce`, of at least one dimension.
-        op: as for :func:`ringar.allreduce`; so are the other arguments.
+        op: Sum, Average, Min, Max or Product.
+        compression: what travels between ranks.
+        prescale_factor: multiplies each rank's tensor before the reduction.
+        postscale_factor: multiplies the result.
+        name: in errors and timelines; must be equal on all ranks.
+        process_set: the ranks that take part; default all.
 
     Returns:
         Rank r's share: the first dimension is dealt out evenly and in order; where it cannot be

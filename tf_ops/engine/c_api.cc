@@ -27,18 +27,25 @@ Status not_initialized(const Request& request) {
 // The collective of a caller that waits: memory comes from a C function.
 class CallerRequest : public Request {
  public:
-  CallerRequest(const Spec& spec, ringar_allocate allocate, void* context)
-      : Request(spec), allocate_(allocate), context_(context) {}
+  explicit CallerRequest(const Spec& spec) : Request(own_), own_(spec) {}
 
+  void add(const ringar_array* arrays, int32_t count) {
+    for (int32_t i = 0; i < count; ++i)
+      tensors.push_back({static_cast<const std::byte*>(arrays[i].input),
+                         static_cast<std::byte*>(arrays[i].output),
+                         Shape(arrays[i].ndims, [&](int d) { return arrays[i].dims[d]; })});
+  }
   std::byte* allocate(size_t index, int64_t rows) override {
-    if (!allocate_) return nullptr;
-    return static_cast<std::byte*>(allocate_(context_, static_cast<int32_t>(index), rows));
+    if (!allocator) return nullptr;
+    return static_cast<std::byte*>(allocator(context, static_cast<int32_t>(index), rows));
   }
   void complete(const Status&) override {}
 
+  ringar_allocate allocator = nullptr;
+  void* context = nullptr;
+
  private:
-  ringar_allocate allocate_;
-  void* context_;
+  const Spec own_;
 };
 
 }  // namespace
@@ -116,18 +123,34 @@ int ringar_run(const char* spec_text, const ringar_array* arrays, int32_t count,
   Spec spec;
   const Status parsed = Spec::parse(spec_text, &spec);
   if (!parsed.ok()) return report(parsed);
-  CallerRequest request(spec, allocate, context);
-  for (int32_t i = 0; i < count; ++i) {
-    const ringar_array& a = arrays[i];
-    request.tensors.push_back({static_cast<const std::byte*>(a.input),
-                               static_cast<std::byte*>(a.output),
-                               Shape(a.ndims, [&](int d) { return a.dims[d]; })});
-  }
+  CallerRequest request(spec);
+  request.allocator = allocate;
+  request.context = context;
+  request.add(arrays, count);
   if (splits) request.splits.assign(splits, splits + split_count);
   const Status status = run(request);
   if (status.ok() && received)
     std::copy(request.received.begin(), request.received.end(), received);
   return report(status);
+}
+
+ringar_call* ringar_prepare(const char* spec_text, const ringar_array* arrays, int32_t count) {
+  Spec spec;
+  const Status parsed = Spec::parse(spec_text, &spec);
+  report(parsed);
+  if (!parsed.ok()) return nullptr;
+  auto* request = new CallerRequest(spec);
+  request->add(arrays, count);
+  return reinterpret_cast<ringar_call*>(request);
+}
+
+int ringar_run_prepared(ringar_call* call) {
+  const Status status = run(*reinterpret_cast<CallerRequest*>(call));
+  return status.ok() ? RINGAR_OK : report(status);
+}
+
+void ringar_release(ringar_call* call) {
+  delete reinterpret_cast<CallerRequest*>(call);
 }
 
 }  // extern "C"

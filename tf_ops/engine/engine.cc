@@ -27,6 +27,13 @@ std::string list(const std::vector<int>& ranks) {
   return s + "]";
 }
 
+// Short enough to be run by the thread that issues it: for longer ones that thread has better
+// things to do, above all the rest of the backward pass.
+bool is_short(const Request& request) {
+  constexpr size_t kShortBytes = 64 << 10;
+  return request.input_bytes() <= kShortBytes;
+}
+
 // A collective without arrays, over all ranks, whose name carries what they must agree on.
 class Agreement : public Request {
  public:
@@ -145,39 +152,49 @@ Status Engine::execute(Request& request) {
 
 void Engine::submit(Request* request) {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!baton_taken_ && queue_.empty() && !stopping_.load() && is_short(*request)) {
+      const Status status = run_here(lock, *request);
+      return request->complete(status);
+    }
     queue_.push_back({request});
-    if (baton_taken_) return;  // its holder will come to it
+    if (baton_taken_) return;  // its holder sees to what is in the queue
   }
   work_.notify_one();
 }
 
 Status Engine::run(Request& request) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!baton_taken_ && queue_.empty() && !stopping_.load()) return run_here(lock, request);
   Status status;
   bool finished = false;
-  std::unique_lock<std::mutex> lock(mutex_);
   queue_.push_back({&request, &status, &finished});
-  if (!baton_taken_ && queue_.size() == 1) {
-    run_queue(lock, &request);
-    if (!queue_.empty()) work_.notify_one();
-  } else {
-    done_.wait(lock, [&] { return finished; });
-  }
+  done_.wait(lock, [&] { return finished; });
   return status;
 }
 
-// Holds the baton until the queue is empty or `until` is done. Called and left with the lock held;
-// it is never held while a request runs.
-void Engine::run_queue(std::unique_lock<std::mutex>& lock, const Request* until) {
+// Runs a request on the caller's thread. The baton is given back before the request is completed:
+// what completion sets off may want it at once.
+Status Engine::run_here(std::unique_lock<std::mutex>& lock, Request& request) {
+  baton_taken_ = true;
+  lock.unlock();
+  const Status status = execute(request);
+  lock.lock();
+  baton_taken_ = false;
+  const bool more = !queue_.empty();
+  lock.unlock();
+  if (more) work_.notify_one();
+  return status;
+}
+
+void Engine::run_queue(std::unique_lock<std::mutex>& lock) {
   baton_taken_ = true;
   while (!queue_.empty()) {
     const Call call = queue_.front();
     queue_.pop_front();
-    const bool last = call.request == until;
     lock.unlock();
     finish(call, execute(*call.request));
     lock.lock();
-    if (last) break;
   }
   baton_taken_ = false;
 }
@@ -197,7 +214,7 @@ void Engine::thread_main() {
   for (;;) {
     work_.wait(lock, [&] { return stopping_.load() || (!queue_.empty() && !baton_taken_); });
     if (stopping_.load()) break;
-    run_queue(lock, nullptr);
+    run_queue(lock);
   }
   const Status stopped(RINGAR_NOT_INITIALIZED,
                        who() + "ringar was shut down before this collective ran");

@@ -1,9 +1,9 @@
 // The engine of one rank: requests in, in the order of issue, completions out.
 //
 // One request runs at a time: ranks issue the same requests in the same order, so an order of our
-// own could only be wrong. Whoever holds the baton runs requests. A caller that must wait anyway
-// (NumPy, a compiled TensorFlow step) takes it when it is free and runs its request itself, with no
-// thread to wake; for all others the engine's own thread does it.
+// own could only be wrong. Whoever holds the baton runs requests. When it is free, a caller that
+// must wait anyway (NumPy, a compiled TensorFlow step) runs its request itself, and so does whoever
+// issues a short one: no thread to wake. Everything else is done by the engine's own thread.
 
 #pragma once
 
@@ -52,7 +52,9 @@ class Engine {
   Communicator* communicator(int id, Status* status);
   Status execute(Request& request);
   void finish(Call call, const Status& status);
-  void run_queue(std::unique_lock<std::mutex>& lock, const Request* until);
+  // Both are called with the lock held, which is never held while a request runs.
+  Status run_here(std::unique_lock<std::mutex>& lock, Request& request);
+  void run_queue(std::unique_lock<std::mutex>& lock);
   void thread_main();
   std::string who() const { return "rank " + std::to_string(config_.rank) + " | "; }
 

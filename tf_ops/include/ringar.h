@@ -65,6 +65,15 @@ RINGAR_EXPORT int ringar_run(const char* spec, const ringar_array* arrays, int32
                              const int64_t* splits, int32_t split_count, int64_t* received,
                              ringar_allocate allocate, void* context);
 
+// The same for a collective that is run again and again on the same arrays (as MPI_Allreduce_init
+// does), with all outputs given: what can be done once is done in ringar_prepare. Null with an
+// error if the spec cannot be read.
+typedef struct ringar_call ringar_call;
+RINGAR_EXPORT ringar_call* ringar_prepare(const char* spec, const ringar_array* arrays,
+                                          int32_t count);
+RINGAR_EXPORT int ringar_run_prepared(ringar_call* call);
+RINGAR_EXPORT void ringar_release(ringar_call* call);
+
 RINGAR_EXPORT const char* ringar_last_error(void);
 
 // 1 if the TensorFlow ops and the XLA target were registered when the library was opened.

@@ -1,0 +1,74 @@
+"""What runs on every rank of a training measurement: ``python -m benchmarks.fit_worker options``.
+
+Trains a model with ``fit``, plainly or with ringar, and writes the seconds of every epoch after the
+first. With ringar the weights of all ranks are compared at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def weights_differ(model: Any) -> int:
+    """Weights that are not the same bits on all ranks."""
+    import ringar
+
+    flat = np.concatenate([np.asarray(w).ravel() for w in model.get_weights()])
+    everyone = ringar.allgather(flat[np.newaxis])
+    return int(np.count_nonzero(everyone.view(np.uint32) != everyone[0].view(np.uint32)))
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    with_ringar = options["ringar"]
+    import keras
+    import tensorflow as tf
+
+    from benchmarks.models import MODELS, data_for
+
+    if with_ringar:
+        import ringar
+
+        ringar.init(intra_op_threads=1, inter_op_threads=2)
+        rank = ringar.rank()
+    else:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(2)
+        rank = int(os.environ.get("RANK", "0"))
+
+    keras.utils.set_random_seed(1 + rank)
+    build, batch = MODELS[options["model"]]
+    model = build()
+    optimizer: Any = keras.optimizers.SGD(1e-3)
+    callbacks: list[Any] = []
+    if with_ringar:
+        optimizer = ringar.DistributedOptimizer(optimizer)
+        callbacks = [ringar.callbacks.Distributed()]
+    model.compile(optimizer=optimizer, loss="mse")
+    inputs, targets = data_for(model, batch * options["steps"])
+
+    def epoch() -> float:
+        start = time.perf_counter()
+        model.fit(inputs, targets, batch_size=batch, epochs=1, verbose=0, callbacks=callbacks,
+                  shuffle=False)  # fmt: skip
+        return time.perf_counter() - start
+
+    epoch()
+    if with_ringar:
+        ringar.barrier()
+    times = [epoch() for _ in range(options["epochs"])]
+    wrong = weights_differ(model) if with_ringar else 0
+    wrong += sum(int(np.count_nonzero(~np.isfinite(w))) for w in model.get_weights())
+    report = {"rank": rank, "seconds": times, "batch": batch, "wrong": wrong}
+    Path(options["folder"], f"{rank}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The models that benchmarks train, with the data to train them on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def mlp() -> Any:
+    """Two dense layers of 32 units: a step that is all overhead."""
+    import keras
+
+    layers = [keras.layers.Dense(32, activation="relu"), keras.layers.Dense(32)]
+    return keras.Sequential([keras.Input((32,)), *layers])
+
+
+def small_cnn() -> Any:
+    """Two convolutions and two dense layers: 2.1 million parameters, 8.5 MB of gradients."""
+    import keras
+
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1344, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+MODELS = {"mlp": (mlp, 8), "small_cnn": (small_cnn, 32)}
+"""Name: how to make it, and examples per rank and step."""
+
+
+def data_for(model: Any, examples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random inputs and targets of the model's shapes."""
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(examples, *model.input_shape[1:])).astype(np.float32)
+    targets = random.normal(size=(examples, *model.output_shape[1:])).astype(np.float32)
+    return inputs, targets

@@ -1,0 +1,36 @@
+"""What ringar is measured against, and ringar itself: one small adapter file each.
+
+An adapter module has
+
+- ``TITLE``: its name in tables;
+- ``REQUIREMENTS``: what pip installs into an environment of its own; empty: ringar's environment;
+- ``command(environment, ranks, program)``: the command line that starts ``program`` on that many
+  ranks of this machine, given the environment's folder;
+- ``class Peer``: made once on every rank, with ``rank``, ``size``, ``barrier()``, and
+  ``allreduce(array)``, which returns a function that sums ``array`` over all ranks each time it is
+  called, into the same result.
+
+The harness names those that cannot be installed or started, and goes on without them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+
+def names() -> list[str]:
+    """All adapters there are."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def load(name: str) -> ModuleType:
+    """The adapter of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in names():
+        raise ValueError(f"peer must be one of {', '.join(names())}. Received: {name}")
+    return importlib.import_module(f"{__name__}.{name}")

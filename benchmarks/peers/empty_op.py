@@ -1,0 +1,30 @@
+"""What a call of a tf.function costs that holds one small op and communicates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import ringar
+from benchmarks.launch import ringarrun as command  # noqa: F401
+
+TITLE = "x + x in tf.function, no communication"
+REQUIREMENTS: tuple[str, ...] = ()
+COMMUNICATES = False
+
+
+class Peer:
+    def __init__(self) -> None:
+        ringar.init()
+        self.rank, self.size = ringar.rank(), ringar.size()
+
+    def barrier(self) -> None:
+        ringar.barrier()
+
+    def allreduce(self, array: np.ndarray) -> Callable[[], Any]:
+        tensor = tf.constant(array)
+        function = tf.function(lambda x: x + x).get_concrete_function(tensor)
+        return lambda: function(tensor)

@@ -1,0 +1,51 @@
+"""Starts a command N times side by side: ``spawn.py N command...``, for peers without a launcher.
+
+Ranks find each other through RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and BENCH_PORTS, and are
+bound to a core each where there are enough.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listened on a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def main() -> int:
+    ranks, command = int(sys.argv[1]), sys.argv[2:]
+    ports = free_ports(ranks + 1)
+    cores = sorted(os.sched_getaffinity(0))
+    common = {
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(ports[0]),
+        "BENCH_PORTS": ",".join(map(str, ports[1:])),
+    }
+    processes = []
+    for rank in range(ranks):
+        if ranks <= len(cores):
+            os.sched_setaffinity(0, {cores[rank]})
+        environment = {**os.environ, **common, "RANK": str(rank)}
+        processes.append(subprocess.Popen(command, env=environment))
+    try:
+        codes = [process.wait() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return max(abs(code) for code in codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

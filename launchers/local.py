@@ -1,0 +1,346 @@
+"""Run a planned job on this host: start its ranks, carry their output, end them together.
+
+One thread and one loop do it all, and the loop never waits for whoever reads the output: a stopped
+terminal must not keep the launcher from noticing that a rank has died.
+
+The job ends in one of four ways, and always the same way out: SIGTERM to what still runs,
+KILL_GRACE seconds later SIGKILL, until no process of the job is left.
+
+- All ranks have exited; what they left in the background gets LEFTOVER_GRACE seconds to follow.
+- A rank has failed; see `verdict.py` for which one is named.
+- The launcher got a signal; the second one means SIGKILL at once.
+- Nobody reads the output any more.
+
+If the launcher itself is killed, the kernel kills the ranks (PR_SET_PDEATHSIG) and the janitor
+kills the rest. The memory that the ranks share has no name, and goes with the last process that
+holds it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import BinaryIO
+
+from ringar.launchers import janitor, verdict
+from ringar.launchers.output import BACKLOG, Stream, screens
+from ringar.launchers.plan import JobPlan, RankPlan
+from ringar.launchers.ranks import ExitWatch, Rank, spawn
+from ringar.launchers.signals import Signals
+
+KILL_GRACE = 3.0  # seconds from SIGTERM to SIGKILL
+LEFTOVER_GRACE = 1.0  # seconds for background processes after the last rank has exited
+CAUSE_GRACE = 1.0  # seconds to wait for the failure behind "a peer is lost"
+_GIVE_UP = 5.0  # seconds after SIGKILL: a process that the kernel cannot end (a hung network disk)
+_TICK = 0.02  # how often to look, once the end has begun
+
+
+def run(job: JobPlan) -> int:
+    """Run `job` to its end and return the exit code for the launcher.
+
+    Raises:
+        UsageError: the program cannot be executed, or a file for its output cannot be written.
+    """
+    return LocalJob(job).run()
+
+
+class LocalJob:
+    """A job whose ranks all run on this host."""
+
+    def __init__(self, job: JobPlan) -> None:
+        self.job = job
+        self.ranks: list[Rank] = []
+        self.failures: list[
+            Rank
+        ] = []  # in the order of their death, as far as they were not told to stop
+        self.signal = 0  # the first signal that told the launcher to stop
+        self._signal_count = 0
+        self._out, self._err = screens()
+        self._term_at: float | None = None
+        self._kill_at: float | None = None
+        self._exits = ExitWatch()
+        self._poll = selectors.PollSelector()
+        self._interests: dict[int, int] = {}
+        self._arena = os.memfd_create("ringar-arena")
+        self._janitor: subprocess.Popen[bytes] | None = None
+        self._janitor_pipe = -1
+
+    def run(self) -> int:
+        """Run the job to its end and return the exit code."""
+        with Signals(self._on_signal) as signals:
+            self._watch_fd(signals.fileno(), selectors.EVENT_READ, signals.clear)
+            self._watch_fd(self._exits.fileno(), selectors.EVENT_READ, lambda: None)
+            try:
+                self._start()
+                self._loop()
+            finally:
+                self._end()
+            self._report()
+            code = self._exit_code()
+            self._flush()
+        return code
+
+    # Starting
+
+    def _start(self) -> None:
+        self._start_janitor()
+        self._say(
+            f"job {self.job.job}: {len(self.job.ranks)} ranks of: {' '.join(self.job.command)}"
+        )
+        for name, value in self.job.environment.items():
+            self._say(f"environment: {name}={value}")
+        for plan in self.job.ranks:
+            self._start_rank(plan)
+        os.close(self._arena)
+
+    def _start_janitor(self) -> None:
+        reader, self._janitor_pipe = os.pipe()
+        # Without RINGAR_JOB, so that the janitor of a job inside a job outlives the outer one by
+        # the moment it needs.
+        environment = {name: value for name, value in os.environ.items() if name != "RINGAR_JOB"}
+        self._janitor = subprocess.Popen(
+            [sys.executable, "-I", "-S", janitor.__file__, str(reader), self.job.job],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env=environment,
+            pass_fds=(reader,),
+            start_new_session=True,
+        )
+        os.close(reader)
+
+    def _start_rank(self, plan: RankPlan) -> None:
+        pipes = os.pipe(), os.pipe()
+        streams = (
+            self._stream(plan, "stdout", pipes[0][0]),
+            self._stream(plan, "stderr", pipes[1][0]),
+        )
+        process = None
+        try:
+            process = spawn(
+                self.job,
+                plan,
+                arena=self._arena,
+                janitor=self._janitor_pipe,
+                stdin=_stdin(plan.rank),
+                outputs=(pipes[0][1], pipes[1][1]),
+            )
+        except OSError as error:
+            raise verdict.cannot_execute(self.job.command[0], error) from error
+        finally:
+            for _, writer in pipes:
+                os.close(writer)
+            if process is None:
+                for stream in streams:
+                    stream.close()
+        rank = Rank(plan, process, *streams)
+        self.ranks.append(rank)
+        self._exits.add(rank)
+        where = "any CPU" if plan.cpus is None else "CPUs " + ",".join(map(str, plan.cpus))
+        self._say(f"rank {rank.number}: process {rank.pid} on {where}")
+
+    def _stream(self, plan: RankPlan, name: str, fd: int) -> Stream:
+        path = self.job.output_path(plan.rank, name)
+        copy: BinaryIO | None = None
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                copy = open(path, "wb", buffering=0)  # noqa: SIM115 (the stream closes it)
+            except OSError as error:
+                raise verdict.cannot_write(path, error) from error
+        return Stream(
+            fd,
+            self._out if name == "stdout" else self._err,
+            prefix=b"[%d] " % plan.rank if self.job.prefix else b"",
+            live=plan.rank == 0,
+            raw=not self.job.prefix and len(self.job.ranks) == 1,
+            copy=copy,
+        )
+
+    # Running
+
+    def _loop(self) -> None:
+        while not self._step(time.monotonic()):
+            self._update_interests()
+            for key, _ in self._poll.select(self._timeout(time.monotonic())):
+                key.data()
+
+    def _step(self, now: float) -> bool:
+        """Do what is due; return whether the job has come to its end."""
+        for rank in self._exits.ended():
+            self._on_exit(rank, now)
+        for stream in self._streams():
+            due = stream.prompt_due()
+            if due is not None and due <= now:
+                stream.show_prompt()
+        if self._term_at is None and (self._out.broken or self._err.broken):
+            self.signal = signal.SIGPIPE
+            self._term_at = now
+        running = any(rank.status is None for rank in self.ranks)
+        if not running and not janitor.members(self.job.job):
+            return True
+        if not running and self._term_at is None:
+            self._term_at = now + LEFTOVER_GRACE
+        return self._stop_if_due(now)
+
+    def _stop_if_due(self, now: float) -> bool:
+        """Send the signals that are due; return whether all hope of an end is lost."""
+        if self._kill_at is not None and now >= self._kill_at:
+            self._signal_all(signal.SIGKILL)
+            if now >= self._kill_at + _GIVE_UP:
+                left = ", ".join(map(str, sorted(janitor.members(self.job.job)))) or "unknown"
+                self._err.message(f"processes that could not be killed: {left}")
+                return True
+        elif self._kill_at is None and self._term_at is not None and now >= self._term_at:
+            self._kill_at = now + KILL_GRACE
+            for rank in self.ranks:
+                rank.stopped = rank.status is None
+            # A stopped process (SIGSTOP) sees SIGTERM only after SIGCONT.
+            self._signal_all(signal.SIGTERM, signal.SIGCONT)
+        return False
+
+    def _signal_all(self, *signals: int) -> None:
+        janitor.signal_job(self.job.job, [rank.pid for rank in self.ranks], *signals)
+
+    def _on_exit(self, rank: Rank, now: float) -> None:
+        rank.stderr.drain()  # its last words say what kind of failure it was
+        self._say(f"rank {rank.number}: ended with {rank.status}")
+        if rank.status is None or rank.status.ok or rank.stopped or self.signal:
+            return
+        self.failures.append(rank)
+        # A rank that only reports a lost peer may overtake that peer on the way out.
+        grace = CAUSE_GRACE if verdict.is_consequence(rank) else 0.0
+        self._term_at = min(now + grace, self._term_at or now + grace)
+
+    def _on_signal(self, number: int) -> None:
+        now = time.monotonic()
+        self._signal_count += 1
+        if self._signal_count > 1:
+            self._kill_at = now
+        self.signal = self.signal or number
+        self._term_at = min(now, self._term_at or now)
+
+    def _timeout(self, now: float) -> float | None:
+        if self._term_at is not None or all(rank.status is not None for rank in self.ranks):
+            return _TICK
+        dues = [due - now for stream in self._streams() if (due := stream.prompt_due()) is not None]
+        if self._exits.poll_interval is not None:
+            dues.append(self._exits.poll_interval)
+        return max(0.0, min(dues)) if dues else None
+
+    # Files
+
+    def _streams(self) -> list[Stream]:
+        return [stream for rank in self.ranks for stream in rank.streams]
+
+    def _update_interests(self) -> None:
+        """Poll the pipes of ranks whose screen keeps up, and the screens that are behind."""
+        for stream in self._streams():
+            if stream.closed:
+                continue
+            full = stream.screen.waiting > BACKLOG
+            self._watch_fd(
+                stream.fd, 0 if full else selectors.EVENT_READ, partial(self._read, stream)
+            )
+        for screen in {self._out, self._err}:
+            self._watch_fd(
+                screen.fd, selectors.EVENT_WRITE if screen.waiting else 0, screen.write_some
+            )
+
+    def _watch_fd(self, fd: int, events: int, action: Callable[[], object]) -> None:
+        if self._interests.get(fd, 0) == events:
+            return
+        if self._interests.get(fd, 0):
+            self._poll.unregister(fd)
+        if events:
+            self._poll.register(fd, events, action)
+        self._interests[fd] = events
+
+    def _read(self, stream: Stream) -> None:
+        fd = stream.fd
+        stream.read_some()
+        if stream.closed:
+            self._watch_fd(fd, 0, lambda: None)
+        self._warn_of_copy(stream)
+
+    def _warn_of_copy(self, stream: Stream) -> None:
+        if stream.copy_error is not None:
+            self._err.message(
+                f"--output-filename: writing has failed, {stream.copy_error}; the job goes on"
+            )
+            stream.copy_error = None
+
+    def _flush(self) -> None:
+        """Write what is left to write, for as long as somebody reads it."""
+        for screen in (self._out, self._err):
+            screen.release()
+        signals = self._signal_count
+        while (self._out.waiting or self._err.waiting) and self._signal_count == signals:
+            self._update_interests()
+            for key, _ in self._poll.select():
+                key.data()
+
+    # The end
+
+    def _end(self) -> None:
+        """Leave nothing behind, whatever has happened."""
+        give_up = time.monotonic() + _GIVE_UP
+        self._signal_all(signal.SIGKILL)
+        while not all(rank.has_ended() for rank in self.ranks) and time.monotonic() < give_up:
+            time.sleep(_TICK)
+        for stream in self._streams():
+            stream.drain()
+            self._watch_fd(stream.fd, 0, stream.close)
+            stream.close()
+        self._watch_fd(self._exits.fileno(), 0, self._exits.close)
+        self._exits.close()
+        for rank in self.ranks:
+            if rank.status is not None:
+                rank.process.wait()
+        if self._janitor is not None:
+            os.close(self._janitor_pipe)
+            self._janitor.kill()
+            self._janitor.wait()
+
+    def _report(self) -> None:
+        for stream in self._streams():  # what was read last
+            self._warn_of_copy(stream)
+        if self.failures:
+            text, tail = verdict.report(self.ranks, self.failures)
+            for line in tail:
+                self._err.line(line)
+            self._err.message(text)
+        elif self.signal and self.signal != signal.SIGPIPE:
+            self._err.message(f"stopped all ranks on {signal.Signals(self.signal).name}")
+
+    def _exit_code(self) -> int:
+        if self.failures:
+            status = verdict.cause(self.failures).status
+            return status.exit_code if status else 1
+        return 128 + self.signal if self.signal else 0
+
+    def _say(self, text: str) -> None:
+        if self.job.verbose:
+            self._err.message(text)
+
+
+def _stdin(rank: int) -> int:
+    """The standard input of a rank: that of the launcher for rank 0, nothing for the others.
+
+    A rank is in a session of its own, where the terminal's job control does not hold it: started in
+    the background, it would read what is typed for the shell, and so it gets nothing either.
+    """
+    if rank != 0:
+        return subprocess.DEVNULL
+    try:
+        background = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
+    except OSError:
+        background = True
+    return subprocess.DEVNULL if background else 0

@@ -1,0 +1,247 @@
+"""From what was asked to what will run: a job as plain data, before anything is started.
+
+A plan says which ranks there are, on which CPUs, and with which environment; `local.py` follows it.
+Whatever is wrong with the request is found here, so that a bad request starts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringar.launchers import cpus as cpus_module
+from ringar.launchers.cpus import Cpu
+
+#: The most ranks that one host runs, unless it has more CPUs than this.
+MAX_LOCAL_RANKS = 64
+
+#: Variables that only the launcher sets; see docs/architecture.md for their meaning.
+RESERVED = frozenset(
+    "RINGAR_" + name
+    for name in (
+        "RANK",
+        "SIZE",
+        "LOCAL_RANK",
+        "LOCAL_SIZE",
+        "CROSS_RANK",
+        "CROSS_SIZE",
+        "ARENA_FD",
+        "JOB",
+        "BOUND_CPUS",
+    )
+)
+
+
+class UsageError(Exception):
+    """A request that cannot be carried out; `code` is the exit code, as in a shell."""
+
+    def __init__(self, message: str, code: int = 2) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; one field per option of `ringarrun`."""
+
+    num_proc: int
+    command: tuple[str, ...]
+    exports: tuple[str, ...] = ()
+    bind_to: str | None = None
+    prefix: bool | None = None
+    output_folder: Path | None = None
+    start_timeout: float | None = None
+    deadline: float | None = None
+    stall_warning: float | None = None
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One rank: its place in the job and the CPUs that it is bound to (None: not bound)."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int = 0
+    cross_size: int = 1
+    cpus: tuple[int, ...] | None = None
+
+    def environment(self) -> dict[str, str]:
+        """The variables that tell this rank its place."""
+        variables = {
+            "RINGAR_RANK": str(self.rank),
+            "RINGAR_SIZE": str(self.size),
+            "RINGAR_LOCAL_RANK": str(self.local_rank),
+            "RINGAR_LOCAL_SIZE": str(self.local_size),
+            "RINGAR_CROSS_RANK": str(self.cross_rank),
+            "RINGAR_CROSS_SIZE": str(self.cross_size),
+        }
+        if self.cpus is not None:
+            # Tells ringar.threads that the CPUs it sees are its own and need no dividing by the
+            # local size.
+            variables["RINGAR_BOUND_CPUS"] = str(len(self.cpus))
+        return variables
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A whole job: the command that every rank runs, the ranks, and where their output goes."""
+
+    job: str
+    command: tuple[str, ...]
+    ranks: tuple[RankPlan, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    prefix: bool = True
+    output_folder: Path | None = None
+    verbose: bool = False
+
+    def rank_environment(self, rank: RankPlan, base: Mapping[str, str]) -> dict[str, str]:
+        """The whole environment of `rank`, on top of `base`, the launcher's own."""
+        merged = {name: value for name, value in base.items() if name not in RESERVED}
+        merged.setdefault("PYTHONUNBUFFERED", "1")
+        merged.update(self.environment)
+        merged.update(rank.environment())
+        merged["RINGAR_JOB"] = self.job
+        return merged
+
+    def output_path(self, rank: int, stream: str) -> Path | None:
+        """The file that keeps `stream` of `rank`, named as Horovod does: DIR/rank.03/stderr."""
+        if self.output_folder is None:
+            return None
+        width = len(str(len(self.ranks) - 1))
+        return self.output_folder / f"rank.{rank:0{width}d}" / stream
+
+
+def make(request: Request, environ: Mapping[str, str], cpus: Sequence[Cpu]) -> JobPlan:
+    """Plan a job on this host.
+
+    Args:
+        request: what was asked for.
+        environ: the launcher's environment, the source of `-x NAME` and of PATH.
+        cpus: the CPUs that may be used.
+
+    Raises:
+        UsageError: the request cannot be carried out; the message says why and what to do.
+    """
+    check_num_proc(request.num_proc, limit=max(MAX_LOCAL_RANKS, len(cpus)))
+    environment = _exports(request.exports, environ)
+    environment.update(_timeouts(request))
+    check_program(request.command, environment.get("PATH", environ.get("PATH")))
+    _check_output_folder(request.output_folder)
+    sets = _cpu_sets(request, cpus)
+    size = request.num_proc
+    return JobPlan(
+        job=os.urandom(8).hex(),
+        command=request.command,
+        ranks=tuple(RankPlan(r, size, r, size, cpus=sets[r]) for r in range(size)),
+        environment=environment,
+        prefix=size > 1 if request.prefix is None else request.prefix,
+        output_folder=request.output_folder,
+        verbose=request.verbose,
+    )
+
+
+def check_num_proc(num_proc: int, limit: int = MAX_LOCAL_RANKS) -> None:
+    """Raise UsageError unless one host can run `num_proc` ranks."""
+    if num_proc < 1:
+        raise UsageError(
+            f"-np: expected the number of ranks to start, from 1 to {limit}, received {num_proc}; "
+            "for example: ringarrun -np 2 python train.py"
+        )
+    if num_proc > limit:
+        raise UsageError(
+            f"-np: expected at most {limit} ranks on one host, received {num_proc}; "
+            "start one rank per core, GPU or NUMA node"
+        )
+
+
+def check_program(command: Sequence[str], path: str | None) -> None:
+    """Raise UsageError unless the program, the first word of `command`, can be executed.
+
+    Args:
+        command: the program and its arguments.
+        path: the PATH in which the ranks will look for it.
+    """
+    if not command:
+        raise UsageError(
+            "expected a program to run after the options, received none; "
+            "for example: ringarrun -np 2 python train.py"
+        )
+    program = command[0]
+    if shutil.which(program, path=path):
+        return
+    hint = ""
+    if program.endswith(".py") and os.path.exists(program):
+        hint = f"; to run it with Python: ringarrun … python {program}"
+    elif program == "python" and shutil.which("python3", path=path):
+        hint = "; there is a python3"
+    if os.path.isdir(program):
+        raise UsageError(f"{program}: expected a program to run, received a directory", 126)
+    if os.path.dirname(program) and os.path.exists(program):
+        raise UsageError(
+            f"{program}: expected a program to run, but this file is not executable{hint}", 126
+        )
+    where = "no such file" if os.path.dirname(program) else "found nowhere in PATH"
+    raise UsageError(f"{program}: expected a program to run, but it is {where}{hint}", 127)
+
+
+def _exports(exports: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    variables = {}
+    for export in exports:
+        name, equals, value = export.partition("=")
+        if not name or "\0" in export:
+            raise UsageError(f"-x: expected NAME or NAME=VALUE, received {export!r}")
+        if name in RESERVED:
+            raise UsageError(
+                f"-x: {name} is set by ringarrun itself for each rank; choose another name"
+            )
+        if not equals and name not in environ:
+            raise UsageError(
+                f"-x {name}: expected a variable that is set, but {name} is not; "
+                f"set it, or give its value: -x {name}=VALUE"
+            )
+        variables[name] = value if equals else environ[name]
+    return variables
+
+
+def _timeouts(request: Request) -> dict[str, str]:
+    seconds = {
+        "RINGAR_START_TIMEOUT": request.start_timeout,
+        "RINGAR_DEADLINE": request.deadline,
+        "RINGAR_STALL_WARNING": request.stall_warning,
+    }
+    # What is not asked for is left to the environment, and then to the library's own default.
+    return {name: f"{value:.12g}" for name, value in seconds.items() if value is not None}
+
+
+def _cpu_sets(request: Request, cpus: Sequence[Cpu]) -> Sequence[tuple[int, ...] | None]:
+    size = request.num_proc
+    if request.bind_to == "core" and size > len(cpus):
+        raise UsageError(
+            f"--bind-to core: expected at most {len(cpus)} ranks, one per CPU that may be used, "
+            f"received {size}; start fewer ranks or choose --bind-to none"
+        )
+    if request.bind_to == "none" or size > len(cpus):
+        return [None] * size
+    return cpus_module.split(cpus, size)
+
+
+def _check_output_folder(folder: Path | None) -> None:
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--output-filename: expected a folder to write in, received {str(folder)!r}: "
+            f"{error.strerror}"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"--output-filename: expected a folder to write in, but {str(folder)!r} is not writable"
+        )

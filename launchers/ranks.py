@@ -1,0 +1,192 @@
+"""The process of one rank: how it is started, how it ended, and who ended first."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ringar.launchers.output import Stream
+from ringar.launchers.plan import JobPlan, RankPlan
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class ExitStatus:
+    """How a process ended: with an exit code, or by a signal."""
+
+    code: int = 0
+    signal: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended with exit code 0."""
+        return self.code == 0 and self.signal == 0
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that a shell would report."""
+        return 128 + self.signal if self.signal else self.code
+
+    def __str__(self) -> str:
+        if not self.signal:
+            return f"exit code {self.code}"
+        try:
+            name = signal.Signals(self.signal).name
+        except ValueError:
+            name = "unknown"
+        return f"signal {self.signal} ({name})"
+
+
+@dataclass
+class Rank:
+    """One rank that was started. `status` is None while it runs."""
+
+    plan: RankPlan
+    process: subprocess.Popen[bytes]
+    stdout: Stream
+    stderr: Stream
+    status: ExitStatus | None = None
+    stopped: bool = False  # the launcher had told it to stop before it ended
+
+    @property
+    def number(self) -> int:
+        """Its rank."""
+        return self.plan.rank
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also that of its session and process group."""
+        return self.process.pid
+
+    @property
+    def streams(self) -> tuple[Stream, Stream]:
+        """Its standard output and standard error."""
+        return self.stdout, self.stderr
+
+    def has_ended(self) -> bool:
+        """Look whether it has ended, and set `status` if so.
+
+        The process is not reaped: while it is a zombie, no other process can get its number, and
+        its process group can be signalled safely until the end of the job.
+        """
+        if self.status is None:
+            result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if result is not None:
+                by_exit = result.si_code == os.CLD_EXITED
+                self.status = (
+                    ExitStatus(code=result.si_status)
+                    if by_exit
+                    else ExitStatus(signal=result.si_status)
+                )
+        return self.status is not None
+
+
+class ExitWatch:
+    """Tells which ranks have ended, in the order in which they ended.
+
+    When one rank dies the others follow within milliseconds, and a busy launcher sees them all dead
+    at once. The order says which one was the cause: an epoll set lists its members in the order in
+    which they became ready. On a kernel before 5.3, which has no pidfd, ranks killed by a signal
+    come first and then the lower ones.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._by_pidfd: dict[int, Rank] = {}
+        self._without: list[Rank] = []
+
+    def add(self, rank: Rank) -> None:
+        """Watch `rank`."""
+        try:
+            pidfd = os.pidfd_open(rank.pid)
+        except (AttributeError, OSError):
+            self._without.append(rank)
+            return
+        self._by_pidfd[pidfd] = rank
+        self._epoll.register(pidfd, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """A file descriptor that is readable when a rank has ended."""
+        return self._epoll.fileno()
+
+    @property
+    def poll_interval(self) -> float | None:
+        """Seconds after which to call `ended` although the descriptor is silent; None: never."""
+        return 0.02 if self._without else None
+
+    def ended(self) -> list[Rank]:
+        """The ranks that have ended since the last call, first the one that ended first."""
+        ranks = []
+        for pidfd, _ in self._epoll.poll(0):
+            rank = self._by_pidfd.pop(pidfd)
+            self._epoll.unregister(pidfd)
+            os.close(pidfd)
+            rank.has_ended()
+            ranks.append(rank)
+        polled = [rank for rank in self._without if rank.has_ended()]
+        self._without = [rank for rank in self._without if rank.status is None]
+        polled.sort(key=lambda rank: (rank.status is None or not rank.status.signal, rank.number))
+        return ranks + polled
+
+    def close(self) -> None:
+        """Close all file descriptors."""
+        for pidfd in self._by_pidfd:
+            os.close(pidfd)
+        self._by_pidfd.clear()
+        self._epoll.close()
+
+
+def spawn(
+    job: JobPlan, rank: RankPlan, *, arena: int, janitor: int, stdin: int, outputs: tuple[int, int]
+) -> subprocess.Popen[bytes]:
+    """Start the process of `rank`.
+
+    Args:
+        job: the job that it belongs to.
+        rank: its place and its CPUs.
+        arena: file descriptor of the memory that the ranks of this host share; it is inherited.
+        janitor: the pipe of the janitor, which hears of the process before the program begins.
+        stdin: its standard input.
+        outputs: its standard output and standard error.
+
+    Raises:
+        OSError: the program cannot be executed.
+    """
+    environment = job.rank_environment(rank, os.environ)
+    environment["RINGAR_ARENA_FD"] = str(arena)
+    return subprocess.Popen(
+        job.command,
+        stdin=stdin,
+        stdout=outputs[0],
+        stderr=outputs[1],
+        env=environment,
+        pass_fds=(arena,),
+        start_new_session=True,
+        preexec_fn=_before_program(rank.cpus, janitor),
+    )
+
+
+def _before_program(cpus: tuple[int, ...] | None, janitor: int) -> Callable[[], None]:
+    """What a rank does between fork and exec; Python is safe here: there is only one thread."""
+    launcher = os.getpid()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        if os.getppid() != launcher:  # it died before the line above
+            os._exit(1)
+        with contextlib.suppress(OSError):  # someone has killed the janitor
+            os.write(janitor, b"%d\n" % os.getpid())
+        if cpus is not None:
+            # CPUs may have been taken away meanwhile; to be bound is no condition for running.
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, cpus)
+
+    return prepare

@@ -1,0 +1,52 @@
+"""How the launcher hears signals: between two steps of its loop, never in the middle of one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+
+class Signals:
+    """A context in which SIGINT, SIGTERM and SIGHUP do nothing but make a file descriptor readable.
+
+    Args:
+        action: called with the number of each signal, from `clear`.
+    """
+
+    def __init__(self, action: Callable[[int], None]) -> None:
+        self._action = action
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._previous: dict[int, object] = {}
+        self._previous_fd = -1
+
+    def fileno(self) -> int:
+        """A file descriptor that is readable after a signal."""
+        return self._reader
+
+    def clear(self) -> None:
+        """Make the file descriptor unreadable again, and act on the signals."""
+        for number in os.read(self._reader, 64):
+            self._action(number)
+
+    def __enter__(self) -> Signals:
+        self._previous_fd = signal.set_wakeup_fd(self._writer)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # nohup means that a lost terminal is to be ignored.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, _nothing)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._previous_fd)
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """The signal's number arrives through the wakeup file descriptor."""

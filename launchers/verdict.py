@@ -1,0 +1,101 @@
+"""What is said about a job that failed: which rank was the cause, how it ended, its last words."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from ringar.launchers.plan import UsageError
+from ringar.launchers.ranks import Rank
+
+#: What a rank writes that fails because another rank is gone: ringar's own exception, and
+#: TensorFlow's.
+_LOST_PEER = (b"PeerLostError", b"AbortedError")
+
+
+def is_consequence(rank: Rank) -> bool:
+    """Whether the last lines of `rank` say that it failed because another rank was gone."""
+    return any(mark in line for line in rank.stderr.tail() for mark in _LOST_PEER)
+
+
+def cause(failures: Sequence[Rank]) -> Rank:
+    """The rank that the others failed because of.
+
+    It is the one that died first. A rank that reports a lost peer is passed over if there is
+    another: the lost peer may take longer to leave Python than the rank that noticed.
+
+    Args:
+        failures: the ranks that failed, in the order of their death; not empty.
+    """
+    return next((rank for rank in failures if not is_consequence(rank)), failures[0])
+
+
+def report(ranks: Sequence[Rank], failures: Sequence[Rank]) -> tuple[str, list[bytes]]:
+    """What to say at the end of a job that failed.
+
+    Args:
+        ranks: all ranks that were started.
+        failures: those that failed, in the order of their death; not empty.
+
+    Returns:
+        The verdict in one line, and before it the last lines of the rank that was the cause.
+    """
+    first = cause(failures)
+    tail: list[bytes] = []
+    if len(ranks) > 1:  # a lone rank has just said it
+        tail = [b"[%d] " % first.number + line for line in first.stderr.tail()]
+        if tail:
+            tail.insert(
+                0, b"ringarrun: the last lines that rank %d wrote to stderr:" % first.number
+            )
+    text = f"rank {first.number} of {len(ranks)} {_ending(first)}"
+    later = [rank for rank in failures if rank is not first]
+    stopped = [rank for rank in ranks if rank.stopped]
+    if later:
+        text += f"; {_names(later)} failed with it"
+    if stopped:
+        text += f"; {_names(stopped)} {'was' if len(stopped) == 1 else 'were'} stopped"
+    return text, tail
+
+
+def cannot_execute(program: str, error: OSError) -> UsageError:
+    """The error for a program that is there but does not start."""
+    missing = error.errno == errno.ENOENT
+    hint = (
+        " (is the interpreter in its first line there?)"
+        if missing or error.errno == errno.ENOEXEC
+        else ""
+    )
+    return UsageError(
+        f"{program}: expected a program that can be executed: {error.strerror}{hint}", 126
+    )
+
+
+def cannot_write(path: Path, error: OSError) -> UsageError:
+    """The error for a file of --output-filename that cannot be written."""
+    return UsageError(f"--output-filename: cannot write {str(path)!r}: {error.strerror}")
+
+
+def _ending(rank: Rank) -> str:
+    status = rank.status
+    if status is None or not status.signal:
+        return f"failed with {status}"
+    hint = "; the system may have run out of memory" if status.signal == signal.SIGKILL else ""
+    return f"was killed by {status}{hint}"
+
+
+def _names(ranks: Sequence[Rank]) -> str:
+    numbers = sorted(rank.number for rank in ranks)
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    # Runs of more than two are shortened: with 64 ranks the list would hide the verdict.
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return "ranks " + ", ".join(parts)

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringar.launchers import plan
+from ringar.launchers.cpus import Cpu
+from ringar.launchers.plan import JobPlan, Request, UsageError
+
+FOUR_CPUS = [Cpu(0, 0, number, number) for number in range(4)]
+ENVIRON = {"PATH": "/usr/bin:/bin", "HOME": "/home/someone"}
+
+
+def make(**options: object) -> JobPlan:
+    fields: dict[str, object] = {"num_proc": 2, "command": (sys.executable, "train.py"), **options}
+    return plan.make(Request(**fields), ENVIRON, FOUR_CPUS)  # type: ignore[arg-type]
+
+
+def test_each_rank_knows_its_place() -> None:
+    job = make(num_proc=3)
+    assert [rank.rank for rank in job.ranks] == [0, 1, 2]
+    assert job.rank_environment(job.ranks[2], {}) == {
+        "PYTHONUNBUFFERED": "1",
+        "RINGAR_JOB": job.job,
+        "RINGAR_RANK": "2",
+        "RINGAR_SIZE": "3",
+        "RINGAR_LOCAL_RANK": "2",
+        "RINGAR_LOCAL_SIZE": "3",
+        "RINGAR_CROSS_RANK": "0",
+        "RINGAR_CROSS_SIZE": "1",
+        "RINGAR_BOUND_CPUS": "1",
+    }
+
+
+def test_jobs_have_different_ids() -> None:
+    assert make().job != make().job
+
+
+def test_a_job_inside_a_job_forgets_the_outer_one() -> None:
+    job = make(bind_to="none")
+    outer = {"RINGAR_RANK": "7", "RINGAR_ARENA_FD": "9", "RINGAR_BOUND_CPUS": "3", "A": "1"}
+    inner = job.rank_environment(job.ranks[0], outer)
+    assert inner["RINGAR_RANK"] == "0"
+    assert inner["A"] == "1"
+    assert "RINGAR_ARENA_FD" not in inner
+    assert "RINGAR_BOUND_CPUS" not in inner
+
+
+@pytest.mark.parametrize("value", ["", "0", "x"])
+def test_pythonunbuffered_of_the_user_wins(value: str) -> None:
+    job = make()
+    environment = job.rank_environment(job.ranks[0], {"PYTHONUNBUFFERED": value})
+    assert environment["PYTHONUNBUFFERED"] == value
+
+
+def test_exports_are_copied_or_set() -> None:
+    job = make(exports=("HOME", "A=1=2", "EMPTY=", "RINGAR_DEADLINE=5"))
+    assert job.environment == {
+        "HOME": "/home/someone",
+        "A": "1=2",
+        "EMPTY": "",
+        "RINGAR_DEADLINE": "5",
+    }
+
+
+@pytest.mark.parametrize(
+    ("export", "message"),
+    [
+        ("NOT_THERE", "expected a variable that is set, but NOT_THERE is not"),
+        ("=1", "expected NAME or NAME=VALUE, received '=1'"),
+        ("RINGAR_RANK=1", "RINGAR_RANK is set by ringarrun itself"),
+    ],
+)
+def test_bad_exports(export: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make(exports=(export,))
+
+
+def test_times_reach_the_ranks() -> None:
+    job = make(start_timeout=90.0, deadline=0.5, stall_warning=1e6)
+    assert job.environment == {
+        "RINGAR_START_TIMEOUT": "90",
+        "RINGAR_DEADLINE": "0.5",
+        "RINGAR_STALL_WARNING": "1000000",
+    }
+
+
+@pytest.mark.parametrize(
+    ("num_proc", "bind_to", "cpus"),
+    [
+        (1, None, [(0, 1, 2, 3)]),
+        (2, None, [(0, 1), (2, 3)]),
+        (4, "core", [(0,), (1,), (2,), (3,)]),
+        (2, "none", [None, None]),
+        (5, None, [None] * 5),
+    ],
+)
+def test_binding(num_proc: int, bind_to: str | None, cpus: list[object]) -> None:
+    job = make(num_proc=num_proc, bind_to=bind_to)
+    assert [rank.cpus for rank in job.ranks] == cpus
+
+
+def test_binding_more_ranks_than_cpus_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"expected at most 4 ranks.*received 5.*--bind-to none"):
+        make(num_proc=5, bind_to="core")
+
+
+def test_one_rank_has_no_prefix_unless_asked_for() -> None:
+    assert not make(num_proc=1).prefix
+    assert make(num_proc=1, prefix=True).prefix
+    assert make(num_proc=2).prefix
+    assert not make(num_proc=2, prefix=False).prefix
+
+
+def test_output_folders_are_padded_as_horovod_does(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    assert make(num_proc=2, output_folder=folder).output_path(1, "stdout") == (
+        folder / "rank.1" / "stdout"
+    )
+    assert make(num_proc=11, output_folder=folder).output_path(3, "stderr") == (
+        folder / "rank.03" / "stderr"
+    )
+    assert make().output_path(0, "stdout") is None
+
+
+def test_output_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"expected a folder to write in, received .*file"):
+        make(output_folder=tmp_path / "file")
+
+
+@pytest.mark.parametrize("num_proc", [0, -1, 65, 10**9])
+def test_number_of_ranks_out_of_range(num_proc: int) -> None:
+    with pytest.raises(UsageError, match=rf"-np: expected .* 64.* received {num_proc};") as caught:
+        make(num_proc=num_proc)
+    assert caught.value.code == 2
+
+
+def test_a_large_host_takes_a_rank_per_cpu() -> None:
+    cpus = [Cpu(0, 0, number, number) for number in range(96)]
+    job = plan.make(Request(96, (sys.executable,)), ENVIRON, cpus)
+    assert len(job.ranks) == 96
+    with pytest.raises(UsageError, match="at most 96 ranks"):
+        plan.make(Request(97, (sys.executable,)), ENVIRON, cpus)
+
+
+def test_no_program() -> None:
+    with pytest.raises(UsageError, match="expected a program to run") as caught:
+        make(command=())
+    assert caught.value.code == 2
+
+
+def test_program_is_looked_up_in_the_path_of_the_ranks(tmp_path: Path) -> None:
+    program = tmp_path / "my-program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    with pytest.raises(UsageError, match="found nowhere in PATH") as caught:
+        make(command=("my-program",))
+    assert caught.value.code == 127
+    assert make(command=("my-program",), exports=(f"PATH={tmp_path}",)).command == ("my-program",)
+
+
+def test_program_that_is_not_executable(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(UsageError, match=r"not executable; .* python .*train\.py") as caught:
+        make(command=(str(script),))
+    assert caught.value.code == 126
+    with pytest.raises(UsageError, match="received a directory") as caught:
+        make(command=(str(tmp_path),))
+    assert caught.value.code == 126

@@ -153,8 +153,10 @@ Status Engine::execute(Request& request) {
 void Engine::submit(Request* request) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!baton_taken_ && queue_.empty() && !stopping_.load() && is_short(*request)) {
-      const Status status = run_here(lock, *request);
+    const bool idle = !baton_taken_ && queue_.empty();
+    if (stopping_.load() || (idle && is_short(*request))) {
+      const Status status = stopping_.load() ? stopped() : run_here(lock, *request);
+      if (lock.owns_lock()) lock.unlock();
       return request->complete(status);
     }
     queue_.push_back({request});
@@ -165,7 +167,8 @@ void Engine::submit(Request* request) {
 
 Status Engine::run(Request& request) {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (!baton_taken_ && queue_.empty() && !stopping_.load()) return run_here(lock, request);
+  if (stopping_.load()) return stopped();
+  if (!baton_taken_ && queue_.empty()) return run_here(lock, request);
   Status status;
   bool finished = false;
   queue_.push_back({&request, &status, &finished});
@@ -209,6 +212,10 @@ void Engine::finish(Call call, const Status& status) {
   done_.notify_all();
 }
 
+Status Engine::stopped() const {
+  return {RINGAR_NOT_INITIALIZED, who() + "ringar was shut down before this collective ran"};
+}
+
 void Engine::thread_main() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
@@ -216,13 +223,11 @@ void Engine::thread_main() {
     if (stopping_.load()) break;
     run_queue(lock);
   }
-  const Status stopped(RINGAR_NOT_INITIALIZED,
-                       who() + "ringar was shut down before this collective ran");
   while (!queue_.empty()) {
     const Call call = queue_.front();
     queue_.pop_front();
     lock.unlock();
-    finish(call, stopped);
+    finish(call, stopped());
     lock.lock();
   }
 }

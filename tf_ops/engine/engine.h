@@ -56,6 +56,7 @@ class Engine {
   Status run_here(std::unique_lock<std::mutex>& lock, Request& request);
   void run_queue(std::unique_lock<std::mutex>& lock);
   void thread_main();
+  Status stopped() const;
   std::string who() const { return "rank " + std::to_string(config_.rank) + " | "; }
 
   const ringar_config config_;

@@ -1,0 +1,79 @@
+// A small test harness: TEST(name) { EXPECT(...); }, and a main (main.cc) that runs them all.
+//
+// A failed expectation throws Failure; ranks that are threads or processes carry it to the test
+// that started them (ranks.h).
+
+#pragma once
+
+#include <sstream>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace ringar::test {
+
+struct Failure {
+  std::string text;
+};
+
+struct Test {
+  const char* name;
+  void (*body)();
+};
+
+std::vector<Test>& tests();
+
+struct Registered {
+  Registered(const char* name, void (*body)()) { tests().push_back({name, body}); }
+};
+
+[[noreturn]] void fail(const char* file, int line, const std::string& what);
+
+template <typename T>
+std::string show(const T& value) {
+  std::ostringstream text;
+  if constexpr (std::is_enum_v<T>)
+    text << static_cast<long long>(value);
+  else
+    text << value;
+  return text.str();
+}
+
+template <typename A, typename B>
+void expect_equal(const A& received, const B& expected, const char* expression, const char* file,
+                  int line) {
+  if (received == expected) return;
+  fail(file, line,
+       std::string(expression) + ": expected " + show(expected) + ", received " + show(received));
+}
+
+inline void expect_contains(const std::string& text, const std::string& part, const char* file,
+                            int line) {
+  if (text.find(part) == std::string::npos)
+    fail(file, line, "expected \"" + part + "\" in: " + text);
+}
+
+}  // namespace ringar::test
+
+#define TEST(name)                                                               \
+  static void test_##name();                                                     \
+  static const ::ringar::test::Registered registered_##name{#name, test_##name}; \
+  static void test_##name()
+
+#define EXPECT(condition)                                                               \
+  do {                                                                                  \
+    if (!(condition)) ::ringar::test::fail(__FILE__, __LINE__, "expected " #condition); \
+  } while (false)
+
+// The received value comes first, as in `what == wanted`.
+#define EXPECT_EQ(received, expected) \
+  ::ringar::test::expect_equal(received, expected, #received, __FILE__, __LINE__)
+
+#define EXPECT_CONTAINS(text, part) ::ringar::test::expect_contains(text, part, __FILE__, __LINE__)
+
+#define EXPECT_OK(expression)                                                                \
+  do {                                                                                       \
+    const ::ringar::Status status_ = (expression);                                           \
+    if (!status_.ok())                                                                       \
+      ::ringar::test::fail(__FILE__, __LINE__, #expression " failed: " + status_.message()); \
+  } while (false)

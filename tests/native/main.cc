@@ -1,0 +1,78 @@
+// Runs the tests whose names contain one of the arguments, or all. Each has a deadline: a test that
+// hangs is a failure, and ends the program with its name.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+
+#include "check.h"
+
+namespace ringar::test {
+
+std::vector<Test>& tests() {
+  static std::vector<Test> all;
+  return all;
+}
+
+void fail(const char* file, int line, const std::string& what) {
+  const char* slash = std::strrchr(file, '/');
+  throw Failure{std::string(slash ? slash + 1 : file) + ":" + std::to_string(line) + ": " + what};
+}
+
+}  // namespace ringar::test
+
+namespace {
+
+using ringar::test::Failure;
+using ringar::test::Test;
+
+constexpr unsigned kDeadlineSeconds = 120;
+const char* running = "";
+
+void on_deadline(int) {
+  const char text[] = " did not end before its deadline\n";
+  (void)!write(STDERR_FILENO, running, std::strlen(running));
+  (void)!write(STDERR_FILENO, text, sizeof text - 1);
+  _exit(124);
+}
+
+bool wanted(const char* name, int argc, char** argv) {
+  for (int i = 1; i < argc; ++i)
+    if (std::strstr(name, argv[i])) return true;
+  return argc < 2;
+}
+
+bool passes(const Test& test) {
+  running = test.name;
+  alarm(kDeadlineSeconds);
+  const auto start = std::chrono::steady_clock::now();
+  std::string failure;
+  try {
+    test.body();
+  } catch (const Failure& caught) {
+    failure = caught.text;
+  }
+  alarm(0);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  std::printf("%s %s (%.2f s)\n", failure.empty() ? "ok    " : "FAILED", test.name, took.count());
+  if (!failure.empty()) std::printf("    %s\n", failure.c_str());
+  std::fflush(stdout);  // or a forked rank would print it again
+  return failure.empty();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  signal(SIGALRM, on_deadline);
+  int run = 0, failed = 0;
+  for (const Test& test : ringar::test::tests()) {
+    if (!wanted(test.name, argc, argv)) continue;
+    ++run;
+    if (!passes(test)) ++failed;
+  }
+  std::printf("%d tests, %d failed\n", run, failed);
+  return failed || run == 0 ? 1 : 0;
+}

@@ -1,0 +1,124 @@
+#include "ranks.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "check.h"
+#include "shared_mapping.h"
+
+namespace ringar::test {
+namespace {
+
+constexpr double kPatience = 20;
+
+// The arena and the notes of one job, for the time of a test.
+class Job {
+ public:
+  explicit Job(int size) : size_(size), fd_(memfd_create("ringar-test", 0)) {
+    void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    EXPECT(fd_ >= 0 && memory != MAP_FAILED);
+    notes_ = static_cast<std::atomic<int>*>(memory);
+  }
+  ~Job() {
+    munmap(notes_, kBytes);
+    close(fd_);
+  }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  Rank rank(int r) const {
+    return {r, size_, {r, size_, r, size_, 0, 1, fd_, kPatience, kPatience, kPatience / 2}, notes_};
+  }
+
+ private:
+  static constexpr size_t kBytes = Rank::kNotes * sizeof(std::atomic<int>);
+  int size_, fd_;
+  std::atomic<int>* notes_;
+};
+
+// Runs a rank; returns what went wrong, or "".
+std::string run(const Body& body, Rank rank) {
+  const std::string who = "rank " + std::to_string(rank.rank) + " | ";
+  try {
+    body(rank);
+  } catch (const Failure& failure) {
+    return who + failure.text;
+  } catch (const std::exception& error) {
+    return who + error.what();
+  }
+  return "";
+}
+
+[[noreturn]] void be_a_rank(const Body& body, const Rank& rank) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const std::string failure = run(body, rank);
+  if (!failure.empty()) std::fprintf(stderr, "    %s\n", failure.c_str());
+  // No destructors: they are the parent's.
+  _exit(failure.empty() ? 0 : 1);
+}
+
+}  // namespace
+
+void Rank::await(int place, int value) const {
+  while (notes[place].load() < value) std::this_thread::sleep_for(std::chrono::microseconds(200));
+}
+
+void Rank::meet(int place) const {
+  add(place);
+  await(place, size);
+}
+
+void on_threads(int size, const Body& body) {
+  const SharedMappings shared;
+  const Job job(size);
+  std::mutex mutex;
+  std::string failures;
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r)
+    threads.emplace_back([&, r] {
+      const std::string failure = run(body, job.rank(r));
+      const std::lock_guard<std::mutex> lock(mutex);
+      failures += failure.empty() ? "" : "\n    " + failure;
+    });
+  for (std::thread& thread : threads) thread.join();
+  if (!failures.empty()) fail(__FILE__, __LINE__, "ranks as threads:" + failures);
+}
+
+std::vector<Ending> endings(int size, const Body& body) {
+  const Job job(size);
+  std::vector<pid_t> pids;
+  for (int r = 0; r < size; ++r) {
+    const pid_t pid = fork();
+    EXPECT(pid >= 0);
+    if (pid == 0) be_a_rank(body, job.rank(r));
+    pids.push_back(pid);
+  }
+  std::vector<Ending> all;
+  for (pid_t pid : pids) {
+    int status = 0;
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
+    all.push_back(
+        {WIFEXITED(status) ? WEXITSTATUS(status) : -1, WIFSIGNALED(status) ? WTERMSIG(status) : 0});
+  }
+  return all;
+}
+
+void on_processes(int size, const Body& body) {
+  std::string failures;
+  const std::vector<Ending> all = endings(size, body);
+  for (size_t r = 0; r < all.size(); ++r)
+    if (all[r].code != 0)
+      failures += " rank " + std::to_string(r) + " ended with code " + std::to_string(all[r].code) +
+                  ", signal " + std::to_string(all[r].signal) + ";";
+  if (!failures.empty()) fail(__FILE__, __LINE__, "ranks as processes:" + failures);
+}
+
+}  // namespace ringar::test

@@ -1,0 +1,45 @@
+// Ranks for tests: forked processes, as in a real job, or threads of this one, so that
+// ThreadSanitizer sees what they do to each other.
+
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace ringar::test {
+
+// What a rank's body gets: a config to start an Engine with, and a board that all ranks see and
+// that has nothing to do with what is tested.
+struct Rank {
+  static constexpr int kNotes = 64;
+
+  int rank, size;
+  ringar_config config;
+  std::atomic<int>* notes;
+
+  // Waits until `value` has been noted at `place` (by add), without a limit of its own.
+  void await(int place, int value) const;
+  void add(int place) const { notes[place].fetch_add(1); }
+  // Waits for all ranks, at a place that is used for nothing else.
+  void meet(int place) const;
+};
+
+using Body = std::function<void(Rank&)>;
+
+// Fails the test if a rank fails. Every rank has an arena in common and 20 s of patience.
+void on_threads(int size, const Body& body);
+void on_processes(int size, const Body& body);
+
+// How a process ended: with a code, or by a signal.
+struct Ending {
+  int code;
+  int signal;
+};
+
+// For ranks that are to die. A body that returns makes 0, one that fails an expectation 1.
+std::vector<Ending> endings(int size, const Body& body);
+
+}  // namespace ringar::test

@@ -41,14 +41,16 @@ def main() -> int:
     """Print the report; return 0, or 1 if the native library is missing or does not load."""
     section = ""
     able = True
-    print(f"ringar {ringar_version()}")
+    lines = [f"ringar {ringar_version()}"]
     for finding in findings():
         if finding.section != section:
             section = finding.section
-            print(f"\n{section}")
-        print(finding)
+            lines += ["", section]
+        lines.append(str(finding))
         if finding.name == "native library":
             able = bool(finding.found)
+    # In one piece, so that a reader which stops early (`| head`) does no harm.
+    print("\n".join(lines))
     return 0 if able else 1
 
 

@@ -50,7 +50,7 @@ def main() -> int:
         if finding.name == "native library":
             able = bool(finding.found)
     # In one piece, so that a reader which stops early (`| head`) does no harm.
-    print("\n".join(lines))
+    sys.stdout.write("\n".join([*lines, ""]))
     return 0 if able else 1
 
 

@@ -29,11 +29,16 @@ def is_initialized() -> bool:
     return "ringar" in sys.modules and sys.modules["ringar"].is_initialized()
 
 
-def restart() -> None:
-    """Shuts ringar down, as far as it is running, and starts it again: a collective call."""
+def leave() -> None:
+    """Shuts ringar down on this rank alone."""
     import ringar
 
     ringar.shutdown()
+
+
+def restart() -> None:
+    """Shuts ringar down, as far as it is running, and starts it again: a collective call."""
+    leave()
     initialize()
 
 

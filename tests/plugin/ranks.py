@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Generator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
@@ -26,12 +26,21 @@ _GRACE = 15.0
 _LONGEST = 20_000
 
 
+class Outcome(NamedTuple):
+    """How a phase of a test ended on one rank: passed, failed, skipped or xfail."""
+
+    kind: str
+    error: str
+    text: str
+
+
 class Ranks:
     """One test run on all ranks; registered only where there are several."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._stderr = os.dup(2)
-        self._failed = False
+        self._failed = False  # the test that runs now has failed, on any rank
+        self._left = False  # … and this rank has shut ringar down for that
         self._status = 0
         self._uncollected: list[str] = []
         self._hub = Hub(RANK, SIZE, os.environ.get("RINGAR_JOB", str(os.getppid())))
@@ -62,7 +71,14 @@ class Ranks:
         report = yield
         if call.excinfo is not None and call.excinfo.errisinstance(PeerGone):
             self._give_up(call.excinfo.value)
-        mine = (_outcome(report), report.longreprtext[-_LONGEST:], _sections(report))
+        if report.failed and fixtures.is_initialized():
+            # The others may wait for this rank in a collective: they get an error now, not at
+            # their deadline.
+            self._left = True
+            fixtures.leave()
+        error = call.excinfo.exconly().partition("\n")[0] if call.excinfo else ""
+        text = f"{report.longreprtext}\n{_sections(report)}".strip()[-_LONGEST:]
+        mine = Outcome(_outcome(report), error, text)
         with _Impatience(report, self._stderr):
             theirs = self._exchange(f"{report.when} of {item.nodeid}", mine)
         _merge(report, theirs)
@@ -72,7 +88,7 @@ class Ranks:
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         # Innermost: inside the watchdog, so that a restart that hangs is ended too.
-        self._failed = False
+        self._failed = self._left = False
         result = yield
         if self._failed:
             self._restart(item)
@@ -80,7 +96,7 @@ class Ranks:
 
     def _restart(self, item: pytest.Item) -> None:
         error = ""
-        running = fixtures.is_initialized()
+        running = self._left or fixtures.is_initialized()
         if any(self._exchange(f"state after {item.nodeid}", running)):
             try:
                 fixtures.restart()
@@ -117,26 +133,34 @@ def _outcome(report: pytest.TestReport) -> str:
 
 
 def _sections(report: pytest.TestReport) -> str:
-    return "\n".join(f"--- {title}\n{text}" for title, text in report.sections)[-_LONGEST:]
+    return "\n".join(f"--- {title}\n{text}" for title, text in report.sections)
 
 
-def _merge(report: pytest.TestReport, theirs: list[tuple[str, str, str]]) -> None:
+def _merge(report: pytest.TestReport, outcomes: list[Outcome]) -> None:
     """Gives `report` the outcome of all ranks and, if that is a failure, the text of each."""
-    outcomes = [outcome for outcome, _, _ in theirs]
-    if len(set(outcomes)) == 1 and outcomes[0] != "failed":
+    kinds = [outcome.kind for outcome in outcomes]
+    if len(set(kinds)) == 1 and kinds[0] != "failed":
         return
     texts = [
-        f"rank {rank} | {outcome}\n{text}\n{output}".rstrip()
-        for rank, (outcome, text, output) in enumerate(theirs)
-        if outcome != "passed"
+        f"rank {rank} | {outcome.kind}\n{outcome.text}".rstrip()
+        for rank, outcome in enumerate(outcomes)
+        if outcome.kind != "passed"
     ]
-    if "failed" not in outcomes:
-        texts.insert(0, f"the ranks differ: {', '.join(outcomes)}")
     report.outcome = "failed"
-    report.longrepr = "\n\n".join(texts)
+    report.longrepr = "\n\n".join([_headline(outcomes), *texts])
     report.sections = []
     if hasattr(report, "wasxfail"):
         del report.wasxfail
+
+
+def _headline(outcomes: list[Outcome]) -> str:
+    """Returns the line that pytest's summary shows: the first error that is not another's echo."""
+    failed = [(rank, o.error) for rank, o in enumerate(outcomes) if o.kind == "failed"]
+    if not failed:
+        return f"the ranks differ: {', '.join(outcome.kind for outcome in outcomes)}"
+    echoes = ("PeerLostError", "AbortedError", "PeerLeft")
+    rank, error = min(failed, key=lambda it: any(echo in it[1] for echo in echoes))
+    return f"rank {rank} | {error}"
 
 
 class _Impatience:

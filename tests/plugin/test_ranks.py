@@ -173,3 +173,33 @@ def test_b(exchange):
     assert "1 failed, 1 passed" in result.stdout
     assert "gone early" in result.stdout
     assert result.stdout.count("a rank left the test") >= 2
+
+
+def test_after_a_failure_ringar_runs_again(run_tests: RunTests) -> None:
+    source = """
+import numpy as np
+import ringar
+pytestmark = pytest.mark.usefixtures("initialized")
+
+def total():
+    return ringar.allreduce(np.ones(3), op=ringar.Sum).tolist()
+
+def test_before(): assert total() == [3.0] * 3
+
+def test_left(rank):
+    assert rank != 1, "only one is wrong"
+    total()
+
+def test_between(): assert total() == [3.0] * 3
+
+def test_all_fail(rank):
+    ringar.allreduce(np.ones(3 + rank), op=ringar.Sum)
+
+def test_after(): assert total() == [3.0] * 3
+"""
+    result = run_tests(3, source)
+    result.check(code=1)
+    assert "2 failed, 3 passed" in result.stdout
+    assert "FAILED test_it.py::test_left - rank 1 | AssertionError: only one is" in result.stdout
+    assert "PeerLostError: rank 0 |" in result.stdout
+    assert result.seconds < 45, "the others waited for their deadline"

@@ -108,8 +108,11 @@ def rows(
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.allreduce", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.allreduce",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("-np", "--num-proc", type=int, default=2, help="ranks (default 2)")
     parser.add_argument("--sizes", default=",".join(DEFAULT_SIZES), help="bytes, as in 4K,64M")
     parser.add_argument(

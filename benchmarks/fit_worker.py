@@ -36,11 +36,11 @@ def main() -> None:
     if with_ringar:
         import ringar
 
-        ringar.init(intra_op_threads=1, inter_op_threads=2)
+        ringar.init(intra_op_threads=options["intra"], inter_op_threads=options["inter"])
         rank = ringar.rank()
     else:
-        tf.config.threading.set_intra_op_parallelism_threads(1)
-        tf.config.threading.set_inter_op_parallelism_threads(2)
+        tf.config.threading.set_intra_op_parallelism_threads(options["intra"])
+        tf.config.threading.set_inter_op_parallelism_threads(options["inter"])
         rank = int(os.environ.get("RANK", "0"))
 
     keras.utils.set_random_seed(1 + rank)

@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 
-def ringarrun(environment: Path, ranks: int, program: list[str]) -> list[str]:
+def ringarrun(
+    environment: Path, ranks: int, program: list[str], bind_to: str | None = None
+) -> list[str]:
     """With ringar's launcher, in the environment that runs the harness."""
-    return [sys.executable, "-m", "ringar.launchers", "-np", str(ranks), sys.executable, *program]
+    options = ["-np", str(ranks), *(["--bind-to", bind_to] if bind_to else [])]
+    return [sys.executable, "-m", "ringar.launchers", *options, sys.executable, *program]
 
 
 def open_mpi(environment: Path, ranks: int, program: list[str]) -> list[str]:

@@ -33,7 +33,43 @@ def small_cnn() -> Any:
     )
 
 
-MODELS = {"mlp": (mlp, 8), "small_cnn": (small_cnn, 32)}
+def alexnet() -> Any:
+    """AlexNet in one column (Krizhevsky 2014): 58.6 of 61 million parameters in dense layers."""
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((224, 224, 3)),
+            layers.Conv2D(64, 11, strides=4, padding="same", activation="relu"),
+            layers.MaxPooling2D(3, 2),
+            layers.Conv2D(192, 5, padding="same", activation="relu"),
+            layers.MaxPooling2D(3, 2),
+            layers.Conv2D(384, 3, padding="same", activation="relu"),
+            layers.Conv2D(256, 3, padding="same", activation="relu"),
+            layers.Conv2D(256, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(3, 2),
+            layers.Flatten(),
+            layers.Dense(4096, activation="relu"),
+            layers.Dense(4096, activation="relu"),
+            layers.Dense(1000),
+        ]
+    )
+
+
+def resnet50() -> Any:
+    """keras.applications.ResNet50 with random weights: 214 gradients, 102 MB."""
+    import keras
+
+    return keras.applications.ResNet50(weights=None, classifier_activation=None)
+
+
+MODELS = {
+    "mlp": (mlp, 8),
+    "small_cnn": (small_cnn, 32),
+    "alexnet": (alexnet, 16),
+    "resnet50": (resnet50, 8),
+}
 """Name: how to make it, and examples per rank and step."""
 
 

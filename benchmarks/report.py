@@ -52,14 +52,24 @@ def write_json(path: str, data: dict[str, Any]) -> None:
     target.write_text(json.dumps(data, indent=1) + "\n")
 
 
-def plot_allreduce(path: str, rows: list[dict[str, Any]], ranks: int) -> None:
-    """Draws time against size for each peer to ``path``.png."""
+def _figure(**options: Any) -> tuple[Any, Any, Any]:
+    """Matplotlib without a screen: (pyplot, figure, axes)."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 5))
+    return plt, *plt.subplots(**options)
+
+
+def _save(figure: Any, path: str) -> None:
+    figure.tight_layout()
+    figure.savefig(Path(path).with_suffix(".png"), dpi=130)
+
+
+def plot_allreduce(path: str, rows: list[dict[str, Any]], ranks: int) -> None:
+    """Draws time against size for each peer to ``path``.png."""
+    plt, figure, axes = _figure(figsize=(8, 5))
     for title in dict.fromkeys(row["title"] for row in rows):
         mine = [row for row in rows if row["title"] == title]
         ours = title.startswith("ringar")
@@ -74,6 +84,58 @@ def plot_allreduce(path: str, rows: list[dict[str, Any]], ranks: int) -> None:
     axes.set_title(f"Allreduce of float32 on {ranks} ranks of one machine")
     axes.grid(True, which="major", alpha=0.3)
     axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(Path(path).with_suffix(".png"), dpi=130)
+    _save(figure, path)
+    plt.close(figure)
+
+
+def plot_scaling(path: str, rows: list[dict[str, Any]]) -> None:
+    """Draws images/s against ranks, a panel per model, with the ideal line, to ``path``.png."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    plt, figure, panels = _figure(ncols=len(models), figsize=(4 * len(models), 4.2), squeeze=False)
+    for axes, model in zip(panels[0], models, strict=True):
+        mine = [row for row in rows if row["model"] == model]
+        ranks = sorted({row["ranks"] for row in mine})
+        ideal = {row["ranks"]: row["ideal"] for row in mine}
+        width = 0.36
+        for offset, with_ringar, color, label in (
+            (-width / 2, False, "0.75", "plain processes side by side"),
+            (width / 2, True, "tab:blue", "ringar"),
+        ):
+            bars = {row["ranks"]: row for row in mine if row["ringar"] is with_ringar}
+            places = [ranks.index(n) + offset for n in ranks if n in bars]
+            axes.bar(places, [bars[n]["rate"] for n in ranks if n in bars], width,
+                     color=color, label=label)  # fmt: skip
+            for place, n in zip(places, [n for n in ranks if n in bars], strict=True):
+                axes.annotate(f"{bars[n]['efficiency']:.0%}", (place, bars[n]["rate"]),
+                              ha="center", va="bottom", fontsize=8)  # fmt: skip
+        axes.plot(range(len(ranks)), [ideal[n] for n in ranks], "k--", label="ideal")
+        axes.set_xticks(range(len(ranks)), [str(n) for n in ranks])
+        axes.set_xlabel("ranks")
+        axes.set_title(model)
+        axes.grid(True, axis="y", alpha=0.3)
+    panels[0][0].set_ylabel("images per second (median)")
+    panels[0][0].legend(frameon=False, fontsize=8, loc="upper left")
+    _save(figure, path)
+    plt.close(figure)
+
+
+def plot_threads(path: str, rows: list[dict[str, Any]], model: str) -> None:
+    """Draws images/s against intra-op threads, a line per inter-op and binding, to ``path``.png."""
+    plt, figure, axes = _figure(figsize=(7, 4.5))
+    for inter, binding in sorted({(row["inter"], row["bind_to"]) for row in rows}):
+        mine = sorted(
+            (r for r in rows if (r["inter"], r["bind_to"]) == (inter, binding)),
+            key=lambda r: r["intra"],
+        )
+        axes.plot([r["intra"] for r in mine], [r["rate"] for r in mine],
+                  "-o" if binding == "core" else ":s",
+                  label=f"inter-op {inter}, bind to {binding}")  # fmt: skip
+    axes.set_xticks(sorted({row["intra"] for row in rows}))
+    axes.set_xlabel("intra-op threads per rank")
+    axes.set_ylabel("images per second (median)")
+    axes.set_ylim(bottom=0)
+    axes.set_title(f"Threads for {model}")
+    axes.grid(True, alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    _save(figure, path)
     plt.close(figure)

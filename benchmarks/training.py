@@ -1,0 +1,74 @@
+"""Trains a model in a job of its own and brings back seconds per step.
+
+What the benchmarks `overhead`, `scaling` and `threads` have in common.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import jobs, launch
+
+STEPS = {"mlp": 2000, "small_cnn": 100, "alexnet": 6, "resnet50": 4}
+"""Steps per epoch: about a second's worth or more."""
+
+
+@dataclass
+class Result:
+    """Seconds per step of the slowest rank: one value per epoch, one list per round."""
+
+    rounds: list[list[float]] = field(default_factory=list)
+    wrong: int = 0
+    failure: str = ""
+
+    @property
+    def medians(self) -> list[float]:
+        """One per round."""
+        return [median(times) for times in self.rounds]
+
+    @property
+    def seconds(self) -> float:
+        """The median over the rounds."""
+        return median(self.medians)
+
+    def summary(self) -> dict[str, Any]:
+        """Median, min and max over the rounds, and wrong weights, as plain data."""
+        spread = {"seconds": self.seconds, "min": min(self.medians), "max": max(self.medians)}
+        return {**spread, "wrong": self.wrong}
+
+
+def train(
+    model: str,
+    ranks: int,
+    result: Result,
+    *,
+    with_ringar: bool = True,
+    epochs: int = 3,
+    intra: int = 1,
+    inter: int = 2,
+    bind_to: str | None = None,
+    deadline: float = 900,
+) -> None:
+    """Runs a job and adds its times to ``result``; a job that fails is noted there."""
+    steps = STEPS[model]
+    options = {"model": model, "ringar": with_ringar, "steps": steps, "epochs": epochs,
+               "intra": intra, "inter": inter}  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        program = ["-m", "benchmarks.fit_worker", json.dumps({**options, "folder": folder})]
+        if with_ringar:
+            command = launch.ringarrun(Path(), ranks, program, bind_to=bind_to)
+        else:
+            command = launch.plain(Path("no environment"), ranks, program)
+        try:
+            jobs.run_command(command, deadline=deadline)
+        except jobs.JobFailedError as error:
+            result.failure = str(error)
+            return
+        reports = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+    result.rounds.append([max(r["seconds"][i] for r in reports) / steps for i in range(epochs)])
+    result.wrong += sum(r["wrong"] for r in reports)

@@ -14,7 +14,9 @@ Status run_alone(Request& request) {
     Tensor& tensor = request.tensors[i];
     const size_t elements = static_cast<size_t>(tensor.shape.elements());
     request.received.push_back(tensor.shape.rows());
-    if (tensor.output == nullptr) tensor.output = request.allocate(i, tensor.shape.rows());
+    // An empty output that exists may have no memory: it must not be asked for again.
+    if (tensor.output == nullptr && rows_may_differ(spec.collective))
+      tensor.output = request.allocate(i, tensor.shape.rows());
     if (tensor.output == nullptr && elements > 0)
       return {RINGAR_OUT_OF_MEMORY, "expected memory for an output, received none"};
     if (reduces(spec.collective) && (spec.prescale != 1.0 || spec.postscale != 1.0))

@@ -12,10 +12,6 @@ struct Hash {
   void add(uint64_t word) { value = (value ^ word) * 0x100000001b3u; }
 };
 
-bool rows_may_differ(Collective c) {
-  return c == Collective::kAllgather || c == Collective::kAlltoall;
-}
-
 uint64_t hash_shapes(const Request& request) {
   Hash hash;
   const bool free_rows = rows_may_differ(request.spec.collective);

@@ -52,6 +52,10 @@ constexpr bool is_floating(DataType t) {
 constexpr bool reduces(Collective c) {
   return c == Collective::kAllreduce || c == Collective::kReducescatter;
 }
+// Only the exchange then tells how many rows the output has.
+constexpr bool rows_may_differ(Collective c) {
+  return c == Collective::kAllgather || c == Collective::kAlltoall;
+}
 
 size_t size_of(DataType type);
 

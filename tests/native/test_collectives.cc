@@ -1,0 +1,188 @@
+// Every algorithm on 1 to 8 ranks, processes and threads, with sizes of all magnitudes, against the
+// serial reference; one in five collectives is spoiled by one rank, and the next must work.
+
+#include <numeric>
+
+#include "algorithms/shared_memory.h"
+#include "check.h"
+#include "plans.h"
+#include "ranks.h"
+
+namespace ringar::test {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kPlans = 40;
+#else
+constexpr int kPlans = 150;
+#endif
+
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+void run_random_plans(const Rank& me, uint64_t seed, size_t largest) {
+  Engine engine(me.config);
+  EXPECT_OK(engine.start());
+  for (int i = 0; i < kPlans; ++i)
+    run_plan(random_plan(seed * 1000 + static_cast<uint64_t>(i), all_ranks(me.size), 0, largest),
+             me.rank, engine);
+}
+
+TEST(collectives_of_processes) {
+  for (int size : {1, 2, 3, 4, 5, 8})
+    on_processes(size, [&](Rank& me) {
+      run_random_plans(me, static_cast<uint64_t>(size), size > 4 ? 200'000 : 900'000);
+    });
+}
+
+TEST(collectives_of_threads) {
+  for (int size : {1, 2, 3, 4, 8})
+    on_threads(size, [&](Rank& me) {
+      run_random_plans(me, 10 + static_cast<uint64_t>(size), size > 4 ? 200'000 : 600'000);
+    });
+}
+
+// The sizes at which an algorithm changes its way: one exchange or blocks, one block or two.
+TEST(collectives_at_the_edges_of_their_sizes) {
+  on_threads(3, [](Rank& me) {
+    Engine engine(me.config);
+    EXPECT_OK(engine.start());
+    constexpr size_t kSlice = 128 << 10;
+    uint64_t seed = 0;
+    for (size_t edge : {kSmallAllreduceBytes, kSlice, 3 * kSlice, 6 * kSlice, size_t{64}})
+      for (int64_t near : {-4, 0, 4})
+        for (Collective collective :
+             {Collective::kAllreduce, Collective::kReducescatter, Collective::kAllgather,
+              Collective::kBroadcast, Collective::kAlltoall}) {
+          Plan plan = random_plan(++seed, all_ranks(me.size), 0, 64);
+          plan.collective = collective;
+          plan.dtype = DataType::kInt32;
+          plan.prescale = plan.postscale = 1;
+          plan.where = Output::kApart;
+          if (collective == Collective::kAllgather || collective == Collective::kAlltoall)
+            plan.where = Output::kAllocated;
+          plan.twist = Twist::kNone;
+          plan.tails = {{}};
+          plan.rows.assign(3, {(static_cast<int64_t>(edge) + near) / 4});
+          plan.splits.assign(3, {});
+          run_plan(plan, me.rank, engine);
+        }
+  });
+}
+
+void run_process_sets(const Rank& me) {
+  Engine engine(me.config);
+  EXPECT_OK(engine.start());
+  const std::vector<std::vector<int>> sets{{3, 1}, {0, 2, 1}, {2}, {1, 3}, {0, 1, 2, 3}};
+  std::vector<int> ids;
+  for (const auto& set : sets) {
+    int id = -1;
+    EXPECT_OK(engine.add_process_set(set, &id));
+    ids.push_back(id);
+  }
+  for (uint64_t i = 0; i < 60; ++i) {
+    const size_t set = i % sets.size();
+    run_plan(random_plan(900 + i, sets[set], ids[set], 200'000), me.rank, engine);
+  }
+  for (size_t set : {1u, 0u}) EXPECT_OK(engine.remove_process_set(ids[set]));
+  for (uint64_t i = 0; i < 30; ++i) {
+    const size_t set = 2 + i % 3;
+    run_plan(random_plan(1900 + i, sets[set], ids[set], 200'000), me.rank, engine);
+  }
+}
+
+TEST(collectives_of_process_sets_as_processes) {
+  on_processes(4, run_process_sets);
+}
+TEST(collectives_of_process_sets_as_threads) {
+  on_threads(4, run_process_sets);
+}
+
+TEST(process_sets_refuse_strangers_and_the_removed) {
+  on_threads(3, [](Rank& me) {
+    Engine engine(me.config);
+    EXPECT_OK(engine.start());
+    int id = -1;
+    EXPECT_OK(engine.add_process_set({2, 0}, &id));
+    const std::string spec = "barrier set=" + std::to_string(id) + " name=x";
+    TestRequest member(spec);
+    const Status status = engine.run(member);
+    if (me.rank == 1) {
+      EXPECT_EQ(status.code(), RINGAR_MISMATCH);
+      EXPECT_CONTAINS(status.message(), "rank 1 | expected a member of process set 1");
+      EXPECT_CONTAINS(status.message(), "ranks [2, 0]");
+    } else {
+      EXPECT_OK(status);
+    }
+    EXPECT_OK(engine.remove_process_set(id));
+    TestRequest late(spec);
+    const Status removed = engine.run(late);
+    EXPECT_EQ(removed.code(), RINGAR_MISMATCH);
+    EXPECT_CONTAINS(removed.message(), "was never added or is removed");
+    EXPECT_EQ(engine.remove_process_set(id).code(), RINGAR_MISMATCH);
+    EXPECT_EQ(engine.remove_process_set(0).code(), RINGAR_MISMATCH);
+  });
+}
+
+TEST(process_sets_must_be_the_same_on_all_ranks) {
+  on_threads(2, [](Rank& me) {
+    Engine engine(me.config);
+    EXPECT_OK(engine.start());
+    int id = -1;
+    const Status status =
+        engine.add_process_set(me.rank == 0 ? std::vector<int>{0, 1} : std::vector<int>{1, 0}, &id);
+    EXPECT_EQ(status.code(), RINGAR_MISMATCH);
+    EXPECT_CONTAINS(status.message(), "rank 0: add_process_set \"[0, 1]\"");
+    EXPECT_CONTAINS(status.message(), "rank 1: add_process_set \"[1, 0]\"");
+    EXPECT_OK(engine.add_process_set({1, 0}, &id));
+    EXPECT_EQ(id, 1);
+  });
+}
+
+// A removed set's memory is given back, and another set must not find traces in its own.
+TEST(process_sets_come_and_go) {
+  on_processes(3, [](Rank& me) {
+    Engine engine(me.config);
+    EXPECT_OK(engine.start());
+    for (uint64_t i = 0; i < 25; ++i) {
+      int id = -1;
+      EXPECT_OK(engine.add_process_set({2, 1, 0}, &id));
+      run_plan(random_plan(3000 + i, {2, 1, 0}, id, 100'000), me.rank, engine);
+      EXPECT_OK(engine.remove_process_set(id));
+    }
+  });
+}
+
+TEST(many_ranks) {
+  on_processes(24, [](Rank& me) {
+    Engine engine(me.config);
+    EXPECT_OK(engine.start());
+    for (uint64_t i = 0; i < 12; ++i)
+      run_plan(random_plan(5000 + i, all_ranks(me.size), 0, 100'000), me.rank, engine);
+  });
+}
+
+TEST(start_and_stop_again_and_again) {
+  on_processes(3, [](Rank& me) {
+    for (int i = 0; i < 20; ++i) run_random_plans(me, 0, 64);
+  });
+}
+
+TEST(many_small_collectives_in_a_row) {
+  on_processes(2, [](Rank& me) {
+    Engine engine(me.config);
+    EXPECT_OK(engine.start());
+    for (int i = 0; i < 10'000; ++i) {
+      TestRequest request(allreduce_spec("small"));
+      add_ones(request, me.rank, 3);
+      EXPECT_OK(engine.run(request));
+      expect_sum_of_ranks(request, me.size);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ringar::test

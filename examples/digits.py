@@ -1,0 +1,153 @@
+"""A small convolutional network on images of handwritten digits, on as many ranks as you like.
+
+    ringarrun -np 2 python examples/digits.py
+    ringarrun -np 4 python examples/digits.py --data cifar10 --epochs 10
+
+What makes it run on several ranks are the lines with `ringar` in `main`. The rest is plain Keras,
+and a stop watch for the table at the end. scikit-learn's digits (1,797 images of 8 x 8) come with
+it; `--data mnist` and `--data cifar10` are downloaded by Keras.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import keras
+import numpy as np
+
+import ringar
+
+Images = tuple[np.ndarray, np.ndarray]
+
+
+def main() -> None:
+    """Train, then print what it brought."""
+    options = parse()
+    ringar.init()
+    keras.utils.set_random_seed(options.seed)
+    train, test = load(options.data)
+
+    # For the table only: rank 0 trains alone, with plain Keras, while the others wait.
+    alone = images_per_second_of_one_rank(train, options)
+
+    x, y = ringar.data.shard(train)
+    model = make_model(x.shape[1:])
+    optimizer = ringar.DistributedOptimizer(keras.optimizers.Adam(options.learning_rate))
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    watch = StopWatch()
+    callbacks = [ringar.callbacks.Distributed(), watch]
+    model.fit(x, y, options.batch_size, options.epochs, callbacks=callbacks)
+
+    if ringar.rank() == 0:
+        _, accuracy = model.evaluate(*test, verbose=0)
+        together = watch.images_per_second(len(x), options.batch_size) * ringar.size()
+        print_table(together, alone, accuracy)
+
+
+def make_model(shape: tuple[int, ...]) -> keras.Model:
+    """Two convolutions, a pooling, a dense layer; for images of `shape` in 10 classes."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input(shape),
+            layers.Conv2D(32, 3, padding="same", activation="relu"),
+            layers.Conv2D(64, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Flatten(),
+            layers.Dropout(0.25),
+            layers.Dense(128, activation="relu"),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+
+
+def load(name: str) -> tuple[Images, Images]:
+    """Train and test: images, float32 [images, height, width, channels], 0 to 1, and classes."""
+    if name == "digits":
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        x, y = digits.images[..., None] / 16, digits.target
+        order = np.random.default_rng(0).permutation(len(x))
+        x, y = x[order].astype("float32"), y[order]
+        return (x[:1437], y[:1437]), (x[1437:], y[1437:])
+    # One rank of a host downloads, and the others find the file.
+    if ringar.local_rank() == 0:
+        getattr(keras.datasets, name).load_data()
+    ringar.barrier()
+    (x, y), (x_test, y_test) = getattr(keras.datasets, name).load_data()
+
+    def scale(images: np.ndarray) -> np.ndarray:
+        images = images.astype("float32") / 255
+        return images if images.ndim == 4 else images[..., None]
+
+    return (scale(x), y.ravel()), (scale(x_test), y_test.ravel())
+
+
+class StopWatch(keras.callbacks.Callback):
+    """Times each epoch from its second step on: the first waits for the data, and for a trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Start the watch."""
+        if batch == 1:
+            self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Stop the watch."""
+        self.seconds.append(time.perf_counter() - self._start)
+
+    def images_per_second(self, images: int, batch_size: int) -> float:
+        """The speed of this rank in the median epoch, which had `images`."""
+        return (images - batch_size) / float(np.median(self.seconds))
+
+
+def images_per_second_of_one_rank(train: Images, options: argparse.Namespace) -> float:
+    """The speed of rank 0 alone, with the threads and the batch size that it has in the job."""
+    speed = 0.0
+    if ringar.rank() == 0:
+        images = min(len(train[0]) // ringar.size(), 64 * options.batch_size)
+        x, y = (array[:images] for array in train)
+        model = make_model(x.shape[1:])
+        optimizer = keras.optimizers.Adam(options.learning_rate)
+        model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        watch = StopWatch()
+        # With a progress bar, for the job draws one too, and it takes its time.
+        print("Rank 0 alone, to compare with:")
+        model.fit(x, y, options.batch_size, epochs=4, callbacks=[watch])
+        print("All ranks together:")
+        speed = watch.images_per_second(images, options.batch_size)
+    return float(ringar.broadcast_object(speed))
+
+
+def print_table(together: float, alone: float, accuracy: float) -> None:
+    """Print what the job brought, beside what one rank would."""
+    ranks = ringar.size()
+    print()
+    print("| ranks | images/s | accuracy | images/s, one rank | against one rank |")
+    print("|------:|---------:|---------:|-------------------:|-----------------:|")
+    print(f"| {ranks:5} | {together:8,.0f} | {accuracy:8.2%} | {alone:18,.0f} |", end="")
+    print(f" {together / alone:15.2f}x |")
+    print(
+        "One rank: rank 0 alone with plain Keras, with the same batch size and threads "
+        f"({ringar.threads.intra_op_threads() or 'all'}) as in the job."
+    )
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", choices=["digits", "mnist", "cifar10"], default="digits")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Callbacks for `fit` on several ranks.
+
+`Distributed` is the one that most scripts need. The others are the ones that Horovod's users know,
+one duty each.
+
+None of them overrides a method that Keras calls at the end of a batch: that alone would make Keras
+wait for the metrics of every step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from ringar.keras import checks
+from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from ringar.keras.synchronize import average_logs, broadcast_model, end_epoch
+
+__all__ = [
+    "BroadcastGlobalVariablesCallback",
+    "Distributed",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
+
+class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+    """Gives all ranks the weights and the optimizer state of one rank when training begins.
+
+    Seeds stay each rank's own, so that dropout masks differ between ranks. A model that is built
+    only by its first batch gets its weights after that batch: build it before `fit` where the first
+    step has to count.
+
+    Args:
+        root_rank: the rank whose state is taken.
+        process_set: the ranks that train together; by default all.
+    """
+
+    def __init__(self, root_rank: int = 0, process_set: Any = None) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.process_set = process_set
+        self._pending = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Broadcast, if the model is built."""
+        self._pending = True
+        if self.model.built:
+            self._broadcast()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Broadcast, if the model was built by the batch before this one."""
+        if self._pending and self.model.built:
+            self._broadcast()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Broadcast, if the model was built by the only batch of the epoch."""
+        if self._pending and self.model.built:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        self._pending = False
+        broadcast_model(self.model, self.root_rank, self.process_set)
+
+
+class MetricAverageCallback(keras.callbacks.Callback):
+    """Averages the metrics of an epoch over the ranks, for the callbacks after it.
+
+    Put it before ReduceLROnPlateau, EarlyStopping, ModelCheckpoint and whatever else reads metrics.
+
+    Args:
+        process_set: the ranks that train together; by default all.
+    """
+
+    def __init__(self, process_set: Any = None) -> None:
+        super().__init__()
+        self.process_set = process_set
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Replace the numbers in `logs` by their averages."""
+        average_logs(logs, self.process_set)
+
+
+class Distributed(BroadcastGlobalVariablesCallback):
+    """What `fit` needs on several ranks, in one callback.
+
+    - When training begins, all ranks get the weights and the optimizer state of `root_rank`.
+    - At the end of an epoch, metrics are averaged over the ranks, validation included, for the
+      callbacks after it and for the history. The average is the same number on every rank, so that
+      EarlyStopping and ReduceLROnPlateau decide alike everywhere.
+    - Only rank 0 draws a progress bar.
+    - What would hang ranks or let them drift apart is found and said, on all ranks: an unequal
+      number of steps, other models, an optimizer that reduces nothing, learning rates or weights
+      that differ.
+
+    Put it first in the list. A callback before it sees the metrics of its own rank; that is right
+    for one that stops for a reason of its rank alone (a time limit): if any rank has set
+    `model.stop_training`, all stop.
+
+    Args:
+        root_rank: the rank whose state is taken.
+        process_set: the ranks that train together; by default all.
+        check: look for ranks that drift apart: learning rates after each epoch, trainable weights
+            after the first and the last.
+
+    Raises:
+        ValueError: in `fit`, on every rank, if the ranks do not fit together when training begins.
+        MismatchError: in `fit`, on every rank, if they have drifted apart.
+    """
+
+    def __init__(self, root_rank: int = 0, process_set: Any = None, check: bool = True) -> None:
+        super().__init__(root_rank, process_set)
+        self.check = check
+        self._weights_compared = False
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Silence the progress bars of all ranks but one."""
+        super().set_params(params)
+        # Keras hands the same dictionary to the progress bar after this callback.
+        if params and checks.size(self.process_set) > 1 and checks.rank(self.process_set) != 0:
+            params["verbose"] = 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Check that the ranks fit together, then broadcast."""
+        self._weights_compared = False
+        checks.check_start(self.model, self.params, self.process_set)
+        super().on_train_begin(logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Average the metrics, agree whether to stop, and look for ranks that drift apart."""
+        super().on_epoch_end(epoch, logs)
+        end_epoch(self.model, logs, self.process_set, check=self.check)
+        if self.check and not self._weights_compared:
+            checks.check_weights(self.model, self.process_set)
+            self._weights_compared = True
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Check that all ranks hold the same weights."""
+        if self.check:
+            checks.check_weights(self.model, self.process_set)

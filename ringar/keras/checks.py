@@ -1,0 +1,133 @@
+"""What would hang ranks, or let them train different models in silence, found early.
+
+Every check is an exchange in which all ranks see what all ranks have, so that all of them raise or
+none.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from ringar import runtime
+from ringar.collectives import allgather, allgather_object
+from ringar.errors import MismatchError
+from ringar.keras.optimizer import is_distributed
+
+
+def size(process_set: Any = None) -> int:
+    """The number of ranks of `process_set`, or of the job."""
+    return int(runtime.size() if process_set is None else process_set.size())
+
+
+def rank(process_set: Any = None) -> int:
+    """This process' rank in `process_set`, or in the job."""
+    return int(runtime.rank() if process_set is None else process_set.rank())
+
+
+def check_start(model: Any, params: dict[str, Any], process_set: Any = None) -> None:
+    """Check, when training begins, that the ranks will go through the same collectives.
+
+    Args:
+        model: the compiled model.
+        params: what Keras told its callbacks: the number of steps and epochs.
+        process_set: the ranks concerned; by default all.
+
+    Raises:
+        ValueError: on every rank, if the optimizer reduces nothing, or steps, epochs or variables
+            differ.
+    """
+    if size(process_set) == 1:
+        return
+    ranks = allgather_object(_describe(model, params), process_set=process_set)
+    _require(
+        [("yes" if mine["reduces"] else "no") for mine in ranks],
+        lambda values: "no" not in values,
+        "the model to be compiled with optimizer=ringar.DistributedOptimizer(...) on every rank",
+        "without it, ranks train different models",
+    )
+    _require(
+        [mine["steps"] for mine in ranks],
+        _all_equal,
+        "the same number of steps per epoch on every rank",
+        "shard the data with ringar.data.shard, or pass `steps_per_epoch` to `fit`",
+    )
+    _require(
+        [mine["epochs"] for mine in ranks],
+        _all_equal,
+        "the same number of epochs on every rank",
+        "see `fit`",
+    )
+    if len({len(mine["weights"]) for mine in ranks}) > 1:
+        _require(
+            [len(mine["weights"]) for mine in ranks],
+            _all_equal,
+            "the same number of weights on every rank",
+            "build the same model everywhere",
+        )
+    for index, weights in enumerate(zip(*(mine["weights"] for mine in ranks), strict=True)):
+        _require(
+            weights,
+            _all_equal,
+            f"the same shape and dtype of weight {index} on every rank",
+            "build the same model",
+        )
+
+
+def check_weights(model: Any, process_set: Any = None) -> None:
+    """Check that the trainable weights are the same on all ranks, bit by bit.
+
+    Args:
+        model: a built model.
+        process_set: the ranks concerned; by default all.
+
+    Raises:
+        MismatchError: on every rank, with the weights that differ.
+    """
+    if size(process_set) == 1:
+        return
+    variables = list(model.trainable_variables)
+    own = [
+        zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).view(np.uint8))
+        for variable in variables
+    ]
+    sums = np.asarray(
+        allgather(np.asarray([own], np.int64), name="check of weights", process_set=process_set)
+    )
+    different = [variables[i].path for i in np.flatnonzero((sums != sums[0]).any(axis=0))]
+    if different:
+        raise MismatchError(
+            "expected the same weights on every rank, received other values of "
+            + ", ".join(different[:5])
+            + (f" and {len(different) - 5} more" if len(different) > 5 else "")
+            + ". Every rank must begin with the same weights (ringar.callbacks.Distributed() sees "
+            "to it) and apply reduced gradients only; callbacks that restore weights by metrics, "
+            "such as EarlyStopping, must come after ringar.callbacks.Distributed() in the list."
+        )
+
+
+def _describe(model: Any, params: dict[str, Any]) -> dict[str, Any]:
+    # A train_step of one's own may reduce its gradients with a DistributedGradientTape.
+    own_step = type(model).train_step is not keras.Model.train_step
+    return {
+        "reduces": is_distributed(model.optimizer) or own_step,
+        "steps": params.get("steps"),
+        "epochs": params.get("epochs"),
+        "weights": [f"{w.dtype}{list(w.shape)}" for w in model.weights] if model.built else [],
+    }
+
+
+def _all_equal(values: Sequence[Any]) -> bool:
+    return all(value == values[0] for value in values)
+
+
+def _require(
+    values: Sequence[Any], holds: Callable[[Sequence[Any]], bool], expected: str, remedy: str
+) -> None:
+    if not holds(values):
+        received = ", ".join(f"{value} (rank {rank})" for rank, value in enumerate(values))
+        raise ValueError(f"Expected {expected}. Received: {received}. To do: {remedy}.")

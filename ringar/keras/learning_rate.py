@@ -1,0 +1,168 @@
+"""The learning rate callbacks that Horovod's users know.
+
+Momentum correction: the velocity of SGD with momentum holds learning rates of the past. When the
+learning rate changes from `old` to `new`, the velocity is multiplied once by `new / old`. That is
+what multiplying the momentum by it for one step does, and it also works where the momentum is a
+constant of a compiled step, as in Keras 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from ringar import runtime
+
+
+class LearningRateScheduleCallback(keras.callbacks.Callback):
+    """Sets the learning rate to `initial_lr * multiplier` between two epochs.
+
+    Args:
+        initial_lr: the learning rate that is multiplied.
+        multiplier: a number, or a function of the epoch that returns one.
+        start_epoch: the first epoch in which it applies.
+        end_epoch: the first epoch in which it does not apply any more; None for no end.
+        staircase: set the learning rate once per epoch; else before each batch, and `multiplier`
+            then gets the epoch as a fraction: `epoch + batch / steps_per_epoch`.
+        momentum_correction: scale the velocity of an optimizer with momentum by as much as the
+            learning rate.
+        steps_per_epoch: needed without `staircase` if Keras does not know it.
+
+    Raises:
+        ValueError: when training begins, if the number of steps is needed and not known, or the
+            optimizer follows a schedule of its own.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError(
+                "`initial_lr` must be a number, the learning rate to begin with. Received: None"
+            )
+        self.initial_lr = initial_lr
+        self.multiplier = multiplier if callable(multiplier) else lambda epoch: multiplier
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Find out the number of steps per epoch."""
+        schedule = getattr(_innermost(self.model.optimizer), "_learning_rate", None)
+        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            raise ValueError(
+                f"{type(self).__name__} needs an optimizer whose learning rate is a number. "
+                f"Received: learning_rate={schedule}"
+            )
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(
+                    "`steps_per_epoch` must be given where Keras does not know the number of steps "
+                    f"of an epoch. Received: {type(self).__name__}(steps_per_epoch=None)"
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Set the learning rate of this epoch, with `staircase`."""
+        self.current_epoch = epoch
+        if self.staircase and self._applies():
+            self._adjust(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Set the learning rate of this batch, without `staircase`."""
+        if not self.staircase and self._applies():
+            assert self.steps_per_epoch is not None
+            self._adjust(self.current_epoch + batch / self.steps_per_epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Put the learning rate into `logs`, under the name that Keras uses."""
+        if logs is not None:
+            logs["learning_rate"] = self._current()
+
+    def _applies(self) -> bool:
+        return self.start_epoch <= self.current_epoch and (
+            self.end_epoch is None or self.current_epoch < self.end_epoch
+        )
+
+    def _current(self) -> float:
+        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+
+    def _adjust(self, epoch: float) -> None:
+        old, new = self._current(), self.initial_lr * self.multiplier(epoch)
+        if new == old:
+            return
+        self.model.optimizer.learning_rate = new
+        optimizer = _innermost(self.model.optimizer)
+        if self.momentum_correction and old and getattr(optimizer, "momentum", None):
+            for velocity in getattr(optimizer, "momentums", None) or getattr(
+                optimizer, "_momentums", ()
+            ):
+                velocity.assign(velocity * (new / old))
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from `initial_lr / size()` to `initial_lr`, batch by batch.
+
+    For an `initial_lr` that was scaled by the number of ranks: Goyal et al., "Accurate, large
+    minibatch SGD: training ImageNet in 1 hour" (2017). With `epoch` as a fraction, `lr = initial_lr
+    / size * (epoch * (size - 1) / warmup + 1)`.
+
+    Args:
+        initial_lr: the learning rate after the warm-up.
+        warmup_epochs: the number of epochs that it takes.
+        momentum_correction: scale the velocity of an optimizer with momentum by as much as the
+            learning rate.
+        steps_per_epoch: needed if Keras does not know it.
+        verbose: 1 to print a line on rank 0 when the warm-up is done.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(
+            initial_lr,
+            self._warmup,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.warmup_epochs = warmup_epochs
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Say, after the last epoch of the warm-up, that it is done."""
+        super().on_epoch_end(epoch, logs)
+        if epoch == self.warmup_epochs - 1 and self.verbose and runtime.rank() == 0:
+            done = f"finished gradual learning rate warmup to {self._current():g}."
+            print(f"\nEpoch {epoch + 1}: {done}")
+
+    def _warmup(self, epoch: float) -> float:
+        assert self.steps_per_epoch is not None
+        ranks = runtime.size()
+        # One batch further, so that the last batch of the warm-up is trained with initial_lr
+        # itself.
+        epoch += 1 / self.steps_per_epoch
+        return (epoch * (ranks - 1) / self.warmup_epochs + 1) / ranks
+
+
+def _innermost(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)

@@ -1,0 +1,133 @@
+"""What happens to gradients on their way to the optimizer: what optimizer and tape share.
+
+Dense gradients travel in the buckets of `ringar.buckets`, last layer first, one grouped allreduce
+each. Sparse ones (`tf.IndexedSlices`, from an Embedding) are gathered: the sum of slices is their
+concatenation. "Gradients" of variables that Keras overwrites with them (the scales of float8
+training) are combined by maximum, as Keras combines them.
+
+Names say which gradients are in a bucket by their places in the list of variables. A gradient that
+is None on one rank only then shows in the error that all ranks get, and does not become a sum of
+gradients of different variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from ringar import buckets, runtime
+from ringar.collectives import Average, Max, Sum, allreduce, grouped_allreduce
+from ringar.collectives.compiled import is_compiling
+from ringar.compression import Compression
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How gradients are reduced; the fields are the arguments of `DistributedOptimizer`."""
+
+    op: Any = Average
+    compression: Any = Compression.none
+    process_set: Any = None
+    bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+    sparse_as_dense: bool = False
+
+    def __post_init__(self) -> None:
+        if self.op not in (Average, Sum):
+            raise ValueError(
+                f"`op` must be ringar.Average or ringar.Sum for gradients. Received: op={self.op}"
+            )
+        if self.bucket_bytes < 1:
+            raise ValueError(
+                "`bucket_bytes` must be a positive number of bytes. "
+                f"Received: bucket_bytes={self.bucket_bytes}"
+            )
+
+    @property
+    def size(self) -> int:
+        """The number of ranks that reduce together."""
+        return int(runtime.size() if self.process_set is None else self.process_set.size())
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether nothing happens to gradients, so that one rank pays nothing."""
+        return self.size == 1 and self.prescale_factor == 1.0 and self.postscale_factor == 1.0
+
+    def __call__(
+        self, gradients: Sequence[Any], variables: Sequence[Any] | None = None
+    ) -> list[Any]:
+        """Reduce `gradients` over the ranks.
+
+        Args:
+            gradients: tensors, `tf.IndexedSlices` or None; the same ones are None on every rank.
+            variables: the variables that they belong to, if they are known.
+
+        Returns:
+            A list like `gradients`.
+
+        Raises:
+            NotInitializedError: before `ringar.init()`.
+        """
+        reduced = list(gradients)
+        if self.is_identity:
+            return reduced
+        overwritten = {
+            index
+            for index, variable in enumerate(variables or ())
+            if getattr(variable, "overwrite_with_gradient", False)
+        }
+        dense: list[Any] = [None] * len(reduced)
+        maxima: list[Any] = [None] * len(reduced)
+        sparse: list[int] = []
+        for index, gradient in enumerate(reduced):
+            if gradient is None:
+                continue
+            if index in overwritten:
+                maxima[index] = tf.convert_to_tensor(gradient)
+            elif isinstance(gradient, tf.IndexedSlices) and not self._as_dense(gradient):
+                sparse.append(index)
+            else:
+                dense[index] = tf.convert_to_tensor(gradient)
+        self._reduce_dense(reduced, dense, "gradients", self._options())
+        # No compression and no scale here: these are values, not sums.
+        self._reduce_dense(reduced, maxima, "overwrites", {"op": Max})
+        for index in reversed(sparse):
+            reduced[index] = allreduce(
+                reduced[index],
+                name=f"gradients/sparse_{index}",
+                process_set=self.process_set,
+                **self._options(),
+            )
+        return reduced
+
+    def _reduce_dense(
+        self, reduced: list[Any], tensors: list[Any], name: str, options: dict[str, Any]
+    ) -> None:
+        for number, bucket in enumerate(buckets.plan(tensors, self.bucket_bytes)):
+            results = grouped_allreduce(
+                [tensors[index] for index in bucket.indices],
+                name=f"{name}/bucket_{number}:{bucket.label}",
+                process_set=self.process_set,
+                **options,
+            )
+            for index, result in zip(bucket.indices, results, strict=True):
+                reduced[index] = result
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "op": self.op,
+            "compression": self.compression,
+            "prescale_factor": self.prescale_factor,
+            "postscale_factor": self.postscale_factor,
+        }
+
+    def _as_dense(self, slices: tf.IndexedSlices) -> bool:
+        if self.sparse_as_dense:
+            return True
+        # A compiled step must know, when it is traced, how many rows will be gathered.
+        parts = (slices.values, slices.indices)
+        return is_compiling() and not all(part.shape.is_fully_defined() for part in parts)

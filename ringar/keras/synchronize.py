@@ -1,0 +1,93 @@
+"""What the callbacks exchange between the ranks: state at the start, metrics of an epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringar.collectives import allgather, broadcast_variables
+from ringar.errors import MismatchError
+from ringar.keras.checks import size
+
+
+def broadcast_model(model: Any, root_rank: int, process_set: Any = None) -> None:
+    """Give all ranks the weights of `model` and the state of its optimizer that `root_rank` has.
+
+    Args:
+        model: a built Keras model; its optimizer is built if it is not.
+        root_rank: the rank whose state is taken.
+        process_set: the ranks concerned; by default all.
+    """
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    # model.variables would include the seeds, and then all ranks would drop the same units.
+    variables = [*model.weights, *(optimizer.variables if optimizer is not None else ())]
+    if size(process_set) > 1:
+        broadcast_variables(variables, root_rank, process_set=process_set)
+
+
+def average_logs(logs: dict[str, Any] | None, process_set: Any = None) -> None:
+    """Replace every number in `logs` by its average over the ranks, in place."""
+    keys = _numbers(logs)
+    if logs is None or not keys or size(process_set) == 1:
+        return
+    rows = _gather([logs[key] for key in keys], "metrics:" + ",".join(keys), process_set)
+    _set_averages(logs, keys, rows)
+
+
+def end_epoch(
+    model: Any, logs: dict[str, Any] | None, process_set: Any = None, check: bool = True
+) -> None:
+    """Average `logs` in place and agree whether to stop, in one exchange.
+
+    Args:
+        model: the model that is trained; `stop_training` is set if any rank has set it.
+        logs: the metrics of the epoch.
+        process_set: the ranks concerned; by default all.
+        check: compare the learning rates too.
+
+    Raises:
+        MismatchError: on every rank, if the learning rates differ.
+    """
+    if size(process_set) == 1:
+        return
+    logs = {} if logs is None else logs
+    keys = _numbers(logs)
+    own = [*(logs[key] for key in keys), _learning_rate(model), bool(model.stop_training)]
+    rows = _gather(own, "end of epoch:" + ",".join(keys), process_set)
+    _set_averages(logs, keys, rows)
+    rates = rows[:, -2]
+    if check and not np.array_equal(rates, np.full_like(rates, rates[0]), equal_nan=True):
+        raise MismatchError(
+            "expected the same learning rate on every rank, received "
+            + ", ".join(f"{rate:g} (rank {rank})" for rank, rate in enumerate(rates))
+            + ". A callback that changes it by metrics must come after "
+            "ringar.callbacks.Distributed() in the list, where metrics are those of all ranks."
+        )
+    model.stop_training = bool(rows[:, -1].any())
+
+
+def _numbers(logs: dict[str, Any] | None) -> list[str]:
+    return sorted(
+        key for key, value in (logs or {}).items() if isinstance(value, int | float | np.number)
+    )
+
+
+def _gather(own: list[Any], name: str, process_set: Any) -> np.ndarray:
+    # The keys are in the name, so that ranks with other metrics get an error that shows them.
+    row = np.asarray([own], dtype=np.float64)
+    return np.asarray(allgather(row, name=name, process_set=process_set))
+
+
+def _set_averages(logs: dict[str, Any], keys: list[str], rows: np.ndarray) -> None:
+    for key, average in zip(keys, rows.mean(axis=0), strict=False):
+        logs[key] = float(average)
+
+
+def _learning_rate(model: Any) -> float:
+    try:
+        return float(model.optimizer.learning_rate)
+    except (AttributeError, NotImplementedError, TypeError):
+        return float("nan")  # no optimizer, or one with more than one learning rate

@@ -1,0 +1,96 @@
+"""`DistributedGradientTape`: reduced gradients for training loops of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ringar import buckets
+from ringar.collectives import Average
+from ringar.compression import Compression
+from ringar.keras.reduction import Reduction
+
+
+class DistributedGradientTape:
+    """A `tf.GradientTape` whose `gradient` returns gradients reduced over the ranks.
+
+    Apply them with a plain optimizer: a `DistributedOptimizer` would reduce them once more.
+
+    Args:
+        tape: the `tf.GradientTape`, before or after it has recorded.
+        op: `ringar.Average` or `ringar.Sum`.
+        compression: what the gradients travel as: `ringar.Compression.none`, `.fp16` or `.bf16`.
+        process_set: the ranks that train together; by default all.
+        bucket_bytes: gradients travel together in buckets of at most this many bytes; a larger
+            gradient alone.
+        prescale_factor: multiplies gradients before they are reduced.
+        postscale_factor: multiplies gradients after they were reduced.
+        sparse_as_dense: turn `tf.IndexedSlices` into dense gradients instead of gathering the
+            slices of all ranks.
+
+    Example:
+    ```python
+    with ringar.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = loss_of(model(x), y)
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    ```
+    """
+
+    def __init__(
+        self,
+        tape: tf.GradientTape,
+        *,
+        op: Any = Average,
+        compression: Any = Compression.none,
+        process_set: Any = None,
+        bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        sparse_as_dense: bool = False,
+    ) -> None:
+        if isinstance(tape, DistributedGradientTape):
+            raise ValueError(
+                "`tape` must not be distributed already: its gradients would be reduced twice."
+            )
+        self._tape = tape
+        self._reduction = Reduction(
+            op,
+            compression,
+            process_set,
+            bucket_bytes,
+            prescale_factor,
+            postscale_factor,
+            sparse_as_dense,
+        )
+
+    def __enter__(self) -> DistributedGradientTape:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._tape.__exit__(*exception)
+
+    def __getattr__(self, name: str) -> Any:
+        # watch, reset, stop_recording, jacobian and the rest are the tape's own.
+        return getattr(self._tape, name)
+
+    def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute gradients as `tf.GradientTape.gradient` does, and reduce them over the ranks.
+
+        Args:
+            target: what is differentiated.
+            sources: a tensor or variable, or a structure of them, by which it is differentiated.
+            *args: as for `tf.GradientTape.gradient`.
+            **kwargs: as for `tf.GradientTape.gradient`.
+
+        Returns:
+            A structure like `sources`.
+
+        Raises:
+            NotInitializedError: before `ringar.init()`.
+        """
+        gradients = self._tape.gradient(target, sources, *args, **kwargs)
+        # Composite tensors such as IndexedSlices stay whole; None is a leaf.
+        reduced = self._reduction(tf.nest.flatten(gradients), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(sources, reduced)

@@ -1,0 +1,84 @@
+"""What the tests of ringar.keras share: a small model, its data, and comparisons."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ringar
+
+STEPS = 20
+GLOBAL_BATCH = 24  # goes round on 1, 2, 3 and 4 ranks
+
+
+def regression(rows: int = STEPS * GLOBAL_BATCH, seed: int = 7) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of 6 features and their targets, float32; the same on every rank."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 6)).astype(np.float32)
+    y = np.sin(x @ rng.normal(size=(6, 1))).astype(np.float32)
+    return x, y
+
+
+def tokens(rows: int = STEPS * GLOBAL_BATCH, seed: int = 7) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of 4 words out of 12 and their targets; the same on every rank."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, 12, size=(rows, 4)).astype(np.int32)
+    return x, (x.sum(axis=1, keepdims=True) / 24).astype(np.float32)
+
+
+def dense_model(seed: int = 0, **options: Any) -> keras.Model:
+    """Two dense layers, initialized from `seed`."""
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, activation="tanh", **options),
+            keras.layers.Dense(1, **options),
+        ]
+    )
+
+
+def embedding_model(seed: int = 0) -> keras.Model:
+    """An embedding, whose gradients are sparse, and a dense layer, initialized from `seed`."""
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            keras.layers.Embedding(12, 5),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def batches(data: tuple[np.ndarray, np.ndarray], batch: int = GLOBAL_BATCH) -> tf.data.Dataset:
+    """The data in batches, in order, for one process."""
+    return tf.data.Dataset.from_tensor_slices(data).batch(batch, drop_remainder=True)
+
+
+def own_batches(data: tuple[np.ndarray, np.ndarray], batch: int = GLOBAL_BATCH) -> tf.data.Dataset:
+    """This rank's part: the k-th batches of all ranks together are the k-th of `batches`."""
+    examples = ringar.data.shard(tf.data.Dataset.from_tensor_slices(data))
+    return examples.batch(batch // ringar.size(), drop_remainder=True)
+
+
+def values(model: keras.Model) -> list[np.ndarray]:
+    """The model's weights as arrays."""
+    return [np.array(keras.ops.convert_to_numpy(weight)) for weight in model.weights]
+
+
+def digest(model: keras.Model) -> str:
+    """A digest of all bits of the weights and of the optimizer's state."""
+    state = hashlib.sha256()
+    for variable in [*model.weights, *model.optimizer.variables]:
+        state.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).tobytes())
+    return state.hexdigest()
+
+
+def largest_difference(first: list[np.ndarray], second: list[np.ndarray]) -> float:
+    """The largest difference of two elements; not a number if any is not."""
+    return max(float(np.max(np.abs(a - b))) for a, b in zip(first, second, strict=True))

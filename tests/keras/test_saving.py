@@ -1,0 +1,96 @@
+"""What rank 0 saves loads in a plain process, and in a job again, with the optimizer's state."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import ringar
+from tests.keras import common
+
+pytestmark = pytest.mark.usefixtures("initialized")
+
+# A process that knows nothing of ringar: it loads, says what it got, and takes one step.
+PLAIN_PROCESS = """
+import sys
+sys.modules["ringar"] = None
+import keras, numpy as np
+file, data, result = sys.argv[1:]
+model = keras.models.load_model(file)
+arrays = np.load(data)
+state = [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]
+model.fit(arrays["x"], arrays["y"], batch_size=len(arrays["x"]), verbose=0)
+np.savez(result, kind=type(model.optimizer).__module__ + "." + type(model.optimizer).__name__,
+         **{f"state_{i}": s for i, s in enumerate(state)},
+         **{f"weight_{i}": keras.ops.convert_to_numpy(w) for i, w in enumerate(model.weights)})
+"""
+
+
+def test_saved_model_resumes_in_a_plain_process(
+    rank: int, shared_tmp_path: Path, exchange: Callable[[Any], Any]
+) -> None:
+    model = common.dense_model(seed=rank)
+    optimizer = ringar.DistributedOptimizer(keras.optimizers.Adam(0.01, clipnorm=1.0))
+    model.compile(optimizer, "mean_squared_error")
+    data = common.own_batches(common.regression(5 * common.GLOBAL_BATCH))
+    model.fit(data, verbose=0, callbacks=[ringar.callbacks.Distributed()])
+    file = shared_tmp_path / "model.keras"
+    state = [np.array(keras.ops.convert_to_numpy(v)) for v in model.optimizer.variables]
+
+    result = None
+    if rank == 0:
+        model.save(file)
+        result = resume_in_plain_process(file)
+        assert str(result["kind"]).endswith("adam.Adam")
+        for i, expected in enumerate(state):
+            np.testing.assert_array_equal(result[f"state_{i}"], expected)
+    exchange("saved")
+
+    # Wrapped again, on all ranks, it goes on as the plain process did: with the whole batch.
+    loaded = keras.models.load_model(file)
+    again = ringar.DistributedOptimizer(loaded.optimizer)
+    assert int(again.iterations) == 5
+    loaded.compile(again, "mean_squared_error")
+    one = common.regression(common.GLOBAL_BATCH, seed=11)
+    loaded.fit(common.own_batches(one), verbose=0, callbacks=[ringar.callbacks.Distributed()])
+    assert int(again.iterations) == 6
+    if result is not None:
+        for i, weight in enumerate(common.values(loaded)):
+            np.testing.assert_allclose(weight, result[f"weight_{i}"], atol=1e-6, rtol=0)
+
+
+def resume_in_plain_process(file: Path) -> Any:
+    data, result = file.with_name("data.npz"), file.with_name("result.npz")
+    x, y = common.regression(common.GLOBAL_BATCH, seed=11)
+    np.savez(data, x=x, y=y)
+    command = [sys.executable, "-c", PLAIN_PROCESS, str(file), str(data), str(result)]
+    subprocess.run(command, check=True, timeout=90, capture_output=True)
+    return np.load(result)
+
+
+def test_serialized_as_the_base_class() -> None:
+    plain = keras.saving.serialize_keras_object(keras.optimizers.AdamW(0.25, name="mine"))
+    optimizer = ringar.DistributedOptimizer(keras.optimizers.AdamW(0.25, name="mine"))
+    assert keras.saving.serialize_keras_object(optimizer) == plain
+
+
+def test_loss_scale_is_saved_as_keras_would(tmp_path: Path) -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = common.dense_model()
+        model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mean_squared_error")
+        model.fit(*common.regression(24), batch_size=24, verbose=0)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert type(loaded.optimizer) is keras.optimizers.LossScaleOptimizer
+    assert type(loaded.optimizer.inner_optimizer) is keras.optimizers.SGD
+    assert int(loaded.optimizer.iterations) == 1

@@ -1,0 +1,91 @@
+"""The sizes of TensorFlow's pools: each case in a process of its own, since they start but once."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ringar import threads
+from tests.plugin import run_job
+
+pytestmark = pytest.mark.ranks(1)
+
+USABLE = len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("local_size", [1, 2, 4, 1000])
+def test_share_of_the_cores(local_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(threads.BOUND_CPUS_VARIABLE, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert threads.cores(local_size) == max(1, 8 // local_size)
+    # Bound to CPUs of its own, a rank does not share them.
+    monkeypatch.setenv(threads.BOUND_CPUS_VARIABLE, "8")
+    assert threads.cores(local_size) == 8
+
+
+def run(program: str, **env: str) -> str:
+    """What the program prints, in a plain process that has set TensorFlow's pools up."""
+    head = "import os\nimport tensorflow as tf\nfrom ringar import threads\n"
+    tail = "\nprint(threads.intra_op_threads(), threads.inter_op_threads())\n"
+    return run_job(None, head + program + tail, env=env).check().stdout.strip()
+
+
+@pytest.mark.job
+def test_arguments_environment_and_defaults() -> None:
+    # Numbers may change until the pools start, so one process can try many.
+    program = """
+def show(*args, **env):
+    for name in ("RINGAR_INTRA_OP_THREADS", "RINGAR_INTER_OP_THREADS"):
+        os.environ.pop(name, None)
+    os.environ.update(env)
+    threads.configure(*args)
+    print(threads.intra_op_threads(), threads.inter_op_threads(), end=";")
+os.sched_getaffinity = lambda _: set(range(8))
+show(None, None, 1)
+show(None, None, 2)
+show(None, None, 8)
+show(5, None, 2)
+show(None, 6, 2, RINGAR_INTRA_OP_THREADS="7", RINGAR_INTER_OP_THREADS="9")
+show(0, 0, 2)
+"""
+    assert run(program).split(";")[:6] == ["0 0", "4 4", "1 2", "5 4", "7 6", "0 0"]
+
+
+@pytest.mark.job
+def test_pools_that_run_already() -> None:
+    program = """
+tf.constant(1) + 1
+threads.configure(None, None, 2)  # a default that comes too late is no error
+threads.configure(0, None, 1)  # nor is what runs already
+for args in [(3, None, 1), (None, 5, 1)]:
+    try:
+        threads.configure(*args)
+    except RuntimeError as error:
+        print(str(error).split(":")[0], end=";")
+"""
+    late = "comes too late"
+    assert run(program) == f"intra_op_threads=3 {late};inter_op_threads=5 {late};0 0"
+
+
+def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bad in (-1, 1.5, True, "2"):
+        with pytest.raises(ValueError, match="`intra_op_threads` must be None or an integer"):
+            threads.configure(bad, None)  # type: ignore[arg-type]
+    monkeypatch.setenv(threads.INTER_OP_VARIABLE, "many")
+    with pytest.raises(ValueError, match="RINGAR_INTER_OP_THREADS must be a number of threads"):
+        threads.configure(None, None)
+
+
+@pytest.mark.job
+def test_ranks_share_the_cores() -> None:
+    program = """
+import ringar
+ringar.init()
+print(ringar.threads.intra_op_threads())
+"""
+    share = str(max(1, USABLE // 2))
+    unbound = run_job(2, program, launcher_args=["--bind-to", "none", "--no-prefix"]).check()
+    bound = run_job(2, program, launcher_args=["--no-prefix"]).check()
+    assert unbound.stdout.split() == [share, share]
+    assert all(int(number) >= int(share) for number in bound.stdout.split())

@@ -25,8 +25,8 @@ SCRIPTS := .ci/run $(shell find launchers tests benchmarks -name '*.sh' 2>/dev/n
 RANK_TESTS := $(wildcard tests/collectives tests/keras)
 
 # Seconds after which a step is stopped, whatever it is doing: nothing here may hang for ever.
-PLAIN_LIMIT ?= 600
-RANKS_LIMIT ?= 420
+PLAIN_LIMIT ?= 900
+RANKS_LIMIT ?= 600
 NATIVE_LIMIT ?= 900
 LIMIT := timeout --kill-after=20
 

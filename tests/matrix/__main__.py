@@ -38,7 +38,13 @@ def main() -> None:
         start = time.monotonic()
         python = environment(release, wheel)
         ready = time.monotonic()
-        command = [python.with_name("ringarrun"), "-np", str(RANKS), "--no-prefix", python]
+        command: list[str | Path] = [
+            python.with_name("ringarrun"),
+            "-np",
+            str(RANKS),
+            "--no-prefix",
+            python,
+        ]
         # Isolated from the checkout: what is imported is what the wheel brought.
         run(*command, "-I", ROOT / "tests/matrix/steps.py", limit=240)
         took = f"{ready - start:.0f} s to install, {time.monotonic() - ready:.0f} s to run"
@@ -68,7 +74,15 @@ def environment(release: Release, wheel: Path) -> Path:
         # One command, so that one set of versions satisfies both.
         run(python, "-m", "pip", "install", "--quiet", tensorflow, wheel, limit=600)
         stamp.touch()
-    pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"]
+    pip: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--force-reinstall",
+    ]
     run(*pip, wheel, limit=120)
     return python
 

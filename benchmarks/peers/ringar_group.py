@@ -1,0 +1,52 @@
+"""ringar's engine on the gradients of ResNet-50, 214 arrays in one group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.launch import ringarrun as command  # noqa: F401
+from benchmarks.peers import ringar_engine
+from ringar import native
+from ringar.collectives.call import Call
+
+TITLE = "ringar (engine, 214 arrays in a group)"
+REQUIREMENTS: tuple[str, ...] = ()
+
+
+def resnet50_gradients() -> list[int]:
+    """Elements of each trainable variable of keras.applications.ResNet50, in order."""
+
+    def convolution(kernel: int, inputs: int, outputs: int) -> list[int]:
+        """Kernel and bias, and the scale and offset of the batch normalization behind it."""
+        return [kernel * kernel * inputs * outputs, outputs, outputs, outputs]
+
+    sizes = convolution(7, 3, 64)
+    inputs = 64
+    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
+        for block in range(blocks):
+            if block == 0:
+                sizes += convolution(1, inputs, 4 * width)
+            sizes += convolution(1, inputs, width)
+            sizes += convolution(3, width, width)
+            sizes += convolution(1, width, 4 * width)
+            inputs = 4 * width
+    return [*sizes, 2048 * 1000, 1000]
+
+
+RESNET50_BYTES = 4 * sum(resnet50_gradients())
+
+
+class Peer(ringar_engine.Peer):
+    def allreduce(self, array: np.ndarray) -> Callable[[], np.ndarray]:
+        ends = np.cumsum(resnet50_gradients())[:-1]
+        result = np.empty_like(array)
+        spec = Call("allreduce", op="sum", name="group").spec(array.dtype.name)
+        call = native.Prepared(spec, np.split(array, ends), np.split(result, ends))
+
+        def run() -> np.ndarray:
+            call.run()
+            return result
+
+        return run

@@ -1,5 +1,20 @@
 """ringar for Keras 3: the distributed optimizer, the gradient tape and the callbacks."""
 
+try:
+    import keras as _keras
+    import tensorflow as _tensorflow  # noqa: F401  # Keras' only backend that ringar serves
+except ImportError as error:
+    raise ImportError(
+        "ringar.keras needs Keras 3 and TensorFlow 2.16 or later, and one of them is missing: "
+        f"{error}. Install both, for example with: pip install 'ringar[tensorflow]'"
+    ) from error
+
+if int(_keras.__version__.split(".")[0]) < 3:
+    raise ImportError(
+        f"ringar.keras needs Keras 3 or later, found {_keras.__version__}. "
+        "Install it, for example with: pip install 'keras>=3'"
+    )
+
 from ringar.keras import callbacks
 from ringar.keras.optimizer import DistributedOptimizer
 from ringar.keras.tape import DistributedGradientTape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 
 from ringar.collectives import allgather, broadcast_variables
@@ -88,6 +89,6 @@ def _set_averages(logs: dict[str, Any], keys: list[str], rows: np.ndarray) -> No
 
 def _learning_rate(model: Any) -> float:
     try:
-        return float(model.optimizer.learning_rate)
-    except (AttributeError, NotImplementedError, TypeError):
+        return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+    except AttributeError:
         return float("nan")  # no optimizer, or one with more than one learning rate

@@ -66,6 +66,11 @@ def own_batches(data: tuple[np.ndarray, np.ndarray], batch: int = GLOBAL_BATCH) 
     return examples.batch(batch // ringar.size(), drop_remainder=True)
 
 
+def number(variable: Any) -> float:
+    """The value of a scalar variable; early Keras 3 has no float() for it."""
+    return float(keras.ops.convert_to_numpy(variable))
+
+
 def values(model: keras.Model) -> list[np.ndarray]:
     """The model's weights as arrays."""
     return [np.array(keras.ops.convert_to_numpy(weight)) for weight in model.weights]

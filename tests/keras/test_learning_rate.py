@@ -25,7 +25,7 @@ class Rates(keras.callbacks.Callback):
         self.rates: list[float] = []
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self.rates.append(float(self.model.optimizer.learning_rate))
+        self.rates.append(common.number(self.model.optimizer.learning_rate))
 
 
 def fit(callbacks: list[Any], epochs: int, optimizer: Any = None) -> tuple[Any, Rates]:
@@ -80,7 +80,7 @@ def test_momentum_correction(make: Any, correction: bool) -> None:
     variable = keras.Variable([1.0])
     optimizer.apply([tf.constant([1.0])], [variable])
     velocity = (getattr(optimizer, "momentums", None) or optimizer._momentums)[0]
-    before = float(velocity[0])
+    before = common.number(velocity[0])
     schedule = ringar.callbacks.LearningRateScheduleCallback(
         0.1, 0.25, momentum_correction=correction
     )
@@ -88,8 +88,8 @@ def test_momentum_correction(make: Any, correction: bool) -> None:
     model.optimizer = optimizer
     schedule.set_model(model)
     schedule.on_epoch_begin(0)
-    assert float(optimizer.learning_rate) == pytest.approx(0.025)
-    assert float(velocity[0]) == pytest.approx(before * (0.25 if correction else 1.0))
+    assert common.number(optimizer.learning_rate) == pytest.approx(0.025)
+    assert common.number(velocity[0]) == pytest.approx(before * (0.25 if correction else 1.0))
 
 
 def test_loss_scale_optimizer_has_the_learning_rate_inside() -> None:

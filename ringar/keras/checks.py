@@ -92,7 +92,7 @@ def check_weights(model: Any, process_set: Any = None) -> None:
         return
     variables = list(model.trainable_variables)
     own = [
-        zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).view(np.uint8))
+        zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).view(np.uint8).data)
         for variable in variables
     ]
     sums = np.asarray(

@@ -101,16 +101,18 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
     def _adjust(self, epoch: float) -> None:
-        old, new = self._current(), self.initial_lr * self.multiplier(epoch)
+        old = self._current()
+        self.model.optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
+        # As the variable holds it: what only its rounding changes is no change.
+        new = self._current()
         if new == old:
             return
-        self.model.optimizer.learning_rate = new
         optimizer = _innermost(self.model.optimizer)
         if self.momentum_correction and old and getattr(optimizer, "momentum", None):
-            for velocity in getattr(optimizer, "momentums", None) or getattr(
-                optimizer, "_momentums", ()
-            ):
-                velocity.assign(velocity * (new / old))
+            # SGD and RMSprop name them differently.
+            for name in ("momentums", "_momentums"):
+                for velocity in getattr(optimizer, name, None) or ():
+                    velocity.assign(velocity * (new / old))
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):

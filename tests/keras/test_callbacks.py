@@ -146,7 +146,7 @@ def test_rank_0_alone_draws_a_progress_bar(
 
 
 def test_no_callback_makes_keras_wait_for_a_step() -> None:
-    callbacks = [
+    callbacks: list[Any] = [
         ringar.callbacks.Distributed(),
         ringar.callbacks.MetricAverageCallback(),
         ringar.callbacks.LearningRateWarmupCallback(0.1),

@@ -28,7 +28,7 @@ def test_is_the_optimizer_that_it_was() -> None:
     assert isinstance(optimizer, keras.optimizers.Adam)
     assert isinstance(optimizer, DistributedMixin)
     assert type(optimizer).__name__ == "DistributedAdam"
-    assert optimizer.get_config() == config
+    assert adam.get_config() == config
 
 
 def test_name_of_an_optimizer() -> None:

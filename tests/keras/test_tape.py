@@ -51,4 +51,4 @@ def test_none_and_sparse(rank: int, size: int) -> None:
 def test_wrapping_twice_is_an_error() -> None:
     tape = ringar.DistributedGradientTape(tf.GradientTape())
     with pytest.raises(ValueError, match="must not be distributed already"):
-        ringar.DistributedGradientTape(tape)  # type: ignore[arg-type]
+        ringar.DistributedGradientTape(tape)

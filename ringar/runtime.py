@@ -104,7 +104,14 @@ def shutdown() -> None:
     native.library().ringar_shutdown()
 
 
+def _forget() -> None:
+    # A forked child (of a data loader, say) is no rank, and its end is not ours: the native library
+    # forgets its engine in it by itself.
+    _job.config = None
+
+
 atexit.register(shutdown)
+os.register_at_fork(after_in_child=_forget)
 
 
 def _read_config(

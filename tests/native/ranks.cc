@@ -46,15 +46,17 @@ class Job {
 
 // Runs a rank; returns what went wrong, or "".
 std::string run(const Body& body, Rank rank) {
-  const std::string who = "rank " + std::to_string(rank.rank) + " | ";
+  std::string failure = "rank " + std::to_string(rank.rank) + " | ";
   try {
     body(rank);
-  } catch (const Failure& failure) {
-    return who + failure.text;
+    return "";
+  } catch (const Failure& caught) {
+    failure += caught.text;
   } catch (const std::exception& error) {
-    return who + error.what();
+    failure += error.what();
   }
-  return "";
+  rank.notes[Rank::kFailed].store(1);
+  return failure;
 }
 
 [[noreturn]] void be_a_rank(const Body& body, const Rank& rank) {
@@ -68,7 +70,10 @@ std::string run(const Body& body, Rank rank) {
 }  // namespace
 
 void Rank::await(int place, int value) const {
-  while (notes[place].load() < value) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  while (notes[place].load() < value) {
+    if (notes[kFailed].load()) fail(__FILE__, __LINE__, "another rank has failed");
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
 }
 
 void Rank::meet(int place) const {

@@ -15,12 +15,13 @@ namespace ringar::test {
 // that has nothing to do with what is tested.
 struct Rank {
   static constexpr int kNotes = 64;
+  static constexpr int kFailed = kNotes - 1;
 
   int rank, size;
   ringar_config config;
   std::atomic<int>* notes;
 
-  // Waits until `value` has been noted at `place` (by add), without a limit of its own.
+  // Waits until `value` has been noted at `place` (by add); fails if another rank has.
   void await(int place, int value) const;
   void add(int place) const { notes[place].fetch_add(1); }
   // Waits for all ranks, at a place that is used for nothing else.

@@ -1,5 +1,7 @@
 // ringar.h, and the engine of this process behind it.
 
+#include <pthread.h>
+
 #include <atomic>
 #include <mutex>
 
@@ -17,6 +19,17 @@ thread_local std::string last_error;
 int report(const Status& status) {
   last_error = status.message();
   return status.code();
+}
+
+// A forked child (of a data loader, say) has the engine's memory but not its thread, and is no
+// rank: it must neither use the engine nor tell the others that this rank has left. What it has of
+// the engine is left where it is.
+void forget_engine_in_forked_children() {
+  pthread_atfork([] { the_engine_mutex.lock(); }, [] { the_engine_mutex.unlock(); },
+                 [] {
+                   new std::shared_ptr<Engine>(std::move(the_engine));
+                   the_engine_mutex.unlock();
+                 });
 }
 
 Status not_initialized(const Request& request) {
@@ -86,6 +99,8 @@ const char* ringar_last_error(void) {
 
 int ringar_init(const ringar_config* config) {
   if (engine()) return RINGAR_OK;
+  static std::once_flag once;
+  std::call_once(once, forget_engine_in_forked_children);
   auto fresh = std::make_shared<Engine>(*config);
   const Status started = fresh->start();
   if (!started.ok()) return report(started);
@@ -96,8 +111,12 @@ int ringar_init(const ringar_config* config) {
 
 void ringar_shutdown(void) {
   std::shared_ptr<Engine> last;
-  const std::lock_guard<std::mutex> lock(the_engine_mutex);
-  last.swap(the_engine);
+  {
+    const std::lock_guard<std::mutex> lock(the_engine_mutex);
+    last.swap(the_engine);
+  }
+  // Not left to the destructor: a thread that waits in a collective holds the engine, too.
+  if (last) last->stop();
 }
 
 int ringar_is_initialized(void) {

@@ -16,6 +16,7 @@ using Clock = std::chrono::steady_clock;
 struct Communicator::Line {
   alignas(128) Flag arrived;
   alignas(128) Flag reduced;
+  std::atomic<uint64_t> begun;  // collectives whose signature is written
   alignas(128) Signature signatures[2];
 };
 
@@ -120,6 +121,7 @@ Status Communicator::run(Request& request) {
 
 Status Communicator::open(const Request&) {
   signature(rank_, sequence_) = current_;
+  line(rank_).begun.store(sequence_ + 1);
   RINGAR_RETURN_IF_ERROR(exchange());
   const Status status = compare_signatures();
   if (!status.ok()) finish_step();
@@ -224,12 +226,10 @@ std::string Communicator::whom_we_wait_for(Flag Line::* which, uint64_t target) 
   for (int r = 0; r < size(); ++r) {
     if (r == rank_ || (line(r).*which).reached(target)) continue;
     late += (late.empty() ? "" : ", ") + std::to_string(ranks_[static_cast<size_t>(r)]);
-    const Signature& now = signature(r, sequence_);
-    const Signature& before = signature(r, sequence_ + 1);
-    if (now.sequence == sequence_ && sequence_ > 0)
+    if (line(r).begun.load() > sequence_)
       late += " (stopped in the middle of it)";
-    else if (sequence_ > 0 && before.sequence + 1 == sequence_)
-      late += " (last seen in " + before.describe() + ")";
+    else if (sequence_ > 0)  // a signature that it cannot overwrite before we are done here
+      late += " (last seen in " + signature(r, sequence_ - 1).describe() + ")";
   }
   return late.empty() ? "none" : late;
 }

@@ -72,11 +72,17 @@ Status Engine::start() {
 }
 
 Engine::~Engine() {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    stopping_.store(true);
-  }
+  stop();
+}
+
+void Engine::stop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  stopping_.store(true);
   work_.notify_all();
+  // A caller in run_here() sees stopping_ within its next wait. Before it is out, this rank must
+  // not join the next generation: what it still writes to the arena would count there.
+  done_.wait(lock, [&] { return !baton_taken_; });
+  lock.unlock();
   if (thread_.joinable()) thread_.join();
   if (arena_) arena_->leave();
 }
@@ -184,15 +190,15 @@ Status Engine::run_here(std::unique_lock<std::mutex>& lock, Request& request) {
   const Status status = execute(request);
   lock.lock();
   baton_taken_ = false;
-  const bool more = !queue_.empty();
+  if (!queue_.empty()) work_.notify_one();
+  if (stopping_.load()) done_.notify_all();
   lock.unlock();
-  if (more) work_.notify_one();
   return status;
 }
 
 void Engine::run_queue(std::unique_lock<std::mutex>& lock) {
   baton_taken_ = true;
-  while (!queue_.empty()) {
+  while (!queue_.empty() && !stopping_.load()) {
     const Call call = queue_.front();
     queue_.pop_front();
     lock.unlock();
@@ -200,6 +206,7 @@ void Engine::run_queue(std::unique_lock<std::mutex>& lock) {
     lock.lock();
   }
   baton_taken_ = false;
+  if (stopping_.load()) done_.notify_all();
 }
 
 void Engine::finish(Call call, const Status& status) {

@@ -24,11 +24,14 @@ namespace ringar {
 class Engine {
  public:
   explicit Engine(const ringar_config& config);
-  ~Engine();  // ends what is under way with an error
+  ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   Status start();  // waits for all ranks
+  // Ends what is under way and what is to come with an error, and tells the other ranks. Returns
+  // when no thread runs a collective any longer.
+  void stop();
 
   // Takes the request over until its complete() is called, possibly before submit returns.
   void submit(Request* request);

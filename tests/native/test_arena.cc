@@ -1,0 +1,160 @@
+// Who has joined, who has left, who is dead; and memory that reads as zero.
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "check.h"
+#include "engine/arena.h"
+#include "ranks.h"
+
+namespace ringar::test {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+TEST(arena_names_the_ranks_that_do_not_come) {
+  on_processes(4, [](Rank& me) {
+    if (me.rank == 1 || me.rank == 3) return;
+    Arena arena(me.config.arena_fd, me.rank, me.size);
+    const auto start = std::chrono::steady_clock::now();
+    const Status status = arena.join(0.3);
+    EXPECT_EQ(status.code(), RINGAR_DEADLINE);
+    EXPECT_CONTAINS(status.message(), "still waiting for rank 1, 3. Does every rank call");
+    EXPECT(seconds_since(start) < 5);
+    me.add(0);
+    me.await(0, 2);  // who leaves early would be named, too
+  });
+}
+
+TEST(arena_start_timeout_is_an_error_of_the_engine_with_its_rank) {
+  on_processes(2, [](Rank& me) {
+    if (me.rank == 0) return;
+    me.config.start_timeout = 0.2;
+    Engine engine(me.config);
+    const Status status = engine.start();
+    EXPECT_EQ(status.code(), RINGAR_DEADLINE);
+    EXPECT_CONTAINS(status.message(), "rank 1 | expected all 2 ranks in ringar.init()");
+    EXPECT_CONTAINS(status.message(), "--start-timeout");
+  });
+}
+
+TEST(arena_refuses_a_second_process_with_the_same_rank) {
+  on_processes(3, [](Rank& me) {
+    const int claimed = me.rank == 2 ? 1 : me.rank;
+    if (me.rank == 2) me.await(0, 2);
+    Arena arena(me.config.arena_fd, claimed, 2);
+    const Status status = arena.join(20);
+    if (me.rank < 2) {
+      EXPECT_OK(status);
+      me.add(0);
+      me.await(0, 3);
+    } else {
+      EXPECT_EQ(status.code(), RINGAR_MISMATCH);
+      EXPECT_CONTAINS(status.message(), "another process already is rank 1");
+      me.add(0);
+    }
+  });
+}
+
+TEST(arena_says_what_to_do_without_memory) {
+  Arena arena(-1, 0, 2);
+  const Status status = arena.join(1);
+  EXPECT_EQ(status.code(), RINGAR_OUT_OF_MEMORY);
+  EXPECT_CONTAINS(status.message(), "RINGAR_ARENA_FD=-1");
+  EXPECT_CONTAINS(status.message(), "Start the ranks with ringarrun");
+}
+
+// Rank 1 goes in one of three ways; rank 0 sees which.
+TEST(arena_tells_the_dead_from_those_that_left_or_gave_up) {
+  for (const std::string way : {"dies", "leaves", "gives up"}) {
+    const auto all = endings(2, [&](Rank& me) {
+      Arena arena(me.config.arena_fd, me.rank, me.size);
+      EXPECT_OK(arena.join(20));
+      if (me.rank == 1) {
+        me.await(0, 1);
+        if (way == "dies") raise(SIGKILL);
+        if (way == "leaves") arena.leave();
+        if (way == "gives up") arena.give_up("too tired");
+        me.await(0, 2);
+        return;
+      }
+      EXPECT_EQ(arena.trouble(1), "");
+      me.add(0);
+      const auto start = std::chrono::steady_clock::now();
+      while (arena.trouble(1).empty() && seconds_since(start) < 10)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const std::string trouble = arena.trouble(1);
+      me.add(0);
+      EXPECT_CONTAINS(trouble, way == "dies"     ? "rank 1 has died: its process is gone"
+                               : way == "leaves" ? "rank 1 has left"
+                                                 : "rank 1 has given up: too tired");
+    });
+    EXPECT_EQ(all[0].code, 0);
+    EXPECT_EQ(all[1].signal, way == "dies" ? SIGKILL : 0);
+  }
+}
+
+TEST(arena_keeps_the_first_reason_and_cuts_a_long_one) {
+  on_threads(2, [](Rank& me) {
+    Arena arena(me.config.arena_fd, me.rank, me.size);
+    EXPECT_OK(arena.join(20));
+    if (me.rank == 0) {
+      arena.give_up(std::string(5000, 'x'));
+      arena.give_up("another");
+    }
+    me.meet(0);
+    const std::string trouble = arena.trouble(0);
+    EXPECT_CONTAINS(trouble, "rank 0 has given up: xxxx");
+    EXPECT(trouble.size() > 500 && trouble.size() < 1100);
+    me.meet(1);
+  });
+}
+
+TEST(arena_memory_is_shared_and_zero_after_a_discard) {
+  on_processes(2, [](Rank& me) {
+    Arena arena(me.config.arena_fd, me.rank, me.size);
+    EXPECT_OK(arena.join(20));
+    constexpr uint64_t kOffset = uint64_t{1} << 30;
+    constexpr size_t kBytes = 64 << 10;
+    std::byte* memory = arena.map(kOffset, kBytes);
+    EXPECT(memory != nullptr);
+    EXPECT(memory[5] == std::byte{0});
+    me.meet(0);
+    if (me.rank == 1) memory[5] = std::byte{42};
+    me.meet(1);
+    EXPECT(memory[5] == std::byte{42});
+    me.meet(2);
+    if (me.rank == 0) arena.discard(kOffset, kBytes);
+    me.meet(3);
+    EXPECT(memory[5] == std::byte{0});
+    arena.unmap(memory, kBytes);
+  });
+}
+
+// A generation's memory is its own: nobody finds flags of the time before.
+TEST(arena_starts_clean_in_each_generation) {
+  on_processes(2, [](Rank& me) {
+    for (int generation = 0; generation < 5; ++generation) {
+      Arena arena(me.config.arena_fd, me.rank, me.size);
+      EXPECT_OK(arena.join(20));
+      std::byte* memory = arena.map(0, 4096);
+      EXPECT(memory != nullptr);
+      EXPECT(memory[0] == std::byte{0});
+      me.meet(2 * generation);
+      memory[0] = std::byte{1};
+      EXPECT_EQ(arena.trouble(1 - me.rank), "");
+      me.meet(2 * generation + 1);
+      arena.leave();
+      arena.unmap(memory, 4096);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace ringar::test

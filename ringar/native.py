@@ -66,7 +66,7 @@ def ops() -> ModuleType:
             "Install ringar with pip, or run `make` in a checkout."
         )
     tf = _tensorflow()
-    folder = pathlib.Path(tf.__file__).parent
+    folder = pathlib.Path(str(tf.__file__)).parent
     for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2"):
         if (folder / name).exists():
             ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)

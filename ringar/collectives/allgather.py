@@ -86,7 +86,7 @@ def _gradient(
     if len(outputs) == len(inputs):  # compiled: the same rows on every rank
         even = call.gradient(collective="reducescatter")
         return list(reducescatter_tensors(even, list(upstream), None))
-    grads = []
+    grads: list[tf.Tensor] = []
     for i, up in enumerate(upstream):
         one = call.gradient(collective="reducescatter")
         grads += reducescatter_tensors(one, [up], outputs[-1][i])

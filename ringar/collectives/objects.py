@@ -59,8 +59,7 @@ def allgather_object(
     """
     call, _ = calls.begin("allgather", process_set, name or "allgather_object")
     data = np.frombuffer(pickle.dumps(obj), np.uint8)
-    options = {"name": call.name, "process_set": process_set}
-    sizes = allgather(np.array([data.size], np.int64), **options)
-    payload = allgather(data, **options).tobytes()
+    sizes = allgather(np.array([data.size], np.int64), name=call.name, process_set=process_set)
+    payload = allgather(data, name=call.name, process_set=process_set).tobytes()
     ends = np.cumsum(sizes)
     return [pickle.loads(payload[end - size : end]) for end, size in zip(ends, sizes, strict=True)]

@@ -65,7 +65,21 @@ def _run(request: Request) -> int:
     # Imported late so that --help and errors come at once.
     from ringar.launchers import cpus, local, plan
 
-    return local.run(plan.make(request, os.environ, cpus.available()))
+    code = local.run(plan.make(request, os.environ, cpus.available()))
+    if request.timeline:
+        # Also after a failure: what the ranks did last is then worth the most.
+        _merge_timeline(request.timeline)
+    return code
+
+
+def _merge_timeline(path: Path) -> None:
+    from ringar import timeline
+
+    if not timeline.merge(path):
+        print(
+            f"ringarrun: no rank called ringar.init(), so there is no timeline {path}",
+            file=sys.stderr,
+        )
 
 
 def _request(options: argparse.Namespace) -> Request:
@@ -88,6 +102,7 @@ def _request(options: argparse.Namespace) -> Request:
         deadline=options.deadline,
         stall_warning=options.stall_warning,
         verbose=options.verbose,
+        timeline=options.timeline_filename.resolve() if options.timeline_filename else None,
     )
 
 
@@ -152,9 +167,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--bind-to",
-        choices=("core", "none"),
-        help="core: each rank gets its own CPUs, as many as there are for each; none: the system "
-        "decides (default: core, unless there are more ranks than CPUs)",
+        choices=("core", "numa", "none"),
+        help="core: each rank gets its own CPUs, as many as there are for each; numa: all CPUs of "
+        "one NUMA node, which ranks may share; none: the system decides (default: core, unless "
+        "there are more ranks than CPUs)",
     )
     _add_output_options(parser)
     _add_timeouts(parser)
@@ -186,6 +202,12 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         type=Path,
         help="also keep the output of each rank in DIR/rank.N/stdout and DIR/rank.N/stderr",
+    )
+    group.add_argument(
+        "--timeline-filename",
+        metavar="FILE",
+        type=Path,
+        help="record what the collectives of all ranks do, as a Chrome trace for Perfetto",
     )
     group.add_argument(
         "--verbose", action="store_true", help="say what is started, where, and how each rank ends"

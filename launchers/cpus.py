@@ -68,6 +68,23 @@ def split(cpus: Sequence[Cpu], parts: int) -> list[tuple[int, ...]]:
     return sets
 
 
+def whole_nodes(cpus: Sequence[Cpu], parts: int) -> list[tuple[int, ...]]:
+    """Give each of `parts` ranks all CPUs of one NUMA node, neighbours on the same node.
+
+    Args:
+        cpus: the CPUs to deal out; at least one.
+        parts: number of ranks.
+
+    Returns:
+        One sorted tuple of CPU numbers per rank. Ranks share a node where there are more of them.
+    """
+    nodes: dict[tuple[int, int], list[int]] = {}
+    for cpu in sorted(cpus):
+        nodes.setdefault((cpu.package, cpu.node), []).append(cpu.number)
+    sets = [tuple(sorted(numbers)) for numbers in nodes.values()]
+    return [sets[part * len(sets) // parts] for part in range(parts)]
+
+
 def _read(number: int) -> Cpu:
     folder = _SYSFS / f"cpu{number}"
     # Without sysfs (some containers) every CPU counts as a core of its own.

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ringar import timeline
 from ringar.launchers import cpus as cpus_module
 from ringar.launchers.cpus import Cpu
 
@@ -57,6 +58,7 @@ class Request:
     deadline: float | None = None
     stall_warning: float | None = None
     verbose: bool = False
+    timeline: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class RankPlan:
     cross_rank: int = 0
     cross_size: int = 1
     cpus: tuple[int, ...] | None = None
+    sharing: int = 1  # how many ranks are bound to these CPUs
 
     def environment(self) -> dict[str, str]:
         """The variables that tell this rank its place."""
@@ -82,9 +85,9 @@ class RankPlan:
             "RINGAR_CROSS_SIZE": str(self.cross_size),
         }
         if self.cpus is not None:
-            # Tells ringar.threads that the CPUs it sees are its own and need no dividing by the
-            # local size.
-            variables["RINGAR_BOUND_CPUS"] = str(len(self.cpus))
+            # Tells ringar.threads how many of the CPUs it sees are its own, and that they need no
+            # dividing by the local size.
+            variables["RINGAR_BOUND_CPUS"] = str(max(1, len(self.cpus) // self.sharing))
         return variables
 
 
@@ -131,6 +134,9 @@ def make(request: Request, environ: Mapping[str, str], cpus: Sequence[Cpu]) -> J
     check_num_proc(request.num_proc, limit=max(MAX_LOCAL_RANKS, len(cpus)))
     environment = _exports(request.exports, environ)
     environment.update(_timeouts(request))
+    if request.timeline:
+        _check_timeline(request.timeline)
+        environment[timeline.VARIABLE] = str(request.timeline)
     check_program(request.command, environment.get("PATH", environ.get("PATH")))
     _check_output_folder(request.output_folder)
     sets = _cpu_sets(request, cpus)
@@ -138,7 +144,10 @@ def make(request: Request, environ: Mapping[str, str], cpus: Sequence[Cpu]) -> J
     return JobPlan(
         job=os.urandom(8).hex(),
         command=request.command,
-        ranks=tuple(RankPlan(r, size, r, size, cpus=sets[r]) for r in range(size)),
+        ranks=tuple(
+            RankPlan(r, size, r, size, cpus=sets[r], sharing=sets.count(sets[r]))
+            for r in range(size)
+        ),
         environment=environment,
         prefix=size > 1 if request.prefix is None else request.prefix,
         output_folder=request.output_folder,
@@ -226,9 +235,18 @@ def _cpu_sets(request: Request, cpus: Sequence[Cpu]) -> Sequence[tuple[int, ...]
             f"--bind-to core: expected at most {len(cpus)} ranks, one per CPU that may be used, "
             f"received {size}; start fewer ranks or choose --bind-to none"
         )
+    if request.bind_to == "numa":
+        return cpus_module.whole_nodes(cpus, size)
     if request.bind_to == "none" or size > len(cpus):
         return [None] * size
     return cpus_module.split(cpus, size)
+
+
+def _check_timeline(path: Path) -> None:
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"--timeline-filename: expected a file in a folder to write in, received {str(path)!r}"
+        )
 
 
 def _check_output_folder(folder: Path | None) -> None:

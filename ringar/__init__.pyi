@@ -37,4 +37,6 @@ from .runtime import rank as rank
 from .runtime import remove_process_set as remove_process_set
 from .runtime import shutdown as shutdown
 from .runtime import size as size
+from .timeline import start_timeline as start_timeline
+from .timeline import stop_timeline as stop_timeline
 from .version import __version__ as __version__

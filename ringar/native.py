@@ -91,6 +91,7 @@ def library() -> ctypes.CDLL:
         _ALLOCATE,
         ctypes.c_void_p,
     ]
+    lib.ringar_start_timeline.argtypes = [ctypes.c_char_p, ctypes.c_int32]
     lib.ringar_prepare.restype = ctypes.c_void_p
     lib.ringar_prepare.argtypes = [ctypes.c_char_p, ctypes.POINTER(_Array), ctypes.c_int32]
     if not lib.ringar_has_tensorflow_ops():

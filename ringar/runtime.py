@@ -7,7 +7,7 @@ import ctypes
 import os
 from collections.abc import Mapping, Sequence
 
-from ringar import native, threads
+from ringar import native, threads, timeline
 from ringar.errors import NotInitializedError
 
 DEFAULT_DEADLINE = 600.0
@@ -90,6 +90,8 @@ def init(
     global_process_set.ranks = list(range(config.size))
     global_process_set.process_set_id = 0
     _job.process_sets = {0: global_process_set}
+    if path := os.environ.get(timeline.VARIABLE):
+        timeline.record(path)
 
 
 def shutdown() -> None:
@@ -102,6 +104,7 @@ def shutdown() -> None:
     _job.process_sets = {}
     global_process_set.ranks = []
     native.library().ringar_shutdown()
+    native.library().ringar_stop_timeline()
 
 
 def _forget() -> None:

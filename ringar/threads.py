@@ -41,8 +41,8 @@ def cores(local_size: int = 1) -> int:
     )
     # Bound by the launcher, the process sees only its own CPUs: dividing those once more would
     # leave cores idle.
-    if os.environ.get(BOUND_CPUS_VARIABLE):
-        return usable
+    if bound := os.environ.get(BOUND_CPUS_VARIABLE, ""):
+        return min(usable, int(bound)) if bound.isdigit() else usable
     return max(1, usable // max(1, local_size))
 
 

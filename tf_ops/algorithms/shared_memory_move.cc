@@ -55,10 +55,13 @@ Status run_stream(Communicator& c, const Stream& stream, const VirtualArray& out
                       c.outbox(c.rank()) + stream.place(step));
       RINGAR_RETURN_IF_ERROR(c.exchange());
     }
-    for (int r = 0; r < c.size(); ++r) {
-      const VirtualArray& to = incoming[static_cast<size_t>(r)];
-      to.scatter(stream.begin(step), stream.end(step, to.size()), c.outbox(r) + stream.place(step));
-    }
+    c.timed(Stretch::kCopy, [&] {
+      for (int r = 0; r < c.size(); ++r) {
+        const VirtualArray& to = incoming[static_cast<size_t>(r)];
+        to.scatter(stream.begin(step), stream.end(step, to.size()),
+                   c.outbox(r) + stream.place(step));
+      }
+    });
     c.finish_step();
     if (stream.is_last(step, longest)) return {};
   }

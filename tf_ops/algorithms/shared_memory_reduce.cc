@@ -64,9 +64,9 @@ void reduce_range(const Communicator& c, const Request& request, const VirtualAr
 }
 
 Status allreduce_small(Communicator& c, const Request& request, const VirtualArray& array) {
-  array.gather(0, array.size(), c.outbox(c.rank()));
+  c.timed(Stretch::kCopy, [&] { array.gather(0, array.size(), c.outbox(c.rank())); });
   RINGAR_RETURN_IF_ERROR(c.open(request));
-  reduce_range(c, request, array, 0, array.size(), 0, nullptr);
+  c.timed(Stretch::kReduce, [&] { reduce_range(c, request, array, 0, array.size(), 0, nullptr); });
   c.finish_step();
   return {};
 }
@@ -89,11 +89,19 @@ Block block_at(size_t begin, size_t total, size_t ranks, size_t slice) {
   return {begin, end, std::min(slice, (share + 63) / 64 * 64)};
 }
 
+void publish_slices(const Communicator& c, const VirtualArray& array, const Block& block) {
+  for (int r = 0; r < c.size(); ++r)
+    if (r != c.rank())
+      array.gather(block.slice_begin(r), block.slice_end(r),
+                   c.outbox(c.rank()) + c.slice_bytes() * static_cast<size_t>(r));
+}
+
 Status copy_results(Communicator& c, const VirtualArray& array, const Block& block, uint64_t step) {
   for (int r = 0; r < c.size(); ++r) {
     if (r == c.rank()) continue;
     RINGAR_RETURN_IF_ERROR(c.wait_for_result(r, step));
-    array.scatter(block.slice_begin(r), block.slice_end(r), c.result(r, step));
+    c.timed(Stretch::kCopy,
+            [&] { array.scatter(block.slice_begin(r), block.slice_end(r), c.result(r, step)); });
   }
   return {};
 }
@@ -103,15 +111,14 @@ Status allreduce_by_blocks(Communicator& c, const Request& request, const Virtua
   Block previous{};
   for (size_t begin = 0; begin < array.size(); begin = previous.end) {
     const Block block = block_at(begin, array.size(), ranks, c.slice_bytes());
-    for (int r = 0; r < c.size(); ++r)
-      if (r != c.rank())
-        array.gather(block.slice_begin(r), block.slice_end(r),
-                     c.outbox(c.rank()) + c.slice_bytes() * static_cast<size_t>(r));
+    c.timed(Stretch::kCopy, [&] { publish_slices(c, array, block); });
     RINGAR_RETURN_IF_ERROR(begin == 0 ? c.open(request) : c.exchange());
 
     const size_t mine = block.slice_begin(c.rank());
-    reduce_range(c, request, array, mine, block.slice_end(c.rank()) - mine,
-                 c.slice_bytes() * static_cast<size_t>(c.rank()), c.result(c.rank(), c.step()));
+    c.timed(Stretch::kReduce, [&] {
+      reduce_range(c, request, array, mine, block.slice_end(c.rank()) - mine,
+                   c.slice_bytes() * static_cast<size_t>(c.rank()), c.result(c.rank(), c.step()));
+    });
     c.post_result();
     if (begin > 0) RINGAR_RETURN_IF_ERROR(copy_results(c, array, previous, c.step() - 1));
     c.finish_step();

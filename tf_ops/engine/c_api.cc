@@ -123,6 +123,13 @@ int ringar_is_initialized(void) {
   return engine() != nullptr;
 }
 
+int ringar_start_timeline(const char* path, int32_t rank) {
+  return report(Timeline::instance().start(path, rank));
+}
+void ringar_stop_timeline(void) {
+  Timeline::instance().stop();
+}
+
 int ringar_add_process_set(const int32_t* ranks, int32_t count, int32_t* id) {
   const auto target = engine();
   if (!target) return report({RINGAR_NOT_INITIALIZED, "call ringar.init() before add_process_set"});

@@ -104,12 +104,18 @@ std::string Communicator::prefix() const {
 Status Communicator::run(Request& request) {
   if (!broken_.ok()) return broken_;
   current_ = Signature::of(request, size(), sequence_);
+  tracing_ = Timeline::instance().on();
+  const int64_t begin = tracing_ ? monotonic_ns() : 0;
   Status status;
   if (size() > 1)
     status = current_.rejected ? open(request) : run_in_shared_memory(*this, request);
   else
     status = current_.rejected ? disagreement({current_}, ranks_, id_) : run_alone(request);
   ++sequence_;
+  if (tracing_) {
+    Timeline::instance().collective(request, current_.title(), begin, trace_);
+    trace_.clear();
+  }
   if (status.ok()) return status;
   status = Status(status.code(), prefix() + status.message());
   if (status.code() != RINGAR_MISMATCH) {
@@ -163,7 +169,10 @@ Status Communicator::wait(Flag Line::* which, uint64_t target, int rank) {
     if (flag.reached(target)) return {};
     relax();
   }
-  return wait_patiently(which, target, rank);
+  const int64_t begin = tracing_ ? monotonic_ns() : 0;
+  const Status status = wait_patiently(which, target, rank);
+  if (tracing_) trace_.add(Stretch::kWait, begin, ranks_[static_cast<size_t>(rank)]);
+  return status;
 }
 
 // Yields between looks, so that a core shared with computing threads is not taken from them, then

@@ -27,6 +27,7 @@
 #include "engine/flag.h"
 #include "engine/request.h"
 #include "engine/signature.h"
+#include "engine/timeline.h"
 
 namespace ringar {
 
@@ -71,6 +72,14 @@ class Communicator {
   Status exchange();
   void finish_step();
 
+  // Does some of the work of a collective, and notes in the timeline how long it took.
+  template <typename Work>
+  void timed(Stretch::Kind kind, Work work) {
+    const int64_t begin = tracing_ ? monotonic_ns() : 0;
+    work();
+    if (tracing_) trace_.add(kind, begin);
+  }
+
   void post_result();
   Status wait_for_result(int rank, uint64_t step);
 
@@ -97,6 +106,8 @@ class Communicator {
   uint64_t step_ = 0;      // the step under way
   uint64_t sequence_ = 0;  // collectives begun
   Signature current_;
+  bool tracing_ = false;  // whether there is a timeline, for the collective under way
+  Trace trace_;
   Status broken_;
 };
 

@@ -79,9 +79,14 @@ bool Signature::agrees_with(const Signature& o) const {
          name_hash == o.name_hash;
 }
 
-std::string Signature::describe() const {
+std::string Signature::title() const {
   std::string s(name_of(collective));
   if (name[0] != '\0') s += " \"" + std::string(name) + "\"";
+  return s;
+}
+
+std::string Signature::describe() const {
+  std::string s = title();
   if (tensors > 0) {
     s += " of " + std::string(name_of(dtype)) + "[";
     for (int i = 0; i < ndims; ++i)

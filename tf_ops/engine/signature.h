@@ -37,6 +37,7 @@ struct Signature {
   static Signature of(const Request& request, int ranks, uint64_t sequence);
 
   bool agrees_with(const Signature& other) const;
+  std::string title() const;     // allreduce "loss"
   std::string describe() const;  // allreduce "loss" of float32[32,10], op=sum
 };
 

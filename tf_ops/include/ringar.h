@@ -74,6 +74,10 @@ RINGAR_EXPORT ringar_call* ringar_prepare(const char* spec, const ringar_array* 
 RINGAR_EXPORT int ringar_run_prepared(ringar_call* call);
 RINGAR_EXPORT void ringar_release(ringar_call* call);
 
+// Writes what this rank's collectives do from now on to a file (engine/timeline.h).
+RINGAR_EXPORT int ringar_start_timeline(const char* path, int32_t rank);
+RINGAR_EXPORT void ringar_stop_timeline(void);
+
 RINGAR_EXPORT const char* ringar_last_error(void);
 
 // 1 if the TensorFlow ops and the XLA target were registered when the library was opened.

@@ -1,0 +1,110 @@
+"""ringar.timeline: one row per rank, valid at any moment, merged by the launcher."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ringar import timeline
+
+pytestmark = pytest.mark.job
+
+JOB = """
+    import json, sys, time
+    import numpy as np
+    import ringar
+    ringar.init()
+    if ringar.rank() == 1:
+        time.sleep(0.3)
+    ringar.allreduce(np.ones(1 << 20, np.float32), name="large")
+    ringar.grouped_allreduce([np.ones((2, 3), np.float32)] * 3, name="bucket")
+    part = f"{sys.argv[1]}.rank{ringar.rank()}"
+    assert len(json.load(open(part))) > 3, "not valid JSON while it is being written"
+    ringar.barrier()
+"""
+
+
+def run(tmp_path: Path, ranks: int, source: str, *options: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "job.py"
+    script.write_text(textwrap.dedent(source))
+    launcher = [sys.executable, "-m", "ringar.launchers", "-np", str(ranks), *options]
+    return subprocess.run(
+        [*launcher, sys.executable, str(script), str(tmp_path / "t.json")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def spans(events: list[dict], rank: int) -> list[dict]:
+    return [e for e in events if e["ph"] == "X" and e["pid"] == rank and e["tid"] == 0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_launcher_merges_the_ranks(tmp_path: Path, ranks: int) -> None:
+    path = tmp_path / "t.json"
+    done = run(tmp_path, ranks, JOB, "--timeline-filename", str(path))
+    assert done.returncode == 0, done.stderr
+    events = json.loads(path.read_text())
+    assert not list(tmp_path.glob("t.json.rank*"))
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {f"rank {r}" for r in range(ranks)}
+    for rank in range(ranks):
+        large, bucket = (
+            next(e for e in spans(events, rank) if e["name"] == f'allreduce "{name}"')
+            for name in ("large", "bucket")
+        )
+        assert large["args"]["bytes"] == 4 << 20
+        assert bucket["args"]["tensors"] == 3
+        assert bucket["args"]["members"] == ["[2,3]"] * 3
+        assert large["ts"] + large["dur"] <= bucket["ts"]
+    assert min(e["ts"] for e in events if "ts" in e) == 0
+
+
+def test_the_late_rank_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    assert run(tmp_path, 2, JOB, "--timeline-filename", str(path)).returncode == 0
+    events = json.loads(path.read_text())
+    waits = [e for e in spans(events, 0) if e["name"] == "wait for rank 1"]
+    assert max(e["dur"] for e in waits) > 0.2e6
+    large = next(e for e in spans(events, 0) if e["name"] == 'allreduce "large"')
+    assert large["args"]["waiting_us"] > 0.2e6
+    # Both ranks leave the collective together, on a clock of their own host.
+    other = next(e for e in spans(events, 1) if e["name"] == 'allreduce "large"')
+    assert abs(large["ts"] + large["dur"] - other["ts"] - other["dur"]) < 0.1e6
+
+
+def test_start_and_stop_from_the_program(tmp_path: Path) -> None:
+    source = """
+        import json, sys
+        import numpy as np
+        import ringar
+        ringar.init()
+        ringar.allreduce(np.ones(3, np.float32), name="before")
+        ringar.start_timeline(sys.argv[1])
+        ringar.allreduce(np.ones(3, np.float32), name="within")
+        ringar.stop_timeline(sys.argv[1])
+        ringar.allreduce(np.ones(3, np.float32), name="after")
+        names = [e["name"] for e in json.load(open(sys.argv[1]))]
+        assert names.count('allreduce "within"') == ringar.size(), names
+        assert 'allreduce "before"' not in names and 'allreduce "after"' not in names
+    """
+    done = run(tmp_path, 2, source)
+    assert done.returncode == 0, done.stderr
+
+
+def test_unwritable_file_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = run(tmp_path, 2, "print('started')", "--timeline-filename", "/no/such/folder/t.json")
+    assert done.returncode == 2
+    assert "--timeline-filename" in done.stderr
+    assert "started" not in done.stdout
+
+
+def test_merge_without_parts_makes_nothing(tmp_path: Path) -> None:
+    assert timeline.merge(tmp_path / "t.json") == 0
+    assert not (tmp_path / "t.json").exists()

@@ -1,0 +1,152 @@
+#include "engine/timeline.h"
+
+#include <fcntl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace ringar {
+namespace {
+
+// A row per rank, and below it one for what waits in the queue.
+constexpr int kEngineRow = 0, kQueueRow = 1;
+
+// Blocks of a large array are thousands: their sums are always there, themselves up to this many.
+constexpr size_t kMostStretches = 256;
+
+std::string quoted(const std::string& text) {
+  std::string s = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') s += '\\';
+    s += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
+  }
+  return s + "\"";
+}
+
+std::string microseconds(int64_t ns) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%lld.%03lld", static_cast<long long>(ns / 1000),
+                static_cast<long long>(ns % 1000));
+  return text;
+}
+
+std::string members(const Request& request) {
+  constexpr size_t kMost = 32;
+  std::string s = "[";
+  for (size_t i = 0; i < request.tensors.size() && i < kMost; ++i) {
+    const Shape& shape = request.tensors[i].shape;
+    std::string dims;
+    for (int d = 0; d < shape.ndims; ++d) dims += (d ? "," : "") + std::to_string(shape.dims[d]);
+    s += (i ? "," : "") + quoted("[" + dims + "]");
+  }
+  if (request.tensors.size() > kMost)
+    s += "," + quoted("and " + std::to_string(request.tensors.size() - kMost) + " more");
+  return s + "]";
+}
+
+std::string totals(const Trace& trace) {
+  int64_t copying = 0, reducing = 0, waiting = 0;
+  for (const Stretch& one : trace.stretches())
+    (one.kind == Stretch::kCopy     ? copying
+     : one.kind == Stretch::kReduce ? reducing
+                                    : waiting) += one.end - one.begin;
+  return "\"copying_us\":" + microseconds(copying) + ",\"reducing_us\":" + microseconds(reducing) +
+         ",\"waiting_us\":" + microseconds(waiting);
+}
+
+std::string name_of(const Stretch& stretch) {
+  switch (stretch.kind) {
+    case Stretch::kCopy:
+      return "copy";
+    case Stretch::kReduce:
+      return "reduce";
+    case Stretch::kWait:
+      break;
+  }
+  return "wait for rank " + std::to_string(stretch.peer);
+}
+
+}  // namespace
+
+int64_t monotonic_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+void Trace::add(Stretch::Kind kind, int64_t begin, int peer) {
+  stretches_.push_back({kind, peer, begin, monotonic_ns()});
+}
+
+Timeline& Timeline::instance() {
+  static Timeline timeline;
+  return timeline;
+}
+
+Status Timeline::start(const std::string& path, int rank) {
+  stop();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  file_ = open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
+  if (file_ < 0)
+    return {RINGAR_UNSUPPORTED, "rank " + std::to_string(rank) + " | cannot write the timeline " +
+                                    path + ": " + std::strerror(errno)};
+  rank_ = rank;
+  events_ = 0;
+  end_ = 1;
+  if (pwrite(file_, "[\n]\n", 4, 0) != 4) return {RINGAR_UNSUPPORTED, "cannot write " + path};
+  const std::string pid = "\"pid\":" + std::to_string(rank) + ",";
+  auto label = [&](const char* kind, int row, const std::string& name) {
+    write("{\"ph\":\"M\"," + pid + "\"tid\":" + std::to_string(row) + ",\"name\":\"" + kind +
+          "\",\"args\":{\"name\":" + quoted(name) + "}}");
+  };
+  label("process_name", 0, "rank " + std::to_string(rank));
+  label("thread_name", kEngineRow, "collectives");
+  label("thread_name", kQueueRow, "queue");
+  write("{\"ph\":\"M\"," + pid + "\"tid\":0,\"name\":\"process_sort_index\",\"args\":" +
+        "{\"sort_index\":" + std::to_string(rank) + "}}");
+  on_.store(true);
+  return {};
+}
+
+void Timeline::stop() {
+  on_.store(false);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (file_ >= 0) close(file_);
+  file_ = -1;
+}
+
+// Called with the lock held.
+void Timeline::write(const std::string& event) {
+  if (file_ < 0) return;
+  const std::string text = (events_++ ? ",\n" : "\n") + event + "\n]\n";
+  if (pwrite(file_, text.data(), text.size(), end_) == static_cast<ssize_t>(text.size()))
+    end_ += static_cast<int64_t>(text.size()) - 3;
+}
+
+void Timeline::span(const std::string& name, int row, int64_t begin, int64_t end,
+                    const std::string& args) {
+  write("{\"ph\":\"X\",\"pid\":" + std::to_string(rank_) + ",\"tid\":" + std::to_string(row) +
+        ",\"ts\":" + microseconds(begin) + ",\"dur\":" + microseconds(end - begin) +
+        ",\"name\":" + quoted(name) + (args.empty() ? "" : ",\"args\":{" + args + "}") + "}");
+}
+
+void Timeline::collective(const Request& request, const std::string& title, int64_t begin,
+                          const Trace& trace) {
+  const int64_t end = monotonic_ns();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (request.submitted_ns > 0 && request.submitted_ns < begin)
+    span("queued: " + title, kQueueRow, request.submitted_ns, begin, "");
+  span(title, kEngineRow, begin, end,
+       "\"bytes\":" + std::to_string(request.input_bytes()) +
+           ",\"dtype\":" + quoted(std::string(ringar::name_of(request.spec.dtype))) +
+           ",\"tensors\":" + std::to_string(request.tensors.size()) +
+           ",\"members\":" + members(request) +
+           ",\"process_set\":" + std::to_string(request.spec.process_set) + "," + totals(trace));
+  size_t written = 0;
+  for (const Stretch& one : trace.stretches())
+    if (written++ < kMostStretches) span(name_of(one), kEngineRow, one.begin, one.end, "");
+}
+
+}  // namespace ringar

@@ -1,0 +1,67 @@
+// What the engine did when, as Chrome trace events: opens in Perfetto and chrome://tracing.
+//
+// Each rank writes a file of its own; ringar/timeline.py merges them. Times are those of
+// CLOCK_MONOTONIC, which all processes of a host share, in microseconds. The file is valid JSON
+// after every event: each event is written over the closing bracket, together with a new one.
+//
+// Off, the timeline costs one relaxed load per collective.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+#include "engine/status.h"
+
+namespace ringar {
+
+int64_t monotonic_ns();
+
+// One stretch of a collective: copying, reducing, or waiting for a rank.
+struct Stretch {
+  enum Kind : uint8_t { kCopy, kReduce, kWait };
+  Kind kind;
+  int peer;  // the rank waited for
+  int64_t begin, end;
+};
+
+// What a communicator notes while it runs one collective.
+class Trace {
+ public:
+  void clear() { stretches_.clear(); }
+  void add(Stretch::Kind kind, int64_t begin, int peer = -1);
+  const std::vector<Stretch>& stretches() const { return stretches_; }
+
+ private:
+  std::vector<Stretch> stretches_;
+};
+
+class Timeline {
+ public:
+  static Timeline& instance();
+
+  bool on() const { return on_.load(std::memory_order_relaxed); }
+  Status start(const std::string& path, int rank);
+  void stop();
+
+  // A collective from its submission to its end, with its stretches.
+  void collective(const Request& request, const std::string& title, int64_t begin,
+                  const Trace& trace);
+
+ private:
+  void write(const std::string& event);
+  void span(const std::string& name, int row, int64_t begin, int64_t end, const std::string& args);
+
+  std::atomic<bool> on_{false};
+  std::mutex mutex_;
+  int file_ = -1;
+  int rank_ = 0;
+  int64_t end_ = 0;  // where the closing bracket is
+  uint64_t events_ = 0;
+};
+
+}  // namespace ringar

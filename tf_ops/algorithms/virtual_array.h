@@ -8,6 +8,8 @@
 #include <cstring>
 #include <vector>
 
+#include "engine/reduce.h"
+
 namespace ringar {
 
 class VirtualArray {
@@ -44,9 +46,10 @@ class VirtualArray {
   }
 
   // Copies `from` to the outputs of [begin, end).
-  void scatter(size_t begin, size_t end, const std::byte* from) const {
+  void scatter(size_t begin, size_t end, const std::byte* from,
+               Store store = Store::kCached) const {
     for_each(begin, end, [&](const std::byte*, std::byte* output, size_t bytes, size_t offset) {
-      std::memcpy(output, from + offset, bytes);
+      copy(output, from + offset, bytes, store);
     });
   }
 

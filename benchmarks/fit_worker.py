@@ -49,7 +49,8 @@ def main() -> None:
     optimizer: Any = keras.optimizers.SGD(1e-3)
     callbacks: list[Any] = []
     if with_ringar:
-        optimizer = ringar.DistributedOptimizer(optimizer)
+        bucket = {"bucket_bytes": options["bucket"]} if options.get("bucket") else {}
+        optimizer = ringar.DistributedOptimizer(optimizer, **bucket)
         callbacks = [ringar.callbacks.Distributed()]
     model.compile(optimizer=optimizer, loss="mse")
     inputs, targets = data_for(model, batch * options["steps"])

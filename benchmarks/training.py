@@ -52,12 +52,13 @@ def train(
     intra: int = 1,
     inter: int = 2,
     bind_to: str | None = None,
+    bucket: int | None = None,
     deadline: float = 900,
 ) -> None:
     """Runs a job and adds its times to ``result``; a job that fails is noted there."""
     steps = STEPS[model]
     options = {"model": model, "ringar": with_ringar, "steps": steps, "epochs": epochs,
-               "intra": intra, "inter": inter}  # fmt: skip
+               "intra": intra, "inter": inter, "bucket": bucket}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         program = ["-m", "benchmarks.fit_worker", json.dumps({**options, "folder": folder})]
         if with_ringar:

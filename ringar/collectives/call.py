@@ -15,9 +15,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringar import native, runtime
+from ringar import errors, native, runtime
 from ringar.collectives import compiled
 from ringar.runtime import ProcessSet
+
+# Those of tf_ops/engine/types.cc.
+DTYPES = (
+    *("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64"),
+    *("bool", "int16", "uint16", "uint32", "uint64", "complex64", "complex128"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +39,17 @@ class Call:
     name: str = ""
 
     def spec(self, dtype: str = "uint8", shapes: Sequence[Sequence[int]] = ()) -> str:
-        """The line of text that tf_ops/engine/spec.h describes."""
+        """The line of text that tf_ops/engine/spec.h describes.
+
+        Raises:
+            UnsupportedError: a dtype that no collective takes, such as strings.
+        """
+        if dtype not in DTYPES:
+            raise errors.UnsupportedError(
+                f"rank {runtime.rank()} | {self.collective}: expected a dtype out of "
+                f"{', '.join(DTYPES)}; received {dtype}. Cast it first; ringar.broadcast_object "
+                "and ringar.allgather_object take anything that can be pickled."
+            )
         text = (
             f"{self.collective} dtype={dtype} op={self.op} root={self.root} "
             f"set={self.process_set} prescale={self.prescale!r} postscale={self.postscale!r} "
@@ -102,8 +118,8 @@ def is_numpy(values: Sequence[Any]) -> bool:
 
 
 def as_arrays(values: Sequence[Any]) -> list[np.ndarray]:
-    """C-contiguous arrays, scalars without a dimension."""
-    return [np.asarray(value, order="C") for value in values]
+    """C-contiguous arrays in this machine's byte order, scalars without a dimension."""
+    return [np.asarray(value, value.dtype.newbyteorder("="), order="C") for value in values]
 
 
 def by_dtype(values: Sequence[Any], run: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:

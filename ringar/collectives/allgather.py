@@ -65,13 +65,13 @@ def allgather_tensors(call: Call, tensors: list[tf.Tensor]) -> Sequence[tf.Tenso
         tensors,
         op=op,
         results=lambda: [
-            tf.TensorSpec([t.shape[0] * ranks, *t.shape[1:]], t.dtype) for t in tensors
+            tf.TensorSpec([calls.rows_of(t) * ranks, *t.shape[1:]], t.dtype) for t in tensors
         ],
         gradient=_gradient,
     )
     if len(outputs) > len(tensors):
         return outputs
-    return [*outputs, tf.constant([[t.shape[0]] * ranks for t in tensors], tf.int64)]
+    return [*outputs, tf.constant([[calls.rows_of(t)] * ranks for t in tensors], tf.int64)]
 
 
 def _gradient(

@@ -97,7 +97,16 @@ def grouped_allreduce(
 
 
 def with_op(call: Call, op: ReduceOp, ranks: int) -> Call:
-    """The call with its op; an average is a scaled sum."""
+    """The call with its op; an average is a scaled sum.
+
+    Raises:
+        ValueError: something else than a ReduceOp.
+    """
+    if not isinstance(op, ReduceOp):
+        raise ValueError(
+            "op must be ringar.Sum, ringar.Average, ringar.Min, ringar.Max or ringar.Product. "
+            f"Received: {op!r}"
+        )
     if op is Average:
         return dataclasses.replace(call, op="sum", postscale=call.postscale / ranks)
     return dataclasses.replace(call, op=op.value)

@@ -122,6 +122,11 @@ def as_arrays(values: Sequence[Any]) -> list[np.ndarray]:
     return [np.asarray(value, value.dtype.newbyteorder("="), order="C") for value in values]
 
 
+def rows_of(tensor: tf.Tensor) -> int:
+    """A known first dimension; 1 for a scalar, which the engine then refuses on all ranks."""
+    return int(tensor.shape[0]) if tensor.shape.rank else 1
+
+
 def by_dtype(values: Sequence[Any], run: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
     """Calls ``run`` once per dtype, in the order of first appearance; results keep their places."""
     groups: dict[Any, list[int]] = {}

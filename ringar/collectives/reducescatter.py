@@ -123,7 +123,8 @@ def reducescatter_tensors(
 
     def results() -> list[tf.TensorSpec]:
         return [
-            tf.TensorSpec([share(t.shape[0], ranks, place), *t.shape[1:]], t.dtype) for t in tensors
+            tf.TensorSpec([share(calls.rows_of(t), ranks, place), *t.shape[1:]], t.dtype)
+            for t in tensors
         ]
 
     return calls.run_tensors(call, tensors, op=op, results=results, gradient=_gradient)

@@ -121,7 +121,8 @@ def test_split_batches_keeps_the_global_batch(
 @pytest.mark.parametrize("remainder", REMAINDERS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_arrays(size: int, remainder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    source: dict[str, Any] = {"x": np.arange(14).reshape(7, 2), "y": [np.arange(7), (np.arange(7) * 2,)]}
+    one = np.arange(7)
+    source: dict[str, Any] = {"x": np.arange(14).reshape(7, 2), "y": [one, (one * 2,)]}
     ranks = shares(monkeypatch, source, size, remainder=remainder)
     rows = 7 // size if remainder == "drop" else -(-7 // size)
     for rank, share in enumerate(ranks):

@@ -57,6 +57,8 @@ class Reduction:
         """Whether nothing happens to gradients, so that one rank pays nothing."""
         return self.size == 1 and self.prescale_factor == 1.0 and self.postscale_factor == 1.0
 
+    # There is nothing in it for AutoGraph to convert, which takes its time at every trace.
+    @tf.autograph.experimental.do_not_convert
     def __call__(
         self, gradients: Sequence[Any], variables: Sequence[Any] | None = None
     ) -> list[Any]:

@@ -6,6 +6,7 @@
 #   make test-matrix  one wheel beside the oldest and the newest TensorFlow that ringar serves
 #   make lint         ruff, mypy, clang-format, shellcheck
 #   make format       what lint would complain of, corrected
+#   make bench        every benchmark that fits into a quarter of an hour, with a report
 #   make wheel        dist/ringar-<version>-py3-none-<platform>.whl, and the source archive
 #   make clean        removes what was built (make distclean: the environment too)
 #
@@ -32,7 +33,7 @@ LIMIT := timeout --kill-after=20
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: all demo test test-plain test-ranks test-native test-matrix lint format wheel clean distclean
+.PHONY: all demo test test-plain test-ranks test-native test-matrix lint format bench wheel clean distclean
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY)
@@ -104,6 +105,12 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	$(if $(CPP),$(BIN)/clang-format -i $(CPP))
+
+# About a quarter of an hour; nothing else should run meanwhile. Peers are installed into
+# environments of their own below build/bench.
+bench: $(LIBRARY)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
+	$(LIMIT) 3600 $(BIN)/python -m benchmarks
 
 # Through the source archive, so that what the archive lacks the wheel cannot have.
 wheel: $(STAMP)

@@ -12,6 +12,9 @@ from __future__ import annotations
 class RingarError(RuntimeError):
     """Base class of all errors of ringar."""
 
+    #: Asks AutoGraph to leave the exception as it is; it replaces others by a StagingError.
+    ag_pass_through = True
+
 
 class NotInitializedError(RingarError):
     """ringar was used before :func:`ringar.init` or after :func:`ringar.shutdown`."""

@@ -13,6 +13,7 @@ from ringar.collectives.call import Call
 from ringar.runtime import ProcessSet
 
 
+@calls.as_it_is
 def allgather(
     tensor: Any, *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Any:
@@ -33,6 +34,7 @@ def allgather(
     return grouped_allgather([tensor], name=name, process_set=process_set)[0]
 
 
+@calls.as_it_is
 def grouped_allgather(
     tensors: Sequence[Any], *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:

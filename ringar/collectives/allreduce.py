@@ -18,6 +18,7 @@ from ringar.compression import Compression
 from ringar.runtime import ProcessSet
 
 
+@calls.as_it_is
 def allreduce(
     tensor: Any,
     op: ReduceOp = Average,
@@ -62,6 +63,7 @@ def allreduce(
     return grouped_allreduce([tensor], op, **options)[0]
 
 
+@calls.as_it_is
 def grouped_allreduce(
     tensors: Sequence[Any],
     op: ReduceOp = Average,

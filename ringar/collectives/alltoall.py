@@ -15,6 +15,7 @@ from ringar.collectives.call import Call
 from ringar.runtime import ProcessSet
 
 
+@calls.as_it_is
 def alltoall(
     tensor: Any,
     splits: Any = None,

@@ -10,6 +10,7 @@ from ringar.collectives import compiled
 from ringar.runtime import ProcessSet
 
 
+@calls.as_it_is
 def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -> None:
     """Waits until all ranks have called it. In a graph, later collectives wait for it.
 

@@ -14,6 +14,7 @@ from ringar.collectives.call import Call
 from ringar.runtime import ProcessSet
 
 
+@calls.as_it_is
 def broadcast(
     tensor: Any,
     root_rank: int = 0,
@@ -40,6 +41,7 @@ def broadcast(
     return grouped_broadcast([tensor], root_rank, name=name, process_set=process_set)[0]
 
 
+@calls.as_it_is
 def grouped_broadcast(
     tensors: Sequence[Any],
     root_rank: int = 0,

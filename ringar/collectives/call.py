@@ -26,6 +26,10 @@ DTYPES = (
 )
 
 
+as_it_is = tf.autograph.experimental.do_not_convert
+"""Keeps AutoGraph from rewriting a function that is called in a ``tf.function``."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Call:
     """A collective, apart from its arrays."""

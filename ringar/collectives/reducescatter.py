@@ -16,6 +16,7 @@ from ringar.compression import Compression
 from ringar.runtime import ProcessSet
 
 
+@calls.as_it_is
 def reducescatter(
     tensor: Any,
     op: ReduceOp = Average,
@@ -55,6 +56,7 @@ def reducescatter(
     )[0]
 
 
+@calls.as_it_is
 def grouped_reducescatter(
     tensors: Sequence[Any],
     op: ReduceOp = Average,

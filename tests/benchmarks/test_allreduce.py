@@ -1,0 +1,102 @@
+"""The harness: plans and tables as data, and one small real run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import allreduce, jobs, peers, report, worker
+from benchmarks.peers import ringar_group
+
+pytestmark = pytest.mark.job
+
+
+def test_sizes_are_read() -> None:
+    assert [allreduce.parse_size(text) for text in ("4", "64K", "16m", "1G")] == [
+        4,
+        65536,
+        16 << 20,
+        1 << 30,
+    ]
+    for text in ("", "0", "4X", "-1", "K"):
+        with pytest.raises(argparse.ArgumentTypeError, match="expected a size"):
+            allreduce.parse_size(text)
+
+
+def test_every_adapter_says_what_it_is() -> None:
+    assert {"ringar_engine", "ringar_op", "memcpy", "openmpi", "mpich", "gloo", "horovod",
+            "tensorflow_collectives"} <= set(peers.names())  # fmt: skip
+    with pytest.raises(ValueError, match="peer must be one of"):
+        peers.load("nothing")
+
+
+def test_rows_have_the_rates_of_nccl_tests() -> None:
+    series = {("memcpy", 1 << 20): allreduce.Series([[1e-3, 3e-3, 2e-3], [4e-3], [6e-3]])}
+    (row,) = allreduce.rows(series, 4, ["memcpy"])
+    assert (row["seconds"], row["min"], row["max"]) == (4e-3, 2e-3, 6e-3)
+    assert row["algbw"] == pytest.approx((1 << 20) / 4e-3 / 1e9)
+    assert row["busbw"] == pytest.approx(row["algbw"] * 1.5)
+    assert "1 MiB" in report.allreduce_table([row])
+
+
+def test_resnet50_has_214_gradients() -> None:
+    sizes = ringar_group.resnet50_gradients()
+    assert len(sizes) == 214
+    assert sum(sizes) == 25_583_592
+
+
+def test_a_wrong_sum_is_counted() -> None:
+    class Wrong:
+        rank, size = 0, 2
+
+        def barrier(self) -> None: ...
+
+        def allreduce(self, array):  # type: ignore[no-untyped-def]
+            return lambda: worker.contribution(0, len(array))  # its own, not the sum
+
+    assert worker.measure(Wrong(), 64, True, 1)["wrong"] > 0
+
+
+def test_small_run_is_right_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tabulate")
+    pytest.importorskip("matplotlib")
+    output = str(tmp_path / "figures")
+    code = allreduce.main(
+        ["--peers", "ringar_engine,horovod", "--sizes", "4,64K,1M", "--rounds", "1",
+         "--budget", "1M", "--output", output]
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert "ringar (engine)" in printed
+    data = json.loads(Path(output + ".json").read_text())
+    assert [row["bytes"] for row in data["rows"] if row["peer"] == "ringar_engine"] == [
+        4,
+        65536,
+        1 << 20,
+    ]
+    assert all(row["wrong"] == 0 for row in data["rows"])
+    assert {"cpu", "cores", "memory_gib", "versions", "commit"} <= set(data["machine"])
+    if "horovod" in data["missing"]:
+        assert "Horovod: not measured" in printed
+    assert Path(output + ".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_wrong_result_fails_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tabulate")
+    result = {"size": 4, "times": [1e-6], "wrong": 1}
+    reports = [{"version": "", "results": [result]}]
+    monkeypatch.setattr(jobs, "measure_peer", lambda *_arguments, **_options: reports)
+    assert allreduce.main(["--peers", "memcpy", "--sizes", "4", "--rounds", "1"]) == 1
+    assert "wrong" in capsys.readouterr().err
+
+
+def test_a_job_that_outlasts_its_deadline_is_ended() -> None:
+    with pytest.raises(jobs.JobFailedError, match="no end after"):
+        jobs.run_command(["sleep", "60"], deadline=0.5)
+    with pytest.raises(jobs.JobFailedError, match="exit code 3"):
+        jobs.run_command(["sh", "-c", "echo last words; exit 3"], deadline=10)

@@ -132,6 +132,13 @@ TEST(signatures_leave_rows_free_where_ranks_may_differ) {
   }
 }
 
+TEST(signatures_of_compiled_code_fix_the_rows) {
+  const std::string spec = "allgather dtype=int8 shapes=3,4 name=x";
+  EXPECT(signature(spec, {{3, 4}}).agrees_with(signature(spec, {{3, 4}})));
+  EXPECT(!signature(spec, {{3, 4}}).agrees_with(signature(spec, {{8, 4}})));
+  EXPECT_CONTAINS(signature(spec, {{3, 4}}).describe(), "int8[3,4] (compiled: as many rows");
+}
+
 TEST(signatures_say_what_is_done) {
   EXPECT_EQ(signature(kSum, {{32, 10}, {7}}).describe(),
             "allreduce \"loss\" of float32[32,10] and 1 more, op=sum");

@@ -12,9 +12,14 @@ struct Hash {
   void add(uint64_t word) { value = (value ^ word) * 0x100000001b3u; }
 };
 
+// In compiled code, whose spec has shapes, they may not: it has fixed the size of the output.
+bool has_free_rows(const Request& request) {
+  return rows_may_differ(request.spec.collective) && request.spec.shapes.empty();
+}
+
 uint64_t hash_shapes(const Request& request) {
   Hash hash;
-  const bool free_rows = rows_may_differ(request.spec.collective);
+  const bool free_rows = has_free_rows(request);
   for (const Tensor& tensor : request.tensors) {
     hash.add(static_cast<uint64_t>(tensor.shape.ndims));
     for (int i = free_rows ? 1 : 0; i < tensor.shape.ndims; ++i)
@@ -61,7 +66,8 @@ Signature Signature::of(const Request& request, int ranks, uint64_t sequence) {
     const Shape& shape = request.tensors[0].shape;
     s.ndims = shape.ndims;
     std::copy_n(shape.dims, Shape::kMaxDims, s.dims);
-    if (rows_may_differ(spec.collective)) s.dims[0] = -1;
+    if (has_free_rows(request)) s.dims[0] = -1;
+    s.fixed_rows = rows_may_differ(spec.collective) && !has_free_rows(request);
   }
   s.shapes_hash = hash_shapes(request);
   s.name_hash = spec.name.empty() ? 0 : hash_name(spec.name);
@@ -98,6 +104,7 @@ std::string Signature::describe() const {
   if (prescale != 1.0) s += ", prescale=" + number(prescale);
   if (postscale != 1.0) s += ", postscale=" + number(postscale);
   if (collective == Collective::kBroadcast) s += ", root=" + std::to_string(root);
+  if (fixed_rows) s += " (compiled: as many rows on every rank; else leave it out of jit_compile)";
   return s;
 }
 

@@ -23,6 +23,7 @@ struct Signature {
   DataType dtype = DataType::kUint8;
   ReduceOp op = ReduceOp::kSum;
   uint8_t rejected = 0;
+  uint8_t fixed_rows = 0;  // an all-gather or all-to-all of compiled code
   int32_t root = 0;
   int32_t tensors = 0;
   int32_t ndims = 0;  // of the first tensor, whose dims follow; the hash covers all

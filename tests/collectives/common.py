@@ -1,0 +1,123 @@
+"""What the tests of the collectives share: the four ways to call one, dtypes, inputs, references.
+
+Every rank makes the inputs of all ranks, from their seeds, and so knows what it must get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+
+import ringar
+
+MODES = ("numpy", "eager", "graph", "compiled")
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+REDUCIBLE = (*FLOATING, "int8", "uint8", "int32", "int64")
+MOVED = (*REDUCIBLE, "bool", "int16", "uint16", "uint32", "uint64", "complex64", "complex128")
+OPS = (ringar.Sum, ringar.Average, ringar.Min, ringar.Max, ringar.Product)
+
+# As in tf_ops/algorithms/shared_memory.h and tf_ops/engine/communicator.cc: where algorithms change
+# their way, so that tests can go there.
+SMALL_BYTES = 32 << 10
+SLICE_BYTES = 128 << 10
+
+Function = Callable[..., Sequence[Any]]
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The NumPy dtype of that name, bfloat16 included."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def values(dtype: str, shape: Sequence[int], seed: int) -> np.ndarray:
+    """Numbers around 1, of both signs where there are any; a function of the seed alone.
+
+    Integers take all values: sums and products of them wrap around.
+    """
+    rng = np.random.default_rng([seed, len(shape), *shape])
+    to = numpy_dtype(dtype)
+    if dtype == "bool":
+        return np.asarray(rng.integers(0, 2, size=shape) == 1)
+    if to.kind in "iu":
+        limits = np.iinfo(to)
+        return np.asarray(rng.integers(limits.min, limits.max, shape, to, endpoint=True))
+    real = rng.uniform(0.5, 2.0, shape) * rng.choice([-1.0, 1.0], shape)
+    if to.kind == "c":
+        return np.asarray(real + 1j * rng.normal(size=shape)).astype(to)
+    return np.asarray(real).astype(to)
+
+
+def of_all_ranks(dtype: str, shape: Sequence[int], seed: int = 0) -> list[np.ndarray]:
+    """What each rank of the job brings, where all bring the same shape."""
+    return [values(dtype, shape, 1000 * seed + r) for r in range(ringar.size())]
+
+
+def run(mode: str, function: Function, *inputs: np.ndarray) -> list[np.ndarray]:
+    """Calls ``function`` with arrays, or with tensors, traced or compiled; returns arrays."""
+    if mode == "numpy":
+        results = list(function(*inputs))
+        assert all(isinstance(result, np.ndarray) for result in results)
+        return results
+    tensors = [tf.constant(array) for array in inputs]
+    if mode == "graph":
+        function = tf.function(function)
+    elif mode == "compiled":
+        function = tf.function(function, jit_compile=True)
+    return [result.numpy() for result in function(*tensors)]
+
+
+def reduced(
+    op: ringar.ReduceOp, arrays: Sequence[np.ndarray], prescale: float = 1.0, postscale: float = 1.0
+) -> np.ndarray:
+    """The arrays reduced in their order: float16 and bfloat16 in float32, rounded once."""
+    dtype = arrays[0].dtype
+    wide = np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind not in "iu" else dtype
+    if op is ringar.Average:
+        op, postscale = ringar.Sum, postscale / len(arrays)
+    combine = {
+        ringar.Sum: np.add,
+        ringar.Min: np.minimum,
+        ringar.Max: np.maximum,
+        ringar.Product: np.multiply,
+    }[op]
+    with np.errstate(all="ignore"):
+        terms = [array.astype(wide) for array in arrays]
+        if prescale != 1.0:
+            terms = [term * wide.type(prescale) for term in terms]
+        total = terms[0]
+        for term in terms[1:]:
+            total = combine(total, term, dtype=wide)
+        if postscale != 1.0:
+            total = total * wide.type(postscale)
+        return np.asarray(total).astype(dtype)
+
+
+def assert_same(received: Any, expected: np.ndarray, what: object = "") -> None:
+    """Fails unless both have the same dtype, shape and bits; any NaN is as good as another."""
+    received = np.asarray(received)
+    assert received.dtype == expected.dtype, (what, received.dtype, expected.dtype)
+    assert received.shape == expected.shape, (what, received.shape, expected.shape)
+    if received.tobytes() == expected.tobytes():
+        return
+    nan = np.isnan(expected)
+    assert np.array_equal(nan, np.isnan(received)), f"{what}: NaN in other places"
+    differ = (received != expected) & ~nan
+    differ |= (np.signbit(received.real) != np.signbit(expected.real)) & ~nan
+    places = np.argwhere(differ)
+    assert not len(places), (
+        f"{what}: {len(places)} elements differ, the first at {tuple(places[0])}: "
+        f"received {received[tuple(places[0])]}, expected {expected[tuple(places[0])]}"
+    )
+
+
+def assert_all_same(
+    received: Sequence[Any], expected: Sequence[np.ndarray], what: object = ""
+) -> None:
+    """:func:`assert_same` for lists."""
+    assert len(received) == len(expected)
+    for i, (one, other) in enumerate(zip(received, expected, strict=True)):
+        assert_same(one, other, f"{what}[{i}]")

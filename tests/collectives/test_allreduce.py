@@ -1,0 +1,279 @@
+"""Allreduce against NumPy, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from tests.collectives import common
+
+SHAPES = [(), (0,), (3, 0, 2), (1,), (7,), (1023,), (5, 3, 7), (9000,), (2, 1) * 4 + (2, 3)]
+
+
+@pytest.mark.parametrize("dtype", common.REDUCIBLE)
+def test_every_op_and_shape(mode: str, dtype: str) -> None:
+    cases = [
+        (op, shape)
+        for op in common.OPS
+        for shape in SHAPES
+        if op is not ringar.Average or dtype in common.FLOATING
+    ]
+    inputs = [common.of_all_ranks(dtype, shape, i) for i, (_, shape) in enumerate(cases)]
+
+    def reduce(*tensors: Any) -> list[Any]:
+        return [ringar.allreduce(t, op) for t, (op, _) in zip(tensors, cases, strict=True)]
+
+    results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
+    for case, arrays, result in zip(cases, inputs, results, strict=True):
+        common.assert_same(result, common.reduced(case[0], arrays), case)
+
+
+@pytest.mark.parametrize("dtype", common.FLOATING)
+def test_scaling(mode: str, dtype: str) -> None:
+    factors = [(0.5, 1.0), (1.0, 0.1), (-3.0, 1 / 3), (1e-3, 1e3)]
+    cases = [(op, pre, post) for op in common.OPS for pre, post in factors]
+    inputs = common.of_all_ranks(dtype, (301,))
+
+    def reduce(tensor: Any) -> list[Any]:
+        return [
+            ringar.allreduce(tensor, op, prescale_factor=pre, postscale_factor=post)
+            for op, pre, post in cases
+        ]
+
+    results = common.run(mode, reduce, inputs[ringar.rank()])
+    for case, result in zip(cases, results, strict=True):
+        common.assert_same(result, common.reduced(case[0], inputs, *case[1:]), case)
+
+
+@pytest.mark.parametrize("dtype", common.REDUCIBLE)
+def test_sizes_where_the_algorithm_changes(
+    dtype: str, exchange: Callable[[Any], list[Any]]
+) -> None:
+    """Around one exchange or blocks, one block or two; and all ranks get the same bits."""
+    ranks, item = ringar.size(), common.numpy_dtype(dtype).itemsize
+    block = ranks * common.SLICE_BYTES
+    digest = hashlib.sha256()
+    for edge in (common.SMALL_BYTES, common.SLICE_BYTES, block, 2 * block, 5 * block // 2):
+        for near in (-1, 0, 1):
+            inputs = common.of_all_ranks(dtype, (edge // item + near,))
+            result = ringar.allreduce(inputs[ringar.rank()], ringar.Sum)
+            common.assert_same(result, common.reduced(ringar.Sum, inputs), (edge, near))
+            digest.update(result.tobytes())
+    assert len(set(exchange(digest.hexdigest()))) == 1
+
+
+def special_values(dtype: str, rank: int) -> np.ndarray:
+    """Every value of a 16-bit dtype, in an order of each rank's own: NaN, infinities, denormals."""
+    bits = np.random.default_rng(rank).permutation(1 << 16).astype(np.uint16)
+    return bits.view(common.numpy_dtype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("count", [1 << 16, 4000])
+def test_special_values(
+    mode: str, dtype: str, count: int, exchange: Callable[[Any], list[Any]]
+) -> None:
+    inputs = [special_values(dtype, r)[:count] for r in range(ringar.size())]
+
+    def reduce(tensor: Any) -> list[Any]:
+        return [ringar.allreduce(tensor, op) for op in common.OPS]
+
+    results = common.run(mode, reduce, inputs[ringar.rank()])
+    for op, result in zip(common.OPS, results, strict=True):
+        expected = common.reduced(op, inputs)
+        if op in (ringar.Min, ringar.Max):  # which zero it is when both are there is left open
+            result, expected = result + expected.dtype.type(0), expected + expected.dtype.type(0)
+        common.assert_same(result, expected, op)
+    bits = [result.tobytes() for result in results]
+    assert len(set(exchange(bits[0]))) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_special_values_of_wide_dtypes(mode: str, dtype: str) -> None:
+    tiny = np.finfo(dtype).smallest_subnormal
+    specials = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, tiny, -tiny, 1.0, -1.0, 1e30], dtype)
+    inputs = [np.roll(np.tile(specials, 11), 3 * r)[:107] for r in range(ringar.size())]
+
+    def reduce(tensor: Any) -> list[Any]:
+        return [ringar.allreduce(tensor, op) for op in (ringar.Sum, ringar.Product)]
+
+    results = common.run(mode, reduce, inputs[ringar.rank()])
+    for op, result in zip((ringar.Sum, ringar.Product), results, strict=True):
+        common.assert_same(result, common.reduced(op, inputs), op)
+
+
+def mixed_group(rank: int) -> list[np.ndarray]:
+    shapes: list[tuple[int, ...]] = [(), (0,), (5,), (3, 4), (1000,), (2, 0), (70, 90)]
+    return [
+        common.values(dtype, shape, 100 * rank + i)
+        for i, shape in enumerate(shapes * 4)
+        for dtype in ("float32", "int64", "bfloat16", "float64", "uint8")
+    ]
+
+
+def test_group_of_mixed_dtypes(mode: str) -> None:
+    groups = [mixed_group(r) for r in range(ringar.size())]
+    results = common.run(
+        mode, lambda *ts: ringar.grouped_allreduce(ts, ringar.Sum), *groups[ringar.rank()]
+    )
+    expected = [common.reduced(ringar.Sum, arrays) for arrays in zip(*groups, strict=True)]
+    common.assert_all_same(results, expected)
+
+
+def test_group_of_many(mode: str) -> None:
+    """More tensors than anything has fixed room for, together more than one block."""
+    count = 40 if mode == "compiled" else 400
+    inputs = [common.of_all_ranks("float32", (i * 7,), i) for i in range(count)]
+    results = common.run(mode, ringar_group, *[arrays[ringar.rank()] for arrays in inputs])
+    common.assert_all_same(results, [common.reduced(ringar.Average, a) for a in inputs])
+
+
+def ringar_group(*tensors: Any) -> list[Any]:
+    return ringar.grouped_allreduce(tensors)
+
+
+def test_group_of_nothing() -> None:
+    assert ringar.grouped_allreduce([]) == []
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_compression(mode: str, name: str) -> None:
+    compression = getattr(ringar.Compression, name)
+    narrow = common.numpy_dtype({"fp16": "float16", "bf16": "bfloat16"}[name])
+    for dtype in ("float32", "float64", "float16", "int32"):
+        inputs = common.of_all_ranks(dtype, (333,))
+        results = common.run(
+            mode,
+            lambda t: [ringar.allreduce(t, ringar.Sum, compression=compression)],
+            inputs[ringar.rank()],
+        )
+        sent = [a.astype(narrow) for a in inputs] if dtype in ("float32", "float64") else inputs
+        expected = common.reduced(ringar.Sum, sent).astype(dtype)
+        common.assert_same(results[0], expected, dtype)
+
+
+@pytest.mark.parametrize("op", [ringar.Sum, ringar.Average])
+def test_slices_are_gathered(mode: str, op: ringar.ReduceOp) -> None:
+    if mode == "numpy":
+        return
+    rank, ranks = ringar.rank(), ringar.size()
+
+    def reduce(rows: tf.Tensor, indices: tf.Tensor) -> list[tf.Tensor]:
+        slices = tf.IndexedSlices(rows, indices, tf.constant([10, 2], tf.int64))
+        reduced = ringar.allreduce(slices, op)
+        assert isinstance(reduced, tf.IndexedSlices)
+        return [tf.convert_to_tensor(reduced)]
+
+    own = 3 if mode == "compiled" else rank + 1  # rows differ between ranks
+    counts = [3 if mode == "compiled" else r + 1 for r in range(ranks)]
+    rows = np.full((own, 2), rank + 1.0, np.float32)
+    indices = (np.arange(own, dtype=np.int64) + rank) % 10
+    dense = np.zeros((10, 2), np.float32)
+    for r, count in enumerate(counts):
+        np.add.at(dense, (np.arange(count) + r) % 10, np.float32(r + 1))
+    if op is ringar.Average:
+        dense /= ranks
+    result = common.run(mode, reduce, rows, indices)[0]
+    np.testing.assert_allclose(result, dense, rtol=1e-6)
+
+
+def test_slices_take_no_other_op() -> None:
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0], tf.int64), tf.constant([4, 2]))
+    with pytest.raises(ValueError, match="Sum or Average"):
+        ringar.allreduce(slices, ringar.Max)
+
+
+def test_what_numpy_arrays_may_look_like() -> None:
+    ranks = ringar.size()
+    base = np.arange(60, dtype=np.float32).reshape(6, 10)
+    frozen = base.copy()
+    frozen.flags.writeable = False
+    for array in (base.T, base[::2, ::3], base[::-1], np.asfortranarray(base), frozen):
+        kept = array.copy()
+        common.assert_same(ringar.allreduce(array, ringar.Sum), np.ascontiguousarray(kept * ranks))
+        common.assert_same(array, kept)
+    for scalar in (np.float32(2.5), np.array(2.5, np.float32)):
+        common.assert_same(ringar.allreduce(scalar, ringar.Sum), np.array(2.5 * ranks, np.float32))
+
+
+def test_foreign_byte_order() -> None:
+    array = np.arange(5, dtype=">f4")
+    result = ringar.allreduce(array, ringar.Sum)
+    assert result.tolist() == [ringar.size() * x for x in range(5)]
+
+
+def test_what_tensors_may_look_like() -> None:
+    ranks = ringar.size()
+    variable = tf.Variable([1.0, 2.0])
+    for value in (variable, [1.0, 2.0], tf.constant([1.0, 2.0])):
+        result = ringar.allreduce(value, ringar.Sum)
+        assert isinstance(result, tf.Tensor)
+        common.assert_same(result, np.array([ranks, 2 * ranks], np.float32))
+    common.assert_same(variable.numpy(), np.array([1, 2], np.float32))
+
+
+def test_one_graph_for_all_shapes() -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32)])
+    def reduce(tensor: tf.Tensor) -> tf.Tensor:
+        result = ringar.allreduce(tensor, ringar.Sum)
+        assert result.shape.as_list() == [None, None]
+        return result
+
+    for shape in ((2, 3), (0, 5), (300, 200)):
+        inputs = common.of_all_ranks("float32", shape)
+        result = reduce(tf.constant(inputs[ringar.rank()]))
+        common.assert_same(result.numpy(), common.reduced(ringar.Sum, inputs))
+
+
+def test_shape_is_known_in_a_graph() -> None:
+    @tf.function
+    def reduce(tensor: tf.Tensor) -> tf.Tensor:
+        result = ringar.allreduce(tensor)
+        assert result.shape == tensor.shape == (2, 3)
+        return result
+
+    reduce(tf.ones([2, 3]))
+
+
+def test_average_of_integers_is_refused(mode: str) -> None:
+    with pytest.raises(ValueError, match=r"Average.*Received: int32.*op=ringar\.Sum"):
+        common.run(mode, lambda t: [ringar.allreduce(t)], np.arange(3, dtype=np.int32))
+
+
+def test_ten_thousand_small_ones() -> None:
+    ranks, rank = ringar.size(), ringar.rank()
+    array = np.zeros(3, np.float32)
+    for i in range(10_000):
+        array[:] = i + rank
+        result = ringar.allreduce(array, ringar.Sum)
+        assert result[2] == ranks * i + ranks * (ranks - 1) / 2
+
+
+def test_ten_thousand_small_ones_in_a_loop_of_a_graph() -> None:
+    @tf.function
+    def loop(start: tf.Tensor) -> tf.Tensor:
+        total = start
+        for _ in tf.range(10_000):
+            total += ringar.allreduce(tf.ones([5]), ringar.Sum)
+        return total
+
+    common.assert_same(loop(tf.zeros([5])).numpy(), np.full(5, 1e4 * ringar.size(), np.float32))
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+@pytest.mark.deadline(400)
+def test_more_than_two_gigabytes() -> None:
+    count = (1 << 31) + 12345
+    array = np.full(count, ringar.rank() + 1, np.int8)
+    array[-1] = 100
+    result = ringar.allreduce(array, ringar.Sum)
+    assert result.shape == (count,)
+    assert result[-1] == np.int8(-56)
+    assert (result[:-1] == 3).all()

@@ -1,0 +1,115 @@
+"""Reduce-scatter against NumPy: rows that divide and rows that do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from tests.collectives import common
+
+Shape = tuple[int, ...]
+SHAPES: list[Shape] = [(12,), (12, 0), (0,), (1,), (7, 3), (25, 2, 2), (2, 1000), (1030, 9)]
+
+
+def share(total: np.ndarray) -> np.ndarray:
+    """This rank's rows: dealt out evenly, the first ranks get one more."""
+    return np.ascontiguousarray(np.array_split(total, ringar.size())[ringar.rank()])
+
+
+@pytest.mark.parametrize("dtype", common.REDUCIBLE)
+def test_every_op_and_shape(mode: str, dtype: str) -> None:
+    cases = [
+        (op, shape)
+        for op in common.OPS
+        for shape in SHAPES
+        if op is not ringar.Average or dtype in common.FLOATING
+    ]
+    inputs = [common.of_all_ranks(dtype, shape, i) for i, (_, shape) in enumerate(cases)]
+
+    def reduce(*tensors: Any) -> list[Any]:
+        return [ringar.reducescatter(t, op) for t, (op, _) in zip(tensors, cases, strict=True)]
+
+    results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
+    for case, arrays, result in zip(cases, inputs, results, strict=True):
+        common.assert_same(result, share(common.reduced(case[0], arrays)), case)
+
+
+@pytest.mark.parametrize("dtype", common.FLOATING)
+def test_scaling(mode: str, dtype: str) -> None:
+    inputs = common.of_all_ranks(dtype, (31, 5))
+
+    def reduce(tensor: Any) -> list[Any]:
+        factors = {"prescale_factor": 0.3, "postscale_factor": -7.0}
+        return [ringar.reducescatter(tensor, op, **factors) for op in common.OPS]
+
+    results = common.run(mode, reduce, inputs[ringar.rank()])
+    for op, result in zip(common.OPS, results, strict=True):
+        common.assert_same(result, share(common.reduced(op, inputs, 0.3, -7.0)), op)
+
+
+def test_lengths_around_the_slice() -> None:
+    ranks = ringar.size()
+    for edge in (common.SLICE_BYTES, 2 * common.SLICE_BYTES, 5 * common.SLICE_BYTES // 2):
+        for near in (-1, 0, 1, ranks):
+            inputs = common.of_all_ranks("int32", (ranks * edge // 4 + near,))
+            result = ringar.reducescatter(inputs[ringar.rank()], ringar.Sum)
+            common.assert_same(result, share(common.reduced(ringar.Sum, inputs)), (edge, near))
+
+
+def test_group_of_mixed_dtypes(mode: str) -> None:
+    groups = [
+        [
+            common.values(dtype, (rows, 50), 100 * r + rows)
+            for rows in (0, 1, 5, 8, 300)
+            for dtype in ("bfloat16", "int64", "float32")
+        ]
+        for r in range(ringar.size())
+    ]
+    results = common.run(
+        mode, lambda *ts: ringar.grouped_reducescatter(ts, ringar.Sum), *groups[ringar.rank()]
+    )
+    expected = [share(common.reduced(ringar.Sum, a)) for a in zip(*groups, strict=True)]
+    common.assert_all_same(results, expected)
+    assert ringar.grouped_reducescatter([]) == []
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_compression(mode: str, name: str) -> None:
+    narrow = common.numpy_dtype({"fp16": "float16", "bf16": "bfloat16"}[name])
+    inputs = common.of_all_ranks("float32", (333,))
+    results = common.run(
+        mode,
+        lambda t: [ringar.reducescatter(t, compression=getattr(ringar.Compression, name))],
+        inputs[ringar.rank()],
+    )
+    expected = common.reduced(ringar.Average, [a.astype(narrow) for a in inputs])
+    common.assert_same(results[0], share(expected).astype(np.float32))
+
+
+def test_is_a_part_of_the_allreduce(mode: str) -> None:
+    """Bit for bit, whichever way the library takes."""
+    array = common.of_all_ranks("float32", (40_001,))[ringar.rank()]
+    whole, part = common.run(mode, lambda t: [ringar.allreduce(t), ringar.reducescatter(t)], array)
+    common.assert_same(part, share(whole))
+
+
+def test_one_graph_for_all_rows() -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.float32)])
+    def reduce(tensor: tf.Tensor) -> tf.Tensor:
+        result = ringar.reducescatter(tensor, ringar.Sum)
+        assert result.shape.as_list() == [None, 3]
+        return result
+
+    for rows in (0, 5, 3000):
+        inputs = common.of_all_ranks("float32", (rows, 3))
+        result = reduce(tf.constant(inputs[ringar.rank()]))
+        common.assert_same(result.numpy(), share(common.reduced(ringar.Sum, inputs)))
+
+
+def test_average_of_integers_is_refused(mode: str) -> None:
+    with pytest.raises(ValueError, match="Average"):
+        common.run(mode, lambda t: [ringar.reducescatter(t)], np.arange(4, dtype=np.uint8))

@@ -1,7 +1,7 @@
 """What the jobs of these tests run: scenarios that must fail, each written down by every rank.
 
-A job's script calls :func:`attempt` once per scenario. TensorFlow's import costs seconds per job, so
-a script holds as many scenarios as leave the job usable; the tests then look at one each.
+A job's script calls :func:`attempt` once per scenario. TensorFlow's import costs seconds per job,
+so a script holds as many scenarios as leave the job usable; the tests then look at one each.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,6 @@ def attempt(scenario: str, function: Callable[[], object]) -> None:
     except Exception as error:
         kinds = [kind.__name__ for kind in type(error).__mro__]
         message = getattr(error, "message", None) or str(error)
-        traceback.print_exc()
     record(scenario, kinds=kinds, message=message, seconds=time.monotonic() - start)
 
 
@@ -56,3 +54,15 @@ def wait_for(event: str, seconds: float = 30.0) -> None:
         if time.monotonic() > give_up:
             raise TimeoutError(f"rank {RANK} waited {seconds} s for {event}")
         time.sleep(0.01)
+
+
+def works() -> None:
+    """Fails unless an allreduce over all ranks does what it should."""
+    import numpy as np
+
+    import ringar
+
+    values = np.arange(1000, dtype=np.float32) + RANK
+    total = ringar.allreduce(values, op=ringar.Sum, name="still works")
+    expected = np.arange(1000, dtype=np.float32) * SIZE + SIZE * (SIZE - 1) / 2
+    np.testing.assert_array_equal(total, expected)

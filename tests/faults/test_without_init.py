@@ -1,0 +1,97 @@
+"""Whatever is used before init, or after shutdown, says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ringar
+from tests.faults.outcomes import Outcomes, run_scenarios
+
+pytestmark = pytest.mark.job
+
+MODES = ["numpy", "eager", "function", "compiled"]
+COLLECTIVES = [
+    "allreduce",
+    "grouped_allreduce",
+    "allgather",
+    "grouped_allgather",
+    "reducescatter",
+    "grouped_reducescatter",
+    "broadcast",
+    "grouped_broadcast",
+    "alltoall",
+    "barrier",
+]
+OTHERS = [
+    "rank",
+    "size",
+    "local_rank",
+    "local_size",
+    "cross_rank",
+    "cross_size",
+    "add_process_set",
+    "remove_process_set",
+    "ProcessSet.rank",
+    "ProcessSet.included",
+    "broadcast_object",
+    "allgather_object",
+    "broadcast_variables",
+    "start_timeline",
+    "slices",
+    "train",
+    "differentiate",
+    "shard",
+]
+#: Functions that need no init, or ("train") are tried by another name.
+FREE = {"init", "shutdown", "is_initialized", "stop_timeline", "DistributedOptimizer"}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    script = Path(__file__).parent / "scripts" / "without_init.py"
+    return run_scenarios(None, script, tmp_path_factory.mktemp("without_init"))
+
+
+def test_the_process_ends_well(outcomes: Outcomes) -> None:
+    outcomes.job.check()
+
+
+def test_every_public_function_is_tried() -> None:
+    functions = {
+        name
+        for name in dir(ringar)
+        if callable(getattr(ringar, name)) and not isinstance(getattr(ringar, name), type)
+    }
+    assert functions - FREE <= {*COLLECTIVES, *OTHERS}
+
+
+@pytest.mark.parametrize("when", ["before init", "after shutdown"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_collectives(outcomes: Outcomes, collective: str, mode: str, when: str) -> None:
+    (outcome,) = outcomes.of(f"{when}: {collective}, {mode}")
+    name = collective.removeprefix("grouped_")
+    outcome.expect("NotInitializedError", f"call ringar.init() before ringar.{name}()")
+
+
+@pytest.mark.parametrize("when", ["before init", "after shutdown"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_functions(outcomes: Outcomes, name: str, when: str) -> None:
+    (outcome,) = outcomes.of(f"{when}: {name}")
+    outcome.expect("NotInitializedError", "call ringar.init() ")
+
+
+@pytest.mark.parametrize("scenario", ["shutdown", "works", "init twice", "works after that"])
+def test_what_may_be_called_at_any_time(outcomes: Outcomes, scenario: str) -> None:
+    outcomes.expect_success(scenario)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("function", "FailedPreconditionError"), ("compiled", "InternalError")]
+)
+def test_functions_traced_earlier(outcomes: Outcomes, mode: str, kind: str) -> None:
+    (outcome,) = outcomes.of(f"traced: {mode}")
+    outcome.expect(kind, "ringar is not initialized: call ringar.init() before allreduce")
+    outcomes.expect_success(f"traced: {mode}, initialized again")

@@ -8,6 +8,7 @@ text, the spec.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -94,7 +95,8 @@ def begin(
     """A call on a process set (None: all ranks), with a name that all ranks find alike.
 
     Without a name a call in a graph is numbered within that graph: ranks may trace at different
-    times and different often, but they trace the same functions.
+    times and different often, but they trace the same functions. Each process set has numbers of
+    its own, since ranks may be in different ones.
     """
     runtime._config(f"ringar.{collective}()")
     ranks = process_set or runtime.global_process_set
@@ -104,15 +106,17 @@ def begin(
             f"Received: {process_set}"
         )
     if name is None:
-        name = "" if tf.executing_eagerly() else _number_in_graph(collective)
+        name = "" if tf.executing_eagerly() else _number_in_graph(collective, ranks.process_set_id)
     clean = " ".join(name.split())
     return Call(collective, process_set=ranks.process_set_id, name=clean, **values), ranks
 
 
-def _number_in_graph(collective: str) -> str:
+def _number_in_graph(collective: str, process_set_id: int) -> str:
     graph = tf.compat.v1.get_default_graph()
-    number: int = getattr(graph, "_ringar_calls", 0)
-    graph._ringar_calls = number + 1
+    if not hasattr(graph, "_ringar_calls"):
+        graph._ringar_calls = collections.Counter()
+    number: int = graph._ringar_calls[process_set_id]
+    graph._ringar_calls[process_set_id] += 1
     return f"{collective}_{number}"
 
 

@@ -1,0 +1,188 @@
+"""Collectives run in the order of the program, wherever in it they stand.
+
+Ranks that disagree on the order get an error, so that these tests need only run the calls; a wrong
+order that all ranks share shows in a result, since every call is named and sized on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from tests.collectives import common
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@pytest.fixture(params=["graph", "compiled"])
+def trace(request: pytest.FixtureRequest) -> Decorator:
+    """``tf.function``, plain and compiled."""
+    return lambda f: tf.function(f, jit_compile=request.param == "compiled")
+
+
+def total(value: float) -> float:
+    """The sum over all ranks of what each of them has ``value + rank`` of."""
+    ranks = ringar.size()
+    return ranks * value + ranks * (ranks - 1) / 2
+
+
+def test_independent_calls(trace: Decorator) -> None:
+    """No data between them, many at once, of sizes that take different times."""
+
+    @trace
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        return [
+            ringar.allreduce(tf.fill([1 + 7919 * (i % 5)], x + float(i)), ringar.Sum)
+            for i in range(30)
+        ]
+
+    for _ in range(5):
+        results = step(tf.constant(float(ringar.rank())))
+        for i, result in enumerate(results):
+            expected = np.full(1 + 7919 * (i % 5), total(i), np.float32)
+            common.assert_same(result.numpy(), expected)
+
+
+def test_results_that_nobody_uses(trace: Decorator) -> None:
+    """A collective is not dropped from a graph: other ranks may need it."""
+
+    @trace
+    def step(x: tf.Tensor) -> tf.Tensor:
+        if ringar.rank() == 0:
+            ringar.allreduce(x, ringar.Sum, name="used by some")
+            return x
+        return ringar.allreduce(x, ringar.Sum, name="used by some")
+
+    step(tf.ones([3]))
+    step(tf.ones([3]))
+
+
+def test_branches(trace: Decorator) -> None:
+    @trace
+    def step(x: tf.Tensor, left: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        before = ringar.allreduce(x, ringar.Sum, name="before")
+        if left:
+            chosen = ringar.allreduce(x + 1.0, ringar.Sum, name="left")
+            chosen += ringar.allreduce(x + 2.0, ringar.Sum, name="left again")
+        else:
+            chosen = ringar.allreduce(x + 5.0, ringar.Sum, name="right")
+        return before, chosen, ringar.allreduce(x + 9.0, ringar.Sum, name="after")
+
+    x = tf.constant(float(ringar.rank()))
+    for left in (True, False, True):
+        before, chosen, after = step(x, tf.constant(left))
+        assert before.numpy() == total(0)
+        assert chosen.numpy() == (total(1) + total(2) if left else total(5))
+        assert after.numpy() == total(9)
+
+
+def test_branches_whose_results_are_dropped(trace: Decorator) -> None:
+    """No data connect the branch's call to the one after it: their order must be kept anyway."""
+
+    @trace
+    def step(x: tf.Tensor, go: tf.Tensor) -> tf.Tensor:
+        def branch() -> tf.Tensor:
+            ringar.allreduce(tf.fill([60_000], x), ringar.Sum, name="in the branch")
+            return tf.constant(0)
+
+        tf.cond(go, branch, lambda: tf.constant(1))
+        return ringar.allreduce(x, ringar.Sum, name="after")
+
+    for turn in range(10):
+        x = tf.constant(float(ringar.rank()))
+        assert step(x, tf.constant(turn % 2 == 0)).numpy() == total(0)
+
+
+def test_loops(trace: Decorator) -> None:
+    @trace
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        sums = tf.zeros([])
+        for i in tf.range(10):
+            ringar.allreduce(x, ringar.Max, name="dropped")
+            sums += ringar.allreduce(x + tf.cast(i, tf.float32), ringar.Sum, name="kept")
+        return sums, ringar.allreduce(x, ringar.Sum, name="after")
+
+    for _ in range(5):
+        sums, after = step(tf.constant(float(ringar.rank())))
+        assert sums.numpy() == sum(total(i) for i in range(10))
+        assert after.numpy() == total(0)
+
+
+def test_functions_within_functions(trace: Decorator) -> None:
+    """Calls of the inner function share no data with those around it."""
+
+    @tf.function
+    def inner(x: tf.Tensor) -> tf.Tensor:
+        ringar.allreduce(tf.fill([30_000], x), ringar.Sum, name="inner, dropped")
+        return ringar.allreduce(x + 3.0, ringar.Sum, name="inner")
+
+    @trace
+    def outer(x: tf.Tensor) -> list[tf.Tensor]:
+        results = []
+        for i in range(5):
+            results.append(ringar.allreduce(x + float(i), ringar.Sum, name=f"outer {i}"))
+            results.append(inner(x + 10.0 * i))
+        return results
+
+    for _ in range(5):
+        results = [r.numpy() for r in outer(tf.constant(float(ringar.rank())))]
+        assert results[0::2] == [total(i) for i in range(5)]
+        assert results[1::2] == [total(10 * i + 3) for i in range(5)]
+
+
+def test_forward_and_backward(trace: Decorator) -> None:
+    """The gradient's calls come after the forward ones, in an order that all ranks share."""
+
+    @trace
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for i in range(6):
+                y = ringar.allreduce(y * float(i + 1), ringar.Average, name=f"layer {i}")
+        slope = tape.gradient(y, x)
+        return y, slope, ringar.allreduce(x, ringar.Sum, name="after")
+
+    for _ in range(3):
+        y, slope, after = step(tf.constant(1.0))
+        assert y.numpy() == pytest.approx(720.0)
+        assert slope.numpy() == pytest.approx(720.0)
+        assert after.numpy() == ringar.size()
+
+
+def test_eager_calls_between_functions(trace: Decorator) -> None:
+    reduce = trace(lambda t: ringar.allreduce(t, ringar.Sum, name="traced"))
+    for i in range(20):
+        x = tf.constant(float(ringar.rank() + i))
+        traced = reduce(x)
+        eager = ringar.allreduce(x, ringar.Sum, name="eager")
+        array = ringar.allreduce(x.numpy(), ringar.Sum, name="array")
+        assert traced.numpy() == eager.numpy() == array == total(i)
+
+
+def test_a_dataset_map(exchange: Callable[[Any], list[Any]]) -> None:
+    """Sequential maps run in order, on threads of their own."""
+    data = tf.data.Dataset.range(20).map(
+        lambda i: ringar.allreduce(tf.cast(i, tf.float32), ringar.Sum, name="map")
+    )
+    results = [float(x) for x in data]
+    assert results == [ringar.size() * i for i in range(20)]
+    exchange("done")
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_retracing_on_one_rank_alone() -> None:
+    """Names are numbered within a graph, so that an additional trace does not shift them."""
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return ringar.allreduce(ringar.allreduce(x, ringar.Sum), ringar.Max)
+
+    if ringar.rank() == 0:
+        step.get_concrete_function(tf.TensorSpec([7], tf.float32))
+    assert step(tf.ones([3])).numpy().tolist() == [ringar.size()] * 3

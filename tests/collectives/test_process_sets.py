@@ -1,0 +1,202 @@
+"""Collectives among some of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from tests.collectives import common
+
+
+def memberships() -> list[list[int]]:
+    """Sets worth having for this number of ranks: alone, all in another order, some."""
+    ranks = list(range(ringar.size()))
+    sets = [[ranks[-1]], ranks[::-1], ranks[1:] or ranks, ranks[::2]]
+    return [*sets, [2, 0]] if len(ranks) > 2 else sets
+
+
+@pytest.fixture
+def process_sets() -> Iterator[list[ringar.ProcessSet]]:
+    sets = [ringar.add_process_set(ranks) for ranks in memberships()]
+    yield sets
+    for one in sets:
+        ringar.remove_process_set(one)
+
+
+def test_what_a_set_says_of_itself(process_sets: list[ringar.ProcessSet]) -> None:
+    rank = ringar.rank()
+    for ranks, one in zip(memberships(), process_sets, strict=True):
+        assert one.ranks == ranks
+        assert one.size() == len(ranks)
+        assert one.included() == (rank in ranks)
+        assert one.rank() == (ranks.index(rank) if rank in ranks else -1)
+    ids = [one.process_set_id for one in process_sets]
+    assert len(set(ids)) == len(ids)
+    assert 0 not in ids
+    assert ringar.global_process_set.process_set_id == 0
+    assert ringar.global_process_set.ranks == list(range(ringar.size()))
+
+
+def test_every_collective(mode: str, process_sets: list[ringar.ProcessSet]) -> None:
+    """Numbered and ordered by the place in the set, not by the rank in the job."""
+    for seed, one in enumerate(process_sets):
+        if not one.included():
+            continue
+        members = one.ranks
+        arrays = [common.values("float32", (2 * one.size(), 3), 10 * seed + r) for r in members]
+        root = members[-1]
+
+        def collectives(
+            t: tf.Tensor, root: int = root, one: ringar.ProcessSet = one
+        ) -> list[tf.Tensor]:
+            where = {"process_set": one}
+            return [
+                ringar.allreduce(t, **where),
+                ringar.allgather(t, **where),
+                ringar.reducescatter(t, ringar.Sum, **where),
+                ringar.broadcast(t, root, **where),
+                ringar.alltoall(t, **where),
+            ]
+
+        place = one.rank()
+        results = common.run(mode, collectives, arrays[place])
+        rows = slice(2 * place, 2 * place + 2)
+        expected = [
+            common.reduced(ringar.Average, arrays),
+            np.concatenate(arrays),
+            common.reduced(ringar.Sum, arrays)[rows],
+            arrays[-1],
+            np.concatenate([a[rows] for a in arrays]),
+        ]
+        common.assert_all_same(results, expected, members)
+
+
+def test_two_sets_in_a_row(mode: str, process_sets: list[ringar.ProcessSet]) -> None:
+    """A rank that is in several sets takes part in each, in the order of the program."""
+
+    def collectives(t: tf.Tensor) -> list[tf.Tensor]:
+        return [
+            ringar.allreduce(t * (turn + 1), ringar.Sum, process_set=one)
+            for turn in range(3)
+            for one in [*process_sets, ringar.global_process_set]
+            if one.included()
+        ]
+
+    mine = np.full(50, ringar.rank() + 1, np.float32)
+    results = common.run(mode, collectives, mine)
+    expected = [
+        np.full(50, (turn + 1) * sum(r + 1 for r in one.ranks), np.float32)
+        for turn in range(3)
+        for one in [*process_sets, ringar.global_process_set]
+        if one.included()
+    ]
+    common.assert_all_same(results, expected)
+
+
+def test_sets_work_apart_from_each_other() -> None:
+    """Each rank alone runs as many as it likes, while others do other things."""
+    own = [ringar.add_process_set([r]) for r in range(ringar.size())]
+    mine = own[ringar.rank()]
+    for _ in range(10 * ringar.rank()):
+        assert ringar.allreduce(np.ones(3), ringar.Sum, process_set=mine).sum() == 3
+    assert ringar.allreduce(np.ones(3), ringar.Sum).sum() == 3 * ringar.size()
+    for one in own:
+        ringar.remove_process_set(one)
+
+
+def test_come_and_go() -> None:
+    ranks = list(range(ringar.size()))
+    for turn in range(20):
+        one = ringar.add_process_set(ringar.ProcessSet(ranks[::-1] if turn % 2 else ranks))
+        result = ringar.allreduce(np.full(10_000, turn), ringar.Sum, process_set=one)
+        assert (result == turn * ringar.size()).all()
+        ringar.remove_process_set(one)
+        assert one.process_set_id is None
+
+
+def test_a_removed_set_is_refused() -> None:
+    one = ringar.add_process_set([0])
+    ringar.remove_process_set(one)
+    with pytest.raises(ValueError, match="must have been added"):
+        ringar.allreduce(np.ones(2), process_set=one)
+    with pytest.raises(ValueError, match="must have been added"):
+        ringar.remove_process_set(one)
+
+
+def test_a_function_outlives_its_set() -> None:
+    """The traced call names a set that is gone: an error, not another set's collective."""
+    one = ringar.add_process_set(list(range(ringar.size())))
+    reduce = tf.function(lambda t: ringar.allreduce(t, process_set=one))
+    reduce(tf.ones([2]))
+    ringar.remove_process_set(one)
+    other = ringar.add_process_set(list(range(ringar.size())))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="never added or is removed"):
+        reduce(tf.ones([2]))
+    ringar.remove_process_set(other)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_strangers_are_refused(mode: str) -> None:
+    """On that rank alone, at once; the members do not notice."""
+    one = ringar.add_process_set(list(range(1, ringar.size())))
+    errors = (ringar.errors.MismatchError, tf.errors.OpError)
+    for collective in (
+        ringar.allreduce,
+        ringar.allgather,
+        ringar.reducescatter,
+        ringar.alltoall,
+        ringar.broadcast,
+    ):
+        options = {"root_rank": 1} if collective is ringar.broadcast else {}
+
+        def call(
+            t: tf.Tensor, collective: object = collective, options: dict[str, int] = options
+        ) -> list[tf.Tensor]:
+            return [collective(t, **options, process_set=one)]  # type: ignore[operator]
+
+        array = np.ones((12, 2), np.float32)
+        if one.included():
+            common.run(mode, call, array)
+            continue
+        with pytest.raises(errors, match=r"rank 0 \| expected a member of process set") as caught:
+            common.run(mode, call, array)
+        assert f"(ranks {one.ranks}), received rank 0" in str(caught.value)
+        assert "included() is true" in str(caught.value)
+    ringar.barrier()
+    ringar.remove_process_set(one)
+
+
+def test_bad_sets_are_refused() -> None:
+    size = ringar.size()
+    for ranks in ([], [size], [-1], [0, 0]):
+        with pytest.raises(ValueError, match=f"different ranks from 0 to {size - 1}"):
+            ringar.add_process_set(ranks)
+    one = ringar.add_process_set([0])
+    with pytest.raises(ValueError, match="not have been added before"):
+        ringar.add_process_set(one)
+    ringar.remove_process_set(one)
+    with pytest.raises(ValueError, match="not be the global one"):
+        ringar.remove_process_set(ringar.global_process_set)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_a_root_outside_the_set_is_refused() -> None:
+    one = ringar.add_process_set([0])
+    if one.included():
+        with pytest.raises(ValueError, match=r"process set's ranks \[0\]\. Received: 1"):
+            ringar.broadcast(np.ones(2), 1, process_set=one)
+    ringar.remove_process_set(one)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_ranks_must_add_the_same_set() -> None:
+    mine = [0, 1] if ringar.rank() == 0 else [1, 0]
+    with pytest.raises(ringar.errors.MismatchError) as caught:
+        ringar.add_process_set(mine)
+    assert 'rank 0: add_process_set "[0, 1]"' in str(caught.value)
+    assert 'rank 1: add_process_set "[1, 0]"' in str(caught.value)
+    ringar.remove_process_set(ringar.add_process_set([1, 0]))

@@ -102,7 +102,9 @@ std::string Arena::absent_ranks() const {
 
 void Arena::leave() {
   if (!records_) return;
-  records_[rank_].state.store(kLeft);
+  // Why it has given up names the rank at fault; that it then left, too, would hide that.
+  std::atomic<uint32_t>& state = records_[rank_].state;
+  if (state.load() != kGaveUp) state.store(kLeft);
 }
 
 void Arena::give_up(const std::string& why) {

@@ -10,9 +10,10 @@ from pathlib import Path
 from ringar.launchers.plan import UsageError
 from ringar.launchers.ranks import Rank
 
-#: What a rank writes that fails because another rank is gone: ringar's own exception, and
-#: TensorFlow's.
-_LOST_PEER = (b"PeerLostError", b"AbortedError")
+#: What a rank writes that fails because another rank is gone: ringar's own exception, TensorFlow's,
+#: and the message of both, which is all that compiled code passes on, and all that is left in the
+#: last lines of a long error of a graph.
+_LOST_PEER = (b"PeerLostError", b"AbortedError", b"expected all ranks to take part, but rank")
 
 
 def is_consequence(rank: Rank) -> bool:

@@ -1,0 +1,259 @@
+"""Gradients of every collective against finite differences.
+
+The loss is the sum of the ranks' losses, each a weighted sum of what that rank's collective gave.
+The gradient of a rank's input is then how the whole sum changes with it, so for the differences one
+rank's input is moved at a time while all ranks compute their losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from tests.collectives import common
+
+Collective = Callable[[Any], Sequence[Any]]
+STEP = 1e-6
+
+
+def weights(count: int, output: int, rank: int | None = None) -> np.ndarray:
+    """What a rank's loss (default: this one's) makes of the elements of its output."""
+    place = ringar.rank() if rank is None else rank
+    return np.random.default_rng([output, place]).uniform(-1, 1, 1000)[:count]
+
+
+def loss_of(outputs: Sequence[Any]) -> Any:
+    """This rank's loss, which bends: a gradient that is constant would prove little."""
+    loss = tf.zeros([], tf.float64)
+    for i, y in enumerate(outputs):
+        flat = tf.reshape(y, [-1])
+        loss += tf.reduce_sum(
+            (flat + flat * flat / 2) * tf.constant(weights(1000, i))[: tf.size(flat)]
+        )
+    return loss
+
+
+def analytic(way: str, collective: Collective, array: np.ndarray) -> np.ndarray:
+    def slope(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = loss_of(collective(x))
+        return tape.gradient(loss, x)
+
+    if way == "graph":
+        slope = tf.function(slope)
+    elif way == "compiled":
+        slope = tf.function(slope, jit_compile=True)
+    result: np.ndarray = slope(tf.constant(array)).numpy()
+    return result
+
+
+def numeric(
+    collective: Collective, array: np.ndarray, exchange: Callable[[Any], list[Any]]
+) -> np.ndarray:
+    """Central differences; every rank computes every other rank's moves, too."""
+    slope = np.zeros_like(array)
+    for rank, shape in enumerate(exchange(array.shape)):
+        for place in np.ndindex(shape):
+            losses = []
+            for move in (STEP, -STEP):
+                moved = array.copy()
+                if rank == ringar.rank():
+                    moved[place] += move
+                losses.append(float(loss_of([np.asarray(y) for y in collective(moved)])))
+            change = ringar.allreduce(np.array(losses[0] - losses[1]), ringar.Sum)
+            if rank == ringar.rank():
+                slope[place] = change / (2 * STEP)
+    return slope
+
+
+def scaled(op: ringar.ReduceOp) -> Collective:
+    def collective(x: Any) -> list[Any]:
+        return [
+            ringar.allreduce(x, op),
+            ringar.allreduce(x, op, prescale_factor=0.7, postscale_factor=-1.3),
+        ]
+
+    return collective
+
+
+def scattered(op: ringar.ReduceOp) -> Collective:
+    factors = {"prescale_factor": 0.7, "postscale_factor": -1.3}
+    return lambda x: [ringar.reducescatter(x, op), ringar.reducescatter(x, op, **factors)]
+
+
+def grouped(x: Any) -> list[Any]:
+    reduced = ringar.grouped_allreduce([x, x * x, x[:1]], ringar.Average)
+    gathered = ringar.grouped_allgather([x * 2.0, x * x])
+    parts = ringar.grouped_reducescatter([x * 3.0, x], ringar.Sum)
+    return [*reduced, *gathered, *parts, *ringar.grouped_broadcast([x, x * x], 0)]
+
+
+def chained(x: Any) -> list[Any]:
+    """What a model does: one collective's result goes into the next."""
+    once = ringar.allreduce(x * x, ringar.Average)
+    return [ringar.allgather(ringar.allreduce(once * x, ringar.Sum))]
+
+
+def extremes(x: Any) -> list[Any]:
+    scale = {"prescale_factor": -2.0, "postscale_factor": 0.5}
+    return [
+        ringar.allreduce(x, ringar.Min),
+        ringar.allreduce(x, ringar.Max),
+        ringar.allreduce(x, ringar.Max, **scale),
+    ]
+
+
+def product(x: Any) -> list[Any]:
+    scale = {"prescale_factor": 1.5, "postscale_factor": -0.5}
+    return [ringar.allreduce(x, ringar.Product), ringar.allreduce(x, ringar.Product, **scale)]
+
+
+COLLECTIVES: dict[str, Collective] = {
+    "sum": scaled(ringar.Sum),
+    "average": scaled(ringar.Average),
+    "extremes": extremes,
+    "product": product,
+    "allgather": lambda x: [ringar.allgather(x)],
+    "broadcast": lambda x: [ringar.broadcast(x, 0), ringar.broadcast(x, ringar.size() - 1)],
+    "reducescatter": scattered(ringar.Sum),
+    "reducescatter average": scattered(ringar.Average),
+    "alltoall": lambda x: [ringar.alltoall(x)],
+    "grouped": grouped,
+    "chained": chained,
+}
+
+
+@pytest.fixture(params=["eager", "graph", "compiled"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_equals_finite_differences(
+    name: str, way: str, exchange: Callable[[Any], list[Any]]
+) -> None:
+    collective = COLLECTIVES[name]
+    array = common.values("float64", (ringar.size(), 2), ringar.rank())
+    expected = numeric(collective, array, exchange)
+    np.testing.assert_allclose(analytic(way, collective, array), expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["allgather", "reducescatter"])
+def test_rows_that_do_not_divide(name: str, way: str, exchange: Callable[[Any], list[Any]]) -> None:
+    """All-gather: as many rows as the rank has; compiled, and for reduce-scatter: all as many."""
+    uneven = name == "allgather" and way != "compiled"
+    rows = ringar.rank() + 1 if uneven else ringar.size() + 1
+    array = common.values("float64", (rows, 2), ringar.rank())
+    collective = COLLECTIVES[name]
+    expected = numeric(collective, array, exchange)
+    np.testing.assert_allclose(analytic(way, collective, array), expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("way", ["eager", "graph"])
+def test_alltoall_with_splits(way: str, exchange: Callable[[Any], list[Any]]) -> None:
+    splits = [(2 * ringar.rank() + to) % 3 for to in range(ringar.size())]
+    array = common.values("float64", (sum(splits), 2), ringar.rank())
+
+    def collective(x: Any) -> list[Any]:
+        return [ringar.alltoall(x, splits)[0]]
+
+    expected = numeric(collective, array, exchange)
+    np.testing.assert_allclose(analytic(way, collective, array), expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.ranks(3, 4)
+def test_process_set(way: str) -> None:
+    """The members' losses count, and no others."""
+    some = ringar.add_process_set([2, 0])
+    if some.included():
+        arrays = {r: common.values("float64", (4,), r) for r in (0, 2)}
+
+        def collective(t: Any) -> list[Any]:
+            return [
+                ringar.allreduce(t, ringar.Average, process_set=some),
+                ringar.broadcast(t, 2, process_set=some),
+            ]
+
+        mean = (arrays[0] + arrays[2]) / 2
+        expected = sum((1 + mean) / 2 * weights(4, 0, r) for r in (0, 2))
+        if ringar.rank() == 2:
+            expected += sum((1 + arrays[2]) * weights(4, 1, r) for r in (0, 2))
+        slope = analytic(way, collective, arrays[ringar.rank()])
+        np.testing.assert_allclose(slope, expected, rtol=1e-12)
+    ringar.remove_process_set(some)
+
+
+def test_ties_share_the_gradient_of_an_extreme(way: str) -> None:
+    slope = analytic(way, lambda x: [ringar.allreduce(x, ringar.Max)], np.ones(3))
+    total = ringar.allreduce(weights(3, 0) * 2.0, ringar.Sum)
+    np.testing.assert_allclose(slope, total / ringar.size(), rtol=1e-12)
+
+
+def test_a_product_with_zeros(way: str) -> None:
+    """Where product / input would be 0 / 0."""
+    x = np.array([0.0 if ringar.rank() == 0 else 2.0, 0.0, 3.0])
+    slope = analytic(way, lambda t: [ringar.allreduce(t, ringar.Product)], x)
+    ranks, rank = ringar.size(), ringar.rank()
+    inputs = [np.array([0.0 if r == 0 else 2.0, 0.0, 3.0]) for r in range(ranks)]
+    others = np.prod([a for r, a in enumerate(inputs) if r != rank], axis=0, initial=1.0)
+    factor = ringar.allreduce((1 + np.prod(inputs, axis=0)) * weights(x.size, 0), ringar.Sum)
+    np.testing.assert_allclose(slope, others * factor, rtol=1e-12)
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_compression(way: str, compression: str) -> None:
+    """The gradient travels compressed, too: it is right to the narrow dtype's precision."""
+    kind = getattr(ringar.Compression, compression)
+    x = common.values("float64", (5,), 3)
+    slope = analytic(way, lambda t: [ringar.allreduce(t, ringar.Sum, compression=kind)], x)
+    total = ringar.allreduce((1 + ringar.size() * x) * weights(x.size, 0), ringar.Sum)
+    np.testing.assert_allclose(slope, total, rtol=0.1, atol=0.05)
+    assert np.abs(slope - total).max() > 0
+
+
+def test_second_derivatives(way: str) -> None:
+    def curvature(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                loss = tf.reduce_sum(ringar.allreduce(x, ringar.Average) ** 3)
+            slope = inner.gradient(loss, x)
+        return outer.gradient(slope, x)
+
+    if way != "eager":
+        curvature = tf.function(curvature, jit_compile=way == "compiled")
+    # The sum of the ranks' losses is n m^3 with m the mean; its slope 3 m^2, summed over the ranks
+    # once more by the second gradient: n times 6 m / n.
+    array = np.array([1.0, 2.0]) + ringar.rank()
+    mean = np.array([1.0, 2.0]) + (ringar.size() - 1) / 2
+    np.testing.assert_allclose(curvature(tf.constant(array)).numpy(), 6 * mean, rtol=1e-12)
+
+
+def test_an_output_that_the_loss_ignores(way: str) -> None:
+    def collective(x: Any) -> list[Any]:
+        return ringar.grouped_allreduce([x, x * 5.0], ringar.Sum)[:1]
+
+    slope = analytic(way, collective, np.ones(2))
+    total = ringar.allreduce((1 + ringar.size()) * weights(2, 0), ringar.Sum)
+    np.testing.assert_allclose(slope, total, rtol=1e-12)
+
+
+def test_integers_have_none() -> None:
+    x = tf.constant([1, 2])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = ringar.allreduce(x, ringar.Sum)
+    assert tape.gradient(y, x) is None
+
+
+@pytest.mark.parametrize("op", [ringar.Min, ringar.Max, ringar.Product])
+def test_reducescatter_without_gradient_says_so(way: str, op: ringar.ReduceOp) -> None:
+    with pytest.raises(Exception, match="use allreduce and slice"):
+        analytic(way, lambda x: [ringar.reducescatter(x, op)], np.ones(ringar.size()))

@@ -1,4 +1,4 @@
-"""Arguments that no rank can use, or that one rank alone cannot use; process sets misused."""
+"""Arguments that no rank can use, or that rank 1 alone cannot use; process sets misused."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ from tests.faults.scripts.modes import Make, Scenario, attempt_in, attempt_in_al
 
 ODD = RANK == 1
 ROOM = ["numpy", "eager", "function"]  # where alltoall takes splits
-
-
-def of_one_rank(bad: Scenario, good: Scenario) -> Scenario:
-    return bad if ODD else good
 
 
 def splits(wrong: list[int]) -> Scenario:

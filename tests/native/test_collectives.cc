@@ -1,6 +1,9 @@
 // Every algorithm on 1 to 8 ranks, processes and threads, with sizes of all magnitudes, against the
 // serial reference; one in five collectives is spoiled by one rank, and the next must work.
 
+#include <unistd.h>
+
+#include <fstream>
 #include <numeric>
 
 #include "algorithms/shared_memory.h"
@@ -70,6 +73,29 @@ TEST(collectives_at_the_edges_of_their_sizes) {
           plan.splits.assign(3, {});
           run_plan(plan, me.rank, engine);
         }
+  });
+}
+
+// Large enough for results to be written past the caches, where they are not in place; the ranks
+// may differ in that.
+TEST(collectives_past_the_caches) {
+  on_processes(3, [](Rank& me) {
+    Engine engine(me.config);
+    EXPECT_OK(engine.start());
+    for (int64_t elements : {kStreamedAllreduceBytes / 2 - 1, kStreamedAllreduceBytes / 2 + 1})
+      for (int in_place : {-1, 0, 1}) {
+        Plan plan = random_plan(static_cast<uint64_t>(elements), all_ranks(me.size), 0, 64);
+        plan.collective = Collective::kAllreduce;
+        plan.dtype = DataType::kBfloat16;
+        plan.op = ReduceOp::kSum;
+        plan.prescale = plan.postscale = 1;
+        plan.where = in_place == 1 || in_place == me.rank ? Output::kInPlace : Output::kApart;
+        plan.twist = Twist::kNone;
+        plan.tails = {{}, {}};
+        plan.rows.assign(3, {7, elements - 7});
+        plan.splits.assign(3, {});
+        run_plan(plan, me.rank, engine);
+      }
   });
 }
 
@@ -153,6 +179,29 @@ TEST(process_sets_come_and_go) {
       run_plan(random_plan(3000 + i, {2, 1, 0}, id, 100'000), me.rank, engine);
       EXPECT_OK(engine.remove_process_set(id));
     }
+  });
+}
+
+// Recorded by all ranks at once, and started and stopped while they work.
+TEST(collectives_with_a_timeline) {
+  on_threads(3, [](Rank& me) {
+    Engine engine(me.config);
+    EXPECT_OK(engine.start());
+    const std::string path = "/tmp/ringar-timeline-" + std::to_string(getpid());
+    for (uint64_t i = 0; i < 20; ++i) {
+      if (me.rank == 0 && i % 5 == 0) EXPECT_OK(Timeline::instance().start(path, 0));
+      run_plan(random_plan(7000 + i, all_ranks(me.size), 0, 100'000), me.rank, engine);
+      if (me.rank == 1 && i % 7 == 0) Timeline::instance().stop();
+    }
+    me.meet(0);
+    if (me.rank != 0) return;
+    Timeline::instance().stop();
+    std::ifstream file(path);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    unlink(path.c_str());
+    EXPECT_EQ(text.substr(0, 2), "[\n");
+    EXPECT_EQ(text.substr(text.size() - 4), "}\n]\n");
+    EXPECT_CONTAINS(text, "\"ph\":\"X\"");
   });
 }
 

@@ -50,7 +50,8 @@ TEST(spec_of_one_scalar_has_one_empty_shape) {
 TEST(spec_refuses_what_it_does_not_know) {
   for (const char* text :
        {"", "allredoce dtype=float32 name=", "allreduce dtype=string name=",
-        "allreduce op=average name=", "allreduce colour=red name=", "allreduce dtype name="}) {
+        "allreduce op=average name=", "allreduce colour=red name=", "allreduce dtype name=",
+        "allreduce root=one name=", "allreduce set= name=", "allreduce prescale=0,5 name="}) {
     Spec spec;
     const Status status = Spec::parse(text, &spec);
     EXPECT_EQ(status.code(), RINGAR_MISMATCH);

@@ -1,6 +1,7 @@
 #include "engine/spec.h"
 
-#include <cstdlib>
+#include <locale.h>
+#include <stdlib.h>
 
 namespace ringar {
 namespace {
@@ -14,10 +15,23 @@ std::string_view take(std::string_view& text, char separator) {
 }
 
 int64_t to_int(std::string_view text) {
-  return std::strtoll(std::string(text).c_str(), nullptr, 10);
+  return strtoll(std::string(text).c_str(), nullptr, 10);
 }
-double to_double(std::string_view text) {
-  return std::strtod(std::string(text).c_str(), nullptr);
+
+bool read(std::string_view text, int32_t* number) {
+  const std::string whole(text);
+  char* end = nullptr;
+  *number = static_cast<int32_t>(strtol(whole.c_str(), &end, 10));
+  return !whole.empty() && *end == '\0';
+}
+
+// Not strtod: in a locale that writes 0,5 it reads 0.5 as 0.
+bool read(std::string_view text, double* number) {
+  static const locale_t c_locale = newlocale(LC_ALL_MASK, "C", nullptr);
+  const std::string whole(text);
+  char* end = nullptr;
+  *number = strtod_l(whole.c_str(), &end, c_locale);
+  return !whole.empty() && *end == '\0';
 }
 
 std::vector<std::vector<int64_t>> to_shapes(std::string_view text) {
@@ -41,6 +55,7 @@ Status bad(std::string_view text) {
 Status Spec::parse(std::string_view text, Spec* spec) {
   const std::string_view whole = text;
   spec->collective = collective_named(take(text, ' '));
+  bool good = true;
   while (!text.empty()) {
     const std::string_view key = take(text, '=');
     if (key == "name") {
@@ -53,13 +68,13 @@ Status Spec::parse(std::string_view text, Spec* spec) {
     else if (key == "op")
       spec->op = reduce_op_named(value);
     else if (key == "root")
-      spec->root = static_cast<int32_t>(to_int(value));
+      good &= read(value, &spec->root);
     else if (key == "set")
-      spec->process_set = static_cast<int32_t>(to_int(value));
+      good &= read(value, &spec->process_set);
     else if (key == "prescale")
-      spec->prescale = to_double(value);
+      good &= read(value, &spec->prescale);
     else if (key == "postscale")
-      spec->postscale = to_double(value);
+      good &= read(value, &spec->postscale);
     else if (key == "shapes")
       spec->shapes = to_shapes(value);
     else
@@ -67,7 +82,7 @@ Status Spec::parse(std::string_view text, Spec* spec) {
   }
   const bool known = spec->collective != Collective::kCount && spec->dtype != DataType::kCount &&
                      spec->op != ReduceOp::kCount;
-  return known ? Status() : bad(whole);
+  return known && good ? Status() : bad(whole);
 }
 
 }  // namespace ringar

@@ -79,17 +79,25 @@ Status Arena::join(double timeout_seconds) {
   const auto start = Clock::now();
   auto nap = std::chrono::microseconds(50);
   for (std::string absent; !(absent = absent_ranks()).empty();) {
-    if (Clock::now() - start > std::chrono::duration<double>(timeout_seconds))
-      return {RINGAR_DEADLINE, "expected all " + std::to_string(size_) +
-                                   " ranks in ringar.init(), but after " +
-                                   std::to_string(static_cast<int>(timeout_seconds)) +
-                                   " s still waiting for rank " + absent +
-                                   ". Does every rank call ringar.init()? A slow start needs "
-                                   "a longer --start-timeout."};
+    if (Clock::now() - start > std::chrono::duration<double>(timeout_seconds)) {
+      // As if it had never come, or the ranks' next attempts would count generations differently.
+      mine.generation.store(generation_ - 1);
+      return too_late(absent, timeout_seconds);
+    }
     std::this_thread::sleep_for(nap);
     nap = std::min(nap * 2, std::chrono::microseconds(5000));
   }
   return {};
+}
+
+Status Arena::too_late(const std::string& absent, double timeout_seconds) const {
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.3g", timeout_seconds);
+  return {RINGAR_DEADLINE, "expected all " + std::to_string(size_) +
+                               " ranks in ringar.init(), but after " + seconds +
+                               " s still waiting for rank " + absent +
+                               ". Does every rank call ringar.init()? A slow start needs a longer "
+                               "--start-timeout."};
 }
 
 std::string Arena::absent_ranks() const {

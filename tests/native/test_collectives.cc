@@ -1,6 +1,7 @@
 // Every algorithm on 1 to 8 ranks, processes and threads, with sizes of all magnitudes, against the
 // serial reference; one in five collectives is spoiled by one rank, and the next must work.
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -214,9 +215,17 @@ TEST(many_ranks) {
   });
 }
 
+// Also the memory of the times before is given back.
 TEST(start_and_stop_again_and_again) {
   on_processes(3, [](Rank& me) {
-    for (int i = 0; i < 20; ++i) run_random_plans(me, 0, 64);
+    int64_t blocks_of_one = 0;
+    for (int i = 0; i < 20; ++i) {
+      run_random_plans(me, 0, 64);
+      struct stat file{};
+      EXPECT_EQ(fstat(me.config.arena_fd, &file), 0);
+      if (i == 0) blocks_of_one = file.st_blocks;
+      EXPECT(file.st_blocks <= 3 * blocks_of_one);
+    }
   });
 }
 

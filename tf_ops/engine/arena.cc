@@ -56,11 +56,13 @@ uint64_t Arena::base() const {
 Status Arena::join(double timeout_seconds) {
   // Behind the records, so that it overwrites none that another rank has filled.
   const size_t bytes = sizeof(Record) * static_cast<size_t>(size_);
-  if (!extend(fd_, bytes + 1))
-    return {
-        RINGAR_OUT_OF_MEMORY,
-        "cannot write to the shared memory of this job (RINGAR_ARENA_FD=" + std::to_string(fd_) +
-            "): " + std::strerror(errno) + ". Start the ranks with ringarrun."};
+  // A process that a rank has started inherits the number, but maybe not the memory: it could be
+  // any file by now. Only files in memory have seals.
+  if (fcntl(fd_, F_GET_SEALS) < 0 || !extend(fd_, bytes + 1))
+    return {RINGAR_OUT_OF_MEMORY,
+            "cannot write to the shared memory of this job (RINGAR_ARENA_FD=" +
+                std::to_string(fd_) + "): " + std::strerror(errno) +
+                ". Start the ranks with ringarrun; a process that a rank has started is none."};
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
   if (memory == MAP_FAILED)
     return {RINGAR_OUT_OF_MEMORY,
@@ -87,7 +89,15 @@ Status Arena::join(double timeout_seconds) {
     std::this_thread::sleep_for(nap);
     nap = std::min(nap * 2, std::chrono::microseconds(5000));
   }
+  forget_last_generation();
   return {};
+}
+
+// All ranks have ended it: nobody looks at its memory any longer.
+void Arena::forget_last_generation() {
+  if (rank_ == 0 && generation_ > 1)
+    fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+              static_cast<off_t>(base() - kGenerationBytes), static_cast<off_t>(kGenerationBytes));
 }
 
 Status Arena::too_late(const std::string& absent, double timeout_seconds) const {

@@ -55,6 +55,7 @@ class Arena {
   bool lock_own_byte();
   bool is_alive(int rank) const;
   std::string absent_ranks() const;
+  void forget_last_generation();
   Status too_late(const std::string& absent, double timeout_seconds) const;
 
   int fd_;

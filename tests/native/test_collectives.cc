@@ -77,13 +77,12 @@ TEST(collectives_at_the_edges_of_their_sizes) {
   });
 }
 
-// Large enough for results to be written past the caches, where they are not in place; the ranks
-// may differ in that.
-TEST(collectives_past_the_caches) {
+// Many blocks, in place on all ranks, on none, and on one alone.
+TEST(collectives_of_many_blocks) {
   on_processes(3, [](Rank& me) {
     Engine engine(me.config);
     EXPECT_OK(engine.start());
-    for (int64_t elements : {kStreamedAllreduceBytes / 2 - 1, kStreamedAllreduceBytes / 2 + 1})
+    for (int64_t elements : {(4 << 20) - 1, (4 << 20) + 1})
       for (int in_place : {-1, 0, 1}) {
         Plan plan = random_plan(static_cast<uint64_t>(elements), all_ranks(me.size), 0, 64);
         plan.collective = Collective::kAllreduce;

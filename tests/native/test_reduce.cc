@@ -14,19 +14,18 @@ namespace {
 struct Level {
   const char* name;
   void (*run)(DataType, ReduceOp, const KernelCall&);
-  void (*stream)(std::byte*, const std::byte*, size_t);
 };
 
 // Those that this machine can run; the first one is the baseline.
 std::vector<Level> levels() {
-  std::vector<Level> found{{"baseline", reduce_baseline, stream_baseline}};
+  std::vector<Level> found{{"baseline", reduce_baseline}};
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("f16c"))
-    found.push_back({"avx2", reduce_avx2, stream_avx2});
+    found.push_back({"avx2", reduce_avx2});
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    found.push_back({"avx512", reduce_avx512, stream_avx512});
+    found.push_back({"avx512", reduce_avx512});
 #endif
   return found;
 }
@@ -44,7 +43,7 @@ struct Sample {
   int count;
   size_t elements;
   double prescale = 1.0, postscale = 1.0;
-  bool in_place = false, with_copy = false, stream = false;
+  bool in_place = false, with_copy = false;
   size_t offset = 0;  // elements off the alignment
 };
 
@@ -53,8 +52,7 @@ std::string describe(const Sample& s, const char* level) {
          std::string(name_of(s.op)) + " of " + std::to_string(s.count) + " x " +
          std::to_string(s.elements) + ", prescale " + std::to_string(s.prescale) + ", postscale " +
          std::to_string(s.postscale) + (s.in_place ? ", in place" : "") +
-         (s.with_copy ? ", copied" : "") + (s.stream ? ", streamed" : "") + ", offset " +
-         std::to_string(s.offset);
+         (s.with_copy ? ", copied" : "") + ", offset " + std::to_string(s.offset);
 }
 
 std::vector<Bytes> terms_of(const Sample& s) {
@@ -78,7 +76,7 @@ Bytes run(const Level& level, const Sample& s, std::vector<Bytes> terms) {
   if (s.in_place) to = const_cast<std::byte*>(sources[last]);
   level.run(s.dtype, s.op,
             {sources.data(), s.count, s.prescale, s.postscale, to,
-             s.with_copy ? copy.data() + skip : nullptr, s.elements, s.stream});
+             s.with_copy ? copy.data() + skip : nullptr, s.elements});
   const Bytes result(to, to + bytes);
   if (s.with_copy) EXPECT(std::equal(result.begin(), result.end(), copy.begin() + skip));
   for (size_t i = 0; i < kGuard; ++i) {
@@ -103,39 +101,20 @@ TEST(reduce_every_dtype_op_and_length) {
   for (DataType dtype : reducible())
     for (ReduceOp op : kOps)
       for (size_t elements : {0, 1, 7, 8, 31, 511, 512, 513, 1023, 4099})
-        for (int count : {1, 2, 3, 8}) {
-          Sample s{dtype, op, count, elements};
-          check(s);
-          s.stream = true;
-          check(s);
-        }
+        for (int count : {1, 2, 3, 8}) check({dtype, op, count, elements});
 }
 
-TEST(reduce_in_place_copied_streamed_and_unaligned) {
+TEST(reduce_in_place_copied_and_unaligned) {
   for (DataType dtype : reducible())
     for (int count : {1, 2, 5})
       for (size_t offset : {0, 1, 3})
-        for (int flags = 0; flags < 8; ++flags) {
+        for (int flags = 0; flags < 4; ++flags) {
           Sample s{dtype, ReduceOp::kSum, count, 1041};
           s.in_place = flags & 1;
           s.with_copy = flags & 2;
-          s.stream = flags & 4;
           s.offset = offset;
           check(s);
         }
-}
-
-TEST(stream_copies_what_memcpy_does) {
-  const Bytes from = random_bytes(DataType::kUint8, 1000, 1);
-  for (const Level& level : levels())
-    for (size_t offset = 0; offset < 70; offset += 3)
-      for (size_t bytes : {0, 1, 63, 64, 65, 127, 128, 500, 801}) {
-        Bytes to(1000, std::byte{0x5a});
-        level.stream(to.data() + offset, from.data() + 7, bytes);
-        Bytes expected(1000, std::byte{0x5a});
-        std::memcpy(expected.data() + offset, from.data() + 7, bytes);
-        EXPECT(to == expected);
-      }
 }
 
 TEST(reduce_scales_floats) {

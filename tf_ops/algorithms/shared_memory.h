@@ -16,10 +16,6 @@ Status run_alone(Request& request);
 // `python -m benchmarks.allreduce --crossover`.
 constexpr size_t kSmallAllreduceBytes = 32 << 10;
 
-// From this many bytes on, results that go to other memory than the inputs are written past the
-// caches.
-constexpr size_t kStreamedAllreduceBytes = 8 << 20;
-
 Status allreduce_in_shared_memory(Communicator& communicator, Request& request);
 Status reducescatter_in_shared_memory(Communicator& communicator, Request& request);
 Status allgather_in_shared_memory(Communicator& communicator, Request& request);

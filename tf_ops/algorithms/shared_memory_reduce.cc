@@ -49,7 +49,7 @@ VirtualArray whole(const Request& request) {
 // Reduces [begin, begin + bytes) of `mine` with what the other ranks left at `at` in their
 // outboxes; the result goes to the outputs and, if not null, to `copy_to`.
 void reduce_range(const Communicator& c, const Request& request, const VirtualArray& mine,
-                  size_t begin, size_t bytes, size_t at, std::byte* copy_to, Store store) {
+                  size_t begin, size_t bytes, size_t at, std::byte* copy_to) {
   const size_t n = static_cast<size_t>(c.size());
   const std::byte* few[16];
   std::vector<const std::byte*> many;
@@ -59,16 +59,14 @@ void reduce_range(const Communicator& c, const Request& request, const VirtualAr
                   for (int r = 0; r < c.size(); ++r)
                     sources[r] = r == c.rank() ? input : c.outbox(r) + at + offset;
                   reduce(reduction_of(request.spec), sources, c.size(), output,
-                         copy_to ? copy_to + offset : nullptr, piece / request.element_size(),
-                         store);
+                         copy_to ? copy_to + offset : nullptr, piece / request.element_size());
                 });
 }
 
 Status allreduce_small(Communicator& c, const Request& request, const VirtualArray& array) {
   c.timed(Stretch::kCopy, [&] { array.gather(0, array.size(), c.outbox(c.rank())); });
   RINGAR_RETURN_IF_ERROR(c.open(request));
-  c.timed(Stretch::kReduce,
-          [&] { reduce_range(c, request, array, 0, array.size(), 0, nullptr, Store::kCached); });
+  c.timed(Stretch::kReduce, [&] { reduce_range(c, request, array, 0, array.size(), 0, nullptr); });
   c.finish_step();
   return {};
 }
@@ -91,15 +89,6 @@ Block block_at(size_t begin, size_t total, size_t ranks, size_t slice) {
   return {begin, end, std::min(slice, (share + 63) / 64 * 64)};
 }
 
-// In place, the lines of the result have just been read and are in the cache; and a small result
-// will be read from there.
-Store how_to_store(const Request& request, size_t bytes) {
-  if (bytes < kStreamedAllreduceBytes) return Store::kCached;
-  for (const Tensor& tensor : request.tensors)
-    if (tensor.input == tensor.output) return Store::kCached;
-  return Store::kStreamed;
-}
-
 void publish_slices(const Communicator& c, const VirtualArray& array, const Block& block) {
   for (int r = 0; r < c.size(); ++r)
     if (r != c.rank())
@@ -107,21 +96,18 @@ void publish_slices(const Communicator& c, const VirtualArray& array, const Bloc
                    c.outbox(c.rank()) + c.slice_bytes() * static_cast<size_t>(r));
 }
 
-Status copy_results(Communicator& c, const VirtualArray& array, const Block& block, uint64_t step,
-                    Store store) {
+Status copy_results(Communicator& c, const VirtualArray& array, const Block& block, uint64_t step) {
   for (int r = 0; r < c.size(); ++r) {
     if (r == c.rank()) continue;
     RINGAR_RETURN_IF_ERROR(c.wait_for_result(r, step));
-    c.timed(Stretch::kCopy, [&] {
-      array.scatter(block.slice_begin(r), block.slice_end(r), c.result(r, step), store);
-    });
+    c.timed(Stretch::kCopy,
+            [&] { array.scatter(block.slice_begin(r), block.slice_end(r), c.result(r, step)); });
   }
   return {};
 }
 
 Status allreduce_by_blocks(Communicator& c, const Request& request, const VirtualArray& array) {
   const size_t ranks = static_cast<size_t>(c.size());
-  const Store store = how_to_store(request, array.size());
   Block previous{};
   for (size_t begin = 0; begin < array.size(); begin = previous.end) {
     const Block block = block_at(begin, array.size(), ranks, c.slice_bytes());
@@ -131,15 +117,14 @@ Status allreduce_by_blocks(Communicator& c, const Request& request, const Virtua
     const size_t mine = block.slice_begin(c.rank());
     c.timed(Stretch::kReduce, [&] {
       reduce_range(c, request, array, mine, block.slice_end(c.rank()) - mine,
-                   c.slice_bytes() * static_cast<size_t>(c.rank()), c.result(c.rank(), c.step()),
-                   store);
+                   c.slice_bytes() * static_cast<size_t>(c.rank()), c.result(c.rank(), c.step()));
     });
     c.post_result();
-    if (begin > 0) RINGAR_RETURN_IF_ERROR(copy_results(c, array, previous, c.step() - 1, store));
+    if (begin > 0) RINGAR_RETURN_IF_ERROR(copy_results(c, array, previous, c.step() - 1));
     c.finish_step();
     previous = block;
   }
-  return copy_results(c, array, previous, c.step() - 1, store);
+  return copy_results(c, array, previous, c.step() - 1);
 }
 
 }  // namespace
@@ -182,7 +167,7 @@ Status reducescatter_in_shared_memory(Communicator& c, Request& request) {
     const size_t stop = std::min(end, mine.size());
     if (begin < stop)
       reduce_range(c, request, mine, begin, stop - begin,
-                   c.slice_bytes() * static_cast<size_t>(c.rank()), nullptr, Store::kCached);
+                   c.slice_bytes() * static_cast<size_t>(c.rank()), nullptr);
     c.finish_step();
     begin = end;
   } while (begin < longest);

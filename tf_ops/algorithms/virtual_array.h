@@ -8,8 +8,6 @@
 #include <cstring>
 #include <vector>
 
-#include "engine/reduce.h"
-
 namespace ringar {
 
 class VirtualArray {
@@ -46,10 +44,9 @@ class VirtualArray {
   }
 
   // Copies `from` to the outputs of [begin, end).
-  void scatter(size_t begin, size_t end, const std::byte* from,
-               Store store = Store::kCached) const {
+  void scatter(size_t begin, size_t end, const std::byte* from) const {
     for_each(begin, end, [&](const std::byte*, std::byte* output, size_t bytes, size_t offset) {
-      copy(output, from + offset, bytes, store);
+      std::memcpy(output, from + offset, bytes);
     });
   }
 

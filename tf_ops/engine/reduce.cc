@@ -27,8 +27,7 @@ class DefaultRounding {
 
 struct Level {
   const char* name;
-  void (*reduce)(DataType, ReduceOp, const KernelCall&);
-  void (*stream)(std::byte*, const std::byte*, size_t);
+  void (*run)(DataType, ReduceOp, const KernelCall&);
 };
 
 Level best_level() {
@@ -39,10 +38,10 @@ Level best_level() {
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c");
-  if (avx512 && limit == "avx512") return {"avx512", reduce_avx512, stream_avx512};
-  if (avx2 && limit != "baseline") return {"avx2", reduce_avx2, stream_avx2};
+  if (avx512 && limit == "avx512") return {"avx512", reduce_avx512};
+  if (avx2 && limit != "baseline") return {"avx2", reduce_avx2};
 #endif
-  return {"baseline", reduce_baseline, stream_baseline};
+  return {"baseline", reduce_baseline};
 }
 
 const Level& level() {
@@ -53,18 +52,10 @@ const Level& level() {
 }  // namespace
 
 void reduce(const Reduction& reduction, const std::byte* const* sources, int count, std::byte* to,
-            std::byte* copy_to, size_t elements, Store store) {
+            std::byte* copy_to, size_t elements) {
   const DefaultRounding rounding;
-  level().reduce(reduction.dtype, reduction.op,
-                 {sources, count, reduction.prescale, reduction.postscale, to, copy_to, elements,
-                  store == Store::kStreamed});
-}
-
-void copy(std::byte* to, const std::byte* from, size_t bytes, Store store) {
-  if (store == Store::kStreamed)
-    level().stream(to, from, bytes);
-  else
-    std::memcpy(to, from, bytes);
+  level().run(reduction.dtype, reduction.op,
+              {sources, count, reduction.prescale, reduction.postscale, to, copy_to, elements});
 }
 
 const char* cpu_level() {

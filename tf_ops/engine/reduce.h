@@ -19,16 +19,9 @@ struct Reduction {
   double postscale = 1.0;  // and the result by this one
 };
 
-// How results are written: streamed past the caches, where they are too large to be found there
-// again; a cached store would first read every line that it overwrites.
-enum class Store { kCached, kStreamed };
-
-// Writes `elements` results to `to` and, unless null, to `copy_to` (always cached). `to` may be one
-// of the sources.
+// Writes `elements` results to `to` and, unless null, to `copy_to`. `to` may be one of the sources.
 void reduce(const Reduction& reduction, const std::byte* const* sources, int count, std::byte* to,
-            std::byte* copy_to, size_t elements, Store store = Store::kCached);
-
-void copy(std::byte* to, const std::byte* from, size_t bytes, Store store);
+            std::byte* copy_to, size_t elements);
 
 // The instruction set in use: "avx512", "avx2" or "baseline". RINGAR_CPU_LEVEL in the environment
 // lowers it.

@@ -1,5 +1,4 @@
 #if defined(__x86_64__)
-#define RINGAR_REDUCE reduce_avx2
-#define RINGAR_STREAM stream_avx2
+#define RINGAR_LEVEL reduce_avx2
 #include "engine/reduce_kernels.inc"
 #endif

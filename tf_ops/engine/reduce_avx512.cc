@@ -1,5 +1,4 @@
 #if defined(__x86_64__)
-#define RINGAR_REDUCE reduce_avx512
-#define RINGAR_STREAM stream_avx512
+#define RINGAR_LEVEL reduce_avx512
 #include "engine/reduce_kernels.inc"
 #endif

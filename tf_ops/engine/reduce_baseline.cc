@@ -1,3 +1,2 @@
-#define RINGAR_REDUCE reduce_baseline
-#define RINGAR_STREAM stream_baseline
+#define RINGAR_LEVEL reduce_baseline
 #include "engine/reduce_kernels.inc"

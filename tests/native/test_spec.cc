@@ -156,6 +156,18 @@ TEST(signatures_survive_long_names) {
   EXPECT(!one.agrees_with(signature("barrier name=" + name + "m", {})));
 }
 
+TEST(signatures_cut_no_character_in_two) {
+  for (const char* character : {"\u00e4", "\u20ac", "\U0001f600"})
+    for (size_t shift = 0; shift < 4; ++shift) {
+      std::string name(shift, 'x');
+      for (int i = 0; i < 100; ++i) name += character;
+      const std::string kept = signature("barrier name=" + name, {}).name;
+      EXPECT(kept.size() < Signature::kNameBytes && kept.size() > Signature::kNameBytes - 5);
+      EXPECT_EQ((kept.size() - shift) % std::strlen(character), 0u);
+      EXPECT_EQ(name.compare(0, kept.size(), kept), 0);
+    }
+}
+
 TEST(requests_reject_what_cannot_be_done) {
   const auto why = [](const std::string& spec, const std::vector<std::vector<int64_t>>& dims) {
     return std::string(signature(spec, dims).rejection);

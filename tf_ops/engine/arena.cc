@@ -128,7 +128,7 @@ void Arena::leave() {
 void Arena::give_up(const std::string& why) {
   Record& mine = records_[rank_];
   if (mine.state.load() == kGaveUp) return;
-  const size_t n = std::min(why.size(), sizeof mine.why - 1);
+  const size_t n = fitting(why, sizeof mine.why - 1);
   std::memcpy(mine.why, why.data(), n);
   mine.why[n] = '\0';
   mine.state.store(kGaveUp);

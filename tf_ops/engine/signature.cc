@@ -38,7 +38,7 @@ uint64_t hash_name(const std::string& name) {
 
 template <size_t N>
 void copy_text(char (&to)[N], const std::string& from) {
-  const size_t n = std::min(from.size(), N - 1);
+  const size_t n = fitting(from, N - 1);
   std::memcpy(to, from.data(), n);
   to[n] = '\0';
 }

@@ -29,6 +29,14 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
+// How many bytes of a text fit into `limit` without cutting a character of UTF-8 in two: a message
+// with half of one becomes an error of its own in TensorFlow.
+inline size_t fitting(const std::string& text, size_t limit) {
+  if (text.size() <= limit) return text.size();
+  while (limit > 0 && (text[limit] & 0xc0) == 0x80) --limit;
+  return limit;
+}
+
 #define RINGAR_RETURN_IF_ERROR(expression)   \
   do {                                       \
     ::ringar::Status status_ = (expression); \

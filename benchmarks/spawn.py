@@ -1,7 +1,7 @@
 """Starts a command N times side by side: ``spawn.py N command...``, for peers without a launcher.
 
 Ranks find each other through RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and BENCH_PORTS, and are
-bound to a core each where there are enough.
+bound to as many cores as ringarrun gives a rank.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def main() -> int:
     }
     processes = []
     for rank in range(ranks):
-        if ranks <= len(cores):
-            os.sched_setaffinity(0, {cores[rank]})
+        share = len(cores) // ranks
+        if share:
+            os.sched_setaffinity(0, set(cores[rank * share : (rank + 1) * share]))
         environment = {**os.environ, **common, "RANK": str(rank)}
         processes.append(subprocess.Popen(command, env=environment))
     try:

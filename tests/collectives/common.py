@@ -24,7 +24,6 @@ OPS = (ringar.Sum, ringar.Average, ringar.Min, ringar.Max, ringar.Product)
 # their way, so that tests can go there.
 SMALL_BYTES = 32 << 10
 SLICE_BYTES = 128 << 10
-STREAMED_BYTES = 8 << 20
 
 Function = Callable[..., Sequence[Any]]
 

@@ -56,18 +56,27 @@ def of_all_ranks(dtype: str, shape: Sequence[int], seed: int = 0) -> list[np.nda
     return [values(dtype, shape, 1000 * seed + r) for r in range(ringar.size())]
 
 
-def run(mode: str, function: Function, *inputs: np.ndarray) -> list[np.ndarray]:
-    """Calls ``function`` with arrays, or with tensors, traced or compiled; returns arrays."""
-    if mode == "numpy":
-        results = list(function(*inputs))
-        assert all(isinstance(result, np.ndarray) for result in results)
-        return results
-    tensors = [tf.constant(array) for array in inputs]
+def prepare(mode: str, function: Function) -> Callable[..., list[np.ndarray]]:
+    """``function`` of arrays, called with arrays, with tensors, traced or compiled (once)."""
     if mode == "graph":
         function = tf.function(function)
     elif mode == "compiled":
         function = tf.function(function, jit_compile=True)
-    return [result.numpy() for result in function(*tensors)]
+
+    def call(*inputs: np.ndarray) -> list[np.ndarray]:
+        if mode == "numpy":
+            results = list(function(*inputs))
+            assert all(isinstance(result, np.ndarray) for result in results)
+            return results
+        tensors = [tf.constant(array) for array in inputs]
+        return [result.numpy() for result in function(*tensors)]
+
+    return call
+
+
+def run(mode: str, function: Function, *inputs: np.ndarray) -> list[np.ndarray]:
+    """Calls ``function`` with arrays in one of the four ways; returns arrays."""
+    return prepare(mode, function)(*inputs)
 
 
 def reduced(

@@ -200,12 +200,18 @@ def _allreduce_slices(slices: tf.IndexedSlices, op: ReduceOp, **options: Any) ->
     """Sparse gradients: the rows of all ranks, one after the other; adding them up is the sum."""
     if op not in (Sum, Average):
         raise ValueError(f"op must be Sum or Average for tf.IndexedSlices. Received: {op}")
+    refuse_integer_average(slices.values, op)
     name, process_set = options["name"], options["process_set"]
     compression = options["compression"]
     _, ranks = calls.begin("allgather", process_set, name or "slices")
-    scale = options["prescale_factor"] * options["postscale_factor"]
+    scale = float(options["prescale_factor"]) * float(options["postscale_factor"])
     if op is Average:
         scale /= ranks.size()
+    if scale != 1.0 and not slices.dtype.is_floating:
+        raise ValueError(
+            "prescale_factor and postscale_factor must be used with a floating dtype, since other "
+            f"results would be cut off. Received: {slices.dtype.name}, factors of {scale}"
+        )
     values, context = compression.compress(slices.values * tf.cast(scale, slices.values.dtype))
     where = {"process_set": process_set}
     gathered = allgather(values, name=name and f"{name}/values", **where)

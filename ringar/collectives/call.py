@@ -90,7 +90,13 @@ Gradient = Callable[[Call, Sequence[tf.Tensor], Sequence[tf.Tensor], Sequence[tf
 
 
 def begin(
-    collective: str, process_set: ProcessSet | None, name: str | None, **values: Any
+    collective: str,
+    process_set: ProcessSet | None,
+    name: str | None,
+    *,
+    root: int = 0,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
 ) -> tuple[Call, ProcessSet]:
     """A call on a process set (None: all ranks), with a name that all ranks find alike.
 
@@ -108,7 +114,16 @@ def begin(
     if name is None:
         name = "" if tf.executing_eagerly() else _number_in_graph(collective, ranks.process_set_id)
     clean = " ".join(name.split())
-    return Call(collective, process_set=ranks.process_set_id, name=clean, **values), ranks
+    # Numbers of NumPy would not be written as numbers in the spec.
+    call = Call(
+        collective,
+        root=int(root),
+        process_set=ranks.process_set_id,
+        prescale=float(prescale),
+        postscale=float(postscale),
+        name=clean,
+    )
+    return call, ranks
 
 
 def _number_in_graph(collective: str, process_set_id: int) -> str:

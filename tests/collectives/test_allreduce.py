@@ -200,10 +200,30 @@ def test_slices_are_gathered(mode: str, op: ringar.ReduceOp) -> None:
     np.testing.assert_allclose(result, dense, rtol=1e-6)
 
 
-def test_slices_take_no_other_op() -> None:
-    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0], tf.int64), tf.constant([4, 2]))
+def test_slices_that_cannot_be_reduced() -> None:
+    where = {"indices": tf.constant([0], tf.int64), "dense_shape": tf.constant([4, 2])}
+    slices = tf.IndexedSlices(tf.ones([1, 2]), **where)
     with pytest.raises(ValueError, match="Sum or Average"):
         ringar.allreduce(slices, ringar.Max)
+    whole = tf.IndexedSlices(tf.ones([1, 2], tf.int32), **where)
+    with pytest.raises(ValueError, match="Average must be used with a floating dtype"):
+        ringar.allreduce(whole)
+    with pytest.raises(ValueError, match="factors of 0.5"):
+        ringar.allreduce(whole, ringar.Sum, prescale_factor=0.5)
+    assert ringar.allreduce(whole, ringar.Sum).values.shape == (ringar.size(), 2)
+
+
+def test_factors_of_every_kind(mode: str) -> None:
+    """A factor that NumPy has computed is as good as one of Python."""
+    array = np.ones(3, np.float32)
+    factors = [2, 0.5, np.float32(0.5), np.float64(0.1), np.int64(3), np.array(0.25)]
+    results = common.run(
+        mode,
+        lambda t: [ringar.allreduce(t, prescale_factor=f, postscale_factor=f) for f in factors],
+        array,
+    )
+    for factor, result in zip(factors, results, strict=True):
+        np.testing.assert_allclose(result, float(factor) ** 2, rtol=1e-6)
 
 
 def test_what_numpy_arrays_may_look_like() -> None:

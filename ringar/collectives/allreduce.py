@@ -164,22 +164,23 @@ def _slopes_of_extremum(
     call: Call, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """1 where this rank holds the extremum, shared evenly between ranks that tie."""
-
-    def scaled(x: tf.Tensor) -> tf.Tensor:
-        return x * tf.cast(call.prescale, x.dtype) * tf.cast(call.postscale, x.dtype)
-
     scale = call.prescale * call.postscale
-    holds = [tf.cast(tf.equal(scaled(x), y), x.dtype) for x, y in zip(inputs, outputs, strict=True)]
+    extremes = outputs
+    if (call.prescale, call.postscale) != (1.0, 1.0):
+        # Not by scaling the inputs once more: compiled code may round the products differently.
+        flipped = {"min": "max", "max": "min"}
+        op = flipped[call.op] if call.prescale < 0 else call.op
+        extremes = allreduce_tensors(call.gradient(op=op), list(inputs))
+    holds = [tf.cast(tf.equal(x, e), x.dtype) for x, e in zip(inputs, extremes, strict=True)]
     holders = allreduce_tensors(call.gradient(), holds)
     return [
-        h / tf.maximum(n, tf.ones([], n.dtype)) * tf.cast(scale, h.dtype)
-        for h, n in zip(holds, holders, strict=True)
+        h / tf.maximum(n, tf.ones([], n.dtype)) * scale for h, n in zip(holds, holders, strict=True)
     ]
 
 
 def _slopes_of_product(call: Call, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The product of the other ranks' inputs; not product / input, which fails at 0."""
-    stacked = [tf.expand_dims(x * tf.cast(call.prescale, x.dtype), 0) for x in inputs]
+    stacked = [tf.expand_dims(x * call.prescale, 0) for x in inputs]
     gathered = allgather_tensors(call.gradient(collective="allgather"), stacked)[:-1]
     slopes = []
     for mine, everyone in zip(stacked, gathered, strict=True):
@@ -188,8 +189,7 @@ def _slopes_of_product(call: Call, inputs: Sequence[tf.Tensor]) -> list[tf.Tenso
         others = tf.range(ranks) != runtime.place_in(call.process_set)
         mask = tf.reshape(others, tf.concat([[ranks], tf.ones([tf.rank(mine) - 1], tf.int32)], 0))
         kept = tf.where(mask, everyone, tf.ones([], everyone.dtype))
-        scale = tf.cast(call.prescale * call.postscale, mine.dtype)
-        slopes.append(tf.reduce_prod(kept, axis=0) * scale)
+        slopes.append(tf.reduce_prod(kept, axis=0) * (call.prescale * call.postscale))
     return slopes
 
 
@@ -212,7 +212,8 @@ def _allreduce_slices(slices: tf.IndexedSlices, op: ReduceOp, **options: Any) ->
             "prescale_factor and postscale_factor must be used with a floating dtype, since other "
             f"results would be cut off. Received: {slices.dtype.name}, factors of {scale}"
         )
-    values, context = compression.compress(slices.values * tf.cast(scale, slices.values.dtype))
+    values = slices.values if scale == 1.0 else slices.values * scale
+    values, context = compression.compress(values)
     where = {"process_set": process_set}
     gathered = allgather(values, name=name and f"{name}/values", **where)
     return tf.IndexedSlices(

@@ -150,7 +150,7 @@ def _gradient(
         return _gradient_of_uneven_rows(call, inputs, upstream)
     gathered = allgather_tensors(call.gradient(collective="allgather"), list(upstream))[:-1]
     scale = call.prescale * call.postscale
-    return [g * tf.cast(scale, g.dtype) if scale != 1.0 else g for g in gathered]
+    return [g * scale if scale != 1.0 else g for g in gathered]
 
 
 def _gradient_of_uneven_rows(
@@ -172,7 +172,7 @@ def _gradient_of_uneven_rows(
     for x, g in zip(inputs, gathered, strict=True):
         rows, longest = int(x.shape[0]), share(int(x.shape[0]), ranks, 0)
         parts = [g[r * longest : r * longest + share(rows, ranks, r)] for r in range(ranks)]
-        grads.append(tf.concat(parts, 0) * tf.cast(scale, g.dtype))
+        grads.append(tf.concat(parts, 0) * scale)
     return grads
 
 

@@ -101,7 +101,7 @@ def chained(x: Any) -> list[Any]:
 
 
 def extremes(x: Any) -> list[Any]:
-    scale = {"prescale_factor": -2.0, "postscale_factor": 0.5}
+    scale = {"prescale_factor": -0.7, "postscale_factor": 1.3}
     return [
         ringar.allreduce(x, ringar.Min),
         ringar.allreduce(x, ringar.Max),
@@ -193,6 +193,57 @@ def test_ties_share_the_gradient_of_an_extreme(way: str) -> None:
     slope = analytic(way, lambda x: [ringar.allreduce(x, ringar.Max)], np.ones(3))
     total = ringar.allreduce(weights(3, 0) * 2.0, ringar.Sum)
     np.testing.assert_allclose(slope, total / ringar.size(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", common.FLOATING)
+@pytest.mark.parametrize("prescale", [0.7, -0.7])
+def test_scaled_extremes_in_every_dtype(way: str, dtype: str, prescale: float) -> None:
+    """Who holds the extreme does not depend on how products are rounded."""
+    inputs = common.of_all_ranks(dtype, (50,))
+
+    def slope(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = ringar.allreduce(x, ringar.Max, prescale_factor=prescale, postscale_factor=-1.3)
+        return tape.gradient(y, x)
+
+    if way != "eager":
+        slope = tf.function(slope, jit_compile=way == "compiled")
+    result = slope(tf.constant(inputs[ringar.rank()])).numpy().astype(np.float64)
+    wide = np.array([a.astype(np.float64) for a in inputs])
+    holds = wide == (wide.max(axis=0) if prescale > 0 else wide.min(axis=0))
+    expected = holds[ringar.rank()] / holds.sum(axis=0) * prescale * -1.3 * ringar.size()
+    np.testing.assert_allclose(result, expected, rtol=0.02)
+
+
+@pytest.mark.parametrize("op", [ringar.Sum, ringar.Average, ringar.Max, ringar.Product])
+def test_factors_have_the_precision_of_the_dtype(way: str, op: ringar.ReduceOp) -> None:
+    """Finite differences would not see a factor that went through float32."""
+    scale = {"prescale_factor": 0.7, "postscale_factor": 1 / 3}
+    collectives = [ringar.allreduce]
+    if op in (ringar.Sum, ringar.Average):
+        collectives.append(ringar.reducescatter)
+
+    def slope(x: tf.Tensor) -> list[tf.Tensor]:
+        slopes = []
+        for collective in collectives:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = collective(x, op, **scale)
+            slopes.append(tape.gradient(y, x))
+        return slopes
+
+    ranks = ringar.size()
+    x = common.values("float64", (ranks,), 0)  # equal on all ranks
+    share = 1 / 3 / (ranks if op is ringar.Average else 1)
+    expected = {
+        ringar.Max: np.full(ranks, 0.7 / 3),  # all ranks tie
+        ringar.Product: ranks * 0.7**ranks / 3 * x ** (ranks - 1),
+    }.get(op, np.full(ranks, 0.7 * share * ranks))
+    whole, *parts = common.run(way, slope, x)
+    np.testing.assert_allclose(whole, expected, rtol=1e-14)
+    for part in parts:  # every row has one owner, whose loss alone depends on it
+        np.testing.assert_allclose(part, np.full(ranks, 0.7 * share), rtol=1e-14)
 
 
 def test_a_product_with_zeros(way: str) -> None:

@@ -112,10 +112,11 @@ def assert_same(received: Any, expected: np.ndarray, what: object = "") -> None:
     assert received.shape == expected.shape, (what, received.shape, expected.shape)
     if received.tobytes() == expected.tobytes():
         return
-    nan = np.isnan(expected)
-    assert np.array_equal(nan, np.isnan(received)), f"{what}: NaN in other places"
-    differ = (received != expected) & ~nan
-    differ |= (np.signbit(received.real) != np.signbit(expected.real)) & ~nan
+    with np.errstate(all="ignore"):
+        nan = np.isnan(expected)
+        assert np.array_equal(nan, np.isnan(received)), f"{what}: NaN in other places"
+        differ = (received != expected) & ~nan
+        differ |= (np.signbit(received.real) != np.signbit(expected.real)) & ~nan
     places = np.argwhere(differ)
     assert not len(places), (
         f"{what}: {len(places)} elements differ, the first at {tuple(places[0])}: "

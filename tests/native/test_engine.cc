@@ -178,6 +178,27 @@ TEST(c_interface_runs_and_starts_again) {
   }
 }
 
+TEST(c_interface_runs_a_prepared_call_again_and_again) {
+  std::vector<float> input{1, 2}, output(2);
+  const int64_t dims[] = {2};
+  const ringar_array array = array_of(input, &output, dims);
+  EXPECT(ringar_prepare("allreduce dtype=text name=x", &array, 1) == nullptr);
+  EXPECT_CONTAINS(std::string(ringar_last_error()), "dtype=text");
+  ringar_call* call =
+      ringar_prepare("allreduce dtype=float32 op=sum prescale=2 postscale=1 name=x", &array, 1);
+  EXPECT(call != nullptr);
+  EXPECT_EQ(ringar_run_prepared(call), RINGAR_NOT_INITIALIZED);
+  const ringar_config config = alone();
+  EXPECT_EQ(ringar_init(&config), RINGAR_OK);
+  for (float turn = 1; turn < 5; ++turn) {
+    input[1] = turn;
+    EXPECT_EQ(ringar_run_prepared(call), RINGAR_OK);
+    EXPECT(output == (std::vector<float>{2, 2 * turn}));
+  }
+  ringar_shutdown();
+  ringar_release(call);
+}
+
 // Outputs whose rows only the exchange tells, and none to be had for them.
 TEST(c_interface_asks_for_memory) {
   const ringar_config config = alone();

@@ -61,8 +61,6 @@ def test_a_wrong_sum_is_counted() -> None:
 
 
 def test_small_run_is_right_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("tabulate")
-    pytest.importorskip("matplotlib")
     output = str(tmp_path / "figures")
     code = allreduce.main(
         ["--peers", "ringar_engine,horovod", "--sizes", "4,64K,1M", "--rounds", "1",
@@ -87,7 +85,6 @@ def test_small_run_is_right_and_written(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_wrong_result_fails_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("tabulate")
     result = {"size": 4, "times": [1e-6], "wrong": 1}
     reports = [{"version": "", "results": [result]}]
     monkeypatch.setattr(jobs, "measure_peer", lambda *_arguments, **_options: reports)

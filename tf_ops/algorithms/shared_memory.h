@@ -12,8 +12,7 @@ Status run_in_shared_memory(Communicator& communicator, Request& request);
 Status run_alone(Request& request);
 
 // Up to this many bytes every rank reads all inputs and reduces everything by itself: one exchange
-// instead of two. Above it, each rank reduces its slice. The crossover was measured by
-// `python -m benchmarks.allreduce --crossover`.
+// instead of two. Above it, each rank reduces its slice.
 constexpr size_t kSmallAllreduceBytes = 32 << 10;
 
 Status allreduce_in_shared_memory(Communicator& communicator, Request& request);

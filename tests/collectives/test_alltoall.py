@@ -33,16 +33,16 @@ def expected(arrays: list[np.ndarray], splits: list[list[int]]) -> np.ndarray:
     return np.concatenate([part_for(a, s, rank) for a, s in zip(arrays, splits, strict=True)])
 
 
+@pytest.mark.parametrize("way", ["numpy", "eager", "graph"])
 @pytest.mark.parametrize("dtype", common.MOVED)
-def test_every_dtype_with_splits(mode: str, dtype: str) -> None:
-    if mode == "compiled":
-        return  # its shapes are static: see test_compiled_code_refuses_splits
+def test_every_dtype_with_splits(way: str, dtype: str) -> None:
+    """Compiled code has static shapes and no splits: see test_compiled_code_refuses_splits."""
     for case, tail in enumerate(TAILS):
         splits = [splits_of(r, case) for r in range(ringar.size())]
         arrays = [common.values(dtype, (sum(split), *tail), r) for r, split in enumerate(splits)]
         own = splits[ringar.rank()]
         result, counts = common.run(
-            mode, lambda t, own=own: ringar.alltoall(t, own), arrays[ringar.rank()]
+            way, lambda t, own=own: ringar.alltoall(t, own), arrays[ringar.rank()]
         )
         common.assert_same(result, expected(arrays, splits), (case, tail))
         common.assert_same(counts, np.array([s[ringar.rank()] for s in splits], np.int64))

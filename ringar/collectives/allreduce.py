@@ -153,26 +153,36 @@ def _gradient(
             call.gradient(prescale=call.prescale, postscale=call.postscale), list(upstream)
         )
     total = allreduce_tensors(call.gradient(), list(upstream))
-    if call.op == "product":
-        slopes = _slopes_of_product(call, inputs)
-    else:
-        slopes = _slopes_of_extremum(call, inputs, outputs)
+    slopes = slopes_of(call, inputs, outputs)
     return [up * slope for up, slope in zip(total, slopes, strict=True)]
 
 
+def slopes_of(
+    call: Call, inputs: Sequence[tf.Tensor], results: Sequence[tf.Tensor] | None
+) -> list[tf.Tensor]:
+    """How the minimum, maximum or product over the ranks changes with this rank's inputs.
+
+    ``results``: what an allreduce of the inputs gave, None where only a part of it is known.
+    """
+    if call.op == "product":
+        return _slopes_of_product(call, inputs)
+    return _slopes_of_extremum(call, inputs, results)
+
+
 def _slopes_of_extremum(
-    call: Call, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
+    call: Call, inputs: Sequence[tf.Tensor], results: Sequence[tf.Tensor] | None
 ) -> list[tf.Tensor]:
     """1 where this rank holds the extremum, shared evenly between ranks that tie."""
     scale = call.prescale * call.postscale
-    extremes = outputs
-    if (call.prescale, call.postscale) != (1.0, 1.0):
+    if results is not None and (call.prescale, call.postscale) == (1.0, 1.0):
+        extremes = results
+    else:
         # Not by scaling the inputs once more: compiled code may round the products differently.
         flipped = {"min": "max", "max": "min"}
         op = flipped[call.op] if call.prescale < 0 else call.op
-        extremes = allreduce_tensors(call.gradient(op=op), list(inputs))
+        extremes = allreduce_tensors(call.gradient(collective="allreduce", op=op), list(inputs))
     holds = [tf.cast(tf.equal(x, e), x.dtype) for x, e in zip(inputs, extremes, strict=True)]
-    holders = allreduce_tensors(call.gradient(), holds)
+    holders = allreduce_tensors(call.gradient(collective="allreduce"), holds)
     return [
         h / tf.maximum(n, tf.ones([], n.dtype)) * scale for h, n in zip(holds, holders, strict=True)
     ]

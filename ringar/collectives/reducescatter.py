@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ringar import native, runtime
 from ringar.collectives import call as calls
+from ringar.collectives import compiled
 from ringar.collectives.call import Call
 from ringar.collectives.ops import Average, ReduceOp
 from ringar.compression import Compression
@@ -138,42 +139,41 @@ def _gradient(
     outputs: Sequence[tf.Tensor],
     upstream: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-    """The gradient of each row comes from the rank that kept it, and is the same on every rank."""
-    from ringar.collectives.allgather import allgather_tensors
+    """Each row was kept by one rank: its gradient comes from there, and is the same everywhere."""
+    from ringar.collectives.allreduce import slopes_of
 
+    rows = _rows_of_all_ranks(call, inputs, upstream)
     if call.op != "sum":
-        raise NotImplementedError(
-            f"reducescatter with op={call.op} has no gradient; use allreduce and slice"
-        )
-    ranks = runtime.size_of(call.process_set)
-    if any(t.shape.rank and t.shape[0] is not None and t.shape[0] % ranks for t in inputs):
-        return _gradient_of_uneven_rows(call, inputs, upstream)
-    gathered = allgather_tensors(call.gradient(collective="allgather"), list(upstream))[:-1]
+        slopes = slopes_of(call, inputs, None)
+        return [row * slope for row, slope in zip(rows, slopes, strict=True)]
     scale = call.prescale * call.postscale
-    return [g * scale if scale != 1.0 else g for g in gathered]
+    return rows if scale == 1.0 else [row * scale for row in rows]
 
 
-def _gradient_of_uneven_rows(
-    call: Call, inputs: Sequence[tf.Tensor], upstream: Sequence[tf.Tensor]
+def _rows_of_all_ranks(
+    call: Call, inputs: Sequence[tf.Tensor], shares: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Compiled all-gathers need equal rows: pad every share to the longest, then cut."""
+    """What all ranks have for the rows that they kept, in the shapes of the inputs."""
     from ringar.collectives.allgather import allgather_tensors
 
+    gather = call.gradient(collective="allgather")
     ranks = runtime.size_of(call.process_set)
-    scale = call.prescale * call.postscale
+    if not compiled.is_compiling() or all(
+        x.shape.rank == 0 or x.shape[0] % ranks == 0 for x in inputs
+    ):
+        return list(allgather_tensors(gather, list(shares))[:-1])
+    # Compiled all-gathers need equal rows: pad every share to the longest, then cut.
     padded = []
-    for x, up in zip(inputs, upstream, strict=True):
-        longest = share(int(x.shape[0]), ranks, 0)
+    for x, part in zip(inputs, shares, strict=True):
+        longest = share(calls.rows_of(x), ranks, 0)
         rest = [[0, 0]] * (x.shape.rank - 1)
-        padded.append(tf.pad(up, [[0, longest - tf.shape(up)[0]], *rest]))
-        padded[-1].set_shape([longest, *x.shape[1:]])
-    gathered = allgather_tensors(call.gradient(collective="allgather"), padded)[:-1]
-    grads = []
-    for x, g in zip(inputs, gathered, strict=True):
-        rows, longest = int(x.shape[0]), share(int(x.shape[0]), ranks, 0)
-        parts = [g[r * longest : r * longest + share(rows, ranks, r)] for r in range(ranks)]
-        grads.append(tf.concat(parts, 0) * scale)
-    return grads
+        padded.append(tf.pad(part, [[0, longest - part.shape[0]], *rest]))
+    whole = []
+    for x, gathered in zip(inputs, allgather_tensors(gather, padded)[:-1], strict=True):
+        rows, longest = calls.rows_of(x), share(calls.rows_of(x), ranks, 0)
+        parts = [gathered[r * longest :][: share(rows, ranks, r)] for r in range(ranks)]
+        whole.append(tf.concat(parts, 0))
+    return whole
 
 
 calls.register_gradient("RingarReducescatter", None, _gradient)

@@ -100,29 +100,31 @@ def chained(x: Any) -> list[Any]:
     return [ringar.allgather(ringar.allreduce(once * x, ringar.Sum))]
 
 
-def extremes(x: Any) -> list[Any]:
+def extremes(reduction: Callable[..., Any]) -> Collective:
     scale = {"prescale_factor": -0.7, "postscale_factor": 1.3}
-    return [
-        ringar.allreduce(x, ringar.Min),
-        ringar.allreduce(x, ringar.Max),
-        ringar.allreduce(x, ringar.Max, **scale),
+    return lambda x: [
+        reduction(x, ringar.Min),
+        reduction(x, ringar.Max),
+        reduction(x, ringar.Max, **scale),
     ]
 
 
-def product(x: Any) -> list[Any]:
+def product(reduction: Callable[..., Any]) -> Collective:
     scale = {"prescale_factor": 1.5, "postscale_factor": -0.5}
-    return [ringar.allreduce(x, ringar.Product), ringar.allreduce(x, ringar.Product, **scale)]
+    return lambda x: [reduction(x, ringar.Product), reduction(x, ringar.Product, **scale)]
 
 
 COLLECTIVES: dict[str, Collective] = {
     "sum": scaled(ringar.Sum),
     "average": scaled(ringar.Average),
-    "extremes": extremes,
-    "product": product,
+    "extremes": extremes(ringar.allreduce),
+    "product": product(ringar.allreduce),
     "allgather": lambda x: [ringar.allgather(x)],
     "broadcast": lambda x: [ringar.broadcast(x, 0), ringar.broadcast(x, ringar.size() - 1)],
     "reducescatter": scattered(ringar.Sum),
     "reducescatter average": scattered(ringar.Average),
+    "reducescatter extremes": extremes(ringar.reducescatter),
+    "reducescatter product": product(ringar.reducescatter),
     "alltoall": lambda x: [ringar.alltoall(x)],
     "grouped": grouped,
     "chained": chained,
@@ -144,7 +146,10 @@ def test_equals_finite_differences(name: str, exchange: Callable[[Any], list[Any
         np.testing.assert_allclose(slope, expected, rtol=1e-6, atol=1e-8, err_msg=way)
 
 
-@pytest.mark.parametrize("name", ["allgather", "reducescatter"])
+UNEVEN = ["allgather", "reducescatter", "reducescatter extremes", "reducescatter product"]
+
+
+@pytest.mark.parametrize("name", UNEVEN)
 def test_rows_that_do_not_divide(name: str, way: str, exchange: Callable[[Any], list[Any]]) -> None:
     """All-gather: as many rows as the rank has; compiled, and for reduce-scatter: all as many."""
     uneven = name == "allgather" and way != "compiled"
@@ -190,9 +195,13 @@ def test_process_set(way: str) -> None:
 
 
 def test_ties_share_the_gradient_of_an_extreme(way: str) -> None:
+    ranks = ringar.size()
     slope = analytic(way, lambda x: [ringar.allreduce(x, ringar.Max)], np.ones(3))
     total = ringar.allreduce(weights(3, 0) * 2.0, ringar.Sum)
-    np.testing.assert_allclose(slope, total / ringar.size(), rtol=1e-12)
+    np.testing.assert_allclose(slope, total / ranks, rtol=1e-12)
+    slope = analytic(way, lambda x: [ringar.reducescatter(x, ringar.Max)], np.ones(2 * ranks))
+    of_owners = ringar.allgather(weights(2, 0) * 2.0)
+    np.testing.assert_allclose(slope, of_owners / ranks, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", common.FLOATING)
@@ -201,32 +210,32 @@ def test_scaled_extremes_in_every_dtype(way: str, dtype: str, prescale: float) -
     """Who holds the extreme does not depend on how products are rounded."""
     inputs = common.of_all_ranks(dtype, (50,))
 
-    def slope(x: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
+    def slopes(x: tf.Tensor) -> list[tf.Tensor]:
+        factors = {"prescale_factor": prescale, "postscale_factor": -1.3}
+        with tf.GradientTape(persistent=True) as tape:
             tape.watch(x)
-            y = ringar.allreduce(x, ringar.Max, prescale_factor=prescale, postscale_factor=-1.3)
-        return tape.gradient(y, x)
+            whole = ringar.allreduce(x, ringar.Max, **factors)
+            share = ringar.reducescatter(x, ringar.Max, **factors)
+        return [tape.gradient(whole, x), tape.gradient(share, x)]
 
-    if way != "eager":
-        slope = tf.function(slope, jit_compile=way == "compiled")
-    result = slope(tf.constant(inputs[ringar.rank()])).numpy().astype(np.float64)
+    whole, share = (
+        result.astype(np.float64) for result in common.run(way, slopes, inputs[ringar.rank()])
+    )
     wide = np.array([a.astype(np.float64) for a in inputs])
     holds = wide == (wide.max(axis=0) if prescale > 0 else wide.min(axis=0))
-    expected = holds[ringar.rank()] / holds.sum(axis=0) * prescale * -1.3 * ringar.size()
-    np.testing.assert_allclose(result, expected, rtol=0.02)
+    expected = holds[ringar.rank()] / holds.sum(axis=0) * prescale * -1.3
+    np.testing.assert_allclose(whole, expected * ringar.size(), rtol=0.02)
+    np.testing.assert_allclose(share, expected, rtol=0.02)
 
 
 @pytest.mark.parametrize("op", [ringar.Sum, ringar.Average, ringar.Max, ringar.Product])
 def test_factors_have_the_precision_of_the_dtype(way: str, op: ringar.ReduceOp) -> None:
     """Finite differences would not see a factor that went through float32."""
     scale = {"prescale_factor": 0.7, "postscale_factor": 1 / 3}
-    collectives = [ringar.allreduce]
-    if op in (ringar.Sum, ringar.Average):
-        collectives.append(ringar.reducescatter)
 
     def slope(x: tf.Tensor) -> list[tf.Tensor]:
         slopes = []
-        for collective in collectives:
+        for collective in (ringar.allreduce, ringar.reducescatter):
             with tf.GradientTape() as tape:
                 tape.watch(x)
                 y = collective(x, op, **scale)
@@ -240,21 +249,25 @@ def test_factors_have_the_precision_of_the_dtype(way: str, op: ringar.ReduceOp) 
         ringar.Max: np.full(ranks, 0.7 / 3),  # all ranks tie
         ringar.Product: ranks * 0.7**ranks / 3 * x ** (ranks - 1),
     }.get(op, np.full(ranks, 0.7 * share * ranks))
-    whole, *parts = common.run(way, slope, x)
+    whole, part = common.run(way, slope, x)
     np.testing.assert_allclose(whole, expected, rtol=1e-14)
-    for part in parts:  # every row has one owner, whose loss alone depends on it
-        np.testing.assert_allclose(part, np.full(ranks, 0.7 * share), rtol=1e-14)
+    # Every row has one owner, whose loss alone depends on it.
+    np.testing.assert_allclose(part, expected / ranks, rtol=1e-14)
 
 
 def test_a_product_with_zeros(way: str) -> None:
     """Where product / input would be 0 / 0."""
-    x = np.array([0.0 if ringar.rank() == 0 else 2.0, 0.0, 3.0])
-    slope = analytic(way, lambda t: [ringar.allreduce(t, ringar.Product)], x)
     ranks, rank = ringar.size(), ringar.rank()
     inputs = [np.array([0.0 if r == 0 else 2.0, 0.0, 3.0]) for r in range(ranks)]
     others = np.prod([a for r, a in enumerate(inputs) if r != rank], axis=0, initial=1.0)
-    factor = ringar.allreduce((1 + np.prod(inputs, axis=0)) * weights(x.size, 0), ringar.Sum)
-    np.testing.assert_allclose(slope, others * factor, rtol=1e-12)
+    product = np.prod(inputs, axis=0)
+    slope = analytic(way, lambda t: [ringar.allreduce(t, ringar.Product)], inputs[rank])
+    of_losses = sum((1 + product) * weights(3, 0, r) for r in range(ranks))
+    np.testing.assert_allclose(slope, others * of_losses, rtol=1e-12)
+    slope = analytic(way, lambda t: [ringar.reducescatter(t, ringar.Product)], inputs[rank])
+    shares = np.array_split(product, ranks)
+    of_owners = np.concatenate([(1 + s) * weights(s.size, 0, r) for r, s in enumerate(shares)])
+    np.testing.assert_allclose(slope, others * of_owners, rtol=1e-12)
 
 
 @pytest.mark.parametrize("compression", ["fp16", "bf16"])
@@ -302,9 +315,3 @@ def test_integers_have_none() -> None:
         tape.watch(x)
         y = ringar.allreduce(x, ringar.Sum)
     assert tape.gradient(y, x) is None
-
-
-@pytest.mark.parametrize("op", [ringar.Min, ringar.Max, ringar.Product])
-def test_reducescatter_without_gradient_says_so(way: str, op: ringar.ReduceOp) -> None:
-    with pytest.raises(Exception, match="use allreduce and slice"):
-        analytic(way, lambda x: [ringar.reducescatter(x, op)], np.ones(ringar.size()))

@@ -13,30 +13,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from benchmarks import jobs, machine, peers, report
+from benchmarks.series import Series
 
 DEFAULT_SIZES = ("4", "1K", "4K", "64K", "256K", "1M", "4M", "16M", "64M", "256M")
 DEFAULT_PEERS = ("ringar_engine", "ringar_op", "empty_op", "memcpy", "openmpi", "mpich")
-
-
-@dataclass
-class Series:
-    """Times of one peer and size: one list of seconds per round."""
-
-    rounds: list[list[float]] = field(default_factory=list)
-    wrong: int = 0
-
-    @property
-    def medians(self) -> list[float]:
-        return [median(times) for times in self.rounds]
-
-    @property
-    def seconds(self) -> float:
-        return median(self.medians)
 
 
 def parse_size(text: str) -> int:
@@ -96,12 +80,9 @@ def rows(
                 "redop": "sum",
                 "peer": name,
                 "title": peers.load(name).TITLE,
-                "seconds": one.seconds,
-                "min": min(one.medians),
-                "max": max(one.medians),
                 "algbw": algbw,
                 "busbw": algbw * 2 * (ranks - 1) / ranks,
-                "wrong": one.wrong,
+                **one.summary(),
             }
         )
     return table

@@ -14,7 +14,8 @@ import sys
 
 from benchmarks import machine, report
 from benchmarks.allreduce import parse_size
-from benchmarks.training import Result, train
+from benchmarks.series import Series
+from benchmarks.training import train
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", default=None, help="writes OUTPUT.json")
     options = parser.parse_args(arguments)
     sizes = [parse_size(size) for size in options.sizes.split(",")]
-    found = {(model, size): Result() for model in options.models.split(",") for size in sizes}
+    found = {(model, size): Series() for model in options.models.split(",") for size in sizes}
     for number in range(options.rounds):
         for (model, size), result in found.items():
             bucket = report.size_text(size)

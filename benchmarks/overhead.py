@@ -16,15 +16,16 @@ import sys
 from typing import Any
 
 from benchmarks import machine, report
-from benchmarks.training import Result, train
+from benchmarks.series import Series
+from benchmarks.training import train
 
 Case = tuple[str, int, bool]
 """Model, processes, with ringar."""
 
 
-def collect(cases: list[Case], rounds: int, epochs: int) -> dict[Case, Result]:
+def collect(cases: list[Case], rounds: int, epochs: int) -> dict[Case, Series]:
     """Measures all cases in turn, ``rounds`` times."""
-    found = {case: Result() for case in cases}
+    found = {case: Series() for case in cases}
     for number in range(rounds):
         for (model, processes, with_ringar), result in found.items():
             what = "ringar" if with_ringar else "plain"
@@ -35,7 +36,7 @@ def collect(cases: list[Case], rounds: int, epochs: int) -> dict[Case, Result]:
     return found
 
 
-def rows(found: dict[Case, Result]) -> list[dict[str, Any]]:
+def rows(found: dict[Case, Series]) -> list[dict[str, Any]]:
     """Plain data, a row per case; ``of_plain``: steps/s over those of plain processes."""
     return [
         {"model": model, "processes": processes, "ringar": with_ringar, **result.summary(),

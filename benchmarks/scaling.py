@@ -17,15 +17,16 @@ from typing import Any
 
 from benchmarks import machine, report
 from benchmarks.models import MODELS
-from benchmarks.training import Result, train
+from benchmarks.series import Series
+from benchmarks.training import train
 
 
 def collect(
     models: list[str], ranks: list[int], rounds: int
-) -> dict[tuple[str, int, bool], Result]:
+) -> dict[tuple[str, int, bool], Series]:
     """Measures every model and number of ranks in turn, ``rounds`` times."""
     cases = [(m, n, ringar) for m in models for n in ranks for ringar in (False, True)]
-    found = {case: Result() for case in cases}
+    found = {case: Series() for case in cases}
     for number in range(rounds):
         for (model, n, with_ringar), result in found.items():
             what = "ringar" if with_ringar else "plain"
@@ -34,7 +35,7 @@ def collect(
     return found
 
 
-def rows(found: dict[tuple[str, int, bool], Result]) -> list[dict[str, Any]]:
+def rows(found: dict[tuple[str, int, bool], Series]) -> list[dict[str, Any]]:
     """Plain data, a row per case that ended well."""
     table = []
     for (model, n, with_ringar), result in found.items():

@@ -16,7 +16,8 @@ from typing import Any
 
 from benchmarks import machine, report
 from benchmarks.models import MODELS
-from benchmarks.training import Result, train
+from benchmarks.series import Series
+from benchmarks.training import train
 
 Setting = tuple[int, int, str]
 """Intra-op threads, inter-op threads, binding."""
@@ -30,9 +31,9 @@ def settings(ranks: int, cores: int) -> list[Setting]:
     return list(itertools.product(intra, inter, binding))
 
 
-def search(model: str, ranks: int, rounds: int) -> dict[Setting, Result]:
+def search(model: str, ranks: int, rounds: int) -> dict[Setting, Series]:
     """Measures all settings in turn, ``rounds`` times."""
-    found = {setting: Result() for setting in settings(ranks, len(os.sched_getaffinity(0)))}
+    found = {setting: Series() for setting in settings(ranks, len(os.sched_getaffinity(0)))}
     for number in range(rounds):
         for (intra, inter, binding), result in found.items():
             print(
@@ -44,7 +45,7 @@ def search(model: str, ranks: int, rounds: int) -> dict[Setting, Result]:
     return found
 
 
-def rows(found: dict[Setting, Result], batch: int, ranks: int) -> list[dict[str, Any]]:
+def rows(found: dict[Setting, Series], batch: int, ranks: int) -> list[dict[str, Any]]:
     """Plain data, fastest first."""
     table = [
         {"intra": intra, "inter": inter, "bind_to": binding, **result.summary(),

@@ -7,45 +7,19 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 from benchmarks import jobs, launch
+from benchmarks.series import Series
 
 STEPS = {"mlp": 2000, "small_cnn": 100, "alexnet": 6, "resnet50": 4}
 """Steps per epoch: about a second's worth or more."""
 
 
-@dataclass
-class Result:
-    """Seconds per step of the slowest rank: one value per epoch, one list per round."""
-
-    rounds: list[list[float]] = field(default_factory=list)
-    wrong: int = 0
-    failure: str = ""
-
-    @property
-    def medians(self) -> list[float]:
-        """One per round."""
-        return [median(times) for times in self.rounds]
-
-    @property
-    def seconds(self) -> float:
-        """The median over the rounds."""
-        return median(self.medians)
-
-    def summary(self) -> dict[str, Any]:
-        """Median, min and max over the rounds, and wrong weights, as plain data."""
-        spread = {"seconds": self.seconds, "min": min(self.medians), "max": max(self.medians)}
-        return {**spread, "wrong": self.wrong}
-
-
 def train(
     model: str,
     ranks: int,
-    result: Result,
+    result: Series,
     *,
     with_ringar: bool = True,
     epochs: int = 3,

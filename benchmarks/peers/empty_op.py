@@ -8,22 +8,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-import ringar
-from benchmarks.launch import ringarrun as command  # noqa: F401
+from benchmarks.ringar_peer import REQUIREMENTS, RingarPeer, command  # noqa: F401
 
 TITLE = "x + x in tf.function, no communication"
-REQUIREMENTS: tuple[str, ...] = ()
 COMMUNICATES = False
 
 
-class Peer:
-    def __init__(self) -> None:
-        ringar.init()
-        self.rank, self.size = ringar.rank(), ringar.size()
-
-    def barrier(self) -> None:
-        ringar.barrier()
-
+class Peer(RingarPeer):
     def allreduce(self, array: np.ndarray) -> Callable[[], Any]:
         tensor = tf.constant(array)
         function = tf.function(lambda x: x + x).get_concrete_function(tensor)

@@ -6,22 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-import ringar
-from benchmarks.launch import ringarrun as command  # noqa: F401
+from benchmarks.ringar_peer import REQUIREMENTS, RingarPeer, command  # noqa: F401
 
 TITLE = "memcpy on all ranks at once"
-REQUIREMENTS: tuple[str, ...] = ()
 COMMUNICATES = False
 
 
-class Peer:
-    def __init__(self) -> None:
-        ringar.init()
-        self.rank, self.size = ringar.rank(), ringar.size()
-
-    def barrier(self) -> None:
-        ringar.barrier()
-
+class Peer(RingarPeer):
     def allreduce(self, array: np.ndarray) -> Callable[[], np.ndarray]:
         result = np.empty_like(array)
 

@@ -6,31 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-import ringar
-from benchmarks.launch import ringarrun as command  # noqa: F401
-from ringar import native
+from benchmarks.ringar_peer import REQUIREMENTS, RingarPeer, command, repeated  # noqa: F401
 from ringar.collectives.call import Call
 
 TITLE = "ringar (engine)"
-REQUIREMENTS: tuple[str, ...] = ()
 
 
-class Peer:
-    def __init__(self) -> None:
-        ringar.init()
-        self.rank, self.size = ringar.rank(), ringar.size()
-
-    def barrier(self) -> None:
-        ringar.barrier()
-
+class Peer(RingarPeer):
     def allreduce(self, array: np.ndarray) -> Callable[[], np.ndarray]:
-        call = native.Prepared(
-            Call("allreduce", op="sum").spec(array.dtype.name), [array], [np.empty_like(array)]
-        )
-        result = call.outputs[0]
-
-        def run() -> np.ndarray:
-            call.run()
-            return result
-
-        return run
+        result = np.empty_like(array)
+        return repeated(Call("allreduce"), [array], [result], result)

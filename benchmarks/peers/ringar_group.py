@@ -6,13 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.launch import ringarrun as command  # noqa: F401
-from benchmarks.peers import ringar_engine
-from ringar import native
+from benchmarks.ringar_peer import REQUIREMENTS, RingarPeer, command, repeated  # noqa: F401
 from ringar.collectives.call import Call
 
 TITLE = "ringar (engine, 214 arrays in a group)"
-REQUIREMENTS: tuple[str, ...] = ()
 
 
 def resnet50_gradients() -> list[int]:
@@ -38,15 +35,9 @@ def resnet50_gradients() -> list[int]:
 RESNET50_BYTES = 4 * sum(resnet50_gradients())
 
 
-class Peer(ringar_engine.Peer):
+class Peer(RingarPeer):
     def allreduce(self, array: np.ndarray) -> Callable[[], np.ndarray]:
         ends = np.cumsum(resnet50_gradients())[:-1]
         result = np.empty_like(array)
-        spec = Call("allreduce", op="sum", name="group").spec(array.dtype.name)
-        call = native.Prepared(spec, np.split(array, ends), np.split(result, ends))
-
-        def run() -> np.ndarray:
-            call.run()
-            return result
-
-        return run
+        call = Call("allreduce", name="group")
+        return repeated(call, np.split(array, ends), np.split(result, ends), result)

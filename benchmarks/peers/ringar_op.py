@@ -9,23 +9,14 @@ import numpy as np
 import tensorflow as tf
 
 import ringar
-from benchmarks.launch import ringarrun as command  # noqa: F401
+from benchmarks.ringar_peer import REQUIREMENTS, RingarPeer, command  # noqa: F401
 
 TITLE = "ringar (op in tf.function)"
-REQUIREMENTS: tuple[str, ...] = ()
 
 
-class Peer:
-    def __init__(self) -> None:
-        ringar.init()
-        self.rank, self.size = ringar.rank(), ringar.size()
-
-    def barrier(self) -> None:
-        ringar.barrier()
-
+class Peer(RingarPeer):
     def allreduce(self, array: np.ndarray) -> Callable[[], Any]:
         tensor = tf.constant(array)
-        function = tf.function(lambda x: ringar.allreduce(x, ringar.Sum)).get_concrete_function(
-            tensor
-        )
-        return lambda: function(tensor)
+        function = tf.function(lambda x: ringar.allreduce(x, ringar.Sum))
+        concrete = function.get_concrete_function(tensor)
+        return lambda: concrete(tensor)

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import allreduce, jobs, peers, report, worker
 from benchmarks.peers import ringar_group
+from benchmarks.series import Series
 
 pytestmark = pytest.mark.job
 
@@ -34,7 +35,7 @@ def test_every_adapter_says_what_it_is() -> None:
 
 
 def test_rows_have_the_rates_of_nccl_tests() -> None:
-    series = {("memcpy", 1 << 20): allreduce.Series([[1e-3, 3e-3, 2e-3], [4e-3], [6e-3]])}
+    series = {("memcpy", 1 << 20): Series([[1e-3, 3e-3, 2e-3], [4e-3], [6e-3]])}
     (row,) = allreduce.rows(series, 4, ["memcpy"])
     assert (row["seconds"], row["min"], row["max"]) == (4e-3, 2e-3, 6e-3)
     assert row["algbw"] == pytest.approx((1 << 20) / 4e-3 / 1e9)

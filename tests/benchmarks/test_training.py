@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import __main__ as everything
 from benchmarks import overhead, scaling, threads, training
-from benchmarks.training import Result
+from benchmarks.series import Series
 
 pytestmark = pytest.mark.job
 
@@ -18,11 +18,11 @@ def test_settings_of_threads() -> None:
 
 
 def test_rows_of_overhead_and_scaling() -> None:
-    plain, ours = Result([[2e-3, 2e-3]]), Result([[2.5e-3]])
+    plain, ours = Series([[2e-3, 2e-3]]), Series([[2.5e-3]])
     rows = overhead.rows({("mlp", 2, False): plain, ("mlp", 2, True): ours})
     assert [row["of_plain"] for row in rows] == [1.0, pytest.approx(0.8)]
-    one = Result([[1e-3]])
-    table = scaling.rows({("mlp", 1, False): one, ("mlp", 2, True): Result([[1.25e-3]])})
+    one = Series([[1e-3]])
+    table = scaling.rows({("mlp", 1, False): one, ("mlp", 2, True): Series([[1.25e-3]])})
     assert table[1]["ideal"] == pytest.approx(2 * 8 / 1e-3)
     assert table[1]["efficiency"] == pytest.approx(0.8)
 
@@ -35,7 +35,7 @@ def test_musts_without_figures_say_so() -> None:
 
 def test_a_job_trains_and_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(training.STEPS, "mlp", 5)
-    result = Result()
+    result = Series()
     training.train("mlp", 2, result, epochs=1)
     assert not result.failure
     assert len(result.rounds) == 1

@@ -10,6 +10,7 @@ import tensorflow as tf
 from ringar import native, runtime
 from ringar.collectives import call as calls
 from ringar.collectives.call import Call
+from ringar.collectives.collective import Backward, Collective, define, run, values_of
 from ringar.runtime import ProcessSet
 
 
@@ -38,61 +39,31 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[Any], *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
-    """All-gathers many tensors at once; see :func:`allgather`."""
+    """All-gathers many tensors at once; see :func:`ringar.allgather`."""
     if not tensors:
         return []
     call, _ = calls.begin("allgather", process_set, name)
-    if calls.is_numpy(tensors):
-        arrays = calls.as_arrays(tensors)
-        return calls.by_dtype(arrays, lambda group: calls.run_numpy(call, group, outputs=None)[0])
-    values = [tf.convert_to_tensor(t) for t in tensors]
-    return calls.by_dtype(values, lambda group: allgather_tensors(call, group)[:-1])
+    return run(call, values_of(tensors))
 
 
-def allgather_tensors(call: Call, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
-    """The op itself, on tensors of one dtype; the last output are the row counts [N, ranks]."""
-    ranks = runtime.size_of(call.process_set)
-
-    def op(spec: str) -> Sequence[tf.Tensor]:
-        gathered, rows = native.ops().ringar_allgather(tensors, spec=spec)
-        if not tf.executing_eagerly():
-            for tensor, output in zip(tensors, gathered, strict=True):
-                if tensor.shape.rank:
-                    output.set_shape([None, *tensor.shape[1:]])
-            rows.set_shape([len(tensors), ranks])
-        return [*gathered, rows]
-
-    outputs = calls.run_tensors(
-        call,
-        tensors,
-        op=op,
-        results=lambda: [
-            tf.TensorSpec([calls.rows_of(t) * ranks, *t.shape[1:]], t.dtype) for t in tensors
-        ],
-        gradient=_gradient,
-    )
-    if len(outputs) > len(tensors):
-        return outputs
-    return [*outputs, tf.constant([[calls.rows_of(t)] * ranks for t in tensors], tf.int64)]
+def _op(tensors: Sequence[tf.Tensor], splits: Any, spec: str) -> Sequence[tf.Tensor]:
+    del splits
+    gathered, rows = native.ops().ringar_allgather(tensors, spec=spec)
+    return [*gathered, rows]  # rows: how many came from each rank [tensors, ranks]
 
 
-def _gradient(
-    call: Call,
-    inputs: Sequence[tf.Tensor],
-    outputs: Sequence[tf.Tensor],
-    upstream: Sequence[tf.Tensor],
-) -> list[tf.Tensor]:
+def _rows_of_all(call: Call, rows: int) -> int:
+    return rows * runtime.size_of(call.process_set)
+
+
+def _gradient(back: Backward) -> list[tf.Tensor]:
     """Each rank gets back the sum over all ranks of the gradients of its rows."""
-    from ringar.collectives.reducescatter import reducescatter_tensors
-
-    if len(outputs) == len(inputs):  # compiled: the same rows on every rank
-        even = call.gradient(collective="reducescatter")
-        return list(reducescatter_tensors(even, list(upstream), None))
+    if len(back.outputs) == len(back.inputs):  # compiled: the same rows on every rank
+        return back.run("reducescatter", back.upstream)
     grads: list[tf.Tensor] = []
-    for i, up in enumerate(upstream):
-        one = call.gradient(collective="reducescatter")
-        grads += reducescatter_tensors(one, [up], outputs[-1][i])
+    for up, rows in zip(back.upstream, tf.unstack(back.outputs[-1], len(back.inputs)), strict=True):
+        grads += back.run("reducescatter", [up], rows)
     return grads
 
 
-calls.register_gradient("RingarAllgather", None, _gradient)
+define("allgather", Collective(_op, _gradient, rows=_rows_of_all, ranks_may_differ=True))

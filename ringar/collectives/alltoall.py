@@ -8,10 +8,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringar import errors, native, runtime
+from ringar import errors, native
 from ringar.collectives import call as calls
 from ringar.collectives import compiled
 from ringar.collectives.call import Call
+from ringar.collectives.collective import (
+    NO_SPLITS,
+    Backward,
+    Collective,
+    define,
+    run_tensors,
+    values_of,
+)
 from ringar.runtime import ProcessSet
 
 
@@ -42,54 +50,36 @@ def alltoall(
         As :func:`ringar.allreduce`; splits that do not add up are a mismatch on all ranks.
     """
     call, ranks = calls.begin("alltoall", process_set, name)
-    if calls.is_numpy([tensor]):
-        received, counts = _exchange_array(call, calls.as_arrays([tensor]), splits, ranks.size())
-    else:
-        value = tf.convert_to_tensor(tensor)
-        rows = None if splits is None else tf.cast(splits, tf.int64)
-        received, counts = alltoall_tensor(call, value, rows)
+    (value,) = values_of([tensor])
+    exchange = _exchange_array if isinstance(value, np.ndarray) else _exchange_tensor
+    received, counts = exchange(call, value, splits, ranks.size())
     return received if splits is None else (received, counts)
 
 
 def _exchange_array(
-    call: Call, arrays: list[np.ndarray], splits: Any, ranks: int
+    call: Call, array: np.ndarray, splits: Any, ranks: int
 ) -> tuple[np.ndarray, np.ndarray]:
     rows = None if splits is None else [int(s) for s in np.asarray(splits).ravel()]
-    results, counts = calls.run_numpy(call, arrays, outputs=None, splits=rows, received_count=ranks)
+    spec = call.spec(array.dtype.name)
+    results, counts = native.run(spec, [array], None, splits=rows, received_count=ranks)
     return results[0], counts
 
 
-def alltoall_tensor(
-    call: Call, tensor: tf.Tensor, splits: tf.Tensor | None
+def _exchange_tensor(
+    call: Call, tensor: tf.Tensor, splits: Any, ranks: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The op itself: rows received, and how many from each rank."""
-    ranks = runtime.size_of(call.process_set)
     if compiled.is_compiling():
-        _refuse_uneven(tensor, splits, ranks)
-
-    def op(spec: str) -> Sequence[tf.Tensor]:
-        rows = tf.zeros([0], tf.int64) if splits is None else splits
-        received, counts = native.ops().ringar_alltoall(tensor, rows, spec=spec)
-        if not tf.executing_eagerly():
-            if tensor.shape.rank:
-                received.set_shape([None, *tensor.shape[1:]])
-            counts.set_shape([ranks])
-        return [received, counts]
-
-    outputs = calls.run_tensors(
-        call,
-        [tensor],
-        op=op,
-        results=lambda: [tf.TensorSpec(tensor.shape, tensor.dtype)],
-        gradient=_gradient,
-    )
-    if len(outputs) == 2:
-        return outputs[0], outputs[1]
-    return outputs[0], tf.fill([ranks], tf.constant(tensor.shape[0] // ranks, tf.int64))
+        _refuse_uneven(call, tensor, splits, ranks)
+        (received,) = run_tensors(call, [tensor])
+        return received, tf.fill([ranks], tf.constant(tensor.shape[0] // ranks, tf.int64))
+    rows = NO_SPLITS if splits is None else tf.cast(splits, tf.int64)
+    received, counts = run_tensors(call, [tensor], rows)
+    counts.set_shape([ranks])
+    return received, counts
 
 
-def _refuse_uneven(tensor: tf.Tensor, splits: tf.Tensor | None, ranks: int) -> None:
-    rows = compiled.static_shape(tensor, "alltoall")[:1]
+def _refuse_uneven(call: Call, tensor: tf.Tensor, splits: Any, ranks: int) -> None:
+    rows = compiled.static_shape(tensor, call)[:1]
     if splits is not None or not rows or rows[0] % ranks:
         raise errors.UnsupportedError(
             "alltoall in a compiled function must get no splits and a first dimension that the "
@@ -98,15 +88,17 @@ def _refuse_uneven(tensor: tf.Tensor, splits: tf.Tensor | None, ranks: int) -> N
         )
 
 
-def _gradient(
-    call: Call,
-    inputs: Sequence[tf.Tensor],
-    outputs: Sequence[tf.Tensor],
-    upstream: Sequence[tf.Tensor],
-) -> list[tf.Tensor]:
+def _op(tensors: Sequence[tf.Tensor], splits: Any, spec: str) -> Sequence[tf.Tensor]:
+    received, counts = native.ops().ringar_alltoall(tensors[0], splits, spec=spec)
+    return [received, counts]  # counts: how many rows came from each rank
+
+
+def _gradient(back: Backward) -> list[tf.Tensor]:
     """Rows go back where they came from."""
-    counts = outputs[1] if len(outputs) == 2 else None
-    return [alltoall_tensor(call.gradient(), upstream[0], counts)[0]]
+    return back.run("alltoall", back.upstream, *back.outputs[1:])
 
 
-calls.register_gradient("RingarAlltoall", 1, _gradient)
+define(
+    "alltoall",
+    Collective(_op, _gradient, rows=lambda call, rows: rows, ranks_may_differ=True, grouped=False),
+)

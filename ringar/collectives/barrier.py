@@ -24,8 +24,8 @@ def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -
     call, _ = calls.begin("barrier", process_set, name)
     if compiled.is_compiling():
         # XLA hands a custom call with one result its buffer, with several a list: keep to several.
-        compiled.call(call.spec(), [], [tf.TensorSpec([], tf.uint8)])
+        compiled.run(call.spec(), [], [tf.TensorSpec([], tf.uint8)])
     elif tf.executing_eagerly():
-        calls.run_numpy(call, [], outputs=[])
+        native.run(call.spec(), [], [])
     else:
         native.ops().ringar_barrier(spec=call.spec())

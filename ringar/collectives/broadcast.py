@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from ringar import native, runtime
 from ringar.collectives import call as calls
-from ringar.collectives.call import Call
+from ringar.collectives.collective import Backward, Collective, define, run, values_of
 from ringar.runtime import ProcessSet
 
 
@@ -49,20 +48,12 @@ def grouped_broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """Broadcasts many tensors at once; see :func:`broadcast`."""
+    """Broadcasts many tensors at once; see :func:`ringar.broadcast`."""
     if not tensors:
         return []
     ranks = process_set or runtime.global_process_set
     call, ranks = calls.begin("broadcast", process_set, name, root=_place_of(root_rank, ranks))
-    if calls.is_numpy(tensors):
-        return calls.by_dtype(
-            calls.as_arrays(tensors),
-            lambda group: calls.run_numpy(
-                call, group, outputs=[np.empty_like(array) for array in group]
-            )[0],
-        )
-    values = [tf.convert_to_tensor(t) for t in tensors]
-    return calls.by_dtype(values, lambda group: broadcast_tensors(call, group))
+    return run(call, values_of(tensors))
 
 
 def _place_of(root_rank: int, ranks: ProcessSet) -> int:
@@ -75,33 +66,21 @@ def _place_of(root_rank: int, ranks: ProcessSet) -> int:
     return ranks.ranks.index(root_rank)
 
 
-def broadcast_tensors(call: Call, tensors: list[tf.Tensor]) -> Sequence[tf.Tensor]:
-    """The op itself, on tensors of one dtype."""
-    return calls.run_tensors(
-        call,
-        tensors,
-        op=lambda spec: native.ops().ringar_broadcast(tensors, spec=spec),
-        results=lambda: [tf.TensorSpec(t.shape, t.dtype) for t in tensors],
-        gradient=_gradient,
-    )
+def _op(tensors: Sequence[tf.Tensor], splits: Any, spec: str) -> Sequence[tf.Tensor]:
+    del splits
+    outputs: list[tf.Tensor] = native.ops().ringar_broadcast(tensors, spec=spec)
+    return outputs
 
 
-def _gradient(
-    call: Call,
-    inputs: Sequence[tf.Tensor],
-    outputs: Sequence[tf.Tensor],
-    upstream: Sequence[tf.Tensor],
-) -> list[tf.Tensor]:
+def _gradient(back: Backward) -> list[tf.Tensor]:
     """The root's tensor is what every rank uses, so it gets the sum; the others' is unused."""
-    from ringar.collectives.allreduce import allreduce_tensors
-
-    total = allreduce_tensors(call.gradient(collective="allreduce"), list(upstream))
-    if runtime.place_in(call.process_set) == call.root:
-        return list(total)
+    total = back.run("allreduce", back.upstream)
+    if runtime.place_in(back.call.process_set) == back.call.root:
+        return total
     return [tf.zeros_like(t) for t in total]
 
 
-calls.register_gradient("RingarBroadcast", None, _gradient)
+define("broadcast", Collective(_op, _gradient))
 
 
 def broadcast_variables(

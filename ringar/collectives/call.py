@@ -1,23 +1,15 @@
-"""What a collective is to do, and the three ways to the engine that it can take.
-
-NumPy arrays go through the library's C interface, which waits for the result. TensorFlow tensors go
-through an op, in eager code as in a ``tf.function``. Inside ``tf.function(jit_compile=True)`` they
-go through an XLA custom call (:mod:`ringar.collectives.compiled`). All three carry the same line of
-text, the spec.
-"""
+"""What a collective is to do, apart from its arrays: the line of text that goes to the engine."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from ringar import errors, native, runtime
-from ringar.collectives import compiled
+from ringar import errors, runtime
 from ringar.runtime import ProcessSet
 
 # Those of tf_ops/engine/types.cc.
@@ -85,10 +77,6 @@ class Call:
         return dataclasses.replace(self, name=f"{self.name}/gradient", **{**defaults, **changes})
 
 
-Gradient = Callable[[Call, Sequence[tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor]], Any]
-"""``(call, inputs, outputs, output gradients) -> input gradients``."""
-
-
 def begin(
     collective: str,
     process_set: ProcessSet | None,
@@ -133,86 +121,3 @@ def _number_in_graph(collective: str, process_set_id: int) -> str:
     number: int = graph._ringar_calls[process_set_id]
     graph._ringar_calls[process_set_id] += 1
     return f"{collective}_{number}"
-
-
-def is_numpy(values: Sequence[Any]) -> bool:
-    """Whether all are NumPy arrays or scalars, which then are answered with NumPy arrays."""
-    return all(isinstance(value, (np.ndarray, np.generic)) for value in values)
-
-
-def as_arrays(values: Sequence[Any]) -> list[np.ndarray]:
-    """C-contiguous arrays in this machine's byte order, scalars without a dimension."""
-    return [np.asarray(value, value.dtype.newbyteorder("="), order="C") for value in values]
-
-
-def rows_of(tensor: tf.Tensor) -> int:
-    """A known first dimension; 1 for a scalar, which the engine then refuses on all ranks."""
-    return int(tensor.shape[0]) if tensor.shape.rank else 1
-
-
-def by_dtype(values: Sequence[Any], run: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
-    """Calls ``run`` once per dtype, in the order of first appearance; results keep their places."""
-    groups: dict[Any, list[int]] = {}
-    for i, value in enumerate(values):
-        groups.setdefault(value.dtype, []).append(i)
-    results: list[Any] = [None] * len(values)
-    for places in groups.values():
-        for place, result in zip(places, run([values[i] for i in places]), strict=True):
-            results[place] = result
-    return results
-
-
-def run_numpy(call: Call, arrays: list[np.ndarray], **options: Any) -> Any:
-    """See :func:`ringar.native.run`."""
-    return native.run(call.spec(arrays[0].dtype.name if arrays else "uint8"), arrays, **options)
-
-
-def run_tensors(
-    call: Call,
-    tensors: list[tf.Tensor],
-    op: Callable[[str], Sequence[tf.Tensor]],
-    results: Callable[[], Sequence[tf.TensorSpec]],
-    gradient: Gradient,
-) -> Sequence[tf.Tensor]:
-    """Runs a collective on tensors of one dtype.
-
-    Args:
-        call: what to do.
-        tensors: the inputs.
-        op: given the spec, adds the TensorFlow op, whose gradient is registered.
-        results: shapes and dtypes of the outputs, for compiled code.
-        gradient: for compiled code, where ops have no registered gradients.
-    """
-    if not compiled.is_compiling():
-        return op(call.spec(tensors[0].dtype.name))
-
-    @tf.custom_gradient
-    def differentiable(*inputs: tf.Tensor) -> Any:
-        shapes = [compiled.static_shape(t, call.collective) for t in inputs]
-        outputs = compiled.call(call.spec(inputs[0].dtype.name, shapes), inputs, results())
-
-        def backward(*upstream: tf.Tensor) -> Any:
-            return list(gradient(call, inputs, outputs, upstream))
-
-        return outputs, backward
-
-    return list(differentiable(*tensors))
-
-
-def register_gradient(op_type: str, inputs: int | None, gradient: Gradient) -> None:
-    """Registers ``gradient`` for a TensorFlow op whose first ``inputs`` inputs are the arrays.
-
-    ``None`` means as many inputs as the op's attribute N says; other inputs get no gradient.
-    """
-
-    @tf.RegisterGradient(op_type)
-    def _registered(op: Any, *upstream: tf.Tensor | None) -> Any:
-        count = op.get_attr("N") if inputs is None else inputs
-        given = [
-            tf.zeros_like(output) if up is None else tf.convert_to_tensor(up)
-            for output, up in zip(op.outputs[:count], upstream, strict=False)
-        ]
-        spec = op.get_attr("spec")
-        call = Call.parse(spec.decode() if isinstance(spec, bytes) else spec)
-        grads = list(gradient(call, list(op.inputs[:count]), list(op.outputs), given))
-        return grads + [None] * (len(op.inputs) - count)

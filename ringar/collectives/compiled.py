@@ -19,6 +19,7 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import control_flow_util
 
 from ringar import errors, native
+from ringar.collectives.call import Call
 
 _TOKEN = tf.TensorSpec([], tf.uint8)
 
@@ -30,18 +31,18 @@ def is_compiling() -> bool:
     return bool(control_flow_util.GraphOrParentsInXlaContext(tf_ops.get_default_graph()))
 
 
-def static_shape(tensor: tf.Tensor, collective: str) -> list[int]:
+def static_shape(tensor: tf.Tensor, call: Call) -> list[int]:
     """The shape of a tensor, which compiled code must know."""
     if not tensor.shape.is_fully_defined():
         raise errors.UnsupportedError(
-            f"{collective} in a compiled function must get tensors of a static shape. "
+            f"{call.collective} in a compiled function must get tensors of a static shape. "
             f"Received: {tensor.shape}. Give the function an input_signature, or leave the "
             "collective out of jit_compile."
         )
     return [int(dim) for dim in tensor.shape]
 
 
-def call(
+def run(
     spec: str, tensors: Sequence[tf.Tensor], results: Sequence[tf.TensorSpec]
 ) -> list[tf.Tensor]:
     """Adds the custom call to the graph under construction."""

@@ -1,0 +1,183 @@
+"""What a collective is made of, and how any of them runs, on arrays and tensors.
+
+The file of a collective defines what is its own: the TensorFlow op, how many rows come out, and the
+gradient. Here is what all have in common: the three ways to the engine. NumPy arrays go through the
+library's C interface, which waits for the result. TensorFlow tensors go through an op, in eager
+code as in a ``tf.function``. Inside ``tf.function(jit_compile=True)`` they go through an XLA custom
+call (:mod:`ringar.collectives.compiled`). All three carry the same line of text, the spec.
+
+The gradient of a collective is made of other collectives. It asks for them by name, so that no file
+of a collective needs another one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ringar import native
+from ringar.collectives import compiled
+from ringar.collectives.call import Call
+
+Op = Callable[[Sequence[tf.Tensor], Any, str], Sequence[tf.Tensor]]
+"""``(tensors, rows per rank, spec) -> outputs``; adds the TensorFlow op."""
+
+NO_SPLITS = np.zeros(0, np.int64)
+"""Rows per rank where nothing is said of them: dealt out evenly."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """What is a collective's own; its op works on tensors of one dtype.
+
+    Attributes:
+        op: adds its TensorFlow op, whose first outputs are those of the tensors.
+        gradient: from the gradients of the outputs to those of the inputs.
+        rows: how many rows this rank gets if all ranks bring ``rows``; None: as many.
+        ranks_may_differ: in how many rows they bring. Then the exchange alone tells how many come
+            out. Compiled code must know before, and takes the same number from all ranks.
+        grouped: whether the op takes any number of tensors, or one.
+    """
+
+    op: Op
+    gradient: Callable[[Backward], Sequence[tf.Tensor]]
+    rows: Callable[[Call, int], int] | None = None
+    ranks_may_differ: bool = False
+    grouped: bool = True
+
+    def output_shape(self, call: Call, shape: Sequence[int]) -> list[int]:
+        """The shape of a result, where all ranks bring an array of ``shape``."""
+        if self.rows is None:
+            return list(shape)
+        # The engine refuses a scalar, on all ranks: it has to get that far.
+        return [self.rows(call, shape[0] if len(shape) else 1), *shape[1:]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Backward:
+    """What the gradient of a collective is computed from.
+
+    Attributes:
+        call: the collective.
+        inputs: its tensors.
+        outputs: its results. Ops may have further outputs, compiled calls have none.
+        upstream: the gradients of the results.
+    """
+
+    call: Call
+    inputs: list[tf.Tensor]
+    outputs: list[tf.Tensor]
+    upstream: list[tf.Tensor]
+
+    def run(
+        self, collective: str, tensors: Sequence[tf.Tensor], splits: Any = NO_SPLITS, **changes: Any
+    ) -> list[tf.Tensor]:
+        """Another collective of the same ranks, unscaled; ``changes``: of its :class:`Call`."""
+        call = self.call.gradient(collective=collective, **changes)
+        return list(run_tensors(call, list(tensors), splits)[: len(tensors)])
+
+
+_COLLECTIVES: dict[str, Collective] = {}
+
+
+def define(name: str, collective: Collective) -> None:
+    """Makes a collective known by its name, and its gradient to TensorFlow."""
+    _COLLECTIVES[name] = collective
+
+    @tf.RegisterGradient(f"Ringar{name.capitalize()}")
+    def _registered(op: Any, *upstream: tf.Tensor | None) -> Any:
+        spec = op.get_attr("spec")
+        call = Call.parse(spec.decode() if isinstance(spec, bytes) else spec)
+        count = op.get_attr("N") if collective.grouped else 1
+        given = [
+            tf.zeros_like(output) if up is None else tf.convert_to_tensor(up)
+            for output, up in zip(op.outputs[:count], upstream, strict=False)
+        ]
+        inputs, outputs = list(op.inputs), list(op.outputs)
+        grads = list(collective.gradient(Backward(call, inputs[:count], outputs, given)))
+        return grads + [None] * (len(inputs) - count)
+
+
+def run(call: Call, values: Sequence[Any]) -> list[Any]:
+    """Runs a collective on the arrays or tensors that :func:`values_of` returns, in their places.
+
+    Those of one dtype travel together, in the order in which the dtypes first appear.
+    """
+    groups: dict[Any, list[int]] = {}
+    for i, value in enumerate(values):
+        groups.setdefault(value.dtype, []).append(i)
+    run_group = run_arrays if is_numpy(values) else run_tensors
+    results: list[Any] = [None] * len(values)
+    for places in groups.values():
+        outputs = run_group(call, [values[i] for i in places])[: len(places)]
+        for place, output in zip(places, outputs, strict=True):
+            results[place] = output
+    return results
+
+
+def is_numpy(values: Sequence[Any]) -> bool:
+    """Whether all are NumPy arrays or scalars, which then are answered with NumPy arrays."""
+    return all(isinstance(value, (np.ndarray, np.generic)) for value in values)
+
+
+def values_of(tensors: Sequence[Any]) -> list[Any]:
+    """What a user gave, as tensors, or as NumPy arrays if all are.
+
+    Arrays are C-contiguous, in this machine's byte order, and scalars are without a dimension.
+    """
+    if not is_numpy(tensors):
+        return [tf.convert_to_tensor(tensor) for tensor in tensors]
+    return [np.asarray(array, array.dtype.newbyteorder("="), order="C") for array in tensors]
+
+
+def run_arrays(call: Call, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """Runs a collective on NumPy arrays of one dtype and waits for its end."""
+    collective = _COLLECTIVES[call.collective]
+    outputs = None
+    if not collective.ranks_may_differ:
+        outputs = [np.empty(collective.output_shape(call, a.shape), a.dtype) for a in arrays]
+    return native.run(call.spec(arrays[0].dtype.name), arrays, outputs)[0]
+
+
+def run_tensors(
+    call: Call, tensors: list[tf.Tensor], splits: Any = NO_SPLITS
+) -> Sequence[tf.Tensor]:
+    """Runs a collective on tensors of one dtype; ``splits``: rows per rank (not compiled).
+
+    Returns:
+        A result per tensor, followed by whatever else the op has for outputs (not compiled).
+    """
+    collective = _COLLECTIVES[call.collective]
+    if compiled.is_compiling():
+        assert splits is NO_SPLITS, f"compiled {call.collective} with {splits}"
+        return _run_compiled(collective, call, tensors)
+    outputs = collective.op(tensors, splits, call.spec(tensors[0].dtype.name))
+    if collective.rows is not None and not tf.executing_eagerly():
+        for tensor, output in zip(tensors, outputs, strict=False):
+            if tensor.shape.rank:
+                output.set_shape([None, *tensor.shape[1:]])
+    return outputs
+
+
+def _run_compiled(
+    collective: Collective, call: Call, tensors: list[tf.Tensor]
+) -> Sequence[tf.Tensor]:
+    @tf.custom_gradient
+    def differentiable(*inputs: tf.Tensor) -> Any:
+        shapes = [compiled.static_shape(t, call) for t in inputs]
+        results = [
+            tf.TensorSpec(collective.output_shape(call, shape), tensor.dtype)
+            for shape, tensor in zip(shapes, inputs, strict=True)
+        ]
+        outputs = compiled.run(call.spec(inputs[0].dtype.name, shapes), inputs, results)
+
+        def backward(*upstream: tf.Tensor) -> Any:
+            return list(collective.gradient(Backward(call, list(inputs), outputs, list(upstream))))
+
+        return outputs, backward
+
+    return list(differentiable(*tensors))

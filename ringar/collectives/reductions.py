@@ -1,0 +1,73 @@
+"""What allreduce and reduce-scatter do alike before and after the exchange.
+
+They check the op, make an average a scaled sum, and make tensors narrower where the user asks for
+compression.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ringar.collectives import call as calls
+from ringar.collectives import collective as collectives
+from ringar.collectives.call import Call
+from ringar.collectives.ops import Average, ReduceOp
+from ringar.runtime import ProcessSet
+
+
+def reduce(
+    collective: str,
+    tensors: Sequence[Any],
+    op: ReduceOp,
+    compression: Any,
+    prescale_factor: float,
+    postscale_factor: float,
+    name: str | None,
+    process_set: ProcessSet | None,
+) -> list[Any]:
+    """Runs a collective that reduces; the arguments are those of :func:`ringar.allreduce`."""
+    if not tensors:
+        return []
+    call, ranks = calls.begin(
+        collective, process_set, name, prescale=prescale_factor, postscale=postscale_factor
+    )
+    call = with_op(call, op, ranks.size())
+    values = collectives.values_of(tensors)
+    for value in values:
+        refuse_integer_average(value, op)
+    pairs = [compression.compress(value) for value in values]
+    reduced = collectives.run(call, [value for value, _ in pairs])
+    return [
+        compression.decompress(value, context)
+        for value, (_, context) in zip(reduced, pairs, strict=True)
+    ]
+
+
+def with_op(call: Call, op: ReduceOp, ranks: int) -> Call:
+    """The call with its op; an average is a scaled sum.
+
+    Raises:
+        ValueError: something else than a ReduceOp.
+    """
+    if not isinstance(op, ReduceOp):
+        raise ValueError(
+            "op must be ringar.Sum, ringar.Average, ringar.Min, ringar.Max or ringar.Product. "
+            f"Received: {op!r}"
+        )
+    if op is Average:
+        return dataclasses.replace(call, op="sum", postscale=call.postscale / ranks)
+    return dataclasses.replace(call, op=op.value)
+
+
+def refuse_integer_average(value: Any, op: ReduceOp) -> None:
+    """Raises ValueError where an average would be cut off to an integer."""
+    dtype = tf.as_dtype(value.dtype)
+    if op is Average and not dtype.is_floating:
+        raise ValueError(
+            "op=ringar.Average must be used with a floating dtype, since the average of integers "
+            f"would be cut off. Received: {dtype.name}. Use op=ringar.Sum and divide, or cast."
+        )

@@ -1,0 +1,55 @@
+"""How a minimum, maximum or product over the ranks changes with this rank's part of it.
+
+What the gradients of allreduce and reduce-scatter share. The gradient of a sum needs no slopes:
+they are 1.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from ringar import runtime
+from ringar.collectives.collective import Backward
+
+
+def slopes(back: Backward, results: list[tf.Tensor] | None = None) -> list[tf.Tensor]:
+    """The derivatives of the reduced tensors with respect to this rank's inputs, in their shapes.
+
+    Args:
+        back: a reduction by min, max or product.
+        results: the reduced tensors, if this rank has all of them.
+    """
+    if back.call.op == "product":
+        return _slopes_of_product(back)
+    return _slopes_of_extremum(back, results)
+
+
+def _slopes_of_extremum(back: Backward, results: list[tf.Tensor] | None) -> list[tf.Tensor]:
+    """1 where this rank holds the extremum, shared evenly between ranks that tie."""
+    call, extremes = back.call, results
+    if extremes is None or (call.prescale, call.postscale) != (1.0, 1.0):
+        # Not by scaling the inputs once more: compiled code may round the products differently.
+        flipped = {"min": "max", "max": "min"}
+        op = flipped[call.op] if call.prescale < 0 else call.op
+        extremes = back.run("allreduce", back.inputs, op=op)
+    holds = [tf.cast(tf.equal(x, e), x.dtype) for x, e in zip(back.inputs, extremes, strict=True)]
+    holders = back.run("allreduce", holds)
+    scale = call.prescale * call.postscale
+    return [
+        h / tf.maximum(n, tf.ones([], n.dtype)) * scale for h, n in zip(holds, holders, strict=True)
+    ]
+
+
+def _slopes_of_product(back: Backward) -> list[tf.Tensor]:
+    """The product of the other ranks' inputs; not product / input, which fails at 0."""
+    call = back.call
+    stacked = [tf.expand_dims(x * call.prescale, 0) for x in back.inputs]
+    slopes = []
+    for mine, everyone in zip(stacked, back.run("allgather", stacked), strict=True):
+        ranks = tf.shape(everyone)[0]
+        # All ranks hold the same rows; this rank's own is the one that its place says.
+        others = tf.range(ranks) != runtime.place_in(call.process_set)
+        mask = tf.reshape(others, tf.concat([[ranks], tf.ones([tf.rank(mine) - 1], tf.int32)], 0))
+        kept = tf.where(mask, everyone, tf.ones([], everyone.dtype))
+        slopes.append(tf.reduce_prod(kept, axis=0) * (call.prescale * call.postscale))
+    return slopes

@@ -36,32 +36,36 @@ class Compressor:
         return tensor
 
 
-class FP16Compressor(Compressor):
+class _NarrowCompressor(Compressor):
+    _dtype: str
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        """Return `tensor` in the narrow dtype and the name of its own.
+
+        Only float32 and float64 are changed.
+        """
+        wide = _dtype_name(tensor)
+        if wide not in _WIDE:
+            return tensor, None
+        return _cast(tensor, cls._dtype), wide
+
+    @staticmethod
+    def decompress(tensor: Any, context: Any) -> Any:
+        """Return `tensor` in the dtype that it had."""
+        return tensor if context is None else _cast(tensor, context)
+
+
+class FP16Compressor(_NarrowCompressor):
     """float32 and float64 travel as float16: a range of 6e-8 to 65504, 11 bits of precision."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return `tensor` as float16 and its dtype; only float32 and float64 are changed."""
-        return _narrow(tensor, "float16")
-
-    @staticmethod
-    def decompress(tensor: Any, context: Any) -> Any:
-        """Return `tensor` in the dtype that it had."""
-        return _restore(tensor, context)
+    _dtype = "float16"
 
 
-class BF16Compressor(Compressor):
+class BF16Compressor(_NarrowCompressor):
     """float32 and float64 travel as bfloat16: the range of float32, 8 bits of precision."""
 
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return `tensor` as bfloat16 and its dtype; only float32 and float64 are changed."""
-        return _narrow(tensor, "bfloat16")
-
-    @staticmethod
-    def decompress(tensor: Any, context: Any) -> Any:
-        """Return `tensor` in the dtype that it had."""
-        return _restore(tensor, context)
+    _dtype = "bfloat16"
 
 
 class Compression:
@@ -70,17 +74,6 @@ class Compression:
     none = Compressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
-
-
-def _narrow(tensor: Any, dtype: str) -> tuple[Any, Any]:
-    wide = _dtype_name(tensor)
-    if wide not in _WIDE:
-        return tensor, None
-    return _cast(tensor, dtype), wide
-
-
-def _restore(tensor: Any, wide: str | None) -> Any:
-    return tensor if wide is None else _cast(tensor, wide)
 
 
 def _dtype_name(tensor: Any) -> str:

@@ -21,20 +21,19 @@ import tensorflow as tf
 from ringar import buckets, runtime
 from ringar.collectives import Average, Max, Sum, allreduce, grouped_allreduce
 from ringar.collectives.compiled import is_compiling
-from ringar.compression import Compression
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are reduced; the fields are the arguments of `DistributedOptimizer`."""
+    """How gradients are reduced; `DistributedOptimizer` documents the fields."""
 
-    op: Any = Average
-    compression: Any = Compression.none
-    process_set: Any = None
-    bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES
-    prescale_factor: float = 1.0
-    postscale_factor: float = 1.0
-    sparse_as_dense: bool = False
+    op: Any
+    compression: Any
+    process_set: Any
+    bucket_bytes: int
+    prescale_factor: float
+    postscale_factor: float
+    sparse_as_dense: bool
 
     def __post_init__(self) -> None:
         if self.op not in (Average, Sum):

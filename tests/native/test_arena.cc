@@ -70,6 +70,15 @@ TEST(arena_says_what_to_do_without_memory) {
   EXPECT_CONTAINS(status.message(), "Start the ranks with ringarrun");
 }
 
+TEST(arena_refuses_ranks_that_were_tuned_differently) {
+  on_threads(3, [](Rank& me) {
+    Arena arena(me.config.arena_fd, me.rank, me.size);
+    const Status status = arena.join(20, me.rank == 2 ? 7 : 5);
+    EXPECT_EQ(status.code(), RINGAR_MISMATCH);
+    EXPECT_CONTAINS(status.message(), "another one on rank 2 than on rank 0");
+  });
+}
+
 // A process that a rank has started inherits the variables; its descriptor may be any file.
 TEST(arena_leaves_files_that_are_no_memory_alone) {
   char path[] = "/tmp/ringar-test-XXXXXX";

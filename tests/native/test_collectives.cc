@@ -54,9 +54,10 @@ TEST(collectives_at_the_edges_of_their_sizes) {
   on_threads(3, [](Rank& me) {
     Engine engine(me.config);
     EXPECT_OK(engine.start());
-    constexpr size_t kSlice = 128 << 10;
+    const Tuning tuning = tuning_for(3);
+    const size_t slice = tuning.slice_bytes;
     uint64_t seed = 0;
-    for (size_t edge : {kSmallAllreduceBytes, kSlice, 3 * kSlice, 6 * kSlice, size_t{64}})
+    for (size_t edge : {tuning.small_allreduce_bytes, slice, 3 * slice, 6 * slice, size_t{64}})
       for (int64_t near : {-4, 0, 4})
         for (Collective collective :
              {Collective::kAllreduce, Collective::kReducescatter, Collective::kAllgather,

@@ -21,7 +21,7 @@ Status run_alone(Request& request) {
       return {RINGAR_OUT_OF_MEMORY, "expected memory for an output, received none"};
     if (reduces(spec.collective) && (spec.prescale != 1.0 || spec.postscale != 1.0))
       reduce({spec.dtype, spec.op, spec.prescale, spec.postscale}, &tensor.input, 1, tensor.output,
-             nullptr, elements);
+             elements);
     else if (elements > 0 && tensor.output != tensor.input)
       std::memcpy(tensor.output, tensor.input, elements * request.element_size());
   }

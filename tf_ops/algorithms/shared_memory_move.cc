@@ -18,6 +18,7 @@
 
 #include "algorithms/shared_memory.h"
 #include "algorithms/virtual_array.h"
+#include "engine/copy.h"
 
 namespace ringar {
 namespace {
@@ -74,7 +75,7 @@ Status allgather_in_shared_memory(Communicator& c, Request& request) {
   const Stream stream{header_bytes(arrays), c.outbox_bytes()};
   if (stream.header > stream.room) return header_too_long(arrays);
 
-  VirtualArray outgoing;
+  VirtualArray& outgoing = c.workspace().array();
   auto* counts = reinterpret_cast<int64_t*>(c.outbox(c.rank()));
   for (size_t i = 0; i < arrays; ++i) {
     const Tensor& tensor = request.tensors[i];
@@ -85,7 +86,7 @@ Status allgather_in_shared_memory(Communicator& c, Request& request) {
   RINGAR_RETURN_IF_ERROR(c.open(request));
 
   request.received.resize(arrays * ranks);
-  std::vector<VirtualArray> incoming(ranks);
+  std::vector<VirtualArray>& incoming = c.workspace().array_per_rank();
   size_t longest = 0;
   for (size_t i = 0; i < arrays; ++i) {
     int64_t rows = 0;
@@ -110,8 +111,8 @@ Status allgather_in_shared_memory(Communicator& c, Request& request) {
 }
 
 Status broadcast_in_shared_memory(Communicator& c, Request& request) {
-  VirtualArray outgoing;
-  std::vector<VirtualArray> incoming(static_cast<size_t>(c.size()));
+  VirtualArray& outgoing = c.workspace().array();
+  std::vector<VirtualArray>& incoming = c.workspace().array_per_rank();
   const bool is_root = c.rank() == request.spec.root;
   VirtualArray& from_root = incoming[static_cast<size_t>(request.spec.root)];
   for (const Tensor& t : request.tensors) {
@@ -150,8 +151,8 @@ Status alltoall_in_shared_memory(Communicator& c, Request& request) {
     for (size_t r = 0; r < ranks; ++r) {
       const size_t size = starts[r + 1] - starts[r], from = std::min(size, step * room);
       if (size > from)
-        std::memcpy(compartment(c.rank(), r), tensor.input + starts[r] + from,
-                    std::min(room, size - from));
+        copy_to_shared(compartment(c.rank(), r), tensor.input + starts[r] + from,
+                       std::min(room, size - from));
     }
   };
   publish(0);

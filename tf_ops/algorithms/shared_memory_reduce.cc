@@ -29,6 +29,7 @@
 
 #include "algorithms/shared_memory.h"
 #include "algorithms/virtual_array.h"
+#include "engine/copy.h"
 #include "engine/reduce.h"
 
 namespace ringar {
@@ -38,8 +39,8 @@ Reduction reduction_of(const Spec& spec) {
   return {spec.dtype, spec.op, spec.prescale, spec.postscale};
 }
 
-VirtualArray whole(const Request& request) {
-  VirtualArray array;
+VirtualArray& whole(Communicator& c, const Request& request) {
+  VirtualArray& array = c.workspace().array();
   for (const Tensor& t : request.tensors)
     array.append(t.input, t.output,
                  static_cast<size_t>(t.shape.elements()) * request.element_size());
@@ -47,20 +48,19 @@ VirtualArray whole(const Request& request) {
 }
 
 // Reduces [begin, begin + bytes) of `mine` with what the other ranks left at `at` in their
-// outboxes; the result goes to the outputs and, if not null, to `copy_to`.
-void reduce_range(const Communicator& c, const Request& request, const VirtualArray& mine,
-                  size_t begin, size_t bytes, size_t at, std::byte* copy_to) {
-  const size_t n = static_cast<size_t>(c.size());
-  const std::byte* few[16];
-  std::vector<const std::byte*> many;
-  const std::byte** sources = n <= 16 ? few : (many.resize(n), many.data());
-  mine.for_each(begin, begin + bytes,
-                [&](const std::byte* input, std::byte* output, size_t piece, size_t offset) {
-                  for (int r = 0; r < c.size(); ++r)
-                    sources[r] = r == c.rank() ? input : c.outbox(r) + at + offset;
-                  reduce(reduction_of(request.spec), sources, c.size(), output,
-                         copy_to ? copy_to + offset : nullptr, piece / request.element_size());
-                });
+// outboxes; the result goes to the outputs and, unless it is null, to `result` in the arena.
+void reduce_range(Communicator& c, const Request& request, const VirtualArray& mine, size_t begin,
+                  size_t bytes, size_t at, std::byte* result) {
+  std::vector<const std::byte*>& sources = c.workspace().sources;
+  const auto reduce_piece = [&](const std::byte* input, std::byte* output, size_t piece,
+                                size_t offset) {
+    for (int r = 0; r < c.size(); ++r)
+      sources[static_cast<size_t>(r)] = r == c.rank() ? input : c.outbox(r) + at + offset;
+    reduce(reduction_of(request.spec), sources.data(), c.size(), output,
+           piece / request.element_size());
+    if (result) copy_to_shared(result + offset, output, piece);  // while it is in cache
+  };
+  mine.for_each(begin, begin + bytes, reduce_piece);
 }
 
 Status allreduce_small(Communicator& c, const Request& request, const VirtualArray& array) {
@@ -130,15 +130,14 @@ Status allreduce_by_blocks(Communicator& c, const Request& request, const Virtua
 }  // namespace
 
 Status allreduce_in_shared_memory(Communicator& c, Request& request) {
-  const VirtualArray array = whole(request);
-  const size_t small = std::min(kSmallAllreduceBytes, c.outbox_bytes());
-  return array.size() <= small ? allreduce_small(c, request, array)
-                               : allreduce_by_blocks(c, request, array);
+  const VirtualArray& array = whole(c, request);
+  return array.size() <= c.small_allreduce_bytes() ? allreduce_small(c, request, array)
+                                                   : allreduce_by_blocks(c, request, array);
 }
 
 // As allreduce, but a block is a slice of each rank's rows, and results stay with their owners.
 Status reducescatter_in_shared_memory(Communicator& c, Request& request) {
-  std::vector<VirtualArray> shares(static_cast<size_t>(c.size()));
+  std::vector<VirtualArray>& shares = c.workspace().array_per_rank();
   size_t longest = 0;
   for (size_t i = 0; i < request.tensors.size(); ++i) {
     const Tensor& tensor = request.tensors[i];

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <vector>
 
+#include "engine/copy.h"
+
 namespace ringar {
 
 class VirtualArray {
@@ -16,6 +18,11 @@ class VirtualArray {
     if (bytes == 0) return;
     parts_.push_back({input, output, size_ + bytes});
     size_ += bytes;
+  }
+
+  void clear() {
+    parts_.clear();
+    size_ = 0;
   }
 
   size_t size() const { return size_; }
@@ -36,10 +43,10 @@ class VirtualArray {
     }
   }
 
-  // Copies the inputs of [begin, end) to `to`.
+  // Copies the inputs of [begin, end) to `to` in the arena.
   void gather(size_t begin, size_t end, std::byte* to) const {
     for_each(begin, end, [&](const std::byte* input, std::byte*, size_t bytes, size_t offset) {
-      std::memcpy(to + offset, input, bytes);
+      copy_to_shared(to + offset, input, bytes);
     });
   }
 

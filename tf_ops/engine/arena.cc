@@ -19,6 +19,7 @@ struct alignas(1024) Arena::Record {
   std::atomic<uint32_t> state;
   std::atomic<int32_t> pid;
   char why[1000];  // stable once state is kGaveUp
+  std::atomic<uint64_t> tuning;
 };
 
 namespace {
@@ -53,7 +54,7 @@ uint64_t Arena::base() const {
   return kGenerationBytes * generation_;
 }
 
-Status Arena::join(double timeout_seconds) {
+Status Arena::join(double timeout_seconds, uint64_t tuning) {
   // Behind the records, so that it overwrites none that another rank has filled.
   const size_t bytes = sizeof(Record) * static_cast<size_t>(size_);
   // A process that a rank has started inherits the number, but maybe not the memory: it could be
@@ -74,6 +75,7 @@ Status Arena::join(double timeout_seconds) {
     return {RINGAR_MISMATCH, "another process already is rank " + std::to_string(rank_) +
                                  " of this job: start each rank once"};
   mine.pid.store(getpid());
+  mine.tuning.store(tuning);
   generation_ = mine.generation.load() + 1;
   mine.state.store(kRunning);
   mine.generation.store(generation_);
@@ -90,6 +92,16 @@ Status Arena::join(double timeout_seconds) {
     nap = std::min(nap * 2, std::chrono::microseconds(5000));
   }
   forget_last_generation();
+  return compare_tuning();
+}
+
+Status Arena::compare_tuning() const {
+  for (int r = 0; r < size_; ++r)
+    if (records_[r].tuning.load() != records_[0].tuning.load())
+      return {RINGAR_MISMATCH,
+              "expected the same RINGAR_TUNING on all ranks, received another one "
+              "on rank " +
+                  std::to_string(r) + " than on rank 0"};
   return {};
 }
 

@@ -31,8 +31,9 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Makes this rank known and waits until all ranks of the job are.
-  Status join(double timeout_seconds);
+  // Makes this rank known and waits until all ranks of the job are. `tuning` must be equal on all:
+  // it stands for how they lay out the memory.
+  Status join(double timeout_seconds, uint64_t tuning = 0);
 
   // What the others will be told of this rank from now on.
   void leave();
@@ -55,6 +56,7 @@ class Arena {
   bool lock_own_byte();
   bool is_alive(int rank) const;
   std::string absent_ranks() const;
+  Status compare_tuning() const;
   void forget_last_generation();
   Status too_late(const std::string& absent, double timeout_seconds) const;
 

@@ -24,13 +24,6 @@ namespace {
 
 constexpr long kHealthCheckNanoseconds = 20'000'000;
 
-// Outboxes of all ranks together should stay in the last-level cache, a slice should be worth its
-// flag: 128 KiB slices for up to four ranks, less for more, measured in benchmarks/allreduce.py.
-size_t slice_bytes_for(size_t ranks) {
-  constexpr size_t kSlice = 128 << 10, kOutbox = 512 << 10, kLeast = 8 << 10, kPage = 4 << 10;
-  return std::clamp(kOutbox / ranks / kPage * kPage, kLeast, kSlice);
-}
-
 size_t page_up(size_t bytes) {
   return (bytes + 4095) / 4096 * 4096;
 }
@@ -59,7 +52,7 @@ std::string seconds(double value) {
 // two ranks write to one page.
 size_t Communicator::arena_bytes(int size) {
   const size_t n = static_cast<size_t>(size);
-  return n * (page_up(sizeof(Line)) + 2 * (n + 1) * slice_bytes_for(n));
+  return n * (page_up(sizeof(Line)) + 2 * (n + 1) * tuning_for(n).slice_bytes);
 }
 
 Communicator::Communicator(int id, std::vector<int> ranks, int rank, Arena* arena, uint64_t offset,
@@ -69,7 +62,9 @@ Communicator::Communicator(int id, std::vector<int> ranks, int rank, Arena* aren
       rank_(rank),
       arena_(arena),
       patience_(patience),
-      slice_bytes_(slice_bytes_for(ranks_.size())) {
+      tuning_(tuning_for(ranks_.size())),
+      part_bytes_(arena_bytes(size()) / ranks_.size()),
+      workspace_(ranks_.size()) {
   if (size() > 1) memory_ = arena_->map(offset, arena_bytes(size()));
 }
 
@@ -78,8 +73,7 @@ Communicator::~Communicator() {
 }
 
 Communicator::Line& Communicator::line(int rank) const {
-  const size_t part = arena_bytes(size()) / ranks_.size();
-  return *reinterpret_cast<Line*>(memory_ + part * static_cast<size_t>(rank));
+  return *reinterpret_cast<Line*>(memory_ + part_bytes_ * static_cast<size_t>(rank));
 }
 
 std::byte* Communicator::outbox(int rank) const {
@@ -89,7 +83,7 @@ std::byte* Communicator::outbox(int rank) const {
 
 std::byte* Communicator::result(int rank, uint64_t step) const {
   auto* boxes = reinterpret_cast<std::byte*>(&line(rank)) + page_up(sizeof(Line));
-  return boxes + 2 * outbox_bytes() + (step % 2) * slice_bytes_;
+  return boxes + 2 * outbox_bytes() + (step % 2) * slice_bytes();
 }
 
 Signature& Communicator::signature(int rank, uint64_t sequence) const {
@@ -126,7 +120,7 @@ Status Communicator::run(Request& request) {
 }
 
 Status Communicator::open(const Request&) {
-  signature(rank_, sequence_) = current_;
+  current_.copy_to(signature(rank_, sequence_));
   line(rank_).begun.store(sequence_ + 1);
   RINGAR_RETURN_IF_ERROR(exchange());
   const Status status = compare_signatures();

@@ -23,11 +23,13 @@
 #include <memory>
 #include <vector>
 
+#include "algorithms/workspace.h"
 #include "engine/arena.h"
 #include "engine/flag.h"
 #include "engine/request.h"
 #include "engine/signature.h"
 #include "engine/timeline.h"
+#include "engine/tuning.h"
 
 namespace ringar {
 
@@ -60,8 +62,10 @@ class Communicator {
 
   // For algorithms ------------------------------------------------------------------------------
 
-  size_t slice_bytes() const { return slice_bytes_; }
-  size_t outbox_bytes() const { return slice_bytes_ * ranks_.size(); }
+  size_t slice_bytes() const { return tuning_.slice_bytes; }
+  size_t outbox_bytes() const { return slice_bytes() * ranks_.size(); }
+  size_t small_allreduce_bytes() const { return tuning_.small_allreduce_bytes; }
+  Workspace& workspace() { return workspace_; }
   std::byte* outbox(int rank) const;                 // of the step under way
   std::byte* result(int rank, uint64_t step) const;  // slice_bytes() each
   uint64_t step() const { return step_; }
@@ -100,7 +104,9 @@ class Communicator {
   const int rank_;
   Arena* const arena_;
   const Patience& patience_;
-  const size_t slice_bytes_;
+  const Tuning tuning_;
+  const size_t part_bytes_;  // of each rank, in memory_
+  Workspace workspace_;
   std::byte* memory_ = nullptr;
 
   uint64_t step_ = 0;      // the step under way

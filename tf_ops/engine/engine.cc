@@ -8,10 +8,10 @@
 
 namespace ringar {
 
-struct Engine::Call {
-  Request* request;
-  Status* status = nullptr;  // of a caller that waits; null: tell the request
-  bool* finished = nullptr;
+// A thread that waits in Engine::run for a request that is in the queue.
+struct Waiter {
+  Status status;
+  bool finished = false;
 };
 
 namespace {
@@ -25,13 +25,6 @@ std::string list(const std::vector<int>& ranks) {
   std::string s = "[";
   for (size_t i = 0; i < ranks.size(); ++i) s += (i ? ", " : "") + std::to_string(ranks[i]);
   return s + "]";
-}
-
-// Short enough to be run by the thread that issues it: for longer ones that thread has better
-// things to do, above all the rest of the backward pass.
-bool is_short(const Request& request) {
-  constexpr size_t kShortBytes = 64 << 10;
-  return request.input_bytes() <= kShortBytes;
 }
 
 // A collective without arrays, over all ranks, whose name carries what they must agree on.
@@ -50,7 +43,8 @@ class Agreement : public Request {
 
 }  // namespace
 
-Engine::Engine(const ringar_config& config) : config_(config) {
+Engine::Engine(const ringar_config& config)
+    : config_(config), inline_bytes_(tuning_for(static_cast<size_t>(config.size)).inline_bytes) {
   patience_.deadline = config.deadline;
   patience_.stall_warning = config.stall_warning;
   patience_.spin_microseconds = spin_microseconds(config);
@@ -60,7 +54,7 @@ Engine::Engine(const ringar_config& config) : config_(config) {
 Status Engine::start() {
   if (config_.size > 1) {
     arena_ = std::make_unique<Arena>(config_.arena_fd, config_.rank, config_.size);
-    const Status joined = arena_->join(config_.start_timeout);
+    const Status joined = arena_->join(config_.start_timeout, tuning_override());
     if (!joined.ok()) return {joined.code(), who() + joined.message()};
   }
   std::vector<int> all(static_cast<size_t>(config_.size));
@@ -161,12 +155,13 @@ void Engine::submit(Request* request) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
     const bool idle = !baton_taken_ && queue_.empty();
-    if (stopping_.load() || (idle && is_short(*request))) {
+    // For longer ones the issuing thread has better things to do: the rest of the backward pass.
+    if (stopping_.load() || (idle && request->input_bytes() <= inline_bytes_)) {
       const Status status = stopping_.load() ? stopped() : run_here(lock, *request);
       if (lock.owns_lock()) lock.unlock();
       return request->complete(status);
     }
-    queue_.push_back({request});
+    queue_.push(request);
     if (baton_taken_) return;  // its holder sees to what is in the queue
   }
   work_.notify_one();
@@ -177,11 +172,12 @@ Status Engine::run(Request& request) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (stopping_.load()) return stopped();
   if (!baton_taken_ && queue_.empty()) return run_here(lock, request);
-  Status status;
-  bool finished = false;
-  queue_.push_back({&request, &status, &finished});
-  done_.wait(lock, [&] { return finished; });
-  return status;
+  Waiter waiter;
+  request.waiter = &waiter;
+  queue_.push(&request);
+  done_.wait(lock, [&] { return waiter.finished; });
+  request.waiter = nullptr;
+  return waiter.status;
 }
 
 // Runs a request on the caller's thread. The baton is given back before the request is completed:
@@ -201,22 +197,21 @@ Status Engine::run_here(std::unique_lock<std::mutex>& lock, Request& request) {
 void Engine::run_queue(std::unique_lock<std::mutex>& lock) {
   baton_taken_ = true;
   while (!queue_.empty() && !stopping_.load()) {
-    const Call call = queue_.front();
-    queue_.pop_front();
+    Request* request = queue_.pop();
     lock.unlock();
-    finish(call, execute(*call.request));
+    finish(request, execute(*request));
     lock.lock();
   }
   baton_taken_ = false;
   if (stopping_.load()) done_.notify_all();
 }
 
-void Engine::finish(Call call, const Status& status) {
-  if (!call.status) return call.request->complete(status);
+void Engine::finish(Request* request, const Status& status) {
+  if (!request->waiter) return request->complete(status);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    *call.status = status;
-    *call.finished = true;
+    request->waiter->status = status;
+    request->waiter->finished = true;
   }
   done_.notify_all();
 }
@@ -233,10 +228,9 @@ void Engine::thread_main() {
     run_queue(lock);
   }
   while (!queue_.empty()) {
-    const Call call = queue_.front();
-    queue_.pop_front();
+    Request* request = queue_.pop();
     lock.unlock();
-    finish(call, stopped());
+    finish(request, stopped());
     lock.lock();
   }
 }

@@ -9,7 +9,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "engine/communicator.h"
+#include "engine/queue.h"
 
 namespace ringar {
 
@@ -45,7 +45,6 @@ class Engine {
   const Communicator* process_set(int id);
 
  private:
-  struct Call;  // a request and, if somebody waits for it, where its status goes
   struct Area {
     uint64_t offset;
     std::vector<int> ranks;
@@ -54,7 +53,7 @@ class Engine {
   Status create(int id, const std::vector<int>& ranks);
   Communicator* communicator(int id, Status* status);
   Status execute(Request& request);
-  void finish(Call call, const Status& status);
+  void finish(Request* request, const Status& status);
   // Both are called with the lock held, which is never held while a request runs.
   Status run_here(std::unique_lock<std::mutex>& lock, Request& request);
   void run_queue(std::unique_lock<std::mutex>& lock);
@@ -63,6 +62,7 @@ class Engine {
   std::string who() const { return "rank " + std::to_string(config_.rank) + " | "; }
 
   const ringar_config config_;
+  const size_t inline_bytes_;  // see tuning.h
   Patience patience_;
   std::atomic<bool> stopping_{false};
   std::unique_ptr<Arena> arena_;
@@ -75,7 +75,7 @@ class Engine {
 
   std::mutex mutex_;
   std::condition_variable work_, done_;
-  std::deque<Call> queue_;
+  Queue queue_;
   bool baton_taken_ = false;
   std::thread thread_;
 };

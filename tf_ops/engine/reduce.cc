@@ -52,10 +52,10 @@ const Level& level() {
 }  // namespace
 
 void reduce(const Reduction& reduction, const std::byte* const* sources, int count, std::byte* to,
-            std::byte* copy_to, size_t elements) {
+            size_t elements) {
   const DefaultRounding rounding;
   level().run(reduction.dtype, reduction.op,
-              {sources, count, reduction.prescale, reduction.postscale, to, copy_to, elements});
+              {sources, count, reduction.prescale, reduction.postscale, to, elements});
 }
 
 const char* cpu_level() {

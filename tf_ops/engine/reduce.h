@@ -19,9 +19,9 @@ struct Reduction {
   double postscale = 1.0;  // and the result by this one
 };
 
-// Writes `elements` results to `to` and, unless null, to `copy_to`. `to` may be one of the sources.
+// Writes `elements` results to `to`, which may be one of the sources.
 void reduce(const Reduction& reduction, const std::byte* const* sources, int count, std::byte* to,
-            std::byte* copy_to, size_t elements);
+            size_t elements);
 
 // The instruction set in use: "avx512", "avx2" or "baseline". RINGAR_CPU_LEVEL in the environment
 // lowers it.

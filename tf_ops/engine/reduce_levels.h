@@ -13,7 +13,6 @@ struct KernelCall {
   int count;
   double prescale, postscale;
   std::byte* to;
-  std::byte* copy_to;  // or null
   size_t elements;
 };
 

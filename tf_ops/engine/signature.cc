@@ -1,6 +1,7 @@
 #include "engine/signature.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 namespace ringar {
@@ -50,6 +51,10 @@ std::string number(double value) {
 }
 
 }  // namespace
+
+void Signature::copy_to(Signature& other) const {
+  std::memcpy(&other, this, rejected ? sizeof *this : offsetof(Signature, rejection));
+}
 
 Signature Signature::of(const Request& request, int ranks, uint64_t sequence) {
   const Spec& spec = request.spec;

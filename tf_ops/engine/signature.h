@@ -37,6 +37,9 @@ struct Signature {
 
   static Signature of(const Request& request, int ranks, uint64_t sequence);
 
+  // Copies what there is to it: no rejection where there is none.
+  void copy_to(Signature& other) const;
+
   bool agrees_with(const Signature& other) const;
   std::string title() const;     // allreduce "loss"
   std::string describe() const;  // allreduce "loss" of float32[32,10], op=sum

@@ -1,0 +1,82 @@
+// A step of training allocates nothing in the engine, once it has seen its largest collective.
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <thread>
+
+#include "check.h"
+#include "ranks.h"
+#include "requests.h"
+
+namespace {
+std::atomic<int64_t> allocations{0};
+}
+
+void* operator new(size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+
+namespace ringar::test {
+namespace {
+
+// A request that can be used again, as the TensorFlow op's are.
+class Repeated : public Request {
+ public:
+  Repeated(const Spec& spec, Bytes& memory, int arrays) : Request(spec) {
+    const auto each = static_cast<int64_t>(memory.size() / size_t(arrays) / sizeof(float));
+    for (int i = 0; i < arrays; ++i) {
+      std::byte* at = memory.data() + static_cast<size_t>(i * each) * sizeof(float);
+      tensors.push_back({at, at, Shape(1, [&](int) { return each; })});
+    }
+  }
+  std::byte* allocate(size_t, int64_t) override { return nullptr; }
+  void complete(const Status& status) override {
+    status_ = status.code();
+    done_.store(true);
+  }
+  void wait() {
+    while (!done_.exchange(false)) std::this_thread::yield();
+    EXPECT_EQ(status_, RINGAR_OK);
+  }
+
+ private:
+  std::atomic<bool> done_{false};
+  ringar_code status_ = RINGAR_OK;
+};
+
+TEST(engine_allocates_nothing_in_the_steady_state) {
+  on_processes(2, [](Rank& me) {
+    Engine engine(me.config);
+    EXPECT_OK(engine.start());
+    for (const char* text : {"allreduce dtype=float32 op=sum root=0 set=0 prescale=1 postscale=0.5 "
+                             "name=a name that is longer than a short string holds by itself",
+                             "broadcast dtype=float32 root=0 set=0 name=b"})
+      for (size_t bytes : {64, 40'000, 3'000'000}) {
+        Spec spec;
+        EXPECT_OK(Spec::parse(text, &spec));
+        Bytes memory(bytes, std::byte{0});
+        Repeated first(spec, memory, 3), second(spec, memory, 3);
+        for (int step = 0; step < 30; ++step) {
+          const int64_t before = allocations.load();
+          engine.submit(&first);
+          engine.submit(&second);
+          first.wait();
+          second.wait();
+          EXPECT_OK(engine.run(first));
+          if (step >= 5) EXPECT_EQ(allocations.load() - before, 0);
+        }
+      }
+  });
+}
+
+}  // namespace
+}  // namespace ringar::test

@@ -1,0 +1,33 @@
+// What algorithms write down while they run, kept by the process set from one collective to the
+// next: once the largest has been seen, a step of training allocates nothing here.
+
+#pragma once
+
+#include <vector>
+
+#include "algorithms/virtual_array.h"
+
+namespace ringar {
+
+class Workspace {
+ public:
+  explicit Workspace(size_t ranks) : sources(ranks), per_rank_(ranks) {}
+
+  // Empty arrays, to be filled.
+  VirtualArray& array() {
+    array_.clear();
+    return array_;
+  }
+  std::vector<VirtualArray>& array_per_rank() {
+    for (VirtualArray& array : per_rank_) array.clear();
+    return per_rank_;
+  }
+
+  std::vector<const std::byte*> sources;  // one per rank
+
+ private:
+  VirtualArray array_;
+  std::vector<VirtualArray> per_rank_;
+};
+
+}  // namespace ringar

@@ -1,0 +1,55 @@
+#include "engine/tuning.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace ringar {
+namespace {
+
+constexpr size_t kPage = 4096;
+
+struct Row {
+  size_t ranks, slice, small, inlined;
+};
+
+constexpr Row kTable[] = {
+#include "engine/tuning_table.inc"
+};
+
+std::string_view overrides() {
+  const char* text = std::getenv("RINGAR_TUNING");
+  return text ? text : "";
+}
+
+// The number behind `key=`, or `otherwise`.
+size_t value_of(std::string_view key, size_t otherwise) {
+  std::string_view rest = overrides();
+  while (!rest.empty()) {
+    const std::string_view pair = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), pair.size() + 1));
+    if (pair.substr(0, key.size()) == key && pair.substr(key.size(), 1) == "=")
+      return std::strtoull(pair.data() + key.size() + 1, nullptr, 10);
+  }
+  return otherwise;
+}
+
+}  // namespace
+
+Tuning tuning_for(size_t ranks) {
+  const Row* row = kTable;
+  while (row->ranks < ranks) ++row;
+  const size_t slice = std::max(value_of("slice", row->slice) / kPage * kPage, kPage);
+  return {slice, std::min(value_of("small", row->small), slice * ranks),
+          value_of("inline", row->inlined)};
+}
+
+uint64_t tuning_override() {
+  uint64_t hash = 0;
+  for (char c : overrides()) hash = hash * 31 + static_cast<unsigned char>(c);
+  return hash;
+}
+
+}  // namespace ringar

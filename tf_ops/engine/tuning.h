@@ -1,0 +1,30 @@
+// The sizes at which the engine changes its way, as measured.
+//
+// They come from tuning_table.inc, which `python -m benchmarks.crossover` derives and writes.
+// RINGAR_TUNING=slice=131072,small=65536,inline=65536 overrides some or all of them; that is how
+// the benchmark tries them. All ranks must have the same (Arena::join sees to it), since slices lay
+// out the memory that they share.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ringar {
+
+struct Tuning {
+  // What a rank reduces, or puts into a box for another one, at a time.
+  size_t slice_bytes;
+  // Up to here every rank reads all inputs of an allreduce and reduces everything by itself: one
+  // exchange instead of two. Above it, each rank reduces its slice.
+  size_t small_allreduce_bytes;
+  // Up to here a request is run by the thread that issues it, and wakes no other.
+  size_t inline_bytes;
+};
+
+Tuning tuning_for(size_t ranks);
+
+// 0, or a number that stands for the text in RINGAR_TUNING.
+uint64_t tuning_override();
+
+}  // namespace ringar

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allreduce, machine, overhead, report, scaling
+from benchmarks import collectives, machine, overhead, report, scaling
 from benchmarks.peers.ringar_group import RESNET50_BYTES
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
@@ -96,16 +96,16 @@ def run_allreduce(
     figures: Figures, ranks: int, sizes: list[int], names: list[str], rounds: int, title: str
 ) -> tuple[str, int]:
     """Measures, keeps the rows, and returns a section of the report and the wrong elements."""
-    series, versions, missing = allreduce.collect(names, ranks, sizes, rounds, 1 << 30)
-    rows = allreduce.rows(series, ranks, names)
+    found = collectives.collect("allreduce", names, ranks, sizes, rounds, 1 << 30)
+    rows = collectives.rows(found.series, ranks, names)
     figures.allreduce.setdefault(ranks, {}).update({(r["peer"], r["bytes"]): r for r in rows})
     stem = RESULTS / title
-    report.write_json(str(stem), {"machine": machine.describe(), "ranks": ranks, "rows": rows,
-                                  "versions": versions, "missing": missing})  # fmt: skip
-    text = f"\n## allreduce, {ranks} ranks\n\n{report.allreduce_table(rows)}\n"
-    text += "".join(f"\n{name}: not measured ({why})\n" for name, why in missing.items())
+    data = {"machine": machine.describe(), "ranks": ranks, "rows": rows}
+    report.write_json(str(stem), {**data, "versions": found.versions, "missing": found.missing})
+    text = f"\n## allreduce, {ranks} ranks\n\n{report.collective_table(rows)}\n"
+    text += "".join(f"\n{name}: not measured ({why})\n" for name, why in found.missing.items())
     if len(sizes) > 2:
-        report.plot_allreduce(str(stem), rows, ranks)
+        report.plot_collective(str(stem), rows, ranks)
         text += f"\n![allreduce]({title}.png)\n"
     return text, sum(row["wrong"] for row in rows)
 
@@ -126,9 +126,9 @@ def main() -> int:
     start = time.monotonic()
     figures, sections, wrong = Figures(), [], 0
 
-    sizes = [allreduce.parse_size(size) for size in allreduce.DEFAULT_SIZES]
+    sizes = [collectives.parse_size(size) for size in collectives.DEFAULT_SIZES]
     for ranks, sizes_, names, title in (
-        (2, sizes, list(allreduce.DEFAULT_PEERS), "allreduce"),
+        (2, sizes, list(collectives.DEFAULT_PEERS), "allreduce"),
         (2, [RESNET50_BYTES], ["ringar_engine", "ringar_group"], "allreduce-group"),
         (4, [64 * MIB], ["ringar_engine", "openmpi"], "allreduce-4-ranks"),
     ):

@@ -17,8 +17,8 @@ def table(headers: list[str], rows: list[list[Any]]) -> str:
 def size_text(size: int) -> str:
     """4 B, 64 KiB, 16 MiB."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= factor and size % factor == 0:
-            return f"{size // factor} {unit}"
+        if size >= factor:
+            return f"{size / factor:.4g} {unit}"
     return f"{size} B"
 
 
@@ -30,14 +30,15 @@ def time_text(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def allreduce_table(rows: list[dict[str, Any]]) -> str:
+def collective_table(rows: list[dict[str, Any]]) -> str:
     """The columns of nccl-tests, with the peer and the spread of the rounds."""
-    headers = ["size", "count", "type", "redop", "peer", "time", "min", "max", "algbw GB/s",
-               "busbw GB/s", "#wrong"]  # fmt: skip
+    headers = ["size", "count", "type", "redop", "root", "peer", "time", "min", "max",
+               "algbw GB/s", "busbw GB/s", "#wrong"]  # fmt: skip
     return table(
         headers,
         [
-            [size_text(row["bytes"]), row["elements"], row["type"], row["redop"], row["title"]]
+            [size_text(row["bytes"])]
+            + [row[key] for key in ("elements", "type", "redop", "root", "title")]
             + [time_text(row[key]) for key in ("seconds", "min", "max")]
             + [f"{row['algbw']:.3g}", f"{row['busbw']:.3g}", row["wrong"]]
             for row in rows
@@ -67,21 +68,48 @@ def _save(figure: Any, path: str) -> None:
     figure.savefig(Path(path).with_suffix(".png"), dpi=130)
 
 
-def plot_allreduce(path: str, rows: list[dict[str, Any]], ranks: int) -> None:
-    """Draws time against size for each peer to ``path``.png."""
-    plt, figure, axes = _figure(figsize=(8, 5))
-    for title in dict.fromkeys(row["title"] for row in rows):
-        mine = [row for row in rows if row["title"] == title]
-        ours = title.startswith("ringar")
-        style = "k--" if "memcpy" in title else "-" if ours else ":"
-        axes.plot([r["bytes"] for r in mine], [r["seconds"] * 1e6 for r in mine], style,
-                  marker=".", linewidth=2.2 if ours else 1.4, label=title)  # fmt: skip
+COLORS = {"ringar_engine": "#0b3c8c", "ringar_op": "#2f8fd8", "ringar_group": "#2f8fd8",
+          "openmpi": "#d1495b", "mpich": "#e8963a", "gloo": "#6a9f3e",
+          "tensorflow_collectives": "#8a5fa8", "horovod": "#7a5230"}  # fmt: skip
+"""Of peers: ours blue, in different brightness, which also tells lines apart in print."""
+MARKERS = {"ringar_engine": "o", "ringar_op": "s", "ringar_group": "D", "openmpi": "^",
+           "mpich": "v", "gloo": "P", "tensorflow_collectives": "X", "horovod": "*"}  # fmt: skip
+
+
+def _style(peer: str) -> dict[str, Any]:
+    """Ours are thick and solid, bounds black and dashed without markers, the others thin."""
+    bound = {"memcpy": "--", "empty_op": ":"}
+    if peer in bound:
+        return {"color": "black", "linestyle": bound[peer], "linewidth": 1.3}
+    ours = peer.startswith("ringar")
+    return {"color": COLORS.get(peer), "marker": MARKERS.get(peer, "."), "markersize": 5,
+            "linestyle": "-", "linewidth": 2.4 if ours else 1.3}  # fmt: skip
+
+
+def plot_collective(path: str, rows: list[dict[str, Any]], ranks: int) -> None:
+    """Draws time against size for each peer, with the spread of the rounds, to ``path``.png."""
+    if not rows:
+        return
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    plt, figure, axes = _figure(figsize=(8.4, 5.2))
+    for peer in dict.fromkeys(row["peer"] for row in rows):
+        mine = [row for row in rows if row["peer"] == peer]
+        sizes = [row["bytes"] for row in mine]
+        style = _style(peer)
+        axes.plot(sizes, [row["seconds"] for row in mine], label=mine[0]["title"], **style)
+        axes.fill_between(sizes, [row["min"] for row in mine], [row["max"] for row in mine],
+                          color=style["color"], alpha=0.15, linewidth=0)  # fmt: skip
     sizes = sorted({row["bytes"] for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sizes, [size_text(size) for size in sizes], rotation=45, ha="right")
-    axes.set_ylabel("time of one allreduce, us (median)")
-    axes.set_title(f"Allreduce of float32 on {ranks} ranks of one machine")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: time_text(seconds)))
+    collective = rows[0]["collective"]
+    axes.set_xlabel("size")
+    axes.set_ylabel(f"time of one {collective}")
+    axes.set_title(f"{collective} of float32, {ranks} ranks on one machine: median, min to max")
     axes.grid(True, which="major", alpha=0.3)
     axes.legend(frameon=False)
     _save(figure, path)

@@ -1,15 +1,17 @@
-"""What the adapters that run inside a ringar job have in common."""
+"""What the adapters that run inside a ringar job have in common.
+
+TensorFlow is imported where a rank needs it: the harness, which reads only titles, starts at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 import ringar
 from benchmarks.launch import ringarrun
-from ringar import native
-from ringar.collectives.call import Call
 
 REQUIREMENTS: tuple[str, ...] = ()
 command = ringarrun
@@ -24,11 +26,19 @@ class RingarPeer:
         ringar.barrier()
 
 
-def repeated(
-    call: Call, inputs: list[np.ndarray], outputs: list[np.ndarray], result: np.ndarray
+def in_engine(
+    inputs: list[np.ndarray],
+    outputs: list[np.ndarray],
+    result: np.ndarray,
+    collective: str,
+    **options: Any,
 ) -> Callable[[], np.ndarray]:
     """A function that runs a collective on the same arrays each time and returns ``result``."""
-    prepared = native.Prepared(call.spec(inputs[0].dtype.name), inputs, outputs)
+    from ringar import native
+    from ringar.collectives.call import Call
+
+    spec = Call(collective, **options).spec(inputs[0].dtype.name)
+    prepared = native.Prepared(spec, inputs, outputs)
 
     def run() -> np.ndarray:
         prepared.run()

@@ -15,11 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import peers
-
-
-def contribution(rank: int, count: int) -> np.ndarray:
-    """Small whole numbers, so that sums in any order are exact."""
-    return ((np.arange(count) * 7 + rank * 3) % 31).astype(np.float32)
+from benchmarks.definitions import DEFINITIONS, given
 
 
 def time_calls(run: Callable[[], Any], calls: int) -> list[float]:
@@ -38,15 +34,29 @@ def calls_for(size: int, budget_bytes: int) -> int:
     return max(7, min(400, budget_bytes // max(size, 1)))
 
 
-def measure(peer: Any, size: int, communicates: bool, budget_bytes: int) -> dict[str, Any]:
-    """Times an allreduce of ``size`` bytes of float32 and counts wrong elements."""
-    count = max(1, size // 4)
-    run = peer.allreduce(contribution(peer.rank, count))
-    expected = sum(contribution(rank, count) for rank in range(peer.size))
+def wrong_elements(run: Callable[[], Any], array: np.ndarray, expected: np.ndarray) -> int:
+    """Counts what one call on ``array`` gets wrong; a result of another size is all wrong."""
+    result = np.asarray(run())
+    if result.shape != expected.shape:
+        return expected.size
+    wrong = int(np.count_nonzero(result != expected))
+    if result.flags.writeable and not np.may_share_memory(result, array):
+        result.fill(-1)  # what a later call leaves as it was must not look right
+    return wrong
+
+
+def measure(
+    peer: Any, collective: str, size: int, communicates: bool, budget_bytes: int
+) -> dict[str, Any]:
+    """Times a collective of ``size`` bytes of float32 and counts wrong elements."""
+    definition = DEFINITIONS[collective]
+    total = definition.elements(size, peer.size)
+    array = given(collective, total, peer.rank, peer.size)
+    run = getattr(peer, collective)(array)
+    expected = definition.expected(total, peer.rank, peer.size)
 
     def wrong() -> int:
-        result = np.asarray(run())
-        return int(np.count_nonzero(result != expected)) if communicates else 0
+        return wrong_elements(run, array, expected) if communicates else 0
 
     errors = wrong()
     calls = calls_for(size, budget_bytes)
@@ -62,7 +72,8 @@ def main() -> None:
     peer = module.Peer()
     communicates = getattr(module, "COMMUNICATES", True)
     results = [
-        measure(peer, size, communicates, options["budget_bytes"]) for size in options["sizes"]
+        measure(peer, options["collective"], size, communicates, options["budget_bytes"])
+        for size in options["sizes"]
     ]
     report = {
         "peer": name,

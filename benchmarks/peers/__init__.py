@@ -6,11 +6,13 @@ An adapter module has
 - ``REQUIREMENTS``: what pip installs into an environment of its own; empty: ringar's environment;
 - ``command(environment, ranks, program)``: the command line that starts ``program`` on that many
   ranks of this machine, given the environment's folder;
-- ``class Peer``: made once on every rank, with ``rank``, ``size``, ``barrier()``, and
-  ``allreduce(array)``, which returns a function that sums ``array`` over all ranks each time it is
-  called, into the same result.
+- ``class Peer``: made once on every rank, with ``rank``, ``size``, ``barrier()``, and a method for
+  each collective of ``benchmarks.definitions`` that it has, such as ``allreduce(array)``, which
+  returns a function that runs the collective on ``array`` each time it is called and returns the
+  result;
+- ``COMMUNICATES = False``, if its results mean nothing and only its times count.
 
-The harness names those that cannot be installed or started, and goes on without them.
+The harness names those that cannot be installed or started, or lack the collective, and goes on.
 """
 
 from __future__ import annotations

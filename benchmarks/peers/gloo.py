@@ -1,4 +1,4 @@
-"""Gloo's allreduce through PyTorch's torch.distributed (CPU)."""
+"""Gloo through PyTorch's torch.distributed (CPU)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks.definitions import ROOT_RANK
 from benchmarks.launch import plain as command  # noqa: F401
 
 TITLE = "Gloo (PyTorch)"
 REQUIREMENTS = ("numpy", "torch==2.13.0")
+Run = Callable[[], np.ndarray]
 
 
 class Peer:
     def __init__(self) -> None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         import torch
         import torch.distributed as dist
 
@@ -23,12 +26,11 @@ class Peer:
         dist.init_process_group("gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.version = f"torch {torch.__version__}"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
     def barrier(self) -> None:
         self._dist.barrier()
 
-    def allreduce(self, array: np.ndarray) -> Callable[[], np.ndarray]:
+    def allreduce(self, array: np.ndarray) -> Run:
         source = self._torch.from_numpy(array)
         result = self._torch.empty_like(source)
 
@@ -39,3 +41,32 @@ class Peer:
             return result.numpy()
 
         return run
+
+    def _run(self, function: Callable[..., object], array: np.ndarray, elements: int) -> Run:
+        source = self._torch.from_numpy(array)
+        result = self._torch.empty(elements, dtype=source.dtype)
+
+        def run() -> np.ndarray:
+            function(result, source)
+            return result.numpy()
+
+        return run
+
+    def allgather(self, array: np.ndarray) -> Run:
+        return self._run(self._dist.all_gather_into_tensor, array, array.size * self.size)
+
+    def reducescatter(self, array: np.ndarray) -> Run:
+        return self._run(self._dist.reduce_scatter_tensor, array, array.size // self.size)
+
+    def broadcast(self, array: np.ndarray) -> Run:
+        # In place: the root sends what the others receive.
+        result = self._torch.from_numpy(array if self.rank == ROOT_RANK else np.empty_like(array))
+
+        def run() -> np.ndarray:
+            self._dist.broadcast(result, ROOT_RANK)
+            return result.numpy()
+
+        return run
+
+    def alltoall(self, array: np.ndarray) -> Run:
+        return self._run(self._dist.all_to_all_single, array, array.size)

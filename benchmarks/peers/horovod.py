@@ -1,4 +1,4 @@
-"""Horovod's allreduce in a tf.function, where Horovod is installed beside TensorFlow."""
+"""Horovod in a tf.function, where Horovod is installed beside TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.definitions import ROOT_RANK
 from benchmarks.launch import horovodrun as command  # noqa: F401
+from benchmarks.traced import in_function
 
 TITLE = "Horovod"
 REQUIREMENTS: tuple[str, ...] = ()
+Run = Callable[[], Any]
 
 
 class Peer:
@@ -26,9 +29,17 @@ class Peer:
     def barrier(self) -> None:
         self._hvd.barrier()
 
-    def allreduce(self, array: np.ndarray) -> Callable[[], Any]:
-        import tensorflow as tf
+    def allreduce(self, array: np.ndarray) -> Run:
+        return in_function(lambda x: self._hvd.allreduce(x, op=self._hvd.Sum), array)
 
-        tensor = tf.constant(array)
-        function = tf.function(lambda x: self._hvd.allreduce(x, op=self._hvd.Sum))
-        return lambda: function(tensor)
+    def allgather(self, array: np.ndarray) -> Run:
+        return in_function(self._hvd.allgather, array)
+
+    def reducescatter(self, array: np.ndarray) -> Run:
+        return in_function(lambda x: self._hvd.reducescatter(x, op=self._hvd.Sum), array)
+
+    def broadcast(self, array: np.ndarray) -> Run:
+        return in_function(lambda x: self._hvd.broadcast(x, root_rank=ROOT_RANK), array)
+
+    def alltoall(self, array: np.ndarray) -> Run:
+        return in_function(self._hvd.alltoall, array)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.ringar_peer import REQUIREMENTS, RingarPeer, command, repeated  # noqa: F401
-from ringar.collectives.call import Call
+from benchmarks.ringar_peer import REQUIREMENTS, RingarPeer, command, in_engine  # noqa: F401
 
 TITLE = "ringar (engine, 214 arrays in a group)"
 
@@ -39,5 +38,6 @@ class Peer(RingarPeer):
     def allreduce(self, array: np.ndarray) -> Callable[[], np.ndarray]:
         ends = np.cumsum(resnet50_gradients())[:-1]
         result = np.empty_like(array)
-        call = Call("allreduce", name="group")
-        return repeated(call, np.split(array, ends), np.split(result, ends), result)
+        return in_engine(
+            np.split(array, ends), np.split(result, ends), result, "allreduce", name="group"
+        )

@@ -6,17 +6,28 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import ringar
+from benchmarks.definitions import ROOT_RANK
 from benchmarks.ringar_peer import REQUIREMENTS, RingarPeer, command  # noqa: F401
+from benchmarks.traced import in_function
 
 TITLE = "ringar (op in tf.function)"
+Run = Callable[[], Any]
 
 
 class Peer(RingarPeer):
-    def allreduce(self, array: np.ndarray) -> Callable[[], Any]:
-        tensor = tf.constant(array)
-        function = tf.function(lambda x: ringar.allreduce(x, ringar.Sum))
-        concrete = function.get_concrete_function(tensor)
-        return lambda: concrete(tensor)
+    def allreduce(self, array: np.ndarray) -> Run:
+        return in_function(lambda x: ringar.allreduce(x, ringar.Sum), array)
+
+    def allgather(self, array: np.ndarray) -> Run:
+        return in_function(ringar.allgather, array)
+
+    def reducescatter(self, array: np.ndarray) -> Run:
+        return in_function(lambda x: ringar.reducescatter(x, ringar.Sum), array)
+
+    def broadcast(self, array: np.ndarray) -> Run:
+        return in_function(lambda x: ringar.broadcast(x, ROOT_RANK), array)
+
+    def alltoall(self, array: np.ndarray) -> Run:
+        return in_function(ringar.alltoall, array)

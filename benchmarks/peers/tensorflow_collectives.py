@@ -1,4 +1,7 @@
-"""TensorFlow's own collectives (CollectiveReduceV2 over gRPC), what tf.distribute uses on CPUs."""
+"""TensorFlow's own collectives (CollectiveReduceV2 over gRPC), what tf.distribute uses on CPUs.
+
+It offers a replica an all-reduce and an all-gather, and no other collective.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from benchmarks.launch import plain as command  # noqa: F401
 
 TITLE = "TensorFlow collectives"
 REQUIREMENTS: tuple[str, ...] = ()
+Run = Callable[[], Any]
 
 
 class Peer:
@@ -35,16 +39,19 @@ class Peer:
     def barrier(self) -> None:
         self.allreduce(np.zeros(1, np.float32))()
 
-    def allreduce(self, array: np.ndarray) -> Callable[[], Any]:
+    def _run(self, in_replica: Callable[[Any, Any], Any], array: np.ndarray) -> Run:
         tf, strategy = self._tf, self._strategy
         tensor = tf.constant(array)
 
-        def in_replica(x: Any) -> Any:
-            context = tf.distribute.get_replica_context()
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, x)
-
         @tf.function
         def function(x: Any) -> Any:
-            return strategy.run(in_replica, (x,))
+            return strategy.run(lambda y: in_replica(tf.distribute.get_replica_context(), y), (x,))
 
         return lambda: function(tensor)
+
+    def allreduce(self, array: np.ndarray) -> Run:
+        reduce_op = self._tf.distribute.ReduceOp.SUM
+        return self._run(lambda context, x: context.all_reduce(reduce_op, x), array)
+
+    def allgather(self, array: np.ndarray) -> Run:
+        return self._run(lambda context, x: context.all_gather(x, axis=0), array)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks import allreduce, jobs, peers, report, worker
+from benchmarks import allreduce, collectives, jobs, peers, report, worker
+from benchmarks.definitions import DEFINITIONS
 from benchmarks.peers import ringar_group
 from benchmarks.series import Series
 
@@ -36,11 +39,11 @@ def test_every_adapter_says_what_it_is() -> None:
 
 def test_rows_have_the_rates_of_nccl_tests() -> None:
     series = {("memcpy", 1 << 20): Series([[1e-3, 3e-3, 2e-3], [4e-3], [6e-3]])}
-    (row,) = allreduce.rows(series, 4, ["memcpy"])
+    (row,) = collectives.rows(series, 4, ["memcpy"])
     assert (row["seconds"], row["min"], row["max"]) == (4e-3, 2e-3, 6e-3)
     assert row["algbw"] == pytest.approx((1 << 20) / 4e-3 / 1e9)
     assert row["busbw"] == pytest.approx(row["algbw"] * 1.5)
-    assert "1 MiB" in report.allreduce_table([row])
+    assert "1 MiB" in report.collective_table([row])
 
 
 def test_resnet50_has_214_gradients() -> None:
@@ -49,16 +52,60 @@ def test_resnet50_has_214_gradients() -> None:
     assert sum(sizes) == 25_583_592
 
 
-def test_a_wrong_sum_is_counted() -> None:
-    class Wrong:
-        rank, size = 0, 2
+class Wrong:
+    """Right at the first call only."""
 
-        def barrier(self) -> None: ...
+    rank, size = 0, 2
 
-        def allreduce(self, array):  # type: ignore[no-untyped-def]
-            return lambda: worker.contribution(0, len(array))  # its own, not the sum
+    def barrier(self) -> None: ...
 
-    assert worker.measure(Wrong(), 64, True, 1)["wrong"] > 0
+    def allreduce(self, array: np.ndarray) -> Callable[[], np.ndarray]:
+        results = [DEFINITIONS["allreduce"].expected(array.size, 0, 2)]
+
+        def run() -> np.ndarray:
+            return results[0]
+
+        return run
+
+    def broadcast(self, array: np.ndarray) -> Callable[[], np.ndarray]:
+        return lambda: array  # right on the root, and in place
+
+    def reducescatter(self, array: np.ndarray) -> Callable[[], np.ndarray]:
+        return lambda: array  # too long
+
+
+def test_wrong_results_are_counted() -> None:
+    wrong = {name: worker.measure(Wrong(), name, 64, True, 1)["wrong"]
+             for name in ("allreduce", "broadcast", "reducescatter")}  # fmt: skip
+    assert wrong == {"allreduce": 16, "broadcast": 0, "reducescatter": 16}
+
+
+@pytest.mark.parametrize(
+    ("collective", "peer"),
+    [
+        ("allgather", "ringar_op"),
+        ("reducescatter", "ringar_engine"),
+        ("broadcast", "ringar_op"),
+        ("alltoall", "ringar_engine"),
+    ],
+)
+def test_other_collectives_are_right(
+    collective: str, peer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = collectives.main(
+        ["--collective", collective, "--peers", peer, "--sizes", "4,100,1M", "--rounds", "1",
+         "--budget", "1M"]
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    assert f"# {collective} on 2 ranks" in printed
+    assert DEFINITIONS[collective].size_is in printed
+    assert printed.count(peers.load(peer).TITLE) == 3, printed
+
+
+def test_a_peer_without_the_collective_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert collectives.main(["--collective", "alltoall", "--peers", "ringar_group"]) == 0
+    assert "not measured (it has no alltoall)" in capsys.readouterr().out
 
 
 def test_small_run_is_right_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,175 @@
+"""How long does a collective take, against other libraries and against a plain memcpy?
+
+    python -m benchmarks.collectives --collective allgather -np 2
+    python -m benchmarks.collectives --collective alltoall --peers ringar_engine,openmpi
+
+Peers are run in turn, several rounds of each, so that a noisy minute hits all of them. Every result
+is checked in the run that is timed; a wrong element makes the exit code 1. Peers that lack a
+collective, cannot be installed, crash or hang are named, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from benchmarks import jobs, machine, peers, report
+from benchmarks.definitions import DEFINITIONS, ROOT_RANK
+from benchmarks.series import Series
+
+DEFAULT_SIZES = ("4", "1K", "4K", "64K", "256K", "1M", "4M", "16M", "64M", "256M")
+DEFAULT_PEERS = ("ringar_engine", "ringar_op", "empty_op", "memcpy", "openmpi", "mpich")
+
+
+def parse_size(text: str) -> int:
+    """Bytes: 4, 64K, 16M, 1G (powers of 1024)."""
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    unit = units.get(text[-1:].upper(), 1)
+    digits = text[:-1] if unit > 1 else text
+    if not digits.isdigit() or int(digits) == 0:
+        raise argparse.ArgumentTypeError(f"expected a size such as 64K or 16M, received {text!r}")
+    return int(digits) * unit
+
+
+@dataclass
+class Measured:
+    """What came of a comparison."""
+
+    series: dict[tuple[str, int], Series] = field(default_factory=dict)
+    """By peer and size."""
+    versions: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    """Why a peer has no times, or fewer than it should have."""
+
+
+def slowest_rank(reports: list[dict[str, Any]], index: int) -> list[float]:
+    """The times of the rank whose median is largest: a collective ends when all have ended."""
+    return max((r["results"][index]["times"] for r in reports), key=median)
+
+
+def collect(
+    collective: str, names: list[str], ranks: int, sizes: list[int], rounds: int, budget_bytes: int
+) -> Measured:
+    """Measures all peers in turn, ``rounds`` times."""
+    found = Measured()
+    for name in names:
+        if not hasattr(peers.load(name).Peer, collective):
+            found.missing[name] = f"it has no {collective}"
+    options = {"collective": collective, "sizes": sizes, "budget_bytes": budget_bytes}
+    for number in range(rounds):
+        for name in names:
+            if name in found.missing:
+                continue
+            print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
+            try:
+                reports = jobs.measure_peer(name, ranks, options, deadline=600)
+            except jobs.JobFailedError as error:
+                found.missing[name] = str(error)
+                continue
+            found.versions[name] = reports[0]["version"]
+            for i, size in enumerate(sizes):
+                one = found.series.setdefault((name, size), Series())
+                one.rounds.append(slowest_rank(reports, i))
+                one.wrong += sum(r["results"][i]["wrong"] for r in reports)
+    return found
+
+
+def rows(
+    series: dict[tuple[str, int], Series],
+    ranks: int,
+    names: list[str],
+    collective: str = "allreduce",
+) -> list[dict[str, Any]]:
+    """The table as plain data, size by size."""
+    definition = DEFINITIONS[collective]
+    table = []
+    order = {name: i for i, name in enumerate(names)}
+    for (name, size), one in sorted(series.items(), key=lambda kv: (kv[0][1], order[kv[0][0]])):
+        elements = definition.elements(size, ranks)
+        algbw = 4 * elements / one.seconds / 1e9
+        table.append(
+            {
+                "collective": collective,
+                "bytes": 4 * elements,
+                "elements": elements // ranks if definition.parted else elements,
+                "type": "float32",
+                "redop": definition.redop,
+                "root": ROOT_RANK if collective == "broadcast" else -1,
+                "peer": name,
+                "title": peers.load(name).TITLE,
+                "algbw": algbw,
+                "busbw": algbw * definition.factor(ranks),
+                **one.summary(),
+            }
+        )
+    return table
+
+
+def parse_arguments(
+    arguments: list[str], program: str, about: str | None
+) -> tuple[argparse.Namespace, list[int]]:
+    what = "; ".join(f"{name}: {one.size_is}" for name, one in DEFINITIONS.items())
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {program}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--collective", choices=list(DEFINITIONS), default="allreduce", help="default %(default)s"
+    )
+    parser.add_argument("-np", "--num-proc", type=int, default=2, help="ranks (default 2)")
+    parser.add_argument(
+        "--sizes",
+        default=",".join(DEFAULT_SIZES),
+        help=f"bytes, as in 4K,64M, counted as nccl-tests counts them ({what})",
+    )
+    parser.add_argument(
+        "--peers",
+        default=",".join(DEFAULT_PEERS),
+        help=f"of {', '.join(peers.names())} (default: %(default)s)",
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each peer (default 3)")
+    parser.add_argument(
+        "--budget", type=parse_size, default=parse_size("2G"), metavar="BYTES",
+        help="how many bytes to communicate per size and turn, which sets the number of calls",
+    )  # fmt: skip
+    parser.add_argument("--output", default=None, help="writes OUTPUT.json and OUTPUT.png")
+    options = parser.parse_args(arguments)
+    try:
+        return options, [parse_size(size) for size in options.sizes.split(",")]
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"argument --sizes: {error}")
+
+
+def main(
+    arguments: list[str] | None = None,
+    program: str = "benchmarks.collectives",
+    about: str | None = __doc__,
+) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options, sizes = parse_arguments(arguments, program, about)
+    collective, ranks, names = options.collective, options.num_proc, options.peers.split(",")
+    found = collect(collective, names, ranks, sizes, options.rounds, options.budget)
+    table = rows(found.series, ranks, names, collective)
+    here = machine.describe()
+    print(f"# {collective} on {ranks} ranks: {machine.headline(here)}")
+    print(f"# size: {DEFINITIONS[collective].size_is}; times are medians of {options.rounds} turns")
+    print(report.collective_table(table))
+    for name, why in found.missing.items():
+        print(f"{peers.load(name).TITLE}: not measured ({why})")
+    if options.output:
+        data = {"machine": here, "ranks": ranks, "rows": table}
+        data.update(versions=found.versions, missing=found.missing)
+        report.write_json(options.output, data)
+        report.plot_collective(options.output, table, ranks)
+    wrong = sum(row["wrong"] for row in table)
+    if wrong:
+        print(f"{wrong} wrong elements", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -29,10 +29,10 @@ class Figures:
         self.allreduce: dict[int, dict[tuple[str, int], dict[str, Any]]] = {}
         self.overhead: dict[tuple[str, int, bool], dict[str, Any]] = {}
 
-    def seconds(self, peer: str, size: int, ranks: int = 2) -> float:
-        """The median, or NaN where the peer is missing."""
+    def seconds(self, peer: str, size: int, ranks: int = 2, key: str = "seconds") -> float:
+        """The median (or what ``key`` says), or NaN where the peer is missing."""
         row = self.allreduce.get(ranks, {}).get((peer, size))
-        return row["seconds"] if row else float("nan")
+        return row[key] if row else float("nan")
 
     def faster(self, peer: str, sizes: list[int], ranks: int = 2) -> float:
         """How many times faster than the peer, at the size where that is least."""
@@ -58,7 +58,7 @@ def musts(f: Figures) -> list[list[str]]:
     middle = [256 * KIB, MIB, 4 * MIB]
     small = [4, KIB, 4 * KIB, 64 * KIB]
     four_kib = f.seconds("ringar_engine", 4 * KIB) * 1e6
-    added = f.seconds("ringar_op", 4 * KIB) - f.seconds("empty_op", 4 * KIB)
+    added = f.seconds("ringar_op", 4 * KIB) - f.seconds("empty_op", 4 * KIB, key="fastest")
     group = f.seconds("ringar_group", RESNET50_BYTES) / f.seconds("ringar_engine", RESNET50_BYTES)
     checks = [
         ("allreduce 64 and 256 MiB against Open MPI", ">= 4x",
@@ -73,7 +73,8 @@ def musts(f: Figures) -> list[list[str]]:
          f.faster("openmpi", middle), 2.2, "x"),
         ("allreduce 4 B to 64 KiB against Open MPI", ">= 1x", f.faster("openmpi", small), 1, "x"),
         ("allreduce 4 KiB, engine", "<= 2 us", four_kib, -2, " us"),
-        ("allreduce 4 KiB in tf.function, beyond a small op", "<= 60 us", added * 1e6, -60, " us"),
+        ("allreduce 4 KiB in tf.function, beyond the fastest call of an empty op", "<= 60 us",
+         added * 1e6, -60, " us"),
         ("214 gradients of ResNet-50 against one array", "<= 1.15x", group, -1.15, "x"),
         ("tiny MLP, 2 ranks, of 2 plain processes", ">= 85%", f.of_plain("mlp", 2) * 100, 85, "%"),
         ("small CNN, 2 ranks, of 2 plain processes", ">= 94%",

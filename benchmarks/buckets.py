@@ -22,7 +22,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks import jobs, launch, machine, report
-from benchmarks.allreduce import parse_size
+from benchmarks.collectives import parse_size
 from benchmarks.models import MODELS
 from ringar.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
 

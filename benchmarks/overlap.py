@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import jobs, launch, machine, report
-from benchmarks.allreduce import parse_size
+from benchmarks.collectives import parse_size
 from benchmarks.models import MODELS
 from benchmarks.overlap_trace import (
     PHASES,

@@ -2,8 +2,9 @@
 
     python -m benchmarks.threads --model small_cnn -np 2
 
-Tries intra-op x inter-op threads x binding, each in a job of its own and all of them in turn, and
-prints the best setting with the command line that uses it.
+Tries intra-op x inter-op threads x binding, and 0 x 0, which leaves both pools to TensorFlow; each
+in a job of its own and all of them in turn. Prints the best setting with the command line that uses
+it, and whether that is more than the noise better than what ringarrun does without any option.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import itertools
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, report
@@ -28,10 +30,17 @@ def settings(ranks: int, cores: int) -> list[Setting]:
     intra = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= max(1, cores)]
     inter = [1, 2, 4] if cores > 1 else [1, 2]
     binding = ["core", "none"] if ranks <= cores else ["none"]
-    return list(itertools.product(intra, inter, binding))
+    numbers = [*itertools.product(intra, inter), (0, 0)]
+    return [(*pair, bound) for pair in numbers for bound in binding]
 
 
-def search(model: str, ranks: int, rounds: int) -> dict[Setting, Series]:
+def default(ranks: int, cores: int) -> Setting:
+    """What a rank gets with no option and no variable set, as ringar/threads.py has it."""
+    share = max(1, cores // ranks)
+    return share, max(2, share), "core" if ranks <= cores else "none"
+
+
+def search(model: str, ranks: int, rounds: int, epochs: int) -> dict[Setting, Series]:
     """Measures all settings in turn, ``rounds`` times."""
     found = {setting: Series() for setting in settings(ranks, len(os.sched_getaffinity(0)))}
     for number in range(rounds):
@@ -41,7 +50,7 @@ def search(model: str, ranks: int, rounds: int) -> dict[Setting, Series]:
                 f"bind to {binding}",
                 file=sys.stderr,
             )
-            train(model, ranks, result, intra=intra, inter=inter, bind_to=binding)
+            train(model, ranks, result, epochs=epochs, intra=intra, inter=inter, bind_to=binding)
     return found
 
 
@@ -56,6 +65,81 @@ def rows(found: dict[Setting, Series], batch: int, ranks: int) -> list[dict[str,
     return sorted(table, key=lambda row: row["seconds"])
 
 
+def command_line(row: dict[str, Any], ranks: int) -> str:
+    """How a user gets this setting."""
+    return (
+        f"RINGAR_INTRA_OP_THREADS={row['intra']} RINGAR_INTER_OP_THREADS={row['inter']} "
+        f"ringarrun -np {ranks} --bind-to {row['bind_to']} python train.py"
+    )
+
+
+def verdict(table: list[dict[str, Any]], usual: Setting, ranks: int) -> str:
+    """The best setting, and whether it is worth an option.
+
+    Args:
+        table: the rows, fastest first.
+        usual: the setting without any option.
+        ranks: for the command line.
+    """
+    best = table[0]
+    lines = [f"best: {command_line(best, ranks)}"]
+    own = [row for row in table if (row["intra"], row["inter"], row["bind_to"]) == usual]
+    if own and own[0] is best:
+        lines.append("That is what ringarrun does without any option.")
+    elif own:
+        slower = 1 - own[0]["rate"] / best["rate"]
+        clear = best["max"] < own[0]["min"]
+        lines.append(
+            f"Without any option (intra-op {usual[0]}, inter-op {usual[1]}, bind to {usual[2]}) "
+            f"it is {slower:.1%} slower: "
+            + ("more than the rounds differ." if clear else "no more than the rounds differ.")
+        )
+    return "\n".join(lines)
+
+
+def plot(path: str, table: list[dict[str, Any]], title: str) -> None:
+    """Draws images/s against intra-op threads to ``path``.png: a line per inter-op and binding."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    numbers = [*sorted({row["intra"] for row in table} - {0}), 0]
+    bindings = sorted({row["bind_to"] for row in table})
+    figure, panels = plt.subplots(
+        1, len(bindings), sharey=True, squeeze=False, figsize=(1 + 4.2 * len(bindings), 4.2)
+    )
+    for axes, binding in zip(panels[0], bindings, strict=True):
+        inters = sorted({row["inter"] for row in table})
+        for place, inter in enumerate(inters):
+            mine = sorted(
+                (r for r in table if (r["inter"], r["bind_to"]) == (inter, binding)),
+                key=lambda row: numbers.index(row["intra"]),
+            )
+            # Side by side, so that whiskers do not hide each other.
+            x = [numbers.index(r["intra"]) + 0.06 * (place - len(inters) / 2) for r in mine]
+            rate = [r["rate"] for r in mine]
+            whiskers = [[r["rate"] * (1 - r["seconds"] / r["max"]) for r in mine],
+                        [r["rate"] * (r["seconds"] / r["min"] - 1) for r in mine]]  # fmt: skip
+            name = f"{inter} inter-op" if inter else "0 and 0: TensorFlow's choice"
+            color = f"C{place}" if inter else "#555555"
+            axes.errorbar(x, rate, whiskers, fmt="-o" if inter else "D", color=color, label=name,
+                          capsize=3)  # fmt: skip
+        axes.set_xticks(range(len(numbers)), [str(n) if n else "0" for n in numbers])
+        axes.set_xlim(-0.5, len(numbers) - 0.5)
+        axes.set_title(f"--bind-to {binding}", fontsize=10)
+        axes.set_xlabel("intra-op threads per rank")
+        axes.grid(True, axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0][0].set_ylabel("images per second of all ranks")
+    panels[0][0].set_ylim(bottom=0)
+    panels[0][0].legend(frameon=False, fontsize=8, loc="lower left")
+    figure.suptitle(title, fontsize=11)
+    figure.tight_layout()
+    figure.savefig(Path(path).with_suffix(".png"), dpi=130)
+    plt.close(figure)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.threads",
@@ -65,9 +149,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", default="small_cnn", choices=list(MODELS))
     parser.add_argument("-np", "--num-proc", type=int, default=2, help="ranks (default 2)")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=3, help="timed epochs per job (default 3)")
     parser.add_argument("--output", default=None, help="writes OUTPUT.json and OUTPUT.png")
     options = parser.parse_args(arguments)
-    found = search(options.model, options.num_proc, options.rounds)
+    found = search(options.model, options.num_proc, options.rounds, options.epochs)
     table = rows(found, MODELS[options.model][1], options.num_proc)
     here = machine.describe()
     print(f"# threads for {options.model} on {options.num_proc} ranks: {machine.headline(here)}")
@@ -82,15 +167,12 @@ def main(arguments: list[str] | None = None) -> int:
         if result.failure:
             print(f"{setting}: not measured ({result.failure})")
     if table:
-        best = table[0]
-        print(
-            f"best: RINGAR_INTRA_OP_THREADS={best['intra']} "
-            f"RINGAR_INTER_OP_THREADS={best['inter']} "
-            f"ringarrun -np {options.num_proc} --bind-to {best['bind_to']} python train.py"
-        )
+        usual = default(options.num_proc, len(os.sched_getaffinity(0)))
+        print(verdict(table, usual, options.num_proc))
     if options.output:
         report.write_json(options.output, {"machine": here, "rows": table})
-        report.plot_threads(options.output, table, options.model)
+        title = f"{options.model} on {options.num_proc} ranks, {here['cores']} cores"
+        plot(options.output, table, f"{title}: median, least and greatest of the rounds")
     return 1 if not table or any(row["wrong"] for row in table) else 0
 
 

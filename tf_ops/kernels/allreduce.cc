@@ -3,15 +3,6 @@
 #include "kernels/op.h"
 
 namespace ringar {
-namespace {
-
-bool prepare(OpRequest& request) {
-  for (int i = 0; i < request.inputs(); ++i)
-    if (!request.forward_input(i)) return false;
-  return true;
-}
-
-}  // namespace
 
 const OpDefinition& allreduce_op() {
   static const OpDefinition op{"RingarAllreduce",
@@ -19,7 +10,7 @@ const OpDefinition& allreduce_op() {
                                {"tensors: N * T"},
                                {"reduced: N * T"},
                                true,
-                               prepare};
+                               [](OpRequest& request) { return request.forward_inputs(); }};
   return op;
 }
 

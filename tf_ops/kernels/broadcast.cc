@@ -3,15 +3,6 @@
 #include "kernels/op.h"
 
 namespace ringar {
-namespace {
-
-bool prepare(OpRequest& request) {
-  for (int i = 0; i < request.inputs(); ++i)
-    if (!request.forward_input(i)) return false;
-  return true;
-}
-
-}  // namespace
 
 const OpDefinition& broadcast_op() {
   static const OpDefinition op{"RingarBroadcast",
@@ -19,7 +10,7 @@ const OpDefinition& broadcast_op() {
                                {"tensors: N * T"},
                                {"received: N * T"},
                                true,
-                               prepare};
+                               [](OpRequest& request) { return request.forward_inputs(); }};
   return op;
 }
 

@@ -1,0 +1,72 @@
+// One call of a TensorFlow op, on its way through the engine.
+//
+// Requests belong to their kernel and are used again, so that a step allocates only what TensorFlow
+// itself does for its tensors.
+
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "engine/request.h"
+#include "kernels/tensorflow.h"
+
+namespace ringar {
+
+class OpRequest;
+
+// The requests of one kernel that are not in use. A kernel runs more than one at a time only where
+// its function is called by several threads.
+class OpRequests {
+ public:
+  explicit OpRequests(const Spec& spec);
+  ~OpRequests();
+
+  OpRequest* take(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done);
+  void give_back(OpRequest* request);
+
+ private:
+  const Spec& spec_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<OpRequest>> idle_;
+};
+
+class OpRequest : public Request {
+ public:
+  OpRequest(const Spec& spec, OpRequests& home);
+  void begin(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done);
+
+  // Preparation: false if TensorFlow refused, and then the op has failed with its message.
+  bool read_input(int index);                    // adds a tensor with its input
+  bool forward_inputs();                         // all, with outputs: in place if allowed
+  bool read_splits(int index);                   // an int64 vector
+  bool allocate_output(int index, size_t rows);  // as input `index`, with other rows
+
+  std::byte* allocate(size_t index, int64_t rows) override;
+  void complete(const Status& status) override;
+
+  int inputs() const { return tensorflow().TF_NumInputs(context_); }
+
+  // Filled with `received` when the collective is done, if asked for.
+  int received_output = -1;
+
+ private:
+  TfTensor get_input(int index);
+  const std::vector<int64_t>& dims_of(const TF_Tensor* tensor);
+  bool forward_input(int index);
+  std::byte* allocate_as(int index, TF_DataType dtype, const std::vector<int64_t>& dims);
+  bool write_received();
+  bool succeeded();  // keeps TensorFlow's message if not
+
+  OpRequests& home_;
+  TF_OpKernelContext* context_ = nullptr;
+  std::function<void()> done_;
+  std::vector<TfTensor> inputs_, outputs_;
+  std::vector<int64_t> dims_;
+  TfStatus tf_status_;
+  Status failure_;
+};
+
+}  // namespace ringar

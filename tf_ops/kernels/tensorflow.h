@@ -1,0 +1,37 @@
+// TensorFlow's functions, found in the process that has loaded it, and owners for what they return.
+
+#pragma once
+
+#include <memory>
+
+#include "engine/status.h"
+#include "kernels/tf_c_api.h"
+
+namespace ringar {
+
+// All null without TensorFlow.
+struct TensorFlow {
+#define RINGAR_DECLARE(name) decltype(&::name) name = nullptr;
+  RINGAR_TF_FUNCTIONS(RINGAR_DECLARE)
+#undef RINGAR_DECLARE
+  bool complete = false;
+};
+const TensorFlow& tensorflow();
+
+struct StatusDeleter {
+  void operator()(TF_Status* s) const { tensorflow().TF_DeleteStatus(s); }
+};
+struct TensorDeleter {
+  void operator()(TF_Tensor* t) const { tensorflow().TF_DeleteTensor(t); }
+};
+using TfStatus = std::unique_ptr<TF_Status, StatusDeleter>;
+using TfTensor = std::unique_ptr<TF_Tensor, TensorDeleter>;
+
+inline TfStatus new_status() {
+  return TfStatus(tensorflow().TF_NewStatus());
+}
+inline bool is_ok(const TfStatus& status) {
+  return tensorflow().TF_GetCode(status.get()) == TF_OK;
+}
+
+}  // namespace ringar

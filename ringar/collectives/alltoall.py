@@ -82,9 +82,12 @@ def _refuse_uneven(call: Call, tensor: tf.Tensor, splits: Any, ranks: int) -> No
     rows = compiled.static_shape(tensor, call)[:1]
     if splits is not None or not rows or rows[0] % ranks:
         raise errors.UnsupportedError(
-            "alltoall in a compiled function must get no splits and a first dimension that the "
-            f"number of ranks ({ranks}) divides. Received: shape {tensor.shape}, "
-            f"splits {splits}. Leave it out of jit_compile."
+            call.refusal(
+                "for an alltoall in a compiled function no splits and a first dimension that the "
+                f"number of ranks ({ranks}) divides",
+                f"shape {tensor.shape} and splits {splits}",
+                "Leave it out of jit_compile.",
+            )
         )
 
 

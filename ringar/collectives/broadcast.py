@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from ringar import native, runtime
 from ringar.collectives import call as calls
+from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define, run, values_of
 from ringar.runtime import ProcessSet
 
@@ -51,17 +53,21 @@ def grouped_broadcast(
     """Broadcasts many tensors at once; see :func:`ringar.broadcast`."""
     if not tensors:
         return []
-    ranks = process_set or runtime.global_process_set
-    call, ranks = calls.begin("broadcast", process_set, name, root=_place_of(root_rank, ranks))
+    call, ranks = calls.begin("broadcast", process_set, name)
+    call = dataclasses.replace(call, root=_place_of(call, root_rank, ranks))
     return run(call, values_of(tensors))
 
 
-def _place_of(root_rank: int, ranks: ProcessSet) -> int:
+def _place_of(call: Call, root_rank: int, ranks: ProcessSet) -> int:
     if ranks is runtime.global_process_set:
-        return root_rank  # checked by the engine, which tells all ranks
+        return int(root_rank)  # checked by the engine, which tells all ranks
     if root_rank not in ranks.ranks:
         raise ValueError(
-            f"root_rank must be one of the process set's ranks {ranks.ranks}. Received: {root_rank}"
+            call.refusal(
+                f"a root_rank out of the process set's ranks {ranks.ranks}",
+                root_rank,
+                "root_rank is a rank of the job, not a place in the set.",
+            )
         )
     return ranks.ranks.index(root_rank)
 

@@ -43,9 +43,12 @@ class Call:
         """
         if dtype not in DTYPES:
             raise errors.UnsupportedError(
-                f"rank {runtime.rank()} | {self.collective}: expected a dtype out of "
-                f"{', '.join(DTYPES)}; received {dtype}. Cast it first; ringar.broadcast_object "
-                "and ringar.allgather_object take anything that can be pickled."
+                self.refusal(
+                    f"a dtype out of {', '.join(DTYPES)}",
+                    dtype,
+                    "Cast it first; ringar.broadcast_object and ringar.allgather_object take "
+                    "anything that can be pickled.",
+                )
             )
         text = (
             f"{self.collective} dtype={dtype} op={self.op} root={self.root} "
@@ -54,6 +57,20 @@ class Call:
         if shapes:
             text += "shapes=" + ";".join(",".join(map(str, shape)) for shape in shapes) + " "
         return text + f"name={self.name}"
+
+    def refusal(self, expected: str, received: object, remedy: str) -> str:
+        """The text of an error that Python finds, in the form of those that the engine finds.
+
+        Args:
+            expected: what would have been right.
+            received: what this rank has got.
+            remedy: what to do; sentences.
+        """
+        name = f' "{self.name}"' if self.name else ""
+        return (
+            f"rank {runtime.rank()} | {self.collective}{name}: expected {expected}; "
+            f"received {received}. {remedy}"
+        )
 
     @classmethod
     def parse(cls, spec: str) -> Call:
@@ -82,7 +99,6 @@ def begin(
     process_set: ProcessSet | None,
     name: str | None,
     *,
-    root: int = 0,
     prescale: float = 1.0,
     postscale: float = 1.0,
 ) -> tuple[Call, ProcessSet]:
@@ -96,8 +112,12 @@ def begin(
     ranks = process_set or runtime.global_process_set
     if ranks.process_set_id is None:
         raise ValueError(
-            "process_set must have been added with ringar.add_process_set(). "
-            f"Received: {process_set}"
+            Call(collective, name=name or "").refusal(
+                "a process set that is in use",
+                process_set,
+                "Call ringar.add_process_set() on all ranks first; a set that was removed has to "
+                "be added again.",
+            )
         )
     if name is None:
         name = "" if tf.executing_eagerly() else _number_in_graph(collective, ranks.process_set_id)
@@ -105,7 +125,6 @@ def begin(
     # Numbers of NumPy would not be written as numbers in the spec.
     call = Call(
         collective,
-        root=int(root),
         process_set=ranks.process_set_id,
         prescale=float(prescale),
         postscale=float(postscale),

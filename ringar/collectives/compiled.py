@@ -35,9 +35,11 @@ def static_shape(tensor: tf.Tensor, call: Call) -> list[int]:
     """The shape of a tensor, which compiled code must know."""
     if not tensor.shape.is_fully_defined():
         raise errors.UnsupportedError(
-            f"{call.collective} in a compiled function must get tensors of a static shape. "
-            f"Received: {tensor.shape}. Give the function an input_signature, or leave the "
-            "collective out of jit_compile."
+            call.refusal(
+                "tensors of a static shape in a compiled function",
+                f"shape {tensor.shape}",
+                "Give the function an input_signature, or leave the collective out of jit_compile.",
+            )
         )
     return [int(dim) for dim in tensor.shape]
 

@@ -38,7 +38,7 @@ def reduce(
     call = with_op(call, op, ranks.size())
     values = collectives.values_of(tensors)
     for value in values:
-        refuse_integer_average(value, op)
+        refuse_integer_average(call, value.dtype, op)
     pairs = [compression.compress(value) for value in values]
     reduced = collectives.run(call, [value for value, _ in pairs])
     return [
@@ -55,19 +55,25 @@ def with_op(call: Call, op: ReduceOp, ranks: int) -> Call:
     """
     if not isinstance(op, ReduceOp):
         raise ValueError(
-            "op must be ringar.Sum, ringar.Average, ringar.Min, ringar.Max or ringar.Product. "
-            f"Received: {op!r}"
+            call.refusal(
+                "an op out of ringar.Sum, Average, Min, Max and Product",
+                repr(op),
+                "Pass one of those.",
+            )
         )
     if op is Average:
         return dataclasses.replace(call, op="sum", postscale=call.postscale / ranks)
     return dataclasses.replace(call, op=op.value)
 
 
-def refuse_integer_average(value: Any, op: ReduceOp) -> None:
+def refuse_integer_average(call: Call, dtype: Any, op: ReduceOp) -> None:
     """Raises ValueError where an average would be cut off to an integer."""
-    dtype = tf.as_dtype(value.dtype)
-    if op is Average and not dtype.is_floating:
+    if op is Average and not tf.as_dtype(dtype).is_floating:
         raise ValueError(
-            "op=ringar.Average must be used with a floating dtype, since the average of integers "
-            f"would be cut off. Received: {dtype.name}. Use op=ringar.Sum and divide, or cast."
+            call.refusal(
+                "a floating dtype for op=ringar.Average, since the average of integers would be "
+                "cut off",
+                tf.as_dtype(dtype).name,
+                "Use op=ringar.Sum and divide, or cast.",
+            )
         )

@@ -27,17 +27,27 @@ def allreduce(
     process_set: ProcessSet | None,
 ) -> tf.IndexedSlices:
     """What :func:`ringar.allreduce` does with slices."""
+    call, ranks = calls.begin("allreduce", process_set, name or "slices")
     if op not in (Sum, Average):
-        raise ValueError(f"op must be Sum or Average for tf.IndexedSlices. Received: {op}")
-    refuse_integer_average(slices.values, op)
-    _, ranks = calls.begin("allgather", process_set, name or "slices")
+        raise ValueError(
+            call.refusal(
+                "op ringar.Sum or ringar.Average for tf.IndexedSlices",
+                op,
+                "tf.convert_to_tensor makes them dense, for the other ops.",
+            )
+        )
+    refuse_integer_average(call, slices.dtype, op)
     scale = float(prescale_factor) * float(postscale_factor)
     if op is Average:
         scale /= ranks.size()
     if scale != 1.0 and not slices.dtype.is_floating:
         raise ValueError(
-            "prescale_factor and postscale_factor must be used with a floating dtype, since other "
-            f"results would be cut off. Received: {slices.dtype.name}, factors of {scale}"
+            call.refusal(
+                "a floating dtype where there are prescale and postscale factors, since other "
+                "results would be cut off",
+                f"{slices.dtype.name} and factors of {scale}",
+                "Cast the values first, or leave the factors out.",
+            )
         )
     values = slices.values if scale == 1.0 else slices.values * scale
     values, context = compression.compress(values)

@@ -15,8 +15,13 @@ import numpy as np
 
 from ringar import runtime
 from ringar.collectives import allgather, allgather_object
+from ringar.collectives.call import Call
 from ringar.errors import MismatchError
 from ringar.keras.optimizer import is_distributed
+
+# What errors say of the exchange in which ranks were found to differ.
+_START = Call("allgather_object", name="start of training")
+_WEIGHTS = Call("allgather", name="check of weights")
 
 
 def size(process_set: Any = None) -> int:
@@ -43,38 +48,38 @@ def check_start(model: Any, params: dict[str, Any], process_set: Any = None) -> 
     """
     if size(process_set) == 1:
         return
-    ranks = allgather_object(_describe(model, params), process_set=process_set)
+    ranks = allgather_object(_describe(model, params), name=_START.name, process_set=process_set)
     _require(
         [("yes" if mine["reduces"] else "no") for mine in ranks],
         lambda values: "no" not in values,
         "the model to be compiled with optimizer=ringar.DistributedOptimizer(...) on every rank",
-        "without it, ranks train different models",
+        "Without it, ranks train different models.",
     )
     _require(
         [mine["steps"] for mine in ranks],
         _all_equal,
         "the same number of steps per epoch on every rank",
-        "shard the data with ringar.data.shard, or pass `steps_per_epoch` to `fit`",
+        "Shard the data with ringar.data.shard, or pass `steps_per_epoch` to `fit`.",
     )
     _require(
         [mine["epochs"] for mine in ranks],
         _all_equal,
         "the same number of epochs on every rank",
-        "see `fit`",
+        "Pass the same `epochs` and `initial_epoch` to `fit` on every rank.",
     )
     if len({len(mine["weights"]) for mine in ranks}) > 1:
         _require(
             [len(mine["weights"]) for mine in ranks],
             _all_equal,
             "the same number of weights on every rank",
-            "build the same model everywhere",
+            "Build the same model everywhere.",
         )
     for index, weights in enumerate(zip(*(mine["weights"] for mine in ranks), strict=True)):
         _require(
             weights,
             _all_equal,
             f"the same shape and dtype of weight {index} on every rank",
-            "build the same model",
+            "Build the same model everywhere.",
         )
 
 
@@ -96,17 +101,20 @@ def check_weights(model: Any, process_set: Any = None) -> None:
         for variable in variables
     ]
     sums = np.asarray(
-        allgather(np.asarray([own], np.int64), name="check of weights", process_set=process_set)
+        allgather(np.asarray([own], np.int64), name=_WEIGHTS.name, process_set=process_set)
     )
     different = [variables[i].path for i in np.flatnonzero((sums != sums[0]).any(axis=0))]
     if different:
+        more = f" and {len(different) - 5} more" if len(different) > 5 else ""
         raise MismatchError(
-            "expected the same weights on every rank, received other values of "
-            + ", ".join(different[:5])
-            + (f" and {len(different) - 5} more" if len(different) > 5 else "")
-            + ". Every rank must begin with the same weights (ringar.callbacks.Distributed() sees "
-            "to it) and apply reduced gradients only; callbacks that restore weights by metrics, "
-            "such as EarlyStopping, must come after ringar.callbacks.Distributed() in the list."
+            _WEIGHTS.refusal(
+                "the same weights on every rank",
+                f"other values of {', '.join(different[:5])}{more}",
+                "Every rank must begin with the same weights (ringar.callbacks.Distributed() sees "
+                "to it) and apply reduced gradients only; callbacks that restore weights by "
+                "metrics, such as EarlyStopping, must come after ringar.callbacks.Distributed() in "
+                "the list.",
+            )
         )
 
 
@@ -130,4 +138,4 @@ def _require(
 ) -> None:
     if not holds(values):
         received = ", ".join(f"{value} (rank {rank})" for rank, value in enumerate(values))
-        raise ValueError(f"Expected {expected}. Received: {received}. To do: {remedy}.")
+        raise ValueError(_START.refusal(expected, received, remedy))

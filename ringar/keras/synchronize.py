@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from ringar.collectives import allgather, broadcast_variables
+from ringar.collectives.call import Call
 from ringar.errors import MismatchError
 from ringar.keras.checks import size
 
@@ -62,10 +63,12 @@ def end_epoch(
     rates = rows[:, -2]
     if check and not np.array_equal(rates, np.full_like(rates, rates[0]), equal_nan=True):
         raise MismatchError(
-            "expected the same learning rate on every rank, received "
-            + ", ".join(f"{rate:g} (rank {rank})" for rank, rate in enumerate(rates))
-            + ". A callback that changes it by metrics must come after "
-            "ringar.callbacks.Distributed() in the list, where metrics are those of all ranks."
+            Call("allgather", name="end of epoch").refusal(
+                "the same learning rate on every rank",
+                ", ".join(f"{rate:g} (rank {rank})" for rank, rate in enumerate(rates)),
+                "A callback that changes it by metrics must come after "
+                "ringar.callbacks.Distributed() in the list, where metrics are those of all ranks.",
+            )
         )
     model.stop_training = bool(rows[:, -1].any())
 

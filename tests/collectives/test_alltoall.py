@@ -125,7 +125,9 @@ def test_splits_of_a_graph_are_data() -> None:
 
 def test_compiled_code_refuses_splits() -> None:
     ranks = ringar.size()
-    with pytest.raises(ringar.errors.UnsupportedError, match=r"no splits.*out of jit_compile"):
+    with pytest.raises(
+        ringar.errors.UnsupportedError, match=r"rank \d \| alltoall.*no splits.*out of jit_compile"
+    ):
         common.run("compiled", lambda t: ringar.alltoall(t, [1] * ranks), np.zeros(ranks))
 
 

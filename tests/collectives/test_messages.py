@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -44,3 +48,59 @@ def test_blanks_in_names(mode: str) -> None:
         tape.watch(x)
         y = ringar.allreduce(x, ringar.Sum, name=name)
     assert tape.gradient(y, x).numpy().tolist() == [ringar.size()] * 2
+
+
+@tf.function(jit_compile=True, input_signature=[tf.TensorSpec([None], tf.float32)])
+def of_unknown_length(tensor: tf.Tensor) -> tf.Tensor:
+    return ringar.allreduce(tensor, name="t")
+
+
+def slices(dtype: str) -> tf.IndexedSlices:
+    return tf.IndexedSlices(tf.ones([1, 2], dtype), tf.constant([0]), tf.constant([4, 2]))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "dtype": (
+        lambda: ringar.allgather(tf.constant(["a"]), name="t"),
+        r'allgather "t": expected a dtype out of .*; received string\. Cast it first',
+    ),
+    "op": (
+        lambda: ringar.reducescatter(np.ones(2), "sum", name="t"),
+        r'reducescatter "t": expected an op out of ringar\.Sum, .*; received \'sum\'\. Pass one',
+    ),
+    "average": (
+        lambda: ringar.allreduce(np.ones(2, np.int32)),
+        r"allreduce: expected a floating dtype for op=ringar\.Average.*; received int32\. Use op=",
+    ),
+    "process set": (
+        lambda: ringar.barrier(name="t", process_set=ringar.ProcessSet([0])),
+        r'barrier "t": expected a process set that is in use; received ProcessSet\(.*\)\. Call ',
+    ),
+    "op of slices": (
+        lambda: ringar.allreduce(slices("float32"), ringar.Max, name="t"),
+        r'allreduce "t": expected op ringar\.Sum or .*; received ReduceOp\.MAX\. tf\.convert_to',
+    ),
+    "factors of slices": (
+        lambda: ringar.allreduce(slices("int32"), ringar.Sum, prescale_factor=0.5, name="t"),
+        r'allreduce "t": expected a floating dtype .*; received int32 and factors of 0\.5\. Cast',
+    ),
+    "shape": (
+        lambda: of_unknown_length(tf.ones([3])),
+        r'allreduce "t": expected tensors of a static shape .*; received shape \(None,\)\. Give ',
+    ),
+    "splits": (
+        lambda: tf.function(
+            lambda: ringar.alltoall(tf.ones([6]), [6] * ringar.size(), name="t"), jit_compile=True
+        )(),
+        r'alltoall "t": expected for .* no splits .*; received shape \(6,\) and splits .*\. Leave ',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_one_rank_finds_by_itself(case: str) -> None:
+    """Who, in which collective, what was expected, what was received, and what to do."""
+    refused, message = REFUSED[case]
+    with pytest.raises((ValueError, ringar.errors.UnsupportedError)) as caught:
+        refused()
+    assert re.match(rf"rank {ringar.rank()} \| {message}", str(caught.value)), str(caught.value)

@@ -121,8 +121,11 @@ def test_come_and_go() -> None:
 def test_a_removed_set_is_refused() -> None:
     one = ringar.add_process_set([0])
     ringar.remove_process_set(one)
-    with pytest.raises(ValueError, match="must have been added"):
-        ringar.allreduce(np.ones(2), process_set=one)
+    with pytest.raises(ValueError, match="a process set that is in use") as caught:
+        ringar.allreduce(np.ones(2), process_set=one, name="t")
+    message = str(caught.value)
+    assert message.startswith(f'rank {ringar.rank()} | allreduce "t": expected a process set')
+    assert "received ProcessSet(ranks=[0], process_set_id=None). Call ringar.add" in message
     with pytest.raises(ValueError, match="must have been added"):
         ringar.remove_process_set(one)
 
@@ -187,7 +190,7 @@ def test_bad_sets_are_refused() -> None:
 def test_a_root_outside_the_set_is_refused() -> None:
     one = ringar.add_process_set([0])
     if one.included():
-        with pytest.raises(ValueError, match=r"process set's ranks \[0\]\. Received: 1"):
+        with pytest.raises(ValueError, match=r"rank 0 \| broadcast: .* ranks \[0\]; received 1\. "):
             ringar.broadcast(np.ones(2), 1, process_set=one)
     ringar.remove_process_set(one)
 

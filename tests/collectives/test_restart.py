@@ -51,7 +51,7 @@ def test_process_sets_do_not_outlive_their_job() -> None:
     before = ringar.add_process_set(list(range(ringar.size())))
     fixtures.restart()
     assert before.process_set_id is None
-    with pytest.raises(ValueError, match="must have been added"):
+    with pytest.raises(ValueError, match="a process set that is in use"):
         ringar.allreduce(np.ones(1), process_set=before)
     after = ringar.add_process_set(before)
     assert ringar.allreduce(np.ones(1), ringar.Sum, process_set=after)[0] == ringar.size()

@@ -164,7 +164,11 @@ def test_no_callback_makes_keras_wait_for_a_step() -> None:
 def test_unequal_steps(rank: int) -> None:
     model = compiled(common.dense_model(seed=0))
     data = tf.data.Dataset.from_tensors(common.regression(4)).repeat(3 + rank)
-    with pytest.raises(ValueError, match=r"number of steps per epoch.*3 \(rank 0\), 4 \(rank 1\)"):
+    expected = rf'rank {rank} \| allgather_object "start of training": expected the same number of '
+    received = (
+        r"steps per epoch on every rank; received 3 \(rank 0\), 4 \(rank 1\).*\. Shard the data"
+    )
+    with pytest.raises(ValueError, match=expected + received):
         model.fit(data, verbose=0, callbacks=[ringar.callbacks.Distributed()])
 
 
@@ -213,7 +217,9 @@ def test_learning_rates_that_differ(rank: int) -> None:
     model = compiled(common.dense_model(seed=0))
     data = tf.data.Dataset.from_tensors(common.regression(4))
     callbacks = [Slower(), ringar.callbacks.Distributed()]
-    with pytest.raises(ringar.errors.MismatchError, match=r"0.1 \(rank 0\), 0.05 \(rank 1\)"):
+    with pytest.raises(
+        ringar.errors.MismatchError, match=r"received 0.1 \(rank 0\), 0.05 \(rank 1\)"
+    ):
         model.fit(data, verbose=0, callbacks=callbacks)
 
 
@@ -227,7 +233,9 @@ def test_weights_that_differ(rank: int) -> None:
     model = compiled(common.dense_model(seed=0))
     data = tf.data.Dataset.from_tensors(common.regression(4))
     callbacks = [ringar.callbacks.Distributed(), Apart()]
-    with pytest.raises(ringar.errors.MismatchError, match=r"other values of .*bias"):
+    with pytest.raises(
+        ringar.errors.MismatchError, match=r"\| allgather .check of weights.*other values of .*bias"
+    ):
         model.fit(data, verbose=0, callbacks=callbacks)
 
 

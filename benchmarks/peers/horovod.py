@@ -33,7 +33,7 @@ class Peer:
         return in_function(lambda x: self._hvd.allreduce(x, op=self._hvd.Sum), array)
 
     def allgather(self, array: np.ndarray) -> Run:
-        return in_function(self._hvd.allgather, array)
+        return in_function(lambda x: self._hvd.allgather(x), array)
 
     def reducescatter(self, array: np.ndarray) -> Run:
         return in_function(lambda x: self._hvd.reducescatter(x, op=self._hvd.Sum), array)
@@ -42,4 +42,4 @@ class Peer:
         return in_function(lambda x: self._hvd.broadcast(x, root_rank=ROOT_RANK), array)
 
     def alltoall(self, array: np.ndarray) -> Run:
-        return in_function(self._hvd.alltoall, array)
+        return in_function(lambda x: self._hvd.alltoall(x), array)

@@ -21,7 +21,7 @@ class Peer(RingarPeer):
         return in_function(lambda x: ringar.allreduce(x, ringar.Sum), array)
 
     def allgather(self, array: np.ndarray) -> Run:
-        return in_function(ringar.allgather, array)
+        return in_function(lambda x: ringar.allgather(x), array)
 
     def reducescatter(self, array: np.ndarray) -> Run:
         return in_function(lambda x: ringar.reducescatter(x, ringar.Sum), array)
@@ -30,4 +30,4 @@ class Peer(RingarPeer):
         return in_function(lambda x: ringar.broadcast(x, ROOT_RANK), array)
 
     def alltoall(self, array: np.ndarray) -> Run:
-        return in_function(ringar.alltoall, array)
+        return in_function(lambda x: ringar.alltoall(x), array)

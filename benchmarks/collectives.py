@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,6 +22,7 @@ from benchmarks.definitions import DEFINITIONS, ROOT_RANK
 from benchmarks.series import Series
 
 DEFAULT_SIZES = ("4", "1K", "4K", "64K", "256K", "1M", "4M", "16M", "64M", "256M")
+DEFAULT_LIMIT = 300.0
 DEFAULT_PEERS = ("ringar_engine", "ringar_op", "empty_op", "memcpy", "openmpi", "mpich")
 
 
@@ -51,9 +53,18 @@ def slowest_rank(reports: list[dict[str, Any]], index: int) -> list[float]:
 
 
 def collect(
-    collective: str, names: list[str], ranks: int, sizes: list[int], rounds: int, budget_bytes: int
+    collective: str,
+    names: list[str],
+    ranks: int,
+    sizes: list[int],
+    rounds: int,
+    budget_bytes: int,
+    limit: float = DEFAULT_LIMIT,
 ) -> Measured:
-    """Measures all peers in turn, ``rounds`` times."""
+    """Measures all peers in turn, ``rounds`` times, each for at most ``limit`` seconds a turn.
+
+    A peer that fails once is not tried again.
+    """
     found = Measured()
     for name in names:
         if not hasattr(peers.load(name).Peer, collective):
@@ -65,7 +76,7 @@ def collect(
                 continue
             print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
             try:
-                reports = jobs.measure_peer(name, ranks, options, deadline=600)
+                reports = jobs.measure_peer(name, ranks, options, deadline=limit)
             except jobs.JobFailedError as error:
                 found.missing[name] = str(error)
                 continue
@@ -110,7 +121,8 @@ def rows(
 
 def parse_arguments(
     arguments: list[str], program: str, about: str | None
-) -> tuple[argparse.Namespace, list[int]]:
+) -> tuple[argparse.Namespace, list[int], list[str]]:
+    """Options, sizes, and peers: names, and absolute paths of files."""
     what = "; ".join(f"{name}: {one.size_is}" for name, one in DEFINITIONS.items())
     parser = argparse.ArgumentParser(
         prog=f"python -m {program}",
@@ -129,19 +141,27 @@ def parse_arguments(
     parser.add_argument(
         "--peers",
         default=",".join(DEFAULT_PEERS),
-        help=f"of {', '.join(peers.names())} (default: %(default)s)",
+        help=f"of {', '.join(peers.names())}, or files (default: %(default)s)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each peer (default 3)")
     parser.add_argument(
         "--budget", type=parse_size, default=parse_size("2G"), metavar="BYTES",
         help="how many bytes to communicate per size and turn, which sets the number of calls",
     )  # fmt: skip
+    parser.add_argument(
+        "--limit", type=float, default=DEFAULT_LIMIT, metavar="SECONDS",
+        help="for each turn of a peer (default %(default)s); one that needs more is stopped",
+    )  # fmt: skip
     parser.add_argument("--output", default=None, help="writes OUTPUT.json and OUTPUT.png")
     options = parser.parse_args(arguments)
+    names = [str(Path(name).resolve()) if name.endswith(".py") else name
+             for name in options.peers.split(",")]  # fmt: skip
     try:
-        return options, [parse_size(size) for size in options.sizes.split(",")]
-    except argparse.ArgumentTypeError as error:
-        parser.error(f"argument --sizes: {error}")
+        for name in names:
+            peers.load(name)
+        return options, [parse_size(size) for size in options.sizes.split(",")], names
+    except (argparse.ArgumentTypeError, ValueError) as error:
+        parser.error(str(error))
 
 
 def main(
@@ -150,16 +170,16 @@ def main(
     about: str | None = __doc__,
 ) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    options, sizes = parse_arguments(arguments, program, about)
-    collective, ranks, names = options.collective, options.num_proc, options.peers.split(",")
-    found = collect(collective, names, ranks, sizes, options.rounds, options.budget)
+    options, sizes, names = parse_arguments(arguments, program, about)
+    collective, ranks = options.collective, options.num_proc
+    found = collect(collective, names, ranks, sizes, options.rounds, options.budget, options.limit)
     table = rows(found.series, ranks, names, collective)
     here = machine.describe()
     print(f"# {collective} on {ranks} ranks: {machine.headline(here)}")
     print(f"# size: {DEFINITIONS[collective].size_is}; times are medians of {options.rounds} turns")
     print(report.collective_table(table))
-    for name, why in found.missing.items():
-        print(f"{peers.load(name).TITLE}: not measured ({why})")
+    titles = {peers.load(name).TITLE: why for name, why in found.missing.items()}
+    print(report.missing_lines(titles), end="")
     if options.output:
         data = {"machine": here, "ranks": ranks, "rows": table}
         data.update(versions=found.versions, missing=found.missing)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
 from pathlib import Path
 
 from benchmarks.machine import ROOT
+from benchmarks.processes import JobFailedError, run_command
 
 FOLDER = ROOT / "build" / "bench"
 
 
 class CannotInstallError(RuntimeError):
-    """pip could not install what a peer needs; the message is its last line."""
+    """pip could not install what a peer needs; the message is its last error."""
 
 
-def ensure(name: str, requirements: tuple[str, ...], *, deadline: float = 900) -> Path:
+def ensure(name: str, requirements: tuple[str, ...], *, deadline: float = 600) -> Path:
     """The folder of the environment for ``name``, with ``requirements`` installed.
 
     Raises:
@@ -27,16 +27,13 @@ def ensure(name: str, requirements: tuple[str, ...], *, deadline: float = 900) -
     if not requirements or stamp.exists():
         return folder
     print(f"installing {', '.join(requirements)} for {name} ...", file=sys.stderr, flush=True)
+    venv = [sys.executable, "-m", "venv", "--clear", str(folder)]
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", *requirements]
-    for command in ([sys.executable, "-m", "venv", "--clear", str(folder)], pip):
+    for command in (venv, pip):
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=deadline, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise CannotInstallError(f"pip took more than {deadline:.0f} s") from None
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            raise CannotInstallError((lines or done.stderr.splitlines() or ["pip failed"])[-1])
+            run_command(command, deadline=deadline)
+        except JobFailedError as error:
+            said = [line for line in error.output.splitlines() if line.startswith("ERROR")]
+            raise CannotInstallError(said[-1] if said else f"pip: {error}") from None
     stamp.touch()
     return folder

@@ -6,7 +6,7 @@
 Trains under ``fit``, with one TensorFlow thread per process and in turn: one plain Keras process,
 as many plain processes side by side as there are ranks (they share the machine and nothing else:
 what no library can beat), and ringar. A step is one batch per rank. The weights of all ranks are
-compared after each run; a difference makes the exit code 1.
+compared after each run; a difference, or a case that fails, makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -31,18 +31,33 @@ def collect(cases: list[Case], rounds: int, epochs: int) -> dict[Case, Series]:
             what = "ringar" if with_ringar else "plain"
             print(f"round {number + 1} of {rounds}: {model}, {processes} x {what}", file=sys.stderr)
             train(model, processes, result, with_ringar=with_ringar, epochs=epochs)
-            if result.failure:
-                raise RuntimeError(f"{model}, {processes} x {what}: {result.failure}")
     return found
 
 
 def rows(found: dict[Case, Series]) -> list[dict[str, Any]]:
-    """Plain data, a row per case; ``of_plain``: steps/s over those of plain processes."""
-    return [
-        {"model": model, "processes": processes, "ringar": with_ringar, **result.summary(),
-         "of_plain": found[model, processes, False].seconds / result.seconds}
+    """Plain data, a row per case that has times.
+
+    ``of_plain``: steps/s over those of as many plain processes; NaN if those failed.
+    """
+    table = []
+    for (model, processes, with_ringar), result in found.items():
+        if result.rounds:
+            plain = found[model, processes, False]
+            seconds = plain.seconds if plain.rounds else float("nan")
+            table.append(
+                {"model": model, "processes": processes, "ringar": with_ringar,
+                 **result.summary(), "of_plain": seconds / result.seconds}
+            )  # fmt: skip
+    return table
+
+
+def failures(found: dict[Case, Series]) -> dict[str, str]:
+    """Why cases have no times, or fewer than they should have."""
+    return {
+        f"{model}, {processes} x {'ringar' if with_ringar else 'plain Keras'}": result.failure
         for (model, processes, with_ringar), result in found.items()
-    ]  # fmt: skip
+        if result.failure
+    }
 
 
 def print_table(table: list[dict[str, Any]]) -> None:
@@ -79,13 +94,15 @@ def main(arguments: list[str] | None = None) -> int:
         for processes in options.ranks.split(",")
         for with_ringar in (False, True)
     ]
-    table = rows(collect(cases, options.rounds, options.epochs))
+    found = collect(cases, options.rounds, options.epochs)
+    table, missing = rows(found), failures(found)
     here = machine.describe()
     print(f"# training steps: {machine.headline(here)}")
     print_table(table)
+    print(report.missing_lines(missing), end="")
     if options.output:
-        report.write_json(options.output, {"machine": here, "rows": table})
-    return 1 if any(row["wrong"] for row in table) else 0
+        report.write_json(options.output, {"machine": here, "rows": table, "missing": missing})
+    return 1 if missing or any(row["wrong"] for row in table) else 0
 
 
 if __name__ == "__main__":

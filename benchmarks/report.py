@@ -46,6 +46,11 @@ def collective_table(rows: list[dict[str, Any]]) -> str:
     )
 
 
+def missing_lines(missing: dict[str, str]) -> str:
+    """A line for each that has no figures, with the reason."""
+    return "".join(f"{what}: not measured ({why})\n" for what, why in missing.items())
+
+
 def write_json(path: str, data: dict[str, Any]) -> None:
     """Writes ``path``.json."""
     target = Path(path).with_suffix(".json")

@@ -5,8 +5,9 @@
 
 Weak scaling, as in Horovod's paper: one thread and one batch per rank, so that the work grows with
 the ranks and ideal is a straight line. The weights of all ranks are compared after each run; a
-difference makes the exit code 1. "plain" is as many plain Keras processes side by side: what the
-machine gives to N processes that do not communicate, since two cores share caches and memory.
+difference, or a case that fails, makes the exit code 1. "plain" is as many plain Keras processes
+side by side: what the machine gives to N processes that do not communicate, since cores share
+caches and memory.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from benchmarks import machine, report
 from benchmarks.models import MODELS
+from benchmarks.overhead import failures
 from benchmarks.series import Series
 from benchmarks.training import train
 
@@ -85,13 +87,12 @@ def main(arguments: list[str] | None = None) -> int:
     here = machine.describe()
     print(f"# scaling: {machine.headline(here)}")
     print_table(table)
-    failures = {f"{m} on {n}": r.failure for (m, n, _), r in found.items() if r.failure}
-    for case, why in failures.items():
-        print(f"{case}: not measured ({why})")
+    missing = failures(found)
+    print(report.missing_lines(missing), end="")
     if options.output:
-        report.write_json(options.output, {"machine": here, "rows": table, "missing": failures})
+        report.write_json(options.output, {"machine": here, "rows": table, "missing": missing})
         report.plot_scaling(options.output, table)
-    return 1 if failures or any(row["wrong"] for row in table) else 0
+    return 1 if missing or any(row["wrong"] for row in table) else 0
 
 
 if __name__ == "__main__":

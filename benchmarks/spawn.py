@@ -1,12 +1,13 @@
 """Starts a command N times side by side: ``spawn.py N command...``, for peers without a launcher.
 
 Ranks find each other through RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and BENCH_PORTS, and are
-bound to as many cores as ringarrun gives a rank.
+bound to as many cores as ringarrun gives a rank. The first that fails, or SIGTERM, ends all.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -33,19 +34,24 @@ def main() -> int:
         "MASTER_PORT": str(ports[0]),
         "BENCH_PORTS": ",".join(map(str, ports[1:])),
     }
-    processes = []
-    for rank in range(ranks):
-        share = len(cores) // ranks
-        if share:
-            os.sched_setaffinity(0, set(cores[rank * share : (rank + 1) * share]))
-        environment = {**os.environ, **common, "RANK": str(rank)}
-        processes.append(subprocess.Popen(command, env=environment))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        codes = [process.wait() for process in processes]
+        for rank in range(ranks):
+            share = len(cores) // ranks
+            if share:
+                os.sched_setaffinity(0, set(cores[rank * share : (rank + 1) * share]))
+            environment = {**os.environ, **common, "RANK": str(rank)}
+            processes.append(subprocess.Popen(command, env=environment))
+        for _ in processes:
+            _, status = os.wait()  # whichever ends first; no polling beside what is measured
+            code = os.waitstatus_to_exitcode(status)
+            if code:
+                return abs(code)
     finally:
         for process in processes:
             process.kill()
-    return max(abs(code) for code in codes)
+    return 0
 
 
 if __name__ == "__main__":

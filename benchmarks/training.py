@@ -15,6 +15,8 @@ from benchmarks.series import Series
 STEPS = {"mlp": 2000, "small_cnn": 100, "alexnet": 6, "resnet50": 4}
 """Steps per epoch: about a second's worth or more."""
 
+DEFAULT_LIMIT = 300.0
+
 
 def train(
     model: str,
@@ -27,9 +29,14 @@ def train(
     inter: int = 2,
     bind_to: str | None = None,
     bucket: int | None = None,
-    deadline: float = 900,
+    deadline: float = DEFAULT_LIMIT,
 ) -> None:
-    """Runs a job and adds its times to ``result``; a job that fails is noted there."""
+    """Runs a job and adds its times to ``result``.
+
+    A job that fails, or takes more than ``deadline`` seconds, is noted there and not tried again.
+    """
+    if result.failure:
+        return
     steps = STEPS[model]
     options = {"model": model, "ringar": with_ringar, "steps": steps, "epochs": epochs,
                "intra": intra, "inter": inter, "bucket": bucket}  # fmt: skip

@@ -12,13 +12,17 @@ An adapter module has
   result;
 - ``COMMUNICATES = False``, if its results mean nothing and only its times count.
 
+A file of that form elsewhere is a peer, too: ``--peers openmpi,./my_library.py``.
+
 The harness names those that cannot be installed or started, or lack the collective, and goes on.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
+from pathlib import Path
 from types import ModuleType
 
 
@@ -28,11 +32,18 @@ def names() -> list[str]:
 
 
 def load(name: str) -> ModuleType:
-    """The adapter of that name.
+    """The adapter of that name, or in the file of that name.
 
     Raises:
         ValueError: there is none.
     """
+    path = Path(name)
+    if path.suffix == ".py" and path.is_file():
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec and spec.loader:
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
     if name not in names():
-        raise ValueError(f"peer must be one of {', '.join(names())}. Received: {name}")
+        raise ValueError(f"peer must be a file or one of {', '.join(names())}. Received: {name}")
     return importlib.import_module(f"{__name__}.{name}")

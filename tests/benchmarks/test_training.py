@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import overhead, scaling, threads, training
+from benchmarks import jobs, musts, overhead, report, scaling, threads, training
 from benchmarks.series import Series
 
 pytestmark = pytest.mark.job
@@ -27,10 +27,38 @@ def test_rows_of_overhead_and_scaling() -> None:
     assert table[1]["efficiency"] == pytest.approx(0.8)
 
 
+def test_a_case_that_fails_is_named_and_the_others_have_rows() -> None:
+    found = {("mlp", 2, False): Series(failure="no end after 1 s"),
+             ("mlp", 2, True): Series([[1e-3]])}  # fmt: skip
+    (row,) = overhead.rows(found)
+    assert row["of_plain"] != row["of_plain"]
+    assert overhead.failures(found) == {"mlp, 2 x plain Keras": "no end after 1 s"}
+    assert "no end after" in report.missing_lines(overhead.failures(found))
+
+
+def test_a_job_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = []
+
+    def fail(command: list[str], **_: object) -> str:
+        commands.append(command)
+        raise jobs.JobFailedError("exit code 1: last words")
+
+    monkeypatch.setattr(jobs, "run_command", fail)
+    found = overhead.collect([("mlp", 1, False), ("mlp", 1, True)], rounds=3, epochs=1)
+    assert len(commands) == 2
+    assert {one.failure for one in found.values()} == {"exit code 1: last words"}
+    assert overhead.rows(found) == []
+
+
 def test_musts_without_figures_say_so() -> None:
-    rows = everything.musts(everything.Figures())
-    assert len(rows) == 15
+    rows = [must.row() for must in musts.musts(musts.Figures(), everything.SIZES)]
+    assert len(rows) == 14
     assert {row[3] for row in rows} == {"not measured"}
+
+
+def test_the_worst_figure_decides_a_must() -> None:
+    assert musts.Must("x", 2.2, "x", [2.5, 2.1]).row() == ["x", ">= 2.2x", "2.5, 2.1x", "no"]
+    assert musts.Must("x", 2, " us", [1.0], at_most=True).row()[1:] == ["<= 2 us", "1 us", "yes"]
 
 
 def test_a_job_trains_and_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:

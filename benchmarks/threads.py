@@ -40,9 +40,11 @@ def default(ranks: int, cores: int) -> Setting:
     return share, max(2, share), "core" if ranks <= cores else "none"
 
 
-def search(model: str, ranks: int, rounds: int, epochs: int) -> dict[Setting, Series]:
+def search(
+    tried: list[Setting], model: str, ranks: int, rounds: int, epochs: int
+) -> dict[Setting, Series]:
     """Measures all settings in turn, ``rounds`` times."""
-    found = {setting: Series() for setting in settings(ranks, len(os.sched_getaffinity(0)))}
+    found = {setting: Series() for setting in tried}
     for number in range(rounds):
         for (intra, inter, binding), result in found.items():
             print(
@@ -150,9 +152,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-np", "--num-proc", type=int, default=2, help="ranks (default 2)")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=3, help="timed epochs per job (default 3)")
+    parser.add_argument("--inter", default=None, help="only these inter-op threads, as in 1,2")
     parser.add_argument("--output", default=None, help="writes OUTPUT.json and OUTPUT.png")
     options = parser.parse_args(arguments)
-    found = search(options.model, options.num_proc, options.rounds, options.epochs)
+    cores = len(os.sched_getaffinity(0))
+    tried = [
+        setting
+        for setting in settings(options.num_proc, cores)
+        if options.inter is None or setting[1] in (0, *map(int, options.inter.split(",")))
+    ]
+    found = search(tried, options.model, options.num_proc, options.rounds, options.epochs)
     table = rows(found, MODELS[options.model][1], options.num_proc)
     here = machine.describe()
     print(f"# threads for {options.model} on {options.num_proc} ranks: {machine.headline(here)}")
@@ -167,8 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
         if result.failure:
             print(f"{setting}: not measured ({result.failure})")
     if table:
-        usual = default(options.num_proc, len(os.sched_getaffinity(0)))
-        print(verdict(table, usual, options.num_proc))
+        print(verdict(table, default(options.num_proc, cores), options.num_proc))
     if options.output:
         report.write_json(options.output, {"machine": here, "rows": table})
         title = f"{options.model} on {options.num_proc} ranks, {here['cores']} cores"

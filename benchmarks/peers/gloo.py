@@ -1,4 +1,8 @@
-"""Gloo through PyTorch's torch.distributed (CPU)."""
+"""Gloo through PyTorch's torch.distributed.
+
+The build for CPUs alone is a twentieth of the one with CUDA, and lies in PyTorch's own index: where
+pip does not look there, name that in PIP_EXTRA_INDEX_URL.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from benchmarks.definitions import ROOT_RANK
 from benchmarks.launch import plain as command  # noqa: F401
 
 TITLE = "Gloo (PyTorch)"
-REQUIREMENTS = ("numpy", "torch==2.13.0")
+REQUIREMENTS = ("numpy", "torch==2.13.0+cpu")
 Run = Callable[[], np.ndarray]
 
 

@@ -43,9 +43,13 @@ class Peer:
         tf, strategy = self._tf, self._strategy
         tensor = tf.constant(array)
 
+        def run_in_replica(x: Any) -> Any:
+            # The identity puts the tensor on the replica's device, which an argument is not on.
+            return in_replica(tf.distribute.get_replica_context(), tf.identity(x))
+
         @tf.function
         def function(x: Any) -> Any:
-            return strategy.run(lambda y: in_replica(tf.distribute.get_replica_context(), y), (x,))
+            return strategy.run(run_in_replica, (x,))
 
         return lambda: function(tensor)
 

@@ -130,7 +130,8 @@ def values_of(tensors: Sequence[Any]) -> list[Any]:
     Arrays are C-contiguous, in this machine's byte order, and scalars are without a dimension.
     """
     if not is_numpy(tensors):
-        return [tf.convert_to_tensor(tensor) for tensor in tensors]
+        # Most are tensors already: asking TensorFlow takes longer than looking.
+        return [t if isinstance(t, tf.Tensor) else tf.convert_to_tensor(t) for t in tensors]
     return [np.asarray(array, array.dtype.newbyteorder("="), order="C") for array in tensors]
 
 

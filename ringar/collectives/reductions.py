@@ -37,8 +37,8 @@ def reduce(
     )
     call = with_op(call, op, ranks.size())
     values = collectives.values_of(tensors)
-    for value in values:
-        refuse_integer_average(call, value.dtype, op)
+    for dtype in dict.fromkeys(value.dtype for value in values):
+        refuse_integer_average(call, dtype, op)
     pairs = [compression.compress(value) for value in values]
     reduced = collectives.run(call, [value for value, _ in pairs])
     return [

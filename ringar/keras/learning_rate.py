@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ringar import runtime
 
@@ -58,6 +59,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self.current_epoch = 0
+        self._rate = 0.0  # what the optimizer has, as far as this callback knows
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Find out the number of steps per epoch."""
@@ -78,6 +80,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Set the learning rate of this epoch, with `staircase`."""
         self.current_epoch = epoch
+        self._rate = self._current()
         if self.staircase and self._applies():
             self._adjust(epoch)
 
@@ -101,10 +104,13 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
     def _adjust(self, epoch: float) -> None:
-        old = self._current()
-        self.model.optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
-        # As the variable holds it: what only its rounding changes is no change.
-        new = self._current()
+        rate = self.initial_lr * self.multiplier(epoch)
+        self.model.optimizer.learning_rate = rate
+        # As the variable holds it: what only its rounding changes is no change. It is not asked for
+        # it, which would wait for the step that may be under way.
+        dtype = tf.as_dtype(self.model.optimizer.learning_rate.dtype)
+        old, new = self._rate, float(dtype.as_numpy_dtype(rate))
+        self._rate = new
         if new == old:
             return
         optimizer = _innermost(self.model.optimizer)

@@ -85,17 +85,17 @@ class Reduction:
         maxima: list[Any] = [None] * len(reduced)
         sparse: list[int] = []
         for index, gradient in enumerate(reduced):
-            if gradient is None:
-                continue
-            if index in overwritten:
-                maxima[index] = tf.convert_to_tensor(gradient)
-            elif isinstance(gradient, tf.IndexedSlices) and not self._as_dense(gradient):
+            if isinstance(gradient, tf.IndexedSlices) and not (
+                index in overwritten or self._as_dense(gradient)
+            ):
                 sparse.append(index)
-            else:
-                dense[index] = tf.convert_to_tensor(gradient)
+            elif gradient is not None:
+                if not isinstance(gradient, tf.Tensor):
+                    gradient = tf.convert_to_tensor(gradient)
+                (maxima if index in overwritten else dense)[index] = gradient
         self._reduce_dense(reduced, dense, "gradients", self._options())
-        # No compression and no scale here: these are values, not sums.
-        self._reduce_dense(reduced, maxima, "overwrites", {"op": Max})
+        if overwritten:  # no compression and no scale here: these are values, not sums
+            self._reduce_dense(reduced, maxima, "overwrites", {"op": Max})
         for index in reversed(sparse):
             reduced[index] = allreduce(
                 reduced[index],

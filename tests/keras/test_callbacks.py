@@ -145,18 +145,6 @@ def test_rank_0_alone_draws_a_progress_bar(
     assert ("Epoch 2/2" in printed) == (rank == 0)
 
 
-def test_no_callback_makes_keras_wait_for_a_step() -> None:
-    callbacks: list[Any] = [
-        ringar.callbacks.Distributed(),
-        ringar.callbacks.MetricAverageCallback(),
-        ringar.callbacks.LearningRateWarmupCallback(0.1),
-    ]
-    for callback in callbacks:
-        assert type(callback).on_train_batch_end is keras.callbacks.Callback.on_train_batch_end
-        assert type(callback).on_batch_end is keras.callbacks.Callback.on_batch_end
-        assert type(callback).on_test_batch_end is keras.callbacks.Callback.on_test_batch_end
-
-
 # --- ranks that do not fit together, or have drifted apart: an error on each of them ---
 
 

@@ -215,20 +215,6 @@ def test_process_sets_train_apart(rank: int) -> None:
         ringar.remove_process_set(process_set)
 
 
-@pytest.mark.ranks(1)
-def test_one_rank_pays_nothing() -> None:
-    variable = keras.Variable(np.zeros(3, "float32"))
-    optimizer = ringar.DistributedOptimizer(SGD(1.0))
-    optimizer.build([variable])
-
-    @tf.function
-    def step() -> None:
-        optimizer.apply([tf.ones([3])], [variable])
-
-    operations = {op.type for op in step.get_concrete_function().graph.get_operations()}
-    assert not any("Ringar" in operation for operation in operations)
-
-
 @pytest.mark.ranks(2)
 def test_buckets_leave_last_layer_first(rank: int) -> None:
     variables = [keras.Variable(np.zeros(4, "float32")) for _ in range(6)]

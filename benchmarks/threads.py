@@ -5,21 +5,25 @@
 Tries intra-op x inter-op threads x binding, and 0 x 0, which leaves both pools to TensorFlow; each
 in a job of its own and all of them in turn. Prints the best setting with the command line that uses
 it, and whether that is more than the noise better than what ringarrun does without any option.
+
+Steps are those of ``fit``, but without its begin and end: when it ends, the input pipeline is taken
+down, which waits for up to a third of a second.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, report
+from benchmarks import buckets, jobs, launch, machine, report
 from benchmarks.models import MODELS
 from benchmarks.series import Series
-from benchmarks.training import train
 
 Setting = tuple[int, int, str]
 """Intra-op threads, inter-op threads, binding."""
@@ -40,19 +44,33 @@ def default(ranks: int, cores: int) -> Setting:
     return share, max(2, share), "core" if ranks <= cores else "none"
 
 
-def search(
-    tried: list[Setting], model: str, ranks: int, rounds: int, epochs: int
-) -> dict[Setting, Series]:
+def train(model: str, ranks: int, setting: Setting, result: Series) -> None:
+    """Runs a job and adds its times to ``result``; a job that fails is noted there."""
+    intra, inter, binding = setting
+    with tempfile.TemporaryDirectory() as folder:
+        job = {"model": model, "candidates": [buckets.DEFAULT], "rounds": 5,
+               "steps": buckets.STEPS[model], "intra": intra, "inter": inter,
+               "folder": folder}  # fmt: skip
+        program = ["-m", "benchmarks.bucket_worker", json.dumps(job)]
+        command = launch.ringarrun(Path(), ranks, program, bind_to=binding)
+        try:
+            jobs.run_command(command, deadline=900)
+        except jobs.JobFailedError as error:
+            result.failure = str(error)
+            return
+        reports = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+    times = zip(*(report["seconds"][0] for report in reports), strict=True)
+    result.rounds.append([max(slowest) for slowest in times])
+    result.wrong += sum(report["wrong"] for report in reports)
+
+
+def search(tried: list[Setting], model: str, ranks: int, rounds: int) -> dict[Setting, Series]:
     """Measures all settings in turn, ``rounds`` times."""
     found = {setting: Series() for setting in tried}
     for number in range(rounds):
-        for (intra, inter, binding), result in found.items():
-            print(
-                f"round {number + 1} of {rounds}: intra-op {intra}, inter-op {inter}, "
-                f"bind to {binding}",
-                file=sys.stderr,
-            )
-            train(model, ranks, result, epochs=epochs, intra=intra, inter=inter, bind_to=binding)
+        for setting, result in found.items():
+            print(f"round {number + 1} of {rounds}: {setting}", file=sys.stderr)
+            train(model, ranks, setting, result)
     return found
 
 
@@ -151,7 +169,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", default="small_cnn", choices=list(MODELS))
     parser.add_argument("-np", "--num-proc", type=int, default=2, help="ranks (default 2)")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=3, help="timed epochs per job (default 3)")
     parser.add_argument("--inter", default=None, help="only these inter-op threads, as in 1,2")
     parser.add_argument("--output", default=None, help="writes OUTPUT.json and OUTPUT.png")
     options = parser.parse_args(arguments)
@@ -161,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
         for setting in settings(options.num_proc, cores)
         if options.inter is None or setting[1] in (0, *map(int, options.inter.split(",")))
     ]
-    found = search(tried, options.model, options.num_proc, options.rounds, options.epochs)
+    found = search(tried, options.model, options.num_proc, options.rounds)
     table = rows(found, MODELS[options.model][1], options.num_proc)
     here = machine.describe()
     print(f"# threads for {options.model} on {options.num_proc} ranks: {machine.headline(here)}")

@@ -16,7 +16,7 @@ namespace ringar::test {
 namespace {
 
 constexpr size_t kShort = 3;
-constexpr size_t kLong = 200'000;  // elements: more than a caller's thread runs itself
+constexpr size_t kLong = 400'000;  // elements: more than a caller's thread runs itself
 
 ringar_config alone() {
   return {0, 1, 0, 1, 0, 1, -1, 20, 20, 10};
@@ -37,7 +37,7 @@ TEST(engine_keeps_the_order_of_each_thread) {
     threads.emplace_back([&, t] {
       std::vector<std::unique_ptr<TestRequest>> requests;
       for (int i = 0; i < 200; ++i) {
-        requests.push_back(ones("x", t, (i + t) % 7 == 0 ? kLong / 8 : kShort));
+        requests.push_back(ones("x", t, (i + t) % 7 == 0 ? kLong : kShort));
         engine.submit(requests.back().get());
         if (i % 50 != 49) continue;
         TestRequest barrier("barrier name=");
@@ -83,7 +83,7 @@ class Chain : public TestRequest {
  public:
   Chain(Engine& engine, int left, std::atomic<int>& ended)
       : TestRequest(allreduce_spec("chain")), engine_(engine), left_(left), ended_(ended) {
-    add_ones(*this, 0, left % 2 ? kShort : kLong / 4);
+    add_ones(*this, 0, left % 2 ? kShort : kLong);
   }
   void complete(const Status& status) override {
     if (status.ok() && left_ > 0)

@@ -18,7 +18,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ringar-installed
 LIBRARY := ringar/libringar.so
-SOURCES := $(shell find tf_ops -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
+SOURCES := $(shell find tf_ops -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
 CPP := $(shell find tf_ops tests benchmarks -name '*.cc' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
 SCRIPTS := .ci/run $(shell find launchers tests benchmarks -name '*.sh' 2>/dev/null)
 

@@ -6,8 +6,8 @@ Tries intra-op x inter-op threads x binding, and 0 x 0, which leaves both pools 
 in a job of its own and all of them in turn. Prints the best setting with the command line that uses
 it, and whether that is more than the noise better than what ringarrun does without any option.
 
-Steps are those of ``fit``, but without its begin and end: when it ends, the input pipeline is taken
-down, which waits for up to a third of a second.
+Steps are those of ``fit``, but without its begin and end: after its last callback, when it lets go
+of the input pipeline, plain Keras spends up to 0.45 s, so that 100 steps of 8 or 9 ms take 1.30 s.
 """
 
 from __future__ import annotations

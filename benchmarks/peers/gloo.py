@@ -6,6 +6,7 @@ pip does not look there, name that in PIP_EXTRA_INDEX_URL.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable
 
@@ -28,6 +29,8 @@ class Peer:
         torch.set_num_threads(1)
         self._torch, self._dist = torch, dist
         dist.init_process_group("gloo")
+        # Else its threads are still there when Python ends, which often aborts the process.
+        atexit.register(dist.destroy_process_group)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.version = f"torch {torch.__version__}"
 

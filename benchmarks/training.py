@@ -28,7 +28,6 @@ def train(
     intra: int = 1,
     inter: int = 2,
     bind_to: str | None = None,
-    bucket: int | None = None,
     deadline: float = DEFAULT_LIMIT,
 ) -> None:
     """Runs a job and adds its times to ``result``.
@@ -39,7 +38,7 @@ def train(
         return
     steps = STEPS[model]
     options = {"model": model, "ringar": with_ringar, "steps": steps, "epochs": epochs,
-               "intra": intra, "inter": inter, "bucket": bucket}  # fmt: skip
+               "intra": intra, "inter": inter}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         program = ["-m", "benchmarks.fit_worker", json.dumps({**options, "folder": folder})]
         if with_ringar:

@@ -208,6 +208,10 @@ def cross_size() -> int:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Makes a process set usable. Collective: every rank of the job calls it, members or not.
 
+    A rank runs its collectives one after the other, in the order of issue, whatever their process
+    sets. Ranks that share two sets must therefore issue the collectives of both in one order; two
+    threads of each rank, one per set, would have them wait for each other until the deadline.
+
     Args:
         process_set: the set, or its ranks.
 

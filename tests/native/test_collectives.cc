@@ -49,6 +49,17 @@ TEST(collectives_of_threads) {
     });
 }
 
+// As many ranks as a large host has cores, most of them asleep on this one.
+TEST(collectives_of_many_ranks) {
+  for (int size : {16, 33, 64})
+    on_processes(size, [](Rank& me) {
+      Engine engine(me.config);
+      EXPECT_OK(engine.start());
+      for (uint64_t seed = 0; seed < 8; ++seed)
+        run_plan(random_plan(7000 + seed, all_ranks(me.size), 0, 100'000), me.rank, engine);
+    });
+}
+
 // The sizes at which an algorithm changes its way: one exchange or blocks, one block or two.
 TEST(collectives_at_the_edges_of_their_sizes) {
   on_threads(3, [](Rank& me) {

@@ -74,6 +74,11 @@ def ops() -> ModuleType:
     return module
 
 
+def op(collective: str, *, wait: bool) -> Any:
+    """The function of a TensorFlow op: one that waits for the end, or one that is asynchronous."""
+    return getattr(ops(), f"ringar_{collective}" if wait else f"ringar_{collective}_async")
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The library's C interface (tf_ops/include/ringar.h)."""
@@ -92,6 +97,7 @@ def library() -> ctypes.CDLL:
         ctypes.c_void_p,
     ]
     lib.ringar_start_timeline.argtypes = [ctypes.c_char_p, ctypes.c_int32]
+    lib.ringar_inline_bytes.restype = ctypes.c_int64
     lib.ringar_prepare.restype = ctypes.c_void_p
     lib.ringar_prepare.argtypes = [ctypes.c_char_p, ctypes.POINTER(_Array), ctypes.c_int32]
     if not lib.ringar_has_tensorflow_ops():

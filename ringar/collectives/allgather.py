@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import native, runtime
+from ringar import runtime
 from ringar.collectives import call as calls
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define, run, values_of
@@ -46,12 +46,6 @@ def grouped_allgather(
     return run(call, values_of(tensors))
 
 
-def _op(tensors: Sequence[tf.Tensor], splits: Any, spec: str) -> Sequence[tf.Tensor]:
-    del splits
-    gathered, rows = native.ops().ringar_allgather(tensors, spec=spec)
-    return [*gathered, rows]  # rows: how many came from each rank [tensors, ranks]
-
-
 def _rows_of_all(call: Call, rows: int) -> int:
     return rows * runtime.size_of(call.process_set)
 
@@ -66,4 +60,5 @@ def _gradient(back: Backward) -> list[tf.Tensor]:
     return grads
 
 
-define("allgather", Collective(_op, _gradient, rows=_rows_of_all, ranks_may_differ=True))
+# The op's further output: how many rows came from each rank [tensors, ranks].
+define("allgather", Collective(_gradient, rows=_rows_of_all, ranks_may_differ=True))

@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import native
 from ringar.collectives import call as calls
 from ringar.collectives import slices
 from ringar.collectives.collective import Backward, Collective, define
@@ -77,12 +76,6 @@ def grouped_allreduce(
     return reduce("allreduce", tensors, op, *options)
 
 
-def _op(tensors: Sequence[tf.Tensor], splits: Any, spec: str) -> Sequence[tf.Tensor]:
-    del splits
-    outputs: list[tf.Tensor] = native.ops().ringar_allreduce(tensors, spec=spec)
-    return outputs
-
-
 def _gradient(back: Backward) -> list[tf.Tensor]:
     """The loss is the sum of the ranks' losses, so every input sees every rank's gradient."""
     call = back.call
@@ -93,4 +86,4 @@ def _gradient(back: Backward) -> list[tf.Tensor]:
     return [up * slope for up, slope in zip(total, slopes(back, back.outputs), strict=True)]
 
 
-define("allreduce", Collective(_op, _gradient))
+define("allreduce", Collective(_gradient))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -91,11 +90,6 @@ def _refuse_uneven(call: Call, tensor: tf.Tensor, splits: Any, ranks: int) -> No
         )
 
 
-def _op(tensors: Sequence[tf.Tensor], splits: Any, spec: str) -> Sequence[tf.Tensor]:
-    received, counts = native.ops().ringar_alltoall(tensors[0], splits, spec=spec)
-    return [received, counts]  # counts: how many rows came from each rank
-
-
 def _gradient(back: Backward) -> list[tf.Tensor]:
     """Rows go back where they came from."""
     return back.run("alltoall", back.upstream, *back.outputs[1:])
@@ -103,5 +97,12 @@ def _gradient(back: Backward) -> list[tf.Tensor]:
 
 define(
     "alltoall",
-    Collective(_op, _gradient, rows=lambda call, rows: rows, ranks_may_differ=True, grouped=False),
+    Collective(
+        _gradient,
+        # Its further output: how many rows came from each rank.
+        arguments=lambda tensors, splits: [tensors[0], splits],
+        rows=lambda call, rows: rows,
+        ranks_may_differ=True,
+        grouped=False,
+    ),
 )

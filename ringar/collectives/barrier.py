@@ -28,4 +28,4 @@ def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -
     elif tf.executing_eagerly():
         native.run(call.spec(), [], [])
     else:
-        native.ops().ringar_barrier(spec=call.spec())
+        native.op("barrier", wait=True)(spec=call.spec())

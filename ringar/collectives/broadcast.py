@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import native, runtime
+from ringar import runtime
 from ringar.collectives import call as calls
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define, run, values_of
@@ -72,12 +72,6 @@ def _place_of(call: Call, root_rank: int, ranks: ProcessSet) -> int:
     return ranks.ranks.index(root_rank)
 
 
-def _op(tensors: Sequence[tf.Tensor], splits: Any, spec: str) -> Sequence[tf.Tensor]:
-    del splits
-    outputs: list[tf.Tensor] = native.ops().ringar_broadcast(tensors, spec=spec)
-    return outputs
-
-
 def _gradient(back: Backward) -> list[tf.Tensor]:
     """The root's tensor is what every rank uses, so it gets the sum; the others' is unused."""
     total = back.run("allreduce", back.upstream)
@@ -86,7 +80,7 @@ def _gradient(back: Backward) -> list[tf.Tensor]:
     return [tf.zeros_like(t) for t in total]
 
 
-define("broadcast", Collective(_op, _gradient))
+define("broadcast", Collective(_gradient))
 
 
 def broadcast_variables(

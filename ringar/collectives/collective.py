@@ -23,8 +23,8 @@ from ringar import native
 from ringar.collectives import compiled
 from ringar.collectives.call import Call
 
-Op = Callable[[Sequence[tf.Tensor], Any, str], Sequence[tf.Tensor]]
-"""``(tensors, rows per rank, spec) -> outputs``; adds the TensorFlow op."""
+Arguments = Callable[[Sequence[tf.Tensor], Any], Sequence[Any]]
+"""``(tensors, rows per rank) -> inputs`` of the TensorFlow op."""
 
 NO_SPLITS = np.zeros(0, np.int64)
 """Rows per rank where nothing is said of them: dealt out evenly."""
@@ -35,16 +35,16 @@ class Collective:
     """What is a collective's own; its op works on tensors of one dtype.
 
     Attributes:
-        op: adds its TensorFlow op, whose first outputs are those of the tensors.
         gradient: from the gradients of the outputs to those of the inputs.
+        arguments: what its TensorFlow op takes. The op's first outputs are those of the tensors.
         rows: how many rows this rank gets if all ranks bring ``rows``; None: as many.
         ranks_may_differ: in how many rows they bring. Then the exchange alone tells how many come
             out. Compiled code must know before, and takes the same number from all ranks.
         grouped: whether the op takes any number of tensors, or one.
     """
 
-    op: Op
     gradient: Callable[[Backward], Sequence[tf.Tensor]]
+    arguments: Arguments = lambda tensors, splits: [tensors]
     rows: Callable[[Call, int], int] | None = None
     ranks_may_differ: bool = False
     grouped: bool = True
@@ -88,6 +88,7 @@ def define(name: str, collective: Collective) -> None:
     """Makes a collective known by its name, and its gradient to TensorFlow."""
     _COLLECTIVES[name] = collective
 
+    @tf.RegisterGradient(f"Ringar{name.capitalize()}Async")
     @tf.RegisterGradient(f"Ringar{name.capitalize()}")
     def _registered(op: Any, *upstream: tf.Tensor | None) -> Any:
         spec = op.get_attr("spec")
@@ -156,12 +157,32 @@ def run_tensors(
     if compiled.is_compiling():
         assert splits is NO_SPLITS, f"compiled {call.collective} with {splits}"
         return _run_compiled(collective, call, tensors)
-    outputs = collective.op(tensors, splits, call.spec(tensors[0].dtype.name))
+    op = native.op(call.collective, wait=is_worth_waiting_for(tensors))
+    spec = call.spec(tensors[0].dtype.name)
+    outputs: list[tf.Tensor] = tf.nest.flatten(
+        op(*collective.arguments(tensors, splits), spec=spec)
+    )
     if collective.rows is not None and not tf.executing_eagerly():
         for tensor, output in zip(tensors, outputs, strict=False):
             if tensor.shape.rank:
                 output.set_shape([None, *tensor.shape[1:]])
     return outputs
+
+
+def is_worth_waiting_for(tensors: Sequence[tf.Tensor]) -> bool:
+    """Whether an op is to hold its thread until it is done, or to be called back.
+
+    In eager code the caller waits in any case. In a graph, a callback has TensorFlow schedule all
+    that depends on the op anew, which takes longer than a collective of a few hundred kilobytes;
+    during a long one the thread has better things to do, above all the rest of the backward pass.
+    """
+    if tf.executing_eagerly():
+        return True
+    elements = [tensor.shape.num_elements() for tensor in tensors]
+    if None in elements:
+        return False
+    limit: int = native.library().ringar_inline_bytes()
+    return sum(elements) * tensors[0].dtype.size <= limit
 
 
 def _run_compiled(

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import native, runtime
+from ringar import runtime
 from ringar.collectives import call as calls
 from ringar.collectives import compiled
 from ringar.collectives.call import Call
@@ -59,11 +59,6 @@ def grouped_reducescatter(
     return reduce("reducescatter", tensors, op, *options)
 
 
-def _op(tensors: Sequence[tf.Tensor], splits: Any, spec: str) -> Sequence[tf.Tensor]:
-    outputs: list[tf.Tensor] = native.ops().ringar_reducescatter(tensors, splits, spec=spec)
-    return outputs
-
-
 def share(rows: int, ranks: int, rank: int) -> int:
     """How many of ``rows`` rank ``rank`` keeps (even_share in tf_ops/engine/request.h)."""
     return rows // ranks + (1 if rank < rows % ranks else 0)
@@ -102,4 +97,7 @@ def _rows_of_all_ranks(back: Backward) -> list[tf.Tensor]:
     return whole
 
 
-define("reducescatter", Collective(_op, _gradient, rows=_own_share))
+define(
+    "reducescatter",
+    Collective(_gradient, arguments=lambda tensors, splits: [tensors, splits], rows=_own_share),
+)

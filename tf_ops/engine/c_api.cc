@@ -123,6 +123,11 @@ int ringar_is_initialized(void) {
   return engine() != nullptr;
 }
 
+int64_t ringar_inline_bytes(void) {
+  const auto running = engine();
+  return running ? static_cast<int64_t>(running->inline_bytes()) : 0;
+}
+
 int ringar_start_timeline(const char* path, int32_t rank) {
   return report(Timeline::instance().start(path, rank));
 }

@@ -41,6 +41,9 @@ class Engine {
   Status add_process_set(const std::vector<int>& ranks, int* id);
   Status remove_process_set(int id);
 
+  // Up to here submit() runs a request itself, if the engine is idle.
+  size_t inline_bytes() const { return inline_bytes_; }
+
   // Null if this rank is no member, or the set does not exist.
   const Communicator* process_set(int id);
 

@@ -80,6 +80,9 @@ RINGAR_EXPORT void ringar_stop_timeline(void);
 
 RINGAR_EXPORT const char* ringar_last_error(void);
 
+// Up to how many bytes a collective takes less time than waking another thread for it.
+RINGAR_EXPORT int64_t ringar_inline_bytes(void);
+
 // 1 if the TensorFlow ops and the XLA target were registered when the library was opened.
 RINGAR_EXPORT int ringar_has_tensorflow_ops(void);
 RINGAR_EXPORT int ringar_has_xla_target(void);

@@ -43,7 +43,13 @@ void* create(TF_OpKernelConstruction* construction) {
   return read_spec(construction, &kernel->spec) ? kernel.release() : nullptr;
 }
 
-void compute(void* raw, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+void compute(void* raw, TF_OpKernelContext* context) {
+  auto& kernel = *static_cast<Kernel*>(raw);
+  OpRequest* request = kernel.requests.take(context, nullptr);
+  request->complete(kernel.prepare(*request) ? run(*request) : Status());
+}
+
+void compute_async(void* raw, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   auto& kernel = *static_cast<Kernel*>(raw);
   OpRequest* request = kernel.requests.take(context, done);
   if (kernel.prepare(*request))
@@ -78,12 +84,10 @@ void check(const TfStatus& status) {
   std::abort();
 }
 
-template <const OpDefinition& (*definition)()>
-void register_op() {
+void define(const OpDefinition& op, const std::string& name) {
   const auto& tf = tensorflow();
-  const OpDefinition& op = definition();
   const TfStatus status = new_status();
-  TF_OpDefinitionBuilder* builder = tf.TF_NewOpDefinitionBuilder(op.name);
+  TF_OpDefinitionBuilder* builder = tf.TF_NewOpDefinitionBuilder(name.c_str());
   for (const char* attr : op.attrs) tf.TF_OpDefinitionBuilderAddAttr(builder, attr);
   for (const char* input : op.inputs) tf.TF_OpDefinitionBuilderAddInput(builder, input);
   for (const char* output : op.outputs) tf.TF_OpDefinitionBuilderAddOutput(builder, output);
@@ -92,10 +96,24 @@ void register_op() {
       builder, op.outputs_shaped_as_inputs ? shapes_of_inputs : unknown_shapes);
   tf.TF_RegisterOpDefinition(builder, status.get());
   check(status);
-  tf.TF_RegisterKernelBuilder(
-      op.name, tf.TF_NewAsyncKernelBuilder(op.name, "CPU", create<definition>, compute, destroy),
-      status.get());
+}
+
+void add_kernel(const std::string& name, TF_KernelBuilder* builder) {
+  const TfStatus status = new_status();
+  tensorflow().TF_RegisterKernelBuilder(name.c_str(), builder, status.get());
   check(status);
+}
+
+template <const OpDefinition& (*definition)()>
+void register_op() {
+  const auto& tf = tensorflow();
+  const std::string name = definition().name, async = name + "Async";
+  define(definition(), name);
+  define(definition(), async);
+  add_kernel(name,
+             tf.TF_NewKernelBuilder(name.c_str(), "CPU", create<definition>, compute, destroy));
+  add_kernel(async, tf.TF_NewAsyncKernelBuilder(async.c_str(), "CPU", create<definition>,
+                                                compute_async, destroy));
 }
 
 // load_op_library finds the ops that are registered while the library is being opened.

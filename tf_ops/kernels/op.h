@@ -1,8 +1,11 @@
 // What the TensorFlow ops have in common.
 //
-// Every op takes a `spec` (engine/spec.h) and is asynchronous: its compute function hands a request
-// to the engine and returns; the engine calls back when the collective is done. An op is told apart
-// from another by its definition and by one function, which prepares inputs and outputs.
+// Every op takes a `spec` (engine/spec.h) and comes in two forms. RingarAllreduce is done when its
+// compute function returns; TensorFlow then goes on with what depends on it in the same thread.
+// RingarAllreduceAsync hands a request to the engine and returns; the engine calls back when the
+// collective is done, and TensorFlow schedules everything that depends on it anew, which costs more
+// than a small collective. A collective is told apart from another by its definition and by one
+// function, which prepares inputs and outputs.
 
 #pragma once
 

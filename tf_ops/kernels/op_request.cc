@@ -43,7 +43,7 @@ OpRequest::OpRequest(const Spec& spec, OpRequests& home)
 // compute returns, since calling TensorFlow's pointer later would read a dead frame.
 void OpRequest::begin(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   context_ = context;
-  done_ = std::move(*reinterpret_cast<std::function<void()>*>(done));
+  if (done) done_ = std::move(*reinterpret_cast<std::function<void()>*>(done));
   tensors.clear();
   splits.clear();
   received.clear();
@@ -164,9 +164,9 @@ void OpRequest::complete(const Status& status) {
   inputs_.clear();
   outputs_.clear();
   // The request goes home before the step does: done() may free what the kernel owns.
-  const std::function<void()> done = std::move(done_);
+  const std::function<void()> done = std::exchange(done_, nullptr);
   home_.give_back(this);
-  done();
+  if (done) done();
 }
 
 }  // namespace ringar

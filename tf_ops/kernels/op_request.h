@@ -24,6 +24,7 @@ class OpRequests {
   explicit OpRequests(const Spec& spec);
   ~OpRequests();
 
+  // `done` may be null, where nobody is to be called.
   OpRequest* take(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done);
   void give_back(OpRequest* request);
 

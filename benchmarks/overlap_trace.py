@@ -48,19 +48,18 @@ def phase_of(op: str) -> str | None:
     return "optimizer" if re.search(r"(^|/)optimizer(_\d+)?/", name) else "forward"
 
 
-def transfers(events: Iterable[dict[str, Any]]) -> list[Transfer]:
+def transfers(events: list[dict[str, Any]]) -> list[Transfer]:
     """The gradients' buckets in the timeline of one rank, in the order of their begin."""
     spans = [event for event in events if event["ph"] == "X"]
-    queued = [event for event in spans if event["name"].startswith("queued: ")]
+    ends = {event["id2"]["local"]: event["ts"] for event in events if event["ph"] == "e"}
+    queued = {(event["name"], ends.get(event["id2"]["local"])): event["ts"]
+              for event in events if event["ph"] == "b"}  # fmt: skip
     found = []
     for event in spans:
         title = re.fullmatch(r'allreduce "gradients/(.*)"', event["name"])
         if title:
             begin, args = event["ts"], event["args"]
-            submitted = next(
-                (q["ts"] for q in queued if q["name"] == f"queued: {event['name']}"
-                 and abs(q["ts"] + q["dur"] - begin) < 0.01), begin
-            )  # fmt: skip
+            submitted = queued.get((f"queued: {event['name']}", begin), begin)
             totals = {kind: args[f"{kind}_us"] for kind in ("waiting", "reducing", "copying")}
             found.append(
                 Transfer(title[1], args["bytes"], args["tensors"], submitted, begin,
@@ -173,15 +172,8 @@ def chrome_trace(
             events += row(first, phase if lane == 0 else f"{phase}, more at once")
             events.append(span(first, begin, end, name))
     for timeline in timelines:
-        spans = sorted((e for e in timeline if e["ph"] == "X"), key=lambda e: e["ts"])
-        # Requests that wait in the queue at once would cross on one row; Perfetto wants them apart.
-        waiting = [e for e in spans if e["tid"] == 1 and origin <= e["ts"] < last]
-        queue = lanes([(e["ts"], e["ts"] + e["dur"]) for e in waiting])
-        for event, lane in zip(waiting, queue, strict=True):
-            events += row(1 + lane, f"queue {lane}" if lane else "queue", event["pid"])
-            events.append({**event, "tid": 1 + lane, "ts": round(event["ts"] - origin, 3)})
-        events += [event for event in timeline if event["ph"] == "M" and event["tid"] == 0]
-        events += [{**event, "ts": round(event["ts"] - origin, 3)} for event in spans
-                   if event["tid"] == 0 and origin <= event["ts"] < last]  # fmt: skip
+        events += [event for event in timeline if event["ph"] == "M"]
+        events += [{**event, "ts": round(event["ts"] - origin, 3)} for event in timeline
+                   if event["ph"] != "M" and origin <= event["ts"] < last]  # fmt: skip
     unique = {json.dumps(event): event for event in events}  # a row is named once
     return list(unique.values())

@@ -66,6 +66,32 @@ def test_launcher_merges_the_ranks(tmp_path: Path, ranks: int) -> None:
     assert min(e["ts"] for e in events if "ts" in e) == 0
 
 
+def test_spans_of_a_row_nest_and_the_queue_is_apart(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    source = """
+        import tensorflow as tf
+        import ringar
+        ringar.init()
+        long = tf.ones([1 << 20])
+        tf.function(lambda: [ringar.allreduce(long, name=f"n{i}") for i in range(4)])()
+    """
+    assert run(tmp_path, 2, source, "--timeline-filename", str(path)).returncode == 0
+    events = json.loads(path.read_text())
+    for rank in range(2):
+        inside = [float("inf")]
+        for e in sorted(spans(events, rank), key=lambda e: (e["ts"], -e["dur"])):
+            while inside[-1] <= e["ts"]:
+                inside.pop()
+            assert e["ts"] + e["dur"] <= inside[-1] + 0.01, e
+            inside.append(e["ts"] + e["dur"])
+        queue = [e for e in events if e["pid"] == rank and e.get("cat") == "queue"]
+        begins = {e["id2"]["local"]: e["ts"] for e in queue if e["ph"] == "b"}
+        ends = {e["id2"]["local"]: e["ts"] for e in queue if e["ph"] == "e"}
+        assert begins.keys() == ends.keys()
+        assert len(begins) >= 4
+        assert all(begins[i] <= ends[i] for i in begins)
+
+
 def test_the_late_rank_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     assert run(tmp_path, 2, JOB, "--timeline-filename", str(path)).returncode == 0

@@ -11,7 +11,7 @@ namespace ringar {
 namespace {
 
 // A row per rank, and below it one for what waits in the queue.
-constexpr int kEngineRow = 0, kQueueRow = 1;
+constexpr int kEngineRow = 0;
 
 // Blocks of a large array are thousands: their sums are always there, themselves up to this many.
 constexpr size_t kMostStretches = 256;
@@ -103,7 +103,6 @@ Status Timeline::start(const std::string& path, int rank) {
   };
   label("process_name", 0, "rank " + std::to_string(rank));
   label("thread_name", kEngineRow, "collectives");
-  label("thread_name", kQueueRow, "queue");
   write("{\"ph\":\"M\"," + pid + "\"tid\":0,\"name\":\"process_sort_index\",\"args\":" +
         "{\"sort_index\":" + std::to_string(rank) + "}}");
   on_.store(true);
@@ -132,12 +131,21 @@ void Timeline::span(const std::string& name, int row, int64_t begin, int64_t end
         ",\"name\":" + quoted(name) + (args.empty() ? "" : ",\"args\":{" + args + "}") + "}");
 }
 
+// Requests wait side by side, and spans of one row must not cross: these are asynchronous events.
+void Timeline::queued(const std::string& name, int64_t begin, int64_t end) {
+  const std::string rest = ",\"cat\":\"queue\",\"id2\":{\"local\":\"" + std::to_string(events_) +
+                           "\"},\"pid\":" + std::to_string(rank_) +
+                           ",\"tid\":" + std::to_string(kEngineRow) + ",\"name\":" + quoted(name);
+  write("{\"ph\":\"b\",\"ts\":" + microseconds(begin) + rest + "}");
+  write("{\"ph\":\"e\",\"ts\":" + microseconds(end) + rest + "}");
+}
+
 void Timeline::collective(const Request& request, const std::string& title, int64_t begin,
                           const Trace& trace) {
   const int64_t end = monotonic_ns();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (request.submitted_ns > 0 && request.submitted_ns < begin)
-    span("queued: " + title, kQueueRow, request.submitted_ns, begin, "");
+    queued("queued: " + title, request.submitted_ns, begin);
   span(title, kEngineRow, begin, end,
        "\"bytes\":" + std::to_string(request.input_bytes()) +
            ",\"dtype\":" + quoted(std::string(ringar::name_of(request.spec.dtype))) +

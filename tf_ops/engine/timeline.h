@@ -54,6 +54,7 @@ class Timeline {
 
  private:
   void write(const std::string& event);
+  void queued(const std::string& name, int64_t begin, int64_t end);
   void span(const std::string& name, int row, int64_t begin, int64_t end, const std::string& args);
 
   std::atomic<bool> on_{false};

@@ -50,7 +50,7 @@ def main() -> None:
     model = build()
     optimizer: Any = keras.optimizers.SGD(1e-3)
 
-    class Stopwatch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    class Stopwatch(keras.callbacks.Callback):
         """Seconds of an epoch."""
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

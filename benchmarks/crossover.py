@@ -135,7 +135,7 @@ def table_text(choices: list[Choice]) -> str:
     head = (
         "// Written by `python -m benchmarks.crossover --write`: for up to so many ranks, bytes of "
         "a slice,\n// of a small allreduce, of a request that is run by the thread that issues "
-        "it.\n"
+        "it.\n// clang-format off\n"
     )
     last, slice_bytes, small, inline = choices[-1]
     rows = [f"{{{', '.join(map(str, choice))}}}," for choice in choices]

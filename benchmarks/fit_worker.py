@@ -27,6 +27,17 @@ def weights_differ(model: Any) -> int:
     return int(np.count_nonzero(everyone.view(np.uint32) != everyone[0].view(np.uint32)))
 
 
+def meet(folder: str, rank: int, ranks: int, turn: int) -> None:
+    """Waits for the other processes, which know of each other by files alone.
+
+    Plain processes are side by side only while all of them train: one that starts early has the
+    machine to itself.
+    """
+    Path(folder, f"{rank}.turn-{turn}").touch()
+    while len(list(Path(folder).glob(f"*.turn-{turn}"))) < ranks:
+        time.sleep(1e-3)
+
+
 def main() -> None:
     options = json.loads(sys.argv[1])
     with_ringar = options["ringar"]
@@ -39,11 +50,11 @@ def main() -> None:
         import ringar
 
         ringar.init(intra_op_threads=options["intra"], inter_op_threads=options["inter"])
-        rank = ringar.rank()
+        rank, ranks = ringar.rank(), ringar.size()
     else:
         tf.config.threading.set_intra_op_parallelism_threads(options["intra"])
         tf.config.threading.set_inter_op_parallelism_threads(options["inter"])
-        rank = int(os.environ.get("RANK", "0"))
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
     keras.utils.set_random_seed(1 + rank)
     build, batch = MODELS[options["model"]]
@@ -51,11 +62,13 @@ def main() -> None:
     optimizer: Any = keras.optimizers.SGD(1e-3)
 
     class Stopwatch(keras.callbacks.Callback):
-        """Seconds of an epoch."""
+        """Seconds of an epoch that all ranks begin together."""
+
+        turn = 0
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            if with_ringar:
-                ringar.barrier()
+            meet(options["folder"], rank, ranks, self.turn)
+            self.turn += 1
             self._start = time.perf_counter()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

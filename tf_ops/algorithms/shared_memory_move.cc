@@ -117,14 +117,14 @@ Status broadcast_in_shared_memory(Communicator& c, Request& request) {
   VirtualArray& from_root = incoming[static_cast<size_t>(request.spec.root)];
   for (const Tensor& t : request.tensors) {
     const size_t bytes = static_cast<size_t>(t.shape.elements()) * request.element_size();
-    if (!is_root) from_root.append(nullptr, t.output, bytes);
     if (is_root) outgoing.append(t.input, nullptr, bytes);
-    if (is_root && bytes > 0 && t.output != t.input) std::memcpy(t.output, t.input, bytes);
+    // The root, too, copies what is in cache by then, unless it has it in place.
+    from_root.append(nullptr, t.output == t.input ? nullptr : t.output, bytes);
   }
   const Stream stream{0, c.outbox_bytes()};
   outgoing.gather(0, stream.end(0, outgoing.size()), c.outbox(c.rank()));
   RINGAR_RETURN_IF_ERROR(c.open(request));
-  return run_stream(c, stream, outgoing, incoming, is_root ? outgoing.size() : from_root.size());
+  return run_stream(c, stream, outgoing, incoming, from_root.size());
 }
 
 // An outbox has one compartment per receiver, each a stream of its own. The header is the number

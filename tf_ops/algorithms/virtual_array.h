@@ -50,10 +50,10 @@ class VirtualArray {
     });
   }
 
-  // Copies `from` to the outputs of [begin, end).
+  // Copies `from` to the outputs of [begin, end); not where there is none.
   void scatter(size_t begin, size_t end, const std::byte* from) const {
     for_each(begin, end, [&](const std::byte*, std::byte* output, size_t bytes, size_t offset) {
-      std::memcpy(output, from + offset, bytes);
+      if (output) std::memcpy(output, from + offset, bytes);
     });
   }
 

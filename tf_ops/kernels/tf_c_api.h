@@ -87,32 +87,40 @@ void TF_OpKernelContext_Failure(TF_OpKernelContext* ctx, TF_Status* status);
 
 }  // extern "C"
 
-#define RINGAR_TF_FUNCTIONS(X)                                                                    \
-  X(TF_NewStatus)                                                                                 \
-  X(TF_DeleteStatus)                                                                              \
-  X(TF_SetStatus)                                                                                 \
-  X(TF_GetCode)                                                                                   \
-  X(TF_Message)                                                                                   \
-  X(TF_DeleteTensor)                                                                              \
-  X(TF_NumDims)                                                                                   \
-  X(TF_Dim)                                                                                       \
-  X(TF_TensorByteSize)                                                                            \
-  X(TF_TensorData)                                                                                \
-  X(TF_NewOpDefinitionBuilder)                                                                    \
-  X(TF_OpDefinitionBuilderAddAttr)                                                                \
-  X(TF_OpDefinitionBuilderAddInput)                                                               \
-  X(TF_OpDefinitionBuilderAddOutput)                                                              \
-  X(TF_OpDefinitionBuilderSetIsStateful)                                                          \
-  X(TF_OpDefinitionBuilderSetShapeInferenceFunction)                                              \
-  X(TF_RegisterOpDefinition)                                                                      \
-  X(TF_ShapeInferenceContextNumInputs)                                                            \
-  X(TF_NewShapeHandle)                                                                            \
-  X(TF_DeleteShapeHandle)                                                                         \
-  X(TF_ShapeInferenceContextGetInput)                                                             \
-  X(TF_ShapeInferenceContextSetOutput)                                                            \
-  X(TF_ShapeInferenceContextSetUnknownShape)                                                      \
-  X(TF_NewKernelBuilder)                                                                          \
-  X(TF_NewAsyncKernelBuilder) X(TF_RegisterKernelBuilder) X(TF_OpKernelConstruction_GetAttrSize)  \
-      X(TF_OpKernelConstruction_GetAttrString) X(TF_OpKernelConstruction_Failure) X(TF_NumInputs) \
-          X(TF_NumOutputs) X(TF_GetInput) X(TF_ExpectedOutputDataType) X(TF_AllocateOutput)       \
-              X(TF_ForwardInputOrAllocateOutput) X(TF_OpKernelContext_Failure)
+#define RINGAR_TF_FUNCTIONS(X)                       \
+  X(TF_NewStatus)                                    \
+  X(TF_DeleteStatus)                                 \
+  X(TF_SetStatus)                                    \
+  X(TF_GetCode)                                      \
+  X(TF_Message)                                      \
+  X(TF_DeleteTensor)                                 \
+  X(TF_NumDims)                                      \
+  X(TF_Dim)                                          \
+  X(TF_TensorByteSize)                               \
+  X(TF_TensorData)                                   \
+  X(TF_NewOpDefinitionBuilder)                       \
+  X(TF_OpDefinitionBuilderAddAttr)                   \
+  X(TF_OpDefinitionBuilderAddInput)                  \
+  X(TF_OpDefinitionBuilderAddOutput)                 \
+  X(TF_OpDefinitionBuilderSetIsStateful)             \
+  X(TF_OpDefinitionBuilderSetShapeInferenceFunction) \
+  X(TF_RegisterOpDefinition)                         \
+  X(TF_ShapeInferenceContextNumInputs)               \
+  X(TF_NewShapeHandle)                               \
+  X(TF_DeleteShapeHandle)                            \
+  X(TF_ShapeInferenceContextGetInput)                \
+  X(TF_ShapeInferenceContextSetOutput)               \
+  X(TF_ShapeInferenceContextSetUnknownShape)         \
+  X(TF_NewKernelBuilder)                             \
+  X(TF_NewAsyncKernelBuilder)                        \
+  X(TF_RegisterKernelBuilder)                        \
+  X(TF_OpKernelConstruction_GetAttrSize)             \
+  X(TF_OpKernelConstruction_GetAttrString)           \
+  X(TF_OpKernelConstruction_Failure)                 \
+  X(TF_NumInputs)                                    \
+  X(TF_NumOutputs)                                   \
+  X(TF_GetInput)                                     \
+  X(TF_ExpectedOutputDataType)                       \
+  X(TF_AllocateOutput)                               \
+  X(TF_ForwardInputOrAllocateOutput)                 \
+  X(TF_OpKernelContext_Failure)

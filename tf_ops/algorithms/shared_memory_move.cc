@@ -119,7 +119,7 @@ Status broadcast_in_shared_memory(Communicator& c, Request& request) {
     const size_t bytes = static_cast<size_t>(t.shape.elements()) * request.element_size();
     if (is_root) outgoing.append(t.input, nullptr, bytes);
     // The root, too, copies what is in cache by then, unless it has it in place.
-    from_root.append(nullptr, t.output == t.input ? nullptr : t.output, bytes);
+    from_root.append(nullptr, is_root && t.output == t.input ? nullptr : t.output, bytes);
   }
   const Stream stream{0, c.outbox_bytes()};
   outgoing.gather(0, stream.end(0, outgoing.size()), c.outbox(c.rank()));

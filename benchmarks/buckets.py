@@ -142,7 +142,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--models", default="small_cnn,alexnet", help=f"of {', '.join(MODELS)}")
     found.add_argument("-np", "--num-proc", type=int, default=2, help="ranks (default 2)")
-    found.add_argument("--bind-to", default="core", help="core, none or numa (default core)")
+    found.add_argument("--bind-to", default="auto", help="core, none, numa (default: as ringarrun)")
     found.add_argument("--sizes", default="512K,2M,8M,32M,1G", help="bytes, as in 512K,8M")
     found.add_argument("--first-sizes", default="64K,256K,1M,4M,8M", help="of the first bucket")
     found.add_argument("--rounds", type=int, default=12)

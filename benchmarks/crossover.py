@@ -155,8 +155,8 @@ def main() -> int:
     options = parser.parse_args()
     print(f"# crossovers: {machine.headline(machine.describe())}")
     choices: list[Choice] = []
-    for ranks in options.ranks.split(","):
-        choices.append(choose(int(ranks), options.rounds, choices[0][3] if choices else None))
+    for ranks in sorted({int(ranks) for ranks in options.ranks.split(",")}):
+        choices.append(choose(ranks, options.rounds, choices[0][3] if choices else None))
     text = table_text(choices)
     print(f"\n{text}")
     if options.write:

@@ -49,11 +49,11 @@ def main() -> None:
     if with_ringar:
         import ringar
 
-        ringar.init(intra_op_threads=options["intra"], inter_op_threads=options["inter"])
+        ringar.init(intra_op_threads=1, inter_op_threads=2)
         rank, ranks = ringar.rank(), ringar.size()
     else:
-        tf.config.threading.set_intra_op_parallelism_threads(options["intra"])
-        tf.config.threading.set_inter_op_parallelism_threads(options["inter"])
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(2)
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
     keras.utils.set_random_seed(1 + rank)

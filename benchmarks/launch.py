@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def ringarrun(
-    environment: Path, ranks: int, program: list[str], bind_to: str | None = None
+    environment: Path, ranks: int, program: list[str], bind_to: str = "auto"
 ) -> list[str]:
     """With ringar's launcher, in the environment that runs the harness."""
-    options = ["-np", str(ranks), *(["--bind-to", bind_to] if bind_to else [])]
+    options = ["-np", str(ranks), *(["--bind-to", bind_to] if bind_to != "auto" else [])]
     return [sys.executable, "-m", "ringar.launchers", *options, sys.executable, *program]
 
 

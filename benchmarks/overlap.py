@@ -41,6 +41,7 @@ from benchmarks.overlap_trace import (
     transfers,
     union,
 )
+from ringar.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
 
 EVERYTHING = 1 << 50
 """Bytes of a bucket that holds all gradients."""
@@ -190,9 +191,9 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--model", default="small_cnn", choices=list(MODELS))
     found.add_argument("-np", "--num-proc", type=int, default=2, help="ranks (default 2)")
-    found.add_argument("--bind-to", default="core", help="core, none or numa (default core)")
-    found.add_argument("--bucket", type=parse_size, default=8 << 20, help="as in 512K (default 8M)")
-    found.add_argument("--first-bucket", type=parse_size, default=1 << 20, help="(default 1M)")
+    found.add_argument("--bind-to", default="auto", help="core, none, numa (default: as ringarrun)")
+    found.add_argument("--bucket", type=parse_size, default=DEFAULT_BUCKET_BYTES, help="as in 512K")
+    found.add_argument("--first-bucket", type=parse_size, default=DEFAULT_FIRST_BUCKET_BYTES)
     found.add_argument("--intra", type=int, default=None, help="intra-op threads of a rank")
     found.add_argument("--inter", type=int, default=None, help="inter-op threads of a rank")
     found.add_argument("--rounds", type=int, default=12, help="timed rounds (default 12)")

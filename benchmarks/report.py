@@ -150,25 +150,3 @@ def plot_scaling(path: str, rows: list[dict[str, Any]]) -> None:
     panels[0][0].legend(frameon=False, fontsize=8, loc="upper left")
     _save(figure, path)
     plt.close(figure)
-
-
-def plot_threads(path: str, rows: list[dict[str, Any]], model: str) -> None:
-    """Draws images/s against intra-op threads, a line per inter-op and binding, to ``path``.png."""
-    plt, figure, axes = _figure(figsize=(7, 4.5))
-    for inter, binding in sorted({(row["inter"], row["bind_to"]) for row in rows}):
-        mine = sorted(
-            (r for r in rows if (r["inter"], r["bind_to"]) == (inter, binding)),
-            key=lambda r: r["intra"],
-        )
-        axes.plot([r["intra"] for r in mine], [r["rate"] for r in mine],
-                  "-o" if binding == "core" else ":s",
-                  label=f"inter-op {inter}, bind to {binding}")  # fmt: skip
-    axes.set_xticks(sorted({row["intra"] for row in rows}))
-    axes.set_xlabel("intra-op threads per rank")
-    axes.set_ylabel("images per second (median)")
-    axes.set_ylim(bottom=0)
-    axes.set_title(f"Threads for {model}")
-    axes.grid(True, alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
-    _save(figure, path)
-    plt.close(figure)

@@ -1,6 +1,6 @@
 """Trains a model in a job of its own and brings back seconds per step.
 
-What the benchmarks `overhead`, `scaling` and `threads` have in common.
+What the benchmarks `overhead` and `scaling` have in common.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from benchmarks.series import Series
 STEPS = {"mlp": 2000, "small_cnn": 100, "alexnet": 6, "resnet50": 4}
 """Steps per epoch: about a second's worth or more."""
 
-DEFAULT_LIMIT = 300.0
+LIMIT = 300.0
+"""Seconds that a job may take."""
 
 
 def train(
@@ -25,28 +26,23 @@ def train(
     *,
     with_ringar: bool = True,
     epochs: int = 3,
-    intra: int = 1,
-    inter: int = 2,
-    bind_to: str | None = None,
-    deadline: float = DEFAULT_LIMIT,
 ) -> None:
     """Runs a job and adds its times to ``result``.
 
-    A job that fails, or takes more than ``deadline`` seconds, is noted there and not tried again.
+    A job that fails, or takes more than ``LIMIT`` seconds, is noted there and not tried again.
     """
     if result.failure:
         return
     steps = STEPS[model]
-    options = {"model": model, "ringar": with_ringar, "steps": steps, "epochs": epochs,
-               "intra": intra, "inter": inter}  # fmt: skip
+    options = {"model": model, "ringar": with_ringar, "steps": steps, "epochs": epochs}
     with tempfile.TemporaryDirectory() as folder:
         program = ["-m", "benchmarks.fit_worker", json.dumps({**options, "folder": folder})]
         if with_ringar:
-            command = launch.ringarrun(Path(), ranks, program, bind_to=bind_to)
+            command = launch.ringarrun(Path(), ranks, program)
         else:
             command = launch.plain(Path("no environment"), ranks, program)
         try:
-            jobs.run_command(command, deadline=deadline)
+            jobs.run_command(command, deadline=LIMIT)
         except jobs.JobFailedError as error:
             result.failure = str(error)
             return

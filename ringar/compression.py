@@ -1,8 +1,7 @@
 """Fewer bytes on the way: tensors are made narrower before a collective and wide again after it.
 
-A sum of compressed tensors is accumulated in float32 and rounded to the narrow dtype once per
-addition of two ranks' results, so that the loss is that of the narrow dtype and does not grow with
-the number of ranks.
+A sum of compressed tensors is accumulated in float32 and rounded to the narrow dtype once, so that
+the loss is that of the narrow dtype and does not grow with the number of ranks.
 """
 
 from __future__ import annotations

@@ -40,10 +40,11 @@ def grouped_allgather(
     tensors: Sequence[Any], *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
     """All-gathers many tensors at once; see :func:`ringar.allgather`."""
-    if not tensors:
+    values = values_of(tensors)
+    if not values:
         return []
     call, _ = calls.begin("allgather", process_set, name)
-    return run(call, values_of(tensors))
+    return run(call, values)
 
 
 def _rows_of_all(call: Call, rows: int) -> int:

@@ -70,7 +70,8 @@ def grouped_allreduce(
     """Reduces many tensors as if they were one, without copying them together.
 
     Arguments, results and errors are those of :func:`ringar.allreduce`, with a list of tensors.
-    Tensors of different dtypes are allowed and travel one dtype after the other.
+    Tensors of different dtypes are allowed and travel one dtype after the other; a
+    ``tf.IndexedSlices`` is made dense.
     """
     options = (compression, prescale_factor, postscale_factor, name, process_set)
     return reduce("allreduce", tensors, op, *options)

@@ -21,6 +21,9 @@ from ringar.collectives.collective import (
 )
 from ringar.runtime import ProcessSet
 
+REFUSED = [-1]
+"""Instead of no splits at all, which the engine takes for even ones: all ranks refuse these."""
+
 
 @calls.as_it_is
 def alltoall(
@@ -58,7 +61,7 @@ def alltoall(
 def _exchange_array(
     call: Call, array: np.ndarray, splits: Any, ranks: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    rows = None if splits is None else [int(s) for s in np.asarray(splits).ravel()]
+    rows = None if splits is None else [int(s) for s in _checked(call, splits).ravel()] or REFUSED
     spec = call.spec(array.dtype.name)
     results, counts = native.run(spec, [array], None, splits=rows, received_count=ranks)
     return results[0], counts
@@ -71,10 +74,26 @@ def _exchange_tensor(
         _refuse_uneven(call, tensor, splits, ranks)
         (received,) = run_tensors(call, [tensor])
         return received, tf.fill([ranks], tf.constant(tensor.shape[0] // ranks, tf.int64))
-    rows = NO_SPLITS if splits is None else tf.cast(splits, tf.int64)
+    rows = NO_SPLITS
+    if splits is not None:
+        rows = tf.cast(_checked(call, splits), tf.int64)
+        if rows.shape.num_elements() == 0:
+            rows = tf.constant(REFUSED, tf.int64)
     received, counts = run_tensors(call, [tensor], rows)
     counts.set_shape([ranks])
     return received, counts
+
+
+def _checked(call: Call, splits: Any) -> Any:
+    """Splits as an array or tensor of whole numbers."""
+    checked = splits if isinstance(splits, (tf.Tensor, tf.Variable)) else np.asarray(splits)
+    if not tf.as_dtype(checked.dtype).is_integer and 0 not in checked.shape:
+        raise ValueError(
+            call.refusal(
+                "splits of an integer dtype", tf.as_dtype(checked.dtype).name, "Cast them first."
+            )
+        )
+    return checked
 
 
 def _refuse_uneven(call: Call, tensor: tf.Tensor, splits: Any, ranks: int) -> None:

@@ -51,11 +51,12 @@ def grouped_broadcast(
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
     """Broadcasts many tensors at once; see :func:`ringar.broadcast`."""
-    if not tensors:
+    values = values_of(tensors)
+    if not values:
         return []
     call, ranks = calls.begin("broadcast", process_set, name)
     call = dataclasses.replace(call, root=_place_of(call, root_rank, ranks))
-    return run(call, values_of(tensors))
+    return run(call, values)
 
 
 def _place_of(call: Call, root_rank: int, ranks: ProcessSet) -> int:

@@ -13,7 +13,7 @@ of a collective needs another one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,11 +125,12 @@ def is_numpy(values: Sequence[Any]) -> bool:
     return all(isinstance(value, (np.ndarray, np.generic)) for value in values)
 
 
-def values_of(tensors: Sequence[Any]) -> list[Any]:
+def values_of(tensors: Iterable[Any]) -> list[Any]:
     """What a user gave, as tensors, or as NumPy arrays if all are.
 
     Arrays are C-contiguous, in this machine's byte order, and scalars are without a dimension.
     """
+    tensors = list(tensors)
     if not is_numpy(tensors):
         # Most are tensors already: asking TensorFlow takes longer than looking.
         return [t if isinstance(t, tf.Tensor) else tf.convert_to_tensor(t) for t in tensors]

@@ -33,7 +33,7 @@ def reducescatter(
     """Reduces a tensor over all ranks and leaves each rank a share of the rows.
 
     Arguments and errors are those of :func:`ringar.allreduce`; the tensor has at least one
-    dimension, and ``tf.IndexedSlices`` are not taken.
+    dimension, and a ``tf.IndexedSlices`` is made dense.
 
     Returns:
         Rank r's share: the first dimension is dealt out evenly and in order; where it cannot be

@@ -30,13 +30,13 @@ def reduce(
     process_set: ProcessSet | None,
 ) -> list[Any]:
     """Runs a collective that reduces; the arguments are those of :func:`ringar.allreduce`."""
-    if not tensors:
+    values = collectives.values_of(tensors)
+    if not values:
         return []
     call, ranks = calls.begin(
         collective, process_set, name, prescale=prescale_factor, postscale=postscale_factor
     )
     call = with_op(call, op, ranks.size())
-    values = collectives.values_of(tensors)
     for dtype in dict.fromkeys(value.dtype for value in values):
         refuse_integer_average(call, dtype, op)
     pairs = [compression.compress(value) for value in values]

@@ -33,7 +33,7 @@ def test_sizes_are_read() -> None:
 def test_every_adapter_says_what_it_is() -> None:
     assert {"ringar_engine", "ringar_op", "memcpy", "openmpi", "mpich", "gloo", "horovod",
             "tensorflow_collectives"} <= set(peers.names())  # fmt: skip
-    with pytest.raises(ValueError, match="peer must be one of"):
+    with pytest.raises(ValueError, match="peer must be a file or one of"):
         peers.load("nothing")
 
 

@@ -99,7 +99,8 @@ Signature signature(const std::string& spec, const std::vector<std::vector<int64
   for (const auto& shape : dims) {
     size_t bytes = request.element_size();
     for (int64_t dim : shape) bytes *= static_cast<size_t>(dim);
-    request.add(Bytes(bytes), shape, Output::kAllocated, 0);
+    const bool allocates = rows_may_differ(request.spec.collective);
+    request.add(Bytes(bytes), shape, allocates ? Output::kAllocated : Output::kApart, bytes);
   }
   return Signature::of(request, 2, sequence);
 }
@@ -181,6 +182,14 @@ TEST(requests_reject_what_cannot_be_done) {
   for (const std::string collective : {"allgather", "alltoall", "reducescatter"})
     EXPECT_CONTAINS(why(collective + " dtype=int32 name=", {{}}), "received a scalar");
   EXPECT_EQ(why("allreduce dtype=int32 name=", {{}}), "");
+}
+
+TEST(requests_reject_outputs_without_memory) {
+  for (const std::string collective : {"allreduce", "broadcast"}) {
+    TestRequest request(collective + " dtype=float32 name=");
+    request.add(Bytes(8), {2}, Output::kAllocated, 0);
+    EXPECT_CONTAINS(request.rejection(2), "expected memory for every output");
+  }
 }
 
 TEST(requests_reject_splits_that_do_not_fit) {

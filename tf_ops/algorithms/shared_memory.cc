@@ -17,7 +17,7 @@ Status run_in_shared_memory(Communicator& c, Request& request) {
     case Collective::kBarrier:
     case Collective::kAddProcessSet:
     case Collective::kRemoveProcessSet: {
-      RINGAR_RETURN_IF_ERROR(c.open(request));
+      RINGAR_RETURN_IF_ERROR(c.open());
       c.finish_step();
       return {};
     }

@@ -46,14 +46,21 @@ Status header_too_long(size_t arrays) {
                                   std::to_string(arrays) + "; split the group"};
 }
 
+// Puts the piece of this step into this rank's outbox.
+void publish(Communicator& c, const Stream& stream, const VirtualArray& outgoing, uint64_t step) {
+  c.timed(Stretch::kCopy, [&] {
+    outgoing.gather(stream.begin(step), stream.end(step, outgoing.size()),
+                    c.outbox(c.rank()) + stream.place(step));
+  });
+}
+
 // Copies the pieces of all ranks, step by step. `outgoing` is what this rank sends, `incoming[r]`
 // where what rank r sends goes; `at` is where this rank's pieces lie in an outbox of r.
 Status run_stream(Communicator& c, const Stream& stream, const VirtualArray& outgoing,
                   const std::vector<VirtualArray>& incoming, size_t longest) {
   for (uint64_t step = 0;; ++step) {
     if (step > 0) {
-      outgoing.gather(stream.begin(step), stream.end(step, outgoing.size()),
-                      c.outbox(c.rank()) + stream.place(step));
+      publish(c, stream, outgoing, step);
       RINGAR_RETURN_IF_ERROR(c.exchange());
     }
     c.timed(Stretch::kCopy, [&] {
@@ -82,8 +89,8 @@ Status allgather_in_shared_memory(Communicator& c, Request& request) {
     counts[i] = tensor.shape.rows();
     outgoing.append(tensor.input, nullptr, static_cast<size_t>(counts[i]) * request.row_bytes(i));
   }
-  outgoing.gather(0, stream.end(0, outgoing.size()), c.outbox(c.rank()) + stream.place(0));
-  RINGAR_RETURN_IF_ERROR(c.open(request));
+  publish(c, stream, outgoing, 0);
+  RINGAR_RETURN_IF_ERROR(c.open());
 
   request.received.resize(arrays * ranks);
   std::vector<VirtualArray>& incoming = c.workspace().array_per_rank();
@@ -122,8 +129,8 @@ Status broadcast_in_shared_memory(Communicator& c, Request& request) {
     from_root.append(nullptr, is_root && t.output == t.input ? nullptr : t.output, bytes);
   }
   const Stream stream{0, c.outbox_bytes()};
-  outgoing.gather(0, stream.end(0, outgoing.size()), c.outbox(c.rank()));
-  RINGAR_RETURN_IF_ERROR(c.open(request));
+  publish(c, stream, outgoing, 0);
+  RINGAR_RETURN_IF_ERROR(c.open());
   return run_stream(c, stream, outgoing, incoming, from_root.size());
 }
 
@@ -139,7 +146,7 @@ Status alltoall_in_shared_memory(Communicator& c, Request& request) {
     return c.outbox(rank) + header + receiver * room;
   };
 
-  std::vector<size_t> starts(ranks + 1, 0);
+  std::vector<size_t>& starts = c.workspace().starts;
   auto* counts = reinterpret_cast<int64_t*>(c.outbox(c.rank()));
   for (size_t r = 0; r < ranks; ++r) {
     counts[r] = request.splits.empty()
@@ -155,8 +162,8 @@ Status alltoall_in_shared_memory(Communicator& c, Request& request) {
                        std::min(room, size - from));
     }
   };
-  publish(0);
-  RINGAR_RETURN_IF_ERROR(c.open(request));
+  c.timed(Stretch::kCopy, [&] { publish(0); });
+  RINGAR_RETURN_IF_ERROR(c.open());
 
   size_t longest = 0;
   request.received.assign(ranks, 0);
@@ -173,17 +180,19 @@ Status alltoall_in_shared_memory(Communicator& c, Request& request) {
 
   for (uint64_t step = 0;; ++step) {
     if (step > 0) {
-      publish(step);
+      c.timed(Stretch::kCopy, [&] { publish(step); });
       RINGAR_RETURN_IF_ERROR(c.exchange());
     }
-    std::byte* to = tensor.output;
-    for (size_t r = 0; r < ranks; ++r) {
-      const size_t size = static_cast<size_t>(request.received[r]) * row;
-      const size_t from = std::min(size, step * room);
-      if (size > from)
-        std::memcpy(to + from, compartment(static_cast<int>(r), me), std::min(room, size - from));
-      to += size;
-    }
+    c.timed(Stretch::kCopy, [&] {
+      std::byte* to = tensor.output;
+      for (size_t r = 0; r < ranks; ++r) {
+        const size_t size = static_cast<size_t>(request.received[r]) * row;
+        const size_t from = std::min(size, step * room);
+        if (size > from)
+          std::memcpy(to + from, compartment(static_cast<int>(r), me), std::min(room, size - from));
+        to += size;
+      }
+    });
     c.finish_step();
     if ((step + 1) * room >= longest) return {};
   }

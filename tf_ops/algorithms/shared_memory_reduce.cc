@@ -65,7 +65,7 @@ void reduce_range(Communicator& c, const Request& request, const VirtualArray& m
 
 Status allreduce_small(Communicator& c, const Request& request, const VirtualArray& array) {
   c.timed(Stretch::kCopy, [&] { array.gather(0, array.size(), c.outbox(c.rank())); });
-  RINGAR_RETURN_IF_ERROR(c.open(request));
+  RINGAR_RETURN_IF_ERROR(c.open());
   c.timed(Stretch::kReduce, [&] { reduce_range(c, request, array, 0, array.size(), 0, nullptr); });
   c.finish_step();
   return {};
@@ -112,7 +112,7 @@ Status allreduce_by_blocks(Communicator& c, const Request& request, const Virtua
   for (size_t begin = 0; begin < array.size(); begin = previous.end) {
     const Block block = block_at(begin, array.size(), ranks, c.slice_bytes());
     c.timed(Stretch::kCopy, [&] { publish_slices(c, array, block); });
-    RINGAR_RETURN_IF_ERROR(begin == 0 ? c.open(request) : c.exchange());
+    RINGAR_RETURN_IF_ERROR(begin == 0 ? c.open() : c.exchange());
 
     const size_t mine = block.slice_begin(c.rank());
     c.timed(Stretch::kReduce, [&] {
@@ -156,17 +156,21 @@ Status reducescatter_in_shared_memory(Communicator& c, Request& request) {
   size_t begin = 0;
   do {
     const size_t end = begin + c.slice_bytes();
-    for (int r = 0; r < c.size(); ++r) {
-      const VirtualArray& share = shares[static_cast<size_t>(r)];
-      if (r != c.rank())
-        share.gather(begin, std::min(end, share.size()),
-                     c.outbox(c.rank()) + c.slice_bytes() * static_cast<size_t>(r));
-    }
-    RINGAR_RETURN_IF_ERROR(begin == 0 ? c.open(request) : c.exchange());
+    c.timed(Stretch::kCopy, [&] {
+      for (int r = 0; r < c.size(); ++r) {
+        const VirtualArray& share = shares[static_cast<size_t>(r)];
+        if (r != c.rank())
+          share.gather(begin, std::min(end, share.size()),
+                       c.outbox(c.rank()) + c.slice_bytes() * static_cast<size_t>(r));
+      }
+    });
+    RINGAR_RETURN_IF_ERROR(begin == 0 ? c.open() : c.exchange());
     const size_t stop = std::min(end, mine.size());
     if (begin < stop)
-      reduce_range(c, request, mine, begin, stop - begin,
-                   c.slice_bytes() * static_cast<size_t>(c.rank()), nullptr);
+      c.timed(Stretch::kReduce, [&] {
+        reduce_range(c, request, mine, begin, stop - begin,
+                     c.slice_bytes() * static_cast<size_t>(c.rank()), nullptr);
+      });
     c.finish_step();
     begin = end;
   } while (begin < longest);

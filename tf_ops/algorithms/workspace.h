@@ -11,7 +11,7 @@ namespace ringar {
 
 class Workspace {
  public:
-  explicit Workspace(size_t ranks) : sources(ranks), per_rank_(ranks) {}
+  explicit Workspace(size_t ranks) : sources(ranks), starts(ranks + 1), per_rank_(ranks) {}
 
   // Empty arrays, to be filled.
   VirtualArray& array() {
@@ -24,6 +24,7 @@ class Workspace {
   }
 
   std::vector<const std::byte*> sources;  // one per rank
+  std::vector<size_t> starts;             // where each rank's part begins, and the end; [0] is 0
 
  private:
   VirtualArray array_;

@@ -102,7 +102,7 @@ Status Communicator::run(Request& request) {
   const int64_t begin = tracing_ ? monotonic_ns() : 0;
   Status status;
   if (size() > 1)
-    status = current_.rejected ? open(request) : run_in_shared_memory(*this, request);
+    status = current_.rejected ? open() : run_in_shared_memory(*this, request);
   else
     status = current_.rejected ? disagreement({current_}, ranks_, id_) : run_alone(request);
   ++sequence_;
@@ -119,7 +119,7 @@ Status Communicator::run(Request& request) {
   return status;
 }
 
-Status Communicator::open(const Request&) {
+Status Communicator::open() {
   current_.copy_to(signature(rank_, sequence_));
   line(rank_).begun.store(sequence_ + 1);
   RINGAR_RETURN_IF_ERROR(exchange());

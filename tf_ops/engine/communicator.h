@@ -10,7 +10,7 @@
 // arrived for step s+1 has finished reading step s, so whoever has seen all flags of step s+1 may
 // write outbox s again, in step s+2. An algorithm that reduces has a second pair, the `result`
 // boxes, announced by a second flag; the same argument covers them, because a rank reads the
-// results of step s before it arrives at s+2 (see shared_memory.cc).
+// results of step s before it arrives at s+2 (see shared_memory_reduce.cc).
 //
 // The first step of every collective carries the rank's signature. A wait ends in one of three
 // ways: the flag, a Status that says who is missing and why, or, after a while, a warning.
@@ -71,7 +71,7 @@ class Communicator {
   uint64_t step() const { return step_; }
 
   // The first exchange of a collective: compares signatures, too.
-  Status open(const Request& request);
+  Status open();
   // Arrives, and waits for all others.
   Status exchange();
   void finish_step();

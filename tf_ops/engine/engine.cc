@@ -151,7 +151,7 @@ Status Engine::execute(Request& request) {
 }
 
 void Engine::submit(Request* request) {
-  if (Timeline::instance().on()) request->submitted_ns = monotonic_ns();
+  request->submitted_ns = Timeline::instance().on() ? monotonic_ns() : 0;
   {
     std::unique_lock<std::mutex> lock(mutex_);
     const bool idle = !baton_taken_ && queue_.empty();
@@ -168,7 +168,7 @@ void Engine::submit(Request* request) {
 }
 
 Status Engine::run(Request& request) {
-  if (Timeline::instance().on()) request.submitted_ns = monotonic_ns();
+  request.submitted_ns = Timeline::instance().on() ? monotonic_ns() : 0;
   std::unique_lock<std::mutex> lock(mutex_);
   if (stopping_.load()) return stopped();
   if (!baton_taken_ && queue_.empty()) return run_here(lock, request);

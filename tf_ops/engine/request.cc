@@ -51,6 +51,11 @@ std::string Request::rejection(int ranks) const {
   if (spec.collective == Collective::kBroadcast && (spec.root < 0 || spec.root >= ranks))
     return "expected a root rank from 0 to " + text(ranks - 1) + ", received " + text(spec.root);
 
+  if (spec.collective == Collective::kAllreduce || spec.collective == Collective::kBroadcast)
+    for (const Tensor& tensor : tensors)
+      if (tensor.output == nullptr && tensor.shape.elements() > 0)
+        return "expected memory for every output, received none";
+
   const bool by_rows = spec.collective == Collective::kAllgather ||
                        spec.collective == Collective::kAlltoall ||
                        spec.collective == Collective::kReducescatter;

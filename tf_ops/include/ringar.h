@@ -36,7 +36,8 @@ typedef struct ringar_config {
   double stall_warning;  // how long it waits before it says whom it waits for
 } ringar_config;
 
-// One array of a collective. `output` may be null: it is then asked for through `allocate`.
+// One array of a collective. The `output` of an allgather or alltoall may be null: it is then asked
+// for through `allocate`.
 typedef struct ringar_array {
   const void* input;
   void* output;
@@ -80,7 +81,8 @@ RINGAR_EXPORT void ringar_stop_timeline(void);
 
 RINGAR_EXPORT const char* ringar_last_error(void);
 
-// Up to how many bytes a collective takes less time than waking another thread for it.
+// Up to how many bytes a collective takes less time than waking another thread for it; 0 before
+// ringar_init.
 RINGAR_EXPORT int64_t ringar_inline_bytes(void);
 
 // 1 if the TensorFlow ops and the XLA target were registered when the library was opened.

@@ -49,6 +49,7 @@ void OpRequest::begin(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback*
   received.clear();
   received_output = -1;
   failure_ = {};
+  tensorflow().TF_SetStatus(tf_status_.get(), TF_OK, "");
 }
 
 bool OpRequest::succeeded() {

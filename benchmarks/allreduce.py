@@ -15,7 +15,6 @@ from __future__ import annotations
 import sys
 
 from benchmarks import collectives
-from benchmarks.collectives import parse_size as parse_size
 
 
 def main(arguments: list[str] | None = None) -> int:

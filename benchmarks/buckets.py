@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from benchmarks import jobs, launch, machine, report
+from benchmarks import launch, machine, processes, report
 from benchmarks.collectives import parse_size
 from benchmarks.models import MODELS
 from ringar.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
@@ -57,7 +57,7 @@ def measure(model: str, tried: list[Candidate], options: argparse.Namespace) -> 
                "steps": options.steps or STEPS[model], "folder": folder}  # fmt: skip
         program = ["-m", "benchmarks.bucket_worker", json.dumps(job)]
         command = launch.ringarrun(Path(), options.num_proc, program, bind_to=options.bind_to)
-        jobs.run_command(command, deadline=900)
+        processes.run_command(command, deadline=900)
         ranks = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
     seconds = [
         [max(times) for times in zip(*(rank["seconds"][i] for rank in ranks), strict=True)]
@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{model}: {len(tried)} candidates in turn", file=sys.stderr)
         try:
             found = measure(model, tried, options)
-        except jobs.JobFailedError as error:
+        except processes.JobFailedError as error:
             failures[model] = str(error)
             continue
         table += rows(model, tried, found)

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import jobs, machine, peers, report
+from benchmarks import jobs, machine, peers, processes, report
 from benchmarks.definitions import DEFINITIONS, ROOT_RANK
 from benchmarks.series import Series
 
@@ -77,7 +77,7 @@ def collect(
             print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
             try:
                 reports = jobs.measure_peer(name, ranks, options, deadline=limit)
-            except jobs.JobFailedError as error:
+            except processes.JobFailedError as error:
                 found.missing[name] = str(error)
                 continue
             found.versions[name] = reports[0]["version"]

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from math import prod
 from statistics import median
 
-from benchmarks import jobs, machine, report
+from benchmarks import jobs, machine, processes, report
 from benchmarks.collectives import slowest_rank
 
 KIB, MIB = 2**10, 2**20
@@ -70,7 +70,7 @@ def measure(
             with tuned(tuning):
                 reports = jobs.measure_peer(peer, ranks, options, deadline=300)
             if any(result["wrong"] for r in reports for result in r["results"]):
-                raise jobs.JobFailedError(f"wrong results with RINGAR_TUNING={tuning}")
+                raise processes.JobFailedError(f"wrong results with RINGAR_TUNING={tuning}")
             for index, size in enumerate(sizes):
                 times[size].append(median(slowest_rank(reports, index)))
     return [{size: median(values) for size, values in times.items()} for times in found]

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import environments, peers
-from benchmarks.processes import JobFailedError as JobFailedError
-from benchmarks.processes import run_command as run_command
+from benchmarks.processes import JobFailedError, run_command
 
 
 def measure_peer(name: str, ranks: int, options: dict[str, Any], deadline: float) -> list[Any]:

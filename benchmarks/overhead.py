@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--models", default="mlp,small_cnn", help="of %(default)s")
-    parser.add_argument("--ranks", default="1,2", help="processes (default %(default)s)")
+    parser.add_argument("--ranks", default="1,2,4", help="processes (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3, help="timed epochs per round")
     parser.add_argument("--output", default=None, help="writes OUTPUT.json")

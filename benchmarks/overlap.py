@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import jobs, launch, machine, report
+from benchmarks import launch, machine, processes, report
 from benchmarks.collectives import parse_size
 from benchmarks.models import MODELS
 from benchmarks.overlap_trace import (
@@ -68,7 +68,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
            "intra": options.intra, "inter": options.inter, "folder": str(folder)}  # fmt: skip
     program = ["-m", "benchmarks.bucket_worker", json.dumps(job)]
     command = launch.ringarrun(Path(), options.num_proc, program, bind_to=options.bind_to)
-    jobs.run_command(command, deadline=600)
+    processes.run_command(command, deadline=600)
     return [json.loads((folder / f"{r}.json").read_text()) for r in range(options.num_proc)]
 
 
@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder = Path(name)
         try:
             reports = measure(options, folder)
-        except jobs.JobFailedError as error:
+        except processes.JobFailedError as error:
             print(f"not measured: {error}")
             return 1
         record = json.loads((folder / "ops.json").read_text())

@@ -9,9 +9,9 @@ import subprocess
 import tempfile
 import time
 import uuid
-from pathlib import Path
 
 from benchmarks.machine import ROOT
+from ringar.launchers.janitor import members
 
 _MARK = "RINGAR_BENCHMARK_JOB"
 """Every process of a job inherits this variable, whatever group or session it makes for itself."""
@@ -93,7 +93,7 @@ def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
 def _kill(mark: str) -> None:
     # Again and again, for a process may fork while we look.
     for _ in range(100):
-        left = _processes(mark)
+        left = members(mark, _MARK)
         if not left:
             return
         for pid in left:
@@ -102,17 +102,3 @@ def _kill(mark: str) -> None:
             except ProcessLookupError:
                 continue
         time.sleep(0.02)
-
-
-def _processes(mark: str) -> list[int]:
-    """The processes that carry ``mark`` in their environment; zombies have none any more."""
-    wanted = f"{_MARK}={mark}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:  # it ended, or is not ours
-                continue
-    return found

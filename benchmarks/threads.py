@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import buckets, jobs, launch, machine, report
+from benchmarks import buckets, launch, machine, processes, report
 from benchmarks.models import MODELS
 from benchmarks.series import Series
 
@@ -45,7 +45,12 @@ def default(ranks: int, cores: int) -> Setting:
 
 
 def train(model: str, ranks: int, setting: Setting, result: Series) -> None:
-    """Runs a job and adds its times to ``result``; a job that fails is noted there."""
+    """Runs a job and adds its times to ``result``.
+
+    A job that fails is noted there and not tried again.
+    """
+    if result.failure:
+        return
     intra, inter, binding = setting
     with tempfile.TemporaryDirectory() as folder:
         job = {"model": model, "candidates": [buckets.DEFAULT], "rounds": 5,
@@ -54,8 +59,8 @@ def train(model: str, ranks: int, setting: Setting, result: Series) -> None:
         program = ["-m", "benchmarks.bucket_worker", json.dumps(job)]
         command = launch.ringarrun(Path(), ranks, program, bind_to=binding)
         try:
-            jobs.run_command(command, deadline=900)
-        except jobs.JobFailedError as error:
+            processes.run_command(command, deadline=900)
+        except processes.JobFailedError as error:
             result.failure = str(error)
             return
         reports = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
@@ -191,14 +196,15 @@ def main(arguments: list[str] | None = None) -> int:
     print(report.table(headers, lines))
     for setting, result in found.items():
         if result.failure:
-            print(f"{setting}: not measured ({result.failure})")
+            print(f"{setting}: fewer rounds, or none ({result.failure})")
     if table:
         print(verdict(table, default(options.num_proc, cores), options.num_proc))
     if options.output:
         report.write_json(options.output, {"machine": here, "rows": table})
         title = f"{options.model} on {options.num_proc} ranks, {here['cores']} cores"
         plot(options.output, table, f"{title}: median, least and greatest of the rounds")
-    return 1 if not table or any(row["wrong"] for row in table) else 0
+    failed = any(result.failure for result in found.values())
+    return 1 if failed or any(row["wrong"] for row in table) else 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from benchmarks import jobs, launch
+from benchmarks import launch, processes
 from benchmarks.series import Series
 
 STEPS = {"mlp": 2000, "small_cnn": 100, "alexnet": 6, "resnet50": 4}
@@ -42,8 +42,8 @@ def train(
         else:
             command = launch.plain(Path("no environment"), ranks, program)
         try:
-            jobs.run_command(command, deadline=LIMIT)
-        except jobs.JobFailedError as error:
+            processes.run_command(command, deadline=LIMIT)
+        except processes.JobFailedError as error:
             result.failure = str(error)
             return
         reports = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]

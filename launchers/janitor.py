@@ -23,12 +23,12 @@ _PATIENCE = 10.0  # seconds for which the janitor kills what keeps appearing
 _PAUSE = 0.02
 
 
-def members(job: str) -> set[int]:
-    """The living processes of `job`: all that inherited its id in their environment.
+def members(job: str, variable: str = "RINGAR_JOB") -> set[int]:
+    """The living processes of `job`: all that inherited its id, in `variable`.
 
     A process that has not been reaped yet has no environment and is not among them.
     """
-    mark = b"RINGAR_JOB=" + job.encode()
+    mark = f"{variable}={job}".encode()
     found = set()
     for name in os.listdir("/proc"):
         if not name.isdecimal():

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import allreduce, collectives, jobs, peers, report, worker
+from benchmarks import allreduce, collectives, jobs, peers, processes, report, worker
 from benchmarks.definitions import DEFINITIONS
 from benchmarks.peers import ringar_group
 from benchmarks.series import Series
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.job
 
 
 def test_sizes_are_read() -> None:
-    assert [allreduce.parse_size(text) for text in ("4", "64K", "16m", "1G")] == [
+    assert [collectives.parse_size(text) for text in ("4", "64K", "16m", "1G")] == [
         4,
         65536,
         16 << 20,
@@ -27,7 +27,7 @@ def test_sizes_are_read() -> None:
     ]
     for text in ("", "0", "4X", "-1", "K"):
         with pytest.raises(argparse.ArgumentTypeError, match="expected a size"):
-            allreduce.parse_size(text)
+            collectives.parse_size(text)
 
 
 def test_every_adapter_says_what_it_is() -> None:
@@ -141,7 +141,7 @@ def test_a_wrong_result_fails_the_run(
 
 
 def test_a_job_that_outlasts_its_deadline_is_ended() -> None:
-    with pytest.raises(jobs.JobFailedError, match="no end after"):
-        jobs.run_command(["sleep", "60"], deadline=0.5)
-    with pytest.raises(jobs.JobFailedError, match="exit code 3"):
-        jobs.run_command(["sh", "-c", "echo last words; exit 3"], deadline=10)
+    with pytest.raises(processes.JobFailedError, match="no end after"):
+        processes.run_command(["sleep", "60"], deadline=0.5)
+    with pytest.raises(processes.JobFailedError, match="exit code 3"):
+        processes.run_command(["sh", "-c", "echo last words; exit 3"], deadline=10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import __main__ as everything
-from benchmarks import jobs, musts, overhead, report, scaling, threads, training
+from benchmarks import musts, overhead, processes, report, scaling, threads, training
 from benchmarks.series import Series
 
 pytestmark = pytest.mark.job
@@ -41,9 +41,9 @@ def test_a_job_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) ->
 
     def fail(command: list[str], **_: object) -> str:
         commands.append(command)
-        raise jobs.JobFailedError("exit code 1: last words")
+        raise processes.JobFailedError("exit code 1: last words")
 
-    monkeypatch.setattr(jobs, "run_command", fail)
+    monkeypatch.setattr(processes, "run_command", fail)
     found = overhead.collect([("mlp", 1, False), ("mlp", 1, True)], rounds=3, epochs=1)
     assert len(commands) == 2
     assert {one.failure for one in found.values()} == {"exit code 1: last words"}

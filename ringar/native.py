@@ -63,8 +63,8 @@ def ops() -> ModuleType:
     if not PATH.exists():
         raise ImportError(
             f"expected the native library at {PATH}, found none. "
-            "In a checkout run `make`, or `pip install --editable .`; if ringar is installed and this "
-            "is a checkout, start the program from another folder."
+            "In a checkout run `make`, or `pip install --editable .`; if ringar is installed, too, "
+            "start the program from another folder."
         )
     tf = _tensorflow()
     folder = pathlib.Path(str(tf.__file__)).parent

@@ -63,6 +63,8 @@ Signature Signature::of(const Request& request, int ranks, uint64_t sequence) {
   s.collective = spec.collective;
   s.dtype = spec.dtype;
   s.op = spec.op;
+  s.wire = spec.wire;
+  s.algorithm = spec.algorithm;
   s.root = spec.root;
   s.tensors = static_cast<int32_t>(request.tensors.size());
   s.prescale = spec.prescale;
@@ -85,9 +87,9 @@ Signature Signature::of(const Request& request, int ranks, uint64_t sequence) {
 
 bool Signature::agrees_with(const Signature& o) const {
   return sequence == o.sequence && collective == o.collective && dtype == o.dtype && op == o.op &&
-         !rejected && !o.rejected && root == o.root && tensors == o.tensors &&
-         prescale == o.prescale && postscale == o.postscale && shapes_hash == o.shapes_hash &&
-         name_hash == o.name_hash;
+         !rejected && !o.rejected && root == o.root && tensors == o.tensors && wire == o.wire &&
+         algorithm == o.algorithm && prescale == o.prescale && postscale == o.postscale &&
+         shapes_hash == o.shapes_hash && name_hash == o.name_hash;
 }
 
 std::string Signature::title() const {
@@ -106,6 +108,8 @@ std::string Signature::describe() const {
   }
   if (tensors > 1) s += " and " + std::to_string(tensors - 1) + " more";
   if (reduces(collective)) s += ", op=" + std::string(name_of(op));
+  if (wire != DataType::kCount) s += ", compressed to " + std::string(name_of(wire));
+  if (algorithm != Algorithm::kAuto) s += ", algorithm=" + std::string(name_of(algorithm));
   if (prescale != 1.0) s += ", prescale=" + number(prescale);
   if (postscale != 1.0) s += ", postscale=" + number(postscale);
   if (collective == Collective::kBroadcast) s += ", root=" + std::to_string(root);

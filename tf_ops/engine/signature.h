@@ -23,6 +23,8 @@ struct Signature {
   DataType dtype = DataType::kUint8;
   ReduceOp op = ReduceOp::kSum;
   uint8_t rejected = 0;
+  DataType wire = DataType::kCount;
+  Algorithm algorithm = Algorithm::kAuto;
   uint8_t fixed_rows = 0;  // an all-gather or all-to-all of compiled code
   int32_t root = 0;
   int32_t tensors = 0;

@@ -75,6 +75,10 @@ Status Spec::parse(std::string_view text, Spec* spec) {
       good &= read(value, &spec->prescale);
     else if (key == "postscale")
       good &= read(value, &spec->postscale);
+    else if (key == "wire")
+      good &= (spec->wire = data_type_named(value)) != DataType::kCount;
+    else if (key == "algorithm")
+      good &= (spec->algorithm = algorithm_named(value)) != Algorithm::kCount;
     else if (key == "shapes")
       spec->shapes = to_shapes(value);
     else

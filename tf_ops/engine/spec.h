@@ -4,7 +4,9 @@
 //
 // The same text is the attribute of a TensorFlow op, the opaque string of an XLA custom call and
 // the argument of ringar_run, so that three ways in share one reader. `name` comes last and runs to
-// the end of the line. A compiled call adds `shapes=2,3;;4` (here a matrix, a scalar and a vector).
+// the end of the line. A compiled call adds `shapes=2,3;;4` (here a matrix, a scalar and a vector);
+// an allreduce may have `wire=bfloat16`, the dtype in which float32 travels between hosts, and
+// `algorithm=ring`.
 
 #pragma once
 
@@ -26,6 +28,8 @@ struct Spec {
   int32_t process_set = 0;
   double prescale = 1.0;
   double postscale = 1.0;
+  DataType wire = DataType::kCount;        // none: it travels as it is
+  Algorithm algorithm = Algorithm::kAuto;  // of an allreduce
   std::vector<std::vector<int64_t>> shapes;
   std::string name;
 

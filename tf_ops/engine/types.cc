@@ -35,6 +35,9 @@ constexpr std::array<std::string_view, static_cast<size_t>(Collective::kCount)> 
     "allreduce", "reducescatter", "allgather",       "broadcast",
     "alltoall",  "barrier",       "add_process_set", "remove_process_set"};
 
+constexpr std::array<std::string_view, static_cast<size_t>(Algorithm::kCount)> kAlgorithms{
+    "auto", "ring", "recursive_doubling", "hierarchical"};
+
 template <typename Enum, typename Names>
 Enum find(const Names& names, std::string_view name) {
   for (size_t i = 0; i < names.size(); ++i)
@@ -57,6 +60,10 @@ std::string_view name_of(Collective collective) {
   return kCollectives[static_cast<size_t>(collective)];
 }
 
+std::string_view name_of(Algorithm algorithm) {
+  return kAlgorithms[static_cast<size_t>(algorithm)];
+}
+
 DataType data_type_named(std::string_view name) {
   for (size_t i = 0; i < kTypes.size(); ++i)
     if (kTypes[i].name == name) return static_cast<DataType>(i);
@@ -67,6 +74,10 @@ ReduceOp reduce_op_named(std::string_view name) {
 }
 Collective collective_named(std::string_view name) {
   return find<Collective>(kCollectives, name);
+}
+
+Algorithm algorithm_named(std::string_view name) {
+  return find<Algorithm>(kAlgorithms, name);
 }
 
 }  // namespace ringar

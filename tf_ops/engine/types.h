@@ -43,6 +43,9 @@ enum class Collective : uint8_t {
   kCount,
 };
 
+// How an allreduce gets to the other ranks; see algorithms/.
+enum class Algorithm : uint8_t { kAuto, kRing, kRecursiveDoubling, kHierarchical, kCount };
+
 constexpr bool is_reducible(DataType t) {
   return t <= DataType::kInt64;
 }
@@ -62,10 +65,12 @@ size_t size_of(DataType type);
 std::string_view name_of(DataType type);
 std::string_view name_of(ReduceOp op);
 std::string_view name_of(Collective collective);
+std::string_view name_of(Algorithm algorithm);
 
 // The inverse of name_of; k…::kCount for a name that is none.
 DataType data_type_named(std::string_view name);
 ReduceOp reduce_op_named(std::string_view name);
 Collective collective_named(std::string_view name);
+Algorithm algorithm_named(std::string_view name);
 
 }  // namespace ringar

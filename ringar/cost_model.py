@@ -1,0 +1,326 @@
+"""How long an allreduce takes between hosts, so that the faster algorithm can be chosen.
+
+The model has three costs, named alpha, beta and gamma in the literature: a message takes a latency
+however short it is, its bytes take the time of the link, and the bytes that are added take the time
+of the adder (Hockney, "The communication challenge for MPP", 1994; Thakur, Rabenseifner and Gropp,
+"Optimization of collective communication operations in MPICH", 2005). n are the participants, B the
+bytes that each of them gives and gets.
+
+**Ring** (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", 2009). The array is cut into n segments. Reduce-scatter: in each of n-1 rounds every
+rank sends a segment to its right neighbor and adds the one that comes from its left. All-gather:
+n-1 rounds more, without adding. A segment travels in chunks; one chunk is added while the next
+travels, so that only the last chunk's adding shows where the adder is faster than the link:
+
+    2 (n-1) latency + 2 (n-1)/n B / bandwidth + (n-1) min(B/n, chunk) / reduction
+
+No algorithm sends fewer bytes per rank, so the ring wins for long messages; its rounds grow with n,
+so it loses for short ones. A round ends when its slowest hop has: where several ranks of a host are
+neighbors in the ring, one message at a time crosses each link, and rounds take as long as it does.
+
+**Recursive doubling.** In round k a rank exchanges everything it has with the rank whose number
+differs in bit k, and adds: log2(n) rounds of B bytes each,
+
+    log2(n) (latency + B / bandwidth + B / reduction)
+
+Few rounds, many bytes: it wins for short messages. If n is no power of two, let p be the largest
+one below: of the first 2 (n-p) ranks every even one gives its array to the next rank before the
+rounds, sits them out and is given the result after them: one round more before (with adding) and
+one after.
+
+**Hierarchical.** The L ranks of a host reduce-scatter in shared memory, each drives its slice of
+B/L bytes around the ring (or by recursive doubling) between the hosts, and all-gathers in shared
+memory. The slices share the host's link, so that B bytes count there, as with one rank per host.
+
+    2 local latency + (L-1)/L B (2 / local bandwidth + 1 / reduction)
+    + allreduce of B/L bytes between hosts, at bandwidth / L
+
+The choice between ring and recursive doubling is a table made from these formulas
+(`recursive_doubling_bytes`, `table`). The parameters are measured at start (`measure`,
+`ringar.link_probe`) or read from the file that RINGAR_COST_MODEL names. NumPy is all it needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringar import link_probe
+
+VARIABLE = "RINGAR_COST_MODEL"
+"""Names a file with parameters, which are then not measured."""
+
+MAX_RECURSIVE_DOUBLING_BYTES = 256 * 1024
+"""Recursive doubling needs room for a whole message; the native library has this much."""
+
+CHUNK_BYTES = 128 * 1024
+"""In which parts a segment of the ring travels."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What the network and the hosts can do, in seconds and bytes per second.
+
+    Attributes:
+        latency: seconds of a short message between hosts, while all hosts send at once.
+        bandwidth: bytes/s that one host sends to another, in one direction, while it receives as
+            many.
+        reduction: bytes/s of received data that a rank adds to its own.
+        local_latency: seconds until the ranks of a host have waited for each other once.
+        local_bandwidth: bytes/s that a rank copies within its host, while the others copy, too.
+
+    Raises:
+        ValueError: if a latency is negative, a rate not positive, or either is not finite.
+    """
+
+    latency: float
+    bandwidth: float
+    reduction: float
+    local_latency: float
+    local_bandwidth: float
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"`{name}`: expected a number, received {value!r}")
+            if not math.isfinite(value):
+                raise ValueError(f"`{name}`: expected a finite number, received {value}")
+            if name.endswith("latency") and value < 0:
+                raise ValueError(f"`{name}`: expected seconds, 0 or more, received {value}")
+            if not name.endswith("latency") and value <= 0:
+                raise ValueError(f"`{name}`: expected bytes/s, more than 0, received {value}")
+
+
+def _reduced_transfer(nbytes: float, bandwidth: float, reduction: float) -> float:
+    """Seconds for bytes to arrive in chunks and be added, one chunk while the next arrives."""
+    chunks = max(1, math.ceil(nbytes / CHUNK_BYTES))
+    travel, add = nbytes / chunks / bandwidth, nbytes / chunks / reduction
+    return travel + (chunks - 1) * max(travel, add) + add
+
+
+def _check(nbytes: float, hosts: int, ranks_per_host: int, flows: int) -> None:
+    """Refuses what no job can have."""
+    if nbytes < 0:
+        raise ValueError(f"`nbytes`: expected 0 or more, received {nbytes}")
+    counts = (("hosts", hosts), ("ranks_per_host", ranks_per_host), ("flows", flows))
+    for name, value in counts:
+        if value < 1:
+            raise ValueError(f"`{name}`: expected 1 or more, received {value}")
+
+
+def ring(
+    parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1, flows: int = 1
+) -> float:
+    """Seconds of a ring allreduce over all ranks, neighbors on the same host where possible.
+
+    Args:
+        parameters: of the network and the hosts.
+        nbytes: bytes that each rank gives and gets.
+        hosts: how many hosts.
+        ranks_per_host: how many ranks each has.
+        flows: how many such rings share each host's link.
+
+    Returns:
+        Seconds; 0 for one rank.
+    """
+    _check(nbytes, hosts, ranks_per_host, flows)
+    ranks = hosts * ranks_per_host
+    latency, bandwidth = parameters.local_latency, parameters.local_bandwidth
+    if hosts > 1:  # each round waits for the slower of its two kinds of hop
+        latency = max(latency, parameters.latency)
+        bandwidth = min(bandwidth, parameters.bandwidth / flows)
+    segment = nbytes / ranks
+    scatter = latency + _reduced_transfer(segment, bandwidth, parameters.reduction)
+    return (ranks - 1) * (scatter + latency + segment / bandwidth)
+
+
+def _exchanges(ranks: int) -> list[tuple[np.ndarray, np.ndarray, bool]]:
+    """The rounds of recursive doubling: senders, receivers, and whether what comes is added."""
+    power = 1 << (ranks.bit_length() - 1)
+    extra = ranks - power
+    pairs = np.arange(extra) * 2
+    # Those that take part, in order: the odd ones of the first 2 * extra, and all others.
+    part = np.concatenate([pairs + 1, np.arange(2 * extra, ranks)])
+    numbers = np.arange(power)
+    rounds = [(part, part[numbers ^ (1 << bit)], True) for bit in range(power.bit_length() - 1)]
+    if not extra:
+        return rounds
+    return [(pairs, pairs + 1, True), *rounds, (pairs + 1, pairs, False)]
+
+
+def recursive_doubling(
+    parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1, flows: int = 1
+) -> float:
+    """Seconds of an allreduce by recursive doubling over all ranks, numbered host by host.
+
+    Ranks of a host that send to other hosts in the same round share its link. Arguments and result
+    are those of `ring`.
+    """
+    _check(nbytes, hosts, ranks_per_host, flows)
+    ranks = hosts * ranks_per_host
+    seconds = 0.0
+    for senders, receivers, adds in _exchanges(ranks):
+        crossing = senders // ranks_per_host != receivers // ranks_per_host
+        local = 0.0 if crossing.all() else (
+            parameters.local_latency + nbytes / parameters.local_bandwidth
+        )  # fmt: skip
+        between = 0.0
+        if crossing.any():
+            out = np.bincount(senders[crossing] // ranks_per_host).max()
+            into = np.bincount(receivers[crossing] // ranks_per_host).max()
+            sharing = flows * int(max(out, into))
+            between = parameters.latency + nbytes * sharing / parameters.bandwidth
+        seconds += max(local, between) + (nbytes / parameters.reduction if adds else 0.0)
+    return seconds
+
+
+def local_allreduce(parameters: Parameters, nbytes: float, ranks: int) -> float:
+    """Seconds of an allreduce in the shared memory of one host; 0 for one rank."""
+    _check(nbytes, 1, ranks, 1)
+    if ranks == 1:
+        return 0.0
+    moved = nbytes * (ranks - 1) / ranks
+    copy = 2 * moved / parameters.local_bandwidth
+    return 2 * parameters.local_latency + copy + moved / parameters.reduction
+
+
+def hierarchical(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int) -> float:
+    """Seconds of a hierarchical allreduce; between hosts by what `recursive_doubling_bytes` says.
+
+    Args:
+        parameters: of the network and the hosts.
+        nbytes: bytes that each rank gives and gets.
+        hosts: how many hosts.
+        ranks_per_host: how many ranks each has.
+
+    Returns:
+        Seconds; with one host those of `local_allreduce`.
+    """
+    local = local_allreduce(parameters, nbytes, ranks_per_host)
+    flows, part = ranks_per_host, nbytes / ranks_per_host
+    short = part <= recursive_doubling_bytes(parameters, hosts, flows)
+    between = recursive_doubling if short else ring
+    return local + between(parameters, part, hosts, 1, flows)
+
+
+ALGORITHMS = {"ring": ring, "recursive_doubling": recursive_doubling, "hierarchical": hierarchical}
+"""Seconds by the names that `ringar.allreduce(algorithm=...)` knows."""
+
+
+def recursive_doubling_bytes(
+    parameters: Parameters,
+    participants: int,
+    flows: int = 1,
+    most: int = MAX_RECURSIVE_DOUBLING_BYTES,
+) -> int:
+    """The longest message for which recursive doubling is faster than the ring.
+
+    Args:
+        parameters: of the network and the hosts.
+        participants: how many ranks, on a host each, exchange the message.
+        flows: how many such messages share each host's link: the ranks of a host where each drives
+            a slice of its own, whose bytes are then what is compared.
+        most: the longest message that recursive doubling can be used for.
+
+    Returns:
+        Bytes, from 0 (never, or nobody to exchange with) to `most`.
+    """
+    if participants < 2:
+        return 0
+
+    def wins(nbytes: int) -> bool:
+        slow = ring(parameters, nbytes, participants, 1, flows)
+        return recursive_doubling(parameters, nbytes, participants, 1, flows) < slow
+
+    if wins(most):
+        return most
+    # Its time per byte is never below the ring's: once it has lost, it does not win again.
+    shorter, longer = 0, most
+    while longer - shorter > 1:
+        middle = (shorter + longer) // 2
+        shorter, longer = (middle, longer) if wins(middle) else (shorter, middle)
+    return shorter
+
+
+def table(parameters: Parameters, most: int, flows: int = 1) -> list[int]:
+    """`recursive_doubling_bytes` for 0, 1, ... `most` participants: the index is their number."""
+    return [recursive_doubling_bytes(parameters, n, flows) for n in range(most + 1)]
+
+
+def measure(comm: Any, hosts: Sequence[int]) -> Parameters:
+    """Measure the parameters in a fraction of a second; see `ringar.link_probe`. Collective.
+
+    Args:
+        comm: an mpi4py communicator of all ranks, in which nothing else is on its way.
+        hosts: for each rank, the number of its host.
+
+    Returns:
+        The same on every rank.
+
+    Raises:
+        ValueError: if there is one rank only, or not one host for each.
+    """
+    return Parameters(**link_probe.measure(comm, hosts))
+
+
+def save(path: str | Path, parameters: Parameters) -> None:
+    """Write parameters to a JSON file, which `load` and RINGAR_COST_MODEL read."""
+    Path(path).write_text(json.dumps(dataclasses.asdict(parameters), indent=1) + "\n")
+
+
+def from_dict(values: Any, where: str) -> Parameters:
+    """Parameters from plain data; `where` tells errors what it was read from.
+
+    Raises:
+        ValueError: if a key is missing or unknown, or a value is not a number or out of range.
+    """
+    names = [field.name for field in dataclasses.fields(Parameters)]
+    if not isinstance(values, dict):
+        raise ValueError(
+            f"{where}: expected an object with {', '.join(names)}, received {values!r}"
+        )
+    if missing := [name for name in names if name not in values]:
+        raise ValueError(f"{where}: missing {', '.join(missing)}; expected {', '.join(names)}")
+    if unknown := sorted(set(values) - set(names)):
+        raise ValueError(f"{where}: unknown {', '.join(unknown)}; expected {', '.join(names)}")
+    try:
+        return Parameters(**values)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def load(path: str | Path) -> Parameters:
+    """Read parameters from a JSON file as `save` writes it.
+
+    Raises:
+        ValueError: if the file cannot be read, is not JSON, or is not an object of five numbers.
+    """
+    try:
+        values = json.loads(Path(path).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: expected a file with parameters: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: expected JSON, received something else: {error}") from error
+    return from_dict(values, str(path))
+
+
+def from_environment(environ: Mapping[str, str]) -> Parameters | None:
+    """The parameters in the file that RINGAR_COST_MODEL names; None where it is not set.
+
+    Raises:
+        ValueError: as `load`; the message begins with the variable.
+    """
+    path = environ.get(VARIABLE, "")
+    if not path:
+        return None
+    try:
+        return load(path)
+    except ValueError as error:
+        raise ValueError(f"{VARIABLE}={error}") from error

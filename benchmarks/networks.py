@@ -115,4 +115,12 @@ def inception_v3() -> list[Layer]:
     return [*layers, dense(2048, 1000)]
 
 
+def uniform(parameters: int, layers: int = 50) -> list[Layer]:
+    """A network of which only the size is known: equal layers of equal work."""
+    each, rest = divmod(parameters, layers)
+    return [Layer(each + (1 if i < rest else 0), 1) for i in range(layers)]
+
+
 NETWORKS = {"resnet101": resnet101, "inception_v3": inception_v3, "vgg16": vgg16}
+TITLES = {"resnet101": "ResNet-101", "inception_v3": "Inception V3", "vgg16": "VGG-16"}
+"""As the papers spell them."""

@@ -7,15 +7,13 @@ so a script holds as many scenarios as leave the job usable; the tests then look
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-RANK = int(os.environ.get("RINGAR_RANK", "0"))
-SIZE = int(os.environ.get("RINGAR_SIZE", "1"))
+from tests.plugin.place import RANK, SIZE
 
 
 def folder() -> Path:

@@ -73,7 +73,12 @@ def run_scenarios(
     job = run_job(
         np, script, args=[str(folder), *args], launcher_args=launcher_args, deadline=deadline
     )
-    return Outcomes(job, [_read(folder / f"{r}.jsonl", r) for r in range(np or 1)])
+    return read_outcomes(job, folder, np or 1)
+
+
+def read_outcomes(job: JobResult, folder: Path, ranks: int) -> Outcomes:
+    """What the ranks of a job that has ended wrote down in ``folder``."""
+    return Outcomes(job, [_read(folder / f"{r}.jsonl", r) for r in range(ranks)])
 
 
 def _read(path: Path, rank: int) -> dict[str, Outcome]:

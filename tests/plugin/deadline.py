@@ -17,7 +17,7 @@ from collections.abc import Generator
 import pytest
 
 from tests.plugin import jobs
-from tests.plugin.selection import RANK, SIZE
+from tests.plugin.place import RANK, SIZE
 
 DEFAULT_SECONDS = 120.0
 EXIT_CODE = 124  # as timeout(1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.plugin.selection import RANK, SIZE
+from tests.plugin.place import RANK, SIZE
 
 # A collective that some rank never joins fails well before the test's own deadline (120 s).
 DEADLINE = 60.0

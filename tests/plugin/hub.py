@@ -2,7 +2,8 @@
 
 The tests must be able to say that ringar is broken, so what they agree through is something else:
 a socket from each rank to rank 0, in the abstract namespace of Unix sockets, which leaves no file
-behind. A rank that dies is seen at once, as the end of its stream.
+behind. A rank that dies is seen at once, as the end of its stream. That namespace is one of the
+network's; where ranks are on several hosts of tests/hosts, a file's path is the name instead.
 
 One exchange is a round: every rank sends a message with a tag, rank 0 waits until it has one from
 each and, if all tags are equal, answers each with the list. A rank whose test has failed skips the
@@ -13,6 +14,7 @@ round are then told that it left, and come to the report's round.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from multiprocessing.connection import Connection, wait
@@ -42,7 +44,7 @@ class Hub:
         self.rank = rank
         self.size = size
         self.waiting = False
-        address = f"\0ringar-tests-{name}"
+        address = name if "/" in name else f"\0ringar-tests-{name}"
         if rank == 0:
             self._peers = _accept(address, size, timeout)
         else:
@@ -140,6 +142,8 @@ def _accept(address: str, size: int, timeout: float) -> dict[int, Connection]:
                 missing = sorted(set(range(1, size)) - set(peers))
                 raise PeerGone(f"ranks {missing} did not come in {timeout} s") from None
             peers[connection.recv()] = connection
+    if not address.startswith("\0"):
+        os.unlink(address)
     return peers
 
 

@@ -19,7 +19,7 @@ import pytest
 from tests.plugin import fixtures
 from tests.plugin.deadline import who
 from tests.plugin.hub import Hub, PeerGone
-from tests.plugin.selection import RANK, SIZE
+from tests.plugin.place import RANK, SIZE
 
 # Seconds after which a rank whose test failed says so itself, when the others do not come.
 _GRACE = 15.0
@@ -43,7 +43,8 @@ class Ranks:
         self._left = False  # … and this rank has shut ringar down for that
         self._status = 0
         self._uncollected: list[str] = []
-        self._hub = Hub(RANK, SIZE, os.environ.get("RINGAR_JOB", str(os.getppid())))
+        name = os.environ.get("RINGAR_TEST_HUB") or os.environ.get("RINGAR_JOB", str(os.getppid()))
+        self._hub = Hub(RANK, SIZE, name)
         config.ringar_hub = self._hub  # type: ignore[attr-defined]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

@@ -1,4 +1,4 @@
-"""The markers that say where a test runs, and the place that this process has.
+"""The markers that say where a test runs.
 
 ranks(n, ...)  only with these numbers of ranks (1 is plain pytest)
 job            starts jobs of its own: only in plain pytest, never under ringarrun
@@ -8,12 +8,9 @@ deadline(s)    seconds after which the test counts as hung (see deadline.py)
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-RANK = int(os.environ.get("RINGAR_RANK", "0"))
-SIZE = int(os.environ.get("RINGAR_SIZE", "1"))
+from tests.plugin.place import SIZE
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

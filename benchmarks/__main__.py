@@ -90,8 +90,9 @@ class Report:
 
     def scaling(self) -> None:
         """Measures images/s against ideal."""
+        parameters = scaling.measure_host()
         found = scaling.collect(["mlp", "small_cnn", "alexnet", "resnet50"], [1, 2], 1)
-        rows, missing = scaling.rows(found), overhead.failures(found)
+        rows, missing = scaling.rows(found, parameters), overhead.failures(found)
         if rows:
             report.plot_scaling(str(RESULTS / "scaling"), rows)
         table = printed(scaling.print_table, rows)

@@ -73,6 +73,15 @@ MODELS = {
 """Name: how to make it, and examples per rank and step."""
 
 
+GRADIENT_BYTES = {
+    "mlp": 8_448,
+    "small_cnn": 8_507_944,
+    "alexnet": 244_403_360,
+    "resnet50": 102_334_368,
+}
+"""Of all gradients together: for those who must not wait for TensorFlow. A test counts."""
+
+
 def data_for(model: Any, examples: int) -> tuple[np.ndarray, np.ndarray]:
     """Random inputs and targets of the model's shapes."""
     random = np.random.default_rng(0)

@@ -122,31 +122,51 @@ def plot_collective(path: str, rows: list[dict[str, Any]], ranks: int) -> None:
 
 
 def plot_scaling(path: str, rows: list[dict[str, Any]]) -> None:
-    """Draws images/s against ranks, a panel per model, with the ideal line, to ``path``.png."""
+    """Draws images/s against ranks, a panel per model, to ``path``.png.
+
+    Bars are what was measured, with their part of ideal; lines ideal and, dashed, predicted.
+    """
     models = list(dict.fromkeys(row["model"] for row in rows))
-    plt, figure, panels = _figure(ncols=len(models), figsize=(4 * len(models), 4.2), squeeze=False)
+    plt, figure, panels = _figure(ncols=len(models), figsize=(3.6 * len(models), 4.2),
+                                  squeeze=False)  # fmt: skip
     for axes, model in zip(panels[0], models, strict=True):
-        mine = [row for row in rows if row["model"] == model]
-        ranks = sorted({row["ranks"] for row in mine})
-        ideal = {row["ranks"]: row["ideal"] for row in mine}
-        width = 0.36
-        for offset, with_ringar, color, label in (
-            (-width / 2, False, "0.75", "plain processes side by side"),
-            (width / 2, True, "tab:blue", "ringar"),
-        ):
-            bars = {row["ranks"]: row for row in mine if row["ringar"] is with_ringar}
-            places = [ranks.index(n) + offset for n in ranks if n in bars]
-            axes.bar(places, [bars[n]["rate"] for n in ranks if n in bars], width,
-                     color=color, label=label)  # fmt: skip
-            for place, n in zip(places, [n for n in ranks if n in bars], strict=True):
-                axes.annotate(f"{bars[n]['efficiency']:.0%}", (place, bars[n]["rate"]),
-                              ha="center", va="bottom", fontsize=8)  # fmt: skip
-        axes.plot(range(len(ranks)), [ideal[n] for n in ranks], "k--", label="ideal")
-        axes.set_xticks(range(len(ranks)), [str(n) for n in ranks])
-        axes.set_xlabel("ranks")
+        _scaling_panel(axes, [row for row in rows if row["model"] == model])
         axes.set_title(model)
-        axes.grid(True, axis="y", alpha=0.3)
     panels[0][0].set_ylabel("images per second (median)")
-    panels[0][0].legend(frameon=False, fontsize=8, loc="upper left")
-    _save(figure, path)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    columns = 4 if len(models) > 2 else 2
+    figure.tight_layout(rect=(0, 0, 1, 0.8 + 0.03 * columns))
+    figure.legend(handles, labels, frameon=False, ncols=columns, loc="upper center", fontsize=9)
+    figure.savefig(Path(path).with_suffix(".png"), dpi=130)
     plt.close(figure)
+
+
+def _scaling_panel(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """One model."""
+    ranks = sorted({row["ranks"] for row in rows})
+    width = 0.36
+    for offset, with_ringar, color, label in (
+        (-width / 2, False, "0.75", "plain processes side by side"),
+        (width / 2, True, "#2f8fd8", "ringar"),
+    ):
+        bars = {row["ranks"]: row for row in rows if row["ringar"] is with_ringar}
+        places = {n: ranks.index(n) + offset for n in ranks if n in bars}
+        axes.bar(list(places.values()), [bars[n]["rate"] for n in places], width,
+                 color=color, label=label)  # fmt: skip
+        for n, place in places.items():
+            axes.annotate(f"{bars[n]['efficiency']:.0%}", (place, bars[n]["rate"]), (0, -3),
+                          textcoords="offset points", ha="center", va="top", fontsize=8,
+                          color="white" if with_ringar else "0.2")  # fmt: skip
+    lines = {n: next(row for row in rows if row["ranks"] == n) for n in ranks}
+    axes.plot(range(len(ranks)), [lines[n]["ideal"] for n in ranks], color="black", linewidth=1,
+              linestyle=":", label="ideal")  # fmt: skip
+    if all("predicted" in row for row in rows):
+        axes.plot(range(len(ranks)), [lines[n]["predicted"] for n in ranks], color="#d1495b",
+                  linewidth=1.8, linestyle="--", marker="o", markersize=4,
+                  label="predicted: one rank's step + exchange")  # fmt: skip
+    axes.set_xticks(range(len(ranks)), [str(n) for n in ranks])
+    axes.set_xlabel("ranks")
+    axes.set_ylim(0, 1.06 * max(max(row["ideal"], row["rate"]) for row in rows))
+    axes.grid(True, axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

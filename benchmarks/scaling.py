@@ -8,19 +8,51 @@ the ranks and ideal is a straight line. The weights of all ranks are compared af
 difference, or a case that fails, makes the exit code 1. "plain" is as many plain Keras processes
 side by side: what the machine gives to N processes that do not communicate, since cores share
 caches and memory.
+
+"predicted" is what the cost model (`ringar.cost_model`) says: the measured step of one rank, and
+after it an allreduce of the model's gradients in shared memory, whose latency and rate are taken
+from an allreduce of 4 KiB and one of 64 MiB on two ranks, measured first. Nothing overlaps, since
+a collective on one machine is work of the same cores, and ranks beyond the cores share them. What
+lies between predicted and plain is not communication.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
-from benchmarks import machine, report
-from benchmarks.models import MODELS
+from benchmarks import collectives, machine, report
+from benchmarks.models import GRADIENT_BYTES, MODELS
 from benchmarks.overhead import failures
 from benchmarks.series import Series
 from benchmarks.training import train
+from ringar import cost_model
+from ringar.cost_model import Parameters
+
+SHORT, LONG = 4 << 10, 64 << 20
+"""Bytes of the allreduces that latency and rate are taken from."""
+
+
+def host_parameters(short: float, long: float) -> Parameters:
+    """The model's parameters of one host whose two ranks took so long for SHORT and LONG bytes.
+
+    A short allreduce is two waits. A long one copies half of the array twice and adds it once, at
+    one rate here, since both are the memory's. Nothing is known of other hosts: they are taken to
+    be as near as the next rank.
+    """
+    latency = short / 2
+    rate = 3 * LONG / 2 / (long - short)
+    return Parameters(latency, rate, rate, latency, rate)
+
+
+def measure_host() -> Parameters | None:
+    """Those of this machine; None if an allreduce on two ranks cannot be measured."""
+    found = collectives.collect("allreduce", ["ringar_engine"], 2, [SHORT, LONG], 1, 1 << 30)
+    times = [found.series.get(("ringar_engine", size)) for size in (SHORT, LONG)]
+    short, long = (one.seconds if one else 0.0 for one in times)
+    return host_parameters(short, long) if 0 < short < long else None
 
 
 def collect(
@@ -37,8 +69,21 @@ def collect(
     return found
 
 
-def rows(found: dict[tuple[str, int, bool], Series]) -> list[dict[str, Any]]:
-    """Plain data, a row per case that ended well."""
+def predicted_rate(
+    parameters: Parameters, model: str, ranks: int, alone: float, cores: int
+) -> float:
+    """Images/s of all ranks, given the seconds of a step of one that communicates with none."""
+    turns = max(1.0, ranks / cores)
+    exchange = cost_model.local_allreduce(parameters, GRADIENT_BYTES[model], ranks)
+    return ranks * MODELS[model][1] / (turns * (alone + exchange))
+
+
+def rows(
+    found: dict[tuple[str, int, bool], Series],
+    parameters: Parameters | None = None,
+    cores: int | None = None,
+) -> list[dict[str, Any]]:
+    """Plain data, a row per case that ended well; with parameters also what they predict."""
     table = []
     for (model, n, with_ringar), result in found.items():
         alone = found.get((model, 1, False))
@@ -53,16 +98,21 @@ def rows(found: dict[tuple[str, int, bool], Series]) -> list[dict[str, Any]]:
              "rate_min": n * batch / summary["max"], "rate_max": n * batch / summary["min"],
              "ideal": ideal, "efficiency": rate / ideal, **summary}
         )  # fmt: skip
+        if parameters:
+            cores = cores or len(os.sched_getaffinity(0))
+            table[-1]["predicted"] = predicted_rate(parameters, model, n, alone.seconds, cores)
     return table
 
 
 def print_table(table: list[dict[str, Any]]) -> None:
     """Images per second and efficiency."""
-    headers = ["model", "ranks", "with", "images/s", "min", "max", "ideal", "efficiency", "#wrong"]
+    headers = ["model", "ranks", "with", "images/s", "min", "max", "ideal", "efficiency",
+               "predicted", "#wrong"]  # fmt: skip
     lines = [
         [row["model"], row["ranks"], "ringar" if row["ringar"] else "plain, no communication"]
         + [f"{row[key]:.4g}" for key in ("rate", "rate_min", "rate_max", "ideal")]
-        + [f"{row['efficiency']:.1%}", row["wrong"]]
+        + [f"{row['efficiency']:.1%}"]
+        + [f"{row['predicted']:.4g}" if row["ringar"] and "predicted" in row else "", row["wrong"]]
         for row in table
     ]
     print(report.table(headers, lines))
@@ -82,15 +132,18 @@ def main(arguments: list[str] | None = None) -> int:
     ranks = [int(n) for n in options.ranks.split(",")]
     if 1 not in ranks:
         parser.error("--ranks must contain 1, which ideal is taken from")
+    parameters = measure_host() if max(ranks) > 1 else None
     found = collect(options.models.split(","), ranks, options.rounds)
-    table = rows(found)
+    table = rows(found, parameters)
     here = machine.describe()
     print(f"# scaling: {machine.headline(here)}")
     print_table(table)
     missing = failures(found)
     print(report.missing_lines(missing), end="")
     if options.output:
-        report.write_json(options.output, {"machine": here, "rows": table, "missing": missing})
+        report.write_json(options.output, {
+            "machine": here, "rows": table, "missing": missing,
+            "parameters": vars(parameters) if parameters else None})  # fmt: skip
         report.plot_scaling(options.output, table)
     return 1 if missing or any(row["wrong"] for row in table) else 0
 

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringar.launchers.plan import MAX_LOCAL_RANKS, Request, UsageError, check_num_proc
+from ringar.launchers.errors import UsageError
+from ringar.launchers.plan import MAX_LOCAL_RANKS, check_num_proc
+from ringar.launchers.request import Request
 
 _DESCRIPTION = """\
 Start a program on several ranks, show their output, and end them together.
@@ -65,7 +67,7 @@ def _run(request: Request) -> int:
     # Imported late so that --help and errors come at once.
     from ringar.launchers import cpus, local, plan
 
-    code = local.run(plan.make(request, os.environ, cpus.available()))
+    code = local.run(plan.make(request, request.num_proc or 1, os.environ, cpus.available()))
     if request.timeline:
         # Also after a failure: what the ranks did last is then worth the most.
         _merge_timeline(request.timeline)

@@ -67,7 +67,7 @@ class LocalJob:
         self._exits = ExitWatch()
         self._poll = selectors.PollSelector()
         self._interests: dict[int, int] = {}
-        self._arena = os.memfd_create("ringar-arena")
+        self._arena = self._make_arena()
         self._janitor: subprocess.Popen[bytes] | None = None
         self._janitor_pipe = -1
 
@@ -97,7 +97,11 @@ class LocalJob:
             self._say(f"environment: {name}={value}")
         for plan in self.job.ranks:
             self._start_rank(plan)
-        os.close(self._arena)
+        if self._arena >= 0:
+            os.close(self._arena)
+
+    def _make_arena(self) -> int:
+        return os.memfd_create("ringar-arena")
 
     def _start_janitor(self) -> None:
         reader, self._janitor_pipe = os.pipe()
@@ -129,7 +133,7 @@ class LocalJob:
                 plan,
                 arena=self._arena,
                 janitor=self._janitor_pipe,
-                stdin=_stdin(plan.rank),
+                stdin=self._stdin(plan),
                 outputs=(pipes[0][1], pipes[1][1]),
             )
         except OSError as error:
@@ -159,10 +163,13 @@ class LocalJob:
             fd,
             self._out if name == "stdout" else self._err,
             prefix=b"[%d] " % plan.rank if self.job.prefix else b"",
-            live=plan.rank == 0,
+            live=plan.rank == 0 and not plan.by_mpi,
             raw=not self.job.prefix and len(self.job.ranks) == 1,
             copy=copy,
         )
+
+    def _stdin(self, plan: RankPlan) -> int:
+        return _stdin(plan.rank)
 
     # Running
 

@@ -44,9 +44,13 @@ class Screen:
         return len(self._waiting)
 
     def write_some(self) -> None:
-        """Write what fits; call it when the file descriptor is ready."""
+        """Write what fits, whole lines if possible; call it when the descriptor is ready.
+
+        Whoever reads the pipe may carry the output of other ranks, too, piece by piece.
+        """
+        end = self._waiting.rfind(b"\n", 0, _CHUNK) + 1 or _CHUNK
         try:
-            written = os.write(self.fd, self._waiting[:_CHUNK])
+            written = os.write(self.fd, self._waiting[:end])
         except BlockingIOError:
             return
         except OSError as error:

@@ -15,6 +15,8 @@ from pathlib import Path
 from ringar import timeline
 from ringar.launchers import cpus as cpus_module
 from ringar.launchers.cpus import Cpu
+from ringar.launchers.errors import UsageError
+from ringar.launchers.request import Request
 
 #: The most ranks that one host runs, unless it has more CPUs than this.
 MAX_LOCAL_RANKS = 64
@@ -36,34 +38,12 @@ RESERVED = frozenset(
 )
 
 
-class UsageError(Exception):
-    """A request that cannot be carried out; `code` is the exit code, as in a shell."""
-
-    def __init__(self, message: str, code: int = 2) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for; one field per option of `ringarrun`."""
-
-    num_proc: int
-    command: tuple[str, ...]
-    exports: tuple[str, ...] = ()
-    bind_to: str | None = None
-    prefix: bool | None = None
-    output_folder: Path | None = None
-    start_timeout: float | None = None
-    deadline: float | None = None
-    stall_warning: float | None = None
-    verbose: bool = False
-    timeline: Path | None = None
-
-
 @dataclass(frozen=True)
 class RankPlan:
-    """One rank: its place in the job and the CPUs that it is bound to (None: not bound)."""
+    """One rank: its place in the job and the CPUs that it is bound to (None: not bound).
+
+    With `by_mpi`, MPI has started the rank and knows its place; only the CPUs are the launcher's.
+    """
 
     rank: int
     size: int
@@ -73,17 +53,20 @@ class RankPlan:
     cross_size: int = 1
     cpus: tuple[int, ...] | None = None
     sharing: int = 1  # how many ranks are bound to these CPUs
+    by_mpi: bool = False
 
     def environment(self) -> dict[str, str]:
         """The variables that tell this rank its place."""
-        variables = {
-            "RINGAR_RANK": str(self.rank),
-            "RINGAR_SIZE": str(self.size),
-            "RINGAR_LOCAL_RANK": str(self.local_rank),
-            "RINGAR_LOCAL_SIZE": str(self.local_size),
-            "RINGAR_CROSS_RANK": str(self.cross_rank),
-            "RINGAR_CROSS_SIZE": str(self.cross_size),
-        }
+        variables = {}
+        if not self.by_mpi:
+            variables = {
+                "RINGAR_RANK": str(self.rank),
+                "RINGAR_SIZE": str(self.size),
+                "RINGAR_LOCAL_RANK": str(self.local_rank),
+                "RINGAR_LOCAL_SIZE": str(self.local_size),
+                "RINGAR_CROSS_RANK": str(self.cross_rank),
+                "RINGAR_CROSS_SIZE": str(self.cross_size),
+            }
         if self.cpus is not None:
             # Tells ringar.threads how many of the CPUs it sees are its own, and that they need no
             # dividing by the local size.
@@ -120,39 +103,60 @@ class JobPlan:
         return self.output_folder / f"rank.{rank:0{width}d}" / stream
 
 
-def make(request: Request, environ: Mapping[str, str], cpus: Sequence[Cpu]) -> JobPlan:
+def make(
+    request: Request, num_proc: int, environ: Mapping[str, str], cpus: Sequence[Cpu]
+) -> JobPlan:
     """Plan a job on this host.
 
     Args:
         request: what was asked for.
+        num_proc: the number of ranks to start.
         environ: the launcher's environment, the source of `-x NAME` and of PATH.
         cpus: the CPUs that may be used.
 
     Raises:
         UsageError: the request cannot be carried out; the message says why and what to do.
     """
-    check_num_proc(request.num_proc, limit=max(MAX_LOCAL_RANKS, len(cpus)))
-    environment = _exports(request.exports, environ)
-    environment.update(_timeouts(request))
-    if request.timeline:
-        _check_timeline(request.timeline)
-        environment[timeline.VARIABLE] = str(request.timeline)
+    check_num_proc(num_proc, limit=max(MAX_LOCAL_RANKS, len(cpus)))
+    environment = variables(request, environ)
     check_program(request.command, environment.get("PATH", environ.get("PATH")))
-    _check_output_folder(request.output_folder)
-    sets = _cpu_sets(request, cpus)
-    size = request.num_proc
+    check_output_folder(request.output_folder)
+    sets = cpu_sets(request.bind_to, num_proc, cpus)
     return JobPlan(
-        job=os.urandom(8).hex(),
+        job=new_job_id(),
         command=request.command,
         ranks=tuple(
-            RankPlan(r, size, r, size, cpus=sets[r], sharing=sets.count(sets[r]))
-            for r in range(size)
+            RankPlan(r, num_proc, r, num_proc, cpus=sets[r], sharing=sets.count(sets[r]))
+            for r in range(num_proc)
         ),
         environment=environment,
-        prefix=size > 1 if request.prefix is None else request.prefix,
+        prefix=num_proc > 1 if request.prefix is None else request.prefix,
         output_folder=request.output_folder,
         verbose=request.verbose,
     )
+
+
+def new_job_id() -> str:
+    """A name for a job that no other job has."""
+    return os.urandom(8).hex()
+
+
+def variables(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that all ranks get because the user asked for them.
+
+    Args:
+        request: what was asked for: `-x`, times, the timeline.
+        environ: the launcher's environment, the source of `-x NAME`.
+
+    Raises:
+        UsageError: a variable is not set, or not the user's to set; no timeline can be written.
+    """
+    found = _exports(request.exports, environ)
+    found.update(_timeouts(request))
+    if request.timeline:
+        _check_timeline(request.timeline)
+        found[timeline.VARIABLE] = str(request.timeline)
+    return found
 
 
 def check_num_proc(num_proc: int, limit: int = MAX_LOCAL_RANKS) -> None:
@@ -228,16 +232,22 @@ def _timeouts(request: Request) -> dict[str, str]:
     return {name: f"{value:.12g}" for name, value in seconds.items() if value is not None}
 
 
-def _cpu_sets(request: Request, cpus: Sequence[Cpu]) -> Sequence[tuple[int, ...] | None]:
-    size = request.num_proc
-    if request.bind_to == "core" and size > len(cpus):
+def cpu_sets(
+    bind_to: str | None, size: int, cpus: Sequence[Cpu]
+) -> Sequence[tuple[int, ...] | None]:
+    """The CPUs of each of `size` ranks of one host, for `--bind-to`; None: not bound.
+
+    Raises:
+        UsageError: each rank shall have CPUs of its own, and there are not enough.
+    """
+    if bind_to == "core" and size > len(cpus):
         raise UsageError(
             f"--bind-to core: expected at most {len(cpus)} ranks, one per CPU that may be used, "
             f"received {size}; start fewer ranks or choose --bind-to none"
         )
-    if request.bind_to == "numa":
+    if bind_to == "numa":
         return cpus_module.whole_nodes(cpus, size)
-    if request.bind_to == "none" or size > len(cpus):
+    if bind_to == "none" or size > len(cpus):
         return [None] * size
     return cpus_module.split(cpus, size)
 
@@ -249,7 +259,8 @@ def _check_timeline(path: Path) -> None:
         )
 
 
-def _check_output_folder(folder: Path | None) -> None:
+def check_output_folder(folder: Path | None) -> None:
+    """Raise UsageError unless `folder`, made here if it is missing, can be written."""
     if folder is None:
         return
     try:

@@ -152,6 +152,7 @@ def spawn(
         job: the job that it belongs to.
         rank: its place and its CPUs.
         arena: file descriptor of the memory that the ranks of this host share; it is inherited.
+            A rank that MPI has started needs none (-1), and inherits what MPI handed down.
         janitor: the pipe of the janitor, which hears of the process before the program begins.
         stdin: its standard input.
         outputs: its standard output and standard error.
@@ -160,14 +161,16 @@ def spawn(
         OSError: the program cannot be executed.
     """
     environment = job.rank_environment(rank, os.environ)
-    environment["RINGAR_ARENA_FD"] = str(arena)
+    if arena >= 0:
+        environment["RINGAR_ARENA_FD"] = str(arena)
     return subprocess.Popen(
         job.command,
         stdin=stdin,
         stdout=outputs[0],
         stderr=outputs[1],
         env=environment,
-        pass_fds=(arena,),
+        close_fds=arena >= 0,
+        pass_fds=(arena,) if arena >= 0 else (),
         start_new_session=True,
         preexec_fn=_before_program(rank.cpus, janitor),
     )

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringar.launchers.plan import UsageError
+from ringar.launchers.errors import UsageError
 from ringar.launchers.ranks import Rank
 
 #: What a rank writes that fails because another rank is gone: ringar's own exception, TensorFlow's,
@@ -51,7 +51,7 @@ def report(ranks: Sequence[Rank], failures: Sequence[Rank]) -> tuple[str, list[b
             tail.insert(
                 0, b"ringarrun: the last lines that rank %d wrote to stderr:" % first.number
             )
-    text = f"rank {first.number} of {len(ranks)} {_ending(first)}"
+    text = f"rank {first.number} of {len(ranks)} {ending(first)}"
     later = [rank for rank in failures if rank is not first]
     stopped = [rank for rank in ranks if rank.stopped]
     if later:
@@ -79,7 +79,8 @@ def cannot_write(path: Path, error: OSError) -> UsageError:
     return UsageError(f"--output-filename: cannot write {str(path)!r}: {error.strerror}")
 
 
-def _ending(rank: Rank) -> str:
+def ending(rank: Rank) -> str:
+    """How a rank that failed ended, in the words of the verdict."""
     status = rank.status
     if status is None or not status.signal:
         return f"failed with {status}"

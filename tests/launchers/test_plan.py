@@ -7,7 +7,9 @@ import pytest
 
 from ringar.launchers import plan
 from ringar.launchers.cpus import Cpu
-from ringar.launchers.plan import JobPlan, Request, UsageError
+from ringar.launchers.errors import UsageError
+from ringar.launchers.plan import JobPlan
+from ringar.launchers.request import Request
 
 FOUR_CPUS = [Cpu(0, 0, number, number) for number in range(4)]
 ENVIRON = {"PATH": "/usr/bin:/bin", "HOME": "/home/someone"}
@@ -15,7 +17,9 @@ ENVIRON = {"PATH": "/usr/bin:/bin", "HOME": "/home/someone"}
 
 def make(**options: object) -> JobPlan:
     fields: dict[str, object] = {"num_proc": 2, "command": (sys.executable, "train.py"), **options}
-    return plan.make(Request(**fields), ENVIRON, FOUR_CPUS)  # type: ignore[arg-type]
+    request = Request(**fields)  # type: ignore[arg-type]
+    assert request.num_proc is not None
+    return plan.make(request, request.num_proc, ENVIRON, FOUR_CPUS)
 
 
 def test_each_rank_knows_its_place() -> None:
@@ -140,10 +144,10 @@ def test_number_of_ranks_out_of_range(num_proc: int) -> None:
 
 def test_a_large_host_takes_a_rank_per_cpu() -> None:
     cpus = [Cpu(0, 0, number, number) for number in range(96)]
-    job = plan.make(Request(96, (sys.executable,)), ENVIRON, cpus)
+    job = plan.make(Request(96, (sys.executable,)), 96, ENVIRON, cpus)
     assert len(job.ranks) == 96
     with pytest.raises(UsageError, match="at most 96 ranks"):
-        plan.make(Request(97, (sys.executable,)), ENVIRON, cpus)
+        plan.make(Request(97, (sys.executable,)), 97, ENVIRON, cpus)
 
 
 def test_no_program() -> None:

@@ -1,0 +1,39 @@
+"""What the user asked for: the options of `ringarrun` as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringar.launchers.hosts import Host
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for; one field per option of `ringarrun`.
+
+    `hosts` holds those of `-H` or `--hostfile` and `source` names the option; without either,
+    `hosts` is empty. `num_proc` is None where the number of slots decides.
+    """
+
+    num_proc: int | None
+    command: tuple[str, ...]
+    hosts: tuple[Host, ...] = ()
+    source: str = ""
+    launcher: str = "auto"
+    interfaces: tuple[str, ...] = ()
+    ssh_command: str = "ssh"
+    ssh_port: int | None = None
+    ssh_identity: Path | None = None
+    mpi_args: tuple[str, ...] = ()
+    exports: tuple[str, ...] = ()
+    bind_to: str | None = None
+    prefix: bool | None = None
+    output_folder: Path | None = None
+    start_timeout: float | None = None
+    deadline: float | None = None
+    stall_warning: float | None = None
+    failure_grace: float = 3.0
+    verbose: bool = False
+    dry_run: bool = False
+    timeline: Path | None = None

@@ -82,14 +82,19 @@ class Bucket:
 
     @property
     def label(self) -> str:
-        """The indices in short, "7-4,2", for names: errors show where ranks have other ones."""
-        runs: list[list[int]] = []
-        for index in self.indices:
-            if runs and runs[-1][-1] == index + 1:
-                runs[-1][1:] = [index]
-            else:
-                runs.append([index])
-        return ",".join("-".join(map(str, run)) for run in runs)
+        """The indices in short, for names; see :func:`label`."""
+        return label(self.indices)
+
+
+def label(indices: Iterable[int]) -> str:
+    """Indices, highest first, in short: "7-4,2". Errors show where ranks have other ones."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and runs[-1][-1] == index + 1:
+            runs[-1][1:] = [index]
+        else:
+            runs.append([index])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def plan(

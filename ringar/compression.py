@@ -1,23 +1,38 @@
-"""Fewer bytes on the way: tensors are made narrower before a collective and wide again after it.
+"""What travels instead of a tensor: the compressors, for every argument `compression=`.
 
-A sum of compressed tensors is accumulated in float32 and rounded to the narrow dtype once, so that
-the loss is that of the narrow dtype and does not grow with the number of ranks.
+A compressor is one of three things:
+
+- It *changes the tensor* before the collective and changes the result back: a class with two static
+  methods, `compress` and `decompress`. `Compression.none` changes nothing; one of your own may do
+  what it likes.
+- It *names a dtype for the wire*, in its attribute `wire`, and leaves the tensor alone:
+  `Compression.fp16` and `.bf16`. float32 then travels in that dtype between hosts, is added in
+  float32 at every hop, and is not made narrower inside a host, where the results are those without
+  compression, bit for bit. Other dtypes, float64 too, travel as they are everywhere.
+- It *has state* from one step to the next: `Compression.powersgd(...)`, an object with settings,
+  whose state a `DistributedOptimizer` keeps. Nothing else takes it (:mod:`ringar.powersgd`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+from ringar.powersgd import PowerSGD
 
-_WIDE = ("float32", "float64")
+_WIRES = ("", "float16", "bfloat16")
 
 
 class Compressor:
     """Leaves tensors as they are; the base of the others.
 
-    A compressor of your own is a class with these two static methods.
+    A compressor of your own is a class with these two static methods, derived from this one or not.
+
+    Attributes:
+        wire: the dtype in which float32 travels between hosts, "float16" or "bfloat16"; "": as it
+            is.
     """
+
+    wire: str = ""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -35,36 +50,16 @@ class Compressor:
         return tensor
 
 
-class _NarrowCompressor(Compressor):
-    _dtype: str
+class FP16Compressor(Compressor):
+    """float32 travels between hosts as float16: a range of 6e-8 to 65504, 11 bits of precision."""
 
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """Return `tensor` in the narrow dtype and the name of its own.
-
-        Only float32 and float64 are changed.
-        """
-        wide = _dtype_name(tensor)
-        if wide not in _WIDE:
-            return tensor, None
-        return _cast(tensor, cls._dtype), wide
-
-    @staticmethod
-    def decompress(tensor: Any, context: Any) -> Any:
-        """Return `tensor` in the dtype that it had."""
-        return tensor if context is None else _cast(tensor, context)
+    wire = "float16"
 
 
-class FP16Compressor(_NarrowCompressor):
-    """float32 and float64 travel as float16: a range of 6e-8 to 65504, 11 bits of precision."""
+class BF16Compressor(Compressor):
+    """float32 travels between hosts as bfloat16: the range of float32, 8 bits of precision."""
 
-    _dtype = "float16"
-
-
-class BF16Compressor(_NarrowCompressor):
-    """float32 and float64 travel as bfloat16: the range of float32, 8 bits of precision."""
-
-    _dtype = "bfloat16"
+    wire = "bfloat16"
 
 
 class Compression:
@@ -73,24 +68,49 @@ class Compression:
     none = Compressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    powersgd = PowerSGD
 
 
-def _dtype_name(tensor: Any) -> str:
-    return str(getattr(tensor.dtype, "name", tensor.dtype))
+def checked(compression: Any) -> str:
+    """Return the dtype that `compression` names for the wire, "" for none.
+
+    Raises:
+        ValueError: it is no compressor that a collective can use.
+    """
+    if isinstance(compression, PowerSGD) or compression is PowerSGD:
+        raise ValueError(
+            "`compression` must be without state here: what PowerSGD remembers from step to step "
+            "has its place in an optimizer. Pass ringar.Compression.powersgd(rank=2) to "
+            "ringar.DistributedOptimizer, which reduces what a plain tf.GradientTape computes too. "
+            f"Received: compression={compression}"
+        )
+    return _wire(compression)
 
 
-def _cast(tensor: Any, dtype: str) -> Any:
-    if isinstance(tensor, np.ndarray | np.generic):
-        return tensor.astype(_numpy_dtype(dtype))
-    # Only here, so that NumPy arrays can be compressed without TensorFlow.
-    import tensorflow as tf
+def has_state(compression: Any) -> bool:
+    """Whether an optimizer has to keep state for `compression`.
 
-    return tf.cast(tensor, dtype)
+    Raises:
+        ValueError: it is no compressor.
+    """
+    if isinstance(compression, PowerSGD):
+        return True
+    if compression is PowerSGD:
+        raise ValueError(
+            "`compression` must be an object with settings, such as "
+            "ringar.Compression.powersgd(rank=2). Received: compression=ringar.Compression.powersgd"
+        )
+    _wire(compression)
+    return False
 
 
-def _numpy_dtype(dtype: str) -> Any:
-    if dtype != "bfloat16":
-        return np.dtype(dtype)
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16)
+def _wire(compression: Any) -> str:
+    wire = getattr(compression, "wire", "")
+    methods = (getattr(compression, name, None) for name in ("compress", "decompress"))
+    if not all(map(callable, methods)) or wire not in _WIRES:
+        raise ValueError(
+            "`compression` must be ringar.Compression.none, .fp16, .bf16, or a class with static "
+            'methods `compress` and `decompress`, whose `wire`, if it has one, is "float16" or '
+            f'"bfloat16". Received: compression={compression!r}'
+        )
+    return str(wire)

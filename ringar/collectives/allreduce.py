@@ -23,6 +23,7 @@ def allreduce(
     op: ReduceOp = Average,
     *,
     compression: Any = Compression.none,
+    algorithm: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
@@ -35,7 +36,14 @@ def allreduce(
             Sum or Average), or a NumPy array. float16, bfloat16 (both added in float32), float32,
             float64, int8, uint8, int32 or int64, of one shape on all ranks.
         op: Sum, Average, Min, Max or Product. Average needs a floating dtype.
-        compression: what travels between ranks: ``Compression.none``, ``.fp16`` or ``.bf16``.
+        compression: how float32 travels between hosts: ``Compression.none``, ``.fp16`` or
+            ``.bf16``; or a compressor of your own (:mod:`ringar.compression`).
+        algorithm: how ranks on several hosts go about it, the same on all ranks. "hierarchical":
+            through shared memory inside a host, and every rank drives a slice of its own between
+            the hosts. "ring" and "recursive_doubling": over all ranks through MPI, as if each had a
+            host of its own; a ring sends the fewest bytes, recursive doubling takes the fewest
+            rounds. None or "auto": what the environment variable RINGAR_ALGORITHM says, or else
+            what the cost model finds best. Slices are gathered, and have no choice.
         prescale_factor: multiplies each rank's tensor before the reduction.
         postscale_factor: multiplies the result.
         name: in errors and timelines; must be equal on all ranks.
@@ -45,15 +53,17 @@ def allreduce(
         A tensor or array of the shape and dtype given.
 
     Raises:
+        ValueError: an argument that is none of those; on this rank.
         MismatchError (NumPy) or tf.errors.InvalidArgumentError: ranks disagree on collective,
             shape, dtype, op or name. On every rank.
         PeerLostError or tf.errors.AbortedError: a rank died or left.
         DeadlineError or tf.errors.DeadlineExceededError: a rank did not come in time.
     """
     options = (compression, prescale_factor, postscale_factor, name, process_set)
+    chosen = calls.checked_algorithm(algorithm)
     if isinstance(tensor, tf.IndexedSlices):
         return slices.allreduce(tensor, op, *options)
-    return reduce("allreduce", [tensor], op, *options)[0]
+    return reduce("allreduce", [tensor], op, *options, algorithm=chosen)[0]
 
 
 @calls.as_it_is
@@ -62,6 +72,7 @@ def grouped_allreduce(
     op: ReduceOp = Average,
     *,
     compression: Any = Compression.none,
+    algorithm: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
@@ -74,7 +85,8 @@ def grouped_allreduce(
     ``tf.IndexedSlices`` is made dense.
     """
     options = (compression, prescale_factor, postscale_factor, name, process_set)
-    return reduce("allreduce", tensors, op, *options)
+    chosen = calls.checked_algorithm(algorithm)
+    return reduce("allreduce", tensors, op, *options, algorithm=chosen)
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:

@@ -18,6 +18,8 @@ DTYPES = (
     *("bool", "int16", "uint16", "uint32", "uint64", "complex64", "complex128"),
 )
 
+ALGORITHMS = ("auto", "ring", "recursive_doubling", "hierarchical")
+"""Of an allreduce over several hosts, as :func:`ringar.allreduce` explains them."""
 
 as_it_is = tf.autograph.experimental.do_not_convert
 """Keeps AutoGraph from rewriting a function that is called in a ``tf.function``."""
@@ -33,6 +35,8 @@ class Call:
     process_set: int = 0
     prescale: float = 1.0
     postscale: float = 1.0
+    wire: str = ""  # the dtype in which float32 travels between hosts; "": as float32
+    algorithm: str = ""  # of an allreduce, one of ALGORITHMS; "": "auto"
     name: str = ""
 
     def spec(self, dtype: str = "uint8", shapes: Sequence[Sequence[int]] = ()) -> str:
@@ -54,6 +58,10 @@ class Call:
             f"{self.collective} dtype={dtype} op={self.op} root={self.root} "
             f"set={self.process_set} prescale={self.prescale!r} postscale={self.postscale!r} "
         )
+        if self.wire and dtype == "float32":  # no other dtype is made narrower
+            text += f"wire={self.wire} "
+        if self.algorithm:
+            text += f"algorithm={self.algorithm} "
         if shapes:
             text += "shapes=" + ";".join(",".join(map(str, shape)) for shape in shapes) + " "
         return text + f"name={self.name}"
@@ -85,13 +93,36 @@ class Call:
             process_set=int(values["set"]),
             prescale=float(values["prescale"]),
             postscale=float(values["postscale"]),
+            wire=values.get("wire", ""),
+            algorithm=values.get("algorithm", ""),
             name=name,
         )
 
     def gradient(self, **changes: Any) -> Call:
-        """A call for the gradient of this one: the same ranks, another name, unscaled."""
-        defaults = {"prescale": 1.0, "postscale": 1.0, "op": "sum", "root": 0}
+        """A call for the gradient of this one: the same ranks, another name, unscaled.
+
+        Of an allreduce it travels as the tensors did, if it is an allreduce itself.
+        """
+        defaults: dict[str, Any] = {"prescale": 1.0, "postscale": 1.0, "op": "sum", "root": 0}
+        if changes.get("collective", self.collective) != "allreduce":
+            defaults |= {"wire": "", "algorithm": ""}
         return dataclasses.replace(self, name=f"{self.name}/gradient", **{**defaults, **changes})
+
+
+def checked_algorithm(algorithm: Any) -> str:
+    """What a :class:`Call` has for an argument `algorithm`.
+
+    Raises:
+        ValueError: there is no such algorithm.
+    """
+    if algorithm in (None, "auto"):
+        return ""
+    if algorithm not in ALGORITHMS:
+        names = ", ".join(f'"{name}"' for name in ALGORITHMS)
+        raise ValueError(
+            f"`algorithm` must be None or one of {names}. Received: algorithm={algorithm!r}"
+        )
+    return str(algorithm)
 
 
 def begin(

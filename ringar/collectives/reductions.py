@@ -1,7 +1,7 @@
 """What allreduce and reduce-scatter do alike before and after the exchange.
 
-They check the op, make an average a scaled sum, and make tensors narrower where the user asks for
-compression.
+They check the op, make an average a scaled sum, and do what the compressor says (what one may say
+is in ringar/compression.py).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringar import compression as compressors
 from ringar.collectives import call as calls
 from ringar.collectives import collective as collectives
 from ringar.collectives.call import Call
@@ -28,8 +29,11 @@ def reduce(
     postscale_factor: float,
     name: str | None,
     process_set: ProcessSet | None,
+    *,
+    algorithm: str = "",
 ) -> list[Any]:
     """Runs a collective that reduces; the arguments are those of :func:`ringar.allreduce`."""
+    wire = compressors.checked(compression)
     values = collectives.values_of(tensors)
     if not values:
         return []
@@ -37,6 +41,7 @@ def reduce(
         collective, process_set, name, prescale=prescale_factor, postscale=postscale_factor
     )
     call = with_op(call, op, ranks.size())
+    call = dataclasses.replace(call, wire=wire, algorithm=algorithm)
     for dtype in dict.fromkeys(value.dtype for value in values):
         refuse_integer_average(call, dtype, op)
     pairs = [compression.compress(value) for value in values]

@@ -27,13 +27,14 @@ def slopes(back: Backward, results: list[tf.Tensor] | None = None) -> list[tf.Te
 def _slopes_of_extremum(back: Backward, results: list[tf.Tensor] | None) -> list[tf.Tensor]:
     """1 where this rank holds the extremum, shared evenly between ranks that tie."""
     call, extremes = back.call, results
-    if extremes is None or (call.prescale, call.postscale) != (1.0, 1.0):
+    if extremes is None or call.wire or (call.prescale, call.postscale) != (1.0, 1.0):
         # Not by scaling the inputs once more: compiled code may round the products differently.
+        # And not narrowed on the way: a rounded extremum equals no rank's input.
         flipped = {"min": "max", "max": "min"}
         op = flipped[call.op] if call.prescale < 0 else call.op
-        extremes = back.run("allreduce", back.inputs, op=op)
+        extremes = back.run("allreduce", back.inputs, op=op, wire="")
     holds = [tf.cast(tf.equal(x, e), x.dtype) for x, e in zip(back.inputs, extremes, strict=True)]
-    holders = back.run("allreduce", holds)
+    holders = back.run("allreduce", holds, wire="")
     scale = call.prescale * call.postscale
     return [
         h / tf.maximum(n, tf.ones([], n.dtype)) * scale for h, n in zip(holds, holders, strict=True)

@@ -45,18 +45,27 @@ class DistributedMixin:
     _reduction_is_done: bool
 
     def reduce(
-        self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None
+        self,
+        grads: Sequence[Any],
+        trainable_variables: Sequence[Any] | None = None,
+        loss_scale: Any = None,
     ) -> list[Any]:
-        """Return `grads` reduced over the ranks, as `apply` will use them."""
+        """Return `grads` reduced over the ranks, as `apply` will use them.
+
+        Args:
+            grads: as for `apply`.
+            trainable_variables: as for `apply`.
+            loss_scale: what `grads` were multiplied by, if that changes from step to step.
+        """
         variables = trainable_variables
         if variables is None:
-            variables = getattr(self, "_trainable_variables", None)
-        return self._reduction(grads, variables)
+            variables = getattr(self, "_trainable_variables", None) or None  # empty: not built
+        return self._reduction(grads, variables, loss_scale)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Reduce `grads` over the ranks, then do with them what the base class does."""
         if not self._reduction_is_done:
-            grads = self.reduce(grads, trainable_variables)
+            grads = self.reduce(grads, trainable_variables, _loss_scale(self))
         super().apply(grads, trainable_variables)  # type: ignore[misc]  # the base class has it
 
     @contextmanager
@@ -74,6 +83,7 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
     *,
     op: Any = Average,
     compression: Any = Compression.none,
+    algorithm: str | None = None,
     process_set: Any = None,
     bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
     prescale_factor: float = 1.0,
@@ -89,7 +99,12 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
         optimizer: a `keras.optimizers.Optimizer`, built or not, or the name of one. The object
             itself becomes distributed and keeps its state.
         op: `ringar.Average` or `ringar.Sum`.
-        compression: what the gradients travel as: `ringar.Compression.none`, `.fp16` or `.bf16`.
+        compression: what the gradients travel as. `ringar.Compression.none`; `.fp16` or `.bf16`:
+            float32 in that dtype between hosts, and as it is inside a host;
+            `.powersgd(rank=2)`: large matrices as two factors of low rank, anywhere, with error
+            feedback (:mod:`ringar.powersgd`); its state stays with this object and is not saved. On
+            one rank, nothing.
+        algorithm: of the allreduces between hosts, as for `ringar.allreduce`.
         process_set: the ranks that train together; by default all.
         bucket_bytes: gradients travel together in buckets of at most this many bytes; a larger
             gradient alone.
@@ -125,6 +140,7 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
     reduction = Reduction(
         op,
         compression,
+        algorithm,
         process_set,
         bucket_bytes,
         prescale_factor,
@@ -144,6 +160,12 @@ def is_distributed(optimizer: Any) -> bool:
     return isinstance(optimizer, DistributedMixin) or isinstance(
         getattr(optimizer, "inner_optimizer", None), DistributedMixin
     )
+
+
+def _loss_scale(optimizer: Any) -> Any:
+    """What a `LossScaleOptimizer` multiplies losses by now; None for other optimizers."""
+    # Not yet built, it begins with the first.
+    return getattr(optimizer, "dynamic_scale", getattr(optimizer, "initial_scale", None))
 
 
 def _distributed_class(base: type) -> type:
@@ -174,7 +196,7 @@ def _reduce_before_overflow_check() -> None:
         if not isinstance(inner, DistributedMixin):
             original(self, grads, trainable_variables)
             return
-        grads = inner.reduce(grads, trainable_variables)
+        grads = inner.reduce(grads, trainable_variables, _loss_scale(self))
         with inner.reduction_done():
             original(self, grads, trainable_variables)
 

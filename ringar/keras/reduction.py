@@ -3,7 +3,8 @@
 Dense gradients travel in the buckets of `ringar.buckets`, last layer first, one grouped allreduce
 each. Sparse ones (`tf.IndexedSlices`, from an Embedding) are gathered: the sum of slices is their
 concatenation. "Gradients" of variables that Keras overwrites with them (the scales of float8
-training) are combined by maximum, as Keras combines them.
+training) are combined by maximum, as Keras combines them. With PowerSGD, dense gradients that it
+makes smaller travel as factors (`ringar.keras.low_rank`): all P together, then all Q together.
 
 Names say which gradients are in a bucket by their places in the list of variables. A gradient that
 is None on one rank only then shows in the error that all ranks get, and does not become a sum of
@@ -13,14 +14,17 @@ gradients of different variables.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
 from ringar import buckets, runtime
 from ringar.collectives import Average, Max, Sum, allreduce, grouped_allreduce
+from ringar.collectives.call import checked_algorithm
 from ringar.collectives.compiled import is_compiling
+from ringar.compression import Compression, has_state
+from ringar.keras.low_rank import Exchange, LowRank
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,18 @@ class Reduction:
 
     op: Any
     compression: Any
+    algorithm: str | None
     process_set: Any
     bucket_bytes: int
     prescale_factor: float
     postscale_factor: float
     sparse_as_dense: bool
+    low_rank: LowRank | None = field(init=False)
 
     def __post_init__(self) -> None:
+        low_rank = LowRank(self.compression) if has_state(self.compression) else None
+        object.__setattr__(self, "low_rank", low_rank)
+        checked_algorithm(self.algorithm)
         if self.op not in (Average, Sum):
             raise ValueError(
                 f"`op` must be ringar.Average or ringar.Sum for gradients. Received: op={self.op}"
@@ -59,19 +68,24 @@ class Reduction:
     # There is nothing in it for AutoGraph to convert, which takes its time at every trace.
     @tf.autograph.experimental.do_not_convert
     def __call__(
-        self, gradients: Sequence[Any], variables: Sequence[Any] | None = None
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any] | None = None,
+        loss_scale: Any = None,
     ) -> list[Any]:
         """Reduce `gradients` over the ranks.
 
         Args:
             gradients: tensors, `tf.IndexedSlices` or None; the same ones are None on every rank.
             variables: the variables that they belong to, if they are known.
+            loss_scale: what the gradients were multiplied by, if that changes from step to step.
 
         Returns:
             A list like `gradients`.
 
         Raises:
             NotInitializedError: before `ringar.init()`.
+            ValueError: the compression has state, and the variables are not known.
         """
         reduced = list(gradients)
         if self.is_identity:
@@ -93,9 +107,12 @@ class Reduction:
                 if not isinstance(gradient, tf.Tensor):
                     gradient = tf.convert_to_tensor(gradient)
                 (maxima if index in overwritten else dense)[index] = gradient
+        factored = self._take_factored(dense)
         self._reduce_dense(reduced, dense, "gradients", self._options())
         if overwritten:  # no compression and no scale here: these are values, not sums
-            self._reduce_dense(reduced, maxima, "overwrites", {"op": Max})
+            self._reduce_dense(
+                reduced, maxima, "overwrites", {"op": Max, "algorithm": self.algorithm}
+            )
         for index in reversed(sparse):
             reduced[index] = allreduce(
                 reduced[index],
@@ -103,7 +120,54 @@ class Reduction:
                 process_set=self.process_set,
                 **self._options(),
             )
+        if factored:
+            self._reduce_factored(reduced, factored, variables, loss_scale)
         return reduced
+
+    def _take_factored(self, dense: list[Any]) -> dict[int, Any]:
+        """Take out of `dense`, by their places, the gradients that travel as factors."""
+        factored: dict[int, Any] = {}
+        if self.low_rank is not None and self.size > 1:
+            for index, gradient in enumerate(dense):
+                if gradient is not None and self.low_rank.takes(gradient):
+                    factored[index] = gradient
+                    dense[index] = None
+        return factored
+
+    def _reduce_factored(
+        self,
+        reduced: list[Any],
+        factored: dict[int, Any],
+        variables: Sequence[Any] | None,
+        loss_scale: Any,
+    ) -> None:
+        assert self.low_rank is not None
+        if variables is None:
+            raise ValueError(
+                "`trainable_variables` must be passed with the gradients, or the optimizer be "
+                "built: PowerSGD keeps its state by variable. Received: trainable_variables=None"
+            )
+        label = buckets.label(reversed(factored))
+        mean = {"op": Average, "algorithm": self.algorithm}
+
+        def exchange(factor: str, options: dict[str, Any]) -> Exchange:
+            return lambda tensors: grouped_allreduce(
+                tensors,
+                name=f"gradients/powersgd_{factor}:{label}",
+                process_set=self.process_set,
+                **options,
+            )
+
+        results, remember = self.low_rank.reduce(
+            list(factored.values()),
+            [variables[index] for index in factored],
+            average=exchange("p", mean),
+            combine=exchange("q", self._options()),
+            loss_scale=loss_scale,
+        )
+        for index, result in zip(factored, results, strict=True):
+            reduced[index] = result
+        remember(_all_finite(reduced))
 
     def _reduce_dense(
         self, reduced: list[Any], tensors: list[Any], name: str, options: dict[str, Any]
@@ -121,7 +185,8 @@ class Reduction:
     def _options(self) -> dict[str, Any]:
         return {
             "op": self.op,
-            "compression": self.compression,
+            "compression": self.compression if self.low_rank is None else Compression.none,
+            "algorithm": self.algorithm,
             "prescale_factor": self.prescale_factor,
             "postscale_factor": self.postscale_factor,
         }
@@ -132,3 +197,10 @@ class Reduction:
         # A compiled step must know, when it is traced, how many rows will be gathered.
         parts = (slices.values, slices.indices)
         return is_compiling() and not all(part.shape.is_fully_defined() for part in parts)
+
+
+def _all_finite(reduced: Sequence[Any]) -> tf.Tensor:
+    """Whether no gradient overflowed, on any rank: what all ranks have is the same."""
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in reduced if g is not None]
+    floats = [value for value in values if value.dtype.is_floating]
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in floats])

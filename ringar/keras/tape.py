@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ringar import buckets
 from ringar.collectives import Average
-from ringar.compression import Compression
+from ringar.compression import Compression, checked
 from ringar.keras.reduction import Reduction
 
 
@@ -20,7 +20,11 @@ class DistributedGradientTape:
     Args:
         tape: the `tf.GradientTape`, before or after it has recorded.
         op: `ringar.Average` or `ringar.Sum`.
-        compression: what the gradients travel as: `ringar.Compression.none`, `.fp16` or `.bf16`.
+        compression: what the gradients travel as: `ringar.Compression.none`; `.fp16` or `.bf16`:
+            float32 in that dtype between hosts, and as it is inside a host. PowerSGD has state,
+            which a tape that lives for one step cannot keep: use a plain tape and a
+            `DistributedOptimizer`.
+        algorithm: of the allreduces between hosts, as for `ringar.allreduce`.
         process_set: the ranks that train together; by default all.
         bucket_bytes: gradients travel together in buckets of at most this many bytes; a larger
             gradient alone.
@@ -43,6 +47,7 @@ class DistributedGradientTape:
         *,
         op: Any = Average,
         compression: Any = Compression.none,
+        algorithm: str | None = None,
         process_set: Any = None,
         bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
         prescale_factor: float = 1.0,
@@ -53,10 +58,12 @@ class DistributedGradientTape:
             raise ValueError(
                 "`tape` must not be distributed already: its gradients would be reduced twice."
             )
+        checked(compression)
         self._tape = tape
         self._reduction = Reduction(
             op,
             compression,
+            algorithm,
             process_set,
             bucket_bytes,
             prescale_factor,

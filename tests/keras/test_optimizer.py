@@ -84,6 +84,10 @@ def test_bad_arguments() -> None:
         ringar.DistributedOptimizer(SGD(), bucket_bytes=0)
     with pytest.raises(ValueError, match="optimizer identifier"):
         ringar.DistributedOptimizer(3)
+    with pytest.raises(ValueError, match=r"`algorithm` must be"):
+        ringar.DistributedOptimizer(SGD(), algorithm="tree")
+    with pytest.raises(ValueError, match=r"`compression` must be"):
+        ringar.DistributedOptimizer(SGD(), compression="fp16")
 
 
 @pytest.mark.job
@@ -127,12 +131,27 @@ def test_compression_and_factors(rank: int, size: int) -> None:
     )
     optimizer.apply([tf.fill([3], float(rank + 1))], [variable])
     np.testing.assert_array_equal(variable, -2.0 * sum(r + 1 for r in range(size)))
-    # What float16 cannot hold shows that it was what travelled.
-    if size > 1:
-        tenth = keras.Variable(np.zeros(1, "float32"))
-        fp16 = ringar.DistributedOptimizer(SGD(1.0), compression=ringar.Compression.fp16)
-        fp16.apply([tf.constant([0.1])], [tenth])
-        assert common.number(-tenth[0]) == float(np.float16(0.1))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, " postscale=0.5 name="),
+        ({"compression": ringar.Compression.fp16}, " wire=float16 name="),
+        ({"compression": ringar.Compression.bf16}, " wire=bfloat16 name="),
+        ({"algorithm": "ring"}, " algorithm=ring name="),
+    ],
+)
+def test_collectives_are_told(options: dict[str, Any], said: str) -> None:
+    variable = keras.Variable(np.zeros(3, "float32"))
+    optimizer = ringar.DistributedOptimizer(SGD(1.0), **options)
+    optimizer.build([variable])
+    step = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
+    graph = step.get_concrete_function(tf.TensorSpec([3], tf.float32)).graph
+    (call,) = (op for op in graph.get_operations() if "Ringar" in op.type)
+    assert said in call.get_attr("spec").decode()
+    assert call.inputs[0].dtype == tf.float32
 
 
 def test_mixed_dtypes_and_none(rank: int, size: int) -> None:

@@ -102,7 +102,7 @@ Signature signature(const std::string& spec, const std::vector<std::vector<int64
     const bool allocates = rows_may_differ(request.spec.collective);
     request.add(Bytes(bytes), shape, allocates ? Output::kAllocated : Output::kApart, bytes);
   }
-  return Signature::of(request, 2, sequence);
+  return Signature::of(request, request.rejection(2), sequence);
 }
 
 const char kSum[] = "allreduce dtype=float32 op=sum root=0 set=0 prescale=1 postscale=1 name=loss";

@@ -2,7 +2,7 @@
 
 namespace ringar {
 
-Status run_in_shared_memory(Communicator& c, Request& request) {
+Status run_in_shared_memory(HostGroup& c, Request& request) {
   switch (request.spec.collective) {
     case Collective::kAllreduce:
       return allreduce_in_shared_memory(c, request);

@@ -2,19 +2,19 @@
 
 #pragma once
 
-#include "engine/communicator.h"
+#include "engine/host_group.h"
 
 namespace ringar {
 
-Status run_in_shared_memory(Communicator& communicator, Request& request);
+Status run_in_shared_memory(HostGroup& group, Request& request);
 
 // The same collectives for a process set of one rank: copies, scaled where asked.
 Status run_alone(Request& request);
 
-Status allreduce_in_shared_memory(Communicator& communicator, Request& request);
-Status reducescatter_in_shared_memory(Communicator& communicator, Request& request);
-Status allgather_in_shared_memory(Communicator& communicator, Request& request);
-Status broadcast_in_shared_memory(Communicator& communicator, Request& request);
-Status alltoall_in_shared_memory(Communicator& communicator, Request& request);
+Status allreduce_in_shared_memory(HostGroup& group, Request& request);
+Status reducescatter_in_shared_memory(HostGroup& group, Request& request);
+Status allgather_in_shared_memory(HostGroup& group, Request& request);
+Status broadcast_in_shared_memory(HostGroup& group, Request& request);
+Status alltoall_in_shared_memory(HostGroup& group, Request& request);
 
 }  // namespace ringar

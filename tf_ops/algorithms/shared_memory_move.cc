@@ -36,18 +36,13 @@ size_t header_bytes(size_t numbers) {
   return (numbers * sizeof(int64_t) + 63) / 64 * 64;
 }
 
-Status no_memory(size_t bytes) {
-  return {RINGAR_OUT_OF_MEMORY,
-          "expected memory for an output of " + std::to_string(bytes) + " bytes, received none"};
-}
-
 Status header_too_long(size_t arrays) {
   return {RINGAR_UNSUPPORTED, "expected fewer arrays in one group, received " +
                                   std::to_string(arrays) + "; split the group"};
 }
 
 // Puts the piece of this step into this rank's outbox.
-void publish(Communicator& c, const Stream& stream, const VirtualArray& outgoing, uint64_t step) {
+void publish(HostGroup& c, const Stream& stream, const VirtualArray& outgoing, uint64_t step) {
   c.timed(Stretch::kCopy, [&] {
     outgoing.gather(stream.begin(step), stream.end(step, outgoing.size()),
                     c.outbox(c.rank()) + stream.place(step));
@@ -56,7 +51,7 @@ void publish(Communicator& c, const Stream& stream, const VirtualArray& outgoing
 
 // Copies the pieces of all ranks, step by step. `outgoing` is what this rank sends, `incoming[r]`
 // where what rank r sends goes; `at` is where this rank's pieces lie in an outbox of r.
-Status run_stream(Communicator& c, const Stream& stream, const VirtualArray& outgoing,
+Status run_stream(HostGroup& c, const Stream& stream, const VirtualArray& outgoing,
                   const std::vector<VirtualArray>& incoming, size_t longest) {
   for (uint64_t step = 0;; ++step) {
     if (step > 0) {
@@ -77,7 +72,7 @@ Status run_stream(Communicator& c, const Stream& stream, const VirtualArray& out
 
 }  // namespace
 
-Status allgather_in_shared_memory(Communicator& c, Request& request) {
+Status allgather_in_shared_memory(HostGroup& c, Request& request) {
   const size_t arrays = request.tensors.size(), ranks = static_cast<size_t>(c.size());
   const Stream stream{header_bytes(arrays), c.outbox_bytes()};
   if (stream.header > stream.room) return header_too_long(arrays);
@@ -104,7 +99,7 @@ Status allgather_in_shared_memory(Communicator& c, Request& request) {
     Tensor& tensor = request.tensors[i];
     if (tensor.output == nullptr) tensor.output = request.allocate(i, rows);
     if (tensor.output == nullptr)
-      return no_memory(static_cast<size_t>(rows) * request.row_bytes(i));
+      return no_memory_for(static_cast<size_t>(rows) * request.row_bytes(i));
     std::byte* output = tensor.output;
     for (size_t r = 0; r < ranks; ++r) {
       const size_t bytes =
@@ -117,7 +112,7 @@ Status allgather_in_shared_memory(Communicator& c, Request& request) {
   return run_stream(c, stream, outgoing, incoming, longest);
 }
 
-Status broadcast_in_shared_memory(Communicator& c, Request& request) {
+Status broadcast_in_shared_memory(HostGroup& c, Request& request) {
   VirtualArray& outgoing = c.workspace().array();
   std::vector<VirtualArray>& incoming = c.workspace().array_per_rank();
   const bool is_root = c.rank() == request.spec.root;
@@ -136,7 +131,7 @@ Status broadcast_in_shared_memory(Communicator& c, Request& request) {
 
 // An outbox has one compartment per receiver, each a stream of its own. The header is the number
 // of rows for every receiver, and the longest of the n^2 streams tells the number of steps.
-Status alltoall_in_shared_memory(Communicator& c, Request& request) {
+Status alltoall_in_shared_memory(HostGroup& c, Request& request) {
   const size_t ranks = static_cast<size_t>(c.size()), me = static_cast<size_t>(c.rank());
   Tensor& tensor = request.tensors[0];
   const size_t row = request.row_bytes(0);
@@ -176,7 +171,7 @@ Status alltoall_in_shared_memory(Communicator& c, Request& request) {
   const int64_t rows =
       std::accumulate(request.received.begin(), request.received.end(), int64_t{0});
   if (tensor.output == nullptr) tensor.output = request.allocate(0, rows);
-  if (tensor.output == nullptr) return no_memory(static_cast<size_t>(rows) * row);
+  if (tensor.output == nullptr) return no_memory_for(static_cast<size_t>(rows) * row);
 
   for (uint64_t step = 0;; ++step) {
     if (step > 0) {

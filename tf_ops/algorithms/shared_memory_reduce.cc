@@ -39,7 +39,7 @@ Reduction reduction_of(const Spec& spec) {
   return {spec.dtype, spec.op, spec.prescale, spec.postscale};
 }
 
-VirtualArray& whole(Communicator& c, const Request& request) {
+VirtualArray& whole(HostGroup& c, const Request& request) {
   VirtualArray& array = c.workspace().array();
   for (const Tensor& t : request.tensors)
     array.append(t.input, t.output,
@@ -49,7 +49,7 @@ VirtualArray& whole(Communicator& c, const Request& request) {
 
 // Reduces [begin, begin + bytes) of `mine` with what the other ranks left at `at` in their
 // outboxes; the result goes to the outputs and, unless it is null, to `result` in the arena.
-void reduce_range(Communicator& c, const Request& request, const VirtualArray& mine, size_t begin,
+void reduce_range(HostGroup& c, const Request& request, const VirtualArray& mine, size_t begin,
                   size_t bytes, size_t at, std::byte* result) {
   std::vector<const std::byte*>& sources = c.workspace().sources;
   const auto reduce_piece = [&](const std::byte* input, std::byte* output, size_t piece,
@@ -63,7 +63,7 @@ void reduce_range(Communicator& c, const Request& request, const VirtualArray& m
   mine.for_each(begin, begin + bytes, reduce_piece);
 }
 
-Status allreduce_small(Communicator& c, const Request& request, const VirtualArray& array) {
+Status allreduce_small(HostGroup& c, const Request& request, const VirtualArray& array) {
   c.timed(Stretch::kCopy, [&] { array.gather(0, array.size(), c.outbox(c.rank())); });
   RINGAR_RETURN_IF_ERROR(c.open());
   c.timed(Stretch::kReduce, [&] { reduce_range(c, request, array, 0, array.size(), 0, nullptr); });
@@ -89,14 +89,14 @@ Block block_at(size_t begin, size_t total, size_t ranks, size_t slice) {
   return {begin, end, std::min(slice, (share + 63) / 64 * 64)};
 }
 
-void publish_slices(const Communicator& c, const VirtualArray& array, const Block& block) {
+void publish_slices(const HostGroup& c, const VirtualArray& array, const Block& block) {
   for (int r = 0; r < c.size(); ++r)
     if (r != c.rank())
       array.gather(block.slice_begin(r), block.slice_end(r),
                    c.outbox(c.rank()) + c.slice_bytes() * static_cast<size_t>(r));
 }
 
-Status copy_results(Communicator& c, const VirtualArray& array, const Block& block, uint64_t step) {
+Status copy_results(HostGroup& c, const VirtualArray& array, const Block& block, uint64_t step) {
   for (int r = 0; r < c.size(); ++r) {
     if (r == c.rank()) continue;
     RINGAR_RETURN_IF_ERROR(c.wait_for_result(r, step));
@@ -106,7 +106,7 @@ Status copy_results(Communicator& c, const VirtualArray& array, const Block& blo
   return {};
 }
 
-Status allreduce_by_blocks(Communicator& c, const Request& request, const VirtualArray& array) {
+Status allreduce_by_blocks(HostGroup& c, const Request& request, const VirtualArray& array) {
   const size_t ranks = static_cast<size_t>(c.size());
   Block previous{};
   for (size_t begin = 0; begin < array.size(); begin = previous.end) {
@@ -129,14 +129,14 @@ Status allreduce_by_blocks(Communicator& c, const Request& request, const Virtua
 
 }  // namespace
 
-Status allreduce_in_shared_memory(Communicator& c, Request& request) {
+Status allreduce_in_shared_memory(HostGroup& c, Request& request) {
   const VirtualArray& array = whole(c, request);
   return array.size() <= c.small_allreduce_bytes() ? allreduce_small(c, request, array)
                                                    : allreduce_by_blocks(c, request, array);
 }
 
 // As allreduce, but a block is a slice of each rank's rows, and results stay with their owners.
-Status reducescatter_in_shared_memory(Communicator& c, Request& request) {
+Status reducescatter_in_shared_memory(HostGroup& c, Request& request) {
   std::vector<VirtualArray>& shares = c.workspace().array_per_rank();
   size_t longest = 0;
   for (size_t i = 0; i < request.tensors.size(); ++i) {

@@ -18,6 +18,10 @@ class Workspace {
     array_.clear();
     return array_;
   }
+  VirtualArray& sums() {
+    sums_.clear();
+    return sums_;
+  }
   std::vector<VirtualArray>& array_per_rank() {
     for (VirtualArray& array : per_rank_) array.clear();
     return per_rank_;
@@ -27,7 +31,7 @@ class Workspace {
   std::vector<size_t> starts;             // where each rank's part begins, and the end; [0] is 0
 
  private:
-  VirtualArray array_;
+  VirtualArray array_, sums_;
   std::vector<VirtualArray> per_rank_;
 };
 

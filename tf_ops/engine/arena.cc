@@ -44,7 +44,10 @@ bool extend(int fd, uint64_t end) {
 
 }  // namespace
 
-Arena::Arena(int fd, int rank, int size) : fd_(fd), rank_(rank), size_(size) {}
+Arena::Arena(int fd, int rank, int size, std::vector<int> names)
+    : fd_(fd), rank_(rank), size_(size), names_(std::move(names)) {
+  for (int r = static_cast<int>(names_.size()); r < size; ++r) names_.push_back(r);
+}
 
 Arena::~Arena() {
   if (records_) munmap(records_, sizeof(Record) * static_cast<size_t>(size_));
@@ -72,7 +75,7 @@ Status Arena::join(double timeout_seconds, uint64_t tuning) {
 
   Record& mine = records_[rank_];
   if (!lock_own_byte())
-    return {RINGAR_MISMATCH, "another process already is rank " + std::to_string(rank_) +
+    return {RINGAR_MISMATCH, "another process already is rank " + name(rank_) +
                                  " of this job: start each rank once"};
   mine.pid.store(getpid());
   mine.tuning.store(tuning);
@@ -101,7 +104,7 @@ Status Arena::compare_tuning() const {
       return {RINGAR_MISMATCH,
               "expected the same RINGAR_TUNING on all ranks, received another one "
               "on rank " +
-                  std::to_string(r) + " than on rank 0"};
+                  name(r) + " than on rank " + name(0)};
   return {};
 }
 
@@ -126,7 +129,7 @@ std::string Arena::absent_ranks() const {
   std::string absent;
   for (int r = 0; r < size_; ++r)
     if (records_[r].generation.load() < generation_)
-      absent += (absent.empty() ? "" : ", ") + std::to_string(r);
+      absent += (absent.empty() ? "" : ", ") + name(r);
   return absent;
 }
 
@@ -158,11 +161,17 @@ bool Arena::is_alive(int rank) const {
   return fcntl(fd_, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
+std::string Arena::death(int rank) const {
+  if (is_alive(rank) || records_[rank].state.load() != kRunning) return "";
+  return "rank " + name(rank) +
+         " has died: its process is gone (killed or crashed; see its output)";
+}
+
 std::string Arena::trouble(int rank) const {
   const Record& record = records_[rank];
-  const std::string who = "rank " + std::to_string(rank);
-  if (!is_alive(rank) && record.state.load() == kRunning)
-    return who + " has died: its process is gone (killed or crashed; see its output)";
+  const std::string who = "rank " + name(rank);
+  const std::string died = death(rank);
+  if (!died.empty()) return died;
   if (record.generation.load() != generation_ || record.state.load() == kLeft)
     return who + " has left: it called ringar.shutdown() or its program ended";
   if (record.state.load() == kGaveUp) return who + " has given up: " + record.why;

@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "engine/status.h"
 
@@ -26,7 +27,8 @@ namespace ringar {
 
 class Arena {
  public:
-  Arena(int fd, int rank, int size);
+  // `rank` of `size` on this host; `names` are their ranks in the job, if they have others.
+  Arena(int fd, int rank, int size, std::vector<int> names = {});
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -41,6 +43,8 @@ class Arena {
 
   // Why `rank` will never answer, or "".
   std::string trouble(int rank) const;
+  // The same, of a rank that has died without a word.
+  std::string death(int rank) const;
 
   // Maps `bytes` at `offset` within this generation; null without memory.
   std::byte* map(uint64_t offset, size_t bytes);
@@ -60,9 +64,12 @@ class Arena {
   void forget_last_generation();
   Status too_late(const std::string& absent, double timeout_seconds) const;
 
+  std::string name(int rank) const { return std::to_string(names_[static_cast<size_t>(rank)]); }
+
   int fd_;
   int rank_;
   int size_;
+  std::vector<int> names_;
   uint32_t generation_ = 0;
   Record* records_ = nullptr;
 };

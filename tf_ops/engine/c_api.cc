@@ -8,6 +8,7 @@
 #include "engine/instance.h"
 #include "engine/reduce.h"
 #include "include/ringar.h"
+#include "links/open.h"
 
 namespace ringar {
 namespace {
@@ -101,7 +102,12 @@ int ringar_init(const ringar_config* config) {
   if (engine()) return RINGAR_OK;
   static std::once_flag once;
   std::call_once(once, forget_engine_in_forked_children);
-  auto fresh = std::make_shared<Engine>(*config);
+  std::unique_ptr<Link> link;
+  if (config->link_library) {
+    const Status opened = open_link(config->link_library, config->link_communicator, &link);
+    if (!opened.ok()) return report(opened);
+  }
+  auto fresh = std::make_shared<Engine>(*config, std::move(link));
   const Status started = fresh->start();
   if (!started.ok()) return report(started);
   const std::lock_guard<std::mutex> lock(the_engine_mutex);

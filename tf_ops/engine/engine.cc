@@ -43,19 +43,29 @@ class Agreement : public Request {
 
 }  // namespace
 
-Engine::Engine(const ringar_config& config)
-    : config_(config), inline_bytes_(tuning_for(static_cast<size_t>(config.size)).inline_bytes) {
-  patience_.deadline = config.deadline;
-  patience_.stall_warning = config.stall_warning;
-  patience_.spin_microseconds = spin_microseconds(config);
-  patience_.stop = &stopping_;
+Engine::Engine(const ringar_config& config, std::unique_ptr<Link> link)
+    : config_(config),
+      inline_bytes_(tuning_for(static_cast<size_t>(config.local_size)).inline_bytes),
+      link_(std::move(link)) {
+  world_.topology = Topology::of(config);
+  world_.patience = {config.deadline, config.stall_warning, spin_microseconds(config), &stopping_};
+  world_.link = link_.get();
+  if (config.algorithm) world_.algorithm = algorithm_named(config.algorithm);
+  world_.recursive_doubling_bytes.assign(
+      config.recursive_doubling_bytes,
+      config.recursive_doubling_bytes + config.recursive_doubling_count);
 }
 
 Status Engine::start() {
-  if (config_.size > 1) {
-    arena_ = std::make_unique<Arena>(config_.arena_fd, config_.rank, config_.size);
-    const Status joined = arena_->join(config_.start_timeout, tuning_override());
-    if (!joined.ok()) return {joined.code(), who() + joined.message()};
+  if (world_.algorithm == Algorithm::kCount)
+    return {RINGAR_MISMATCH, who() +
+                                 "expected an algorithm out of auto, ring, recursive_doubling, "
+                                 "hierarchical, received \"" +
+                                 config_.algorithm + "\""};
+  RINGAR_RETURN_IF_ERROR(join_host());
+  if (link_) {
+    peers_ = std::make_unique<Peers>(*link_, world_.topology, arena_.get());
+    world_.peers = peers_.get();
   }
   std::vector<int> all(static_cast<size_t>(config_.size));
   for (int r = 0; r < config_.size; ++r) all[static_cast<size_t>(r)] = r;
@@ -63,6 +73,16 @@ Status Engine::start() {
   thread_ = std::thread([this] { thread_main(); });
   pthread_setname_np(thread_.native_handle(), "ringar");
   return {};
+}
+
+Status Engine::join_host() {
+  const std::vector<int> here = world_.topology.ranks_here();
+  if (here.size() == 1) return {};
+  arena_ = std::make_unique<Arena>(config_.arena_fd, world_.topology.arena_place(config_.rank),
+                                   static_cast<int>(here.size()), here);
+  world_.arena = arena_.get();
+  const Status joined = arena_->join(config_.start_timeout, tuning_override());
+  return joined.ok() ? joined : Status(joined.code(), who() + joined.message());
 }
 
 Engine::~Engine() {
@@ -78,23 +98,21 @@ void Engine::stop() {
   done_.wait(lock, [&] { return !baton_taken_; });
   lock.unlock();
   if (thread_.joinable()) thread_.join();
+  if (peers_ && !has_left_.exchange(true)) peers_->left();
   if (arena_) arena_->leave();
 }
 
 Status Engine::create(int id, const std::vector<int>& ranks) {
-  const auto place = std::find(ranks.begin(), ranks.end(), config_.rank);
   std::unique_ptr<Communicator> communicator;
-  if (place != ranks.end()) {
-    const int rank = static_cast<int>(place - ranks.begin());
-    communicator =
-        std::make_unique<Communicator>(id, ranks, rank, arena_.get(), next_offset_, patience_);
+  if (std::find(ranks.begin(), ranks.end(), config_.rank) != ranks.end()) {
+    communicator = std::make_unique<Communicator>(id, ranks, world_, next_offset_);
     if (!communicator->has_memory())
       return {RINGAR_OUT_OF_MEMORY, who() + "cannot map the shared memory of process set " +
                                         std::to_string(id) + " of ranks " + list(ranks)};
   }
   const std::lock_guard<std::mutex> lock(sets_mutex_);
   areas_[id] = {next_offset_, ranks};
-  next_offset_ += Communicator::arena_bytes(static_cast<int>(ranks.size()));
+  next_offset_ += Communicator::arena_bytes(ranks, world_.topology);
   if (communicator) sets_[id] = std::move(communicator);
   return {};
 }
@@ -115,9 +133,9 @@ Status Engine::remove_process_set(int id) {
     return {RINGAR_MISMATCH,
             who() + "expected the id of an added process set, received " + std::to_string(id)};
   sets_.erase(id);
-  if (arena_ && config_.rank == 0)
-    arena_->discard(area->second.offset,
-                    Communicator::arena_bytes(static_cast<int>(area->second.ranks.size())));
+  const size_t bytes = Communicator::arena_bytes(area->second.ranks, world_.topology);
+  if (bytes > 0 && world_.topology.arena_place(config_.rank) == 0)
+    arena_->discard(area->second.offset, bytes);
   areas_.erase(area);
   return {};
 }

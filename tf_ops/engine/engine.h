@@ -18,12 +18,14 @@
 
 #include "engine/communicator.h"
 #include "engine/queue.h"
+#include "engine/world.h"
 
 namespace ringar {
 
 class Engine {
  public:
-  explicit Engine(const ringar_config& config);
+  // `link`: how this rank reaches the others beyond shared memory; null in a job on one host.
+  explicit Engine(const ringar_config& config, std::unique_ptr<Link> link = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -53,6 +55,7 @@ class Engine {
     std::vector<int> ranks;
   };
 
+  Status join_host();
   Status create(int id, const std::vector<int>& ranks);
   Communicator* communicator(int id, Status* status);
   Status execute(Request& request);
@@ -66,9 +69,11 @@ class Engine {
 
   const ringar_config config_;
   const size_t inline_bytes_;  // see tuning.h
-  Patience patience_;
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopping_{false}, has_left_{false};
+  World world_;
+  const std::unique_ptr<Link> link_;
   std::unique_ptr<Arena> arena_;
+  std::unique_ptr<Peers> peers_;
   uint64_t next_offset_ = 0;
   int next_id_ = 0;
 

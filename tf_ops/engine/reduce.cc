@@ -27,7 +27,8 @@ class DefaultRounding {
 
 struct Level {
   const char* name;
-  void (*run)(DataType, ReduceOp, const KernelCall&);
+  void (*reduce)(DataType, ReduceOp, const KernelCall&);
+  void (*convert)(const ConvertCall&);
 };
 
 Level best_level() {
@@ -38,10 +39,10 @@ Level best_level() {
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c");
-  if (avx512 && limit == "avx512") return {"avx512", reduce_avx512};
-  if (avx2 && limit != "baseline") return {"avx2", reduce_avx2};
+  if (avx512 && limit == "avx512") return {"avx512", reduce_avx512, convert_avx512};
+  if (avx2 && limit != "baseline") return {"avx2", reduce_avx2, convert_avx2};
 #endif
-  return {"baseline", reduce_baseline};
+  return {"baseline", reduce_baseline, convert_baseline};
 }
 
 const Level& level() {
@@ -54,8 +55,14 @@ const Level& level() {
 void reduce(const Reduction& reduction, const std::byte* const* sources, int count, std::byte* to,
             size_t elements) {
   const DefaultRounding rounding;
-  level().run(reduction.dtype, reduction.op,
-              {sources, count, reduction.prescale, reduction.postscale, to, elements});
+  level().reduce(reduction.dtype, reduction.op,
+                 {sources, count, reduction.prescale, reduction.postscale, to, elements});
+}
+
+void convert(DataType from_type, DataType to_type, const std::byte* from, std::byte* to,
+             size_t elements) {
+  const DefaultRounding rounding;
+  level().convert({from_type, to_type, from, to, elements});
 }
 
 const char* cpu_level() {

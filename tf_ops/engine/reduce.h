@@ -1,4 +1,5 @@
-// Elementwise reduction of several arrays into one: the only arithmetic in the library.
+// Elementwise reduction of several arrays into one, and conversion: the only arithmetic in the
+// library.
 //
 // float16 and bfloat16 are added in float32 and rounded once. Terms are taken in the order of
 // `sources`, one by one, without fused multiply-add, so that every instruction set and every rank
@@ -22,6 +23,10 @@ struct Reduction {
 // Writes `elements` results to `to`, which may be one of the sources.
 void reduce(const Reduction& reduction, const std::byte* const* sources, int count, std::byte* to,
             size_t elements);
+
+// Converts between float32 and float16 or bfloat16, rounding to nearest, ties to even.
+void convert(DataType from_type, DataType to_type, const std::byte* from, std::byte* to,
+             size_t elements);
 
 // The instruction set in use: "avx512", "avx2" or "baseline". RINGAR_CPU_LEVEL in the environment
 // lowers it.

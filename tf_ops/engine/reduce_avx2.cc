@@ -1,4 +1,5 @@
 #if defined(__x86_64__)
-#define RINGAR_LEVEL reduce_avx2
+#define RINGAR_REDUCE reduce_avx2
+#define RINGAR_CONVERT convert_avx2
 #include "engine/reduce_kernels.inc"
 #endif

@@ -1,2 +1,3 @@
-#define RINGAR_LEVEL reduce_baseline
+#define RINGAR_REDUCE reduce_baseline
+#define RINGAR_CONVERT convert_baseline
 #include "engine/reduce_kernels.inc"

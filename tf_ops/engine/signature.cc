@@ -56,7 +56,7 @@ void Signature::copy_to(Signature& other) const {
   std::memcpy(&other, this, rejected ? sizeof *this : offsetof(Signature, rejection));
 }
 
-Signature Signature::of(const Request& request, int ranks, uint64_t sequence) {
+Signature Signature::of(const Request& request, const std::string& rejection, uint64_t sequence) {
   const Spec& spec = request.spec;
   Signature s;
   s.sequence = sequence;
@@ -79,10 +79,25 @@ Signature Signature::of(const Request& request, int ranks, uint64_t sequence) {
   s.shapes_hash = hash_shapes(request);
   s.name_hash = spec.name.empty() ? 0 : hash_name(spec.name);
   copy_text(s.name, spec.name);
-  const std::string rejection = request.rejection(ranks);
   s.rejected = rejection.empty() ? 0 : 1;
   if (s.rejected) copy_text(s.rejection, rejection);
   return s;
+}
+
+uint64_t Signature::digest() const {
+  Hash hash;
+  const auto bits = [](double value) {
+    uint64_t word;
+    std::memcpy(&word, &value, sizeof word);
+    return word;
+  };
+  for (uint64_t word :
+       {sequence, static_cast<uint64_t>(collective), static_cast<uint64_t>(dtype),
+        static_cast<uint64_t>(op), static_cast<uint64_t>(wire), static_cast<uint64_t>(algorithm),
+        static_cast<uint64_t>(root), static_cast<uint64_t>(tensors), bits(prescale),
+        bits(postscale), shapes_hash, name_hash})
+    hash.add(word);
+  return hash.value;
 }
 
 bool Signature::agrees_with(const Signature& o) const {

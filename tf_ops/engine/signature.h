@@ -37,11 +37,14 @@ struct Signature {
   char name[kNameBytes] = {};
   char rejection[kRejectionBytes] = {};  // only meaningful if `rejected`
 
-  static Signature of(const Request& request, int ranks, uint64_t sequence);
+  // `rejection`: why this rank cannot take part, or "".
+  static Signature of(const Request& request, const std::string& rejection, uint64_t sequence);
 
   // Copies what there is to it: no rejection where there is none.
   void copy_to(Signature& other) const;
 
+  // Of what must agree; equal for signatures that do.
+  uint64_t digest() const;
   bool agrees_with(const Signature& other) const;
   std::string title() const;     // allreduce "loss"
   std::string describe() const;  // allreduce "loss" of float32[32,10], op=sum

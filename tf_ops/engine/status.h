@@ -37,6 +37,11 @@ inline size_t fitting(const std::string& text, size_t limit) {
   return limit;
 }
 
+inline Status no_memory_for(size_t bytes) {
+  return {RINGAR_OUT_OF_MEMORY,
+          "expected memory for an output of " + std::to_string(bytes) + " bytes, received none"};
+}
+
 #define RINGAR_RETURN_IF_ERROR(expression)   \
   do {                                       \
     ::ringar::Status status_ = (expression); \

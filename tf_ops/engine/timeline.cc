@@ -65,7 +65,7 @@ std::string name_of(const Stretch& stretch) {
     case Stretch::kWait:
       break;
   }
-  return "wait for rank " + std::to_string(stretch.peer);
+  return stretch.peer < 0 ? "wait for transfers" : "wait for rank " + std::to_string(stretch.peer);
 }
 
 }  // namespace

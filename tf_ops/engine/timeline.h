@@ -21,11 +21,11 @@ namespace ringar {
 
 int64_t monotonic_ns();
 
-// One stretch of a collective: copying, reducing, or waiting for a rank.
+// One stretch of a collective: copying, reducing, or waiting for a rank or for the link.
 struct Stretch {
   enum Kind : uint8_t { kCopy, kReduce, kWait };
   Kind kind;
-  int peer;  // the rank waited for
+  int peer;  // the rank waited for, -1 for transfers
   int64_t begin, end;
 };
 

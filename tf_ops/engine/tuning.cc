@@ -11,6 +11,10 @@ namespace {
 
 constexpr size_t kPage = 4096;
 
+// MPI sends messages of 64 KiB and a bit at once over TCP; larger ones ask first.
+constexpr size_t kPieceBytes = 64000, kLeastPieceBytes = 16384;
+constexpr size_t kLanes = 8, kMostLanes = 30;
+
 struct Row {
   size_t ranks, slice, small, inlined;
 };
@@ -44,6 +48,13 @@ Tuning tuning_for(size_t ranks) {
   const size_t slice = std::max(value_of("slice", row->slice) / kPage * kPage, kPage);
   return {slice, std::min(value_of("small", row->small), slice * ranks),
           value_of("inline", row->inlined)};
+}
+
+LinkTuning link_tuning(size_t bytes, int ranks) {
+  const size_t lanes = std::clamp<size_t>(value_of("lanes", kLanes), 1, kMostLanes);
+  const size_t largest = std::max(value_of("piece", kPieceBytes) / 64 * 64, size_t{64});
+  const size_t even = bytes / (lanes * static_cast<size_t>(ranks)) / 64 * 64;
+  return {std::clamp(even, std::min(kLeastPieceBytes, largest), largest), static_cast<int>(lanes)};
 }
 
 uint64_t tuning_override() {

@@ -1,9 +1,9 @@
 // The sizes at which the engine changes its way, as measured.
 //
 // They come from tuning_table.inc, which `python -m benchmarks.crossover` derives and writes.
-// RINGAR_TUNING=slice=131072,small=65536,inline=65536 overrides some or all of them; that is how
-// the benchmark tries them. All ranks must have the same (Arena::join sees to it), since slices lay
-// out the memory that they share.
+// RINGAR_TUNING=slice=131072,small=65536,inline=65536,piece=65536,lanes=8 overrides some or all of
+// them; that is how the benchmark tries them. All ranks must have the same (Arena::join sees to
+// it), since slices lay out the memory that they share.
 
 #pragma once
 
@@ -23,6 +23,15 @@ struct Tuning {
 };
 
 Tuning tuning_for(size_t ranks);
+
+// What travels through a link at a time: pieces of at most so many bytes, and how many of them.
+struct LinkTuning {
+  size_t piece_bytes;
+  int lanes;
+};
+
+// For an array of so many bytes on the wire, of which each of `ranks` ranks gets a segment.
+LinkTuning link_tuning(size_t bytes, int ranks);
 
 // 0, or a number that stands for the text in RINGAR_TUNING.
 uint64_t tuning_override();

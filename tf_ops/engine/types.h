@@ -46,6 +46,11 @@ enum class Collective : uint8_t {
 // How an allreduce gets to the other ranks; see algorithms/.
 enum class Algorithm : uint8_t { kAuto, kRing, kRecursiveDoubling, kHierarchical, kCount };
 
+// Over all ranks alike, whether they share a host or not.
+constexpr bool is_flat(Algorithm a) {
+  return a == Algorithm::kRing || a == Algorithm::kRecursiveDoubling;
+}
+
 constexpr bool is_reducible(DataType t) {
   return t <= DataType::kInt64;
 }

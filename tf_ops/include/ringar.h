@@ -34,6 +34,16 @@ typedef struct ringar_config {
   double start_timeout;  // how long ringar_init waits for the other ranks
   double deadline;       // how long a collective waits for a rank before it fails
   double stall_warning;  // how long it waits before it says whom it waits for
+
+  // For a job on several hosts, or one that MPI has started; all null or empty otherwise.
+  const int32_t* hosts;      // of each rank of the job, the number of its host
+  const char* link_library;  // which carries messages between ranks (links/link.h)
+  void* link_communicator;   // what it is opened with; must stay until ringar_shutdown
+  const char* algorithm;     // of allreduces that leave the choice; null: the best
+  // Up to how many bytes recursive doubling takes less time than a ring, by number of participants
+  // from 0 to recursive_doubling_count - 1.
+  const int64_t* recursive_doubling_bytes;
+  int32_t recursive_doubling_count;
 } ringar_config;
 
 // One array of a collective. The `output` of an allgather or alltoall may be null: it is then asked

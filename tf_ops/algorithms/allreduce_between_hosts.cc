@@ -1,0 +1,124 @@
+// Which way an allreduce takes between hosts.
+//
+//   small             recursive doubling between hosts, on the way of the opening (opening.cc)
+//   large             hierarchical: shared memory in each host, a ring in each column
+//   ring              forced: a ring of all ranks, hosts or not (ring.h)
+//   recursive_doubling  forced: of all ranks, hosts or not
+//
+// What is small is a table, made from a cost model by the number of hosts (ringar/cost_model.py).
+
+#include <algorithm>
+#include <cstring>
+
+#include "algorithms/between_hosts.h"
+#include "algorithms/ring.h"
+
+namespace ringar {
+namespace {
+
+VirtualArray& whole(Communicator& c, const Request& request) {
+  VirtualArray& array = c.host().workspace().array();
+  for (const Tensor& t : request.tensors)
+    array.append(t.input, t.output,
+                 static_cast<size_t>(t.shape.elements()) * request.element_size());
+  return array;
+}
+
+// A range of an array, on its way through recursive doubling. Partial results are held as they
+// travel; inside a host nothing is narrowed.
+class SmallAllreduce : public OpeningWork {
+ public:
+  SmallAllreduce(const Request& request, const VirtualArray& array, size_t begin, size_t end)
+      : spec_(request.spec), array_(array), begin_(begin), end_(end), hop_(request.spec) {}
+
+  size_t bytes() const override { return hop_.wire_bytes(end_ - begin_); }
+
+  void publish(HostGroup& host) override { array_.gather(begin_, end_, host.outbox(host.rank())); }
+
+  void reduce_host(HostGroup& host, std::byte* partial) override {
+    if (host.size() == 1) return take_own_part(partial);
+    auto& sources = host.workspace().sources;
+    alignas(64) std::byte sum[Hop::kTile];
+    for (size_t at = 0, n = 0; at < end_ - begin_; at += n) {
+      n = std::min(Hop::kTile, end_ - begin_ - at);
+      for (int r = 0; r < host.size(); ++r) sources[static_cast<size_t>(r)] = host.outbox(r) + at;
+      reduce({spec_.dtype, spec_.op, spec_.prescale}, sources.data(), host.size(), sum,
+             n / size_of(spec_.dtype));
+      hop_.put(sum, partial + hop_.wire_bytes(at), n);
+    }
+  }
+
+  void take_own_part(std::byte* partial) const { hop_.begin(array_, begin_, end_, partial); }
+
+  void combine(const std::byte* low, const std::byte* high, std::byte* to) override {
+    const DataType dtype = hop_.wire_dtype();
+    const std::byte* const sources[] = {low, high};
+    reduce({dtype, spec_.op}, sources, 2, to, bytes() / size_of(dtype));
+  }
+
+  void finish(std::byte* partial) const { hop_.end(array_, begin_, end_, partial); }
+
+ private:
+  const Spec& spec_;
+  const VirtualArray& array_;
+  const size_t begin_, end_;
+  const Hop hop_;
+};
+
+Status on_the_way(Communicator& c, const Request& request, const VirtualArray& array) {
+  SmallAllreduce work(request, array, 0, array.size());
+  std::byte* result = nullptr;
+  RINGAR_RETURN_IF_ERROR(open_between_hosts(c, &work, &result));
+  c.current().timed(Stretch::kCopy, [&] { work.finish(result); });
+  return {};
+}
+
+// Arrays of any size, as many bytes at a time as a message takes.
+Status by_recursive_doubling(Communicator& c, const Request& request, const VirtualArray& array) {
+  RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
+  Message mine(c.buffers().at(0, Message::kMaxBytes));
+  Message theirs(c.buffers().at(1, Message::kMaxBytes));
+  for (size_t begin = 0; begin < array.size(); begin += PartialResult::kMaxBytes) {
+    const size_t end = std::min(array.size(), begin + PartialResult::kMaxBytes);
+    SmallAllreduce part(request, array, begin, end);
+    mine.verdict() = {};
+    part.take_own_part(mine.partial());
+    RINGAR_RETURN_IF_ERROR(RecursiveDoubling(c.everybody(), &part, mine, theirs).run());
+    part.finish(mine.partial());
+  }
+  return {};
+}
+
+Status by_ring(Communicator& c, const Request& request, const VirtualArray& array) {
+  RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
+  return ring_allreduce(c, c.everybody(), request.spec, array);
+}
+
+}  // namespace
+
+Status ring_allreduce(Communicator& c, LinkGroup& group, const Spec& spec,
+                      const VirtualArray& array) {
+  const Hop hop(spec);
+  const LinkTuning tuning = link_tuning(hop.wire_bytes(array.size()), group.size());
+  const Pieces pieces = Pieces::of_blocks(array, group.size(), hop.array_bytes(tuning.piece_bytes));
+  return Ring(group, Ring::kAllreduce, pieces, hop, c.buffers(), tuning.lanes).run();
+}
+
+Status allreduce_between_hosts(Communicator& c, Request& request) {
+  const VirtualArray& array = whole(c, request);
+  switch (c.current().signature.algorithm) {
+    case Algorithm::kRing:
+      return by_ring(c, request, array);
+    case Algorithm::kRecursiveDoubling:
+      return by_recursive_doubling(c, request, array);
+    default:
+      break;
+  }
+  size_t limit =
+      std::min(PartialResult::kMaxBytes, c.world().recursive_doubling_bytes_for(c.hosts()));
+  if (c.host().size() > 1) limit = std::min(limit, c.host().outbox_bytes());
+  return array.size() <= limit ? on_the_way(c, request, array)
+                               : allreduce_hierarchical(c, request, array);
+}
+
+}  // namespace ringar

@@ -1,0 +1,30 @@
+#include "algorithms/between_hosts.h"
+
+namespace ringar {
+
+Status run_between_hosts(Communicator& c, Request& request) {
+  // Whatever this rank was asked for, the others are to learn that it cannot be done.
+  if (c.current().signature.rejected) return open_between_hosts(c);
+  switch (request.spec.collective) {
+    case Collective::kAllreduce:
+      return allreduce_between_hosts(c, request);
+    case Collective::kReducescatter:
+      return reducescatter_between_hosts(c, request);
+    case Collective::kAllgather:
+      return allgather_between_hosts(c, request);
+    case Collective::kBroadcast:
+      return broadcast_between_hosts(c, request);
+    case Collective::kAlltoall:
+      return alltoall_between_hosts(c, request);
+    case Collective::kBarrier:
+    case Collective::kAddProcessSet:
+    case Collective::kRemoveProcessSet:
+      return open_between_hosts(c);
+    case Collective::kCount:
+      break;
+  }
+  RINGAR_CHECK(!"a collective without an algorithm");
+  return {};
+}
+
+}  // namespace ringar

@@ -1,0 +1,98 @@
+// Reduce-scatter and all-gather between hosts: the two halves of the ring (ring.h), over all ranks,
+// those of a host side by side in it. What crosses a host's link is then (n-1)/n of the bytes in
+// each direction, however many ranks it has.
+//
+// A rank's segment is its share of the rows, of all arrays of the group; shares may differ. In an
+// all-gather nobody knows the others' rows before: they are exchanged first.
+
+#include <cstring>
+#include <vector>
+
+#include "algorithms/between_hosts.h"
+#include "algorithms/ring.h"
+
+namespace ringar {
+namespace {
+
+// The most that any of the ring's ranks has, as if all had: what the size of pieces goes by.
+size_t even_total(const std::vector<VirtualArray>& shares) {
+  size_t longest = 0;
+  for (const VirtualArray& share : shares) longest = std::max(longest, share.size());
+  return longest * shares.size();
+}
+
+Status run_ring(Communicator& c, Ring::Kind kind, const Spec& spec,
+                const std::vector<VirtualArray>& shares) {
+  const LinkTuning tuning = link_tuning(even_total(shares), c.size());
+  const Pieces pieces = Pieces::of_shares(shares, tuning.piece_bytes);
+  const Hop hop(spec);
+  return Ring(c.everybody(), kind, pieces, hop, c.buffers(), tuning.lanes).run();
+}
+
+// Row counts of all ranks, as request.received wants them: array by array, in the set's order.
+Status exchange_rows(Communicator& c, Request& request) {
+  const size_t arrays = request.tensors.size(), ranks = static_cast<size_t>(c.size());
+  const size_t bytes = arrays * sizeof(int64_t);
+  auto* const mine = reinterpret_cast<int64_t*>(c.buffers().at(0, bytes));
+  std::byte* const theirs = c.buffers().at(1, bytes * ranks);
+  for (size_t i = 0; i < arrays; ++i) mine[i] = request.tensors[i].shape.rows();
+  const auto incoming = [&](int place) { return theirs + bytes * static_cast<size_t>(place); };
+  const auto outgoing = [&](int) { return reinterpret_cast<const std::byte*>(mine); };
+  RINGAR_RETURN_IF_ERROR(exchange_with_all(c.everybody(), bytes, outgoing, incoming));
+  std::memcpy(incoming(c.everybody().rank()), mine, bytes);
+
+  request.received.resize(arrays * ranks);
+  for (int place = 0; place < c.size(); ++place)
+    for (size_t i = 0; i < arrays; ++i)
+      std::memcpy(&request.received[i * ranks + static_cast<size_t>(c.set_rank(place))],
+                  incoming(place) + i * sizeof(int64_t), sizeof(int64_t));
+  return {};
+}
+
+}  // namespace
+
+Status reducescatter_between_hosts(Communicator& c, Request& request) {
+  RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
+  std::vector<VirtualArray> shares(static_cast<size_t>(c.size()));  // by place in the ring
+  for (size_t i = 0; i < request.tensors.size(); ++i) {
+    const Tensor& tensor = request.tensors[i];
+    const std::byte* input = tensor.input;
+    for (int r = 0; r < c.size(); ++r) {
+      const int64_t rows = request.splits.empty() ? even_share(tensor.shape.rows(), c.size(), r)
+                                                  : request.splits[static_cast<size_t>(r)];
+      const size_t bytes = static_cast<size_t>(rows) * request.row_bytes(i);
+      shares[static_cast<size_t>(c.place_of(r))].append(
+          input, r == c.rank() ? tensor.output : nullptr, bytes);
+      input += bytes;
+    }
+  }
+  return run_ring(c, Ring::kReduceScatter, request.spec, shares);
+}
+
+Status allgather_between_hosts(Communicator& c, Request& request) {
+  RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
+  RINGAR_RETURN_IF_ERROR(exchange_rows(c, request));
+  const size_t ranks = static_cast<size_t>(c.size());
+  std::vector<VirtualArray> shares(ranks);
+  for (size_t i = 0; i < request.tensors.size(); ++i) {
+    Tensor& tensor = request.tensors[i];
+    int64_t rows = 0;
+    for (size_t r = 0; r < ranks; ++r) rows += request.received[i * ranks + r];
+    if (tensor.output == nullptr) tensor.output = request.allocate(i, rows);
+    if (tensor.output == nullptr)
+      return no_memory_for(static_cast<size_t>(rows) * request.row_bytes(i));
+    std::byte* output = tensor.output;
+    for (size_t r = 0; r < ranks; ++r) {
+      const size_t bytes =
+          static_cast<size_t>(request.received[i * ranks + r]) * request.row_bytes(i);
+      const bool is_mine = static_cast<int>(r) == c.rank();
+      shares[static_cast<size_t>(c.place_of(static_cast<int>(r)))].append(
+          is_mine ? tensor.input : nullptr, output, bytes);
+      if (is_mine && bytes > 0 && output != tensor.input) std::memcpy(output, tensor.input, bytes);
+      output += bytes;
+    }
+  }
+  return run_ring(c, Ring::kAllGather, request.spec, shares);
+}
+
+}  // namespace ringar

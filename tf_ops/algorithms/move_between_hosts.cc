@@ -1,0 +1,153 @@
+// Broadcast and all-to-all between hosts.
+//
+// Broadcast is a chain: the root sends to its right neighbour, and each rank sends on what it has
+// received while the next pieces arrive. Every rank receives and sends K bytes once, and those of a
+// host are side by side, so that K bytes cross each host's link; the last one has them n - 2 pieces
+// after the first. A message that fits into one piece goes down a binomial tree instead, in
+// ceil(log2 n) messages one after the other.
+//
+// All-to-all is n - 1 exchanges: in the s-th one a rank sends to the one s places to its right what
+// is for it, and receives from the one s places to its left, so that no rank is sent to by two at
+// once.
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "algorithms/between_hosts.h"
+#include "algorithms/stream.h"
+
+namespace ringar {
+namespace {
+
+constexpr size_t kTreeBytes = 64000;  // up to here one message takes all
+
+// `distance` from the root; all know the size.
+Status down_the_tree(LinkGroup& group, Buffers& buffers, const VirtualArray& from,
+                     const VirtualArray& to, int distance) {
+  constexpr int kChannel = LinkGroup::kChannels - 2;
+  const size_t bytes = from.size();
+  std::byte* const message = buffers.at(0, bytes);
+  int bit = 1;
+  if (distance == 0) {
+    from.gather(0, bytes, message);
+    while (bit < group.size()) bit *= 2;
+  } else {
+    while (!(distance & bit)) bit *= 2;
+    int ticket = -1;
+    RINGAR_RETURN_IF_ERROR(group.receive(group.neighbor(-bit), kChannel, message, bytes, &ticket));
+    RINGAR_RETURN_IF_ERROR(group.finish(&ticket, 1));
+    to.scatter(0, bytes, message);
+  }
+  std::vector<int> tickets;
+  for (bit /= 2; bit > 0; bit /= 2) {
+    if (distance + bit >= group.size()) continue;
+    tickets.push_back(-1);
+    RINGAR_RETURN_IF_ERROR(
+        group.send(group.neighbor(bit), kChannel, message, bytes, &tickets.back()));
+  }
+  return group.finish(tickets.data(), tickets.size());
+}
+
+// Each rank but the root receives from its left neighbour, each but the last one sends on.
+Status down_the_chain(LinkGroup& group, Buffers& buffers, const VirtualArray& array, int distance) {
+  const bool is_root = distance == 0, is_last = distance == group.size() - 1;
+  Stream in(group, group.neighbor(-1), array, buffers, 0);
+  Stream out(group, group.neighbor(1), array, buffers, LinkGroup::kChannels);
+  return group.until_done([&](bool* moved, bool* done) -> Status {
+    if (!is_root) RINGAR_RETURN_IF_ERROR(in.advance_receiving(moved));
+    const size_t ready = is_root ? SIZE_MAX : in.ended();
+    if (!is_last) RINGAR_RETURN_IF_ERROR(out.advance_sending(ready, moved));
+    *done = (is_root || in.is_done()) && (is_last || out.is_done());
+    return {};
+  });
+}
+
+Status swap(LinkGroup& group, Buffers& buffers, int to, const VirtualArray& outgoing, int from,
+            const VirtualArray& incoming) {
+  Stream in(group, from, incoming, buffers, 0);
+  Stream out(group, to, outgoing, buffers, LinkGroup::kChannels);
+  return group.until_done([&](bool* moved, bool* done) -> Status {
+    RINGAR_RETURN_IF_ERROR(in.advance_receiving(moved));
+    RINGAR_RETURN_IF_ERROR(out.advance_sending(SIZE_MAX, moved));
+    *done = in.is_done() && out.is_done();
+    return {};
+  });
+}
+
+}  // namespace
+
+Status broadcast_between_hosts(Communicator& c, Request& request) {
+  RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
+  LinkGroup& group = c.everybody();
+  const bool is_root = c.rank() == request.spec.root;
+  const int root = c.place_of(request.spec.root);
+  const int distance = (group.rank() - root + group.size()) % group.size();
+  // What a rank sends on is what it has received.
+  VirtualArray& array = c.host().workspace().array();
+  for (const Tensor& t : request.tensors) {
+    const size_t bytes = static_cast<size_t>(t.shape.elements()) * request.element_size();
+    array.append(is_root ? t.input : t.output, t.output, bytes);
+    if (is_root && bytes > 0 && t.input != t.output) std::memcpy(t.output, t.input, bytes);
+  }
+  if (array.size() == 0) return {};
+  if (array.size() <= kTreeBytes) return down_the_tree(group, c.buffers(), array, array, distance);
+  return down_the_chain(group, c.buffers(), array, distance);
+}
+
+Status alltoall_between_hosts(Communicator& c, Request& request) {
+  RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
+  LinkGroup& group = c.everybody();
+  const size_t ranks = static_cast<size_t>(c.size()), row = request.row_bytes(0);
+  Tensor& tensor = request.tensors[0];
+
+  // By place: how many rows go there, and come from there.
+  const size_t bytes = ranks * sizeof(int64_t);
+  auto* const going = reinterpret_cast<int64_t*>(c.buffers().at(0, bytes));
+  auto* const coming = reinterpret_cast<int64_t*>(c.buffers().at(1, bytes));
+  std::vector<VirtualArray> outgoing(ranks), incoming(ranks);
+  const std::byte* input = tensor.input;
+  for (int r = 0; r < c.size(); ++r) {
+    const auto place = static_cast<size_t>(c.place_of(r));
+    going[place] = request.splits.empty() ? even_share(tensor.shape.rows(), c.size(), r)
+                                          : request.splits[static_cast<size_t>(r)];
+    outgoing[place].append(input, nullptr, static_cast<size_t>(going[place]) * row);
+    input += static_cast<size_t>(going[place]) * row;
+  }
+  const auto me = static_cast<size_t>(group.rank());
+  coming[me] = going[me];
+  const auto outgoing_count = [&](int place) {
+    return reinterpret_cast<std::byte*>(going + place);
+  };
+  const auto incoming_count = [&](int place) {
+    return reinterpret_cast<std::byte*>(coming + place);
+  };
+  RINGAR_RETURN_IF_ERROR(exchange_with_all(group, sizeof(int64_t), outgoing_count, incoming_count));
+
+  request.received.assign(ranks, 0);
+  for (size_t place = 0; place < ranks; ++place)
+    request.received[static_cast<size_t>(c.set_rank(static_cast<int>(place)))] = coming[place];
+  const int64_t rows =
+      std::accumulate(request.received.begin(), request.received.end(), int64_t{0});
+  if (tensor.output == nullptr) tensor.output = request.allocate(0, rows);
+  if (tensor.output == nullptr) return no_memory_for(static_cast<size_t>(rows) * row);
+  std::byte* output = tensor.output;
+  for (int r = 0; r < c.size(); ++r) {
+    const size_t came = static_cast<size_t>(request.received[static_cast<size_t>(r)]) * row;
+    incoming[static_cast<size_t>(c.place_of(r))].append(nullptr, output, came);
+    output += came;
+  }
+  outgoing[me].for_each(0, outgoing[me].size(),
+                        [&](const std::byte* from, std::byte*, size_t n, size_t offset) {
+                          incoming[me].scatter(offset, offset + n, from);
+                        });
+  for (int distance = 1; distance < c.size(); ++distance) {
+    const int to = group.neighbor(distance), from = group.neighbor(-distance);
+    RINGAR_RETURN_IF_ERROR(swap(group, c.buffers(), to, outgoing[static_cast<size_t>(to)], from,
+                                incoming[static_cast<size_t>(from)]));
+  }
+  return {};
+}
+
+}  // namespace ringar

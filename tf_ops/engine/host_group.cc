@@ -1,0 +1,191 @@
+#include "engine/host_group.h"
+
+#include <sched.h>
+
+namespace ringar {
+
+// Written by its owner alone; one cache line (and its prefetched neighbour) per flag.
+struct HostGroup::Line {
+  alignas(128) Flag arrived;
+  alignas(128) Flag reduced;
+  std::atomic<uint64_t> begun;  // collectives whose signature is written
+  alignas(128) Signature signatures[2];
+};
+
+namespace {
+
+constexpr long kHealthCheckNanoseconds = 20'000'000;
+constexpr long kTransferNapNanoseconds = 50'000;  // while transfers need to be polled
+
+size_t page_up(size_t bytes) {
+  return (bytes + 4095) / 4096 * 4096;
+}
+
+}  // namespace
+
+// A rank's part of the arena: its line, two outboxes, two result boxes; page by page, so that no
+// two ranks write to one page.
+size_t HostGroup::arena_bytes(int size) {
+  const size_t n = static_cast<size_t>(size);
+  return n * (page_up(sizeof(Line)) + 2 * (n + 1) * tuning_for(n).slice_bytes);
+}
+
+HostGroup::HostGroup(int set_id, std::vector<Member> members, int rank, Arena* arena,
+                     uint64_t offset, const Patience& patience, Current& current)
+    : set_id_(set_id),
+      members_(std::move(members)),
+      rank_(rank),
+      arena_(arena),
+      patience_(patience),
+      current_(current),
+      tuning_(tuning_for(members_.size())),
+      part_bytes_(arena_bytes(size()) / members_.size()),
+      workspace_(members_.size()) {
+  if (size() > 1) memory_ = arena_->map(offset, arena_bytes(size()));
+}
+
+HostGroup::~HostGroup() {
+  if (memory_) arena_->unmap(memory_, arena_bytes(size()));
+}
+
+HostGroup::Line& HostGroup::line(int rank) const {
+  return *reinterpret_cast<Line*>(memory_ + part_bytes_ * static_cast<size_t>(rank));
+}
+
+std::byte* HostGroup::outbox(int rank) const {
+  auto* boxes = reinterpret_cast<std::byte*>(&line(rank)) + page_up(sizeof(Line));
+  return boxes + (step_ % 2) * outbox_bytes();
+}
+
+std::byte* HostGroup::result(int rank, uint64_t step) const {
+  auto* boxes = reinterpret_cast<std::byte*>(&line(rank)) + page_up(sizeof(Line));
+  return boxes + 2 * outbox_bytes() + (step % 2) * slice_bytes();
+}
+
+Signature& HostGroup::signature(int rank, uint64_t sequence) const {
+  return line(rank).signatures[sequence % 2];
+}
+
+Status HostGroup::open() {
+  bool agree = false;
+  RINGAR_RETURN_IF_ERROR(meet(&agree));
+  if (agree) return {};
+  const Status status = disagreement_here();
+  finish_step();
+  return status;
+}
+
+Status HostGroup::meet(bool* agree) {
+  *agree = !current_.signature.rejected;
+  if (size() == 1) return {};
+  current_.signature.copy_to(signature(rank_, current_.sequence()));
+  line(rank_).begun.store(current_.sequence() + 1);
+  RINGAR_RETURN_IF_ERROR(exchange());
+  *agree = *agree && signatures_agree();
+  return {};
+}
+
+bool HostGroup::signatures_agree() const {
+  for (int r = 0; r < size(); ++r)
+    if (r != rank_ && !current_.signature.agrees_with(signature(r, current_.sequence())))
+      return false;
+  return true;
+}
+
+Status HostGroup::disagreement_here() const {
+  std::vector<Signature> all;
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); ++r) {
+    all.push_back(r == rank_ ? current_.signature : signature(r, current_.sequence()));
+    ranks.push_back(members_[static_cast<size_t>(r)].job_rank);
+  }
+  return disagreement(all, ranks, set_id_);
+}
+
+Status HostGroup::exchange() {
+  if (size() == 1) return {};
+  line(rank_).arrived.store(step_ + 1);
+  for (int r = 0; r < size(); ++r)
+    if (r != rank_) RINGAR_RETURN_IF_ERROR(wait(&Line::arrived, step_ + 1, r));
+  return {};
+}
+
+void HostGroup::finish_step() {
+  ++step_;
+}
+
+void HostGroup::post_result() {
+  line(rank_).reduced.store(step_ + 1);
+}
+
+Status HostGroup::wait_for_result(int rank, uint64_t step) {
+  return wait(&Line::reduced, step + 1, rank);
+}
+
+Status HostGroup::wait(Flag Line::* which, uint64_t target, int rank) {
+  const Flag& flag = line(rank).*which;
+  for (int i = 0; i < 64; ++i) {
+    if (flag.reached(target)) return {};
+    relax();
+  }
+  const int64_t begin = current_.tracing ? monotonic_ns() : 0;
+  const Status status = wait_patiently(which, target, rank);
+  if (current_.tracing)
+    current_.trace.add(Stretch::kWait, begin, members_[static_cast<size_t>(rank)].job_rank);
+  return status;
+}
+
+// Yields between looks, so that a core shared with computing threads is not taken from them, then
+// sleeps, and looks after the missing rank's health each time it wakes.
+Status HostGroup::wait_patiently(Flag Line::* which, uint64_t target, int rank) {
+  Flag& flag = line(rank).*which;
+  Vigil vigil(patience_, current_);
+  InFlight* const in_flight = current_.in_flight;
+  bool moved = false;
+  while (vigil.is_early()) {
+    for (int i = 0; i < 16; ++i) {
+      if (flag.reached(target)) return {};
+      relax();
+    }
+    if (in_flight) RINGAR_RETURN_IF_ERROR(in_flight->advance(&moved));
+    sched_yield();
+  }
+  for (;;) {
+    const uint64_t seen = flag.load();
+    if (seen >= target) return {};
+    flag.sleep(seen, in_flight ? kTransferNapNanoseconds : kHealthCheckNanoseconds);
+    if (flag.reached(target)) return {};
+    if (in_flight) RINGAR_RETURN_IF_ERROR(in_flight->advance(&moved));
+    RINGAR_RETURN_IF_ERROR(vigil.check([&] { return trouble_of_peers(which, target); },
+                                       [&] { return whom_we_wait_for(which, target); }));
+  }
+}
+
+// Any rank that still owes us this flag and never will raise it ends the wait, not only the one
+// whose turn it is.
+std::string HostGroup::trouble_of_peers(Flag Line::* which, uint64_t target) const {
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank_ || (line(r).*which).reached(target)) continue;
+    const std::string trouble = arena_->trouble(members_[static_cast<size_t>(r)].arena_place);
+    // It may have raised the flag and left between our two looks.
+    if (!trouble.empty() && !(line(r).*which).reached(target)) return trouble;
+  }
+  return "";
+}
+
+// The ranks that have not come, each with the last collective that it was seen in.
+std::string HostGroup::whom_we_wait_for(Flag Line::* which, uint64_t target) const {
+  std::string late;
+  const uint64_t sequence = current_.sequence();
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank_ || (line(r).*which).reached(target)) continue;
+    late += (late.empty() ? "" : ", ") + std::to_string(members_[static_cast<size_t>(r)].job_rank);
+    if (line(r).begun.load() > sequence)
+      late += " (stopped in the middle of it)";
+    else if (sequence > 0)  // a signature that it cannot overwrite before we are done here
+      late += " (last seen in " + signature(r, sequence - 1).describe() + ")";
+  }
+  return late.empty() ? "none" : late;
+}
+
+}  // namespace ringar

@@ -1,0 +1,105 @@
+// The ranks of one process set on one host: the steps in which they exchange bytes through the
+// arena.
+//
+// A collective is a sequence of steps. In a step every rank writes to its own outbox, raises its
+// `arrived` flag, waits until all others have raised theirs, and reads from their outboxes:
+//
+//     rank 0   write out[0] | arrived=1 | read the others' out[0] | write out[1] | arrived=2 | ...
+//     rank 1   write out[0] | arrived=1 | read the others' out[0] | write out[1] | arrived=2 | ...
+//
+// There are two outboxes, used in turn, and that is all the synchronization it takes: who raises
+// arrived for step s+1 has finished reading step s, so whoever has seen all flags of step s+1 may
+// write outbox s again, in step s+2. An algorithm that reduces has a second pair, the `result`
+// boxes, announced by a second flag; the same argument covers them, because a rank reads the
+// results of step s before it arrives at s+2 (see shared_memory_reduce.cc).
+//
+// The first step of every collective carries the rank's signature. A wait ends in one of three
+// ways: the flag, a Status that says who is missing and why, or, after a while, a warning.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "algorithms/workspace.h"
+#include "engine/arena.h"
+#include "engine/current.h"
+#include "engine/flag.h"
+#include "engine/tuning.h"
+#include "engine/vigil.h"
+
+namespace ringar {
+
+class HostGroup {
+ public:
+  // Who they are: their ranks in the job, and their places in the arena.
+  struct Member {
+    int job_rank, arena_place;
+  };
+
+  // `rank` is this one's place among `members`. Memory lies at `offset` of the arena's generation.
+  // A group of one rank needs none.
+  HostGroup(int set_id, std::vector<Member> members, int rank, Arena* arena, uint64_t offset,
+            const Patience& patience, Current& current);
+  ~HostGroup();
+  HostGroup(const HostGroup&) = delete;
+  HostGroup& operator=(const HostGroup&) = delete;
+
+  static size_t arena_bytes(int size);  // what a group of `size` ranks takes
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  bool has_memory() const { return size() == 1 || memory_ != nullptr; }
+
+  size_t slice_bytes() const { return tuning_.slice_bytes; }
+  size_t outbox_bytes() const { return slice_bytes() * members_.size(); }
+  size_t small_allreduce_bytes() const { return tuning_.small_allreduce_bytes; }
+  Workspace& workspace() { return workspace_; }
+  std::byte* outbox(int rank) const;                 // of the step under way
+  std::byte* result(int rank, uint64_t step) const;  // slice_bytes() each
+  uint64_t step() const { return step_; }
+
+  // The first exchange of a collective. A disagreement, after which the step is finished, is an
+  // error of open(); meet() only tells of it.
+  Status open();
+  Status meet(bool* agree);
+  // Arrives, and waits for all others.
+  Status exchange();
+  void finish_step();
+
+  // Does some of the work of a collective, and notes in the timeline how long it took.
+  template <typename Work>
+  void timed(Stretch::Kind kind, Work work) {
+    current_.timed(kind, work);
+  }
+
+  void post_result();
+  Status wait_for_result(int rank, uint64_t step);
+
+ private:
+  struct Line;
+
+  Line& line(int rank) const;
+  Signature& signature(int rank, uint64_t sequence) const;
+  bool signatures_agree() const;
+  Status disagreement_here() const;
+  Status wait(Flag Line::* which, uint64_t target, int rank);
+  Status wait_patiently(Flag Line::* which, uint64_t target, int rank);
+  std::string trouble_of_peers(Flag Line::* which, uint64_t target) const;
+  std::string whom_we_wait_for(Flag Line::* which, uint64_t target) const;
+
+  const int set_id_;
+  const std::vector<Member> members_;
+  const int rank_;
+  Arena* const arena_;
+  const Patience& patience_;
+  Current& current_;
+  const Tuning tuning_;
+  const size_t part_bytes_;  // of each rank, in memory_
+  Workspace workspace_;
+  std::byte* memory_ = nullptr;
+  uint64_t step_ = 0;  // the step under way
+};
+
+}  // namespace ringar

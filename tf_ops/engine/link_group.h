@@ -1,0 +1,81 @@
+// Ranks of one process set that reach each other through the link: all of them, or one per host.
+
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "engine/current.h"
+#include "engine/vigil.h"
+#include "links/link.h"
+
+namespace ringar {
+
+class LinkGroup {
+ public:
+  // Messages of different channels do not overtake one another within one, and are apart otherwise.
+  static constexpr int kChannels = 32;
+
+  // `rank` is this one's place among `job_ranks`.
+  LinkGroup(std::vector<int> job_ranks, int rank, Link& link, const Patience& patience,
+            Current& current);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(job_ranks_.size()); }
+  int job_rank(int rank) const { return job_ranks_[static_cast<size_t>(rank)]; }
+  // The rank `distance` places further in the ring.
+  int neighbor(int distance) const { return (rank_ + distance + size()) % size(); }
+
+  Status send(int to, int channel, const std::byte* data, size_t bytes, int* ticket);
+  Status receive(int from, int channel, std::byte* data, size_t bytes, int* ticket);
+  // Sets the ticket to -1 when the transfer is done; one that is -1 is done.
+  Status poll(int* ticket, bool* moved);
+
+  // Calls advance(&moved, &done) until it sets done; as long as nothing moves, looks after the
+  // peers and leaves the processor to others.
+  template <typename Advance>
+  Status until_done(Advance advance) {
+    for (bool done = false;;) {
+      bool moved = false;
+      RINGAR_RETURN_IF_ERROR(advance(&moved, &done));
+      if (done) return {};
+      if (!moved) RINGAR_RETURN_IF_ERROR(wait_for_movement(advance, &done));
+      if (done) return {};
+    }
+  }
+  // Waits for the given transfers.
+  Status finish(int* tickets, size_t count);
+
+  template <typename Work>
+  void timed(Stretch::Kind kind, Work work) {
+    current_.timed(kind, work);
+  }
+
+ private:
+  template <typename Advance>
+  Status wait_for_movement(Advance advance, bool* done) {
+    const int64_t begin = current_.tracing ? monotonic_ns() : 0;
+    Vigil vigil(patience_, current_);
+    Pace pace;
+    for (bool moved = false; !moved && !*done;) {
+      RINGAR_RETURN_IF_ERROR(rest(vigil, pace));
+      RINGAR_RETURN_IF_ERROR(advance(&moved, done));
+    }
+    if (current_.tracing) current_.trace.add(Stretch::kWait, begin);
+    return {};
+  }
+
+  struct Pace {
+    int nap_microseconds = 0;
+    double check_at = 0;  // seconds after which the peers are looked after
+  };
+  Status rest(Vigil& vigil, Pace& pace);
+
+  const std::vector<int> job_ranks_;
+  const int rank_;
+  Link& link_;
+  const Patience& patience_;
+  Current& current_;
+};
+
+}  // namespace ringar

@@ -1,0 +1,126 @@
+#include "engine/peers.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+namespace ringar {
+namespace {
+
+constexpr int kNoticeTag = 0;  // see LinkGroup for the others
+constexpr auto kFarewell = std::chrono::milliseconds(500);
+
+}  // namespace
+
+Peers::Peers(Link& link, const Topology& topology, const Arena* arena)
+    : link_(link),
+      topology_(topology),
+      arena_(arena),
+      known_(static_cast<size_t>(topology.size())),
+      finished_(kMaxSets) {}
+
+Status Peers::expect() {
+  return link_.receive(Link::kAnyone, kNoticeTag, reinterpret_cast<std::byte*>(&incoming_),
+                       sizeof incoming_, &expecting_);
+}
+
+Status Peers::poll() {
+  if (expecting_ < 0) RINGAR_RETURN_IF_ERROR(expect());
+  for (;;) {
+    bool done = false;
+    Link::Arrival arrival;
+    RINGAR_RETURN_IF_ERROR(link_.poll(expecting_, &done, &arrival));
+    if (!done) break;
+    Notice& known = known_[static_cast<size_t>(arrival.from)];
+    // That it has left, too, would hide why it gave up.
+    if (known.kind != kGaveUp) known = incoming_;
+    RINGAR_RETURN_IF_ERROR(expect());
+  }
+  return let_go_of_sent();
+}
+
+Status Peers::let_go_of_sent() {
+  Status status;
+  for (auto sending = sending_.begin(); sending != sending_.end();) {
+    auto& tickets = sending->tickets;
+    const auto is_sent = [&](int ticket) {
+      bool done = false;
+      const Status sent = link_.poll(ticket, &done);
+      if (!sent.ok()) status = sent;
+      return done || !sent.ok();
+    };
+    tickets.erase(std::remove_if(tickets.begin(), tickets.end(), is_sent), tickets.end());
+    sending = tickets.empty() ? sending_.erase(sending) : std::next(sending);
+  }
+  return status;
+}
+
+void Peers::tell_all(Kind kind, int set, uint64_t sequence, const std::string& why) {
+  sending_.emplace_back();
+  Sending& sending = sending_.back();
+  Notice& notice = sending.notice;
+  notice.kind = kind;
+  notice.set = set;
+  notice.sequence = sequence;
+  std::copy_n(finished_.begin(), kMaxSets, notice.finished);
+  std::memcpy(notice.why, why.data(), fitting(why, sizeof notice.why - 1));
+  for (int r = 0; r < topology_.size(); ++r) {
+    int ticket = -1;
+    if (r != topology_.rank && link_
+                                   .send(r, kNoticeTag, reinterpret_cast<const std::byte*>(&notice),
+                                         sizeof notice, &ticket)
+                                   .ok())
+      sending.tickets.push_back(ticket);
+  }
+}
+
+void Peers::waiting(int set, uint64_t sequence) {
+  tell_all(kWaiting, set, sequence, "");
+}
+
+void Peers::gave_up(const std::string& why) {
+  if (told_the_end_) return;
+  told_the_end_ = true;
+  tell_all(kGaveUp, -1, 0, why);
+  (void)let_go_of_sent();
+}
+
+// Stays a moment, so that the notices get out: a process that ends makes no more progress.
+void Peers::left() {
+  if (!told_the_end_) tell_all(kLeft, -1, 0, "");
+  told_the_end_ = true;
+  const auto until = std::chrono::steady_clock::now() + kFarewell;
+  while (!sending_.empty() && std::chrono::steady_clock::now() < until) {
+    if (!let_go_of_sent().ok()) break;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  // What is still on its way keeps its memory: the link may read it until the process ends.
+  if (!sending_.empty()) new std::list<Sending>(std::move(sending_));
+}
+
+void Peers::finished(int set, uint64_t collectives) {
+  if (set < kMaxSets) finished_[static_cast<size_t>(set)] = collectives;
+}
+
+uint64_t Peers::finished_by(const Notice& notice, int set) const {
+  return set < kMaxSets ? notice.finished[set] : 0;
+}
+
+std::string Peers::trouble(int job_rank, int set, uint64_t sequence) const {
+  const std::string who = "rank " + std::to_string(job_rank);
+  const Notice& known = known_[static_cast<size_t>(job_rank)];
+  if (known.kind >= kGaveUp && finished_by(known, set) > sequence) return "";
+  if (known.kind == kGaveUp) return who + " has given up: " + known.why;
+  if (known.kind == kLeft)
+    return who + " has left: it called ringar.shutdown() or its program ended";
+  if (arena_ && topology_.is_here(job_rank)) return arena_->death(topology_.arena_place(job_rank));
+  return "";
+}
+
+bool Peers::waits(int job_rank, int set, uint64_t sequence) const {
+  const Notice& known = known_[static_cast<size_t>(job_rank)];
+  return known.kind == kWaiting && known.set == set && known.sequence == sequence;
+}
+
+}  // namespace ringar

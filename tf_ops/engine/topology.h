@@ -1,0 +1,41 @@
+// Where the ranks are: which of them share a host, and so its memory.
+
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "include/ringar.h"
+
+namespace ringar {
+
+struct Topology {
+  int rank = 0;           // this one
+  std::vector<int> host;  // of each rank of the job
+
+  // A config without hosts is that of a job on one.
+  static Topology of(const ringar_config& config) {
+    Topology topology{config.rank, std::vector<int>(static_cast<size_t>(config.size), 0)};
+    if (config.hosts) topology.host.assign(config.hosts, config.hosts + config.size);
+    return topology;
+  }
+
+  int size() const { return static_cast<int>(host.size()); }
+  int host_of(int job_rank) const { return host[static_cast<size_t>(job_rank)]; }
+  bool is_here(int job_rank) const { return host_of(job_rank) == host_of(rank); }
+
+  // The ranks of this host, in order; a rank's place among them is its place in the arena.
+  std::vector<int> ranks_here() const {
+    std::vector<int> here;
+    for (int r = 0; r < size(); ++r)
+      if (is_here(r)) here.push_back(r);
+    return here;
+  }
+  int arena_place(int job_rank) const {
+    int place = 0;
+    for (int r = 0; r < job_rank; ++r) place += is_here(r);
+    return place;
+  }
+};
+
+}  // namespace ringar

@@ -1,0 +1,86 @@
+#include "engine/vigil.h"
+
+#include <cstdio>
+
+namespace ringar {
+namespace {
+
+std::string text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", seconds);
+  return text;
+}
+
+Status lost(const std::string& why) {
+  return {RINGAR_PEER_LOST, "expected all ranks to take part, but " + why};
+}
+
+}  // namespace
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+Vigil::Vigil(const Patience& patience, const Current& current)
+    : patience_(patience),
+      current_(current),
+      start_(Clock::now()),
+      spin_until_(start_ + std::chrono::microseconds(patience.spin_microseconds)),
+      warn_at_(patience.stall_warning) {}
+
+double Vigil::seconds() const {
+  return std::chrono::duration<double>(Clock::now() - start_).count();
+}
+
+Status Vigil::check(const Text& trouble, const Text& whom) {
+  const std::string why = trouble();
+  if (!why.empty()) return lost(why);
+  if (current_.peers) RINGAR_RETURN_IF_ERROR(look_beyond_the_host());
+  if (patience_.stop && patience_.stop->load())
+    return {RINGAR_PEER_LOST,
+            "this rank shut ringar down before rank " + late_ranks(whom) + " took part"};
+
+  const double waited = seconds();
+  if (waited > patience_.deadline)
+    return {RINGAR_DEADLINE,
+            "expected every rank within the deadline of " + text(patience_.deadline) +
+                ", still waiting for rank " + late_ranks(whom) +
+                ". If it is only slow, raise the deadline (ringar.init(deadline=...), "
+                "RINGAR_DEADLINE or ringarrun --deadline)."};
+  if (waited > warn_at_) {
+    std::fprintf(stderr, "%shas waited %s for rank %s\n", current_.prefix().c_str(),
+                 text(waited).c_str(), late_ranks(whom).c_str());
+    warn_at_ *= 2;
+  }
+  return {};
+}
+
+Status Vigil::look_beyond_the_host() {
+  Peers& peers = *current_.peers;
+  RINGAR_RETURN_IF_ERROR(peers.poll());
+  for (int rank : current_.members) {
+    const std::string why = peers.trouble(rank, current_.set_id, current_.sequence());
+    if (!why.empty()) return lost(why);
+  }
+  if (seconds() > tell_at_) {
+    tell_at_ *= 2;
+    peers.waiting(current_.set_id, current_.sequence());
+  }
+  return {};
+}
+
+// With several hosts, those that have not said that they wait in this collective, too.
+std::string Vigil::late_ranks(const Text& whom) const {
+  if (!current_.peers) return whom();
+  std::string late;
+  for (int rank : current_.members)
+    if (rank != current_.rank && !current_.peers->waits(rank, current_.set_id, current_.sequence()))
+      late += (late.empty() ? "" : ", ") + std::to_string(rank);
+  return late.empty() ? whom() : late;
+}
+
+}  // namespace ringar

@@ -1,0 +1,53 @@
+// One wait for other ranks: how long it has lasted, and what ends it but its end.
+
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "engine/current.h"
+#include "engine/status.h"
+
+namespace ringar {
+
+struct Patience {
+  double deadline = 600;
+  double stall_warning = 30;
+  int spin_microseconds = 50;               // before sleeping; 0 where ranks share cores
+  const std::atomic<bool>* stop = nullptr;  // set when this rank shuts down
+};
+
+// Leaves the processor to the other hardware thread of the core for a moment.
+void relax();
+
+class Vigil {
+ public:
+  using Text = std::function<std::string()>;
+
+  Vigil(const Patience& patience, const Current& current);
+
+  // Whether it has only begun, so that looking again is cheaper than to sleep.
+  bool is_early() const { return Clock::now() < spin_until_; }
+  double seconds() const;
+
+  // To be called now and then. `trouble` tells why a rank of this host will never come, or "";
+  // `whom` lists those of its ranks that have not come. What there is to know of other hosts is
+  // added here.
+  Status check(const Text& trouble, const Text& whom);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Status look_beyond_the_host();
+  std::string late_ranks(const Text& whom) const;
+
+  const Patience& patience_;
+  const Current& current_;
+  const Clock::time_point start_, spin_until_;
+  double warn_at_;
+  double tell_at_ = 1;  // seconds after which the other hosts are told that this rank waits
+};
+
+}  // namespace ringar

@@ -1,0 +1,33 @@
+// What all process sets of this rank share.
+
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "engine/arena.h"
+#include "engine/peers.h"
+#include "engine/topology.h"
+#include "engine/types.h"
+#include "engine/vigil.h"
+#include "links/link.h"
+
+namespace ringar {
+
+struct World {
+  Topology topology;
+  Patience patience;
+  Arena* arena = nullptr;                  // null where this rank is alone on its host
+  Link* link = nullptr;                    // null in a job that MPI did not start
+  Peers* peers = nullptr;                  // with a link
+  Algorithm algorithm = Algorithm::kAuto;  // for calls that leave the choice
+  // Up to how many bytes recursive doubling takes less time than a ring, by number of participants.
+  std::vector<size_t> recursive_doubling_bytes;
+
+  size_t recursive_doubling_bytes_for(int participants) const {
+    const auto n = static_cast<size_t>(participants);
+    return n < recursive_doubling_bytes.size() ? recursive_doubling_bytes[n] : 16384;
+  }
+};
+
+}  // namespace ringar

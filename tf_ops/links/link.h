@@ -1,0 +1,43 @@
+// How bytes leave the process: messages between the ranks of the job, whoever carries them.
+//
+// A link starts transfers and tells when they are done; it makes progress only while it is polled.
+// Messages between two ranks with the same tag arrive in the order in which they were sent, and a
+// receive takes the next one. One thread at a time uses a link, not always the same one.
+//
+// The memory of a transfer that was started must stay until it is done, and after an error for as
+// long as the link exists: nobody can say what the network still does with it.
+
+#pragma once
+
+#include <cstddef>
+
+#include "engine/status.h"
+
+namespace ringar {
+
+class Link {
+ public:
+  static constexpr int kAnyone = -1;
+
+  struct Arrival {
+    int from = 0;
+    size_t bytes = 0;
+  };
+
+  virtual ~Link() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // `ticket` stands for the transfer until poll() has said that it is done, or has failed.
+  virtual Status send(int to, int tag, const std::byte* data, size_t bytes, int* ticket) = 0;
+  // A message of at most `bytes`; a longer one is an error. `from` may be kAnyone.
+  virtual Status receive(int from, int tag, std::byte* data, size_t bytes, int* ticket) = 0;
+  virtual Status poll(int ticket, bool* done, Arrival* arrival = nullptr) = 0;
+};
+
+// What each link library exports, as `ringar_open_link`: `communicator` points to an MPI_Comm of
+// the library's MPI, which must stay while the link exists. Null, and why, if it cannot be used.
+using OpenLink = Link* (*)(void* communicator, char* why, size_t why_bytes);
+
+}  // namespace ringar

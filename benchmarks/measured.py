@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.prediction import allreduce_seconds
 from ringar import cost_model
 
 TOLERANCE = 0.15
@@ -67,13 +66,14 @@ def _row(values: Any, common: Any, where: str) -> Row:
             raise ValueError(f"{where}: {key}: expected {kind.__name__}, received {value!r}")
         if kind is not str and value <= 0:
             raise ValueError(f"{where}: {key}: expected more than 0, received {value}")
-    if values["algorithm"] not in (known := ("auto", *cost_model.ALGORITHMS)):
-        raise ValueError(
-            f"{where}: algorithm: expected {', '.join(known)}, received {values['algorithm']!r}"
-        )
     parameters = cost_model.from_dict(values.get("parameters", common), f"{where}: parameters")
     case = values["hosts"], values["ranks_per_host"]
-    predicted = allreduce_seconds(parameters, values["bytes"], *case, values["algorithm"])
+    try:
+        predicted = cost_model.allreduce_seconds(
+            parameters, values["bytes"], *case, values["algorithm"]
+        )
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
     return Row(*case, values["bytes"], values["algorithm"], values["seconds"], predicted)
 
 

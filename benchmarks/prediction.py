@@ -82,16 +82,6 @@ class Step:
         return self.compute / self.total
 
 
-def allreduce_seconds(
-    parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int, algorithm: str
-) -> float:
-    """Of one allreduce, by the algorithm's name; shared memory where there is one host."""
-    if hosts == 1 and algorithm in ("auto", "hierarchical"):
-        return cost_model.local_allreduce(parameters, nbytes, ranks_per_host)
-    function = cost_model.ALGORITHMS["hierarchical" if algorithm == "auto" else algorithm]
-    return function(parameters, nbytes, hosts, ranks_per_host)
-
-
 def ready_times(workload: Workload) -> list[tuple[float, int]]:
     """For each bucket, in order: when the backward pass alone completes it, and its bytes.
 
@@ -151,5 +141,7 @@ def predict(
         return Step(workload.seconds, 0.0, workload.seconds)
     return step(
         workload,
-        lambda nbytes: allreduce_seconds(parameters, nbytes, ranks // local, local, algorithm),
+        lambda nbytes: cost_model.allreduce_seconds(
+            parameters, nbytes, ranks // local, local, algorithm
+        ),
     )

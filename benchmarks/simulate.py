@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks import measured, published, report
 from benchmarks.collectives import parse_size
 from benchmarks.networks import NETWORKS, uniform
-from benchmarks.prediction import Workload, allreduce_seconds, predict
+from benchmarks.prediction import Workload, predict
 from benchmarks.simulate_plot import plot
 from ringar import cost_model
 from ringar.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     add("--step", type=positive, help="and seconds of its step on one rank")
     add("--ranks", default=RANKS, help="default %(default)s")
     add("--ranks-per-host", type=int, default=published.RANKS_PER_HOST, help="default %(default)s")
-    add("--algorithms", default=",".join(cost_model.ALGORITHMS), help="default %(default)s")
+    add("--algorithms", default=",".join(cost_model.ALGORITHMS[1:]), help="default %(default)s")
     network = found.add_argument_group("network and hosts")
     add = network.add_argument
     default = published.parameters()
@@ -135,7 +135,9 @@ def rows(
             hosts, each = max(1, n // local), min(n, local)
             for name in names:
                 step = predict(workload, network, n, local, name)
-                once = allreduce_seconds(network, workload.gradient_bytes, hosts, each, name)
+                once = cost_model.allreduce_seconds(
+                    network, workload.gradient_bytes, hosts, each, name
+                )
                 found.append(
                     {"model": model, "ranks": n, "hosts": hosts, "algorithm": name,
                      "bytes": workload.gradient_bytes, "allreduce": once, "step": step.total,

@@ -7,7 +7,6 @@ from typing import Any
 
 from benchmarks import published, report
 from benchmarks.networks import TITLES
-from benchmarks.prediction import predict
 
 ALGORITHM_COLORS = {"ring": "#2f8fd8", "recursive_doubling": "#e8963a", "hierarchical": "#0b3c8c"}
 MODEL_COLORS = ("#0b3c8c", "#d1495b", "#6a9f3e", "#8a5fa8", "#e8963a", "#7a5230")
@@ -58,10 +57,8 @@ def _efficiency(axes: Any, table: list[dict[str, Any]]) -> None:
 def _published(axes: Any, comparisons: list[published.Comparison]) -> None:
     """Published efficiencies as points on the predicted lines."""
     ranks = [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
-    network = published.parameters()
     for color, model in zip(MODEL_COLORS, published.ONE_GPU, strict=False):
-        work = published.workload(model)
-        line = [predict(work, network, n, published.RANKS_PER_HOST, "ring") for n in ranks]
+        line = [published.predict(model, n) for n in ranks]
         axes.plot(ranks, [100 * one.efficiency for one in line], "--", color=color)
         axes.plot([], [], color=color, label=_title(model))
         mine = [one for one in comparisons if one.model == model]

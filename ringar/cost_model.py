@@ -9,14 +9,22 @@ bytes that each of them gives and gets.
 **Ring** (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", 2009). The array is cut into n segments. Reduce-scatter: in each of n-1 rounds every
 rank sends a segment to its right neighbor and adds the one that comes from its left. All-gather:
-n-1 rounds more, without adding. A segment travels in chunks; one chunk is added while the next
-travels, so that only the last chunk's adding shows where the adder is faster than the link:
+n-1 rounds more, without adding. With one message per round that takes
 
-    2 (n-1) latency + 2 (n-1)/n B / bandwidth + (n-1) min(B/n, chunk) / reduction
+    (n-1) (2 latency + 2 B/n / bandwidth + B/n / reduction)
 
 No algorithm sends fewer bytes per rank, so the ring wins for long messages; its rounds grow with n,
-so it loses for short ones. A round ends when its slowest hop has: where several ranks of a host are
-neighbors in the ring, one message at a time crosses each link, and rounds take as long as it does.
+so it loses for short ones. The native ring (tf_ops/algorithms/ring.h) cuts segments into pieces, of
+which LANES are under way: while one is added, others travel. What is busiest in a round sets its
+pace, the link, the adder or, where there are few pieces, the lane, which waits for a latency, a
+transfer and an adding one after the other:
+
+    (n-1) (max(B/n / bandwidth, B/n / reduction,
+               turns (latency + piece / bandwidth + piece / reduction))
+           + max(B/n / bandwidth, turns (latency + piece / bandwidth)))
+
+with turns = pieces / LANES, rounded up. Where ranks of one host are neighbors in the ring, one
+message at a time crosses each link in each direction, and all hops keep pace with it.
 
 **Recursive doubling.** In round k a rank exchanges everything it has with the rank whose number
 differs in bit k, and adds: log2(n) rounds of B bytes each,
@@ -28,16 +36,19 @@ one below: of the first 2 (n-p) ranks every even one gives its array to the next
 rounds, sits them out and is given the result after them: one round more before (with adding) and
 one after.
 
-**Hierarchical.** The L ranks of a host reduce-scatter in shared memory, each drives its slice of
-B/L bytes around the ring (or by recursive doubling) between the hosts, and all-gathers in shared
-memory. The slices share the host's link, so that B bytes count there, as with one rank per host.
+**Opening.** Every collective between hosts begins with recursive doubling of a few bytes, by which
+all learn whether they agree. The arrays of a short allreduce travel in those very messages: of it
+the opening is no extra cost.
 
-    2 local latency + (L-1)/L B (2 / local bandwidth + 1 / reduction)
-    + allreduce of B/L bytes between hosts, at bandwidth / L
+**Hierarchical.** The L ranks of a host reduce in shared memory, each drives its slice of B/L bytes
+around the ring between the hosts, and shared memory gathers. The slices share the host's link, so
+that B bytes count there, as with one rank per host. Blocks are in the three stages at once: what
+takes longer counts in full, the rest for one block. A short array is reduced by every rank of a
+host and then travels whole, L times, by recursive doubling.
 
-The choice between ring and recursive doubling is a table made from these formulas
-(`recursive_doubling_bytes`, `table`). The parameters are measured at start (`measure`,
-`ringar.link_probe`) or read from the file that RINGAR_COST_MODEL names. NumPy is all it needs.
+The choice is a table made from these formulas (`recursive_doubling_bytes`, `table`). The parameters
+are measured at start (`measure`, `ringar.link_probe`) or read from the file that RINGAR_COST_MODEL
+names. NumPy is all it needs.
 """
 
 from __future__ import annotations
@@ -60,8 +71,8 @@ VARIABLE = "RINGAR_COST_MODEL"
 MAX_RECURSIVE_DOUBLING_BYTES = 256 * 1024
 """Recursive doubling needs room for a whole message; the native library has this much."""
 
-CHUNK_BYTES = 128 * 1024
-"""In which parts a segment of the ring travels."""
+LANES, LEAST_PIECE_BYTES, PIECE_BYTES = 8, 16384, 64000
+"""How many pieces of a segment are under way, and their bytes: as tf_ops/engine/tuning.cc."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +109,6 @@ class Parameters:
                 raise ValueError(f"`{name}`: expected bytes/s, more than 0, received {value}")
 
 
-def _reduced_transfer(nbytes: float, bandwidth: float, reduction: float) -> float:
-    """Seconds for bytes to arrive in chunks and be added, one chunk while the next arrives."""
-    chunks = max(1, math.ceil(nbytes / CHUNK_BYTES))
-    travel, add = nbytes / chunks / bandwidth, nbytes / chunks / reduction
-    return travel + (chunks - 1) * max(travel, add) + add
-
-
 def _check(nbytes: float, hosts: int, ranks_per_host: int, flows: int) -> None:
     """Refuses what no job can have."""
     if nbytes < 0:
@@ -115,8 +119,20 @@ def _check(nbytes: float, hosts: int, ranks_per_host: int, flows: int) -> None:
             raise ValueError(f"`{name}`: expected 1 or more, received {value}")
 
 
+def pieces(segment: float, lanes: int = LANES) -> int:
+    """Into how many pieces a segment of so many bytes is cut; 1 for one lane."""
+    if lanes == 1:
+        return 1
+    return max(1, math.ceil(segment / min(max(segment / lanes, LEAST_PIECE_BYTES), PIECE_BYTES)))
+
+
 def ring(
-    parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1, flows: int = 1
+    parameters: Parameters,
+    nbytes: float,
+    hosts: int,
+    ranks_per_host: int = 1,
+    flows: int = 1,
+    lanes: int = LANES,
 ) -> float:
     """Seconds of a ring allreduce over all ranks, neighbors on the same host where possible.
 
@@ -126,19 +142,26 @@ def ring(
         hosts: how many hosts.
         ranks_per_host: how many ranks each has.
         flows: how many such rings share each host's link.
+        lanes: how many pieces of a segment are under way; 1: each round is one message.
 
     Returns:
-        Seconds; 0 for one rank.
+        Seconds, without the opening; 0 for one rank.
     """
     _check(nbytes, hosts, ranks_per_host, flows)
     ranks = hosts * ranks_per_host
-    latency, bandwidth = parameters.local_latency, parameters.local_bandwidth
-    if hosts > 1:  # each round waits for the slower of its two kinds of hop
-        latency = max(latency, parameters.latency)
-        bandwidth = min(bandwidth, parameters.bandwidth / flows)
+    latency, bandwidth = parameters.latency, parameters.bandwidth / flows
+    if hosts == 1:
+        latency, bandwidth = parameters.local_latency, parameters.local_bandwidth
+    elif ranks_per_host > 1:  # the slower of the two kinds of hop sets the pace
+        latency = max(latency, parameters.local_latency)
+        bandwidth = min(bandwidth, parameters.local_bandwidth)
     segment = nbytes / ranks
-    scatter = latency + _reduced_transfer(segment, bandwidth, parameters.reduction)
-    return (ranks - 1) * (scatter + latency + segment / bandwidth)
+    count = pieces(segment, lanes)
+    turns, piece = math.ceil(count / lanes), segment / count
+    link, adder = segment / bandwidth, segment / parameters.reduction
+    gather = turns * (latency + piece / bandwidth)
+    scatter = gather + turns * piece / parameters.reduction
+    return (ranks - 1) * (max(link, adder, scatter) + max(link, gather))
 
 
 def _exchanges(ranks: int) -> list[tuple[np.ndarray, np.ndarray, bool]]:
@@ -160,23 +183,34 @@ def recursive_doubling(
 ) -> float:
     """Seconds of an allreduce by recursive doubling over all ranks, numbered host by host.
 
-    Ranks of a host that send to other hosts in the same round share its link. Arguments and result
-    are those of `ring`.
+    Ranks of a host that send to other hosts in the same round share its link. What is longer than
+    MAX_RECURSIVE_DOUBLING_BYTES goes in parts, one after the other.
+
+    Args:
+        parameters: of the network and the hosts.
+        nbytes: bytes that each rank gives and gets.
+        hosts: how many hosts.
+        ranks_per_host: how many ranks each has.
+        flows: how many such exchanges share each host's link.
+
+    Returns:
+        Seconds; 0 for one rank.
     """
     _check(nbytes, hosts, ranks_per_host, flows)
     ranks = hosts * ranks_per_host
+    messages = max(1, math.ceil(nbytes / MAX_RECURSIVE_DOUBLING_BYTES))
     seconds = 0.0
     for senders, receivers, adds in _exchanges(ranks):
         crossing = senders // ranks_per_host != receivers // ranks_per_host
         local = 0.0 if crossing.all() else (
-            parameters.local_latency + nbytes / parameters.local_bandwidth
+            messages * parameters.local_latency + nbytes / parameters.local_bandwidth
         )  # fmt: skip
         between = 0.0
         if crossing.any():
             out = np.bincount(senders[crossing] // ranks_per_host).max()
             into = np.bincount(receivers[crossing] // ranks_per_host).max()
             sharing = flows * int(max(out, into))
-            between = parameters.latency + nbytes * sharing / parameters.bandwidth
+            between = messages * parameters.latency + nbytes * sharing / parameters.bandwidth
         seconds += max(local, between) + (nbytes / parameters.reduction if adds else 0.0)
     return seconds
 
@@ -191,8 +225,45 @@ def local_allreduce(parameters: Parameters, nbytes: float, ranks: int) -> float:
     return 2 * parameters.local_latency + copy + moved / parameters.reduction
 
 
-def hierarchical(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int) -> float:
-    """Seconds of a hierarchical allreduce; between hosts by what `recursive_doubling_bytes` says.
+def opening(parameters: Parameters, hosts: int, ranks_per_host: int = 1) -> float:
+    """Seconds until all ranks know that all have come and agree; 0 for one rank."""
+    local = parameters.local_latency if ranks_per_host > 1 else 0.0
+    return local + recursive_doubling(parameters, 0, hosts)
+
+
+def short(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1) -> float:
+    """Seconds of an allreduce whose arrays travel in the messages of the opening.
+
+    Args:
+        parameters: of the network and the hosts.
+        nbytes: bytes that each rank gives and gets.
+        hosts: how many hosts.
+        ranks_per_host: how many ranks each has.
+    """
+    seconds = recursive_doubling(parameters, nbytes, hosts, 1, ranks_per_host)
+    if ranks_per_host > 1:
+        seconds += parameters.local_latency + nbytes / parameters.local_bandwidth
+        seconds += (ranks_per_host - 1) * nbytes / parameters.reduction
+    return seconds
+
+
+def long(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1) -> float:
+    """Seconds of an allreduce in shared memory and by rings of slices between the hosts.
+
+    Arguments are those of `short`.
+    """
+    part = nbytes / ranks_per_host
+    between = ring(parameters, part, hosts, 1, ranks_per_host)
+    local = local_allreduce(parameters, nbytes, ranks_per_host)
+    blocks = pieces(part / hosts)
+    stages = max(between, local) + min(between, local) / blocks
+    return opening(parameters, hosts, ranks_per_host) + stages
+
+
+def hierarchical(
+    parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1
+) -> float:
+    """Seconds of an allreduce as `algorithm="auto"` does it: `short` or `long`, by the table.
 
     Args:
         parameters: of the network and the hosts.
@@ -203,45 +274,69 @@ def hierarchical(parameters: Parameters, nbytes: float, hosts: int, ranks_per_ho
     Returns:
         Seconds; with one host those of `local_allreduce`.
     """
-    local = local_allreduce(parameters, nbytes, ranks_per_host)
-    flows, part = ranks_per_host, nbytes / ranks_per_host
-    short = part <= recursive_doubling_bytes(parameters, hosts, flows)
-    between = recursive_doubling if short else ring
-    return local + between(parameters, part, hosts, 1, flows)
+    if hosts == 1:
+        return local_allreduce(parameters, nbytes, ranks_per_host)
+    limit = recursive_doubling_bytes(parameters, hosts, ranks_per_host)
+    return (short if nbytes <= limit else long)(parameters, nbytes, hosts, ranks_per_host)
 
 
-ALGORITHMS = {"ring": ring, "recursive_doubling": recursive_doubling, "hierarchical": hierarchical}
-"""Seconds by the names that `ringar.allreduce(algorithm=...)` knows."""
+def allreduce_seconds(
+    parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int, algorithm: str
+) -> float:
+    """Seconds of an allreduce, the opening included, by the name that `allreduce` knows.
+
+    Args:
+        parameters: of the network and the hosts.
+        nbytes: bytes that each rank gives and gets.
+        hosts: how many hosts.
+        ranks_per_host: how many ranks each has.
+        algorithm: of ALGORITHMS.
+
+    Raises:
+        ValueError: if the algorithm has another name, or a number is out of range.
+    """
+    if algorithm in ("auto", "hierarchical"):
+        return hierarchical(parameters, nbytes, hosts, ranks_per_host)
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"`algorithm`: expected {', '.join(ALGORITHMS)}, received {algorithm!r}")
+    if hosts * ranks_per_host == 1:
+        return 0.0
+    flat = ring if algorithm == "ring" else recursive_doubling
+    begin = opening(parameters, hosts, ranks_per_host)
+    return begin + flat(parameters, nbytes, hosts, ranks_per_host)
+
+
+ALGORITHMS = ("auto", "ring", "recursive_doubling", "hierarchical")
+"""What `allreduce_seconds` knows."""
 
 
 def recursive_doubling_bytes(
     parameters: Parameters,
-    participants: int,
-    flows: int = 1,
+    hosts: int,
+    ranks_per_host: int = 1,
     most: int = MAX_RECURSIVE_DOUBLING_BYTES,
 ) -> int:
-    """The longest message for which recursive doubling is faster than the ring.
+    """The longest array for which recursive doubling between the hosts is faster than the ring.
 
     Args:
         parameters: of the network and the hosts.
-        participants: how many ranks, on a host each, exchange the message.
-        flows: how many such messages share each host's link: the ranks of a host where each drives
-            a slice of its own, whose bytes are then what is compared.
-        most: the longest message that recursive doubling can be used for.
+        hosts: how many hosts.
+        ranks_per_host: how many ranks each has.
+        most: the longest array that recursive doubling can be used for.
 
     Returns:
-        Bytes, from 0 (never, or nobody to exchange with) to `most`.
+        Bytes of the whole array, from 0 (never, or no other host) to `most`.
     """
-    if participants < 2:
+    if hosts < 2:
         return 0
 
     def wins(nbytes: int) -> bool:
-        slow = ring(parameters, nbytes, participants, 1, flows)
-        return recursive_doubling(parameters, nbytes, participants, 1, flows) < slow
+        case = nbytes, hosts, ranks_per_host
+        return short(parameters, *case) < long(parameters, *case)
 
     if wins(most):
         return most
-    # Its time per byte is never below the ring's: once it has lost, it does not win again.
+    # It sends more bytes: once it has lost, it does not win again.
     shorter, longer = 0, most
     while longer - shorter > 1:
         middle = (shorter + longer) // 2
@@ -249,9 +344,9 @@ def recursive_doubling_bytes(
     return shorter
 
 
-def table(parameters: Parameters, most: int, flows: int = 1) -> list[int]:
-    """`recursive_doubling_bytes` for 0, 1, ... `most` participants: the index is their number."""
-    return [recursive_doubling_bytes(parameters, n, flows) for n in range(most + 1)]
+def table(parameters: Parameters, most: int, ranks_per_host: int = 1) -> list[int]:
+    """`recursive_doubling_bytes` for 0, 1, ... `most` hosts: the index is their number."""
+    return [recursive_doubling_bytes(parameters, n, ranks_per_host) for n in range(most + 1)]
 
 
 def measure(comm: Any, hosts: Sequence[int]) -> Parameters:

@@ -252,6 +252,30 @@ def test_slices_are_gathered(way: str, op: ringar.ReduceOp) -> None:
     np.testing.assert_allclose(result, dense, rtol=1e-6)
 
 
+@pytest.mark.parametrize("way", ["eager", "graph", "compiled"])
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_slices_are_narrowed_if_there_are_hosts_between_which(
+    hosts: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = ringar.size()
+    if hosts > ranks:
+        pytest.skip("one rank is on one host")
+    monkeypatch.setattr(ringar.runtime, "local_size", lambda: ranks // hosts)
+    tenths = {"float32": np.float32(0.1), "float64": np.float64(0.1)}
+
+    def gather(wide: tf.Tensor, wider: tf.Tensor) -> list[tf.Tensor]:
+        options = {"op": ringar.Sum, "compression": ringar.Compression.fp16}
+        where = (tf.constant([0]), tf.constant([4, 2]))
+        both = [ringar.allreduce(tf.IndexedSlices(v, *where), **options) for v in (wide, wider)]
+        return [slices.values for slices in both]
+
+    inputs = [np.full((1, 2), tenth) for tenth in tenths.values()]
+    wide, wider = common.run(way, gather, *inputs)
+    expected = np.float32(np.float16(0.1)) if hosts > 1 else tenths["float32"]
+    common.assert_same(wide, np.full((ranks, 2), expected, np.float32))
+    common.assert_same(wider, np.full((ranks, 2), 0.1))
+
+
 def test_slices_that_cannot_be_reduced() -> None:
     where = {"indices": tf.constant([0], tf.int64), "dense_shape": tf.constant([4, 2])}
     slices = tf.IndexedSlices(tf.ones([1, 2]), **where)

@@ -300,6 +300,7 @@ class Hosts:
         self.agent.chmod(0o755)
 
 
+# The two variables mark the processes of a job, for those who must find them to the last.
 # Options of ssh are read and ignored; a host that is not known is said as ssh says it.
 _AGENT = """#!/bin/sh
 # agent HOST COMMAND...: runs a command on a host, with an environment of its own, as ssh does.
@@ -316,7 +317,9 @@ case "${{name#*@}}" in
 {cases}*) echo "agent: could not resolve hostname $name" >&2; exit 255 ;;
 esac
 exec nsenter --target "$pid" --mount --uts --net -- env -i -C "$HOME" \\
-    HOME="$HOME" PATH="$PATH" SHELL=/bin/sh TMPDIR="{folder}/${{name#*@}}" /bin/sh -c "$*"
+    HOME="$HOME" PATH="$PATH" SHELL=/bin/sh TMPDIR="{folder}/${{name#*@}}" \\
+    RINGAR_TEST_MARK="$RINGAR_TEST_MARK" RINGAR_BENCHMARK_JOB="$RINGAR_BENCHMARK_JOB" \\
+    /bin/sh -c "$*"
 """
 
 

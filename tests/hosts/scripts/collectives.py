@@ -1,0 +1,292 @@
+"""Every collective, on NumPy arrays, wherever its ranks are; each scenario is written down.
+
+Sums and products here are exact in any order and any dtype, so that results are compared bit for
+bit whichever algorithm has made them. The ways to call a collective from TensorFlow are the
+business of tests/collectives, which run on hosts, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import ringar
+from tests.collectives import common
+from tests.faults.job import attempt, record, works
+
+ALGORITHMS = (None, "ring", "recursive_doubling", "hierarchical")
+SHAPES = [(), (0,), (1,), (2,), (7,), (3, 0, 2), (5, 3, 7), (1023,), (40_001,)]
+LARGE = 1_000_003
+MEASURED_BYTES, MEASURED_CALLS = 4 << 20, 4
+
+
+def exact(dtype: str, shape: Sequence[int], rank: int, op: ringar.ReduceOp) -> np.ndarray:
+    """Whole numbers so small that 8 ranks' sum or product of them is exact in float16."""
+    rng = np.random.default_rng([rank, len(shape), *shape])
+    numbers = [1, 2] if op is ringar.Product or dtype == "uint8" else [-3, -2, -1, 0, 1, 2, 3]
+    return np.asarray(rng.choice(numbers, shape)).astype(common.numpy_dtype(dtype))
+
+
+def of_all(dtype: str, shape: Sequence[int], op: ringar.ReduceOp) -> list[np.ndarray]:
+    return [exact(dtype, shape, r, op) for r in range(ringar.size())]
+
+
+def place() -> None:
+    """Writes down where this rank is."""
+    here = (ringar.rank(), ringar.size(), ringar.local_rank(), ringar.local_size())
+    record(
+        "where", kinds=[], message=repr((socket.gethostname(), *here, ringar.cross_rank(),
+                                         ringar.cross_size())), seconds=0.0
+    )  # fmt: skip
+
+
+def allreduce(algorithm: str | None) -> Callable[[], None]:
+    def run() -> None:
+        for dtype in common.REDUCIBLE:
+            for op in common.OPS:
+                if op is ringar.Average and dtype not in common.FLOATING:
+                    continue
+                inputs = [of_all(dtype, shape, op) for shape in SHAPES]
+                mine = [arrays[ringar.rank()] for arrays in inputs]
+                expected = [common.reduced(op, arrays) for arrays in inputs]
+                together = ringar.grouped_allreduce(mine, op, algorithm=algorithm)
+                common.assert_all_same(together, expected, (dtype, op))
+                for i in (0, 1, 4, len(SHAPES) - 1):
+                    alone = ringar.allreduce(mine[i], op, algorithm=algorithm)
+                    common.assert_same(alone, expected[i], (dtype, op, SHAPES[i]))
+
+    return run
+
+
+def large(algorithm: str | None) -> Callable[[], None]:
+    """Many chunks; and random numbers, of which all ranks get the same bits."""
+
+    def run() -> None:
+        inputs = of_all("float32", (LARGE,), ringar.Sum)
+        result = ringar.allreduce(inputs[ringar.rank()], ringar.Sum, algorithm=algorithm)
+        common.assert_same(result, common.reduced(ringar.Sum, inputs), algorithm)
+        inputs = common.of_all_ranks("float32", (300_001,))
+        result = ringar.allreduce(inputs[ringar.rank()], algorithm=algorithm)
+        total = np.mean(np.asarray(inputs, np.float64), axis=0)
+        np.testing.assert_allclose(result, total, rtol=1e-5, atol=1e-6)
+        digests = ringar.allgather_object(hashlib.sha256(result.tobytes()).hexdigest())
+        assert len(set(digests)) == 1, digests
+
+    return run
+
+
+def narrow(algorithm: str | None) -> Callable[[], None]:
+    """float32 that travels as float16 or bfloat16: exact where they are, and near elsewhere."""
+
+    def run() -> None:
+        for compression, precision in (
+            (ringar.Compression.fp16, 2.0**-11),
+            (ringar.Compression.bf16, 2.0**-8),
+        ):
+            options: dict[str, Any] = {"compression": compression, "algorithm": algorithm}
+            inputs = of_all("float32", (40_001,), ringar.Sum)
+            result = ringar.allreduce(inputs[ringar.rank()], ringar.Sum, **options)
+            common.assert_same(result, common.reduced(ringar.Sum, inputs), compression)
+            inputs = common.of_all_ranks("float32", (40_001,))
+            result = ringar.allreduce(inputs[ringar.rank()], ringar.Sum, **options)
+            error = np.abs(result - np.sum(np.asarray(inputs, np.float64), axis=0)).max()
+            # Each of the size - 1 hops and the way back rounds a sum of at most 2 per rank.
+            assert error <= precision * 2 * ringar.size() * ringar.size(), (compression, error)
+            digests = ringar.allgather_object(hashlib.sha256(result.tobytes()).hexdigest())
+            assert len(set(digests)) == 1, digests
+
+    return run
+
+
+def reducescatter(process_set: ringar.ProcessSet | None = None) -> None:
+    members = process_set.ranks if process_set else list(range(ringar.size()))
+    n, place = len(members), members.index(ringar.rank())
+    for dtype in common.REDUCIBLE:
+        for rows in (0, 1, n - 1, 2 * n + 1, 3000):
+            arrays = [exact(dtype, (rows, 3), r, ringar.Sum) for r in members]
+            result = ringar.reducescatter(arrays[place], ringar.Sum, process_set=process_set)
+            # The first ranks get one row more where they cannot be shared out evenly.
+            parts = np.array_split(common.reduced(ringar.Sum, arrays), n)
+            common.assert_same(result, parts[place], (dtype, rows))
+
+
+def allgather(process_set: ringar.ProcessSet | None = None) -> None:
+    members = process_set.ranks if process_set else list(range(ringar.size()))
+    for dtype in common.MOVED:
+        for rows in ([1] * len(members), [3 * i for i in range(len(members))],
+                     [20_000 * (i % 2) + 1 for i in range(len(members))]):  # fmt: skip
+            arrays = [common.values(dtype, (rows[i], 2), r) for i, r in enumerate(members)]
+            mine = arrays[members.index(ringar.rank())]
+            result = ringar.allgather(mine, process_set=process_set)
+            common.assert_same(result, np.concatenate(arrays), (dtype, rows))
+
+
+def broadcast(process_set: ringar.ProcessSet | None = None) -> None:
+    members = process_set.ranks if process_set else list(range(ringar.size()))
+    for root in members:
+        for shape in [(), (0,), (5,), (70_001, 3)]:
+            arrays = {r: common.values("float64", shape, r) for r in members}
+            result = ringar.broadcast(arrays[ringar.rank()], root, process_set=process_set)
+            common.assert_same(result, arrays[root], (root, shape))
+
+
+def alltoall(process_set: ringar.ProcessSet | None = None) -> None:
+    members = process_set.ranks if process_set else list(range(ringar.size()))
+    n, me = len(members), members.index(ringar.rank())
+    for scale in (0, 1, 7000):
+        # What place i sends to place j; none for some.
+        splits = [[scale * ((i + 2 * j) % (n + 1)) for j in range(n)] for i in range(n)]
+        sent = [common.values("int32", (sum(row), 2), r) for row, r in zip(splits, members)]  # noqa: B905
+        received = ringar.alltoall(sent[me], splits=splits[me], process_set=process_set)
+        result = received[0] if isinstance(received, tuple) else received
+        expected = []
+        for i in range(n):
+            start = sum(splits[i][:me])
+            expected.append(sent[i][start : start + splits[i][me]])
+        common.assert_same(result, np.concatenate(expected), scale)
+
+
+def barrier() -> None:
+    for _ in range(20):
+        ringar.barrier()
+
+
+def objects() -> None:
+    everyone = ringar.allgather_object({"rank": ringar.rank(), "pad": "x" * 1000 * ringar.rank()})
+    assert [one["rank"] for one in everyone] == list(range(ringar.size()))
+    last = ringar.size() - 1
+    assert ringar.broadcast_object((ringar.rank(), [1.5]), root_rank=last) == (last, [1.5])
+
+
+def groups() -> list[list[int]]:
+    """Sets that span hosts, of one host alone, of one rank, and all in another order."""
+    ranks = list(range(ringar.size()))
+    hosts = ringar.allgather_object(socket.gethostname())
+    of_first = [r for r in ranks if hosts[r] == hosts[0]]
+    firsts = [hosts.index(name) for name in dict.fromkeys(hosts)]
+    return [[ranks[-1], 0], of_first, firsts[::-1], [ranks[-1]], ranks[::-1], ranks[1:]]
+
+
+def process_sets() -> None:
+    collectives = (reducescatter, allgather, broadcast, alltoall)
+    for ranks in groups():
+        one = ringar.add_process_set(ranks)
+        if one.included():
+            for collective in collectives:
+                collective(one)
+            for algorithm in ALGORITHMS:
+                arrays = [exact("float32", (1001,), r, ringar.Sum) for r in ranks]
+                result = ringar.allreduce(
+                    arrays[one.rank()], ringar.Sum, process_set=one, algorithm=algorithm
+                )
+                common.assert_same(result, common.reduced(ringar.Sum, arrays), (ranks, algorithm))
+        ringar.remove_process_set(one)
+
+
+def sets_in_turn() -> None:
+    """Two halves and all: ranks wait for each other across hosts in the order of the program."""
+    sets = [ringar.add_process_set(ranks) for ranks in groups()[:3]]
+    for turn in range(30):
+        for one in [*sets, ringar.global_process_set]:
+            if one.included():
+                array = np.full(10 + 997 * (turn % 3), turn + ringar.rank(), np.int64)
+                total = ringar.allreduce(array, ringar.Sum, process_set=one)
+                assert (total == sum(turn + r for r in one.ranks)).all()
+    for one in sets:
+        ringar.remove_process_set(one)
+
+
+def beside_mpi() -> None:
+    """The user's own code may use mpi4py at the same time, from another thread where MPI may."""
+    from mpi4py import MPI
+
+    if not MPI.Is_initialized():
+        return  # a job of ringarrun on one host
+    world, count = MPI.COMM_WORLD, 40
+    totals: list[int] = []
+
+    def theirs() -> None:
+        for i in range(count):
+            totals.append(world.allreduce(i + world.rank))
+            world.sendrecv(b"x" * 100_000, (world.rank + 1) % world.size)
+
+    thread = threading.Thread(target=theirs)
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        thread.start()
+    for i in range(count):
+        total = ringar.allreduce(np.full(1 + 3001 * (i % 2), i + ringar.rank()), ringar.Sum)
+        assert (total == sum(i + r for r in range(ringar.size()))).all()
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        thread.join()
+    else:
+        theirs()
+    assert totals == [sum(i + r for r in range(world.size)) for i in range(count)]
+
+
+def in_a_function() -> None:
+    """Several at once, as a training step runs them, plain and compiled."""
+    count, ranks = 12, range(ringar.size())
+
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        return [ringar.allreduce(x * (i + 1), ringar.Sum, name=f"t{i}") for i in range(count)]
+
+    x = np.full(30_001, ringar.rank() + 1, np.float32)
+    for compiled in (False, True):
+        results = tf.function(step, jit_compile=compiled)(tf.constant(x))
+        for i, result in enumerate(results):
+            assert (result.numpy() == (i + 1) * sum(r + 1 for r in ranks)).all(), (compiled, i)
+
+
+def sent_bytes() -> int:
+    """What this host has sent to the others: the counter of its interface."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    return sum(int(line.split()[9]) for line in lines if line.strip().startswith("eth0:"))
+
+
+def bytes_between_hosts(algorithm: str, **options: Any) -> Callable[[], None]:
+    """Writes down what a host sends for each byte that is reduced."""
+
+    def run() -> None:
+        array = np.ones(MEASURED_BYTES // 4, np.float32)
+        ringar.allreduce(array, algorithm=algorithm, **options)
+        ringar.barrier()
+        before = sent_bytes()
+        ringar.barrier()  # nobody sends before all have looked
+        for _ in range(MEASURED_CALLS):
+            ringar.allreduce(array, algorithm=algorithm, **options)
+        ringar.barrier()
+        sent = (sent_bytes() - before) / (MEASURED_CALLS * MEASURED_BYTES)
+        name = f"sent, {algorithm}{', narrow' if options else ''}"
+        record(name, kinds=[], message=repr(sent), seconds=0.0)
+
+    return run
+
+
+def main() -> None:
+    ringar.init(deadline=30, stall_warning=10)
+    attempt("place", place)
+    for algorithm in ALGORITHMS:
+        attempt(f"allreduce, {algorithm or 'auto'}", allreduce(algorithm))
+        attempt(f"large allreduce, {algorithm or 'auto'}", large(algorithm))
+        attempt(f"narrow allreduce, {algorithm or 'auto'}", narrow(algorithm))
+    for collective in (reducescatter, allgather, broadcast, alltoall):
+        attempt(collective.__name__, collective)
+    for function in (barrier, objects, process_sets, sets_in_turn, beside_mpi, in_a_function):
+        attempt(function.__name__, function)
+    for algorithm in ("ring", "hierarchical"):
+        attempt(f"bytes, {algorithm}", bytes_between_hosts(algorithm))
+    narrow_bytes = bytes_between_hosts("hierarchical", compression=ringar.Compression.fp16)
+    attempt("bytes, hierarchical, narrow", narrow_bytes)
+    attempt("works at the end", works)
+    ringar.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Every collective on 2 and 4 hosts with 1 and 2 ranks each, and some odd ways to place ranks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.faults.outcomes import Outcomes
+from tests.hosts import Hosts
+from tests.hosts.scenarios import SCRIPTS, run_scenarios_on
+
+pytestmark = [
+    pytest.mark.job,
+    pytest.mark.usefixtures("can_make_hosts", "has_open_mpi"),
+    pytest.mark.deadline(180),
+]
+
+ALGORITHMS = ("auto", "ring", "recursive_doubling", "hierarchical")
+SCENARIOS = [
+    *[f"{what}, {how}" for what in ("allreduce", "large allreduce", "narrow allreduce")
+      for how in ALGORITHMS],
+    "reducescatter", "allgather", "broadcast", "alltoall", "barrier", "objects", "process_sets",
+    "sets_in_turn", "beside_mpi", "in_a_function", "works at the end",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many ranks each host has, and whether they are numbered host by host or in turn."""
+
+    ranks: tuple[int, ...]
+    in_turn: bool = False
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.ranks)) + (" in turn" if self.in_turn else "")
+
+    @property
+    def hosts_of_ranks(self) -> list[int]:
+        """The host of each rank."""
+        places = [(i, host) for host, count in enumerate(self.ranks) for i in range(count)]
+        return [host for _, host in (sorted(places) if self.in_turn else places)]
+
+
+LAYOUTS = [
+    Layout((1, 1)),
+    Layout((2, 2)),
+    Layout((1, 1, 1, 1)),
+    Layout((2, 2, 2, 2)),
+    Layout((2, 2), in_turn=True),
+    Layout((3, 1)),
+]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A layout, and what came of it."""
+
+    layout: Layout
+    outcomes: Outcomes
+    left: list[str]
+    """Names of ringar in the shared memory of the hosts, after its end."""
+
+    def said(self, scenario: str) -> list[object]:
+        """What each rank wrote down as a value."""
+        return [ast.literal_eval(outcome.message) for outcome in self.outcomes.of(scenario)]
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=str)
+def ran(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    can_make_hosts: None,
+    has_open_mpi: None,
+) -> Iterator[Ran]:
+    layout: Layout = request.param
+    folder = tmp_path_factory.mktemp("collectives")
+    options = ["--map-by", "node"] if layout.in_turn else []
+    with Hosts(len(layout.ranks)) as hosts:
+        outcomes = run_scenarios_on(
+            hosts, layout.ranks, SCRIPTS / "collectives.py", folder, options=options, deadline=100
+        )
+        left = [name for host in hosts for name in host.shared_memory() if "ringar" in name]
+    yield Ran(layout, outcomes, left)
+
+
+def test_the_job_ends_well(ran: Ran) -> None:
+    ran.outcomes.job.check()
+    assert ran.left == []
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_results(ran: Ran, scenario: str) -> None:
+    ran.outcomes.expect_success(scenario)
+
+
+def test_ranks_know_where_they_are(ran: Ran) -> None:
+    hosts = ran.layout.hosts_of_ranks
+    expected = []
+    for rank, host in enumerate(hosts):
+        local_rank = hosts[:rank].count(host)
+        peers = [h for h in range(len(ran.layout.ranks)) if ran.layout.ranks[h] > local_rank]
+        place = (local_rank, ran.layout.ranks[host], peers.index(host), len(peers))
+        expected.append((f"host{host}", rank, len(hosts), *place))
+    assert ran.said("where") == expected
+
+
+def test_bytes_between_hosts(ran: Ran) -> None:
+    """A hierarchy sends as much as if each host were one rank, a flat ring as one of all ranks.
+
+    Headers and acknowledgements are among what is counted: 1% of segments of 64 KiB.
+    """
+    n = len(ran.layout.ranks)
+    firsts = [ran.layout.hosts_of_ranks.index(host) for host in range(n)]
+
+    def sent(what: str) -> list[object]:
+        said = ran.said(f"sent, {what}")
+        return [said[first] for first in firsts]
+
+    assert sent("hierarchical") == pytest.approx([2 * (n - 1) / n] * n, rel=0.03)
+    assert sent("hierarchical, narrow") == pytest.approx([(n - 1) / n] * n, rel=0.03)
+    if not ran.layout.in_turn:
+        ranks = sum(ran.layout.ranks)
+        assert sent("ring") == pytest.approx([2 * (ranks - 1) / ranks] * n, rel=0.03)

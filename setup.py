@@ -1,7 +1,7 @@
 """Builds the native library with CMake and packs it, bound to no Python and no TensorFlow.
 
 Everything that is plain data (names, dependencies, extras) is in pyproject.toml; here is what
-setuptools cannot say there: `tf_ops/` becomes `ringar/libringar.so`, the package
+setuptools cannot say there: `tf_ops/` becomes `ringar/libringar.so` and its MPI links, the package
 `ringar.launchers` lies in `launchers/`, and the wheel's tag is `py3-none-<platform>`.
 """
 
@@ -21,7 +21,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, PlatformError
 
 ROOT = Path(__file__).resolve().parent
-LIBRARY = "libringar.so"
+# CMake's targets; `ringar` becomes ringar/libringar.so.
+TARGETS = ("ringar", "ringar_openmpi", "ringar_mpich")
 
 NO_COMPILER = """no C++ compiler: {searched}.
 ringar's native library is built from C++17 sources and needs one at build time only. Install it:
@@ -32,11 +33,11 @@ or name the one you have in the environment variable CXX, then run the same comm
 
 
 class CMakeExtension(Extension):
-    """The library that CMake builds from `source`; setuptools itself compiles nothing."""
+    """A library that CMake builds from `tf_ops`; setuptools itself compiles nothing."""
 
-    def __init__(self, name: str, source: Path) -> None:
-        super().__init__(name, sources=[])
-        self.source = source
+    def __init__(self, target: str) -> None:
+        super().__init__(f"ringar.lib{target}", sources=[])
+        self.target = target
 
 
 def find_compiler() -> str:
@@ -76,33 +77,27 @@ def find_tool(name: str) -> str:
 
 
 class BuildLibrary(build_ext):
-    """Builds `tf_ops/` in `build/native`, incrementally, and copies the library into `ringar/`."""
+    """Builds `tf_ops/` in `build/native`, incrementally, and copies libraries into `ringar/`."""
 
     def get_ext_filename(self, fullname: str) -> str:
         """Returns the library's plain name: it is loaded by ctypes, not imported by Python."""
-        return os.path.join(*fullname.split(".")[:-1], LIBRARY)
+        return os.path.join(*fullname.split(".")) + ".so"
 
     def build_extension(self, ext: Extension) -> None:
         """Configures, builds and copies; raises CompileError when a step fails."""
         assert isinstance(ext, CMakeExtension)
         build_dir = ROOT / "build" / f"native-{sysconfig.get_platform()}"
-        self._configure(ext.source, build_dir)
-        self._run([find_tool("cmake"), "--build", str(build_dir), "--target", "ringar"])
-        target = Path(self.get_ext_fullpath(ext.name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # A running job may have the old library mapped: replace the file, never write into it.
-        fresh = target.with_name(f"{LIBRARY}.{os.getpid()}.tmp")
-        shutil.copy2(build_dir / LIBRARY, fresh)
-        os.replace(fresh, target)
+        self._configure(ROOT / "tf_ops", build_dir)
+        self._run([find_tool("cmake"), "--build", str(build_dir), "--target", ext.target])
+        library = Path(self.get_ext_fullpath(ext.name))
+        library.parent.mkdir(parents=True, exist_ok=True)
+        _replace(build_dir / library.name, library)
 
     def copy_extensions_to_source(self) -> None:
         """Copies the built library in-tree (editable installs), replacing rather than rewriting."""
         for ext in self.extensions:
             built = Path(self.build_lib, self.get_ext_filename(ext.name))
-            target = ROOT / self.get_ext_filename(ext.name)
-            fresh = target.with_name(f"{LIBRARY}.{os.getpid()}.tmp")
-            shutil.copy2(built, fresh)
-            os.replace(fresh, target)
+            _replace(built, ROOT / self.get_ext_filename(ext.name))
 
     def _configure(self, source: Path, build_dir: Path) -> None:
         compiler, *flags = shlex.split(find_compiler())
@@ -129,6 +124,13 @@ class BuildLibrary(build_ext):
                 f"building the native library failed, see the lines above: "
                 f"{shlex.join(command)} exited with {code}"
             )
+
+
+def _replace(built: Path, target: Path) -> None:
+    """Puts a new library in place: a running job may have the old one mapped, never write to it."""
+    fresh = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    shutil.copy2(built, fresh)
+    os.replace(fresh, target)
 
 
 def _cache_fits(cache: Path, source: Path, compiler: str) -> bool:
@@ -170,7 +172,7 @@ if __name__ == "__main__":
     setup(
         packages=list(packages()),
         package_dir=packages(),
-        ext_modules=[CMakeExtension("ringar.libringar", ROOT / "tf_ops")],
+        ext_modules=[CMakeExtension(target) for target in TARGETS],
         cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel},
         zip_safe=False,
     )

@@ -27,7 +27,23 @@ class Config(ctypes.Structure):
             )
         ],
         *[(name, ctypes.c_double) for name in ("start_timeout", "deadline", "stall_warning")],
+        ("hosts", ctypes.POINTER(ctypes.c_int32)),
+        ("link_library", ctypes.c_char_p),
+        ("link_communicator", ctypes.c_void_p),
+        ("algorithm", ctypes.c_char_p),
+        ("recursive_doubling_bytes", ctypes.POINTER(ctypes.c_int64)),
+        ("recursive_doubling_count", ctypes.c_int32),
     ]  # fmt: skip
+
+    def set_link(
+        self, hosts: Sequence[int], library: pathlib.Path, communicator: int, table: Sequence[int]
+    ) -> None:
+        """Fills in what a job that MPI has started has more than one on a single host."""
+        self.hosts = (ctypes.c_int32 * len(hosts))(*hosts)
+        self.link_library = str(library).encode()
+        self.link_communicator = communicator
+        self.recursive_doubling_bytes = _int64s(table)
+        self.recursive_doubling_count = len(table)
 
 
 class _Array(ctypes.Structure):

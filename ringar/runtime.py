@@ -7,7 +7,7 @@ import ctypes
 import os
 from collections.abc import Mapping, Sequence
 
-from ringar import native, threads, timeline
+from ringar import mpi, native, threads, timeline
 from ringar.errors import NotInitializedError
 
 DEFAULT_DEADLINE = 600.0
@@ -49,6 +49,7 @@ class ProcessSet:
 class _Job:
     def __init__(self) -> None:
         self.config: native.Config | None = None
+        self.place: mpi.Place | None = None  # in a job that MPI has started
         self.process_sets: dict[int, ProcessSet] = {}
 
 
@@ -67,7 +68,8 @@ def init(
 ) -> None:
     """Joins the job and waits for all its ranks. Does nothing if that was done before.
 
-    Without a launcher the job has one rank, and everything works unchanged.
+    Without a launcher the job has one rank, and everything works unchanged. Ranks may be started by
+    `ringarrun`, or by `mpirun` or `srun` where mpi4py is installed.
 
     Args:
         intra_op_threads: threads that one TensorFlow op may use; see :mod:`ringar.threads`.
@@ -79,14 +81,21 @@ def init(
 
     Raises:
         DeadlineError: a rank did not call ``init`` in time.
+        MismatchError: the ranks have different versions of ringar or settings, or MPI sees other
+            ranks than were started.
+        UnsupportedError: MPI has started the ranks, but cannot be used.
         ValueError: an environment variable or a time is not a number that makes sense.
     """
     if _job.config is not None:
         return
     config = _read_config(os.environ, deadline, stall_warning, start_timeout)
+    place = None
+    if "RINGAR_RANK" not in os.environ and mpi.has_started_us(os.environ):
+        place = mpi.join(config.start_timeout)
+        _set_place(config, place)
     threads.configure(intra_op_threads, inter_op_threads, config.local_size)
     native.check(native.library().ringar_init(ctypes.byref(config)))
-    _job.config = config
+    _job.config, _job.place = config, place
     global_process_set.ranks = list(range(config.size))
     global_process_set.process_set_id = 0
     _job.process_sets = {0: global_process_set}
@@ -103,8 +112,12 @@ def shutdown() -> None:
         process_set.process_set_id = None
     _job.process_sets = {}
     global_process_set.ranks = []
+    failed = bool(native.library().ringar_has_failed())
     native.library().ringar_shutdown()
     native.library().ringar_stop_timeline()
+    if _job.place is not None:
+        mpi.leave(_job.place, failed=failed)
+        _job.place = None
 
 
 def _forget() -> None:
@@ -156,12 +169,28 @@ def _read_config(
             "start_timeout", "RINGAR_START_TIMEOUT", start_timeout, DEFAULT_START_TIMEOUT
         ),
     )
+    if algorithm := environment.get(mpi.ALGORITHM_VARIABLE):
+        config.algorithm = algorithm.encode()
     if not 0 <= config.rank < config.size:
         raise ValueError(
             f"RINGAR_RANK must be from 0 to RINGAR_SIZE - 1. Received: RINGAR_RANK={config.rank}, "
             f"RINGAR_SIZE={config.size}"
         )
     return config
+
+
+def _set_place(config: native.Config, place: mpi.Place) -> None:
+    config.rank, config.size = place.rank, place.size
+    config.local_rank, config.local_size = place.local(place.rank), place.local_size
+    config.cross_rank = place.cross.index(place.hosts[place.rank])
+    config.cross_size = len(place.cross)
+    config.arena_fd = place.arena_fd
+    config.set_link(
+        place.hosts,
+        place.link_library,
+        place.link_communicator,
+        place.recursive_doubling_bytes,
+    )
 
 
 def _config(what: str) -> native.Config:

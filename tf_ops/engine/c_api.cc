@@ -129,6 +129,11 @@ int ringar_is_initialized(void) {
   return engine() != nullptr;
 }
 
+int ringar_has_failed(void) {
+  const auto running = engine();
+  return running && running->has_failed();
+}
+
 int64_t ringar_inline_bytes(void) {
   const auto running = engine();
   return running ? static_cast<int64_t>(running->inline_bytes()) : 0;

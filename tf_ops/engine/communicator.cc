@@ -106,6 +106,7 @@ Status Communicator::run(Request& request) {
   const Status failure(status.code(), current_.prefix() + status.message());
   if (failure.code() != RINGAR_MISMATCH) {
     broken_ = failure;
+    is_broken_.store(true);
     if (world_.arena) world_.arena->give_up(failure.message());
     if (world_.peers) world_.peers->gave_up(failure.message());
   }

@@ -11,6 +11,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -40,6 +41,7 @@ class Communicator {
   int rank() const { return rank_; }  // this one's place among `ranks`
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int>& ranks() const { return ranks_; }
+  bool is_broken() const { return is_broken_.load(); }
   bool has_memory() const { return host_->has_memory(); }
 
   // For algorithms ------------------------------------------------------------------------------
@@ -76,6 +78,7 @@ class Communicator {
   Buffers buffers_;
   uint64_t sequence_ = 0;  // collectives begun
   Status broken_;
+  std::atomic<bool> is_broken_{false};  // for other threads
 };
 
 }  // namespace ringar

@@ -27,9 +27,9 @@ struct Current {
   const std::vector<int>& members;  // ranks of the job
   Peers* const peers;               // null in a job on one host
 
-  Signature signature;
+  Signature signature{};
   bool tracing = false;  // whether there is a timeline
-  Trace trace;
+  Trace trace{};
   InFlight* in_flight = nullptr;
 
   uint64_t sequence() const { return signature.sequence; }

@@ -21,6 +21,9 @@ int spin_microseconds(const ringar_config& config) {
   return config.local_size <= sysconf(_SC_NPROCESSORS_ONLN) ? 50 : 0;
 }
 
+// Networks are slower than shared memory, and the issuing thread has the backward pass to run.
+constexpr size_t kLinkInlineBytes = 4096;
+
 std::string list(const std::vector<int>& ranks) {
   std::string s = "[";
   for (size_t i = 0; i < ranks.size(); ++i) s += (i ? ", " : "") + std::to_string(ranks[i]);
@@ -45,7 +48,8 @@ class Agreement : public Request {
 
 Engine::Engine(const ringar_config& config, std::unique_ptr<Link> link)
     : config_(config),
-      inline_bytes_(tuning_for(static_cast<size_t>(config.local_size)).inline_bytes),
+      inline_bytes_(link ? kLinkInlineBytes
+                         : tuning_for(static_cast<size_t>(config.size)).inline_bytes),
       link_(std::move(link)) {
   world_.topology = Topology::of(config);
   world_.patience = {config.deadline, config.stall_warning, spin_microseconds(config), &stopping_};
@@ -160,6 +164,12 @@ Communicator* Engine::communicator(int id, Status* status) {
 const Communicator* Engine::process_set(int id) {
   Status ignored;
   return communicator(id, &ignored);
+}
+
+bool Engine::has_failed() {
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  return std::any_of(sets_.begin(), sets_.end(),
+                     [](const auto& set) { return set.second->is_broken(); });
 }
 
 Status Engine::execute(Request& request) {

@@ -43,6 +43,9 @@ class Engine {
   Status add_process_set(const std::vector<int>& ranks, int* id);
   Status remove_process_set(int id);
 
+  // Whether a process set of this rank has broken.
+  bool has_failed();
+
   // Up to here submit() runs a request itself, if the engine is idle.
   size_t inline_bytes() const { return inline_bytes_; }
 

@@ -64,6 +64,8 @@ RINGAR_EXPORT const char* ringar_cpu_level(void);  // "avx512", "avx2" or "basel
 RINGAR_EXPORT int ringar_init(const ringar_config* config);
 RINGAR_EXPORT void ringar_shutdown(void);
 RINGAR_EXPORT int ringar_is_initialized(void);
+// 1 if a collective of this rank has failed in a way that its process set does not survive.
+RINGAR_EXPORT int ringar_has_failed(void);
 
 // Collective over all ranks; every rank passes the same ranks in the same order.
 RINGAR_EXPORT int ringar_add_process_set(const int32_t* ranks, int32_t count, int32_t* id);

@@ -1,0 +1,183 @@
+// The link over MPI: point-to-point messages on a communicator of its own.
+//
+// Compiled twice, for the binary interfaces of Open MPI and of MPICH (mpi_abi.h). The MPI itself is
+// the one that mpi4py has brought into the process; its functions are looked up there. User code
+// may use MPI at the same time, if MPI was initialized with MPI_THREAD_MULTIPLE, as mpi4py does
+// unless it is told otherwise.
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "links/link.h"
+#include "links/mpi_abi.h"
+
+namespace ringar {
+namespace {
+
+// Functions of the MPI in this process.
+struct Mpi {
+  void* library = nullptr;
+  std::string missing;
+
+  template <typename Function>
+  void find(Function*& function, const char* name) {
+    function = reinterpret_cast<Function*>(dlsym(library, name));
+    if (!function) missing = name;
+  }
+
+  int (*isend)(const void*, int, mpi::Datatype, int, int, mpi::Comm, mpi::Request*);
+  int (*irecv)(void*, int, mpi::Datatype, int, int, mpi::Comm, mpi::Request*);
+  int (*test)(mpi::Request*, int*, mpi::Status*);
+  int (*get_count)(const mpi::Status*, mpi::Datatype, int*);
+  int (*cancel)(mpi::Request*);
+  int (*request_free)(mpi::Request*);
+  int (*comm_rank)(mpi::Comm, int*);
+  int (*comm_size)(mpi::Comm, int*);
+  int (*comm_set_errhandler)(mpi::Comm, mpi::Errhandler);
+  int (*error_string)(int, char*, int*);
+  int (*finalized)(int*);
+  mpi::Datatype byte;
+  mpi::Errhandler errors_return;
+
+  // What is wrong, or "".
+  std::string open() {
+    library = dlopen(mpi::kLibrary, RTLD_NOW | RTLD_NOLOAD);
+    if (!library)
+      return std::string("expected ") + mpi::kName + " (" + mpi::kLibrary +
+             ") in this process, found none";
+    find(isend, "MPI_Isend");
+    find(irecv, "MPI_Irecv");
+    find(test, "MPI_Test");
+    find(get_count, "MPI_Get_count");
+    find(cancel, "MPI_Cancel");
+    find(request_free, "MPI_Request_free");
+    find(comm_rank, "MPI_Comm_rank");
+    find(comm_size, "MPI_Comm_size");
+    find(comm_set_errhandler, "MPI_Comm_set_errhandler");
+    find(error_string, "MPI_Error_string");
+    find(finalized, "MPI_Finalized");
+#if defined(RINGAR_MPI_OPENMPI)
+    byte = static_cast<mpi::Datatype>(dlsym(library, mpi::kByte));
+    errors_return = static_cast<mpi::Errhandler>(dlsym(library, mpi::kErrorsReturn));
+    if (!byte || !errors_return) missing = mpi::kByte;
+#else
+    byte = mpi::kByte;
+    errors_return = mpi::kErrorsReturn;
+#endif
+    return missing.empty() ? "" : std::string(mpi::kName) + " of this process has no " + missing;
+  }
+};
+
+class MpiLink : public Link {
+ public:
+  MpiLink(const Mpi& mpi, mpi::Comm comm) : mpi_(mpi), comm_(comm) {
+    mpi_.comm_set_errhandler(comm_, mpi_.errors_return);
+    mpi_.comm_rank(comm_, &rank_);
+    mpi_.comm_size(comm_, &size_);
+  }
+
+  // Receives that nobody waits for any longer; what is being sent ends by itself.
+  ~MpiLink() override {
+    int finalized = 0;
+    mpi_.finalized(&finalized);
+    if (finalized) return;
+    for (Transfer& transfer : transfers_) {
+      if (!transfer.active) continue;
+      if (transfer.receives) mpi_.cancel(&transfer.request);
+      mpi_.request_free(&transfer.request);
+    }
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  Status send(int to, int tag, const std::byte* data, size_t bytes, int* ticket) override {
+    Transfer& transfer = begin(ticket);
+    return check(
+        mpi_.isend(data, static_cast<int>(bytes), mpi_.byte, to, tag, comm_, &transfer.request),
+        "send to rank " + std::to_string(to), *ticket);
+  }
+
+  Status receive(int from, int tag, std::byte* data, size_t bytes, int* ticket) override {
+    Transfer& transfer = begin(ticket);
+    transfer.receives = true;
+    const int source = from == kAnyone ? mpi::kAnySource : from;
+    return check(
+        mpi_.irecv(data, static_cast<int>(bytes), mpi_.byte, source, tag, comm_, &transfer.request),
+        "receive", *ticket);
+  }
+
+  Status poll(int ticket, bool* done, Arrival* arrival) override {
+    Transfer& transfer = transfers_[static_cast<size_t>(ticket)];
+    int flag = 0;
+    mpi::Status status;
+    const int code = mpi_.test(&transfer.request, &flag, &status);
+    if (code != mpi::kSuccess) return check(code, transfer.receives ? "receive" : "send", ticket);
+    *done = flag != 0;
+    if (!*done) return {};
+    if (arrival && transfer.receives) {
+      int count = 0;
+      mpi_.get_count(&status, mpi_.byte, &count);
+      *arrival = {status.MPI_SOURCE, static_cast<size_t>(count)};
+    }
+    end(ticket);
+    return {};
+  }
+
+ private:
+  struct Transfer {
+    mpi::Request request;
+    bool receives, active;
+  };
+
+  Transfer& begin(int* ticket) {
+    if (free_.empty()) {
+      free_.push_back(static_cast<int>(transfers_.size()));
+      transfers_.emplace_back();
+    }
+    *ticket = free_.back();
+    free_.pop_back();
+    Transfer& transfer = transfers_[static_cast<size_t>(*ticket)];
+    transfer = {{}, false, true};
+    return transfer;
+  }
+
+  void end(int ticket) {
+    transfers_[static_cast<size_t>(ticket)].active = false;
+    free_.push_back(ticket);
+  }
+
+  Status check(int code, const std::string& what, int ticket) {
+    if (code == mpi::kSuccess) return {};
+    end(ticket);
+    char text[mpi::kMaxErrorString] = "";
+    int length = 0;
+    mpi_.error_string(code, text, &length);
+    return {RINGAR_PEER_LOST, "MPI could not " + what + ": " + text};
+  }
+
+  const Mpi mpi_;
+  const mpi::Comm comm_;
+  int rank_ = 0, size_ = 0;
+  std::vector<Transfer> transfers_;
+  std::vector<int> free_;
+};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) Link* ringar_open_link(void* communicator,
+                                                                         char* why,
+                                                                         size_t why_bytes) {
+  Mpi mpi;
+  const std::string wrong = mpi.open();
+  if (!wrong.empty()) {
+    std::snprintf(why, why_bytes, "%s", wrong.c_str());
+    return nullptr;
+  }
+  return new MpiLink(mpi, *static_cast<mpi::Comm*>(communicator));
+}
+
+}  // namespace ringar

@@ -6,9 +6,9 @@ A compressor is one of three things:
   methods, `compress` and `decompress`. `Compression.none` changes nothing; one of your own may do
   what it likes.
 - It *names a dtype for the wire*, in its attribute `wire`, and leaves the tensor alone:
-  `Compression.fp16` and `.bf16`. float32 then travels in that dtype between hosts, is added in
-  float32 at every hop, and is not made narrower inside a host, where the results are those without
-  compression, bit for bit. Other dtypes, float64 too, travel as they are everywhere.
+  `Compression.fp16` and `.bf16`. float32 then travels in that dtype between hosts; every hop adds
+  in float32 and rounds the sum once. Inside a host nothing is made narrower, so that on one host
+  results are those without compression, bit for bit. Other dtypes, float64 too, travel as they are.
 - It *has state* from one step to the next: `Compression.powersgd(...)`, an object with settings,
   whose state a `DistributedOptimizer` keeps. Nothing else takes it (:mod:`ringar.powersgd`).
 """
@@ -51,7 +51,11 @@ class Compressor:
 
 
 class FP16Compressor(Compressor):
-    """float32 travels between hosts as float16: a range of 6e-8 to 65504, 11 bits of precision."""
+    """float32 travels between hosts as float16: 11 bits of precision, from 6e-8 to 65504.
+
+    That range holds for sums on their way, too: an average is divided when it is complete. A
+    `prescale_factor` makes room.
+    """
 
     wire = "float16"
 

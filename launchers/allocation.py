@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringar.launchers.hosts import Host, collect
 from ringar.launchers.errors import UsageError
+from ringar.launchers.hosts import Host, collect
 
 _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
@@ -47,18 +47,18 @@ def _slurm(environ: Mapping[str, str]) -> tuple[Host, ...]:
     nodes = list(expand(environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))))
     # Tasks where the user has asked for tasks; CPUs otherwise (salloc -N 2, for one).
     text = environ.get("SLURM_TASKS_PER_NODE") or environ.get("SLURM_JOB_CPUS_PER_NODE") or ""
-    counts = list(_counts(text))
-    if not nodes or len(nodes) != len(counts):
+    numbers = list(counts(text))
+    if not nodes or len(nodes) != len(numbers):
         raise UsageError(
             "SLURM: expected as many nodes in SLURM_JOB_NODELIST as numbers in "
             f"SLURM_TASKS_PER_NODE, received {len(nodes)} nodes and {text!r}; "
             "name the hosts with -H"
         )
-    return tuple(Host(name, count) for name, count in zip(nodes, counts, strict=True))
+    return tuple(Host(name, count) for name, count in zip(nodes, numbers, strict=True))
 
 
-def _counts(text: str) -> Iterator[int]:
-    """`4(x2),2` is 4, 4, 2."""
+def counts(text: str) -> Iterator[int]:
+    """The numbers in a list of SLURM's: `4(x2),2` is 4, 4, 2."""
     for part in text.split(",") if text else ():
         match = _COUNT.fullmatch(part)
         if match is None:

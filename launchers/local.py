@@ -164,12 +164,12 @@ class LocalJob:
             self._out if name == "stdout" else self._err,
             prefix=b"[%d] " % plan.rank if self.job.prefix else b"",
             live=plan.rank == 0 and not plan.by_mpi,
-            raw=not self.job.prefix and len(self.job.ranks) == 1,
+            raw=not self.job.prefix and plan.size == 1,
             copy=copy,
         )
 
     def _stdin(self, plan: RankPlan) -> int:
-        return _stdin(plan.rank)
+        return rank_stdin(plan.rank)
 
     # Running
 
@@ -338,7 +338,7 @@ class LocalJob:
             self._err.message(text)
 
 
-def _stdin(rank: int) -> int:
+def rank_stdin(rank: int) -> int:
     """The standard input of a rank: that of the launcher for rank 0, nothing for the others.
 
     A rank is in a session of its own, where the terminal's job control does not hold it: started in

@@ -7,6 +7,7 @@ Whatever is wrong with the request is found here, so that a bad request starts n
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,11 +96,21 @@ class JobPlan:
         merged["RINGAR_JOB"] = self.job
         return merged
 
+    def shell(self) -> str:
+        """What runs where, a line per rank: `--dry-run` prints it."""
+        lines = []
+        for rank in self.ranks:
+            where = "any CPU" if rank.cpus is None else f"CPUs {','.join(map(str, rank.cpus))}"
+            variables = {**self.environment, **rank.environment()}
+            pairs = [f"{name}={value}" for name, value in variables.items()]
+            lines.append(f"[{rank.rank}] {where}: {shlex.join(['env', *pairs, *self.command])}")
+        return "\n".join(lines)
+
     def output_path(self, rank: int, stream: str) -> Path | None:
         """The file that keeps `stream` of `rank`, named as Horovod does: DIR/rank.03/stderr."""
         if self.output_folder is None:
             return None
-        width = len(str(len(self.ranks) - 1))
+        width = len(str(self.ranks[0].size - 1))
         return self.output_folder / f"rank.{rank:0{width}d}" / stream
 
 

@@ -1,0 +1,86 @@
+"""Which launcher starts the ranks, on which hosts, and how many of them.
+
+`auto` goes from the particular to the general: hosts that the user named, then those of the
+scheduler's allocation, then this host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ringar.launchers import allocation
+from ringar.launchers.errors import UsageError
+from ringar.launchers.hosts import Host, fill, is_this_host
+from ringar.launchers.request import Request
+
+LAUNCHERS = ("auto", "local", "mpirun", "srun")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a job is started: `launcher` is "local", "mpirun" or "srun".
+
+    `hosts` holds the ranks that each host gets, in order. It is empty where srun asks the
+    scheduler for hosts itself. `scheduler` is None outside of allocations. `second` is the launcher
+    to take if this one turns out not to be able to start the MPI that is there.
+    """
+
+    launcher: str
+    num_proc: int
+    hosts: tuple[Host, ...] = ()
+    scheduler: str | None = None
+    second: str | None = None
+
+
+def choose(request: Request, environ: Mapping[str, str]) -> Choice:
+    """Choose the launcher and lay the ranks out.
+
+    Raises:
+        UsageError: the hosts and the launcher do not go together, there are fewer slots than
+            ranks, or nothing says how many ranks there shall be.
+    """
+    given = allocation.find(environ) if request.launcher != "local" else None
+    hosts, source = request.hosts, request.source
+    if not hosts and given is not None:
+        hosts, source = given.hosts, f"of the {given.scheduler} allocation"
+    scheduler = given.scheduler if given else None
+    launcher, second = request.launcher, None
+    if launcher == "auto":
+        launcher, second = _automatic(request, hosts, scheduler)
+    if launcher == "local":
+        _check_local(request, hosts)
+    layout = fill(hosts, request.num_proc, source) if hosts else ()
+    num_proc = sum(host.slots for host in layout) if layout else request.num_proc
+    if num_proc is None:
+        raise UsageError(
+            "expected -np N, the number of ranks to start, received none; "
+            "for example: ringarrun -np 2 python train.py"
+        )
+    if launcher == "mpirun" and not layout:
+        layout = (Host("localhost", num_proc),)
+    return Choice(launcher, num_proc, layout, scheduler, second)
+
+
+def _automatic(
+    request: Request, hosts: tuple[Host, ...], scheduler: str | None
+) -> tuple[str, str | None]:
+    if scheduler == "SLURM" and not request.hosts:
+        return "srun", "mpirun"
+    if all(is_this_host(host.name) for host in hosts):
+        return "local", None
+    return "mpirun", None
+
+
+def _check_local(request: Request, hosts: tuple[Host, ...]) -> None:
+    others = [host.name for host in hosts if not is_this_host(host.name)]
+    if others:
+        raise UsageError(
+            f"--launcher local: expected hosts that are this one, received {', '.join(others)}; "
+            "leave --launcher out, or choose mpirun"
+        )
+    if request.mpi_args:
+        raise UsageError(
+            "--mpi-args: expected a job of mpirun or srun, but the ranks of this one are started "
+            "without MPI; choose --launcher mpirun"
+        )

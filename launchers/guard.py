@@ -1,0 +1,183 @@
+"""The guard of one rank of a job that mpirun or srun starts: it runs the user's program below it.
+
+    mpirun (or srun) -> on each host, for each rank: guard.py -> the program
+
+With it, ranks on other hosts have what ranks of a local job have from `ringarrun` itself: CPUs of
+their own, whole lines of output with the rank in front, files of their output, and an end that
+leaves nothing behind.
+
+It is also why the others learn of a failure. mpirun and srun kill all ranks as soon as one has
+ended with an error: within milliseconds, and without a word. So the guard of a rank that failed
+says so, waits `--grace` seconds, and only then ends with the rank's exit code; meanwhile the other
+ranks raise ringar's own error, which names what was lost. The guard of a rank that was killed by a
+signal is no different, where mpirun by itself might not even notice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringar.launchers import cpus, plan, verdict
+from ringar.launchers.allocation import counts
+from ringar.launchers.errors import UsageError
+from ringar.launchers.local import LocalJob
+from ringar.launchers.plan import JobPlan, RankPlan
+
+_PARENT_CHECK = 1.0  # seconds between two looks whether mpirun's daemon still lives
+
+#: How a guard reports a failure, for `supervisor.py`, which reads it from mpirun's output.
+FAILURE = re.compile(
+    rb"^ringarrun: rank (?P<rank>\d+) of \d+ on \S+ (?:failed|was killed)"
+    rb".* (?P<kind>exit code|signal) (?P<number>\d+)(?P<rest>.*)$"
+)
+CONSEQUENCE = "it had lost a peer"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where mpirun or srun has put this rank."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+#: The variables that say so: of Open MPI, of hydra, and of srun, which says it last, for inside an
+#: allocation the others may have been started by srun, too.
+_VARIABLES = (
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)
+
+
+def place(environ: Mapping[str, str]) -> Place:
+    """Where this rank is, by the variables of what started it.
+
+    Raises:
+        UsageError: neither mpirun nor srun has started this process.
+    """
+    for names in _VARIABLES:
+        if all(name in environ for name in names):
+            rank, size, local_rank, last = (environ[name] for name in names)
+            if names[3].startswith("SLURM"):
+                last = str(list(counts(last))[int(environ.get("SLURM_NODEID", "0"))])
+            return Place(int(rank), int(size), int(local_rank), int(last))
+    raise UsageError(
+        "expected the variables of a rank, as mpirun and srun set them "
+        f"({', '.join(names[0] for names in _VARIABLES)}), received none of them; "
+        "start the job with ringarrun"
+    )
+
+
+class GuardedJob(LocalJob):
+    """The one rank below a guard."""
+
+    def __init__(self, job: JobPlan, grace: float) -> None:
+        super().__init__(job)
+        self._grace = grace
+        self._parent = os.getppid()
+        self._host = socket.gethostname()
+
+    def _make_arena(self) -> int:
+        return -1  # the ranks of a host find each other by MPI, and make one
+
+    def _stdin(self, plan: RankPlan) -> int:
+        return 0  # mpirun and srun give the terminal to rank 0, and nothing to the others
+
+    def _step(self, now: float) -> bool:
+        if os.getppid() != self._parent and not self.signal:
+            self._on_signal(signal.SIGTERM)  # the daemon that started the guard is gone
+        return super()._step(now)
+
+    def _timeout(self, now: float) -> float | None:
+        timeout = super()._timeout(now)
+        return _PARENT_CHECK if timeout is None else min(timeout, _PARENT_CHECK)
+
+    def _report(self) -> None:
+        if not self.failures:
+            return
+        rank = self.failures[0]
+        if rank.status is not None and rank.status.signal == signal.SIGTERM:
+            # srun stops rank and guard at once, and the guard may see the rank's end first.
+            self._linger(_PARENT_CHECK)
+            if self.signal:
+                return
+        text = f"rank {rank.number} of {rank.plan.size} on {self._host} {verdict.ending(rank)}"
+        if verdict.is_consequence(rank):
+            text += f"; {CONSEQUENCE}"
+        self._err.message(text)
+        self._flush()
+        self._linger(self._grace)
+
+    def _linger(self, seconds: float) -> None:
+        """Leave the other ranks time to fail by themselves; a signal ends it."""
+        self._update_interests()  # the screens, which would always be ready
+        end = time.monotonic() + seconds
+        while not self.signal and (left := end - time.monotonic()) > 0:
+            for key, _ in self._poll.select(min(left, _PARENT_CHECK)):
+                key.data()
+            if os.getppid() != self._parent:
+                return
+
+
+def make_plan(options: argparse.Namespace, here: Place) -> JobPlan:
+    """The plan of the one rank."""
+    usable = cpus.available()
+    sets = plan.cpu_sets(options.bind_to, here.local_size, usable)
+    own = sets[here.local_rank]
+    rank = RankPlan(
+        rank=here.rank,
+        size=here.size,
+        local_rank=here.local_rank,
+        local_size=here.local_size,
+        cpus=own,
+        sharing=sets.count(own),
+        by_mpi=True,
+    )
+    return JobPlan(
+        # Every rank's own, so that what one leaves behind can be told from its neighbours.
+        job=f"{options.job}.{here.rank}",
+        command=tuple(options.command),
+        ranks=(rank,),
+        prefix=options.prefix,
+        output_folder=options.output_filename,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one rank to its end and return its exit code."""
+    parser = argparse.ArgumentParser(prog="ringar.launchers.guard", description=__doc__)
+    parser.add_argument("--job", required=True, help="the name of the whole job")
+    parser.add_argument("--prefix", action="store_true", help='begin lines with "[rank] "')
+    parser.add_argument("--output-filename", type=Path, help="as ringarrun's")
+    parser.add_argument("--bind-to", help="as ringarrun's")
+    parser.add_argument("--grace", type=float, default=3.0, help="seconds after a failure")
+    parser.add_argument("command", nargs="+", help="what to run")
+    options = parser.parse_args(arguments)
+    try:
+        here = place(os.environ)
+        plan.check_program(options.command, os.environ.get("PATH"))
+        return GuardedJob(make_plan(options, here), options.grace).run()
+    except UsageError as error:
+        print(f"ringarrun: error: on {socket.gethostname()}: {error}", file=sys.stderr)
+        return error.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

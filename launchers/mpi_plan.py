@@ -1,0 +1,175 @@
+"""The plan of a job that mpirun or srun starts: one command and its environment, as plain data.
+
+Both start the same thing on every host: for each rank a guard (`guard.py`), which runs the user's
+program below itself. What differs between Open MPI, hydra and SLURM is in `openmpi.py`, `hydra.py`
+and `srun.py`, each a function from a `Start` to a `Command`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringar.launchers import hydra, mpi, openmpi, plan, srun, ssh
+from ringar.launchers.choose import Choice
+from ringar.launchers.command import Command, Start
+from ringar.launchers.hosts import Host
+from ringar.launchers.mpi import Mpi
+from ringar.launchers.request import Request
+
+#: Tell ranks that MPI has started them, and how many there are; see docs/architecture.md.
+LAUNCHER_VARIABLE = "RINGAR_LAUNCHER"
+SIZE_VARIABLE = "RINGAR_JOB_SIZE"
+
+#: What ranks on other hosts get of the launcher's environment, beside what `-x` names.
+_FORWARDED = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PYTHONUNBUFFERED")
+_FORWARDED_PREFIXES = (
+    *("RINGAR_", "TF_", "XLA_", "KERAS_", "OMP_", "CUDA_", "NCCL_"),
+    *("MPI4PY_", "OMPI_MCA_", "MPICH_", "MPIR_CVAR_", "UCX_", "FI_"),
+)
+
+
+@dataclass(frozen=True)
+class MpiJob:
+    """A job of mpirun or srun, ready to be checked and started.
+
+    Attributes:
+        job: its name, which no other job has.
+        launcher: "mpirun" or "srun".
+        mpi: the MPI that mpi4py loads on this host, and so must on all.
+        command: what starts it, and the variables that are set for it.
+        environment: the whole environment of that command.
+        hosts: how many ranks each host gets.
+        python: the interpreter that all hosts must have.
+        program: what the user wants to run.
+        agent: how other hosts are reached; None where srun does it.
+        failure_grace: seconds that ranks have for their own errors after one has failed.
+    """
+
+    job: str
+    size: int
+    launcher: str
+    mpi: Mpi
+    command: Command
+    environment: Mapping[str, str] = field(repr=False)
+    hosts: tuple[Host, ...]
+    python: str
+    program: tuple[str, ...]
+    agent: ssh.Agent | None
+    failure_grace: float
+    verbose: bool = False
+
+    def shell(self) -> str:
+        """What to type into a shell for the same job: `--dry-run` prints it."""
+        guard = self.command.words.index("--") + 1
+        words = self.command.words
+        groups = [f"{name}={value}" for name, value in self.command.environment.items()]
+        lines = [shlex.join(["env", *groups[:1]]), *(shlex.quote(group) for group in groups[1:])]
+        start = words.index(self.python)
+        lines += [shlex.join(words[:start]), shlex.join(words[start:guard])]
+        return " \\\n  ".join([*lines, shlex.join(words[guard:])])
+
+
+def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob:
+    """Plan a job of mpirun or srun.
+
+    Args:
+        request: what was asked for.
+        choice: the launcher and the hosts.
+        environ: the launcher's environment.
+
+    Raises:
+        UsageError: the request cannot be carried out; the message says why and what to do.
+    """
+    job = plan.new_job_id()
+    added = plan.variables(request, environ)
+    plan.check_program(request.command, added.get("PATH", environ.get("PATH")))
+    plan.check_output_folder(request.output_folder)
+    added |= {LAUNCHER_VARIABLE: "mpi", SIZE_VARIABLE: str(choice.num_proc)}
+    base = {name: value for name, value in environ.items() if name not in plan.RESERVED}
+    base.setdefault("PYTHONUNBUFFERED", "1")
+    ranks = {**base, **added}
+    python = mpi.interpreter(request.command, ranks.get("PATH"))
+    library = mpi.of_mpi4py(python, ranks)
+    launcher = choice.launcher
+    if launcher == "srun" and choice.second is not None and srun.obstacle(library, ranks):
+        launcher = choice.second
+    agent = _agent(request, choice, environ, launcher)
+    start = Start(
+        program=(*_guard(request, choice, job, python), *request.command),
+        num_proc=choice.num_proc,
+        hosts=choice.hosts,
+        exported=_exported(ranks, added),
+        mpi=library,
+        mpirun=mpi.find_mpirun(library, python, ranks) if launcher == "mpirun" else None,
+        agent=agent,
+        interfaces=request.interfaces,
+        arguments=request.mpi_args,
+        environ=ranks,
+    )
+    command = _build(start, launcher)
+    added.setdefault("PYTHONUNBUFFERED", ranks["PYTHONUNBUFFERED"])
+    command = Command(command.words, {**added, **command.environment})
+    return MpiJob(
+        job=job,
+        size=choice.num_proc,
+        launcher=launcher,
+        mpi=library,
+        command=command,
+        environment={**ranks, **command.environment},
+        hosts=choice.hosts,
+        python=python,
+        program=request.command,
+        agent=agent,
+        failure_grace=request.failure_grace,
+        verbose=request.verbose,
+    )
+
+
+def _build(start: Start, launcher: str) -> Command:
+    if launcher == "srun":
+        return srun.command(start)
+    return openmpi.command(start) if start.mpi.family == mpi.OPEN_MPI else hydra.command(start)
+
+
+def _agent(
+    request: Request, choice: Choice, environ: Mapping[str, str], launcher: str
+) -> ssh.Agent | None:
+    """How to reach the hosts; None in an allocation of SLURM, whose srun reaches them."""
+    if launcher == "srun" or choice.scheduler == "SLURM":
+        return None
+    return ssh.agent(
+        request.ssh_command,
+        request.ssh_port,
+        request.ssh_identity,
+        environ,
+        choice.scheduler,
+    )
+
+
+def _guard(request: Request, choice: Choice, job: str, python: str) -> list[str]:
+    words = [python, "-m", "ringar.launchers.guard", "--job", job]
+    if request.prefix or (request.prefix is None and choice.num_proc > 1):
+        words.append("--prefix")
+    if request.output_folder is not None:
+        words += ["--output-filename", str(Path(request.output_folder).absolute())]
+    if request.bind_to is not None:
+        words += ["--bind-to", request.bind_to]
+    return [*words, "--grace", f"{request.failure_grace:.12g}", "--"]
+
+
+def _exported(ranks: Mapping[str, str], added: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of the variables that go to ranks on other hosts."""
+    names = {name for name in _FORWARDED if name in ranks}
+    names |= {name for name in ranks if name.startswith(_FORWARDED_PREFIXES)}
+    # The agent's name is this host's business, and that of a rank's processes is the guard's.
+    names -= {ssh.VARIABLE, *plan.RESERVED}
+    return tuple(sorted(names | set(added)))
+
+
+def working_folder() -> str:
+    """The folder that ranks start in, on every host."""
+    return os.getcwd()

@@ -1,0 +1,69 @@
+"""The command line of Open MPI's mpirun, of versions 5 (PRRTE) and 4 (ORTE).
+
+- The values of variables stay in mpirun's environment, and `-x` names them: blanks, commas and
+  newlines then need no quoting.
+- Ranks are bound to CPUs by their guards, as in a local job, so that mpirun must not.
+- Daemons are started from this host alone (no tree): the check before the start has tried these
+  ways and no others.
+- A host that falls silent is given up after about 25 seconds; by default it would be minutes.
+- A rank that ends with an error is what ends the job; its guard delays that (see `guard.py`).
+"""
+
+from __future__ import annotations
+
+import os
+
+from ringar.launchers.command import Command, Start
+
+#: Seconds that mpirun leaves the guards between SIGTERM and SIGKILL: they leave the ranks 3.
+_SIGKILL_TIMEOUT = 6
+#: After how many seconds of silence a host is asked whether it lives, how often, and at what pace.
+_KEEPALIVE = {"time": 10, "intvl": 5, "probes": 3}
+
+
+def command(start: Start) -> Command:
+    """The command that starts the ranks."""
+    assert start.mpirun is not None
+    words = [start.mpirun.place]
+    if os.geteuid() == 0:
+        words.append("--allow-run-as-root")
+    # Attached, the daemons' own errors are seen, and they go when their ssh goes.
+    words += ["--leave-session-attached", "-np", str(start.num_proc)]
+    words += ["--host", ",".join(map(str, start.hosts))]
+    words += ["--map-by", "slot", "--bind-to", "none"]
+    for name, value in _runtime(start).items():
+        words += [_runtime_option(start), name, value]
+    if start.interfaces:
+        words += ["--mca", "btl_tcp_if_include", ",".join(start.interfaces)]
+    for name in start.exported:
+        # OMPI_MCA_… goes to all hosts by itself.
+        if not name.startswith("OMPI_MCA_"):
+            words += ["-x", name]
+    return Command((*words, *start.arguments, *start.program))
+
+
+def _runtime_option(start: Start) -> str:
+    return "--prtemca" if _has_prrte(start) else "--mca"
+
+
+def _has_prrte(start: Start) -> bool:
+    return start.mpirun is not None and start.mpirun.major >= 5
+
+
+def _runtime(start: Start) -> dict[str, str]:
+    """Parameters of the runtime below Open MPI, which starts daemons on the hosts."""
+    found: dict[str, str] = {}
+    if start.agent is not None:
+        ssh = "plm_ssh" if _has_prrte(start) else "plm_rsh"
+        found[f"{ssh}_agent"] = " ".join(start.agent.program)
+        if start.agent.options:
+            found[f"{ssh}_args"] = " ".join(start.agent.options)
+        found[f"{ssh}_no_tree_spawn"] = "1"
+        # In an allocation, too, the hosts are those that were checked, through the same agent.
+        found["plm"] = "ssh" if _has_prrte(start) else "rsh"
+    if start.interfaces:
+        found["oob_tcp_if_include"] = ",".join(start.interfaces)
+    for name, value in _KEEPALIVE.items():
+        found[f"oob_tcp_keepalive_{name}"] = str(value)
+    found["odls_base_sigkill_timeout"] = str(_SIGKILL_TIMEOUT)
+    return found

@@ -1,0 +1,216 @@
+"""Whether all hosts can take part, found out before anything is started on any of them.
+
+Each host is asked the same: is the interpreter there, at the same path; can it import ringar and
+load mpi4py's MPI, and are they of the same version as here; are the folder and the program there?
+mpirun would say so, too, of the first host and in words of its own, with ranks running elsewhere.
+
+Hosts are asked at once, through the agent that mpirun will use. In an allocation of SLURM there may
+be no ssh, and one srun asks all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringar.launchers import srun
+from ringar.launchers.check_build import ringar_version
+from ringar.launchers.errors import UsageError
+from ringar.launchers.hosts import is_this_host
+from ringar.launchers.mpi import Mpi, identify
+from ringar.launchers.mpi_plan import MpiJob, working_folder
+
+#: Seconds that all hosts together have for their answers.
+PATIENCE = 60.0
+
+_MARK = "RINGAR-PREFLIGHT "
+
+# Runs on each host, in its interpreter: no quotes of the double kind, and nothing that Python 3.6
+# could not parse. Whatever cannot be imported is an answer, too.
+_QUESTION = f"""\
+import json, os, shutil, socket, sys
+folder, program = sys.argv[1:]
+answer = dict(
+    host=os.environ.get('SLURMD_NODENAME') or socket.gethostname(),
+    python='.'.join(map(str, sys.version_info[:3])),
+    folder=os.path.isdir(folder),
+    program=bool(shutil.which(os.path.join(folder, program) if '/' in program else program)),
+)
+try:
+    import ringar.launchers.guard
+    from ringar.version import __version__
+    answer['ringar'] = __version__
+except Exception as error:
+    answer['ringar_error'] = str(error)
+try:
+    import mpi4py
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+    answer['mpi'] = MPI.Get_library_version()
+except Exception as error:
+    answer['mpi_error'] = str(error)
+print('\\n{_MARK}' + json.dumps(answer), flush=True)
+os._exit(0)
+"""
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """What came back from one host: its answer, or how the attempt ended without one."""
+
+    answer: Mapping[str, Any] | None
+    code: int = 0
+    said: str = ""
+
+
+def check(job: MpiJob) -> None:
+    """Ask all hosts of `job`.
+
+    Raises:
+        UsageError: some host cannot take part; the message names each, with what to do.
+    """
+    names = [host.name for host in job.hosts]
+    if job.agent is None and "SLURM_JOB_ID" not in job.environment:
+        return  # srun will ask for hosts itself, and nobody knows them yet
+    replies = _ask_all(job, names) if job.agent is not None else _ask_slurm(job, names)
+    faults = {name: _fault(job, name, replies[name]) for name in names}
+    bad = {name: fault for name, fault in faults.items() if fault}
+    if bad:
+        lines = [
+            f"{len(bad)} of {len(names)} host{'' if len(names) == 1 else 's'} cannot take part; "
+            "nothing was started",
+            *(f"  {name}: {fault}" for name, fault in bad.items()),
+        ]
+        raise UsageError("\n".join(lines), 1)
+
+
+def _question(job: MpiJob) -> list[str]:
+    return [job.python, "-c", _QUESTION, working_folder(), job.program[0]]
+
+
+def _ask_all(job: MpiJob, names: Sequence[str]) -> dict[str, _Reply]:
+    assert job.agent is not None
+    # Where a rank finds its modules and libraries is where the question must look.
+    forwarded = [
+        f"{name}={job.environment[name]}"
+        for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+        if name in job.environment
+    ]
+    commands = {
+        name: _question(job)
+        if is_this_host(name)
+        else job.agent.command(name, ["env", *forwarded, *_question(job)])
+        for name in names
+    }
+    processes = {name: _start(job, command) for name, command in commands.items()}
+    end = time.monotonic() + PATIENCE
+    try:
+        return {name: _reply(process, end) for name, process in processes.items()}
+    finally:
+        for process in processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _start(job: MpiJob, command: Sequence[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        env=dict(job.environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+
+
+def _reply(process: subprocess.Popen[str], end: float) -> _Reply:
+    try:
+        out, err = process.communicate(timeout=max(0.1, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return _Reply(None, -1, f"no answer in {PATIENCE:.0f} s")
+    answers = _answers(out)
+    said = [line.strip() for line in err.splitlines() if line.strip()]
+    return _Reply(answers[0] if answers else None, process.returncode, said[-1] if said else "")
+
+
+def _answers(out: str) -> list[Mapping[str, Any]]:
+    """The answers in an output, which may begin with what a login prints."""
+    lines = [line.partition(_MARK) for line in out.splitlines()]
+    return [json.loads(text) for _, mark, text in lines if mark]
+
+
+def _ask_slurm(job: MpiJob, names: Sequence[str]) -> dict[str, _Reply]:
+    words = [
+        *srun.basic(job.environment),
+        "--mpi=none",
+        f"--nodes={len(names)}",
+        f"--ntasks={len(names)}",
+        "--ntasks-per-node=1",
+        f"--nodelist={','.join(names)}",
+        "--export=ALL",
+    ]
+    process = _start(job, [*words, *_question(job)])
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+    found = {str(answer["host"]): answer for answer in _answers(out)}
+    said = [line.strip() for line in err.splitlines() if line.strip()]
+    lost = _Reply(None, process.returncode, said[-1] if said else "no answer from srun")
+    return {name: _Reply(found[name]) if name in found else lost for name in names}
+
+
+def _fault(job: MpiJob, name: str, reply: _Reply) -> str:
+    """What keeps a host from taking part, and what to do; "" if nothing."""
+    answer = reply.answer
+    if answer is None:
+        return _no_answer(job, name, reply)
+    install = f"install the same there: {job.python} -m pip install"
+    if "ringar" not in answer:
+        return f"{job.python} cannot import ringar: {answer['ringar_error']}; {install} ringar"
+    if answer["ringar"] != ringar_version():
+        return (
+            f"expected ringar {ringar_version()}, as here, received {answer['ringar']}; "
+            f"{install} ringar=={ringar_version()}"
+        )
+    if "mpi" not in answer:
+        return f"mpi4py does not load an MPI: {answer['mpi_error']}; {install} 'ringar[mpi]'"
+    mpi = identify(answer["mpi"])
+    if _differs(mpi, job.mpi):
+        return f"expected {job.mpi} for mpi4py, as here, received {mpi}; {install} the same MPI"
+    if not answer["folder"]:
+        return (
+            f"expected the folder {working_folder()}, which ranks start in, but it is not there; "
+            "start from a folder that all hosts share"
+        )
+    if not answer["program"]:
+        return f"expected the program {job.program[0]}, but it is not there; install it"
+    return ""
+
+
+def _differs(there: Mpi | None, here: Mpi) -> bool:
+    return there is None or (there.family, there.major) != (here.family, here.major)
+
+
+def _no_answer(job: MpiJob, name: str, reply: _Reply) -> str:
+    said = reply.said or f"exit code {reply.code}, without a word"
+    if reply.code in (126, 127):
+        return (
+            f"expected Python at {job.python}, as here, but it does not run there: {said}; "
+            "install the same environment at the same path, or share the folder"
+        )
+    if is_this_host(name):
+        return f"{job.python} does not answer: {said}"
+    if job.agent is None:
+        return f"no answer through srun: {said}"
+    return (
+        f"cannot be reached, or gives no answer: {said}; "
+        f"try: {' '.join(job.agent.command(name, ['true']))}"
+    )

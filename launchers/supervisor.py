@@ -1,0 +1,213 @@
+"""Run a planned job of mpirun or srun: start the one command, pass its output on, end it.
+
+mpirun and srun watch the ranks; what is left to do here is what they do not:
+
+- Signals. The first one becomes SIGTERM (for srun, too), which they pass on to the guards; the
+  second one, or END_GRACE seconds, becomes SIGKILL.
+- Time. mpirun and srun end the job when the guard of a rank that failed ends, which is failure
+  grace seconds after its report. Where they have not, SETTLE seconds later, they are told to: hydra
+  leaves ranks on other hosts alone, and any of them may wait for a host that is gone.
+- The verdict. mpirun's exit code may be that of a rank that was killed for another's fault. The
+  guards' reports, read from the standard error that passes through here, say who was first.
+
+The command runs in a session of its own, so that Ctrl-C reaches it once, by way of this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ringar.launchers.guard import CONSEQUENCE, FAILURE
+from ringar.launchers.local import rank_stdin
+from ringar.launchers.mpi_plan import MpiJob
+from ringar.launchers.output import BACKLOG, Screen
+from ringar.launchers.ranks import ExitStatus
+from ringar.launchers.signals import Signals
+
+SETTLE = 3.0  # seconds that mpirun or srun may take to end a job by themselves
+END_GRACE = 12.0  # seconds from SIGTERM to SIGKILL: the guards take 3 and mpirun 6 at most
+_TICK = 0.1
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a guard has reported: the whole line, the rank, and how it ended."""
+
+    line: bytes
+    rank: int
+    status: ExitStatus
+    consequence: bool
+
+
+def run(job: MpiJob) -> int:
+    """Run `job` to its end and return the exit code for the launcher."""
+    return Supervisor(job).run()
+
+
+class Supervisor:
+    """A job that mpirun or srun carries out."""
+
+    def __init__(self, job: MpiJob) -> None:
+        self.job = job
+        self.failures: list[Failure] = []
+        self.signal = 0
+        self._signal_count = 0
+        self._term_at: float | None = None
+        self._kill_at: float | None = None
+        self._screen = Screen(2)
+        self._line = b""
+        self._last = b""
+        self._open = True  # the command's standard error
+
+    def run(self) -> int:
+        """Run the job to its end and return the exit code."""
+        with Signals(self._on_signal) as signals, selectors.PollSelector() as poll:
+            poll.register(signals.fileno(), selectors.EVENT_READ, signals.clear)
+            process = self._start()
+            assert process.stderr is not None
+            try:
+                self._loop(process, process.stderr.fileno(), poll)
+            finally:
+                if process.poll() is None:
+                    self._kill(process)
+                process.stderr.close()
+            status = process.wait()
+            self._verdict()
+            while self._screen.waiting and not self._screen.broken:
+                self._screen.write_some()
+        return self._exit_code(status)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self.job.verbose:
+            self._screen.message(self.job.shell())
+        launcher = os.getpid()
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+        def prepare() -> None:
+            # If this process is killed, mpirun ends the job as if it had been asked to.
+            prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM))
+            if os.getppid() != launcher:
+                os._exit(1)
+
+        return subprocess.Popen(
+            self.job.command.words,
+            env=dict(self.job.environment),
+            stdin=rank_stdin(0),
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=prepare,
+        )
+
+    def _loop(
+        self, process: subprocess.Popen[bytes], stderr: int, poll: selectors.BaseSelector
+    ) -> None:
+        """Pass the standard error on until the command has ended."""
+        os.set_blocking(stderr, False)
+        readers: dict[int, Callable[[], object]] = {}
+        while process.poll() is None:
+            wanted: dict[int, Callable[[], object]] = {}
+            if self._open and self._screen.waiting <= BACKLOG:
+                wanted[stderr] = lambda: self._read(stderr)
+            if self._screen.waiting:
+                wanted[self._screen.fd] = self._screen.write_some
+            for fd in readers.keys() - wanted.keys():
+                poll.unregister(fd)
+            for fd in wanted.keys() - readers.keys():
+                event = selectors.EVENT_READ if fd == stderr else selectors.EVENT_WRITE
+                poll.register(fd, event, wanted[fd])
+            readers = wanted
+            for key, _ in poll.select(_TICK):
+                key.data()
+            self._end_if_due(process, time.monotonic())
+        while self._open and self._read(stderr):
+            pass
+
+    def _read(self, fd: int) -> bool:
+        """Take what the command has written; return whether there may be more."""
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._open = False
+            return False
+        self._screen.put(data)
+        *lines, self._line = (self._line + data).split(b"\n")
+        for line in lines:
+            self._on_line(line.rstrip(b"\r"))
+        self._line = self._line[-4096:]
+        return True
+
+    def _on_line(self, line: bytes) -> None:
+        self._last = line or self._last
+        match = FAILURE.match(line)
+        if match is None:
+            return
+        number = int(match["number"])
+        by_signal = match["kind"] == b"signal"
+        status = ExitStatus(signal=number) if by_signal else ExitStatus(code=number)
+        consequence = CONSEQUENCE.encode() in match["rest"]
+        self.failures.append(Failure(line, int(match["rank"]), status, consequence))
+        if self._term_at is None:
+            self._term_at = time.monotonic() + self.job.failure_grace + SETTLE
+
+    def _on_signal(self, number: int) -> None:
+        now = time.monotonic()
+        self._signal_count += 1
+        self.signal = self.signal or number
+        self._term_at = min(now, self._term_at or now)
+        if self._signal_count > 1:
+            self._kill_at = now
+
+    def _end_if_due(self, process: subprocess.Popen[bytes], now: float) -> None:
+        if self._kill_at is not None:
+            if now >= self._kill_at:
+                self._kill(process)
+        elif self._term_at is not None and now >= self._term_at:
+            self._kill_at = now + END_GRACE
+            process.terminate()
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End the command at once; daemons and guards notice that it is gone, and end, too."""
+        if self.job.launcher == "srun":
+            # Twice within a second: srun then kills the step everywhere, and ends.
+            for _ in range(2):
+                process.send_signal(signal.SIGINT)
+                time.sleep(_TICK)
+            try:
+                process.wait(END_GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            return
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+    def _cause(self) -> Failure | None:
+        own = [failure for failure in self.failures if not failure.consequence]
+        return (own or self.failures or [None])[0]
+
+    def _verdict(self) -> None:
+        cause = self._cause()
+        if cause is not None and not self.signal:
+            if cause.line != self._last:  # mpirun, or other ranks, have said something since
+                self._screen.line(cause.line)
+        elif self.signal:
+            self._screen.message(f"stopped all ranks on {signal.Signals(self.signal).name}")
+
+    def _exit_code(self, status: int) -> int:
+        if self.signal:
+            return 128 + self.signal
+        cause = self._cause()
+        if cause is not None:
+            return cause.status.exit_code
+        return 128 - status if status < 0 else status

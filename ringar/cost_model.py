@@ -23,8 +23,9 @@ transfer and an adding one after the other:
                turns (latency + piece / bandwidth + piece / reduction))
            + max(B/n / bandwidth, turns (latency + piece / bandwidth)))
 
-with turns = pieces / LANES, rounded up. Where ranks of one host are neighbors in the ring, one
-message at a time crosses each link in each direction, and all hops keep pace with it.
+with turns = pieces / LANES, rounded up; the last bytes of all arrive a latency after they have
+left. Where ranks of one host are neighbors in the ring, one message at a time crosses each link in
+each direction, and all hops keep pace with it.
 
 **Recursive doubling.** In round k a rank exchanges everything it has with the rank whose number
 differs in bit k, and adds: log2(n) rounds of B bytes each,
@@ -34,7 +35,8 @@ differs in bit k, and adds: log2(n) rounds of B bytes each,
 Few rounds, many bytes: it wins for short messages. If n is no power of two, let p be the largest
 one below: of the first 2 (n-p) ranks every even one gives its array to the next rank before the
 rounds, sits them out and is given the result after them: one round more before (with adding) and
-one after.
+one after. A message of more than EAGER_BYTES takes three latencies, since MPI asks the receiver
+before it sends it; pieces of the ring are shorter.
 
 **Opening.** Every collective between hosts begins with recursive doubling of a few bytes, by which
 all learn whether they agree. The arrays of a short allreduce travel in those very messages: of it
@@ -70,6 +72,9 @@ VARIABLE = "RINGAR_COST_MODEL"
 
 MAX_RECURSIVE_DOUBLING_BYTES = 256 * 1024
 """Recursive doubling needs room for a whole message; the native library has this much."""
+
+EAGER_BYTES = 64 * 1024
+"""MPI sends what is longer over TCP only when the receiver has answered: two latencies more."""
 
 LANES, LEAST_PIECE_BYTES, PIECE_BYTES = 8, 16384, 64000
 """How many pieces of a segment are under way, and their bytes: as tf_ops/engine/tuning.cc."""
@@ -161,7 +166,10 @@ def ring(
     link, adder = segment / bandwidth, segment / parameters.reduction
     gather = turns * (latency + piece / bandwidth)
     scatter = gather + turns * piece / parameters.reduction
-    return (ranks - 1) * (max(link, adder, scatter) + max(link, gather))
+    if ranks == 1:
+        return 0.0
+    last = max(link + latency, gather)
+    return (ranks - 1) * max(link, adder, scatter) + (ranks - 2) * max(link, gather) + last
 
 
 def _exchanges(ranks: int) -> list[tuple[np.ndarray, np.ndarray, bool]]:
@@ -199,18 +207,19 @@ def recursive_doubling(
     _check(nbytes, hosts, ranks_per_host, flows)
     ranks = hosts * ranks_per_host
     messages = max(1, math.ceil(nbytes / MAX_RECURSIVE_DOUBLING_BYTES))
+    trips = messages * (3 if nbytes > EAGER_BYTES else 1)
     seconds = 0.0
     for senders, receivers, adds in _exchanges(ranks):
         crossing = senders // ranks_per_host != receivers // ranks_per_host
         local = 0.0 if crossing.all() else (
-            messages * parameters.local_latency + nbytes / parameters.local_bandwidth
+            trips * parameters.local_latency + nbytes / parameters.local_bandwidth
         )  # fmt: skip
         between = 0.0
         if crossing.any():
             out = np.bincount(senders[crossing] // ranks_per_host).max()
             into = np.bincount(receivers[crossing] // ranks_per_host).max()
             sharing = flows * int(max(out, into))
-            between = messages * parameters.latency + nbytes * sharing / parameters.bandwidth
+            between = trips * parameters.latency + nbytes * sharing / parameters.bandwidth
         seconds += max(local, between) + (nbytes / parameters.reduction if adds else 0.0)
     return seconds
 

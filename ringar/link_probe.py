@@ -5,9 +5,11 @@ larger ones, some additions and copies, 0.1 to 0.3 s altogether where the link h
 
 - Latency: every host's first rank sends a few bytes to the next host and receives from the one
   before, as all do at once in every round of a ring or of recursive doubling; median.
-- Bandwidth: the same with messages that grow until one takes 15 ms or has 16 MiB, then three of
-  them without a pause. The time of the last two counts: token buckets, of clouds and of
-  `tc qdisc ... tbf`, let a first burst pass faster than they let the rest.
+- Bandwidth: the same with amounts that grow until one takes 15 ms or is 16 MiB, then three of them
+  without a pause. The time of the last two counts: token buckets, of clouds and of
+  `tc qdisc ... tbf`, let a first burst pass faster than they let the rest. They travel as the
+  ring's do, in pieces of which several are under way: MPI asks the receiver before it sends a
+  longer message, and question and answer wait in the queues that the bytes have filled.
 - Reduction: NumPy adds float32 arrays that fit into a cache, as chunks do; median.
 - Within a host: MPI's barrier of the host's ranks, and NumPy's copy of an array that fits into none
   of the inner caches. ringar's own shared memory may be a little faster than the former.
@@ -35,6 +37,9 @@ _SMALL, _GROUP, _GROUPS, _SMALL_SECONDS = 8, 8, 4, 0.03
 
 _FIRST, _LARGEST, _LONG_ENOUGH = 64 << 10, 16 << 20, 0.015
 """Bytes of the first and the largest message for the bandwidth, and seconds that are enough."""
+
+_PIECE, _LANES = 64000, 8
+"""Bytes of a piece, and how many are under way, as in tf_ops/engine/tuning.cc."""
 
 _ADDED, _COPIED = 256 << 10, 16 << 20
 """Bytes of the arrays that are added and copied."""
@@ -105,12 +110,24 @@ def _link(comm: Any) -> tuple[float, float]:
 
 
 def _exchange(comm: Any, given: np.ndarray, got: np.ndarray) -> None:
-    """Sends to the next rank and receives from the one before.
+    """Sends to the next rank and receives from the one before, in pieces.
 
     Ranks that share a core would spin through each other's time slices: between looks they yield.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
-    requests = [comm.Irecv(got, (rank - 1) % size), comm.Isend(given, (rank + 1) % size)]
+    edges = range(0, len(given), _PIECE)
+    under_way: list[Any] = []
+    for edge in edges:
+        piece = slice(edge, edge + _PIECE)
+        under_way.append(comm.Irecv(got[piece], (rank - 1) % size))
+        under_way.append(comm.Isend(given[piece], (rank + 1) % size))
+        if len(under_way) >= 2 * _LANES:
+            _finish(under_way[:2])
+            del under_way[:2]
+    _finish(under_way)
+
+
+def _finish(requests: list[Any]) -> None:
     for request in requests:
         while not request.Test():
             os.sched_yield()

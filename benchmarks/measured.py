@@ -64,7 +64,7 @@ def _row(values: Any, common: Any, where: str) -> Row:
         accepted = (int, float) if kind is float else (kind,)
         if isinstance(value, bool) or not isinstance(value, accepted):
             raise ValueError(f"{where}: {key}: expected {kind.__name__}, received {value!r}")
-        if kind is not str and value <= 0:
+        if isinstance(value, int | float) and value <= 0:
             raise ValueError(f"{where}: {key}: expected more than 0, received {value}")
     parameters = cost_model.from_dict(values.get("parameters", common), f"{where}: parameters")
     case = values["hosts"], values["ranks_per_host"]

@@ -374,9 +374,14 @@ def measure(comm: Any, hosts: Sequence[int]) -> Parameters:
     return Parameters(**link_probe.measure(comm, hosts))
 
 
+def to_dict(parameters: Parameters) -> dict[str, float]:
+    """Parameters as plain data, as in the file."""
+    return dataclasses.asdict(parameters)
+
+
 def save(path: str | Path, parameters: Parameters) -> None:
     """Write parameters to a JSON file, which `load` and RINGAR_COST_MODEL read."""
-    Path(path).write_text(json.dumps(dataclasses.asdict(parameters), indent=1) + "\n")
+    Path(path).write_text(json.dumps(to_dict(parameters), indent=1) + "\n")
 
 
 def from_dict(values: Any, where: str) -> Parameters:

@@ -65,7 +65,8 @@ def test_a_step_by_hand() -> None:
     # of the next second, and so on, three times.
     slowed = Workload(work.layers, 6.0, MB, MB, contention=0.5)
     found = step(slowed, lambda _: 0.5)
-    assert (found.total, found.communicate) == (pytest.approx(6 + 3 * 0.25 + 0.5), 2.0)
+    assert found.total == pytest.approx(6 + 3 * 0.25 + 0.5)
+    assert found.communicate == pytest.approx(2.0)
     assert found.efficiency == pytest.approx(6 / 7.25)
     # Without overlap everything is added.
     after = Workload(work.layers, 6.0, MB, MB, overlap=False)
@@ -179,7 +180,8 @@ def test_files_that_cannot_be_read(change: dict[str, Any], message: str, tmp_pat
     data["rows"][0].update(change)
     with pytest.raises(ValueError, match=message):
         check(data, tmp_path)
-    for content in ([], {"rows": 1}):
+    contents: list[Any] = [[], {"rows": 1}]
+    for content in contents:
         with pytest.raises(ValueError, match="expected an object with a list `rows`"):
             check(content, tmp_path)
     with pytest.raises(ValueError, match="expected JSON with measured times"):

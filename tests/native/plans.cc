@@ -144,7 +144,7 @@ std::string spec_text(const Plan& plan, Twist twist) {
   return std::string(name_of(collective)) + " dtype=" + std::string(name_of(dtype)) +
          " op=" + std::string(name_of(op)) + " root=" + std::to_string(plan.root) +
          " set=" + std::to_string(plan.process_set) + " prescale=" + std::to_string(plan.prescale) +
-         " postscale=" + std::to_string(plan.postscale) + " name=plan " +
+         " postscale=" + std::to_string(plan.postscale) + " " + plan.options + "name=plan " +
          std::to_string(plan.seed) + (twist == Twist::kName ? " twisted" : "");
 }
 
@@ -180,11 +180,28 @@ Plan random_plan(uint64_t seed, const std::vector<int>& members, int process_set
   return plan;
 }
 
+Plan random_plan_between_hosts(uint64_t seed, const std::vector<int>& members, int process_set,
+                               size_t largest) {
+  Plan plan = random_plan(seed, members, process_set, largest);
+  plan.whole_numbers = true;
+  // Scaled products need more bits than there are; which zero a minimum takes is a matter of order.
+  if (plan.op == ReduceOp::kProduct || plan.prescale == 0) plan.prescale = plan.postscale = 1;
+  if (plan.collective != Collective::kAllreduce) return plan;
+  const char* const algorithms[] = {"", "", "algorithm=ring ", "algorithm=recursive_doubling ",
+                                    "algorithm=hierarchical "};
+  plan.options = algorithms[seed % std::size(algorithms)];
+  const char* const wires[] = {"", "wire=float16 ", "wire=bfloat16 "};
+  if (plan.dtype == DataType::kFloat32 && plan.twist != Twist::kDtype)
+    plan.options += wires[seed / 5 % std::size(wires)];
+  return plan;
+}
+
 std::string Plan::describe() const {
   std::string s = "plan " + std::to_string(seed) + ": " + std::string(name_of(collective)) +
                   " of " + std::string(name_of(dtype)) + ", " + std::string(name_of(op)) +
                   ", output " + std::to_string(static_cast<int>(where)) + ", twist " +
-                  std::to_string(static_cast<int>(twist)) + ", set " + std::to_string(process_set);
+                  std::to_string(static_cast<int>(twist)) + ", set " + std::to_string(process_set) +
+                  ", " + options;
   for (size_t i = 0; i < arrays(); ++i) {
     s += " | rows";
     for (size_t m = 0; m < ranks(); ++m) s += " " + std::to_string(rows[m][i]);
@@ -196,6 +213,8 @@ std::string Plan::describe() const {
 Bytes Plan::input(size_t member, size_t array) const {
   const size_t elements =
       static_cast<size_t>(rows[member][array]) * row_bytes(*this, array) / size_of(dtype);
+  if (whole_numbers && reduces(collective))
+    return small_numbers(dtype, elements, seed * 1000 + member * 10 + array);
   return random_bytes(dtype, elements, seed * 1000 + member * 10 + array,
                       op == ReduceOp::kSum ? 8 : 2);
 }

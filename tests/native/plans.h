@@ -39,6 +39,9 @@ struct Plan {
   std::vector<std::vector<int64_t>> splits;  // per member; none: even
   Twist twist = Twist::kNone;
   size_t offender = 0;  // a place in `members`
+  // Small whole numbers: any order of adding them gives the same bits.
+  bool whole_numbers = false;
+  std::string options;  // of the spec, such as "algorithm=ring "
 
   size_t ranks() const { return members.size(); }
   size_t arrays() const { return tails.size(); }
@@ -52,6 +55,10 @@ struct Plan {
 
 // `largest`: bytes per array, about.
 Plan random_plan(uint64_t seed, const std::vector<int>& members, int process_set, size_t largest);
+
+// The same for ranks on several hosts, whose sums have no order that a test should fix.
+Plan random_plan_between_hosts(uint64_t seed, const std::vector<int>& members, int process_set,
+                               size_t largest);
 
 // Runs the plan on this rank, through submit() or run(), and compares. Fails the test with the
 // plan's description.

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <mutex>
@@ -19,28 +20,64 @@ namespace {
 
 constexpr double kPatience = 20;
 
-// The arena and the notes of one job, for the time of a test.
+// The host of each rank.
+std::vector<int32_t> places(const Hosts& hosts) {
+  std::vector<int32_t> of_rank;
+  for (size_t h = 0; h < hosts.ranks.size(); ++h)
+    of_rank.insert(of_rank.end(), static_cast<size_t>(hosts.ranks[h]), static_cast<int32_t>(h));
+  if (!hosts.dealt) return of_rank;
+  std::vector<int32_t> dealt;
+  for (int turn = 0; dealt.size() < of_rank.size(); ++turn)
+    for (size_t h = 0; h < hosts.ranks.size(); ++h)
+      if (turn < hosts.ranks[h]) dealt.push_back(static_cast<int32_t>(h));
+  return dealt;
+}
+
+// The arenas and the notes of one job, for the time of a test.
 class Job {
  public:
-  explicit Job(int size) : size_(size), fd_(memfd_create("ringar-test", 0)) {
+  explicit Job(const Hosts& hosts) : hosts_(places(hosts)) {
+    for (size_t h = 0; h < hosts.ranks.size(); ++h) {
+      fds_.push_back(memfd_create("ringar-test", 0));
+      EXPECT(fds_.back() >= 0);
+    }
+    if (hosts.ranks.size() > 1) mesh_ = std::make_unique<SocketMesh>(size());
     void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    EXPECT(fd_ >= 0 && memory != MAP_FAILED);
+    EXPECT(memory != MAP_FAILED);
     notes_ = static_cast<std::atomic<int>*>(memory);
   }
   ~Job() {
     munmap(notes_, kBytes);
-    close(fd_);
+    for (int fd : fds_) close(fd);
   }
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
+  int size() const { return static_cast<int>(hosts_.size()); }
+
   Rank rank(int r) const {
-    return {r, size_, {r, size_, r, size_, 0, 1, fd_, kPatience, kPatience, kPatience / 2}, notes_};
+    const int32_t host = hosts_[static_cast<size_t>(r)];
+    const auto here = static_cast<int>(std::count(hosts_.begin(), hosts_.end(), host));
+    const auto place = static_cast<int>(std::count(hosts_.begin(), hosts_.begin() + r, host));
+    ringar_config config{};
+    config.rank = r;
+    config.size = size();
+    config.local_rank = place;
+    config.local_size = here;
+    config.cross_rank = host;
+    config.cross_size = static_cast<int>(fds_.size());
+    config.arena_fd = fds_[static_cast<size_t>(host)];
+    config.start_timeout = config.deadline = kPatience;
+    config.stall_warning = kPatience / 2;
+    config.hosts = hosts_.data();
+    return {r, size(), config, notes_, mesh_.get()};
   }
 
  private:
   static constexpr size_t kBytes = Rank::kNotes * sizeof(std::atomic<int>);
-  int size_, fd_;
+  const std::vector<int32_t> hosts_;
+  std::vector<int> fds_;
+  std::unique_ptr<SocketMesh> mesh_;
   std::atomic<int>* notes_;
 };
 
@@ -82,12 +119,22 @@ void Rank::meet(int place) const {
 }
 
 void on_threads(int size, const Body& body) {
+  on_threads(Hosts{{size}}, body);
+}
+void on_processes(int size, const Body& body) {
+  on_processes(Hosts{{size}}, body);
+}
+std::vector<Ending> endings(int size, const Body& body) {
+  return endings(Hosts{{size}}, body);
+}
+
+void on_threads(const Hosts& hosts, const Body& body) {
   const SharedMappings shared;
-  const Job job(size);
+  const Job job(hosts);
   std::mutex mutex;
   std::string failures;
   std::vector<std::thread> threads;
-  for (int r = 0; r < size; ++r)
+  for (int r = 0; r < job.size(); ++r)
     threads.emplace_back([&, r] {
       const std::string failure = run(body, job.rank(r));
       const std::lock_guard<std::mutex> lock(mutex);
@@ -97,10 +144,10 @@ void on_threads(int size, const Body& body) {
   if (!failures.empty()) fail(__FILE__, __LINE__, "ranks as threads:" + failures);
 }
 
-std::vector<Ending> endings(int size, const Body& body) {
-  const Job job(size);
+std::vector<Ending> endings(const Hosts& hosts, const Body& body) {
+  const Job job(hosts);
   std::vector<pid_t> pids;
-  for (int r = 0; r < size; ++r) {
+  for (int r = 0; r < job.size(); ++r) {
     const pid_t pid = fork();
     EXPECT(pid >= 0);
     if (pid == 0) be_a_rank(body, job.rank(r));
@@ -116,9 +163,9 @@ std::vector<Ending> endings(int size, const Body& body) {
   return all;
 }
 
-void on_processes(int size, const Body& body) {
+void on_processes(const Hosts& hosts, const Body& body) {
   std::string failures;
-  const std::vector<Ending> all = endings(size, body);
+  const std::vector<Ending> all = endings(hosts, body);
   for (size_t r = 0; r < all.size(); ++r)
     if (all[r].code != 0)
       failures += " rank " + std::to_string(r) + " ended with code " + std::to_string(all[r].code) +

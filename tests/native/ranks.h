@@ -5,9 +5,11 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "engine/engine.h"
+#include "socket_link.h"
 
 namespace ringar::test {
 
@@ -20,6 +22,12 @@ struct Rank {
   int rank, size;
   ringar_config config;
   std::atomic<int>* notes;
+  const SocketMesh* mesh = nullptr;  // there if the job has several hosts
+
+  // An engine that is not started.
+  std::unique_ptr<Engine> engine() const {
+    return std::make_unique<Engine>(config, mesh ? mesh->open(rank) : nullptr);
+  }
 
   // Waits until `value` has been noted at `place` (by add); fails if another rank has.
   void await(int place, int value) const;
@@ -34,6 +42,15 @@ using Body = std::function<void(Rank&)>;
 void on_threads(int size, const Body& body);
 void on_processes(int size, const Body& body);
 
+// The same with hosts: host h has as many ranks as hosts[h] says, numbered host by host or, if
+// `dealt`, in turns. Each host has an arena of its own; between them are sockets.
+struct Hosts {
+  std::vector<int> ranks;
+  bool dealt = false;
+};
+void on_threads(const Hosts& hosts, const Body& body);
+void on_processes(const Hosts& hosts, const Body& body);
+
 // How a process ended: with a code, or by a signal.
 struct Ending {
   int code;
@@ -42,5 +59,6 @@ struct Ending {
 
 // For ranks that are to die. A body that returns makes 0, one that fails an expectation 1.
 std::vector<Ending> endings(int size, const Body& body);
+std::vector<Ending> endings(const Hosts& hosts, const Body& body);
 
 }  // namespace ringar::test

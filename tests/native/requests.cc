@@ -128,6 +128,20 @@ Bytes random_bytes(DataType dtype, size_t elements, uint64_t seed, int special) 
   return bytes;
 }
 
+Bytes small_numbers(DataType dtype, size_t elements, uint64_t seed) {
+  if (!is_floating(dtype)) return random_bytes(dtype, elements, seed);
+  Random random{seed * 0x100000001b3u};
+  const size_t size = size_of(dtype);
+  const double numbers[] = {0.5, 1, -0.5, -1};
+  Bytes bytes(elements * size);
+  for (size_t i = 0; i < elements; ++i) {
+    const double number = numbers[random() % 4];
+    const uint64_t bits = bits_of(dtype, number);
+    std::memcpy(bytes.data() + i * size, &bits, size);
+  }
+  return bytes;
+}
+
 std::string allreduce_spec(const std::string& name, const std::string& dtype) {
   return "allreduce dtype=" + dtype + " op=sum root=0 set=0 prescale=1 postscale=1 name=" + name;
 }

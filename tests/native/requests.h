@@ -67,6 +67,9 @@ class TestRequest : private OwnedSpec, public Request {
 // them anything that fits in the bits, NaN and infinities included.
 Bytes random_bytes(DataType dtype, size_t elements, uint64_t seed, int special = 8);
 
+// Floating dtypes: 0.5 and 1, of either sign: sums and products of a few are exact.
+Bytes small_numbers(DataType dtype, size_t elements, uint64_t seed);
+
 // The same allreduce on every rank, of elements that are all rank + 1.
 std::string allreduce_spec(const std::string& name, const std::string& dtype = "float32");
 void add_ones(TestRequest& request, int rank, size_t elements, Output where = Output::kApart);

@@ -101,10 +101,11 @@ Status Communicator::run(Request& request) {
     Timeline::instance().collective(request, current_.signature.title(), begin, current_.trace);
     current_.trace.clear();
   }
-  if (world_.peers) world_.peers->finished(id_, sequence_);
+  const bool in_step = status.ok() || status.code() == RINGAR_MISMATCH;
+  if (in_step && world_.peers) world_.peers->finished(id_, sequence_);
   if (status.ok()) return status;
   const Status failure(status.code(), current_.prefix() + status.message());
-  if (failure.code() != RINGAR_MISMATCH) {
+  if (!in_step) {
     broken_ = failure;
     is_broken_.store(true);
     if (world_.arena) world_.arena->give_up(failure.message());

@@ -1,0 +1,226 @@
+// Every collective on ranks of several hosts, against the serial reference; one in five is spoiled
+// by one rank, and the next must work.
+
+#include <signal.h>
+
+#include <chrono>
+#include <numeric>
+#include <thread>
+
+#include "algorithms/ring.h"
+#include "check.h"
+#include "plans.h"
+#include "ranks.h"
+
+namespace ringar::test {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kPlans = 25;
+#else
+constexpr int kPlans = 80;
+#endif
+
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+void run_random_plans(const Rank& me, uint64_t seed, size_t largest) {
+  const auto engine = me.engine();
+  EXPECT_OK(engine->start());
+  for (int i = 0; i < kPlans; ++i)
+    run_plan(random_plan_between_hosts(seed * 1000 + static_cast<uint64_t>(i), all_ranks(me.size),
+                                       0, largest),
+             me.rank, *engine);
+}
+
+TEST(between_hosts_of_one_rank_each) {
+  for (size_t hosts : {2, 3, 4, 5, 7})
+    on_processes(Hosts{std::vector<int>(hosts, 1)},
+                 [&](Rank& me) { run_random_plans(me, 100 + hosts, 700'000); });
+}
+
+TEST(between_hosts_of_several_ranks) {
+  for (const Hosts& hosts : {Hosts{{2, 2}}, Hosts{{2, 2}, true}, Hosts{{3, 3}}, Hosts{{2, 2, 2}}})
+    on_processes(hosts, [&](Rank& me) {
+      run_random_plans(me, 200 + static_cast<uint64_t>(me.size), 900'000);
+    });
+}
+
+// Ranks in no column, hosts of a single rank beside others.
+TEST(between_hosts_of_different_sizes) {
+  for (const Hosts& hosts : {Hosts{{1, 2}}, Hosts{{3, 1}}, Hosts{{2, 3}, true}, Hosts{{1, 3, 2}}})
+    on_processes(hosts, [&](Rank& me) {
+      run_random_plans(me, 300 + static_cast<uint64_t>(me.size), 900'000);
+    });
+}
+
+TEST(between_hosts_of_threads) {
+  for (const Hosts& hosts : {Hosts{{1, 1}}, Hosts{{2, 2}}, Hosts{{1, 2}}})
+    on_threads(hosts, [&](Rank& me) {
+      run_random_plans(me, 400 + static_cast<uint64_t>(me.size), 300'000);
+    });
+}
+
+// Many blocks in many lanes, in place and not.
+TEST(between_hosts_large_arrays) {
+  for (const Hosts& hosts : {Hosts{{1, 1, 1}}, Hosts{{2, 2}}, Hosts{{2, 1, 2}}})
+    on_processes(hosts, [](Rank& me) {
+      const auto engine = me.engine();
+      EXPECT_OK(engine->start());
+      for (const char* options :
+           {"", "wire=bfloat16 ", "algorithm=ring ", "algorithm=hierarchical "})
+        for (Output where : {Output::kApart, Output::kInPlace}) {
+          Plan plan = random_plan_between_hosts(7, all_ranks(me.size), 0, 64);
+          plan.collective = Collective::kAllreduce;
+          plan.dtype = DataType::kFloat32;
+          plan.op = ReduceOp::kSum;
+          plan.prescale = 0.5;
+          plan.postscale = 2;
+          plan.where = where;
+          plan.twist = Twist::kNone;
+          plan.options = options;
+          plan.tails = {{}, {3}, {}};
+          plan.rows.assign(plan.ranks(), {5, 600'001, 900'017});
+          plan.splits.assign(plan.ranks(), {});
+          run_plan(plan, me.rank, *engine);
+        }
+    });
+}
+
+// Sets within a host, across hosts, of one rank, in any order.
+TEST(between_hosts_process_sets) {
+  on_processes(Hosts{{2, 1, 2}}, [](Rank& me) {
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    const std::vector<std::vector<int>> sets{{0, 1}, {4, 0, 2}, {3}, {1, 3}, {4, 3, 2, 1, 0}};
+    std::vector<int> ids;
+    for (const auto& set : sets) {
+      ids.push_back(-1);
+      EXPECT_OK(engine->add_process_set(set, &ids.back()));
+    }
+    for (uint64_t seed = 0; seed < 60; ++seed) {
+      const size_t which = seed % sets.size();
+      run_plan(random_plan_between_hosts(9000 + seed, sets[which], ids[which], 200'000), me.rank,
+               *engine);
+    }
+    for (int id : ids) EXPECT_OK(engine->remove_process_set(id));
+  });
+}
+
+// float32 that is not exact in 16 bits: within what one rounding per hop may do.
+TEST(between_hosts_compressed_sums_are_near) {
+  on_processes(Hosts{{2, 2, 1}}, [](Rank& me) {
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    for (const char* wire : {"float16", "bfloat16"})
+      for (size_t elements : {100, 300'000}) {
+        TestRequest request("allreduce dtype=float32 op=sum wire=" + std::string(wire) +
+                            " name=near");
+        Bytes bytes(elements * sizeof(float));
+        auto* values = reinterpret_cast<float*>(bytes.data());
+        for (size_t i = 0; i < elements; ++i)
+          values[i] = 1.0f + static_cast<float>(i % 1000) / 1000 + static_cast<float>(me.rank);
+        request.add(bytes, {static_cast<int64_t>(elements)}, Output::kApart, bytes.size());
+        EXPECT_OK(engine->run(request));
+        const Bytes output = request.output(0);
+        const auto* sums = reinterpret_cast<const float*>(output.data());
+        const float unit = wire[0] == 'f' ? 1.0f / 2048 : 1.0f / 256;
+        for (size_t i = 0; i < elements; ++i) {
+          const float exact = 5 * (1.0f + static_cast<float>(i % 1000) / 1000) + 10;
+          EXPECT(std::abs(sums[i] - exact) <= 3 * unit * exact);
+        }
+      }
+  });
+}
+
+// What a large allreduce ends with when a rank is missing.
+std::string failure_of(Engine& engine, int rank) {
+  TestRequest request(allreduce_spec("lost"));
+  add_ones(request, rank, 300'000);
+  const Status status = engine.run(request);
+  EXPECT(status.code() == RINGAR_PEER_LOST || status.code() == RINGAR_DEADLINE);
+  EXPECT_CONTAINS(status.message(), "rank " + std::to_string(rank) + " | allreduce \"lost\"");
+  return status.message();
+}
+
+// A rank that never comes is named on all hosts, also to those that wait for somebody else.
+TEST(between_hosts_a_late_rank_is_named) {
+  on_processes(Hosts{{2, 1, 1}}, [](Rank& me) {
+    me.config.deadline = 2.5;
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    if (me.rank == 2)
+      me.await(0, 3);
+    else
+      EXPECT_CONTAINS(failure_of(*engine, me.rank), "waiting for rank 2");
+    me.add(0);
+    me.await(0, 4);
+  });
+}
+
+TEST(between_hosts_a_rank_that_leaves) {
+  on_processes(Hosts{{1, 2}}, [](Rank& me) {
+    auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    TestRequest request(allreduce_spec("fine"));
+    add_ones(request, me.rank, 1000);
+    EXPECT_OK(engine->run(request));
+    expect_sum_of_ranks(request, me.size);
+    if (me.rank == 1)
+      engine->stop();
+    else
+      EXPECT_CONTAINS(failure_of(*engine, me.rank), "rank 1 has left");
+    me.meet(0);
+  });
+}
+
+// Leaving is no failure for those who still wait for what others have sent.
+TEST(between_hosts_ranks_leave_one_after_the_other) {
+  on_processes(Hosts{{1, 1, 1, 1}}, [](Rank& me) {
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    // Small: the root is done as soon as it has sent.
+    TestRequest request("broadcast dtype=float32 root=0 name=all");
+    const Bytes bytes(4 * 1000, std::byte{static_cast<unsigned char>(me.rank)});
+    request.add(bytes, {1000}, Output::kApart, bytes.size());
+    if (me.rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    EXPECT_OK(engine->run(request));
+    EXPECT(request.output(0) == Bytes(bytes.size(), std::byte{0}));
+    engine->stop();
+    me.meet(0);
+  });
+}
+
+// Its host sees a rank die, and tells the others.
+TEST(between_hosts_a_rank_that_dies) {
+  const std::vector<Ending> all = endings(Hosts{{2, 2}}, [](Rank& me) {
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    if (me.rank == 3) raise(SIGKILL);
+    EXPECT_CONTAINS(failure_of(*engine, me.rank), "rank 3 has died");
+    me.add(0);
+    me.await(0, 3);
+  });
+  for (size_t r = 0; r < 3; ++r) EXPECT_EQ(all[r].code, 0);
+  EXPECT_EQ(all[3].signal, SIGKILL);
+}
+
+TEST(between_hosts_a_rank_without_memory_for_its_output) {
+  on_processes(Hosts{{1, 1}}, [](Rank& me) {
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    TestRequest request("allgather dtype=float32 name=rows");
+    request.refuse_memory = me.rank == 1;
+    request.add(Bytes(4000), {1000}, Output::kAllocated, 0);
+    const Status status = engine->run(request);
+    EXPECT(!status.ok());
+    EXPECT_CONTAINS(status.message(), "expected memory for an output");
+    me.meet(0);
+  });
+}
+
+}  // namespace
+}  // namespace ringar::test

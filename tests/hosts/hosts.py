@@ -65,6 +65,17 @@ class Traffic:
         return Traffic(self.bytes - other.bytes, self.frames - other.frames)
 
 
+def payload_part(mtu: int) -> float:
+    """What part of the bytes of full frames is payload of TCP."""
+    return (mtu - TCP_HEADERS) / (mtu + ETHERNET_HEADER)
+
+
+def bucket(rate_mbit: float) -> list[str]:
+    """What `tc qdisc add dev eth0`, or `change`, is told for a rate."""
+    rate = ["rate", f"{round(rate_mbit * 1e6)}bit"]
+    return ["root", "handle", "1:", "tbf", *rate, "burst", str(BURST_BYTES), "latency", QUEUE]
+
+
 class Host:
     """One host of `Hosts`.
 
@@ -193,8 +204,7 @@ class Hosts:
         """Bytes per second that a TCP stream can carry between two hosts."""
         if self.rate_mbit is None:
             raise ValueError("these hosts have no rate")
-        part = (self.mtu - TCP_HEADERS) / (self.mtu + ETHERNET_HEADER)
-        return self.rate_mbit * 1e6 / 8 * part
+        return self.rate_mbit * 1e6 / 8 * payload_part(self.mtu)
 
     @property
     def agent(self) -> Path:
@@ -263,9 +273,7 @@ class Hosts:
     def _queues(self) -> list[list[str]]:
         queues = []
         if self.rate_mbit is not None:
-            rate = ["rate", f"{round(self.rate_mbit * 1e6)}bit"]
-            bucket = ["tbf", *rate, "burst", str(BURST_BYTES), "latency", QUEUE]
-            queues.append(["root", "handle", "1:", *bucket])
+            queues.append(bucket(self.rate_mbit))
         if self.latency_ms:
             place = ["parent", "1:1"] if queues else ["root"]
             queues.append([*place, "netem", "delay", f"{self.latency_ms}ms", "limit", "100000"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -74,7 +73,7 @@ def ran(
     tmp_path_factory: pytest.TempPathFactory,
     can_make_hosts: None,
     has_open_mpi: None,
-) -> Iterator[Ran]:
+) -> Ran:
     layout: Layout = request.param
     folder = tmp_path_factory.mktemp("collectives")
     options = ["--map-by", "node"] if layout.in_turn else []
@@ -83,7 +82,7 @@ def ran(
             hosts, layout.ranks, SCRIPTS / "collectives.py", folder, options=options, deadline=100
         )
         left = [name for host in hosts for name in host.shared_memory() if "ringar" in name]
-    yield Ran(layout, outcomes, left)
+    return Ran(layout, outcomes, left)
 
 
 def test_the_job_ends_well(ran: Ran) -> None:

@@ -1,4 +1,4 @@
-"""Trains a model on all ranks, and on rank 0 alone with the whole batch: the weights are the same."""
+"""Trains a model on all ranks and, with the whole batch, on one: the weights are the same."""
 
 from __future__ import annotations
 

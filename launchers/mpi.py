@@ -62,7 +62,7 @@ def identify(text: str) -> Mpi | None:
         return Mpi(OPEN_MPI, match[1])
     if match := re.search(r"Intel\(R\) MPI Library.*?([\d.]+)", text):
         return Mpi(MPICH, f"{match[1]} (Intel)")
-    if match := re.search(r"(?:MPICH|HYDRA|CRAY MPICH)\b.*?Version:?\s*([\d.]+\w*)", text, re.S):
+    if match := re.search(r"(?:MPICH|HYDRA)\b.*?[Vv]ersion:?\s*([\d.]+\w*)", text, re.S):
         return Mpi(MPICH, match[1])
     return None
 

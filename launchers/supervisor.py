@@ -194,7 +194,7 @@ class Supervisor:
 
     def _cause(self) -> Failure | None:
         own = [failure for failure in self.failures if not failure.consequence]
-        return (own or self.failures or [None])[0]
+        return next(iter(own or self.failures), None)
 
     def _verdict(self) -> None:
         cause = self._cause()

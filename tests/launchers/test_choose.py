@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from ringar.launchers.choose import Choice, choose
+from ringar.launchers.errors import UsageError
+from ringar.launchers.hosts import Host
+from ringar.launchers.request import Request
+
+HERE, THERE = Host("localhost", 2), Host("elsewhere", 2)
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}
+NODES = (Host("n1", 2), Host("n2", 2))
+LSF = {"LSB_MCPU_HOSTS": "n1 2 n2 2"}
+LSF_HERE = {"LSB_MCPU_HOSTS": f"{socket.gethostname()} 4"}
+
+
+def choice(environ: dict[str, str] | None = None, **options: object) -> Choice:
+    fields: dict[str, object] = {"num_proc": None, "command": ("true",), "source": "-H", **options}
+    return choose(Request(**fields), environ or {})  # type: ignore[arg-type]
+
+
+def test_automatic() -> None:
+    assert choice(num_proc=3) == Choice("local", 3)
+    assert choice(hosts=(HERE,)) == Choice("local", 2, (HERE,))
+    assert choice(hosts=(HERE, THERE)) == Choice("mpirun", 4, (HERE, THERE))
+    assert choice(hosts=(THERE,), num_proc=1) == Choice("mpirun", 1, (Host("elsewhere", 1),))
+
+
+def test_allocations() -> None:
+    assert choice(SLURM) == Choice("srun", 4, NODES, "SLURM", "mpirun")
+    assert choice(SLURM, num_proc=2) == Choice("srun", 2, NODES[:1], "SLURM", "mpirun")
+    assert choice(LSF) == Choice("mpirun", 4, NODES, "LSF")
+    here = (Host(socket.gethostname(), 4),)
+    assert choice(LSF_HERE) == Choice("local", 4, here, "LSF")
+
+
+def test_the_user_has_the_last_word() -> None:
+    assert choice(SLURM, launcher="mpirun") == Choice("mpirun", 4, NODES, "SLURM")
+    assert choice(SLURM, launcher="local", num_proc=2) == Choice("local", 2)
+    assert choice(SLURM, hosts=(THERE,)) == Choice("mpirun", 2, (THERE,), "SLURM")
+    assert choice(launcher="srun", num_proc=4) == Choice("srun", 4)
+    assert choice(launcher="mpirun", num_proc=4) == Choice("mpirun", 4, (Host("localhost", 4),))
+
+
+@pytest.mark.parametrize("launcher", ["auto", "local", "mpirun", "srun"])
+def test_something_must_say_how_many(launcher: str) -> None:
+    with pytest.raises(UsageError, match="expected -np N, the number of ranks to start"):
+        choice(launcher=launcher)
+
+
+def test_too_many_ranks() -> None:
+    with pytest.raises(UsageError, match=r"at most 4 ranks.*2 hosts \(-H\), received 5"):
+        choice(hosts=(HERE, THERE), num_proc=5)
+    with pytest.raises(UsageError, match=r"at most 4 .*\(of the SLURM allocation\), received 5"):
+        choice(SLURM, num_proc=5)
+
+
+def test_local_takes_no_other_hosts_and_no_arguments_for_mpi() -> None:
+    with pytest.raises(UsageError, match="expected hosts that are this one, received elsewhere"):
+        choice(hosts=(HERE, THERE), launcher="local")
+    with pytest.raises(UsageError, match="--mpi-args: expected a job of mpirun or srun"):
+        choice(num_proc=2, launcher="local", mpi_args=("-v",))

@@ -1,0 +1,148 @@
+"""The check of the hosts before the start, with an agent that plays hosts with faults."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ringar.launchers import preflight
+from ringar.launchers.command import Command
+from ringar.launchers.errors import UsageError
+from ringar.launchers.hosts import Host
+from ringar.launchers.mpi import OPEN_MPI, Mpi
+from ringar.launchers.mpi_plan import MpiJob
+from ringar.launchers.ssh import Agent
+from ringar.version import __version__
+from tests.launchers.programs import OPEN_MPI_5, write
+
+GOOD = {
+    "host": "h",
+    "python": "3.11.2",
+    "folder": True,
+    "program": True,
+    "ringar": __version__,
+    "mpi": OPEN_MPI_5[0],
+}
+
+
+def without(*names: str, **more: object) -> dict[str, object]:
+    return {name: value for name, value in {**GOOD, **more}.items() if name not in names}
+
+
+ANSWERS: dict[str, dict[str, object]] = {
+    "good": GOOD,
+    "bare": without("ringar", ringar_error="No module named 'ringar'"),
+    "old": without(ringar="0.0.1"),
+    "nompi": without("mpi", mpi_error="No module named 'mpi4py'"),
+    "othermpi": without(mpi="MPICH Version: 5.0.2"),
+    "nofolder": without(folder=False),
+    "noprogram": without(program=False),
+}
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Agent:
+    cases = [
+        f"{name}) echo Welcome; echo; echo 'RINGAR-PREFLIGHT {answer}' ;;"
+        for name, values in ANSWERS.items()
+        for answer in [json.dumps(values).replace("'", "'\\''")]
+    ]
+    other = [
+        'real*) shift; exec sh -c "$*" ;;',
+        "down) echo 'ssh: connect to host down port 22: No route to host' >&2; exit 255 ;;",
+        "nopython) echo 'env: /opt/python: No such file or directory' >&2; exit 127 ;;",
+        "slow) exec sleep 100 ;;",
+        "silent) exit 0 ;;",
+    ]
+    write(tmp_path / "agent", "\n".join(['case "$1" in', *cases, *other, "esac"]))
+    return Agent((str(tmp_path / "agent"),))
+
+
+def job(agent: Agent, *names: str, program: str = "sh", python: str = sys.executable) -> MpiJob:
+    return MpiJob(
+        job="test",
+        size=len(names),
+        launcher="mpirun",
+        mpi=Mpi(OPEN_MPI, "5.0.11"),
+        command=Command(()),
+        environment={"PATH": "/usr/bin:/bin"},
+        hosts=tuple(Host(name) for name in names),
+        python=python,
+        program=(program,),
+        agent=agent,
+        failure_grace=1.0,
+    )
+
+
+def faults(agent: Agent, *names: str) -> list[str]:
+    with pytest.raises(UsageError) as caught:
+        preflight.check(job(agent, *names))
+    assert caught.value.code == 1
+    return str(caught.value).splitlines()
+
+
+def test_good_hosts(agent: Agent) -> None:
+    preflight.check(job(agent, "good"))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("down", "cannot be reached, or gives no answer: ssh: connect to host down port 22: No ro"),
+        ("silent", "cannot be reached, or gives no answer: exit code 0, without a word; try: "),
+        ("nopython", f"expected Python at {sys.executable}, as here, but it does not run there"),
+        ("bare", f"{sys.executable} cannot import ringar: No module named 'ringar'; install"),
+        ("old", f"expected ringar {__version__}, as here, received 0.0.1; install"),
+        ("nompi", "mpi4py does not load an MPI: No module named 'mpi4py'; install"),
+        ("othermpi", "expected Open MPI 5.0.11 for mpi4py, as here, received MPICH 5.0.2; install"),
+        ("nofolder", "which ranks start in, but it is not there; start from a folder that all"),
+        ("noprogram", "expected the program sh, but it is not there; install it"),
+    ],
+)
+def test_each_fault_has_its_words(agent: Agent, name: str, fault: str) -> None:
+    first, second = faults(agent, name)
+    assert first == "1 of 1 host cannot take part; nothing was started"
+    assert second.startswith(f"  {name}: ")
+    assert fault in second
+
+
+def test_all_hosts_at_fault_are_named(agent: Agent) -> None:
+    first, *others = faults(agent, "down", "good", "old", "nopython")
+    assert first == "3 of 4 hosts cannot take part; nothing was started"
+    assert [line.split(":")[0].strip() for line in others] == ["down", "old", "nopython"]
+
+
+def test_hosts_are_asked_at_once_and_not_for_ever(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "PATIENCE", 2.0)
+    started = time.monotonic()
+    lines = faults(agent, "slow", "good", "slow2", "slow")
+    assert "no answer in 2 s" in lines[1]
+    assert time.monotonic() - started < 10
+
+
+def test_a_host_without_mpi_is_asked_for_real(agent: Agent) -> None:
+    """The question itself, in this Python: whatever the answer is, it is one."""
+    try:
+        preflight.check(job(agent, "real", program="no-such-program"))
+    except UsageError as error:
+        text = str(error)
+    else:
+        pytest.fail("expected a fault")
+    assert "mpi4py does not load an MPI" in text or "expected the program no-such" in text
+
+
+def test_tensorflow_is_not_imported() -> None:
+    code = preflight._QUESTION.replace("os._exit(0)", "print(sorted(sys.modules))")
+    out = subprocess.run(
+        [sys.executable, "-c", code, "/", "sh"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "'ringar.launchers.guard'" in out
+    assert "'tensorflow'" not in out
+    assert "'numpy'" not in out

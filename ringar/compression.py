@@ -51,10 +51,11 @@ class Compressor:
 
 
 class FP16Compressor(Compressor):
-    """float32 travels between hosts as float16: 11 bits of precision, from 6e-8 to 65504.
+    """float32 travels between hosts as float16: 11 bits of precision, from 6e-5 to 65504.
 
-    That range holds for sums on their way, too: an average is divided when it is complete. A
-    `prescale_factor` makes room.
+    Smaller numbers lose bits, down to 6e-8. The range holds for sums on their way, too: an average
+    is divided when it is complete. With factors such as `prescale_factor=1024,
+    postscale_factor=1 / 1024` it is moved to where the numbers are.
     """
 
     wire = "float16"

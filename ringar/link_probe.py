@@ -5,8 +5,8 @@ larger ones, some additions and copies, 0.1 to 0.3 s altogether where the link h
 
 - Latency: every host's first rank sends a few bytes to the next host and receives from the one
   before, as all do at once in every round of a ring or of recursive doubling; median.
-- Bandwidth: the same with amounts that grow until one takes 15 ms or is 16 MiB, then three of them
-  without a pause. The time of the last two counts: token buckets, of clouds and of
+- Bandwidth: the same with amounts that grow until one takes 15 ms or is 16 MiB, then four of them
+  without a pause. The median of the last three counts: token buckets, of clouds and of
   `tc qdisc ... tbf`, let a first burst pass faster than they let the rest. They travel as the
   ring's do, in pieces of which several are under way: MPI asks the receiver before it sends a
   longer message, and question and answer wait in the queues that the bytes have filled.
@@ -104,8 +104,9 @@ def _link(comm: Any) -> tuple[float, float]:
         if slowest >= _LONG_ENOUGH or size >= _LARGEST:
             break
         size = min(_LARGEST, size * (4 if slowest < _LONG_ENOUGH / 4 else 2))
-    _, *rest = _timed(lambda: _exchange(comm, given, got), 3)
-    seconds = max(comm.allgather(sum(rest) / len(rest)))
+    everyone = comm.allgather(_timed(lambda: _exchange(comm, given, got), 4))
+    _, *rest = (max(times) for times in zip(*everyone, strict=True))
+    seconds = median(rest)
     return latency, size / max(seconds - latency, seconds / 2)
 
 

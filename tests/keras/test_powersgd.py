@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import ringar
 from ringar.powersgd import PowerSGD, matrix_shape
-from tests.keras import common
+from tests.keras import common, digits
 
 pytestmark = pytest.mark.usefixtures("initialized")
 
@@ -270,7 +270,7 @@ def test_fit(jit: bool, policy: str, exchange: Callable[[Any], Any]) -> None:
 def test_training_converges_as_without_compression() -> None:
     """Digits, rank 1: at most 3% of the test images lost, where no feedback loses 8% or more."""
     accuracies = {
-        name: accuracy_on_digits(compression)
+        name: digits.train(5, compression=compression)[1]
         for name, compression in {
             "none": ringar.Compression.none,
             "feedback": PowerSGD(rank=1),
@@ -280,27 +280,6 @@ def test_training_converges_as_without_compression() -> None:
     assert accuracies["none"] > 0.92, accuracies
     assert accuracies["feedback"] > accuracies["none"] - 0.03, accuracies
     assert accuracies["forgetful"] < accuracies["none"] - 0.08, accuracies
-
-
-def accuracy_on_digits(compression: Any) -> float:
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    x, y = (digits.data / 16).astype("float32")[order], digits.target[order]
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [
-            keras.Input((64,)),
-            keras.layers.Dense(64, activation="relu"),
-            keras.layers.Dense(10, activation="softmax"),
-        ]
-    )
-    optimizer = ringar.DistributedOptimizer(SGD(0.01, momentum=0.9), compression=compression)
-    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-    data = common.own_batches((x[:1437], y[:1437]), batch=32)
-    model.fit(data, epochs=5, verbose=0, callbacks=[ringar.callbacks.Distributed()])
-    return float(model.evaluate(x[1437:], y[1437:], verbose=0)[1])
 
 
 def test_refusals() -> None:

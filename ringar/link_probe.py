@@ -1,7 +1,8 @@
 """Measures what the cost model needs to know of the hosts and of the network between them.
 
 Runs once, when a job over several hosts starts, and must not be felt: some small exchanges, a few
-larger ones, some additions and copies, 0.1 to 0.3 s altogether where the link has 200 Mbit/s.
+larger ones, some additions and copies: 0.1 to 0.2 s on 2 to 8 hosts at 200 to 500 Mbit/s, and up to
+0.45 s with the time in which MPI connects them.
 
 - Latency: every host's first rank sends a few bytes to the next host and receives from the one
   before, as all do at once in every round of a ring or of recursive doubling; median.

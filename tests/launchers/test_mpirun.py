@@ -1,0 +1,203 @@
+"""Real jobs of the mpirun in this environment, with mpi4py: on this host, and through an agent.
+
+The second "host" is another address of this one, reached through a script in place of ssh, with an
+environment of its own. mpirun does not know that and starts a daemon there; between the two,
+ranks could not communicate, since both have the same network addresses.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ringar.launchers import mpi
+from ringar.launchers.errors import UsageError
+from tests.launchers.helpers import Launcher, launch, processes, python, shell, wait_until
+from tests.launchers.programs import write
+
+
+@functools.cache
+def missing() -> str:
+    """Why no job of mpirun can be started here; "" if one can."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed"
+    try:
+        mpi.find_mpirun(mpi.of_mpi4py(sys.executable, os.environ), sys.executable, os.environ)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = [pytest.mark.job, pytest.mark.skipif(bool(missing()), reason=missing() or "-")]
+
+MPIRUN = ("--launcher", "mpirun")
+TWO_HOSTS = ("-H", "localhost:1,127.0.0.2:2")
+SHOW = (
+    sys.executable,
+    "-c",
+    "import json, os; from mpi4py import MPI; w = MPI.COMM_WORLD; print(json.dumps([w.rank, w.size,"
+    " w.allreduce(w.rank), {k: v for k, v in os.environ.items() if k.startswith(('RINGAR_', 'MY_'))"
+    "}, sorted(os.sched_getaffinity(0))]))",
+)
+RANK = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Path:
+    """A program in place of ssh; what it was asked is in the file `asked` beside it."""
+    path = tmp_path / "agent"
+    mark = 'RINGAR_TEST_MARK="$RINGAR_TEST_MARK"'
+    text = f"""
+printf '%s\\n' "$*" >>{tmp_path}/asked
+while case "$1" in -x) ;; -p|-i) shift ;; *) false ;; esac; do shift; done
+shift
+exec env -i HOME=/ PATH=/usr/bin:/bin THERE=1 {mark} sh -c "$*"
+"""
+    write(path, text)
+    return path
+
+
+def test_ranks_form_one_world() -> None:
+    result = launch("-np", "3", *MPIRUN, "-x", "MY_A=1 2,3\n4", "--deadline", "5", *SHOW)
+    assert result.returncode == 0, result.stderr
+    found = {}
+    for line in result.stdout.splitlines():
+        prefix, _, text = line.partition("] ")
+        rank, size, total, environ, cpus = json.loads(text)
+        assert prefix == f"[{rank}"
+        assert (size, total) == (3, 3)
+        assert environ["RINGAR_LAUNCHER"] == "mpi"
+        assert environ["RINGAR_JOB_SIZE"] == "3"
+        assert environ["RINGAR_DEADLINE"] == "5"
+        assert environ["MY_A"] == "1 2,3\n4"
+        assert "RINGAR_RANK" not in environ
+        found[rank] = cpus
+    assert sorted(found) == [0, 1, 2]
+    usable = os.sched_getaffinity(0)
+    if len(usable) >= 3:
+        assert sum(map(len, found.values())) == len(usable)
+
+
+def test_environment_crosses_to_another_host(agent: Path) -> None:
+    show = shell(f"echo {RANK}-$THERE-$MY_A-$MY_B-$TF_MINE-$MY_OTHER-$RINGAR_SSH")
+    result = launch(
+        *(*TWO_HOSTS, "--ssh-command", str(agent), "-p", "22", "-x", "MY_A=1 2,3\n4", "-x", "MY_B"),
+        *show,
+        env={"MY_B": "5", "TF_MINE": "6", "MY_OTHER": "7", "RINGAR_SSH": "not-this-one"},
+    )
+    assert result.returncode == 0, result.stderr
+    here, *there = sorted(result.stdout.splitlines())
+    assert here.startswith("[0] 0--1 2,3 4-5-6-")
+    assert there == ["[1] 1-1-1 2,3 4-5-6--", "[2] 2-1-1 2,3 4-5-6--"]
+    asked = (agent.parent / "asked").read_text().splitlines()
+    assert asked[0].startswith("-p 22 127.0.0.2 env ")  # the check
+    assert "-p 22 127.0.0.2 " in asked[-1]  # mpirun's daemon
+
+
+def test_lines_stay_whole_and_files_are_kept(tmp_path: Path, agent: Path) -> None:
+    code = (
+        "import os; r = os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK']\n"
+        "for i in range(2000): print('rank', r, 'line', i, 'x' * 100, 'end')"
+    )
+    folder = tmp_path / "logs"
+    result = launch(
+        *TWO_HOSTS, "--output-filename", str(folder), *python(code), env={"RINGAR_SSH": str(agent)}
+    )
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) == 6000
+    for line in lines:
+        assert re.fullmatch(r"\[(\d)\] rank \1 line \d+ x{100} end", line)
+    for rank in range(3):
+        assert len((folder / f"rank.{rank}/stdout").read_text().splitlines()) == 2000
+
+
+@pytest.mark.parametrize("hosts", [("-np", "3", *MPIRUN), TWO_HOSTS], ids=["one host", "two"])
+@pytest.mark.parametrize(
+    ("end", "code", "says"),
+    [
+        ("exit 3", 3, "rank 1 of 3 on .* failed with exit code 3"),
+        ("kill -9 $$", 137, r"rank 1 of 3 on .* was killed by signal 9 \(SIGKILL\)"),
+    ],
+)
+def test_a_failed_rank_ends_the_job_and_leaves_the_others_a_moment(
+    hosts: tuple[str, ...], end: str, code: int, says: str, agent: Path
+) -> None:
+    # Rank 0 gets 2 s after the failure: enough for what it does last.
+    others = "sleep 1.5; echo last words; sleep 100"
+    program = shell(f"if [ {RANK} = 1 ]; then {end}; fi; {others}")
+    started = time.monotonic()
+    result = launch(*hosts, "--failure-grace", "3", *program, env={"RINGAR_SSH": str(agent)})
+    assert time.monotonic() - started < 30
+    assert result.returncode == code, result.stderr
+    assert re.search(says, result.stderr.splitlines()[-1])
+    assert sorted(result.stdout.splitlines()) == ["[0] last words", "[2] last words"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_all_ranks(number: int, agent: Path) -> None:
+    program = shell("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.1; done")
+    with Launcher(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(agent)}) as launcher:
+        assert launcher.process.stdout is not None
+        for _ in range(3):
+            assert "ready" in launcher.process.stdout.readline()
+        launcher.signal(number)
+        result = launcher.finish()
+    assert result.returncode == 128 + number
+    assert result.stderr.splitlines()[-1].startswith("ringarrun: stopped all ranks on SIG")
+
+
+def test_a_second_signal_kills(agent: Path) -> None:
+    program = shell("trap '' TERM INT; echo ready; while :; do sleep 0.1; done")
+    with Launcher(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(agent)}) as launcher:
+        assert launcher.process.stdout is not None
+        for _ in range(3):
+            assert "ready" in launcher.process.stdout.readline()
+        launcher.signal(signal.SIGINT)
+        time.sleep(0.5)
+        launcher.signal(signal.SIGINT)
+        assert launcher.process.wait(20) == 130
+        wait_until(launcher.gone, "the end of all ranks", 20)
+
+
+def test_nothing_is_left_when_the_launcher_is_killed(agent: Path) -> None:
+    program = shell("echo ready; setsid sleep 100 & sleep 100")
+    with Launcher(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(agent)}) as launcher:
+        assert launcher.process.stdout is not None
+        for _ in range(3):
+            assert "ready" in launcher.process.stdout.readline()
+        assert len(processes(launcher.mark)) > 6
+        launcher.signal(signal.SIGKILL)
+        wait_until(launcher.gone, "the end of all ranks", 30)
+
+
+def test_a_host_without_python_is_named_and_nothing_starts(tmp_path: Path) -> None:
+    write(tmp_path / "agent", "echo 'env: python: No such file or directory' >&2; exit 127")
+    program = shell(f"touch {tmp_path}/started")
+    result = launch(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(tmp_path / "agent")})
+    assert result.returncode == 1
+    first, second = result.stderr.splitlines()
+    assert first == ("ringarrun: error: 1 of 2 hosts cannot take part; nothing was started")
+    assert second.startswith("  127.0.0.2: expected Python at ")
+    assert not (tmp_path / "started").exists()
+
+
+def test_verbose_prints_the_command_and_it_can_be_typed() -> None:
+    result = launch("-np", "2", *MPIRUN, "--verbose", *shell("echo hi"))
+    lines = [line.removeprefix("ringarrun: ") for line in result.stderr.splitlines()]
+    assert lines[0].startswith("env ")
+    dry = launch("-np", "2", *MPIRUN, "--dry-run", *shell("echo hi")).stdout
+    assert [line for line in dry.splitlines() if "--job" not in line] == [
+        line for line in lines[: len(dry.splitlines())] if "--job" not in line
+    ]
+    typed = launch("-np", "1", "--no-prefix", *shell(dry))
+    assert sorted(typed.stdout.splitlines()) == ["[0] hi", "[1] hi"]

@@ -112,17 +112,18 @@ class Training:
         return int(sum(np.prod(v.shape) for v in self.model.trainable_variables)) * 4
 
 
-def seconds(run: Step, calls: int) -> float:
-    """Seconds per call, from a moment at which all ranks are there until all have ended."""
+def seconds(run: Step, calls: int) -> tuple[float, float]:
+    """Seconds per call from when all ranks are there until all have ended, and of a processor."""
     import ringar
 
     run()
     ringar.barrier()
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     for _ in range(calls):
         run()
+    busy = time.process_time() - busy
     ringar.barrier()
-    return (time.perf_counter() - start) / calls
+    return (time.perf_counter() - start) / calls, busy / calls
 
 
 def set_rate(rate_mbit: float) -> None:
@@ -152,14 +153,17 @@ def main() -> None:
     training = Training(ringar.rank(), options["batch"])
     compute, forward = training.step(distributed=False), training.forward()
     seconds(compute, 1)
-    rate = balance(training, seconds(compute, options["steps"]), options["mtu"])
+    rate = balance(training, seconds(compute, options["steps"])[0], options["mtu"])
     steps = {"compute": compute, "communicate": training.exchange(), "forward": forward}
     ringar.broadcast_variables(training.model.variables, root_rank=0)
     steps["both"] = training.step(distributed=True)
     found: dict[str, list[float]] = {name: [] for name in steps}
+    busy: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(options["rounds"]):
         for name, run in steps.items():
-            found[name].append(seconds(run, options["steps"]))
+            wall, processor = seconds(run, options["steps"])
+            found[name].append(wall)
+            busy[name].append(processor)
     ringar.broadcast_variables(training.model.variables, root_rank=0)
     for _ in range(2):
         steps["both"]()
@@ -168,6 +172,7 @@ def main() -> None:
         "rate_mbit": rate,
         "gradient_bytes": training.gradient_bytes,
         "seconds": found,
+        "processor": busy,
         "wrong": weights_differ(training.model),
     }
     Path(options["folder"], f"{ringar.rank()}.json").write_text(json.dumps(report))

@@ -33,6 +33,10 @@ def training_row(reports: list[Row]) -> Row:
         "rate_mbit": reports[0]["rate_mbit"],
         "gradient_bytes": reports[0]["gradient_bytes"],
         **{name: median(times) for name, times in slowest.items()},
+        **{
+            f"{name}_processor": max(median(r["processor"][name]) for r in reports)
+            for name in names
+        },
         "ratio": median(ratios),
         "min": min(ratios),
         "max": max(ratios),
@@ -107,10 +111,11 @@ def stream_table(rows: list[Row]) -> str:
 
 
 def training_table(rows: list[Row]) -> str:
-    """Steps, and what they consist of."""
-    headers = ["gradients", "Mbit/s", "computing", "of it forward", "communicating", "both",
-               "ratio", "min", "max", "#wrong"]  # fmt: skip
-    keys = ("compute", "forward", "communicate", "both")
+    """Steps, what they consist of, and how long each rank had a processor for them."""
+    headers = ["gradients", "Mbit/s", "forward", "computing", "processor", "communicating",
+               "processor", "both", "processor", "ratio", "min", "max", "#wrong"]  # fmt: skip
+    keys = ("forward", "compute", "compute_processor", "communicate", "communicate_processor",
+            "both", "both_processor")  # fmt: skip
     lines = [
         [f"{r['gradient_bytes'] / 1e6:.1f} MB", f"{r['rate_mbit']:.0f}"]
         + [report.time_text(r[key]) for key in keys]

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,11 +121,12 @@ class Host:
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
         return [pid for pid in pids if pid != self.pid and _namespace(pid, "net") == network]
 
-    def kill(self) -> int:
-        """Kills everything that runs on this host; returns how many processes that were."""
+    def kill(self, pids: Iterable[int] | None = None) -> int:
+        """Kills everything that runs on this host, or some of it; returns how many that were."""
         killed: set[int] = set()
         for _ in range(100):  # again and again, for a process may fork while we look
             running = self.processes()
+            running = running if pids is None else sorted(set(running) & set(pids))
             for pid in running:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,8 @@
-"""A host that disappears, and ranks on several hosts that disagree."""
+"""A host that disappears, and ranks on several hosts that disagree.
+
+What mpirun does when it loses a host is its own: it ends the job at once, or not at all. Here it is
+told to let the ranks be, where it can be told, so that they come to say what they saw.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import test_disagreement as disagreement
-from tests.faults.outcomes import Outcomes, run_scenarios
+from tests.faults.outcomes import Outcomes
 from tests.hosts import Host, Hosts
 from tests.hosts.scenarios import SCRIPTS, run_scenarios_on
 
@@ -23,32 +27,123 @@ pytestmark = [
 
 DEADLINE = 4.0
 RANKS = (1, 1, 2)
-VICTIM = 1  # the host, and its one rank
+VICTIM = 1  # the host, and its only rank
 OTHERS = (0, 2, 3)
-# A host that goes is no news for TCP: only the deadline says so. Then there is one more wait, at
-# most, until the rank that hit its own has told the others.
-WITHIN = DEADLINE + 3.0
+FAULT_TOLERANT = ("--with-ft", "ulfm")
+
+
+class Disappearance(threading.Thread):
+    """Waits until all ranks are in their loop, does it, and ends the job some time after that."""
+
+    def __init__(self, folder: Path, hosts: Hosts, how: Callable[[Host], object]) -> None:
+        super().__init__()
+        self._folder, self._hosts, self._how = folder, hosts, how
+        self.seconds = float("inf")
+        """From the disappearance until all others had written down their error."""
+
+    def run(self) -> None:
+        if not self._wait(lambda: len(list(self._folder.glob("*is in its loop"))) == sum(RANKS)):
+            return
+        start = time.monotonic()
+        self._how(self._hosts[VICTIM])
+        if self._wait(lambda: all((self._folder / f"{r}.jsonl").exists() for r in OTHERS), 20):
+            self.seconds = time.monotonic() - start
+        time.sleep(2)
+        # mpirun waits for the daemon of a host that it cannot reach any more.
+        for host in self._hosts:
+            host.kill()
+
+    @staticmethod
+    def _wait(condition: Callable[[], bool], seconds: float = 50) -> bool:
+        give_up = time.monotonic() + seconds
+        while not condition() and time.monotonic() < give_up:
+            time.sleep(0.02)
+        return condition()
 
 
 def lose_a_host(
-    folder: Path, how: Callable[[Host], object], options: list[str]
-) -> tuple[Outcomes, list[int]]:
-    """Runs a job of which a host disappears; returns what its ranks saw and what was left."""
+    folder: Path, how: Callable[[Host], object], deadline: float = DEADLINE
+) -> tuple[Outcomes, float]:
+    """Runs a job of which a host disappears; returns what its ranks saw, and after how long."""
     with Hosts(len(RANKS)) as hosts:
-        disappearance = threading.Thread(target=when_all_loop, args=[folder, hosts[VICTIM], how])
+        disappearance = Disappearance(folder, hosts, how)
         disappearance.start()
         outcomes = run_scenarios_on(
-            hosts, RANKS, SCRIPTS / "disappear.py", folder, args=[str(DEADLINE)],
-            options=options, deadline=60,
+            hosts, RANKS, SCRIPTS / "disappear.py", folder, args=[str(deadline)],
+            options=FAULT_TOLERANT, deadline=90,
         )  # fmt: skip
         disappearance.join()
-    return outcomes, []
+    return outcomes, disappearance.seconds
 
 
-def when_all_loop(folder: Path, victim: Host, how: Callable[[Host], object]) -> None:
-    give_up = time.monotonic() + 50
-    while time.monotonic() < give_up:
-        if all((folder / f"rank {rank} is in its loop").exists() for rank in range(sum(RANKS))):
-            break
-        time.sleep(0.05)
-    how(victim)
+def test_a_link_goes_down(tmp_path: Path) -> None:
+    """No news for TCP: the deadline ends it, and names a rank that nothing came from."""
+    outcomes, seconds = lose_a_host(tmp_path, Host.cut)
+    for outcome in outcomes.of("loop", OTHERS):
+        known = {"DeadlineError", "PeerLostError"} & set(outcome.kinds)
+        assert known, outcome
+        assert outcome.message.startswith(f'rank {outcome.rank} | allreduce "loop"'), outcome
+        assert "rank" in outcome.message.partition("|")[2]
+        assert outcome.seconds < DEADLINE + 3
+    assert seconds < DEADLINE + 4
+
+
+def kill_ranks(host: Host) -> None:
+    """Kills the ranks of a host, whose daemon of mpirun stays to tell of it."""
+    for pid in host.processes():
+        if b"disappear.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            host.kill([pid])
+
+
+def test_ranks_of_a_host_are_killed(tmp_path: Path) -> None:
+    """Known at once, by the connections that end, and long before a deadline of a minute."""
+    outcomes, seconds = lose_a_host(tmp_path, kill_ranks, deadline=60)
+    for outcome in outcomes.of("loop", OTHERS):
+        outcome.expect("PeerLostError", f"rank {outcome.rank} | allreduce ", "rank 1", within=5)
+    assert seconds < 5
+    assert outcomes.job.code not in (0, None), outcomes.job
+
+
+def test_everything_on_a_host_is_killed(tmp_path: Path) -> None:
+    """With its daemon there: mpirun ends all ranks, nobody hangs, and nothing stays."""
+    with Hosts(len(RANKS)) as hosts:
+        disappearance = Disappearance(tmp_path, hosts, Host.kill)
+        disappearance.start()
+        outcomes = run_scenarios_on(
+            hosts, RANKS, SCRIPTS / "disappear.py", tmp_path, args=["60"], deadline=90
+        )
+        ended = hosts.processes()
+        disappearance.join()
+    assert not outcomes.job.leftovers, outcomes.job
+    assert not ended
+    assert outcomes.job.seconds < 60
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    tmp_path_factory: pytest.TempPathFactory, can_make_hosts: None, has_open_mpi: None
+) -> Outcomes:
+    """The disagreements of tests/faults: rank 1 of 3, which are on two hosts."""
+    script = Path(disagreement.__file__).parent / "scripts" / "disagreement.py"
+    with Hosts(2) as hosts:
+        folder = tmp_path_factory.mktemp("disagreement")
+        return run_scenarios_on(hosts, [1, 2], script, folder, deadline=90)
+
+
+def test_a_job_of_disagreements_ends_well(outcomes: Outcomes) -> None:
+    outcomes.job.check()
+
+
+@pytest.mark.parametrize("mode", disagreement.KINDS)
+@pytest.mark.parametrize("scenario", disagreement.ASKED)
+def test_all_ranks_are_told_what_each_asked_for(
+    outcomes: Outcomes, scenario: str, mode: str
+) -> None:
+    texts = disagreement.asked(scenario, mode)
+    for outcome in outcomes.of(f"{scenario}, {mode}"):
+        replace(outcome, message=disagreement.without_notes(outcome.message)).expect(
+            disagreement.KINDS[mode],
+            f"rank {outcome.rank} | {texts[outcome.rank]}: expected the same collective",
+            "".join(f"\n  rank {rank}: {text}" for rank, text in enumerate(texts)) + "\n",
+        )
+    outcomes.expect_success(f"after {scenario}, {mode}")

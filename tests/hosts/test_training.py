@@ -1,0 +1,43 @@
+"""Training on two hosts equals one process, and the tests of one host pass on several."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hosts import Hosts, run_on_hosts
+from tests.hosts.scenarios import SCRIPTS, run_scenarios_on
+
+pytestmark = [
+    pytest.mark.job,
+    pytest.mark.usefixtures("can_make_hosts", "has_open_mpi"),
+    pytest.mark.deadline(200),
+]
+
+#: Of tests/collectives and tests/keras: each collective in each way to call it from TensorFlow, and
+#: training. Sums come in another order between hosts: bits of floating sums are others there.
+SUITE = [
+    "tests/collectives/test_allgather.py",
+    "tests/collectives/test_alltoall.py",
+    "tests/collectives/test_barrier.py",
+    "tests/collectives/test_broadcast.py",
+    "tests/collectives/test_objects.py",
+    "tests/collectives/test_order.py",
+    "tests/keras/test_step.py",
+]
+
+
+def test_training_equals_one_process(two: Hosts, tmp_path: Path) -> None:
+    outcomes = run_scenarios_on(two, 1, SCRIPTS / "fit.py", tmp_path, deadline=80)
+    outcomes.expect_success("training equals one process")
+    outcomes.job.check()
+
+
+def test_the_suite_of_one_host(two: Hosts, tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITE]
+    variables = {"RINGAR_TEST_HUB": str(tmp_path / "hub")}
+    result = run_on_hosts(two, 2, program, variables=variables, deadline=180)
+    result.check()
+    assert " passed" in result.stdout

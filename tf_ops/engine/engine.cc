@@ -16,13 +16,15 @@ struct Waiter {
 
 namespace {
 
-int spin_microseconds(const ringar_config& config) {
+// A message between hosts takes about as long as a sleeper takes to wake, and two of them more.
+int spin_microseconds(const ringar_config& config, bool between_hosts) {
   if (const char* wanted = std::getenv("RINGAR_SPIN_MICROSECONDS")) return std::atoi(wanted);
-  return config.local_size <= sysconf(_SC_NPROCESSORS_ONLN) ? 50 : 0;
+  if (config.local_size > sysconf(_SC_NPROCESSORS_ONLN)) return 0;
+  return between_hosts ? 200 : 50;
 }
 
 // Networks are slower than shared memory, and the issuing thread has the backward pass to run.
-constexpr size_t kLinkInlineBytes = 4096;
+constexpr size_t kInlineBytesBetweenHosts = 4096;
 
 std::string list(const std::vector<int>& ranks) {
   std::string s = "[";
@@ -48,11 +50,13 @@ class Agreement : public Request {
 
 Engine::Engine(const ringar_config& config, std::unique_ptr<Link> link)
     : config_(config),
-      inline_bytes_(link ? kLinkInlineBytes
-                         : tuning_for(static_cast<size_t>(config.size)).inline_bytes),
+      inline_bytes_(Topology::of(config).is_one_host()
+                        ? tuning_for(static_cast<size_t>(config.size)).inline_bytes
+                        : kInlineBytesBetweenHosts),
       link_(std::move(link)) {
   world_.topology = Topology::of(config);
-  world_.patience = {config.deadline, config.stall_warning, spin_microseconds(config), &stopping_};
+  world_.patience = {config.deadline, config.stall_warning,
+                     spin_microseconds(config, !world_.topology.is_one_host()), &stopping_};
   world_.link = link_.get();
   if (config.algorithm) world_.algorithm = algorithm_named(config.algorithm);
   world_.recursive_doubling_bytes.assign(

@@ -20,6 +20,9 @@ struct Topology {
     return topology;
   }
 
+  bool is_one_host() const {
+    return std::all_of(host.begin(), host.end(), [&](int h) { return h == host[0]; });
+  }
   int size() const { return static_cast<int>(host.size()); }
   int host_of(int job_rank) const { return host[static_cast<size_t>(job_rank)]; }
   bool is_here(int job_rank) const { return host_of(job_rank) == host_of(rank); }

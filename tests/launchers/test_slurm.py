@@ -1,0 +1,152 @@
+"""Real jobs under a real SLURM of one node, which is started for these tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringar.launchers import mpi, srun
+from tests.launchers import slurm
+from tests.launchers.helpers import LAUNCHER, clean_environment
+from tests.launchers.programs import write
+from tests.plugin.jobs import ROOT
+
+
+def missing() -> str:
+    """Why these tests cannot run; "" if they can."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed"
+    return slurm.missing()
+
+
+pytestmark = [
+    pytest.mark.job,
+    pytest.mark.skipif(bool(missing()), reason=missing() or "-"),
+]
+
+SUM = "from mpi4py import MPI; w = MPI.COMM_WORLD; print(w.rank, w.size, w.allreduce(w.rank))"
+RANKS = (sys.executable, "-c", SUM)
+
+
+@pytest.fixture(scope="module")
+def environ() -> Iterator[dict[str, str]]:
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, slurm.cluster(Path(folder)) as env:
+        keep = {name: env[name] for name in ("SLURM_CONF", "PATH")}
+        yield {**clean_environment(), **keep}
+
+
+def allocate(
+    environ: dict[str, str], *command: str, tasks: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """Run `command` in an allocation and wait for its end; no process of a step may be left."""
+    result = subprocess.run(
+        ["salloc", "--quiet", f"--ntasks={tasks}", *command],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    steps = subprocess.run(
+        ["squeue", "--noheader", "--steps"], env=environ, capture_output=True, text=True, timeout=30
+    )
+    assert steps.stdout == ""
+    return result
+
+
+@pytest.fixture(scope="module")
+def how(environ: dict[str, str]) -> str:
+    """The launcher that `auto` must choose here: srun where it can start the MPI that is here."""
+    library = mpi.of_mpi4py(sys.executable, environ)
+    kind = srun.pmi(library)
+    trial = allocate(environ, "srun", f"--mpi={kind}", *RANKS)
+    return "srun" if sorted(trial.stdout.splitlines()) == ["0 2 1", "1 2 1"] else "mpirun"
+
+
+@pytest.mark.parametrize("launcher", ["auto", "mpirun"])
+def test_ranks_of_an_allocation_form_one_world(
+    environ: dict[str, str], how: str, launcher: str
+) -> None:
+    options = ("--launcher", launcher, "--verbose")
+    result = allocate(environ, *LAUNCHER, *options, *RANKS, tasks=3)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["[0] 0 3 3", "[1] 1 3 3", "[2] 2 3 3"]
+    program = "srun" if (how, launcher) == ("srun", "auto") else "mpirun"
+    assert re.search(rf"^ringarrun: .*/{program} .*-?np?[a-z]*[ =]3", result.stderr, re.MULTILINE)
+
+
+def test_srun_is_refused_where_it_cannot_start_the_mpi(environ: dict[str, str], how: str) -> None:
+    result = allocate(environ, *LAUNCHER, "--launcher", "srun", *RANKS)
+    if how == "srun":
+        assert sorted(result.stdout.splitlines()) == ["[0] 0 2 1", "[1] 1 2 1"]
+    else:
+        assert result.returncode == 2
+        assert "choose --launcher mpirun" in result.stderr
+
+
+def test_more_ranks_than_tasks(environ: dict[str, str]) -> None:
+    result = allocate(environ, *LAUNCHER, "-np", "3", *RANKS)
+    assert result.returncode == 2
+    assert "at most 2 ranks, the slots of 1 host (of the SLURM allocation)" in result.stderr
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit 3", 3), ("kill -9 $$", 137)])
+def test_a_failed_rank_ends_the_job(environ: dict[str, str], end: str, code: int) -> None:
+    rank = "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$SLURM_PROCID}}"
+    program = ("sh", "-c", f"if [ {rank} = 1 ]; then {end}; fi; sleep 1; echo last; sleep 100")
+    started = time.monotonic()
+    result = allocate(environ, *LAUNCHER, "--failure-grace", "3", *program)
+    assert time.monotonic() - started < 40
+    assert "rank 1 of 2 on " in result.stderr.splitlines()[-1]
+    assert result.stdout == "[0] last\n"
+    assert result.returncode == code
+
+
+def test_values_of_variables_survive(environ: dict[str, str]) -> None:
+    show = (sys.executable, "-S", "-c", "import os; print(repr(os.environ['MY_A']))")
+    result = allocate(environ, *LAUNCHER, "-x", "MY_A=1 2,3\n4=5", *show)
+    value = "'1 2,3\\n4=5'"
+    assert sorted(result.stdout.splitlines()) == [f"[0] {value}", f"[1] {value}"], result.stderr
+
+
+def test_the_job_file(environ: dict[str, str], tmp_path: Path) -> None:
+    """launchers/slurm/train.sbatch, as it is but for what one small node cannot give."""
+    home = tmp_path / "environment"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin/activate").write_text(f'export PATH="{home}/bin:$PATH"\n')
+    write(home / "bin/ringarrun", f'exec {sys.executable} -m ringar.launchers "$@"')
+    output = tmp_path / "out"
+    smaller = ("--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", f"--output={output}")
+    result = subprocess.run(
+        [
+            *("sbatch", "--wait", *smaller, str(ROOT / "launchers/slurm/train.sbatch")),
+            *RANKS,
+        ],
+        env={**environ, "RINGAR_ENVIRONMENT": str(home)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    text = output.read_text()
+    assert result.returncode == 0, text
+    assert {"[0] 0 2 1", "[1] 1 2 1"} <= set(text.splitlines())
+
+
+def test_a_script_of_plain_srun(environ: dict[str, str], how: str) -> None:
+    if how != "srun":
+        pytest.skip("srun cannot start ranks of this MPI here")
+    kind = srun.pmi(mpi.of_mpi4py(sys.executable, os.environ))
+    result = allocate(environ, "srun", f"--mpi={kind}", *RANKS)
+    assert sorted(result.stdout.splitlines()) == ["0 2 1", "1 2 1"]

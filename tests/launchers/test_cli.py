@@ -36,6 +36,15 @@ from tests.launchers.helpers import launch, python, shell
         (["-np", "2", "--bind-to", "socket", "true"], 2, "invalid choice: 'socket'"),
         (["-np", "2", "-x", "RINGAR_NOT_SET", "true"], 2, "expected a variable that is set"),
         (["-np", "2", "--output-filename", "/dev/null/x", "true"], 2, "expected a folder"),
+        (["-H", "h1:0", "true"], 2, "-H: expected host:N with the number of slots, 1 or more"),
+        (["--hostfile", "/no/file", "true"], 2, "--hostfile: cannot read '/no/file': No such file"),
+        (["-H", "h1", "--hostfile", "/dev/null", "true"], 2, "expected -H or --hostfile, received"),
+        (["-H", "h1:2,h2:2", "-np", "5", "true"], 2, "at most 4 ranks, the slots of 2 hosts (-H)"),
+        (["-H", "h1", "--launcher", "local", "true"], 2, "expected hosts that are this one"),
+        (["-np", "2", "--launcher", "pdsh", "true"], 2, "invalid choice: 'pdsh'"),
+        (["-np", "2", "-p", "70000", "true"], 2, "expected a port, from 1 to 65535, received"),
+        (["-np", "2", "--mpi-args=-v", "true"], 2, "--mpi-args: expected a job of mpirun or srun"),
+        (["-np", "2", "--mpi-args='", "true"], 2, "expected arguments as in a shell, received"),
     ],
 )
 def test_bad_input_starts_nothing(arguments: list[str], code: int, message: str) -> None:
@@ -67,6 +76,16 @@ def test_help_names_every_option() -> None:
         "--no-prefix",
         "--output-filename",
         "--verbose",
+        "--dry-run",
+        "--hosts",
+        "--hostfile",
+        "--launcher",
+        "--network-interface",
+        "--ssh-port",
+        "--ssh-identity-file",
+        "--ssh-command",
+        "--mpi-args",
+        "--failure-grace",
         "--start-timeout",
         "--deadline",
         "--stall-warning",
@@ -110,7 +129,15 @@ def test_check_build_finds_the_version_of_an_installed_package() -> None:
     assert numpy.detail == np.__version__
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--check-build"], ["-np", "2", "true"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--check-build"],
+        ["-np", "2", "true"],
+        ["-np", "2", "--launcher", "mpirun", "--dry-run", "true"],
+    ],
+)
 def test_neither_tensorflow_nor_numpy_is_imported(arguments: list[str]) -> None:
     code = f"""
 import sys
@@ -119,7 +146,7 @@ try:
     main({arguments!r})
 except SystemExit:
     pass
-slow = {{"tensorflow", "keras", "numpy", "asyncio", "multiprocessing"}} & set(sys.modules)
+slow = {{"tensorflow", "keras", "numpy", "mpi4py", "asyncio", "multiprocessing"}} & set(sys.modules)
 print("imported:", sorted(slow))
 """
     result = launch("-np", "1", sys.executable, "-c", code)

@@ -78,7 +78,7 @@ def measure(names: list[str], size: int, calls: int, rounds: int) -> list[dict[s
     array = given("allreduce", count, rank, ranks)
     expected = DEFINITIONS["allreduce"].expected(count, rank, ranks)
     runs = {name: peer(name, array) for name in names}
-    found = {
+    found: dict[str, dict[str, Any]] = {
         name: {"peer": name, "bytes": size, "calls": calls, "wrong": 0, "rounds": [], "sent": []}
         for name in names
     }

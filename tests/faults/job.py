@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.plugin.place import RANK, SIZE
+from tests.plugin.place import RANK as RANK
+from tests.plugin.place import SIZE as SIZE
 
 
 def folder() -> Path:

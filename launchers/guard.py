@@ -77,7 +77,8 @@ def place(environ: Mapping[str, str]) -> Place:
             rank, size, local_rank, last = (environ[name] for name in names)
             if names[3].startswith("SLURM"):
                 last = str(list(counts(last))[int(environ.get("SLURM_NODEID", "0"))])
-            return Place(int(rank), int(size), int(local_rank), int(last))
+            # Two daemons on one machine, under two of its names, make Open MPI count each alone.
+            return Place(int(rank), int(size), int(local_rank), max(int(last), int(local_rank) + 1))
     raise UsageError(
         "expected the variables of a rank, as mpirun and srun set them "
         f"({', '.join(names[0] for names in _VARIABLES)}), received none of them; "

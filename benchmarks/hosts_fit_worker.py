@@ -29,7 +29,7 @@ from benchmarks.fit_worker import weights_differ
 from tests.hosts.hosts import bucket, payload_part
 
 Step = Callable[[], Any]
-LAYERS, KERNEL, CHANNELS, SIDE = 20, 7, 32, 80
+LAYERS, KERNEL, CHANNELS, SIDE = 80, 7, 32, 40
 DENSE_LAYERS, DENSE_UNITS = 8, 1024
 LEARNING_RATE = 1e-4
 

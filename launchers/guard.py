@@ -40,6 +40,9 @@ FAILURE = re.compile(
     rb".* (?P<kind>exit code|signal) (?P<number>\d+)(?P<rest>.*)$"
 )
 CONSEQUENCE = "it had lost a peer"
+#: How it reports an end without fault. ringarrun does not show it, and counts: after the death of a
+#: whole host, Open MPI's mpirun ends with exit code 0.
+SUCCESS = re.compile(rb"^ringarrun: rank (?P<rank>\d+) of \d+ on \S+ ended well$")
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,9 @@ class GuardedJob(LocalJob):
 
     def _report(self) -> None:
         if not self.failures:
+            if not self.signal:
+                here = self.job.ranks[0]
+                self._err.message(f"rank {here.rank} of {here.size} on {self._host} ended well")
             return
         rank = self.failures[0]
         if rank.status is not None and rank.status.signal == signal.SIGTERM:

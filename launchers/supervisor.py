@@ -7,8 +7,9 @@ mpirun and srun watch the ranks; what is left to do here is what they do not:
 - Time. mpirun and srun end the job when the guard of a rank that failed ends, which is failure
   grace seconds after its report. Where they have not, SETTLE seconds later, they are told to: hydra
   leaves ranks on other hosts alone, and any of them may wait for a host that is gone.
-- The verdict. mpirun's exit code may be that of a rank that was killed for another's fault. The
-  guards' reports, read from the standard error that passes through here, say who was first.
+- The verdict. mpirun's exit code may be that of a rank that was killed for another's fault, or 0
+  although a host has died. The guards' reports, read from the standard error that passes through
+  here, say who was first, and whether all ranks have come to their end.
 
 The command runs in a session of its own, so that Ctrl-C reaches it once, by way of this process.
 """
@@ -24,7 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ringar.launchers.guard import CONSEQUENCE, FAILURE
+from ringar.launchers.guard import CONSEQUENCE, FAILURE, SUCCESS
 from ringar.launchers.local import rank_stdin
 from ringar.launchers.mpi_plan import MpiJob
 from ringar.launchers.output import BACKLOG, Screen
@@ -34,6 +35,7 @@ from ringar.launchers.signals import Signals
 SETTLE = 3.0  # seconds that mpirun or srun may take to end a job by themselves
 END_GRACE = 12.0  # seconds from SIGTERM to SIGKILL: the guards take 3 and mpirun 6 at most
 _TICK = 0.1
+_LONGEST_LINE = 1 << 16
 _PR_SET_PDEATHSIG = 1
 
 
@@ -58,6 +60,7 @@ class Supervisor:
     def __init__(self, job: MpiJob) -> None:
         self.job = job
         self.failures: list[Failure] = []
+        self.ended: set[int] = set()  # the ranks that came to their end without fault
         self.signal = 0
         self._signal_count = 0
         self._term_at: float | None = None
@@ -80,7 +83,8 @@ class Supervisor:
                     self._kill(process)
                 process.stderr.close()
             status = process.wait()
-            self._verdict()
+            self._screen.put(self._line)
+            self._verdict(status)
             while self._screen.waiting and not self._screen.broken:
                 self._screen.write_some()
         return self._exit_code(status)
@@ -139,14 +143,19 @@ class Supervisor:
         if not data:
             self._open = False
             return False
-        self._screen.put(data)
         *lines, self._line = (self._line + data).split(b"\n")
         for line in lines:
-            self._on_line(line.rstrip(b"\r"))
-        self._line = self._line[-4096:]
+            self._on_line(line)
+        if len(self._line) > _LONGEST_LINE:
+            self._screen.put(self._line)
+            self._line = b""
         return True
 
     def _on_line(self, line: bytes) -> None:
+        if success := SUCCESS.match(line):
+            self.ended.add(int(success["rank"]))
+            return
+        self._screen.put(line + b"\n")
         self._last = line or self._last
         match = FAILURE.match(line)
         if match is None:
@@ -196,13 +205,25 @@ class Supervisor:
         own = [failure for failure in self.failures if not failure.consequence]
         return next(iter(own or self.failures), None)
 
-    def _verdict(self) -> None:
+    def _lost(self, status: int) -> list[int]:
+        """The ranks of which nobody has heard the end, though the command says that all is well."""
+        if status != 0 or self.failures or self.signal:
+            return []
+        return sorted(set(range(self.job.size)) - self.ended)
+
+    def _verdict(self, status: int) -> None:
         cause = self._cause()
         if cause is not None and not self.signal:
             if cause.line != self._last:  # mpirun, or other ranks, have said something since
                 self._screen.line(cause.line)
         elif self.signal:
             self._screen.message(f"stopped all ranks on {signal.Signals(self.signal).name}")
+        elif lost := self._lost(status):
+            numbers = ", ".join(map(str, lost))
+            self._screen.message(
+                f"expected the end of {self.job.size} ranks, but {self.job.launcher} has ended "
+                f"without rank{'' if len(lost) == 1 else 's'} {numbers}; a host may have died"
+            )
 
     def _exit_code(self, status: int) -> int:
         if self.signal:
@@ -210,4 +231,6 @@ class Supervisor:
         cause = self._cause()
         if cause is not None:
             return cause.status.exit_code
+        if self._lost(status):
+            return 1
         return 128 - status if status < 0 else status

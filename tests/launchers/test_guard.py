@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def test_output_is_whole_lines_with_the_rank(tmp_path: Path) -> None:
     code = "printf 'one\\r1/2\\r2/2\\ntw'; sleep 0.3; printf o; cat; echo err >&2"
     result = guard("--prefix", "--output-filename", str(tmp_path), "--", *shell(code), text="in\n")
     assert result.stdout == "[1] 2/2\n[1] twoin\n"
-    assert result.stderr == "[1] err\n"
+    assert re.fullmatch(r"\[1\] err\nringarrun: rank 1 of 3 on \S+ ended well\n", result.stderr)
     assert (tmp_path / "rank.1/stdout").read_bytes() == b"one\r1/2\r2/2\ntwoin\n"
     assert (tmp_path / "rank.1/stderr").read_text() == "err\n"
 

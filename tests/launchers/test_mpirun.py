@@ -143,6 +143,32 @@ def test_a_failed_rank_ends_the_job_and_leaves_the_others_a_moment(
     assert sorted(result.stdout.splitlines()) == ["[0] last words", "[2] last words"]
 
 
+def test_an_mpirun_that_ends_without_some_rank_has_not_succeeded(tmp_path: Path) -> None:
+    """As Open MPI's does when a whole host dies: exit code 0, and not a word."""
+    (tmp_path / "bin").mkdir()
+    library = mpi.of_mpi4py(sys.executable, os.environ)
+    banner = f"mpirun (Open MPI) {library.version}"
+    if library.family == mpi.MPICH:
+        banner = f"HYDRA build details: Version: {library.version}"
+    rank = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0"
+    write(
+        tmp_path / "bin/mpirun",
+        f"""[ "$1" = --version ] && echo '{banner}' && exit
+        while [ "$1" != {tmp_path}/bin/python ]; do shift; done
+        export {rank} OMPI_COMM_WORLD_LOCAL_SIZE=1
+        "$@"; exit 0""",
+    )
+    write(tmp_path / "bin/python", f'exec {sys.executable} "$@"')
+    program = (str(tmp_path / "bin/python"), "-S", "-c", "print('hi')")
+    result = launch("-np", "2", *MPIRUN, *program)
+    assert result.stdout == "[0] hi\n"
+    assert result.stderr == (
+        "ringarrun: expected the end of 2 ranks, but mpirun has ended without rank 1; "
+        "a host may have died\n"
+    )
+    assert result.returncode == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_reach_all_ranks(number: int, agent: Path) -> None:
     program = shell("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.1; done")

@@ -7,6 +7,7 @@
 #   make lint         ruff, mypy, clang-format, shellcheck
 #   make format       what lint would complain of, corrected
 #   make bench        every benchmark that fits into a quarter of an hour, with a report
+#   make bench-hosts  several hosts on this machine, behind slow links (needs root and iproute2)
 #   make wheel        dist/ringar-<version>-py3-none-<platform>.whl, and the source archive
 #   make clean        removes what was built (make distclean: the environment too)
 #
@@ -20,20 +21,21 @@ STAMP := $(VENV)/.ringar-installed
 LIBRARY := ringar/libringar.so
 SOURCES := $(shell find tf_ops -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
 CPP := $(shell find tf_ops tests benchmarks -name '*.cc' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
-SCRIPTS := .ci/run $(shell find launchers tests benchmarks -name '*.sh' 2>/dev/null)
+SCRIPTS := .ci/run $(shell find launchers tests benchmarks -name '*.sh' -o -name '*.sbatch' 2>/dev/null)
 
-# The tests that run on 1 rank (plain pytest) and on each of RANKS.
+# The tests that run on 1 rank (plain pytest) and on each of RANKS. Plain pytest runs all others,
+# those on several hosts (tests/hosts) among them.
 RANK_TESTS := $(wildcard tests/collectives tests/keras)
 
 # Seconds after which a step is stopped, whatever it is doing: nothing here may hang for ever.
-PLAIN_LIMIT ?= 900
+PLAIN_LIMIT ?= 1500
 RANKS_LIMIT ?= 600
 NATIVE_LIMIT ?= 900
 LIMIT := timeout --kill-after=20
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: all demo test test-plain test-ranks test-native test-matrix lint format bench wheel clean distclean
+.PHONY: all demo test test-plain test-ranks test-native test-matrix lint format bench bench-hosts wheel clean distclean
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY)
@@ -112,12 +114,17 @@ bench: $(LIBRARY)
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
 	$(LIMIT) 3600 $(BIN)/python -m benchmarks
 
+# Some minutes. Hosts are network namespaces whose links have a rate: the figures are the links'.
+bench-hosts: $(LIBRARY)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
+	$(LIMIT) 1800 $(BIN)/python -m benchmarks.hosts --output build/bench-hosts
+
 # Through the source archive, so that what the archive lacks the wheel cannot have.
 wheel: $(STAMP)
 	$(BIN)/python -m build --outdir dist .
 
 clean:
-	rm -rf build dist *.egg-info $(LIBRARY) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist *.egg-info ringar/*.so .pytest_cache .mypy_cache .ruff_cache
 
 distclean: clean
 	rm -rf $(VENV)

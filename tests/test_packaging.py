@@ -23,6 +23,8 @@ SOURCES = [
     *["setup.py", "pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "LICENSE"],
     *["ringar", "launchers", "tf_ops"],
 ]
+# The engine, and the link for each of MPI's binary interfaces.
+LIBRARIES = [f"ringar/libringar{link}.so" for link in ("", "_openmpi", "_mpich")]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def test_wheel_is_bound_to_the_platform_alone(wheel: Path) -> None:
     assert "Tag: py3-none-" in metadata
 
 
-def test_wheel_holds_every_module_and_one_library(wheel: Path) -> None:
+def test_wheel_holds_every_module_and_the_libraries(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     modules = {str(p.relative_to(ROOT)) for p in (ROOT / "ringar").rglob("*.py")}
@@ -77,7 +79,7 @@ def test_wheel_holds_every_module_and_one_library(wheel: Path) -> None:
     }
     assert modules <= names, modules - names
     assert {"ringar/__init__.pyi", "ringar/py.typed"} <= names
-    assert [name for name in names if name.endswith(".so")] == ["ringar/libringar.so"]
+    assert {name for name in names if name.endswith(".so")} == set(LIBRARIES)
     assert not [name for name in names if name.startswith(("tests", "tf_ops", "launchers"))]
 
 
@@ -88,17 +90,26 @@ def test_wheel_needs_only_small_packages(wheel: Path) -> None:
     assert sorted(needed) == ["lazy_loader", "ml_dtypes", "numpy"]
 
 
-def test_library_needs_neither_tensorflow_nor_mpi_nor_python(wheel: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_libraries_need_neither_tensorflow_nor_mpi_nor_python(
+    wheel: Path, tmp_path: Path, name: str
+) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        library = archive.extract("ringar/libringar.so", tmp_path)
+        library = archive.extract(name, tmp_path)
     source = f"import ctypes; lib = ctypes.CDLL({library!r}, mode={os.RTLD_NOW})\n"
-    source += "lib.ringar_version.restype = ctypes.c_char_p; print(lib.ringar_version().decode())\n"
     source += "print(open('/proc/self/maps').read())"
     result = python("-I", "-c", source)
     assert result.returncode == 0, result.stderr
-    version, _, maps = result.stdout.partition("\n")
-    assert version == VERSION
-    assert not re.search(r"libmpi|libtensorflow|libcuda|libnccl", maps)
+    assert Path(library).name in result.stdout
+    assert not re.search(r"libmpi|libtensorflow|libcuda|libnccl", result.stdout)
+
+
+def test_library_says_its_version(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        library = archive.extract(LIBRARIES[0], tmp_path)
+    source = f"import ctypes; version = ctypes.CDLL({library!r}).ringar_version\n"
+    source += "version.restype = ctypes.c_char_p; print(version().decode())"
+    assert python("-I", "-c", source).stdout.strip() == VERSION
 
 
 def test_source_archive_holds_what_a_build_needs(built: Path) -> None:

@@ -158,16 +158,29 @@ def run_tensors(
     if compiled.is_compiling():
         assert splits is NO_SPLITS, f"compiled {call.collective} with {splits}"
         return _run_compiled(collective, call, tensors)
-    op = native.op(call.collective, wait=is_worth_waiting_for(tensors))
+    wait = is_worth_waiting_for(tensors)
+    arguments = list(collective.arguments(tensors, splits))
+    if not wait:
+        arguments.append(native.ops().ringar_turn())
+    op = native.op(call.collective, wait=wait)
     spec = call.spec(tensors[0].dtype.name)
-    outputs: list[tf.Tensor] = tf.nest.flatten(
-        op(*collective.arguments(tensors, splits), spec=spec)
-    )
+    outputs: list[tf.Tensor] = tf.nest.flatten(op(*arguments, spec=spec))
+    if not wait:
+        _leave_order_to_the_engine(outputs[0].op)
     if collective.rows is not None and not tf.executing_eagerly():
         for tensor, output in zip(tensors, outputs, strict=False):
             if tensor.shape.rank:
                 output.set_shape([None, *tensor.shape[1:]])
     return outputs
+
+
+def _leave_order_to_the_engine(op: tf.Operation) -> None:
+    """Lets TensorFlow issue an op as soon as its inputs are there; its turn keeps the order.
+
+    Otherwise each op that has an effect waits for the one before it in the program to end.
+    """
+    if manager := getattr(op.graph, "experimental_acd_manager", None):
+        manager.run_independently(op)
 
 
 def is_worth_waiting_for(tensors: Sequence[tf.Tensor]) -> bool:

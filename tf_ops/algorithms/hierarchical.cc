@@ -123,11 +123,12 @@ class Hierarchical {
   }
 
   Status wait_for_ring(size_t count) {
-    return c_.column()->until_done([&](bool* moved, bool* done) -> Status {
-      RINGAR_RETURN_IF_ERROR(ring_->advance(moved));
-      *done = ring_->has_finished(count);
-      return {};
-    });
+    return c_.column()->until_done(LinkGroup::Haste::kPatient,
+                                   [&](bool* moved, bool* done) -> Status {
+                                     RINGAR_RETURN_IF_ERROR(ring_->advance(moved));
+                                     *done = ring_->has_finished(count);
+                                     return {};
+                                   });
   }
 
   // What the others have put into their result boxes in the turn before.

@@ -55,7 +55,7 @@ Status down_the_chain(LinkGroup& group, Buffers& buffers, const VirtualArray& ar
   const bool is_root = distance == 0, is_last = distance == group.size() - 1;
   Stream in(group, group.neighbor(-1), array, buffers, 0);
   Stream out(group, group.neighbor(1), array, buffers, LinkGroup::kChannels);
-  return group.until_done([&](bool* moved, bool* done) -> Status {
+  return group.until_done(LinkGroup::Haste::kPatient, [&](bool* moved, bool* done) -> Status {
     if (!is_root) RINGAR_RETURN_IF_ERROR(in.advance_receiving(moved));
     const size_t ready = is_root ? SIZE_MAX : in.ended();
     if (!is_last) RINGAR_RETURN_IF_ERROR(out.advance_sending(ready, moved));
@@ -68,7 +68,7 @@ Status swap(LinkGroup& group, Buffers& buffers, int to, const VirtualArray& outg
             const VirtualArray& incoming) {
   Stream in(group, from, incoming, buffers, 0);
   Stream out(group, to, outgoing, buffers, LinkGroup::kChannels);
-  return group.until_done([&](bool* moved, bool* done) -> Status {
+  return group.until_done(LinkGroup::Haste::kPatient, [&](bool* moved, bool* done) -> Status {
     RINGAR_RETURN_IF_ERROR(in.advance_receiving(moved));
     RINGAR_RETURN_IF_ERROR(out.advance_sending(SIZE_MAX, moved));
     *done = in.is_done() && out.is_done();

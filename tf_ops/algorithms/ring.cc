@@ -149,7 +149,7 @@ bool Ring::has_finished(size_t count) const {
 
 Status Ring::run() {
   release(pieces_.count());
-  return group_.until_done([&](bool* moved, bool* done) -> Status {
+  return group_.until_done(LinkGroup::Haste::kPatient, [&](bool* moved, bool* done) -> Status {
     RINGAR_RETURN_IF_ERROR(advance(moved));
     *done = has_finished(pieces_.count());
     return {};

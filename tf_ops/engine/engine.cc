@@ -182,11 +182,35 @@ Status Engine::execute(Request& request) {
   return set ? set->run(request) : status;
 }
 
+uint64_t Engine::draw_turn(int64_t step) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const uint64_t turn = turns_.draw(step);
+  queue_those_whose_turn_it_is();  // dropped turns may have let others come to the front
+  if (!queue_.empty() && !baton_taken_) work_.notify_one();
+  return turn;
+}
+
+void Engine::queue_those_whose_turn_it_is() {
+  while (Request* next = turns_.next()) queue_.push(next);
+}
+
 void Engine::submit(Request* request) {
   request->submitted_ns = Timeline::instance().on() ? monotonic_ns() : 0;
   {
     std::unique_lock<std::mutex> lock(mutex_);
     const bool idle = !baton_taken_ && queue_.empty();
+    if (!stopping_.load() && (request->turn || !turns_.empty())) {
+      if (request->turn && !turns_.come(request)) {
+        const Status status = dropped();
+        lock.unlock();
+        return request->complete(status);
+      }
+      if (!request->turn) turns_.come_without_turn(request);
+      queue_those_whose_turn_it_is();
+      if (baton_taken_ || queue_.empty()) return;
+      lock.unlock();
+      return work_.notify_one();
+    }
     // For longer ones the issuing thread has better things to do: the rest of the backward pass.
     if (stopping_.load() || (idle && request->input_bytes() <= inline_bytes_)) {
       const Status status = stopping_.load() ? stopped() : run_here(lock, *request);
@@ -203,10 +227,15 @@ Status Engine::run(Request& request) {
   request.submitted_ns = Timeline::instance().on() ? monotonic_ns() : 0;
   std::unique_lock<std::mutex> lock(mutex_);
   if (stopping_.load()) return stopped();
-  if (!baton_taken_ && queue_.empty()) return run_here(lock, request);
+  if (!baton_taken_ && queue_.empty() && turns_.empty()) return run_here(lock, request);
   Waiter waiter;
   request.waiter = &waiter;
-  queue_.push(&request);
+  if (turns_.empty())
+    queue_.push(&request);
+  else
+    turns_.come_without_turn(&request);
+  queue_those_whose_turn_it_is();
+  if (!queue_.empty() && !baton_taken_) work_.notify_one();
   done_.wait(lock, [&] { return waiter.finished; });
   request.waiter = nullptr;
   return waiter.status;
@@ -231,11 +260,42 @@ void Engine::run_queue(std::unique_lock<std::mutex>& lock) {
   while (!queue_.empty() && !stopping_.load()) {
     Request* request = queue_.pop();
     lock.unlock();
-    finish(request, execute(*request));
+    const int64_t step = request->turn ? request->step : -1;
+    const Status status = execute(*request);
+    finish(request, status);
+    if (!status.ok() && step >= 0) end_step(step, status);
     lock.lock();
   }
   baton_taken_ = false;
   if (stopping_.load()) done_.notify_all();
+}
+
+// What was announced in a step does not follow one of its collectives that has failed: TensorFlow
+// ends the step, and some ranks had issued more of it than others.
+void Engine::end_step(int64_t step, const Status& status) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  last_failed_step_ = status;
+  std::vector<Request*> ended = turns_.drop(step);
+  Queue others;
+  while (!queue_.empty()) {
+    Request* const request = queue_.pop();
+    if (request->step == step)
+      ended.push_back(request);
+    else
+      others.push(request);
+  }
+  queue_ = others;
+  queue_those_whose_turn_it_is();
+  lock.unlock();
+  for (Request* request : ended) finish(request, status);
+}
+
+Status Engine::dropped() const {
+  if (!last_failed_step_.ok()) return last_failed_step_;
+  return {RINGAR_MISMATCH, who() +
+                               "expected the collectives of one step of TensorFlow at a time, "
+                               "received one of a step that another one has overtaken: run "
+                               "functions with collectives in one thread"};
 }
 
 void Engine::finish(Request* request, const Status& status) {
@@ -259,6 +319,7 @@ void Engine::thread_main() {
     if (stopping_.load()) break;
     run_queue(lock);
   }
+  for (Request* request : turns_.drop_all()) queue_.push(request);
   while (!queue_.empty()) {
     Request* request = queue_.pop();
     lock.unlock();

@@ -18,6 +18,7 @@
 
 #include "engine/communicator.h"
 #include "engine/queue.h"
+#include "engine/turns.h"
 #include "engine/world.h"
 
 namespace ringar {
@@ -35,6 +36,8 @@ class Engine {
   // when no thread runs a collective any longer.
   void stop();
 
+  // The place in line of a request that will be submitted with it; see turns.h.
+  uint64_t draw_turn(int64_t step);
   // Takes the request over until its complete() is called, possibly before submit returns.
   void submit(Request* request);
   // Runs the request and returns its status; complete() is not called.
@@ -63,11 +66,14 @@ class Engine {
   Communicator* communicator(int id, Status* status);
   Status execute(Request& request);
   void finish(Request* request, const Status& status);
+  void end_step(int64_t step, const Status& status);
   // Both are called with the lock held, which is never held while a request runs.
   Status run_here(std::unique_lock<std::mutex>& lock, Request& request);
+  void queue_those_whose_turn_it_is();
   void run_queue(std::unique_lock<std::mutex>& lock);
   void thread_main();
   Status stopped() const;
+  Status dropped() const;
   std::string who() const { return "rank " + std::to_string(config_.rank) + " | "; }
 
   const ringar_config config_;
@@ -86,7 +92,9 @@ class Engine {
 
   std::mutex mutex_;
   std::condition_variable work_, done_;
+  Turns turns_;
   Queue queue_;
+  Status last_failed_step_;
   bool baton_taken_ = false;
   std::thread thread_;
 };

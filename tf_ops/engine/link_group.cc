@@ -9,8 +9,10 @@
 namespace ringar {
 namespace {
 
-// At 10 Gbit/s 50 us are 62 KB: less than what is under way.
-constexpr int kLongestNap = 50;
+// A rank sleeps for a part of the time that it has waited, so that it wakes seldom where the link
+// is slow, and comes late by no more than that part.
+constexpr double kNap = 1.0 / 8, kLongestNap = 500e-6;
+constexpr double kPatientSpin = 20e-6;
 constexpr double kCheckEvery = 0.02;
 
 }  // namespace
@@ -45,7 +47,7 @@ Status LinkGroup::poll(int* ticket, bool* moved) {
 }
 
 Status LinkGroup::finish(int* tickets, size_t count) {
-  return until_done([&](bool* moved, bool* done) -> Status {
+  return until_done(Haste::kEager, [&](bool* moved, bool* done) -> Status {
     *done = true;
     for (size_t i = 0; i < count; ++i) {
       RINGAR_RETURN_IF_ERROR(poll(&tickets[i], moved));
@@ -55,17 +57,21 @@ Status LinkGroup::finish(int* tickets, size_t count) {
   });
 }
 
-Status LinkGroup::rest(Vigil& vigil, Pace& pace) {
-  if (vigil.is_early()) {
-    relax();
+// Who yields to a thread that computes comes back after its time slice, some milliseconds; who has
+// slept comes back at once.
+Status LinkGroup::rest(Haste haste, Vigil& vigil, double* check_at) {
+  const double waited = vigil.seconds();
+  if (haste == Haste::kEager && vigil.is_early()) {
     sched_yield();
     return {};
   }
-  pace.nap_microseconds = std::min(kLongestNap, pace.nap_microseconds + 5);
-  std::this_thread::sleep_for(std::chrono::microseconds(pace.nap_microseconds));
-  const double waited = vigil.seconds();
-  if (waited < pace.check_at) return {};
-  pace.check_at = waited + kCheckEvery;
+  if (waited < kPatientSpin) {
+    relax();
+    return {};
+  }
+  std::this_thread::sleep_for(std::chrono::duration<double>(std::min(kNap * waited, kLongestNap)));
+  if (waited < *check_at) return {};
+  *check_at = waited + kCheckEvery;
   const auto nobody = [] { return std::string(); };
   const auto link = [] { return std::string("none: all have come, but not what they have sent"); };
   return vigil.check(nobody, link);

@@ -31,15 +31,19 @@ class LinkGroup {
   // Sets the ticket to -1 when the transfer is done; one that is -1 is done.
   Status poll(int* ticket, bool* moved);
 
+  // A short exchange is waited for eagerly. While much is under way the link does not run dry in
+  // the time of a nap, and the processor belongs to those who compute.
+  enum class Haste { kEager, kPatient };
+
   // Calls advance(&moved, &done) until it sets done; as long as nothing moves, looks after the
   // peers and leaves the processor to others.
   template <typename Advance>
-  Status until_done(Advance advance) {
+  Status until_done(Haste haste, Advance advance) {
     for (bool done = false;;) {
       bool moved = false;
       RINGAR_RETURN_IF_ERROR(advance(&moved, &done));
       if (done) return {};
-      if (!moved) RINGAR_RETURN_IF_ERROR(wait_for_movement(advance, &done));
+      if (!moved) RINGAR_RETURN_IF_ERROR(wait_for_movement(haste, advance, &done));
       if (done) return {};
     }
   }
@@ -53,23 +57,20 @@ class LinkGroup {
 
  private:
   template <typename Advance>
-  Status wait_for_movement(Advance advance, bool* done) {
+  Status wait_for_movement(Haste haste, Advance advance, bool* done) {
     const int64_t begin = current_.tracing ? monotonic_ns() : 0;
     Vigil vigil(patience_, current_);
-    Pace pace;
+    double check_at = 0;
     for (bool moved = false; !moved && !*done;) {
-      RINGAR_RETURN_IF_ERROR(rest(vigil, pace));
+      RINGAR_RETURN_IF_ERROR(rest(haste, vigil, &check_at));
       RINGAR_RETURN_IF_ERROR(advance(&moved, done));
     }
     if (current_.tracing) current_.trace.add(Stretch::kWait, begin);
     return {};
   }
 
-  struct Pace {
-    int nap_microseconds = 0;
-    double check_at = 0;  // seconds after which the peers are looked after
-  };
-  Status rest(Vigil& vigil, Pace& pace);
+  // `check_at`: seconds after which the peers are looked after again.
+  Status rest(Haste haste, Vigil& vigil, double* check_at);
 
   const std::vector<int> job_ranks_;
   const int rank_;

@@ -52,19 +52,35 @@ void compute(void* raw, TF_OpKernelContext* context) {
 void compute_async(void* raw, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   auto& kernel = *static_cast<Kernel*>(raw);
   OpRequest* request = kernel.requests.take(context, done);
-  if (kernel.prepare(*request))
+  if (request->read_turn() && kernel.prepare(*request))
     submit(request);
   else
     request->complete({});
+}
+
+void draw_turn(void*, TF_OpKernelContext* context) {
+  const auto& tf = tensorflow();
+  const TfStatus status = new_status();
+  const auto running = engine();
+  if (!running) {
+    tf.TF_SetStatus(status.get(), static_cast<TF_Code>(RINGAR_NOT_INITIALIZED),
+                    "ringar is not initialized: call ringar.init() before a collective");
+    return tf.TF_OpKernelContext_Failure(context, status.get());
+  }
+  const TfTensor turn(
+      tf.TF_AllocateOutput(context, 0, TF_INT64, nullptr, 0, sizeof(int64_t), status.get()));
+  if (!is_ok(status)) return tf.TF_OpKernelContext_Failure(context, status.get());
+  *static_cast<uint64_t*>(tf.TF_TensorData(turn.get())) = running->draw_turn(tf.TF_StepId(context));
 }
 
 void destroy(void* raw) {
   delete static_cast<Kernel*>(raw);
 }
 
+template <int kBesides>  // inputs that are no tensors of the collective, at the end
 void shapes_of_inputs(TF_ShapeInferenceContext* context, TF_Status* status) {
   const auto& tf = tensorflow();
-  for (int i = 0; i < tf.TF_ShapeInferenceContextNumInputs(context); ++i) {
+  for (int i = 0; i < tf.TF_ShapeInferenceContextNumInputs(context) - kBesides; ++i) {
     TF_ShapeHandle* shape = tf.TF_NewShapeHandle();
     tf.TF_ShapeInferenceContextGetInput(context, i, shape, status);
     if (tf.TF_GetCode(status) == TF_OK)
@@ -84,16 +100,18 @@ void check(const TfStatus& status) {
   std::abort();
 }
 
-void define(const OpDefinition& op, const std::string& name) {
+void define(const OpDefinition& op, const std::string& name, bool has_turn) {
   const auto& tf = tensorflow();
   const TfStatus status = new_status();
   TF_OpDefinitionBuilder* builder = tf.TF_NewOpDefinitionBuilder(name.c_str());
   for (const char* attr : op.attrs) tf.TF_OpDefinitionBuilderAddAttr(builder, attr);
   for (const char* input : op.inputs) tf.TF_OpDefinitionBuilderAddInput(builder, input);
+  if (has_turn) tf.TF_OpDefinitionBuilderAddInput(builder, "turn: int64");
   for (const char* output : op.outputs) tf.TF_OpDefinitionBuilderAddOutput(builder, output);
   tf.TF_OpDefinitionBuilderSetIsStateful(builder, true);
+  const auto as_inputs = has_turn ? shapes_of_inputs<1> : shapes_of_inputs<0>;
   tf.TF_OpDefinitionBuilderSetShapeInferenceFunction(
-      builder, op.outputs_shaped_as_inputs ? shapes_of_inputs : unknown_shapes);
+      builder, op.outputs_shaped_as_inputs ? as_inputs : unknown_shapes);
   tf.TF_RegisterOpDefinition(builder, status.get());
   check(status);
 }
@@ -108,17 +126,25 @@ template <const OpDefinition& (*definition)()>
 void register_op() {
   const auto& tf = tensorflow();
   const std::string name = definition().name, async = name + "Async";
-  define(definition(), name);
-  define(definition(), async);
+  define(definition(), name, false);
+  define(definition(), async, true);
   add_kernel(name,
              tf.TF_NewKernelBuilder(name.c_str(), "CPU", create<definition>, compute, destroy));
   add_kernel(async, tf.TF_NewAsyncKernelBuilder(async.c_str(), "CPU", create<definition>,
                                                 compute_async, destroy));
 }
 
+void register_turn() {
+  static const OpDefinition op{"RingarTurn", {}, {}, {"turn: int64"}, false, nullptr};
+  define(op, op.name, false);
+  add_kernel(op.name,
+             tensorflow().TF_NewKernelBuilder(op.name, "CPU", nullptr, draw_turn, nullptr));
+}
+
 // load_op_library finds the ops that are registered while the library is being opened.
 __attribute__((constructor)) void register_all() {
   if (!tensorflow().complete) return;
+  register_turn();
   register_op<allreduce_op>();
   register_op<reducescatter_op>();
   register_op<allgather_op>();

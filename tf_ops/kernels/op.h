@@ -4,8 +4,9 @@
 // compute function returns; TensorFlow then goes on with what depends on it in the same thread.
 // RingarAllreduceAsync hands a request to the engine and returns; the engine calls back when the
 // collective is done, and TensorFlow schedules everything that depends on it anew, which costs more
-// than a small collective. A collective is told apart from another by its definition and by one
-// function, which prepares inputs and outputs.
+// than a small collective. Its last input is the turn that RingarTurn has drawn (engine/turns.h),
+// so that it may be issued as soon as its inputs are there. A collective is told apart from another
+// by its definition and by one function, which prepares inputs and outputs.
 
 #pragma once
 

@@ -44,6 +44,9 @@ OpRequest::OpRequest(const Spec& spec, OpRequests& home)
 void OpRequest::begin(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   context_ = context;
   if (done) done_ = std::move(*reinterpret_cast<std::function<void()>*>(done));
+  has_turn_ = done != nullptr;
+  turn = 0;
+  step = tensorflow().TF_StepId(context);
   tensors.clear();
   splits.clear();
   received.clear();
@@ -104,6 +107,13 @@ bool OpRequest::forward_input(int index) {
   if (!succeeded() || !read_input(index)) return false;
   tensors.back().output = static_cast<std::byte*>(tensorflow().TF_TensorData(output.get()));
   outputs_.push_back(std::move(output));
+  return true;
+}
+
+bool OpRequest::read_turn() {
+  const TfTensor tensor = get_input(inputs());
+  if (!tensor) return false;
+  turn = *static_cast<const uint64_t*>(tensorflow().TF_TensorData(tensor.get()));
   return true;
 }
 

@@ -48,7 +48,9 @@ class OpRequest : public Request {
   std::byte* allocate(size_t index, int64_t rows) override;
   void complete(const Status& status) override;
 
-  int inputs() const { return tensorflow().TF_NumInputs(context_); }
+  // Without the turn, which comes last where there is one.
+  int inputs() const { return tensorflow().TF_NumInputs(context_) - (has_turn_ ? 1 : 0); }
+  bool read_turn();
 
   // Filled with `received` when the collective is done, if asked for.
   int received_output = -1;
@@ -64,6 +66,7 @@ class OpRequest : public Request {
   OpRequests& home_;
   TF_OpKernelContext* context_ = nullptr;
   std::function<void()> done_;
+  bool has_turn_ = false;
   std::vector<TfTensor> inputs_, outputs_;
   std::vector<int64_t> dims_;
   TfStatus tf_status_;

@@ -72,6 +72,7 @@ void TF_OpKernelConstruction_GetAttrString(TF_OpKernelConstruction* ctx, const c
                                            char* val, size_t max_length, TF_Status* status);
 void TF_OpKernelConstruction_Failure(TF_OpKernelConstruction* ctx, TF_Status* status);
 
+int64_t TF_StepId(TF_OpKernelContext* ctx);
 int TF_NumInputs(TF_OpKernelContext* ctx);
 int TF_NumOutputs(TF_OpKernelContext* ctx);
 void TF_GetInput(TF_OpKernelContext* ctx, int i, TF_Tensor** tensor, TF_Status* status);
@@ -117,6 +118,7 @@ void TF_OpKernelContext_Failure(TF_OpKernelContext* ctx, TF_Status* status);
   X(TF_OpKernelConstruction_GetAttrSize)             \
   X(TF_OpKernelConstruction_GetAttrString)           \
   X(TF_OpKernelConstruction_Failure)                 \
+  X(TF_StepId)                                       \
   X(TF_NumInputs)                                    \
   X(TF_NumOutputs)                                   \
   X(TF_GetInput)                                     \

@@ -7,11 +7,16 @@
   ways and no others.
 - A host that falls silent is given up after about 25 seconds; by default it would be minutes.
 - A rank that ends with an error is what ends the job; its guard delays that (see `guard.py`).
+- Without fault tolerance Open MPI itself aborts a rank whose peer on another host has gone ("Socket
+  closed"), before ringar can say what was lost. `--with-ft ulfm` makes it an error that ringar
+  passes on, at the price of `pml ob1`, which knows TCP and shared memory only. So it is used where
+  there is nothing else anyway: on hosts without an RDMA network.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from ringar.launchers.command import Command, Start
 
@@ -29,6 +34,8 @@ def command(start: Start) -> Command:
         words.append("--allow-run-as-root")
     # Attached, the daemons' own errors are seen, and they go when their ssh goes.
     words += ["--leave-session-attached", "-np", str(start.num_proc)]
+    if _has_prrte(start) and "--with-ft" not in start.arguments and not has_rdma():
+        words += ["--with-ft", "ulfm"]
     words += ["--host", ",".join(map(str, start.hosts))]
     words += ["--map-by", "slot", "--bind-to", "none"]
     for name, value in _runtime(start).items():
@@ -40,6 +47,12 @@ def command(start: Start) -> Command:
         if not name.startswith("OMPI_MCA_"):
             words += ["-x", name]
     return Command((*words, *start.arguments, *start.program))
+
+
+def has_rdma() -> bool:
+    """Whether this host, and so the others, has a network of the kind of InfiniBand."""
+    devices = Path("/sys/class/infiniband")
+    return devices.is_dir() and any(devices.iterdir())
 
 
 def _runtime_option(start: Start) -> str:

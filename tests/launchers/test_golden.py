@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ringar.launchers import cpus, plan
+from ringar.launchers import cpus, openmpi, plan
 from ringar.launchers.cli import main
 from tests.launchers.programs import MPICH, OPEN_MPI_4, OPEN_MPI_5, make_site
 
@@ -32,6 +32,7 @@ class Form:
     programs: tuple[str, ...] = ()
     root: bool = False
     pmi: str = "pmix pmi2"
+    rdma: bool = False
 
 
 FORMS = {
@@ -39,6 +40,7 @@ FORMS = {
     "local_hosts": Form("-H localhost:3 -np 2 --deadline 60"),
     "openmpi_hosts": Form(HOSTS),
     "openmpi_root": Form(HOSTS, root=True),
+    "openmpi_rdma": Form(HOSTS, rdma=True),
     "openmpi_np": Form(f"{HOSTS} -np 6"),
     "openmpi_one": Form("-H h1"),
     "openmpi_this_host": Form("-np 2 --launcher mpirun"),
@@ -124,6 +126,7 @@ def dry_run(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(plan, "new_job_id", lambda: "0123456789abcdef")
     monkeypatch.setattr(cpus, "available", lambda: [cpus.Cpu(0, 0, n, n) for n in range(4)])
+    monkeypatch.setattr(openmpi, "has_rdma", lambda: form.rdma)
     monkeypatch.setattr(os, "geteuid", lambda: 0 if form.root else 1000)
     words = [word.replace("TMP", str(folder)) for word in split(form)]
     code = main([*words, "--dry-run", "python", "train.py", "--epochs", "3"])

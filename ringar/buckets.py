@@ -109,8 +109,8 @@ def plan(
             place and is left out.
         bucket_bytes: a bucket is closed before it would exceed this many bytes; a larger tensor has
             one of its own.
-        first_bucket_bytes: the same for the first bucket of each dtype; by default 1 MiB or
-            `bucket_bytes`, whichever is less.
+        first_bucket_bytes: the same for the first bucket of each dtype, and for the last one, as
+            far as tensors can be parted; by default 1 MiB or `bucket_bytes`, whichever is less.
 
     Returns:
         The buckets in the order in which the backward pass completes them. Each index of a tensor
@@ -157,8 +157,23 @@ def _plan_dtype(
             buckets.append(Bucket(tuple(indices), dtype, total))
             indices, total = [], 0
     if indices:
-        buckets.append(Bucket(tuple(indices), dtype, total))
+        buckets += _split_last(specs, Bucket(tuple(indices), dtype, total), first_limit)
     return buckets
+
+
+def _split_last(specs: Sequence[Spec | None], last: Bucket, limit: int) -> list[Bucket]:
+    """Leaves what comes last of all, behind which nothing is left to compute, in a small bucket."""
+    sizes = {i: spec.bytes or 0 for i in last.indices if (spec := specs[i]) is not None}
+    count, total = 0, 0
+    while count < len(last.indices) and total + sizes[last.indices[-1 - count]] <= limit:
+        total += sizes[last.indices[-1 - count]]
+        count += 1
+    if count in (0, len(last.indices)):
+        return [last]
+    return [
+        Bucket(last.indices[:-count], last.dtype, last.bytes - total),
+        Bucket(last.indices[-count:], last.dtype, total),
+    ]
 
 
 def _dtype_name(dtype: Any) -> str:

@@ -7,8 +7,8 @@ MPI was initialized with MPI_THREAD_MULTIPLE, as mpi4py does unless it is told o
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
+import logging
 import os
 import secrets
 import socket
@@ -140,20 +140,29 @@ def leave(place: Place, *, failed: bool) -> None:
     """Gives back what `join` has made, after the native library has let go of it.
 
     Args:
-        failed: whether a collective has failed for good. Then messages may still be under way, and
-            MPI_Finalize would wait for ranks that never come.
+        place: what `join` has returned.
+        failed: whether a collective has failed for good. Then messages may still be under way.
     """
-    if failed:
-        atexit.register(_end_without_mpi)
-    else:
+    global _has_failed
+    _has_failed = _has_failed or failed
+    if not failed:
         place.communicator.Free()
 
 
-def _end_without_mpi() -> None:
-    """Ends the process where mpi4py would call MPI_Finalize; the job has failed in any case."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
+_has_failed = False
+
+
+def end_process_if_failed() -> None:
+    """Ends the process with code 1 after a failed job, where mpi4py would call MPI_Finalize.
+
+    That waits for all ranks, also for those that never come. To be called when nothing else is left
+    to do.
+    """
+    if _has_failed:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _mpi4py() -> Any:

@@ -126,7 +126,12 @@ def _forget() -> None:
     _job.config = None
 
 
-atexit.register(shutdown)
+def _at_exit() -> None:
+    shutdown()
+    mpi.end_process_if_failed()
+
+
+atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_forget)
 
 

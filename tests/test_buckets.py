@@ -29,9 +29,15 @@ def test_last_tensor_first_and_none_too_large() -> None:
 
 def test_first_bucket_may_be_smaller() -> None:
     plan = buckets.plan(floats(*[40] * 6), bucket_bytes=120, first_bucket_bytes=40)
-    assert [bucket.indices for bucket in plan] == [(5,), (4, 3, 2), (1, 0)]
+    assert [bucket.indices for bucket in plan] == [(5,), (4, 3, 2), (1,), (0,)]
     sizes = [bucket.bytes for bucket in buckets.plan(floats(*[2**20] * 20))]
-    assert sizes == [buckets.DEFAULT_FIRST_BUCKET_BYTES, 2**23, 2**23, 3 * 2**20]
+    assert sizes == [buckets.DEFAULT_FIRST_BUCKET_BYTES, 2**23, 2**23, 2**21, 2**20]
+
+
+def test_what_comes_last_has_a_small_bucket() -> None:
+    plan = buckets.plan(floats(4, 8, 200, 4), bucket_bytes=400, first_bucket_bytes=40)
+    assert [bucket.indices for bucket in plan] == [(3,), (2,), (1, 0)]
+    assert [bucket.bytes for bucket in plan] == [4, 200, 12]
 
 
 def test_larger_than_a_bucket_travels_alone() -> None:

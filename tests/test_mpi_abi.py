@@ -52,10 +52,13 @@ static_assert(offsetof(mpi::Status, MPI_ERROR) == offsetof(MPI_Status, MPI_ERROR
 
 static_assert(mpi::kSuccess == MPI_SUCCESS);
 static_assert(mpi::kAnySource == MPI_ANY_SOURCE);
+static_assert(mpi::kUndefined == MPI_UNDEFINED);
 static_assert(mpi::kMaxErrorString >= MPI_MAX_ERROR_STRING);
 #if defined(RINGAR_MPI_OPENMPI)
 // The names of variables, whose addresses are the constants.
-constexpr std::string_view kTheirByte = TEXT(MPI_BYTE), kTheirErrors = TEXT(MPI_ERRORS_RETURN);
+constexpr std::string_view kTheirByte = TEXT(MPI_BYTE), kTheirErrors = TEXT(MPI_ERRORS_RETURN),
+                           kTheirNull = TEXT(MPI_REQUEST_NULL);
+static_assert(kTheirNull.find(std::string_view(mpi::kRequestNull)) != kTheirNull.npos);
 static_assert(kTheirByte.find(std::string_view(mpi::kByte)) != kTheirByte.npos);
 static_assert(kTheirErrors.find(std::string_view(mpi::kErrorsReturn)) != kTheirErrors.npos);
 SAME(decltype(&ompi_mpi_byte), struct ompi_predefined_datatype_t*);
@@ -63,6 +66,7 @@ SAME(decltype(&ompi_mpi_errors_return), struct ompi_predefined_errhandler_t*);
 #else
 static_assert(mpi::kByte == MPI_BYTE);
 static_assert(mpi::kErrorsReturn == MPI_ERRORS_RETURN);
+static_assert(mpi::kRequestNull == MPI_REQUEST_NULL);
 #endif
 
 FUNCTION(isend, MPI_Isend);
@@ -75,8 +79,8 @@ FUNCTION(comm_set_errhandler, MPI_Comm_set_errhandler);
 FUNCTION(error_string, MPI_Error_string);
 FUNCTION(finalized, MPI_Finalized);
 // These take a status, which is a struct of our own, like theirs.
-SAME(decltype(ringar::Mpi::test), int (*)(mpi::Request*, int*, mpi::Status*));
-SAME(decltype(&MPI_Test), int (*)(mpi::Request*, int*, MPI_Status*));
+SAME(decltype(ringar::Mpi::testsome), int (*)(int, mpi::Request*, int*, int*, mpi::Status*));
+SAME(decltype(&MPI_Testsome), int (*)(int, mpi::Request*, int*, int*, MPI_Status*));
 SAME(decltype(ringar::Mpi::get_count), int (*)(const mpi::Status*, mpi::Datatype, int*));
 SAME(decltype(&MPI_Get_count), int (*)(const MPI_Status*, mpi::Datatype, int*));
 

@@ -41,13 +41,16 @@ class SocketLink : public Link {
     return {};
   }
 
-  Status poll(int ticket, bool* done, Arrival* arrival) override {
+  Status progress() override {
     for (size_t peer = 0; peer < sockets_.size(); ++peer) {
       if (static_cast<int>(peer) == rank_) continue;
       RINGAR_RETURN_IF_ERROR(write_to(peer));
       RINGAR_RETURN_IF_ERROR(read_from(peer));
     }
-    RINGAR_RETURN_IF_ERROR(match());
+    return match();
+  }
+
+  Status poll(int ticket, bool* done, Arrival* arrival) override {
     Ticket& state = tickets_[static_cast<size_t>(ticket)];
     *done = state.done;
     if (state.done && arrival) *arrival = state.arrival;

@@ -34,9 +34,14 @@ class OpeningWork : public PartialResult {
 };
 
 // All ranks come, and learn whether they agree; with `work`, they go on to `*result`, which holds
-// until the next collective.
+// until the next collective. A rank that has computing to go on with waits patiently for the
+// others.
 Status open_between_hosts(Communicator& communicator, OpeningWork* work = nullptr,
-                          std::byte** result = nullptr);
+                          std::byte** result = nullptr,
+                          LinkGroup::Haste haste = LinkGroup::Haste::kEager);
+inline Status open_patiently(Communicator& communicator) {
+  return open_between_hosts(communicator, nullptr, nullptr, LinkGroup::Haste::kPatient);
+}
 
 // Exchanges `bytes` with each other rank of the group: from outgoing(rank), to incoming(rank).
 template <typename Outgoing, typename Incoming>
@@ -48,7 +53,7 @@ Status exchange_with_all(LinkGroup& group, size_t bytes, Outgoing outgoing, Inco
     RINGAR_RETURN_IF_ERROR(group.receive(from, 0, incoming(from), bytes, &pair[0]));
     RINGAR_RETURN_IF_ERROR(group.send(to, 0, outgoing(to), bytes, &pair[1]));
   }
-  return group.finish(tickets.data(), tickets.size());
+  return group.finish(LinkGroup::Haste::kEager, tickets.data(), tickets.size());
 }
 
 }  // namespace ringar

@@ -37,7 +37,7 @@ Status down_the_tree(LinkGroup& group, Buffers& buffers, const VirtualArray& fro
     while (!(distance & bit)) bit *= 2;
     int ticket = -1;
     RINGAR_RETURN_IF_ERROR(group.receive(group.neighbor(-bit), kChannel, message, bytes, &ticket));
-    RINGAR_RETURN_IF_ERROR(group.finish(&ticket, 1));
+    RINGAR_RETURN_IF_ERROR(group.finish(LinkGroup::Haste::kEager, &ticket, 1));
     to.scatter(0, bytes, message);
   }
   std::vector<int> tickets;
@@ -47,7 +47,7 @@ Status down_the_tree(LinkGroup& group, Buffers& buffers, const VirtualArray& fro
     RINGAR_RETURN_IF_ERROR(
         group.send(group.neighbor(bit), kChannel, message, bytes, &tickets.back()));
   }
-  return group.finish(tickets.data(), tickets.size());
+  return group.finish(LinkGroup::Haste::kEager, tickets.data(), tickets.size());
 }
 
 // Each rank but the root receives from its left neighbour, each but the last one sends on.

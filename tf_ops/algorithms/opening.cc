@@ -48,7 +48,8 @@ Status full_disagreement(Communicator& c) {
 
 }  // namespace
 
-Status open_between_hosts(Communicator& c, OpeningWork* work, std::byte** result) {
+Status open_between_hosts(Communicator& c, OpeningWork* work, std::byte** result,
+                          LinkGroup::Haste haste) {
   HostGroup& host = c.host();
   const bool shared = host.size() > 1;
   Message mine(c.buffers().at(0, Message::kMaxBytes)),
@@ -61,7 +62,8 @@ Status open_between_hosts(Communicator& c, OpeningWork* work, std::byte** result
     c.current().timed(Stretch::kReduce, [&] { work->reduce_host(host, mine.partial()); });
   if (shared) host.finish_step();
 
-  if (c.column()) RINGAR_RETURN_IF_ERROR(RecursiveDoubling(*c.column(), work, mine, theirs).run());
+  if (c.column())
+    RINGAR_RETURN_IF_ERROR(RecursiveDoubling(*c.column(), work, mine, theirs, haste).run());
   if (host.size() > c.columns())
     RINGAR_RETURN_IF_ERROR(
         tell_those_in_no_column(c, mine, sizeof(Verdict) + (work ? work->bytes() : 0)));

@@ -42,7 +42,7 @@ Status RecursiveDoubling::transfer(int partner, bool send, bool receive) {
         group_.receive(partner, kChannel, theirs_.memory(), Message::kMaxBytes, &tickets[0]));
   if (send)
     RINGAR_RETURN_IF_ERROR(group_.send(partner, kChannel, mine_.memory(), bytes(), &tickets[1]));
-  return group_.finish(tickets, 2);
+  return group_.finish(haste_, tickets, 2);
 }
 
 void RecursiveDoubling::absorb(int partner) {

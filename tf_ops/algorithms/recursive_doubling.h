@@ -60,8 +60,9 @@ class RecursiveDoubling {
 
   // `result` may be null. `mine` is what this rank has, and at the end what all have; messages are
   // received into `theirs`. Both have Message::kMaxBytes.
-  RecursiveDoubling(LinkGroup& group, PartialResult* result, Message mine, Message theirs)
-      : group_(group), result_(result), mine_(mine), theirs_(theirs) {}
+  RecursiveDoubling(LinkGroup& group, PartialResult* result, Message mine, Message theirs,
+                    LinkGroup::Haste haste = LinkGroup::Haste::kEager)
+      : group_(group), result_(result), mine_(mine), theirs_(theirs), haste_(haste) {}
 
   Status run();
 
@@ -75,6 +76,7 @@ class RecursiveDoubling {
   LinkGroup& group_;
   PartialResult* const result_;
   Message mine_, theirs_;
+  const LinkGroup::Haste haste_;
 };
 
 }  // namespace ringar

@@ -142,6 +142,12 @@ Status Ring::advance(bool* moved) {
   return {};
 }
 
+Status Ring::keep_going() {
+  bool moved = false;
+  RINGAR_RETURN_IF_ERROR(group_.progress());
+  return advance(&moved);
+}
+
 bool Ring::has_finished(size_t count) const {
   return std::all_of(lanes_.begin(), lanes_.end(),
                      [&](const Lane& lane) { return lane.piece >= count; });

@@ -79,7 +79,9 @@ class Ring : public InFlight {
 
   // Lets pieces before `count` go.
   void release(size_t count) { released_ = count; }
-  Status advance(bool* moved) override;
+  // Goes on with what the link has found; `moved`: whether anything came or went.
+  Status advance(bool* moved);
+  Status keep_going() override;
   // Whether pieces before `count` have come to their end.
   bool has_finished(size_t count) const;
   // Lets all pieces go, and waits for their end.

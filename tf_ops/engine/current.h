@@ -17,8 +17,8 @@ namespace ringar {
 class InFlight {
  public:
   virtual ~InFlight() = default;
-  // `moved`: whether anything came or went.
-  virtual Status advance(bool* moved) = 0;
+  // Has the link look, and goes on with what it has found.
+  virtual Status keep_going() = 0;
 };
 
 struct Current {

@@ -141,13 +141,12 @@ Status HostGroup::wait_patiently(Flag Line::* which, uint64_t target, int rank) 
   Flag& flag = line(rank).*which;
   Vigil vigil(patience_, current_);
   InFlight* const in_flight = current_.in_flight;
-  bool moved = false;
   while (vigil.is_early()) {
     for (int i = 0; i < 16; ++i) {
       if (flag.reached(target)) return {};
       relax();
     }
-    if (in_flight) RINGAR_RETURN_IF_ERROR(in_flight->advance(&moved));
+    if (in_flight) RINGAR_RETURN_IF_ERROR(in_flight->keep_going());
     sched_yield();
   }
   for (;;) {
@@ -155,7 +154,7 @@ Status HostGroup::wait_patiently(Flag Line::* which, uint64_t target, int rank) 
     if (seen >= target) return {};
     flag.sleep(seen, in_flight ? kTransferNapNanoseconds : kHealthCheckNanoseconds);
     if (flag.reached(target)) return {};
-    if (in_flight) RINGAR_RETURN_IF_ERROR(in_flight->advance(&moved));
+    if (in_flight) RINGAR_RETURN_IF_ERROR(in_flight->keep_going());
     RINGAR_RETURN_IF_ERROR(vigil.check([&] { return trouble_of_peers(which, target); },
                                        [&] { return whom_we_wait_for(which, target); }));
   }

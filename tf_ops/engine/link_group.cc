@@ -9,9 +9,9 @@
 namespace ringar {
 namespace {
 
-// A rank sleeps for a part of the time that it has waited, so that it wakes seldom where the link
-// is slow, and comes late by no more than that part.
-constexpr double kNap = 1.0 / 8, kLongestNap = 500e-6;
+// A rank sleeps for a part of the time that it has waited, or usually waits, so that it wakes
+// seldom where the link is slow, and comes late by no more than that part.
+constexpr double kNap = 1.0 / 8, kUsualNap = 1.0 / 4, kLongestNap = 1e-3;
 constexpr double kPatientSpin = 20e-6;
 constexpr double kCheckEvery = 0.02;
 
@@ -46,8 +46,8 @@ Status LinkGroup::poll(int* ticket, bool* moved) {
   return {};
 }
 
-Status LinkGroup::finish(int* tickets, size_t count) {
-  return until_done(Haste::kEager, [&](bool* moved, bool* done) -> Status {
+Status LinkGroup::finish(Haste haste, int* tickets, size_t count) {
+  return until_done(haste, [&](bool* moved, bool* done) -> Status {
     *done = true;
     for (size_t i = 0; i < count; ++i) {
       RINGAR_RETURN_IF_ERROR(poll(&tickets[i], moved));
@@ -69,7 +69,8 @@ Status LinkGroup::rest(Haste haste, Vigil& vigil, double* check_at) {
     relax();
     return {};
   }
-  std::this_thread::sleep_for(std::chrono::duration<double>(std::min(kNap * waited, kLongestNap)));
+  std::this_thread::sleep_for(std::chrono::duration<double>(
+      std::min(std::max(kNap * waited, kUsualNap * usual_wait_), kLongestNap)));
   if (waited < *check_at) return {};
   *check_at = waited + kCheckEvery;
   const auto nobody = [] { return std::string(); };

@@ -28,6 +28,8 @@ class LinkGroup {
 
   Status send(int to, int channel, const std::byte* data, size_t bytes, int* ticket);
   Status receive(int from, int channel, std::byte* data, size_t bytes, int* ticket);
+  // Looks after all transfers; poll() then tells of one.
+  Status progress() { return link_.progress(); }
   // Sets the ticket to -1 when the transfer is done; one that is -1 is done.
   Status poll(int* ticket, bool* moved);
 
@@ -41,6 +43,7 @@ class LinkGroup {
   Status until_done(Haste haste, Advance advance) {
     for (bool done = false;;) {
       bool moved = false;
+      RINGAR_RETURN_IF_ERROR(link_.progress());
       RINGAR_RETURN_IF_ERROR(advance(&moved, &done));
       if (done) return {};
       if (!moved) RINGAR_RETURN_IF_ERROR(wait_for_movement(haste, advance, &done));
@@ -48,7 +51,7 @@ class LinkGroup {
     }
   }
   // Waits for the given transfers.
-  Status finish(int* tickets, size_t count);
+  Status finish(Haste haste, int* tickets, size_t count);
 
   template <typename Work>
   void timed(Stretch::Kind kind, Work work) {
@@ -63,8 +66,10 @@ class LinkGroup {
     double check_at = 0;
     for (bool moved = false; !moved && !*done;) {
       RINGAR_RETURN_IF_ERROR(rest(haste, vigil, &check_at));
+      RINGAR_RETURN_IF_ERROR(link_.progress());
       RINGAR_RETURN_IF_ERROR(advance(&moved, done));
     }
+    if (haste == Haste::kPatient) usual_wait_ += (vigil.seconds() - usual_wait_) / 8;
     if (current_.tracing) current_.trace.add(Stretch::kWait, begin);
     return {};
   }
@@ -75,6 +80,7 @@ class LinkGroup {
   const std::vector<int> job_ranks_;
   const int rank_;
   Link& link_;
+  double usual_wait_ = 0;  // seconds, of patient ones
   const Patience& patience_;
   Current& current_;
 };

@@ -27,6 +27,7 @@ Status Peers::expect() {
 
 Status Peers::poll() {
   if (expecting_ < 0) RINGAR_RETURN_IF_ERROR(expect());
+  RINGAR_RETURN_IF_ERROR(link_.progress());
   for (;;) {
     bool done = false;
     Link::Arrival arrival;
@@ -36,6 +37,7 @@ Status Peers::poll() {
     // That it has left, too, would hide why it gave up.
     if (known.kind != kGaveUp) known = incoming_;
     RINGAR_RETURN_IF_ERROR(expect());
+    RINGAR_RETURN_IF_ERROR(link_.progress());
   }
   return let_go_of_sent();
 }
@@ -83,6 +85,7 @@ void Peers::gave_up(const std::string& why) {
   if (told_the_end_) return;
   told_the_end_ = true;
   tell_all(kGaveUp, -1, 0, why);
+  (void)link_.progress();
   (void)let_go_of_sent();
 }
 
@@ -92,7 +95,7 @@ void Peers::left() {
   told_the_end_ = true;
   const auto until = std::chrono::steady_clock::now() + kFarewell;
   while (!sending_.empty() && std::chrono::steady_clock::now() < until) {
-    if (!let_go_of_sent().ok()) break;
+    if (!link_.progress().ok() || !let_go_of_sent().ok()) break;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   // What is still on its way keeps its memory: the link may read it until the process ends.

@@ -1,6 +1,6 @@
 // How bytes leave the process: messages between the ranks of the job, whoever carries them.
 //
-// A link starts transfers and tells when they are done; it makes progress only while it is polled.
+// A link starts transfers and tells when they are done; it makes progress only in progress().
 // Messages between two ranks with the same tag arrive in the order in which they were sent, and a
 // receive takes the next one. One thread at a time uses a link, not always the same one.
 //
@@ -33,6 +33,9 @@ class Link {
   virtual Status send(int to, int tag, const std::byte* data, size_t bytes, int* ticket) = 0;
   // A message of at most `bytes`; a longer one is an error. `from` may be kAnyone.
   virtual Status receive(int from, int tag, std::byte* data, size_t bytes, int* ticket) = 0;
+  // Looks after all transfers at once.
+  virtual Status progress() = 0;
+  // What progress() has found.
   virtual Status poll(int ticket, bool* done, Arrival* arrival = nullptr) = 0;
 };
 

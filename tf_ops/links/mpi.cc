@@ -30,7 +30,7 @@ struct Mpi {
 
   int (*isend)(const void*, int, mpi::Datatype, int, int, mpi::Comm, mpi::Request*);
   int (*irecv)(void*, int, mpi::Datatype, int, int, mpi::Comm, mpi::Request*);
-  int (*test)(mpi::Request*, int*, mpi::Status*);
+  int (*testsome)(int, mpi::Request*, int*, int*, mpi::Status*);
   int (*get_count)(const mpi::Status*, mpi::Datatype, int*);
   int (*cancel)(mpi::Request*);
   int (*request_free)(mpi::Request*);
@@ -41,6 +41,7 @@ struct Mpi {
   int (*finalized)(int*);
   mpi::Datatype byte;
   mpi::Errhandler errors_return;
+  mpi::Request request_null;
 
   // What is wrong, or "".
   std::string open() {
@@ -50,7 +51,7 @@ struct Mpi {
              ") in this process, found none";
     find(isend, "MPI_Isend");
     find(irecv, "MPI_Irecv");
-    find(test, "MPI_Test");
+    find(testsome, "MPI_Testsome");
     find(get_count, "MPI_Get_count");
     find(cancel, "MPI_Cancel");
     find(request_free, "MPI_Request_free");
@@ -62,10 +63,12 @@ struct Mpi {
 #if defined(RINGAR_MPI_OPENMPI)
     byte = static_cast<mpi::Datatype>(dlsym(library, mpi::kByte));
     errors_return = static_cast<mpi::Errhandler>(dlsym(library, mpi::kErrorsReturn));
-    if (!byte || !errors_return) missing = mpi::kByte;
+    request_null = static_cast<mpi::Request>(dlsym(library, mpi::kRequestNull));
+    if (!byte || !errors_return || !request_null) missing = mpi::kByte;
 #else
     byte = mpi::kByte;
     errors_return = mpi::kErrorsReturn;
+    request_null = mpi::kRequestNull;
 #endif
     return missing.empty() ? "" : std::string(mpi::kName) + " of this process has no " + missing;
   }
@@ -84,10 +87,10 @@ class MpiLink : public Link {
     int finalized = 0;
     mpi_.finalized(&finalized);
     if (finalized) return;
-    for (Transfer& transfer : transfers_) {
-      if (!transfer.active) continue;
-      if (transfer.receives) mpi_.cancel(&transfer.request);
-      mpi_.request_free(&transfer.request);
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (requests_[i] == mpi_.request_null) continue;
+      if (transfers_[i].receives) mpi_.cancel(&requests_[i]);
+      mpi_.request_free(&requests_[i]);
     }
   }
 
@@ -95,75 +98,96 @@ class MpiLink : public Link {
   int size() const override { return size_; }
 
   Status send(int to, int tag, const std::byte* data, size_t bytes, int* ticket) override {
-    Transfer& transfer = begin(ticket);
+    const size_t slot = begin(to, false, ticket);
     return check(
-        mpi_.isend(data, static_cast<int>(bytes), mpi_.byte, to, tag, comm_, &transfer.request),
-        "send to rank " + std::to_string(to), *ticket);
+        mpi_.isend(data, static_cast<int>(bytes), mpi_.byte, to, tag, comm_, &requests_[slot]),
+        slot);
   }
 
   Status receive(int from, int tag, std::byte* data, size_t bytes, int* ticket) override {
-    Transfer& transfer = begin(ticket);
-    transfer.receives = true;
+    const size_t slot = begin(from, true, ticket);
     const int source = from == kAnyone ? mpi::kAnySource : from;
     return check(
-        mpi_.irecv(data, static_cast<int>(bytes), mpi_.byte, source, tag, comm_, &transfer.request),
-        "receive", *ticket);
+        mpi_.irecv(data, static_cast<int>(bytes), mpi_.byte, source, tag, comm_, &requests_[slot]),
+        slot);
+  }
+
+  // One call for all: each makes MPI look at its sockets.
+  Status progress() override {
+    int count = 0;
+    const int code = mpi_.testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
+                                   finished_.data(), statuses_.data());
+    for (int i = 0; i < count && count != mpi::kUndefined; ++i) {
+      const auto slot = static_cast<size_t>(finished_[static_cast<size_t>(i)]);
+      const mpi::Status& status = statuses_[static_cast<size_t>(i)];
+      Transfer& transfer = transfers_[slot];
+      transfer.done = true;
+      if (code != mpi::kSuccess) transfer.failure = status.MPI_ERROR;
+      if (!transfer.receives) continue;
+      int bytes = 0;
+      mpi_.get_count(&status, mpi_.byte, &bytes);
+      transfer.arrival = {status.MPI_SOURCE, static_cast<size_t>(bytes)};
+    }
+    return {};
   }
 
   Status poll(int ticket, bool* done, Arrival* arrival) override {
-    Transfer& transfer = transfers_[static_cast<size_t>(ticket)];
-    int flag = 0;
-    mpi::Status status;
-    const int code = mpi_.test(&transfer.request, &flag, &status);
-    if (code != mpi::kSuccess) return check(code, transfer.receives ? "receive" : "send", ticket);
-    *done = flag != 0;
-    if (!*done) return {};
-    if (arrival && transfer.receives) {
-      int count = 0;
-      mpi_.get_count(&status, mpi_.byte, &count);
-      *arrival = {status.MPI_SOURCE, static_cast<size_t>(count)};
-    }
-    end(ticket);
+    const auto slot = static_cast<size_t>(ticket);
+    const Transfer& transfer = transfers_[slot];
+    *done = transfer.done;
+    if (!transfer.done) return {};
+    if (transfer.failure != mpi::kSuccess) return check(transfer.failure, slot);
+    if (arrival) *arrival = transfer.arrival;
+    free_.push_back(ticket);
     return {};
   }
 
  private:
   struct Transfer {
-    mpi::Request request;
-    bool receives, active;
+    int peer;
+    bool receives, done;
+    int failure;
+    Arrival arrival;
   };
 
-  Transfer& begin(int* ticket) {
+  size_t begin(int peer, bool receives, int* ticket) {
     if (free_.empty()) {
       free_.push_back(static_cast<int>(transfers_.size()));
       transfers_.emplace_back();
+      requests_.push_back(mpi_.request_null);
+      finished_.emplace_back();
+      statuses_.emplace_back();
     }
     *ticket = free_.back();
     free_.pop_back();
-    Transfer& transfer = transfers_[static_cast<size_t>(*ticket)];
-    transfer = {{}, false, true};
-    return transfer;
+    const auto slot = static_cast<size_t>(*ticket);
+    transfers_[slot] = {peer, receives, false, mpi::kSuccess, {}};
+    return slot;
   }
 
-  void end(int ticket) {
-    transfers_[static_cast<size_t>(ticket)].active = false;
-    free_.push_back(ticket);
-  }
-
-  Status check(int code, const std::string& what, int ticket) {
+  Status check(int code, size_t slot) {
     if (code == mpi::kSuccess) return {};
-    end(ticket);
+    const Transfer& transfer = transfers_[slot];
+    const std::string peer =
+        transfer.peer == kAnyone ? "any rank" : "rank " + std::to_string(transfer.peer);
+    free_.push_back(static_cast<int>(slot));
     char text[mpi::kMaxErrorString] = "";
     int length = 0;
     mpi_.error_string(code, text, &length);
-    return {RINGAR_PEER_LOST, "MPI could not " + what + ": " + text};
+    return {RINGAR_PEER_LOST, std::string("MPI could not ") +
+                                  (transfer.receives ? "receive from " : "send to ") + peer + ": " +
+                                  text};
   }
 
   const Mpi mpi_;
   const mpi::Comm comm_;
   int rank_ = 0, size_ = 0;
+  // By ticket; requests lie side by side, as MPI wants them.
   std::vector<Transfer> transfers_;
+  std::vector<mpi::Request> requests_;
   std::vector<int> free_;
+  std::vector<int> finished_;  // what progress() is told
+  std::vector<mpi::Status> statuses_;
 };
 
 }  // namespace

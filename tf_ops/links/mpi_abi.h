@@ -4,7 +4,7 @@
 // call the other: handles are pointers in Open MPI (libmpi.so.40) and numbers in MPICH and what
 // keeps to its ABI, as Intel MPI, MVAPICH and Cray MPICH do (libmpi.so.12). The few declarations
 // that matter are therefore repeated here, so that both links are built wherever ringar is, without
-// any MPI. tests/hosts compiles them against the headers of both.
+// any MPI. tests/test_mpi_abi.py compiles them against the headers of both.
 //
 // RINGAR_MPI_OPENMPI or RINGAR_MPI_MPICH chooses.
 
@@ -33,6 +33,7 @@ struct Status {
 constexpr int kAnySource = -1;
 // Constants are the addresses of variables of the library.
 constexpr const char* kByte = "ompi_mpi_byte";
+constexpr const char* kRequestNull = "ompi_request_null";
 constexpr const char* kErrorsReturn = "ompi_mpi_errors_return";
 
 #elif defined(RINGAR_MPI_MPICH)
@@ -52,12 +53,13 @@ struct Status {
 
 constexpr int kAnySource = -2;
 constexpr Datatype kByte = 0x4c00010d;
+constexpr Request kRequestNull = 0x2c000000;
 constexpr Errhandler kErrorsReturn = 0x54000001;
 
 #endif
 
 constexpr int kSuccess = 0;
+constexpr int kUndefined = -32766;
 constexpr int kMaxErrorString = 512;  // no less than either's
-constexpr int kThreadSerialized = 2;
 
 }  // namespace ringar::mpi

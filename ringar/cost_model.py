@@ -76,7 +76,7 @@ MAX_RECURSIVE_DOUBLING_BYTES = 256 * 1024
 EAGER_BYTES = 64 * 1024
 """MPI sends what is longer over TCP only when the receiver has answered: two latencies more."""
 
-LANES, LEAST_PIECE_BYTES, PIECE_BYTES = 8, 16384, 64000
+LANES, LEAST_PIECE_BYTES, PIECE_BYTES = 24, 16384, 64000
 """How many pieces of a segment are under way, and their bytes: as tf_ops/engine/tuning.cc."""
 
 

@@ -186,3 +186,45 @@ def test_retracing_on_one_rank_alone() -> None:
     if ringar.rank() == 0:
         step.get_concrete_function(tf.TensorSpec([7], tf.float32))
     assert step(tf.ones([3])).numpy().tolist() == [ringar.size()] * 3
+
+
+def test_long_collectives_of_a_graph_come_when_they_can() -> None:
+    """Each rank's inputs are ready in another order; the program's order holds on all."""
+    size, rank = ringar.size(), ringar.rank()
+
+    @tf.function
+    def step(first: tf.Tensor, second: tf.Tensor) -> list[tf.Tensor]:
+        # What takes long to compute is the first on some ranks and the second on others.
+        slow = tf.linalg.matmul(first, first, name="slow")
+        early, late = (slow, second) if rank % 2 else (second, slow)
+        results = [
+            ringar.allreduce(tf.ones([700_000]) * (early[0, 0] + 1), op=ringar.Sum, name="early"),
+            ringar.allreduce(tf.ones([700_000]) * (late[0, 0] + 2), op=ringar.Sum, name="late"),
+            ringar.allreduce(tf.ones([3]), op=ringar.Sum, name="short"),
+        ]
+        ringar.allreduce(tf.ones([700_000]), name="without use")
+        return results
+
+    for _ in range(3):
+        zeros = tf.zeros([300, 300])
+        early, late, short = step(zeros, zeros)
+        np.testing.assert_array_equal(early, np.full(700_000, size, np.float32))
+        np.testing.assert_array_equal(late, np.full(700_000, 2 * size, np.float32))
+        np.testing.assert_array_equal(short, np.full(3, size, np.float32))
+
+
+@pytest.mark.skipif("ringar.size() < 2")
+def test_a_step_that_fails_in_the_middle_leaves_nothing_behind() -> None:
+    @tf.function
+    def step(spoiled: bool) -> list[tf.Tensor]:
+        odd = ringar.rank() if spoiled else 0
+        return [
+            ringar.allreduce(tf.ones([700_000]), op=ringar.Sum, name=f"{i}-{odd if i == 1 else 0}")
+            for i in range(4)
+        ]
+
+    for _ in range(3):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="expected the same collective"):
+            step(True)
+        for result in step(False):
+            np.testing.assert_array_equal(result, np.full(700_000, ringar.size(), np.float32))

@@ -13,7 +13,8 @@ constexpr size_t kPage = 4096;
 
 // MPI sends messages of 64 KiB and a bit at once over TCP; larger ones ask first.
 constexpr size_t kPieceBytes = 64000, kLeastPieceBytes = 16384;
-constexpr size_t kLanes = 8, kMostLanes = 30;
+// As many as keep the link busy while a rank waits for its turn on a processor that computes.
+constexpr size_t kLanes = 24, kMostLanes = 30;
 
 struct Row {
   size_t ranks, slice, small, inlined;

@@ -1,0 +1,106 @@
+// Collectives that are announced before they come run in the order in which they were announced.
+
+#include <memory>
+#include <vector>
+
+#include "check.h"
+#include "ranks.h"
+#include "requests.h"
+
+namespace ringar::test {
+namespace {
+
+constexpr size_t kElements = 1000;
+
+std::unique_ptr<TestRequest> announced(const std::string& name, int rank, uint64_t turn,
+                                       int64_t step) {
+  auto request = std::make_unique<TestRequest>(allreduce_spec(name));
+  request->turn = turn;
+  request->step = step;
+  add_ones(*request, rank, kElements);
+  return request;
+}
+
+// Each rank comes in another order; one that has no turn takes the next one.
+TEST(turns_keep_the_order_of_announcement) {
+  on_threads(2, [](Rank& me) {
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    for (int64_t step = 1; step < 50; ++step) {
+      std::vector<std::unique_ptr<TestRequest>> requests;
+      for (const char* name : {"a", "b", "c"})
+        requests.push_back(announced(name, me.rank, engine->draw_turn(step), step));
+      requests.push_back(announced("no turn", me.rank, 0, step));
+      engine->submit(requests[3].get());
+      for (size_t i = 0; i < 3; ++i)
+        engine->submit(requests[(i + static_cast<size_t>(me.rank + step)) % 3].get());
+      for (size_t i = 0; i < 4; ++i) {
+        EXPECT_OK(requests[i]->wait());
+        expect_sum_of_ranks(*requests[i], me.size);
+        if (i > 0) EXPECT(requests[i]->place() > requests[i - 1]->place());
+      }
+    }
+  });
+}
+
+// What was announced in the step ends with the collective that fails, whether it has come or not,
+// on all ranks alike; the next step works.
+TEST(turns_end_with_their_step) {
+  on_threads(2, [](Rank& me) {
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    for (int64_t step = 1; step < 20; ++step) {
+      const uint64_t first = engine->draw_turn(step), second = engine->draw_turn(step);
+      const uint64_t third = engine->draw_turn(step);
+      auto early = announced("early", me.rank, second, step);
+      if (me.rank == 0) engine->submit(early.get());
+      auto wrong = announced(me.rank ? "one" : "other", me.rank, first, step);
+      engine->submit(wrong.get());
+      EXPECT_EQ(static_cast<int>(wrong->wait().code()), RINGAR_MISMATCH);
+      if (me.rank == 0) EXPECT_EQ(static_cast<int>(early->wait().code()), RINGAR_MISMATCH);
+      auto late = announced("late", me.rank, third, step);
+      engine->submit(late.get());
+      EXPECT_EQ(static_cast<int>(late->wait().code()), RINGAR_MISMATCH);
+
+      auto next = announced("next", me.rank, engine->draw_turn(step + 100), step + 100);
+      engine->submit(next.get());
+      EXPECT_OK(next->wait());
+      expect_sum_of_ranks(*next, me.size);
+    }
+  });
+}
+
+// A step that was given up has drawn turns, and never comes.
+TEST(turns_of_a_step_that_was_given_up_hold_up_nobody) {
+  on_threads(2, [](Rank& me) {
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    const uint64_t given_up = engine->draw_turn(1);
+    auto next = announced("next", me.rank, engine->draw_turn(2), 2);
+    engine->submit(next.get());
+    EXPECT_OK(next->wait());
+    auto late = announced("late", me.rank, given_up, 1);
+    engine->submit(late.get());
+    EXPECT_CONTAINS(late->wait().message(), "one step of TensorFlow at a time");
+
+    engine->draw_turn(3);
+    auto plain = announced("plain", me.rank, 0, -1);
+    EXPECT_OK(engine->run(*plain));
+    expect_sum_of_ranks(*plain, me.size);
+  });
+}
+
+TEST(turns_end_with_the_engine) {
+  on_threads(2, [](Rank& me) {
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    engine->draw_turn(1);
+    auto held = announced("held", me.rank, engine->draw_turn(1), 1);
+    engine->submit(held.get());
+    engine->stop();
+    EXPECT_CONTAINS(held->wait().message(), "shut down");
+  });
+}
+
+}  // namespace
+}  // namespace ringar::test

@@ -32,8 +32,12 @@ JOB_SIZE_VARIABLE = "RINGAR_JOB_SIZE"
 
 ALGORITHM_VARIABLE = "RINGAR_ALGORITHM"
 
-#: What the launchers of Open MPI, MPICH and SLURM tell a rank of the size of its job.
-_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+#: How launchers tell a rank of the size of its job, and who does.
+_SIZE_VARIABLES = {
+    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
+    "PMI_SIZE": "an mpirun or srun that speaks PMI, as MPICH does",
+    "SLURM_STEP_NUM_TASKS": "srun",
+}
 
 #: Ranks lay out memory and choose algorithms by these.
 _MUST_AGREE = ("RINGAR_TUNING", ALGORITHM_VARIABLE)
@@ -183,10 +187,12 @@ def _library_name(mpi: Any) -> str:
 def _check_world(mpi: Any, environ: Mapping[str, str], who: str) -> None:
     started, seen = launched_size(environ), mpi.COMM_WORLD.Get_size()
     if started not in (1, seen):
+        launchers = [name for variable, name in _SIZE_VARIABLES.items() if variable in environ]
         raise errors.MismatchError(
             f"{who}expected {started} ranks, as many as were started, but mpi4py's MPI "
-            f"({_library_name(mpi)}) sees {seen}. The launcher belongs to another MPI: start the "
-            "job with the mpirun of that one, or srun with the --mpi= plugin that it speaks "
+            f"({_library_name(mpi)}) sees {seen}. They were started by "
+            f"{launchers[0] if launchers else 'a launcher of another MPI'}: use the mpirun that "
+            "belongs to mpi4py's MPI, or srun with the --mpi= plugin that it speaks "
             "(srun --mpi=list)."
         )
     level = mpi.Query_thread()

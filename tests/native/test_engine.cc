@@ -19,7 +19,12 @@ constexpr size_t kShort = 3;
 constexpr size_t kLong = 400'000;  // elements: more than a caller's thread runs itself
 
 ringar_config alone() {
-  return {0, 1, 0, 1, 0, 1, -1, 20, 20, 10};
+  ringar_config config{};
+  config.size = config.local_size = config.cross_size = 1;
+  config.arena_fd = -1;
+  config.start_timeout = config.deadline = 20;
+  config.stall_warning = 10;
+  return config;
 }
 
 std::unique_ptr<TestRequest> ones(const std::string& name, int rank, size_t elements) {

@@ -21,7 +21,7 @@
 // With one rank per host there is the ring and nothing else.
 
 #include <algorithm>
-#include <optional>
+#include <memory>
 
 #include "algorithms/between_hosts.h"
 #include "algorithms/ring.h"
@@ -59,11 +59,12 @@ class Hierarchical {
                slice_bytes_),
         depth_(std::min(static_cast<size_t>(tuning_.lanes), pieces_.count())) {
     if (c.column())
-      ring_.emplace(*c.column(), Ring::kAllreduce, pieces_, hop_, c.buffers(), tuning_.lanes);
+      ring_ = std::make_unique<Ring>(*c.column(), Ring::kAllreduce, pieces_, hop_, c.buffers(),
+                                     tuning_.lanes);
   }
 
   Status run() {
-    c_.current().in_flight = ring_ ? &*ring_ : nullptr;
+    c_.current().in_flight = ring_.get();
     const Status status = run_steps();
     c_.current().in_flight = nullptr;
     return status;
@@ -161,7 +162,7 @@ class Hierarchical {
   const LinkTuning tuning_;
   const Pieces pieces_;
   const size_t slice_bytes_, turns_, depth_;
-  std::optional<Ring> ring_;
+  std::unique_ptr<Ring> ring_;  // null for a rank in no column
   Unread unread_;
 };
 

@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "engine/keep.h"
+
 namespace ringar {
 
 class Buffers {
@@ -20,7 +22,10 @@ class Buffers {
     return buffer.memory.get();
   }
 
-  void leak() { new std::vector<Buffer>(std::move(buffers_)); }
+  // For transfers that nobody can take back.
+  void keep_until_exit() {
+    if (!buffers_.empty()) ringar::keep_until_exit(std::move(buffers_));
+  }
 
  private:
   struct Buffer {

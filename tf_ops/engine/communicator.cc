@@ -32,7 +32,7 @@ Communicator::Communicator(int id, std::vector<int> ranks, const World& world, u
 
 Communicator::~Communicator() {
   // The link may still read and write what a failed collective has left behind.
-  if (!broken_.ok()) buffers_.leak();
+  if (!broken_.ok()) buffers_.keep_until_exit();
 }
 
 void Communicator::group(uint64_t offset) {

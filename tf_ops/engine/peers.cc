@@ -5,6 +5,8 @@
 #include <cstring>
 #include <thread>
 
+#include "engine/keep.h"
+
 namespace ringar {
 namespace {
 
@@ -99,7 +101,7 @@ void Peers::left() {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   // What is still on its way keeps its memory: the link may read it until the process ends.
-  if (!sending_.empty()) new std::list<Sending>(std::move(sending_));
+  if (!sending_.empty()) keep_until_exit(std::move(sending_));
 }
 
 void Peers::finished(int set, uint64_t collectives) {

@@ -1,0 +1,115 @@
+"""ringarrun on several hosts: a job that ends well, a rank that dies, a host that disappears.
+
+The hosts' agent stands in the place of ssh.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.hosts import SUBNET, Hosts
+from tests.hosts.scenarios import SCRIPTS
+
+pytestmark = [
+    pytest.mark.job,
+    pytest.mark.usefixtures("can_make_hosts", "has_open_mpi"),
+    pytest.mark.deadline(150),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+MPI = "--mca btl tcp,self,sm --mca pml ob1 --mca mpi_yield_when_idle 1"
+LIMIT = 90.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How ringarrun ended, and how many processes were left on each host then."""
+
+    code: int
+    output: str
+    seconds: float
+    left: list[int]
+
+
+def wait_until_ready(job: subprocess.Popen[str], output: IO[str]) -> None:
+    """Returns when both ranks run, or the job has ended."""
+    give_up = time.monotonic() + LIMIT
+    while job.poll() is None and time.monotonic() < give_up:
+        if os.pread(output.fileno(), 1 << 20, 0).count(b"ready: rank") == 2:
+            return
+        time.sleep(0.02)
+
+
+def run(what: str, meanwhile: Callable[[Hosts], object] | None = None) -> Ending:
+    """Runs two ranks on two hosts; ``meanwhile``: what happens as soon as both are ready."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with Hosts(2) as hosts:
+        names = ",".join(f"{host.name}:1" for host in hosts)
+        command = [sys.executable, "-m", "ringar.launchers", "-H", names, "--deadline", "4"]
+        command += ["--ssh-command", str(hosts.agent), "--network-interface", SUBNET]
+        command += [f"--mpi-args={MPI}", sys.executable, str(SCRIPTS / "loop.py"), what]
+        # A file: what runs on a host that was cut off would keep a pipe open.
+        with tempfile.TemporaryFile("w+") as output:
+            job = hosts[0].popen(
+                *command, stdout=output, stderr=subprocess.STDOUT, text=True,
+                stdin=subprocess.DEVNULL, env=environment,
+            )  # fmt: skip
+            try:
+                wait_until_ready(job, output)
+                start = time.monotonic()
+                if meanwhile:
+                    meanwhile(hosts)
+                job.wait(LIMIT)
+            finally:
+                job.kill()
+            output.seek(0)
+            said = output.read()
+        seconds = time.monotonic() - start
+        give_up = time.monotonic() + 5
+        while hosts.processes() and time.monotonic() < give_up:
+            time.sleep(0.05)
+        left = [len(host.processes()) for host in hosts]
+        return Ending(job.returncode, said, seconds, left)
+
+
+def test_a_job_ends_well() -> None:
+    ending = run("end")
+    assert ending.code == 0, ending
+    assert "ready: rank 1 of 2, host 1" in ending.output
+    assert ending.left == [0, 0], ending
+
+
+def test_a_rank_dies() -> None:
+    """Its exit code is the job's, and the other rank says what it waited for."""
+    ending = run("die")
+    assert ending.code == 137, ending
+    assert "PeerLostError: rank 0 | allreduce" in ending.output
+    assert ending.seconds < 30
+    assert ending.left == [0, 0], ending
+
+
+def test_a_host_dies() -> None:
+    """With the daemon of mpirun, which then says that all is well."""
+    ending = run("loop", lambda hosts: hosts[1].kill())
+    assert ending.code not in (0, None), ending
+    assert ending.seconds < 60
+    assert ending.left == [0, 0], ending
+
+
+def test_a_link_is_cut() -> None:
+    """The deadline ends the ranks; what was cut off can be ended by nobody else."""
+    ending = run("loop", lambda hosts: hosts[1].cut())
+    assert ending.code not in (0, None), ending
+    assert "Error: rank 0 | allreduce" in ending.output
+    assert ending.seconds < 60
+    assert ending.left[0] == 0, ending

@@ -139,7 +139,7 @@ def test_ring_against_its_messages(ranks: int, nbytes: float) -> None:
     # Lanes that begin and end get in each other's way, and those that add and those that gather
     # share the link where the adder is slower than that: the formula leaves both out.
     for p, within in (
-        (SLOW, 0.1), (replace(SLOW, latency=2e-3), 0.25), (replace(SLOW, reduction=5e7), 0.35)
+        (SLOW, 0.1), (replace(SLOW, latency=2e-3), 0.25), (replace(SLOW, reduction=5e7), 0.45)
     ):  # fmt: skip
         walked = walk_ring(p, nbytes, ranks, cost_model.LANES)
         assert cost_model.ring(p, nbytes, ranks) == pytest.approx(walked, rel=within)

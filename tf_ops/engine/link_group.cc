@@ -69,8 +69,9 @@ Status LinkGroup::rest(Haste haste, Vigil& vigil, double* check_at) {
     relax();
     return {};
   }
+  const double usual = haste == Haste::kPatient ? usual_wait_ : 0;
   std::this_thread::sleep_for(std::chrono::duration<double>(
-      std::min(std::max(kNap * waited, kUsualNap * usual_wait_), kLongestNap)));
+      std::min(std::max(kNap * waited, kUsualNap * usual), kLongestNap)));
   if (waited < *check_at) return {};
   *check_at = waited + kCheckEvery;
   const auto nobody = [] { return std::string(); };

@@ -101,7 +101,8 @@ Status ring_allreduce(Communicator& c, LinkGroup& group, const Spec& spec,
   const Hop hop(spec);
   const LinkTuning tuning = link_tuning(hop.wire_bytes(array.size()), group.size());
   const Pieces pieces = Pieces::of_blocks(array, group.size(), hop.array_bytes(tuning.piece_bytes));
-  return Ring(group, Ring::kAllreduce, pieces, hop, c.buffers(), tuning.lanes).run();
+  return Ring(group, Ring::kAllreduce, pieces, hop, c.buffers(), tuning.lanes)
+      .run(LinkGroup::haste_for(array.size()));
 }
 
 Status allreduce_between_hosts(Communicator& c, Request& request) {

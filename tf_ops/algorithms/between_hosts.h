@@ -39,8 +39,8 @@ class OpeningWork : public PartialResult {
 Status open_between_hosts(Communicator& communicator, OpeningWork* work = nullptr,
                           std::byte** result = nullptr,
                           LinkGroup::Haste haste = LinkGroup::Haste::kEager);
-inline Status open_patiently(Communicator& communicator) {
-  return open_between_hosts(communicator, nullptr, nullptr, LinkGroup::Haste::kPatient);
+inline Status open_for(Communicator& communicator, size_t bytes) {
+  return open_between_hosts(communicator, nullptr, nullptr, LinkGroup::haste_for(bytes));
 }
 
 // Exchanges `bytes` with each other rank of the group: from outgoing(rank), to incoming(rank).

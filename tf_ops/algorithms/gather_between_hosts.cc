@@ -26,7 +26,8 @@ Status run_ring(Communicator& c, Ring::Kind kind, const Spec& spec,
   const LinkTuning tuning = link_tuning(even_total(shares), c.size());
   const Pieces pieces = Pieces::of_shares(shares, tuning.piece_bytes);
   const Hop hop(spec);
-  return Ring(c.everybody(), kind, pieces, hop, c.buffers(), tuning.lanes).run();
+  return Ring(c.everybody(), kind, pieces, hop, c.buffers(), tuning.lanes)
+      .run(LinkGroup::haste_for(even_total(shares)));
 }
 
 // Row counts of all ranks, as request.received wants them: array by array, in the set's order.

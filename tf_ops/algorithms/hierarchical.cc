@@ -169,7 +169,7 @@ class Hierarchical {
 }  // namespace
 
 Status allreduce_hierarchical(Communicator& c, const Request& request, const VirtualArray& array) {
-  RINGAR_RETURN_IF_ERROR(open_patiently(c));
+  RINGAR_RETURN_IF_ERROR(open_for(c, array.size()));
   if (c.host().size() == 1) return ring_allreduce(c, *c.column(), request.spec, array);
   VirtualArray& sums = c.host().workspace().sums();
   array.for_each(0, array.size(), [&](const std::byte*, std::byte* output, size_t bytes, size_t) {

@@ -153,9 +153,9 @@ bool Ring::has_finished(size_t count) const {
                      [&](const Lane& lane) { return lane.piece >= count; });
 }
 
-Status Ring::run() {
+Status Ring::run(LinkGroup::Haste haste) {
   release(pieces_.count());
-  return group_.until_done(LinkGroup::Haste::kPatient, [&](bool* moved, bool* done) -> Status {
+  return group_.until_done(haste, [&](bool* moved, bool* done) -> Status {
     RINGAR_RETURN_IF_ERROR(advance(moved));
     *done = has_finished(pieces_.count());
     return {};

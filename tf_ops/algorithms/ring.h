@@ -85,7 +85,7 @@ class Ring : public InFlight {
   // Whether pieces before `count` have come to their end.
   bool has_finished(size_t count) const;
   // Lets all pieces go, and waits for their end.
-  Status run();
+  Status run(LinkGroup::Haste haste);
 
  private:
   struct Lane {

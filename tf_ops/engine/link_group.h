@@ -36,6 +36,9 @@ class LinkGroup {
   // A short exchange is waited for eagerly. While much is under way the link does not run dry in
   // the time of a nap, and the processor belongs to those who compute.
   enum class Haste { kEager, kPatient };
+  static Haste haste_for(size_t bytes) {
+    return bytes < (size_t{1} << 20) ? Haste::kEager : Haste::kPatient;
+  }
 
   // Calls advance(&moved, &done) until it sets done; as long as nothing moves, looks after the
   // peers and leaves the processor to others.

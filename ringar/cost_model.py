@@ -24,7 +24,7 @@ transfer and an adding one after the other:
            + max(B/n / bandwidth, turns (latency + piece / bandwidth)))
 
 with turns = pieces / LANES, rounded up; the last bytes of all arrive a latency after they have
-left. Where ranks of one host are neighbors in the ring, one message at a time crosses each link in
+left, and where the adder is the slower, its last round hides the first one of the gather. Where ranks of one host are neighbors in the ring, one message at a time crosses each link in
 each direction, and all hops keep pace with it.
 
 **Recursive doubling.** In round k a rank exchanges everything it has with the rank whose number
@@ -169,7 +169,10 @@ def ring(
     if ranks == 1:
         return 0.0
     last = max(link + latency, gather)
-    return (ranks - 1) * max(link, adder, scatter) + (ranks - 2) * max(link, gather) + last
+    # What the adder lets out travels on at once: its last round hides the first one of the gather.
+    hidden = min(link, max(0.0, adder - link)) * (1 - 1 / count)
+    rounds = (ranks - 1) * max(link, adder, scatter) + (ranks - 2) * max(link, gather)
+    return rounds + last - hidden
 
 
 def _exchanges(ranks: int) -> list[tuple[np.ndarray, np.ndarray, bool]]:

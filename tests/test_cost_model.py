@@ -41,9 +41,13 @@ def test_a_long_ring_runs_at_the_speed_of_its_link() -> None:
         assert cost_model.ring(SLOW, 32 * MIB, hosts) == pytest.approx(bound + 1e-4)
         # Two rings over one link, each with half of the bytes.
         assert cost_model.ring(SLOW, 16 * MIB, hosts, flows=2) == pytest.approx(bound + 1e-4)
-        # An adder of a third of the link's rate sets the pace of the first half of the rounds.
+        # An adder of a third of the link's rate sets the pace of the first half of the rounds, and
+        # hides a round of the second half, all but its first piece.
         slow_adder = replace(SLOW, reduction=SLOW.bandwidth / 3)
-        assert cost_model.ring(slow_adder, 32 * MIB, hosts) == pytest.approx(2 * bound + 1e-4)
+        segment = 32 * MIB / hosts
+        hidden = (segment - segment / cost_model.pieces(segment)) / SLOW.bandwidth
+        expected = 2 * bound + 1e-4 - hidden
+        assert cost_model.ring(slow_adder, 32 * MIB, hosts) == pytest.approx(expected)
 
 
 def test_recursive_doubling_by_hand() -> None:
@@ -136,13 +140,10 @@ def walk_ring(p: Parameters, nbytes: float, ranks: int, lanes: int) -> float:
 def test_ring_against_its_messages(ranks: int, nbytes: float) -> None:
     one = cost_model.ring(SLOW, nbytes, ranks, lanes=1)
     assert one == pytest.approx(walk_ring(SLOW, nbytes, ranks, 1))
-    # Lanes that begin and end get in each other's way, and those that add and those that gather
-    # share the link where the adder is slower than that: the formula leaves both out.
-    for p, within in (
-        (SLOW, 0.1), (replace(SLOW, latency=2e-3), 0.25), (replace(SLOW, reduction=5e7), 0.45)
-    ):  # fmt: skip
+    # Lanes that begin and end get in each other's way, which the formula leaves out.
+    for p in (SLOW, replace(SLOW, latency=2e-3), replace(SLOW, reduction=5e7)):
         walked = walk_ring(p, nbytes, ranks, cost_model.LANES)
-        assert cost_model.ring(p, nbytes, ranks) == pytest.approx(walked, rel=within)
+        assert cost_model.ring(p, nbytes, ranks) == pytest.approx(walked, rel=0.05)
     if nbytes == 32e6:
         walked = walk_ring(SLOW, nbytes, ranks, cost_model.LANES)
         assert cost_model.ring(SLOW, nbytes, ranks) == pytest.approx(walked, rel=0.01)

@@ -15,12 +15,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ringar.launchers.ask import ask
 from ringar.launchers.errors import UsageError
 
 OPEN_MPI = "Open MPI"
 MPICH = "MPICH"
-
-_PATIENCE = 60.0  # seconds; a cold network disk is slow
 
 _ASK_LIBRARY = """\
 import mpi4py
@@ -78,14 +77,7 @@ def of_mpi4py(python: str, environ: Mapping[str, str]) -> Mpi:
         UsageError: mpi4py is missing, or finds no library, or one that ringar does not know.
     """
     try:
-        result = subprocess.run(
-            [python, "-c", _ASK_LIBRARY],
-            capture_output=True,
-            text=True,
-            env=dict(environ),
-            timeout=_PATIENCE,
-            check=False,
-        )
+        result = ask([python, "-c", _ASK_LIBRARY], environ)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(
             f"{python}: expected a Python that can be asked for its MPI: {error}", 1
@@ -147,15 +139,7 @@ def _candidates(python: str, path: str | None) -> Iterator[str]:
 
 def _ask_program(path: str, environ: Mapping[str, str]) -> Mpi | None:
     try:
-        result = subprocess.run(
-            [path, "--version"],
-            capture_output=True,
-            text=True,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            timeout=_PATIENCE,
-            check=False,
-        )
+        result = ask([path, "--version"], environ)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return identify(result.stdout)

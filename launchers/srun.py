@@ -12,11 +12,10 @@ import subprocess
 from collections.abc import Mapping
 
 from ringar.launchers import hydra
+from ringar.launchers.ask import PATIENCE, ask
 from ringar.launchers.command import Command, Start
 from ringar.launchers.errors import UsageError
 from ringar.launchers.mpi import OPEN_MPI, Mpi
-
-_PATIENCE = 60.0  # seconds; a busy controller is slow
 
 
 def command(start: Start) -> Command:
@@ -70,17 +69,9 @@ def obstacle(mpi: Mpi, environ: Mapping[str, str]) -> str:
     trial = [*basic(environ), f"--mpi={kind}", "--ntasks=1", "--nodes=1", "true"]
     for words in (listed, trial) if "SLURM_JOB_ID" in environ else (listed,):
         try:
-            result = subprocess.run(
-                words,
-                capture_output=True,
-                text=True,
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                timeout=_PATIENCE,
-                check=False,
-            )
+            result = ask(words, environ)
         except subprocess.TimeoutExpired:
-            return f"expected an answer of {' '.join(words)}, received none in {_PATIENCE:.0f} s"
+            return f"expected an answer of {' '.join(words)}, received none in {PATIENCE:.0f} s"
         answer = result.stdout + result.stderr
         if words is listed and kind not in answer.split():
             return f"{mpi} needs srun --mpi={kind}, which this SLURM does not have"

@@ -24,8 +24,9 @@ transfer and an adding one after the other:
            + max(B/n / bandwidth, turns (latency + piece / bandwidth)))
 
 with turns = pieces / LANES, rounded up; the last bytes of all arrive a latency after they have
-left, and where the adder is the slower, its last round hides the first one of the gather. Where ranks of one host are neighbors in the ring, one message at a time crosses each link in
-each direction, and all hops keep pace with it.
+left, and where the adder is the slower, its last round hides the first one of the gather. Where
+ranks of one host are neighbors in the ring, one message at a time crosses each link in each
+direction, and all hops keep pace with it.
 
 **Recursive doubling.** In round k a rank exchanges everything it has with the rank whose number
 differs in bit k, and adds: log2(n) rounds of B bytes each,

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from tests.hosts.hosts import SUBNET, Hosts
 from tests.plugin import JobResult, run_job
+from tests.plugin.jobs import command_line
 
 _GRACE = 5.0
 _TRANSPORT = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self,sm")
@@ -106,15 +107,7 @@ def _reap(hosts: Hosts, expected: bool) -> list[str]:
     give_up = time.monotonic() + (_GRACE if expected else 0.0)
     while hosts.processes() and time.monotonic() < give_up:
         time.sleep(0.05)
-    left = [_command_line(pid) for pid in hosts.processes()]
+    left = [command_line(pid) for pid in hosts.processes()]
     for host in hosts:
         host.kill()
     return left if expected else []
-
-
-def _command_line(pid: int) -> str:
-    try:
-        text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-    except OSError:
-        text = "(ended)"
-    return f"{pid}: {text}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,14 +16,6 @@ from tests.keras import common
 pytestmark = pytest.mark.usefixtures("initialized")
 
 SGD = keras.optimizers.SGD
-
-
-@pytest.fixture
-def mixed_float16() -> Iterator[None]:
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    yield
-    keras.config.set_dtype_policy(before)
 
 
 # Who puts the loss scale there: Keras, in compile, or the user, inside or outside.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -193,14 +193,6 @@ def test_a_gradient_that_is_zero_at_first(rank: int) -> None:
     for _ in range(4):
         optimizer.apply([tf.ones([12, 10])], [variable])
     np.testing.assert_allclose(variable, -4 * np.ones((12, 10)), atol=1e-4)
-
-
-@pytest.fixture
-def mixed_float16() -> Iterator[None]:
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    yield
-    keras.config.set_dtype_policy(before)
 
 
 @pytest.mark.ranks(2, 3)

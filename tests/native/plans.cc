@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 
 #include "check.h"
@@ -149,6 +150,12 @@ std::string spec_text(const Plan& plan, Twist twist) {
 }
 
 }  // namespace
+
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
 Plan random_plan(uint64_t seed, const std::vector<int>& members, int process_set, size_t largest) {
   Random random(seed);

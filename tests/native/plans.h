@@ -53,6 +53,9 @@ struct Plan {
   std::unique_ptr<TestRequest> request(size_t member) const;
 };
 
+// 0 … size-1.
+std::vector<int> all_ranks(int size);
+
 // `largest`: bytes per array, about.
 Plan random_plan(uint64_t seed, const std::vector<int>& members, int process_set, size_t largest);
 

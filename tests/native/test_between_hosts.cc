@@ -4,7 +4,6 @@
 #include <signal.h>
 
 #include <chrono>
-#include <numeric>
 #include <thread>
 
 #include "algorithms/ring.h"
@@ -22,12 +21,6 @@ constexpr int64_t kLarge = 100'000;
 constexpr int kPlans = 80;
 constexpr int64_t kLarge = 600'000;
 #endif
-
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(static_cast<size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
 
 void run_random_plans(const Rank& me, uint64_t seed, size_t largest) {
   const auto engine = me.engine();

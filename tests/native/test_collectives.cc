@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <numeric>
 
 #include "algorithms/shared_memory.h"
 #include "check.h"
@@ -20,12 +19,6 @@ constexpr int kPlans = 40;
 #else
 constexpr int kPlans = 150;
 #endif
-
-std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(static_cast<size_t>(size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
 
 void run_random_plans(const Rank& me, uint64_t seed, size_t largest) {
   Engine engine(me.config);

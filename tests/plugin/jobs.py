@@ -162,7 +162,7 @@ def _reap(mark: str, expected: bool) -> list[str]:
     give_up = time.monotonic() + (_GRACE if expected else 0.0)
     while (left := processes(mark)) and time.monotonic() < give_up:
         time.sleep(0.05)
-    lines = [_command_line(pid) for pid in left]
+    lines = [command_line(pid) for pid in left]
     _kill(mark)
     return lines if expected else []
 
@@ -203,7 +203,7 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _command_line(pid: int) -> str:
+def command_line(pid: int) -> str:
     try:
         text = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     except OSError:

@@ -10,6 +10,7 @@
 
 #include "algorithms/between_hosts.h"
 #include "algorithms/ring.h"
+#include "algorithms/rows.h"
 
 namespace ringar {
 namespace {
@@ -55,44 +56,23 @@ Status exchange_rows(Communicator& c, Request& request) {
 Status reducescatter_between_hosts(Communicator& c, Request& request) {
   RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
   std::vector<VirtualArray> shares(static_cast<size_t>(c.size()));  // by place in the ring
-  for (size_t i = 0; i < request.tensors.size(); ++i) {
-    const Tensor& tensor = request.tensors[i];
-    const std::byte* input = tensor.input;
-    for (int r = 0; r < c.size(); ++r) {
-      const int64_t rows = request.splits.empty() ? even_share(tensor.shape.rows(), c.size(), r)
-                                                  : request.splits[static_cast<size_t>(r)];
-      const size_t bytes = static_cast<size_t>(rows) * request.row_bytes(i);
-      shares[static_cast<size_t>(c.place_of(r))].append(
-          input, r == c.rank() ? tensor.output : nullptr, bytes);
-      input += bytes;
-    }
-  }
+  deal_rows(request, c.size(), [&](size_t i, int r, int64_t, const std::byte* input, size_t bytes) {
+    std::byte* const output = r == c.rank() ? request.tensors[i].output : nullptr;
+    shares[static_cast<size_t>(c.place_of(r))].append(input, output, bytes);
+  });
   return run_ring(c, Ring::kReduceScatter, request.spec, shares);
 }
 
 Status allgather_between_hosts(Communicator& c, Request& request) {
   RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
   RINGAR_RETURN_IF_ERROR(exchange_rows(c, request));
-  const size_t ranks = static_cast<size_t>(c.size());
-  std::vector<VirtualArray> shares(ranks);
-  for (size_t i = 0; i < request.tensors.size(); ++i) {
-    Tensor& tensor = request.tensors[i];
-    int64_t rows = 0;
-    for (size_t r = 0; r < ranks; ++r) rows += request.received[i * ranks + r];
-    if (tensor.output == nullptr) tensor.output = request.allocate(i, rows);
-    if (tensor.output == nullptr)
-      return no_memory_for(static_cast<size_t>(rows) * request.row_bytes(i));
-    std::byte* output = tensor.output;
-    for (size_t r = 0; r < ranks; ++r) {
-      const size_t bytes =
-          static_cast<size_t>(request.received[i * ranks + r]) * request.row_bytes(i);
-      const bool is_mine = static_cast<int>(r) == c.rank();
-      shares[static_cast<size_t>(c.place_of(static_cast<int>(r)))].append(
-          is_mine ? tensor.input : nullptr, output, bytes);
-      if (is_mine && bytes > 0 && output != tensor.input) std::memcpy(output, tensor.input, bytes);
-      output += bytes;
-    }
-  }
+  std::vector<VirtualArray> shares(static_cast<size_t>(c.size()));
+  const auto place = [&](size_t i, int r, std::byte* output, size_t bytes) {
+    const std::byte* const mine = r == c.rank() ? request.tensors[i].input : nullptr;
+    shares[static_cast<size_t>(c.place_of(r))].append(mine, output, bytes);
+    if (mine && bytes > 0 && output != mine) std::memcpy(output, mine, bytes);
+  };
+  RINGAR_RETURN_IF_ERROR(place_rows(request, c.size(), place));
   return run_ring(c, Ring::kAllGather, request.spec, shares);
 }
 

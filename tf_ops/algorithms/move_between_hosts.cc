@@ -12,10 +12,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 #include "algorithms/between_hosts.h"
+#include "algorithms/rows.h"
 #include "algorithms/stream.h"
 
 namespace ringar {
@@ -99,45 +99,32 @@ Status broadcast_between_hosts(Communicator& c, Request& request) {
 Status alltoall_between_hosts(Communicator& c, Request& request) {
   RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
   LinkGroup& group = c.everybody();
-  const size_t ranks = static_cast<size_t>(c.size()), row = request.row_bytes(0);
-  Tensor& tensor = request.tensors[0];
+  const size_t ranks = static_cast<size_t>(c.size());
 
   // By place: how many rows go there, and come from there.
   const size_t bytes = ranks * sizeof(int64_t);
   auto* const going = reinterpret_cast<int64_t*>(c.buffers().at(0, bytes));
   auto* const coming = reinterpret_cast<int64_t*>(c.buffers().at(1, bytes));
   std::vector<VirtualArray> outgoing(ranks), incoming(ranks);
-  const std::byte* input = tensor.input;
-  for (int r = 0; r < c.size(); ++r) {
+  const auto deal = [&](size_t, int r, int64_t rows, const std::byte* input, size_t size) {
     const auto place = static_cast<size_t>(c.place_of(r));
-    going[place] = request.splits.empty() ? even_share(tensor.shape.rows(), c.size(), r)
-                                          : request.splits[static_cast<size_t>(r)];
-    outgoing[place].append(input, nullptr, static_cast<size_t>(going[place]) * row);
-    input += static_cast<size_t>(going[place]) * row;
-  }
+    going[place] = rows;
+    outgoing[place].append(input, nullptr, size);
+  };
+  deal_rows(request, c.size(), deal);
   const auto me = static_cast<size_t>(group.rank());
   coming[me] = going[me];
-  const auto outgoing_count = [&](int place) {
-    return reinterpret_cast<std::byte*>(going + place);
-  };
-  const auto incoming_count = [&](int place) {
-    return reinterpret_cast<std::byte*>(coming + place);
-  };
-  RINGAR_RETURN_IF_ERROR(exchange_with_all(group, sizeof(int64_t), outgoing_count, incoming_count));
+  const auto count_for = [&](int place) { return reinterpret_cast<std::byte*>(going + place); };
+  const auto count_from = [&](int place) { return reinterpret_cast<std::byte*>(coming + place); };
+  RINGAR_RETURN_IF_ERROR(exchange_with_all(group, sizeof(int64_t), count_for, count_from));
 
-  request.received.assign(ranks, 0);
-  for (size_t place = 0; place < ranks; ++place)
-    request.received[static_cast<size_t>(c.set_rank(static_cast<int>(place)))] = coming[place];
-  const int64_t rows =
-      std::accumulate(request.received.begin(), request.received.end(), int64_t{0});
-  if (tensor.output == nullptr) tensor.output = request.allocate(0, rows);
-  if (tensor.output == nullptr) return no_memory_for(static_cast<size_t>(rows) * row);
-  std::byte* output = tensor.output;
-  for (int r = 0; r < c.size(); ++r) {
-    const size_t came = static_cast<size_t>(request.received[static_cast<size_t>(r)]) * row;
-    incoming[static_cast<size_t>(c.place_of(r))].append(nullptr, output, came);
-    output += came;
-  }
+  request.received.resize(ranks);
+  for (int r = 0; r < c.size(); ++r)
+    request.received[static_cast<size_t>(r)] = coming[c.place_of(r)];
+  const auto place_output = [&](size_t, int r, std::byte* output, size_t size) {
+    incoming[static_cast<size_t>(c.place_of(r))].append(nullptr, output, size);
+  };
+  RINGAR_RETURN_IF_ERROR(place_rows(request, c.size(), place_output));
   outgoing[me].for_each(0, outgoing[me].size(),
                         [&](const std::byte* from, std::byte*, size_t n, size_t offset) {
                           incoming[me].scatter(offset, offset + n, from);

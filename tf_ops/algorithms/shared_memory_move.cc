@@ -16,6 +16,7 @@
 #include <numeric>
 #include <vector>
 
+#include "algorithms/rows.h"
 #include "algorithms/shared_memory.h"
 #include "algorithms/virtual_array.h"
 #include "engine/copy.h"
@@ -88,26 +89,16 @@ Status allgather_in_shared_memory(HostGroup& c, Request& request) {
   RINGAR_RETURN_IF_ERROR(c.open());
 
   request.received.resize(arrays * ranks);
-  std::vector<VirtualArray>& incoming = c.workspace().array_per_rank();
-  size_t longest = 0;
-  for (size_t i = 0; i < arrays; ++i) {
-    int64_t rows = 0;
-    for (size_t r = 0; r < ranks; ++r) {
-      const auto* theirs = reinterpret_cast<const int64_t*>(c.outbox(static_cast<int>(r)));
-      rows += request.received[i * ranks + r] = theirs[i];
-    }
-    Tensor& tensor = request.tensors[i];
-    if (tensor.output == nullptr) tensor.output = request.allocate(i, rows);
-    if (tensor.output == nullptr)
-      return no_memory_for(static_cast<size_t>(rows) * request.row_bytes(i));
-    std::byte* output = tensor.output;
-    for (size_t r = 0; r < ranks; ++r) {
-      const size_t bytes =
-          static_cast<size_t>(request.received[i * ranks + r]) * request.row_bytes(i);
-      incoming[r].append(nullptr, output, bytes);
-      output += bytes;
-    }
+  for (size_t r = 0; r < ranks; ++r) {
+    const auto* theirs = reinterpret_cast<const int64_t*>(c.outbox(static_cast<int>(r)));
+    for (size_t i = 0; i < arrays; ++i) request.received[i * ranks + r] = theirs[i];
   }
+  std::vector<VirtualArray>& incoming = c.workspace().array_per_rank();
+  const auto place = [&](size_t, int r, std::byte* output, size_t bytes) {
+    incoming[static_cast<size_t>(r)].append(nullptr, output, bytes);
+  };
+  RINGAR_RETURN_IF_ERROR(place_rows(request, c.size(), place));
+  size_t longest = 0;
   for (const VirtualArray& array : incoming) longest = std::max(longest, array.size());
   return run_stream(c, stream, outgoing, incoming, longest);
 }

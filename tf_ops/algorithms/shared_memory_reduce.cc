@@ -27,6 +27,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "algorithms/rows.h"
 #include "algorithms/shared_memory.h"
 #include "algorithms/virtual_array.h"
 #include "engine/copy.h"
@@ -139,17 +140,10 @@ Status allreduce_in_shared_memory(HostGroup& c, Request& request) {
 Status reducescatter_in_shared_memory(HostGroup& c, Request& request) {
   std::vector<VirtualArray>& shares = c.workspace().array_per_rank();
   size_t longest = 0;
-  for (size_t i = 0; i < request.tensors.size(); ++i) {
-    const Tensor& tensor = request.tensors[i];
-    const std::byte* input = tensor.input;
-    for (int r = 0; r < c.size(); ++r) {
-      const int64_t rows = request.splits.empty() ? even_share(tensor.shape.rows(), c.size(), r)
-                                                  : request.splits[static_cast<size_t>(r)];
-      const size_t bytes = static_cast<size_t>(rows) * request.row_bytes(i);
-      shares[static_cast<size_t>(r)].append(input, r == c.rank() ? tensor.output : nullptr, bytes);
-      input += bytes;
-    }
-  }
+  deal_rows(request, c.size(), [&](size_t i, int r, int64_t, const std::byte* input, size_t bytes) {
+    std::byte* const output = r == c.rank() ? request.tensors[i].output : nullptr;
+    shares[static_cast<size_t>(r)].append(input, output, bytes);
+  });
   for (const VirtualArray& share : shares) longest = std::max(longest, share.size());
 
   const VirtualArray& mine = shares[static_cast<size_t>(c.rank())];

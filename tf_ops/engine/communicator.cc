@@ -41,11 +41,13 @@ void Communicator::group(uint64_t offset) {
   for (int r = 0; r < size(); ++r)
     by_host[topology.host_of(ranks_[static_cast<size_t>(r)])].push_back(r);
   hosts_ = static_cast<int>(by_host.size());
+  places_.resize(ranks_.size());
   size_t columns = ranks_.size();
   std::vector<int> in_order;  // ranks of the job
   for (const auto& [host, members] : by_host) {
     columns = std::min(columns, members.size());
     for (int r : members) {
+      places_[static_cast<size_t>(r)] = static_cast<int>(order_.size());
       order_.push_back(r);
       in_order.push_back(ranks_[static_cast<size_t>(r)]);
     }
@@ -69,10 +71,6 @@ void Communicator::group(uint64_t offset) {
   for (const auto& [host, of_host] : by_host)
     column.push_back(ranks_[static_cast<size_t>(of_host[static_cast<size_t>(place)])]);
   column_.emplace(column, place_in(column, topology.rank), *world_.link, world_.patience, current_);
-}
-
-int Communicator::place_of(int set_rank) const {
-  return place_in(order_, set_rank);
 }
 
 Algorithm Communicator::algorithm_for(const Spec& spec) const {

@@ -57,7 +57,7 @@ class Communicator {
   LinkGroup& everybody() { return *everybody_; }
   // The set's rank at a place in everybody().
   int set_rank(int place) const { return order_[static_cast<size_t>(place)]; }
-  int place_of(int set_rank) const;
+  int place_of(int set_rank) const { return places_[static_cast<size_t>(set_rank)]; }
   Buffers& buffers() { return buffers_; }
 
  private:
@@ -71,7 +71,8 @@ class Communicator {
   const int rank_;
   const World& world_;
   Current current_;
-  std::vector<int> order_;  // the set's ranks, host by host
+  std::vector<int> order_;   // the set's ranks, host by host
+  std::vector<int> places_;  // of each of the set's ranks in order_
   int hosts_ = 1, columns_ = 1;
   std::unique_ptr<HostGroup> host_;
   std::optional<LinkGroup> column_, everybody_;

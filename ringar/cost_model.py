@@ -71,6 +71,9 @@ from ringar import link_probe
 VARIABLE = "RINGAR_COST_MODEL"
 """Names a file with parameters, which are then not measured."""
 
+ALGORITHMS = ("auto", "ring", "recursive_doubling", "hierarchical")
+"""Ways of an allreduce over several hosts, as :func:`ringar.allreduce` explains them."""
+
 MAX_RECURSIVE_DOUBLING_BYTES = 256 * 1024
 """Recursive doubling needs room for a whole message; the native library has this much."""
 
@@ -317,10 +320,6 @@ def allreduce_seconds(
     flat = ring if algorithm == "ring" else recursive_doubling
     begin = opening(parameters, hosts, ranks_per_host)
     return begin + flat(parameters, nbytes, hosts, ranks_per_host)
-
-
-ALGORITHMS = ("auto", "ring", "recursive_doubling", "hierarchical")
-"""What `allreduce_seconds` knows."""
 
 
 def recursive_doubling_bytes(

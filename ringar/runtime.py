@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from ringar import mpi, native, threads, timeline
+from ringar.cost_model import ALGORITHMS
 from ringar.errors import NotInitializedError
 
 DEFAULT_DEADLINE = 600.0
@@ -175,6 +176,11 @@ def _read_config(
         ),
     )
     if algorithm := environment.get(mpi.ALGORITHM_VARIABLE):
+        if algorithm not in ALGORITHMS:
+            raise ValueError(
+                f"{mpi.ALGORITHM_VARIABLE} must be one of {', '.join(ALGORITHMS)}. "
+                f"Received: {algorithm!r}"
+            )
         config.algorithm = algorithm.encode()
     if not 0 <= config.rank < config.size:
         raise ValueError(

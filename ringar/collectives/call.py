@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringar import errors, runtime
+from ringar.cost_model import ALGORITHMS
 from ringar.runtime import ProcessSet
 
 # Those of tf_ops/engine/types.cc.
@@ -17,9 +18,6 @@ DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64"),
     *("bool", "int16", "uint16", "uint32", "uint64", "complex64", "complex128"),
 )
-
-ALGORITHMS = ("auto", "ring", "recursive_doubling", "hierarchical")
-"""Of an allreduce over several hosts, as :func:`ringar.allreduce` explains them."""
 
 as_it_is = tf.autograph.experimental.do_not_convert
 """Keeps AutoGraph from rewriting a function that is called in a ``tf.function``."""

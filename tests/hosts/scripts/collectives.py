@@ -11,7 +11,6 @@ import hashlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,11 @@ import tensorflow as tf
 import ringar
 from tests.collectives import common
 from tests.faults.job import attempt, record, works
+from tests.hosts.sent import bytes_between_hosts
 
 ALGORITHMS = (None, "ring", "recursive_doubling", "hierarchical")
 SHAPES = [(), (0,), (1,), (2,), (7,), (3, 0, 2), (5, 3, 7), (1023,), (40_001,)]
 LARGE = 1_000_003
-MEASURED_BYTES, MEASURED_CALLS = 4 << 20, 4
 
 
 def exact(dtype: str, shape: Sequence[int], rank: int, op: ringar.ReduceOp) -> np.ndarray:
@@ -242,31 +241,6 @@ def in_a_function() -> None:
         results = tf.function(step, jit_compile=compiled)(tf.constant(x))
         for i, result in enumerate(results):
             assert (result.numpy() == (i + 1) * sum(r + 1 for r in ranks)).all(), (compiled, i)
-
-
-def sent_bytes() -> int:
-    """What this host has sent to the others: the counter of its interface."""
-    lines = Path("/proc/self/net/dev").read_text().splitlines()
-    return sum(int(line.split()[9]) for line in lines if line.strip().startswith("eth0:"))
-
-
-def bytes_between_hosts(algorithm: str, **options: Any) -> Callable[[], None]:
-    """Writes down what a host sends for each byte that is reduced."""
-
-    def run() -> None:
-        array = np.ones(MEASURED_BYTES // 4, np.float32)
-        ringar.allreduce(array, algorithm=algorithm, **options)
-        ringar.barrier()
-        before = sent_bytes()
-        ringar.barrier()  # nobody sends before all have looked
-        for _ in range(MEASURED_CALLS):
-            ringar.allreduce(array, algorithm=algorithm, **options)
-        ringar.barrier()
-        sent = (sent_bytes() - before) / (MEASURED_CALLS * MEASURED_BYTES)
-        name = f"sent, {algorithm}{', narrow' if options else ''}"
-        record(name, kinds=[], message=repr(sent), seconds=0.0)
-
-    return run
 
 
 def main() -> None:

@@ -118,6 +118,7 @@ bench: $(LIBRARY)
 bench-hosts: $(LIBRARY)
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
 	$(LIMIT) 1800 $(BIN)/python -m benchmarks.hosts --output build/bench-hosts
+	$(BIN)/python -m benchmarks.simulate --check build/bench-hosts.json
 
 # Through the source archive, so that what the archive lacks the wheel cannot have.
 wheel: $(STAMP)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from benchmarks import measured, published, report, scaling, simulate
 from benchmarks.models import GRADIENT_BYTES, MODELS
@@ -258,6 +259,10 @@ def test_prediction_in_the_scaling_chart(tmp_path: Path) -> None:
     assert predicted[2] == pytest.approx(2 * 32 / (9e-3 + exchange))
     assert predicted[4] < predicted[2]  # on two cores, in turns
     assert "predicted" not in scaling.rows({("mlp", 1, False): Series([[1e-3]])})[0]
+    panel = Figure().add_subplot()
+    report._scaling_panel(panel, table)
+    (dashed,) = [line for line in panel.lines if line.get_linestyle() == "--"]
+    assert list(dashed.get_ydata()) == [predicted[n] for n in (1, 2, 4)]
     report.plot_scaling(str(tmp_path / "with"), table)
     without = [{k: v for k, v in row.items() if k != "predicted"} for row in table]
     report.plot_scaling(str(tmp_path / "without"), without)

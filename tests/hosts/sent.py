@@ -28,14 +28,16 @@ def bytes_between_hosts(
     def run() -> None:
         array, calls = np.ones(nbytes // 4, np.float32), TOTAL_BYTES // nbytes
         ringar.allreduce(array, algorithm=algorithm, **options)
-        ringar.barrier()
-        before = sent_bytes()
-        ringar.barrier()  # nobody sends before all have looked
-        for _ in range(calls):
-            ringar.allreduce(array, algorithm=algorithm, **options)
-        ringar.barrier()
-        sent = (sent_bytes() - before) / (calls * nbytes)
+        sent = []
+        for _ in range(3):  # the least: where cores are short, TCP sends some segments twice
+            ringar.barrier()
+            before = sent_bytes()
+            ringar.barrier()  # nobody sends before all have looked
+            for _ in range(calls):
+                ringar.allreduce(array, algorithm=algorithm, **options)
+            ringar.barrier()
+            sent.append((sent_bytes() - before) / (calls * nbytes))
         name = f"sent, {algorithm or 'auto'}{', narrow' if options else ''}"
-        record(name, kinds=[], message=repr(sent), seconds=0.0)
+        record(name, kinds=[], message=repr(min(sent)), seconds=0.0)
 
     return run

@@ -21,8 +21,8 @@ ALGORITHMS = ("auto", "ring", "recursive_doubling", "hierarchical")
 SCENARIOS = [
     *[f"{what}, {how}" for what in ("allreduce", "large allreduce", "narrow allreduce")
       for how in ALGORITHMS],
-    "reducescatter", "allgather", "broadcast", "alltoall", "barrier", "objects", "process_sets",
-    "sets_in_turn", "beside_mpi", "in_a_function", "works at the end",
+    "reducescatter", "allgather", "broadcast", "alltoall", "grouped", "barrier", "objects",
+    "process_sets", "sets_in_turn", "beside_mpi", "in_a_function", "works at the end",
 ]  # fmt: skip
 
 

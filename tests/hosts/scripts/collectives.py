@@ -8,6 +8,7 @@ business of tests/collectives, which run on hosts, too.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -107,13 +108,15 @@ def narrow(algorithm: str | None) -> Callable[[], None]:
 def reducescatter(process_set: ringar.ProcessSet | None = None) -> None:
     members = process_set.ranks if process_set else list(range(ringar.size()))
     n, place = len(members), members.index(ringar.rank())
-    for dtype in common.REDUCIBLE:
-        for rows in (0, 1, n - 1, 2 * n + 1, 3000):
-            arrays = [exact(dtype, (rows, 3), r, ringar.Sum) for r in members]
-            result = ringar.reducescatter(arrays[place], ringar.Sum, process_set=process_set)
+    for dtype, op in itertools.product(common.REDUCIBLE, common.OPS):
+        if op is ringar.Average and dtype not in common.FLOATING:
+            continue
+        for rows in (0, 1, n - 1, 2 * n + 1, 3000 if op is ringar.Sum else 30):
+            arrays = [exact(dtype, (rows, 3), r, op) for r in members]
+            result = ringar.reducescatter(arrays[place], op, process_set=process_set)
             # The first ranks get one row more where they cannot be shared out evenly.
-            parts = np.array_split(common.reduced(ringar.Sum, arrays), n)
-            common.assert_same(result, parts[place], (dtype, rows))
+            parts = np.array_split(common.reduced(op, arrays), n)
+            common.assert_same(result, parts[place], (dtype, op, rows))
 
 
 def allgather(process_set: ringar.ProcessSet | None = None) -> None:
@@ -150,6 +153,28 @@ def alltoall(process_set: ringar.ProcessSet | None = None) -> None:
             start = sum(splits[i][:me])
             expected.append(sent[i][start : start + splits[i][me]])
         common.assert_same(result, np.concatenate(expected), scale)
+
+
+def grouped() -> None:
+    """Several arrays of several dtypes at once."""
+    ranks = range(ringar.size())
+    shapes = [(7, 2), (0, 3), (3001,), (ringar.size(), 4)]
+    dtypes = ("float32", "int64", "float32", "uint8")
+    of_ranks = [
+        [exact(dtype, shape, r, ringar.Sum) for dtype, shape in zip(dtypes, shapes, strict=True)]
+        for r in ranks
+    ]
+    mine, each = of_ranks[ringar.rank()], list(zip(*of_ranks, strict=True))
+    totals = [common.reduced(ringar.Sum, list(arrays)) for arrays in each]
+    parts = [np.array_split(total, ringar.size())[ringar.rank()] for total in totals]
+    common.assert_all_same(ringar.grouped_reducescatter(mine, ringar.Sum), parts, "reducescatter")
+    whole = [np.concatenate(arrays) for arrays in each]
+    common.assert_all_same(ringar.grouped_allgather(mine), whole, "allgather")
+    last = ringar.size() - 1
+    common.assert_all_same(ringar.grouped_broadcast(mine, last), of_ranks[last], "broadcast")
+    variables = [tf.Variable(array) for array in mine]
+    ringar.broadcast_variables(variables, last)
+    common.assert_all_same([v.numpy() for v in variables], of_ranks[last], "broadcast_variables")
 
 
 def barrier() -> None:
@@ -252,7 +277,15 @@ def main() -> None:
         attempt(f"narrow allreduce, {algorithm or 'auto'}", narrow(algorithm))
     for collective in (reducescatter, allgather, broadcast, alltoall):
         attempt(collective.__name__, collective)
-    for function in (barrier, objects, process_sets, sets_in_turn, beside_mpi, in_a_function):
+    for function in (
+        grouped,
+        barrier,
+        objects,
+        process_sets,
+        sets_in_turn,
+        beside_mpi,
+        in_a_function,
+    ):
         attempt(function.__name__, function)
     for algorithm in ("ring", "hierarchical"):
         attempt(f"bytes, {algorithm}", bytes_between_hosts(algorithm))

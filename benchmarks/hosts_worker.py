@@ -22,6 +22,7 @@ import numpy as np
 
 from benchmarks.definitions import DEFINITIONS, given
 from benchmarks.worker import time_calls, wrong_elements
+from tests.hosts.hosts import ASK_TRAFFIC, count_traffic
 
 Run = Callable[[], np.ndarray]
 
@@ -57,10 +58,9 @@ def sent() -> tuple[int, int]:
 
     if ringar.local_rank() != 0:
         return 0, 0
-    words = ["tc", "-s", "-j", "qdisc", "show", "dev", "eth0"]
-    text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    (root,) = [entry for entry in json.loads(text) if entry.get("root")]
-    return root["bytes"], root["packets"]
+    answer = subprocess.run(ASK_TRAFFIC, capture_output=True, text=True, check=True).stdout
+    traffic = count_traffic(answer)
+    return traffic.bytes, traffic.frames
 
 
 def peer(name: str, array: np.ndarray) -> Run:

@@ -50,6 +50,12 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
         launcher, second = _automatic(request, hosts, scheduler)
     if launcher == "local":
         _check_local(request, hosts)
+    elif launcher == "srun":
+        _refuse(
+            _of_agent(request),
+            "expected a job whose hosts are reached through ssh or in its place, but srun reaches "
+            "those of this one",
+        )
     layout = fill(hosts, request.num_proc, source) if hosts else ()
     num_proc = sum(host.slots for host in layout) if layout else request.num_proc
     if num_proc is None:
@@ -79,8 +85,31 @@ def _check_local(request: Request, hosts: tuple[Host, ...]) -> None:
             f"--launcher local: expected hosts that are this one, received {', '.join(others)}; "
             "leave --launcher out, or choose mpirun"
         )
-    if request.mpi_args:
+    options = {
+        "--mpi-args": request.mpi_args,
+        "--network-interface": request.interfaces,
+        **_of_agent(request),
+    }
+    _refuse(
+        options,
+        "expected a job of mpirun or srun, but the ranks of this one are started without MPI",
+    )
+
+
+def _of_agent(request: Request) -> dict[str, object]:
+    """The options that say how mpirun reaches other hosts."""
+    return {
+        "-p": request.ssh_port,
+        "-i": request.ssh_identity,
+        "--ssh-command": request.ssh_command,
+    }
+
+
+def _refuse(options: Mapping[str, object], reason: str) -> None:
+    """Raise if some of `options` are given, which would do nothing."""
+    given = [name for name, value in options.items() if value]
+    if given:
         raise UsageError(
-            "--mpi-args: expected a job of mpirun or srun, but the ranks of this one are started "
-            "without MPI; choose --launcher mpirun"
+            f"{', '.join(given)}: {reason}; leave {'it' if len(given) == 1 else 'them'} out, or "
+            "choose --launcher mpirun"
         )

@@ -16,11 +16,14 @@ signal is no different, where mpirun by itself might not even notice.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import re
 import signal
 import socket
+import stat
 import sys
+import termios
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,16 +36,25 @@ from ringar.launchers.local import LocalJob
 from ringar.launchers.plan import JobPlan, RankPlan
 
 _PARENT_CHECK = 1.0  # seconds between two looks whether mpirun's daemon still lives
+_TICK = 0.01  # and between two looks whether it has read all
 
-#: How a guard reports a failure, for `supervisor.py`, which reads it from mpirun's output.
-FAILURE = re.compile(
-    rb"^ringarrun: rank (?P<rank>\d+) of \d+ on \S+ (?:failed|was killed)"
-    rb".* (?P<kind>exit code|signal) (?P<number>\d+)(?P<rest>.*)$"
-)
 CONSEQUENCE = "it had lost a peer"
-#: How it reports an end without fault. ringarrun does not show it, and counts: after the death of a
-#: whole host, Open MPI's mpirun ends with exit code 0.
-SUCCESS = re.compile(rb"^ringarrun: rank (?P<rank>\d+) of \d+ on \S+ ended well$")
+_REPORT = (
+    rb"ringarrun %s\.\d+: (?P<text>rank (?P<rank>\d+) of \d+ on \S+ (?:(?P<well>ended well)|"
+    rb"(?:failed|was killed).* (?P<kind>exit code|signal) (?P<number>\d+)(?P<rest>.*)))$"
+)
+
+
+def reports(job: str) -> re.Pattern[bytes]:
+    """How guards of `job` report the end of their ranks, for `supervisor.py` to search for.
+
+    A report may stand behind the unfinished line of another rank, for mpirun passes the output of
+    ranks on in pieces. What ranks write themselves does not have the job's name in it.
+
+    An end without fault is reported, too, and counted: after the death of a whole host, Open MPI's
+    mpirun ends with exit code 0.
+    """
+    return re.compile(_REPORT % re.escape(job.encode()))
 
 
 @dataclass(frozen=True)
@@ -116,8 +128,7 @@ class GuardedJob(LocalJob):
     def _report(self) -> None:
         if not self.failures:
             if not self.signal:
-                here = self.job.ranks[0]
-                self._err.message(f"rank {here.rank} of {here.size} on {self._host} ended well")
+                self._say_to_supervisor(self.job.ranks[0], "ended well")
             return
         rank = self.failures[0]
         if rank.status is not None and rank.status.signal == signal.SIGTERM:
@@ -125,12 +136,25 @@ class GuardedJob(LocalJob):
             self._linger(_PARENT_CHECK)
             if self.signal:
                 return
-        text = f"rank {rank.number} of {rank.plan.size} on {self._host} {verdict.ending(rank)}"
+        text = verdict.ending(rank)
         if verdict.is_consequence(rank):
             text += f"; {CONSEQUENCE}"
-        self._err.message(text)
+        self._say_to_supervisor(rank.plan, text)
         self._flush()
         self._linger(self._grace)
+
+    def _say_to_supervisor(self, rank: RankPlan, ending: str) -> None:
+        """Report an end in the form of `reports`, in one piece.
+
+        mpirun reads some kilobytes at a time, and what it reads next may be of another rank. So the
+        report waits until all that comes before it has been read, if that does not take long.
+        """
+        self._flush()
+        end = time.monotonic() + _PARENT_CHECK
+        while _unread(self._err.fd) and not self.signal and time.monotonic() < end:
+            time.sleep(_TICK)
+        text = f"ringarrun {self.job.job}: rank {rank.rank} of {rank.size} on {self._host} {ending}"
+        self._err.line(text.encode(errors="replace"))
 
     def _linger(self, seconds: float) -> None:
         """Leave the other ranks time to fail by themselves; a signal ends it."""
@@ -141,6 +165,13 @@ class GuardedJob(LocalJob):
                 key.data()
             if os.getppid() != self._parent:
                 return
+
+
+def _unread(fd: int) -> bool:
+    """Whether something is in the pipe `fd` that its reader has not read yet."""
+    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        return False
+    return any(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
 
 
 def make_plan(options: argparse.Namespace, here: Place) -> JobPlan:

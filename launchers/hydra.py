@@ -7,6 +7,8 @@ an error, by SIGKILL; the guards and their janitors clean up after that.
 
 from __future__ import annotations
 
+import os
+
 from ringar.launchers.command import Command, Start
 from ringar.launchers.errors import UsageError
 
@@ -29,7 +31,9 @@ def command(start: Start) -> Command:
                 f"--ssh-command: expected a program without arguments for {start.mpi}, "
                 f"received {' '.join(start.agent.program)!r}; write a script"
             )
-        words += ["-launcher", "ssh", "-launcher-exec", start.agent.program[0]]
+        # Whatever hydra takes for ssh gets its option -x, which blaunch and scripts do not know.
+        kind = "ssh" if os.path.basename(start.agent.program[0]) == "ssh" else "rsh"
+        words += ["-launcher", kind, "-launcher-exec", start.agent.program[0]]
         if start.agent.options:
             environment["HYDRA_LAUNCHER_EXTRA_ARGS"] = " ".join(start.agent.options)
     exported = start.exported

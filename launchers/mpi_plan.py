@@ -47,6 +47,7 @@ class MpiJob:
         program: what the user wants to run.
         agent: how other hosts are reached; None where srun does it.
         failure_grace: seconds that ranks have for their own errors after one has failed.
+        arguments: what the user has added to that command.
     """
 
     job: str
@@ -60,6 +61,7 @@ class MpiJob:
     program: tuple[str, ...]
     agent: ssh.Agent | None
     failure_grace: float
+    arguments: tuple[str, ...] = ()
     verbose: bool = False
 
     def shell(self) -> str:
@@ -125,6 +127,7 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob
         program=request.command,
         agent=agent,
         failure_grace=request.failure_grace,
+        arguments=request.mpi_args,
         verbose=request.verbose,
     )
 
@@ -138,8 +141,9 @@ def _build(start: Start, launcher: str) -> Command:
 def _agent(
     request: Request, choice: Choice, environ: Mapping[str, str], launcher: str
 ) -> ssh.Agent | None:
-    """How to reach the hosts; None in an allocation of SLURM, whose srun reaches them."""
-    if launcher == "srun" or choice.scheduler == "SLURM":
+    """How to reach the hosts; None if srun does it, as in an allocation of SLURM by default."""
+    asked = (request.ssh_command, request.ssh_port, request.ssh_identity, environ.get(ssh.VARIABLE))
+    if launcher == "srun" or (choice.scheduler == "SLURM" and not any(asked)):
         return None
     return ssh.agent(
         request.ssh_command,

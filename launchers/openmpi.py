@@ -74,6 +74,8 @@ def _runtime(start: Start) -> dict[str, str]:
         found[f"{ssh}_no_tree_spawn"] = "1"
         # In an allocation, too, the hosts are those that were checked, through the same agent.
         found["plm"] = "ssh" if _has_prrte(start) else "rsh"
+        if "SLURM_JOB_ID" in start.environ:
+            found["ras"] = "^slurm"  # which refuses hosts that are not of the allocation
     if start.interfaces:
         found["oob_tcp_if_include"] = ",".join(start.interfaces)
     for name, value in _KEEPALIVE.items():

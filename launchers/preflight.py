@@ -5,7 +5,7 @@ load mpi4py's MPI, and are they of the same version as here; are the folder and 
 mpirun would say so, too, of the first host and in words of its own, with ranks running elsewhere.
 
 Hosts are asked at once, through the agent that mpirun will use. In an allocation of SLURM there may
-be no ssh, and one srun asks all of them.
+be no ssh, and one srun asks all of them. So it does outside of an allocation, as a job of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ringar.launchers.mpi_plan import MpiJob, working_folder
 
 #: Seconds that all hosts together have for their answers.
 PATIENCE = 60.0
+_END_PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL for an srun without an answer
 
 _MARK = "RINGAR-PREFLIGHT "
 
@@ -41,11 +42,11 @@ answer = dict(
     program=bool(shutil.which(os.path.join(folder, program) if '/' in program else program)),
 )
 try:
-    import ringar.launchers.guard
     from ringar.version import __version__
-    answer['ringar'] = __version__
+    answer['ringar'] = __version__  # first: another version may lack what comes next
+    import ringar.launchers.guard
 except Exception as error:
-    answer['ringar_error'] = str(error)
+    answer['ringar_error'] = str(error) or repr(error)
 try:
     import mpi4py
     mpi4py.rc.initialize = False
@@ -74,7 +75,7 @@ def check(job: MpiJob) -> None:
         UsageError: some host cannot take part; the message names each, with what to do.
     """
     names = [host.name for host in job.hosts]
-    if job.agent is None and "SLURM_JOB_ID" not in job.environment:
+    if not names:
         return  # srun will ask for hosts itself, and nobody knows them yet
     replies = _ask_all(job, names) if job.agent is not None else _ask_slurm(job, names)
     faults = {name: _fault(job, name, replies[name]) for name in names}
@@ -148,6 +149,7 @@ def _answers(out: str) -> list[Mapping[str, Any]]:
 def _ask_slurm(job: MpiJob, names: Sequence[str]) -> dict[str, _Reply]:
     words = [
         *srun.basic(job.environment),
+        *_of_a_new_job(job),
         "--mpi=none",
         f"--nodes={len(names)}",
         f"--ntasks={len(names)}",
@@ -156,15 +158,31 @@ def _ask_slurm(job: MpiJob, names: Sequence[str]) -> dict[str, _Reply]:
         "--export=ALL",
     ]
     process = _start(job, [*words, *_question(job)])
-    try:
-        out, err = process.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
+    out, err = _wait_for_srun(process)
     found = {str(answer["host"]): answer for answer in _answers(out)}
     said = [line.strip() for line in err.splitlines() if line.strip()]
     lost = _Reply(None, process.returncode, said[-1] if said else "no answer from srun")
     return {name: _Reply(found[name]) if name in found else lost for name in names}
+
+
+def _of_a_new_job(job: MpiJob) -> list[str]:
+    """More words for srun where it has to ask for an allocation: the same account and partition."""
+    if "SLURM_JOB_ID" in job.environment:
+        return []
+    # Rather the word of srun that the hosts are busy than a wait in a queue, which has no end.
+    return [*job.arguments, "--output=all", "--error=all", f"--immediate={PATIENCE / 2:.0f}"]
+
+
+def _wait_for_srun(process: subprocess.Popen[str]) -> tuple[str, str]:
+    try:
+        return process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # it then gives back what it has asked for
+    try:
+        return process.communicate(timeout=_END_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()
 
 
 def _fault(job: MpiJob, name: str, reply: _Reply) -> str:
@@ -180,6 +198,8 @@ def _fault(job: MpiJob, name: str, reply: _Reply) -> str:
             f"expected ringar {ringar_version()}, as here, received {answer['ringar']}; "
             f"{install} ringar=={ringar_version()}"
         )
+    if "ringar_error" in answer:
+        return f"ringar there lacks a part: {answer['ringar_error']}; {install} ringar"
     if "mpi" not in answer:
         return f"mpi4py does not load an MPI: {answer['mpi_error']}; {install} 'ringar[mpi]'"
     mpi = identify(answer["mpi"])
@@ -206,10 +226,10 @@ def _no_answer(job: MpiJob, name: str, reply: _Reply) -> str:
             f"expected Python at {job.python}, as here, but it does not run there: {said}; "
             "install the same environment at the same path, or share the folder"
         )
+    if job.agent is None:
+        return f"no answer through srun: {said}; try: srun --nodelist={name} true"
     if is_this_host(name):
         return f"{job.python} does not answer: {said}"
-    if job.agent is None:
-        return f"no answer through srun: {said}"
     return (
         f"cannot be reached, or gives no answer: {said}; "
         f"try: {' '.join(job.agent.command(name, ['true']))}"

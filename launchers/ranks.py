@@ -176,15 +176,28 @@ def spawn(
     )
 
 
-def _before_program(cpus: tuple[int, ...] | None, janitor: int) -> Callable[[], None]:
-    """What a rank does between fork and exec; Python is safe here: there is only one thread."""
+def bound_to_launcher(number: int) -> Callable[[], None]:
+    """What a process does between fork and exec to get signal `number` if the launcher dies.
+
+    Python is safe there: the launcher has only one thread.
+    """
     launcher = os.getpid()
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def prepare() -> None:
-        prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number))
         if os.getppid() != launcher:  # it died before the line above
             os._exit(1)
+
+    return prepare
+
+
+def _before_program(cpus: tuple[int, ...] | None, janitor: int) -> Callable[[], None]:
+    """What a rank does between fork and exec."""
+    bind_to_launcher = bound_to_launcher(signal.SIGKILL)
+
+    def prepare() -> None:
+        bind_to_launcher()
         with contextlib.suppress(OSError):  # someone has killed the janitor
             os.write(janitor, b"%d\n" % os.getpid())
         if cpus is not None:

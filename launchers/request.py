@@ -22,7 +22,7 @@ class Request:
     source: str = ""
     launcher: str = "auto"
     interfaces: tuple[str, ...] = ()
-    ssh_command: str = "ssh"
+    ssh_command: str = ""
     ssh_port: int | None = None
     ssh_identity: Path | None = None
     mpi_args: tuple[str, ...] = ()

@@ -16,8 +16,8 @@ The command runs in a session of its own, so that Ctrl-C reaches it once, by way
 
 from __future__ import annotations
 
-import ctypes
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -25,18 +25,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ringar.launchers.guard import CONSEQUENCE, FAILURE, SUCCESS
+from ringar.launchers.guard import CONSEQUENCE, reports
 from ringar.launchers.local import rank_stdin
 from ringar.launchers.mpi_plan import MpiJob
 from ringar.launchers.output import BACKLOG, Screen
-from ringar.launchers.ranks import ExitStatus
+from ringar.launchers.ranks import ExitStatus, bound_to_launcher
 from ringar.launchers.signals import Signals
 
 SETTLE = 3.0  # seconds that mpirun or srun may take to end a job by themselves
 END_GRACE = 12.0  # seconds from SIGTERM to SIGKILL: the guards take 3 and mpirun 6 at most
 _TICK = 0.1
 _LONGEST_LINE = 1 << 16
-_PR_SET_PDEATHSIG = 1
+_LONGEST_REPORT = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Supervisor:
         self._signal_count = 0
         self._term_at: float | None = None
         self._kill_at: float | None = None
+        self._reports = reports(job.job)
         self._screen = Screen(2)
         self._line = b""
         self._last = b""
@@ -83,7 +84,7 @@ class Supervisor:
                     self._kill(process)
                 process.stderr.close()
             status = process.wait()
-            self._screen.put(self._line)
+            self._pass_on(self._line)
             self._verdict(status)
             while self._screen.waiting and not self._screen.broken:
                 self._screen.write_some()
@@ -92,22 +93,14 @@ class Supervisor:
     def _start(self) -> subprocess.Popen[bytes]:
         if self.job.verbose:
             self._screen.message(self.job.shell())
-        launcher = os.getpid()
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-        def prepare() -> None:
-            # If this process is killed, mpirun ends the job as if it had been asked to.
-            prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM))
-            if os.getppid() != launcher:
-                os._exit(1)
-
         return subprocess.Popen(
             self.job.command.words,
             env=dict(self.job.environment),
             stdin=rank_stdin(0),
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=prepare,
+            # If this process is killed, mpirun ends the job as if it had been asked to.
+            preexec_fn=bound_to_launcher(signal.SIGTERM),
         )
 
     def _loop(
@@ -146,20 +139,29 @@ class Supervisor:
         *lines, self._line = (self._line + data).split(b"\n")
         for line in lines:
             self._on_line(line)
-        if len(self._line) > _LONGEST_LINE:
-            self._screen.put(self._line)
-            self._line = b""
+        if len(self._line) > _LONGEST_LINE:  # its end may be the beginning of a report
+            self._pass_on(self._line[:-_LONGEST_REPORT])
+            self._line = self._line[-_LONGEST_REPORT:]
         return True
 
+    def _pass_on(self, data: bytes) -> None:
+        self._screen.put(data)
+        self._last = data.rstrip(b"\n") or self._last
+
     def _on_line(self, line: bytes) -> None:
-        if success := SUCCESS.match(line):
-            self.ended.add(int(success["rank"]))
-            return
-        self._screen.put(line + b"\n")
-        self._last = line or self._last
-        match = FAILURE.match(line)
+        match = self._reports.search(line)
         if match is None:
+            self._pass_on(line + b"\n")
             return
+        self._pass_on(line[: match.start()])  # of another rank, and its end is still to come
+        if match["well"]:
+            self.ended.add(int(match["rank"]))
+        else:
+            self._on_failure(match)
+
+    def _on_failure(self, match: re.Match[bytes]) -> None:
+        line = self._last = b"ringarrun: " + match["text"]
+        self._screen.line(line)
         number = int(match["number"])
         by_signal = match["kind"] == b"signal"
         status = ExitStatus(signal=number) if by_signal else ExitStatus(code=number)

@@ -65,6 +65,18 @@ class Traffic:
         return Traffic(self.bytes - other.bytes, self.frames - other.frames)
 
 
+ASK_TRAFFIC = ("tc", "-s", "-j", "qdisc", "show", "dev", "eth0")
+"""What a host runs to see what its bucket has counted, for `count_traffic`."""
+
+
+def count_traffic(answer: str) -> Traffic:
+    """What a host has sent, headers included, by its answer to ASK_TRAFFIC."""
+    roots = [entry for entry in json.loads(answer) if entry.get("root")]
+    if len(roots) != 1 or roots[0]["kind"] == "noqueue":
+        raise RuntimeError("this host has no bucket that counts: give a rate")
+    return Traffic(roots[0]["bytes"], roots[0]["packets"])
+
+
 def payload_part(mtu: int) -> float:
     """What part of the bytes of full frames is payload of TCP."""
     return (mtu - TCP_HEADERS) / (mtu + ETHERNET_HEADER)
@@ -146,11 +158,7 @@ class Host:
 
     def sent(self) -> Traffic:
         """What has gone through the link since the host was made, counted as on the wire."""
-        text = self.run("tc", "-s", "-j", "qdisc", "show", "dev", "eth0").stdout
-        roots = [entry for entry in json.loads(text) if entry.get("root")]
-        if len(roots) != 1 or roots[0]["kind"] == "noqueue":
-            raise RuntimeError(f"{self.name} has no bucket that counts: give a rate")
-        return Traffic(roots[0]["bytes"], roots[0]["packets"])
+        return count_traffic(self.run(*ASK_TRAFFIC).stdout)
 
     def counters(self) -> dict[str, int]:
         """The interface's own counters: rx_bytes, rx_packets, tx_bytes, tx_packets."""
@@ -194,11 +202,6 @@ class Hosts:
         self._world: subprocess.Popen[str] | None = None
         self._root = 0
         self.folder = Path()
-
-    @staticmethod
-    def available(*, latency: bool = False) -> str | None:
-        """Why there can be no hosts here; None if there can. `latency`: with latency_ms."""
-        return unavailable(latency=latency)
 
     @property
     def payload_rate(self) -> float:

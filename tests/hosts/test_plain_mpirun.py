@@ -59,3 +59,4 @@ def test_a_launcher_of_another_mpi_is_named(has_open_mpi: None, tmp_path: Path) 
     )
     assert result.code not in (0, None), result
     assert "expected 2 ranks, as many as were started, but mpi4py's MPI (Open MPI" in result.stderr
+    assert "They were started by an mpirun or srun that speaks PMI, as MPICH does" in result.stderr

@@ -19,6 +19,7 @@ import pytest
 
 from tests.hosts import SUBNET, Hosts
 from tests.hosts.scenarios import SCRIPTS
+from tests.plugin.jobs import command_line
 
 pytestmark = [
     pytest.mark.job,
@@ -33,12 +34,13 @@ LIMIT = 90.0
 
 @dataclass(frozen=True)
 class Ending:
-    """How ringarrun ended, and how many processes were left on each host then."""
+    """How ringarrun ended, how many processes were left on each host then, and what ranks."""
 
     code: int
     output: str
     seconds: float
     left: list[int]
+    ranks: list[str]
 
 
 def wait_until_ready(job: subprocess.Popen[str], output: IO[str]) -> None:
@@ -48,6 +50,12 @@ def wait_until_ready(job: subprocess.Popen[str], output: IO[str]) -> None:
         if os.pread(output.fileno(), 1 << 20, 0).count(b"ready: rank") == 2:
             return
         time.sleep(0.02)
+
+
+def ranks_of(hosts: Hosts) -> list[str]:
+    """The ranks that run, with their guards and janitors, but without the daemons of mpirun."""
+    lines = [command_line(pid) for pid in hosts.processes()]
+    return [line for line in lines if "loop.py" in line or "janitor.py" in line]
 
 
 def run(what: str, meanwhile: Callable[[Hosts], object] | None = None) -> Ending:
@@ -79,7 +87,7 @@ def run(what: str, meanwhile: Callable[[Hosts], object] | None = None) -> Ending
         while hosts.processes() and time.monotonic() < give_up:
             time.sleep(0.05)
         left = [len(host.processes()) for host in hosts]
-        return Ending(job.returncode, said, seconds, left)
+        return Ending(job.returncode, said, seconds, left, ranks_of(hosts))
 
 
 def test_a_job_ends_well() -> None:
@@ -107,9 +115,10 @@ def test_a_host_dies() -> None:
 
 
 def test_a_link_is_cut() -> None:
-    """The deadline ends the ranks; what was cut off can be ended by nobody else."""
+    """The deadline ends the ranks on both sides; nobody can end the daemon that was cut off."""
     ending = run("loop", lambda hosts: hosts[1].cut())
     assert ending.code not in (0, None), ending
     assert "Error: rank 0 | allreduce" in ending.output
     assert ending.seconds < 60
     assert ending.left[0] == 0, ending
+    assert ending.ranks == [], ending

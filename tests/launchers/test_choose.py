@@ -57,6 +57,24 @@ def test_too_many_ranks() -> None:
         choice(SLURM, num_proc=5)
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"ssh_port": 22}, "-p"),
+        ({"ssh_identity": "key"}, "-i"),
+        ({"ssh_command": "rsh"}, "--ssh-command"),
+        ({"ssh_port": 22, "ssh_identity": "key"}, "-p, -i"),
+    ],
+)
+def test_srun_takes_no_options_of_ssh(options: dict[str, object], named: str) -> None:
+    message = f"^{named}: expected a job whose hosts are reached through ssh .*, but srun reaches"
+    with pytest.raises(UsageError, match=f"{message}.*out, or choose --launcher mpirun$"):
+        choice(SLURM, **options)
+    with pytest.raises(UsageError, match=message):
+        choice(launcher="srun", num_proc=2, **options)
+    assert choice(SLURM, launcher="mpirun", **options).launcher == "mpirun"
+
+
 def test_local_takes_no_other_hosts_and_no_arguments_for_mpi() -> None:
     with pytest.raises(UsageError, match="expected hosts that are this one, received elsewhere"):
         choice(hosts=(HERE, THERE), launcher="local")

@@ -44,6 +44,21 @@ from tests.launchers.helpers import launch, python, shell
         (["-np", "2", "--launcher", "pdsh", "true"], 2, "invalid choice: 'pdsh'"),
         (["-np", "2", "-p", "70000", "true"], 2, "expected a port, from 1 to 65535, received"),
         (["-np", "2", "--mpi-args=-v", "true"], 2, "--mpi-args: expected a job of mpirun or srun"),
+        (["-np", "2", "-p", "22", "true"], 2, "-p: expected a job of mpirun or srun"),
+        (["-np", "2", "-i", "key", "true"], 2, "-i: expected a job of mpirun or srun"),
+        (["-np", "2", "--ssh-command", "rsh", "true"], 2, "--ssh-command: expected a job of"),
+        (
+            ["-H", "localhost:2", "--network-interface", "lo", "true"],
+            2,
+            "--network-interface: expected a job of mpirun or srun, but the ranks of this one are "
+            "started without MPI; leave it out, or choose --launcher mpirun",
+        ),
+        (
+            ["-np", "2", "--launcher", "local", "-p", "22", "-i", "key", "true"],
+            2,
+            "-p, -i: expected a job of mpirun or srun, but the ranks of this one are started "
+            "without MPI; leave them out, or choose --launcher mpirun",
+        ),
         (["-np", "2", "--mpi-args='", "true"], 2, "expected arguments as in a shell, received"),
     ],
 )

@@ -37,6 +37,7 @@ class Form:
 
 FORMS = {
     "local": Form("-np 2"),
+    "local_launcher": Form("-np 2 --launcher local"),
     "local_hosts": Form("-H localhost:3 -np 2 --deadline 60"),
     "openmpi_hosts": Form(HOSTS),
     "openmpi_root": Form(HOSTS, root=True),
@@ -50,6 +51,9 @@ FORMS = {
     "openmpi_ipv6": Form("-H [fe80::1]:2,[fe80::2]:2"),
     "openmpi_interface": Form(f"{HOSTS} --network-interface eth0,10.0.0.0/24"),
     "openmpi_ssh": Form(f"{HOSTS} -p 2222 -i TMP/key"),
+    "openmpi_long_options": Form(
+        "--num-proc 6 --hosts h1:4,h2:4 --ssh-port 2222 --ssh-identity-file TMP/key"
+    ),
     "openmpi_ssh_command": Form(f"{HOSTS} -p 2222 --ssh-command rsh", programs=("rsh",)),
     "openmpi_ssh_variable": Form(HOSTS, environ={"RINGAR_SSH": "rsh -K"}, programs=("rsh",)),
     "openmpi_mpi_args": Form(f"{HOSTS} --mpi-args=--mca|btl|tcp,self"),
@@ -71,6 +75,7 @@ FORMS = {
     "openmpi_4": Form(f"{HOSTS} -p 2222 --network-interface eth0", mpi=OPEN_MPI_4),
     "hydra_hosts": Form(HOSTS, mpi=MPICH),
     "hydra_np": Form(f"{HOSTS} -np 5", mpi=MPICH, root=True),
+    "hydra_hostfile": Form("--hostfile TMP/mpich.txt", mpi=MPICH),
     "hydra_interface": Form(f"{HOSTS} --network-interface eth0", mpi=MPICH),
     "hydra_ssh": Form(f"{HOSTS} -p 2222 -i TMP/key", mpi=MPICH),
     "hydra_ssh_command": Form(f"{HOSTS} --ssh-command rsh", mpi=MPICH, programs=("rsh",)),
@@ -91,9 +96,15 @@ FORMS = {
     "srun_outside": Form("-np 4 --launcher srun"),
     "slurm_mpirun": Form("--launcher mpirun", environ=SLURM),
     "slurm_without_pmix": Form("", environ=SLURM, pmi="pmi2 none"),
+    "slurm_agent": Form(f"{HOSTS} -p 2222 --ssh-command rsh", environ=SLURM, programs=("rsh",)),
+    "slurm_agent_mpich": Form(
+        "--launcher mpirun", mpi=MPICH, environ={**SLURM, "RINGAR_SSH": "rsh"}, programs=("rsh",)
+    ),
     "slurm_mpirun_mpich": Form("--launcher mpirun", mpi=MPICH, environ=SLURM),
     "pbs": Form("", environ={"PBS_NODEFILE": "TMP/nodes.txt"}),
     "pbs_tmrsh": Form("", environ={"PBS_NODEFILE": "TMP/nodes.txt"}, programs=("pbs_tmrsh",)),
+    "pbs_mpich": Form("", mpi=MPICH, environ={"PBS_NODEFILE": "TMP/nodes.txt"}),
+    "lsf_hostfile": Form("", environ={"LSB_DJOB_HOSTFILE": "TMP/nodes.txt"}),
     "lsf_mcpu_hosts": Form("-np 3", environ={"LSB_MCPU_HOSTS": "n1 2 n2 2"}),
     "lsf_blaunch": Form(
         "", mpi=MPICH, environ={"LSB_DJOB_HOSTFILE": "TMP/nodes.txt"}, programs=("blaunch",)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ringar.launchers.errors import UsageError
-from ringar.launchers.guard import FAILURE, Place, place
+from ringar.launchers.guard import Place, place, reports
 from tests.launchers.helpers import Launcher, python, shell, wait_until
 
 GUARD = (sys.executable, "-m", "ringar.launchers.guard", "--job", "test", "--grace", "0.1")
@@ -82,7 +82,9 @@ def test_output_is_whole_lines_with_the_rank(tmp_path: Path) -> None:
     code = "printf 'one\\r1/2\\r2/2\\ntw'; sleep 0.3; printf o; cat; echo err >&2"
     result = guard("--prefix", "--output-filename", str(tmp_path), "--", *shell(code), text="in\n")
     assert result.stdout == "[1] 2/2\n[1] twoin\n"
-    assert re.fullmatch(r"\[1\] err\nringarrun: rank 1 of 3 on \S+ ended well\n", result.stderr)
+    assert re.fullmatch(
+        r"\[1\] err\nringarrun test\.1: rank 1 of 3 on \S+ ended well\n", result.stderr
+    )
     assert (tmp_path / "rank.1/stdout").read_bytes() == b"one\r1/2\r2/2\ntwoin\n"
     assert (tmp_path / "rank.1/stderr").read_text() == "err\n"
 
@@ -101,11 +103,30 @@ def test_a_failure_is_reported_and_held_back(code: str, exit_code: int, says: st
     assert time.monotonic() - started > 1.5
     assert result.returncode == exit_code
     report = result.stderr.splitlines()[-1]
-    assert report.startswith("ringarrun: rank 1 of 3 on ")
+    assert report.startswith("ringarrun test.1: rank 1 of 3 on ")
     assert says in report
-    match = FAILURE.match(report.encode())
+    match = reports("test").search(report.encode())
     assert match is not None
+    assert match["rank"] == b"1"
+    assert not match["well"]
     assert int(match["number"]) in (exit_code, exit_code - 128)
+
+
+def test_a_report_comes_in_one_piece() -> None:
+    """For mpirun reads some kilobytes at a time: a slow reader finds the report alone."""
+    reader, writer = os.pipe()
+    words = ("--", *python("import os; os.write(2, b'x' * 5000)"))
+    with Launcher(*words, env=SECOND_OF_THREE, command=GUARD, stderr=writer) as launcher:
+        os.close(writer)
+        pieces = []
+        while piece := os.read(reader, 4096):
+            pieces.append(piece)
+            time.sleep(0.2)
+        assert launcher.process.wait(20) == 0
+    os.close(reader)
+    assert b"".join(pieces[:-1]) == b"x" * 5000 + b"\n"
+    assert pieces[-1].startswith(b"ringarrun test.1: rank 1 of 3 on ")
+    assert pieces[-1].endswith(b" ended well\n")
 
 
 def test_a_program_that_is_not_there() -> None:

@@ -21,6 +21,7 @@ import pytest
 
 from ringar.launchers import mpi
 from ringar.launchers.errors import UsageError
+from ringar.version import __version__
 from tests.launchers.helpers import Launcher, launch, processes, python, shell, wait_until
 from tests.launchers.programs import write
 
@@ -58,7 +59,7 @@ def agent(tmp_path: Path) -> Path:
     mark = 'RINGAR_TEST_MARK="$RINGAR_TEST_MARK"'
     text = f"""
 printf '%s\\n' "$*" >>{tmp_path}/asked
-while case "$1" in -x) ;; -p|-i) shift ;; *) false ;; esac; do shift; done
+while case "$1" in -p|-i) shift ;; *) false ;; esac; do shift; done
 shift
 exec env -i HOME=/ PATH=/usr/bin:/bin THERE=1 {mark} sh -c "$*"
 """
@@ -119,6 +120,12 @@ def test_lines_stay_whole_and_files_are_kept(tmp_path: Path, agent: Path) -> Non
         assert re.fullmatch(r"\[(\d)\] rank \1 line \d+ x{100} end", line)
     for rank in range(3):
         assert len((folder / f"rank.{rank}/stdout").read_text().splitlines()) == 2000
+
+
+def test_a_long_line_without_end_takes_no_report_with_it() -> None:
+    result = launch("-np", "2", *MPIRUN, *python("import os; os.write(2, b'x' * 10240)"))
+    assert result.returncode == 0
+    assert sorted(result.stderr.splitlines()) == [f"[{rank}] {'x' * 10240}" for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("hosts", [("-np", "3", *MPIRUN), TWO_HOSTS], ids=["one host", "two"])
@@ -215,6 +222,45 @@ def test_a_host_without_python_is_named_and_nothing_starts(tmp_path: Path) -> No
     assert first == ("ringarrun: error: 1 of 2 hosts cannot take part; nothing was started")
     assert second.startswith("  127.0.0.2: expected Python at ")
     assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [
+        (
+            {
+                "__init__.py": "",
+                "version.py": "__version__ = '0.0.1'",
+                "launchers/__init__.py": "raise ImportError('no guard')",
+            },
+            f"expected ringar {__version__}, as here, received 0.0.1; install the same there: ",
+        ),
+        (
+            {"__init__.py": "raise ImportError('libringar.so: no such file')"},
+            "cannot import ringar: libringar.so: no such file; install the same there: ",
+        ),
+    ],
+    ids=["another version", "broken"],
+)
+def test_a_host_with_another_ringar_is_named_and_nothing_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], fault: str
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # it would go to the other host
+    (tmp_path / "ringar/launchers").mkdir(parents=True)
+    for name, text in files.items():
+        (tmp_path / "ringar" / name).write_text(text)
+    # As with ssh, not in the folder of the launcher, whose ringar Python would find.
+    there = f"cd {tmp_path}; shift; echo asked >>asked; PYTHONPATH={tmp_path}"
+    write(tmp_path / "agent", f'{there} exec sh -c "$*"')
+    program = shell(f"touch {tmp_path}/started")
+    result = launch(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(tmp_path / "agent")})
+    assert result.returncode == 1
+    first, second = result.stderr.splitlines()
+    assert first == "ringarrun: error: 1 of 2 hosts cannot take part; nothing was started"
+    assert second.startswith("  127.0.0.2: ")
+    assert fault in second
+    assert not (tmp_path / "started").exists()
+    assert (tmp_path / "asked").read_text() == "asked\n"  # and no daemon of mpirun either
 
 
 def test_verbose_prints_the_command_and_it_can_be_typed() -> None:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def without(*names: str, **more: object) -> dict[str, object]:
 ANSWERS: dict[str, dict[str, object]] = {
     "good": GOOD,
     "bare": without("ringar", ringar_error="No module named 'ringar'"),
-    "old": without(ringar="0.0.1"),
+    "old": without(ringar="0.0.1", ringar_error="No module named 'ringar.launchers.guard'"),
+    "parts": without(ringar_error="No module named 'ringar.launchers.guard'"),
     "nompi": without("mpi", mpi_error="No module named 'mpi4py'"),
     "othermpi": without(mpi="MPICH Version: 5.0.2"),
     "nofolder": without(folder=False),
@@ -98,6 +100,7 @@ def test_good_hosts(agent: Agent) -> None:
         ("nopython", f"expected Python at {sys.executable}, as here, but it does not run there"),
         ("bare", f"{sys.executable} cannot import ringar: No module named 'ringar'; install"),
         ("old", f"expected ringar {__version__}, as here, received 0.0.1; install"),
+        ("parts", "ringar there lacks a part: No module named 'ringar.launchers.guard'; install"),
         ("nompi", "mpi4py does not load an MPI: No module named 'mpi4py'; install"),
         ("othermpi", "expected Open MPI 5.0.11 for mpi4py, as here, received MPICH 5.0.2; install"),
         ("nofolder", "which ranks start in, but it is not there; start from a folder that all"),
@@ -136,6 +139,105 @@ def test_a_host_without_mpi_is_asked_for_real(agent: Agent) -> None:
     else:
         pytest.fail("expected a fault")
     assert "mpi4py does not load an MPI" in text or "expected the program no-such" in text
+
+
+def ask(stub: Path) -> dict[str, object]:
+    """What this Python answers to the question with `stub` before its other packages."""
+    out = subprocess.run(
+        [sys.executable, "-c", preflight._QUESTION, "/", "sh"],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(stub)},
+        cwd=stub,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return dict(preflight._answers(out)[0])
+
+
+def test_an_older_ringar_without_a_guard_tells_its_version(tmp_path: Path) -> None:
+    (tmp_path / "ringar/launchers").mkdir(parents=True)
+    (tmp_path / "ringar/__init__.py").touch()
+    (tmp_path / "ringar/version.py").write_text("__version__ = '0.0.1'\n")
+    (tmp_path / "ringar/launchers/__init__.py").write_text("raise ImportError('no guard')")
+    answer = ask(tmp_path)
+    assert answer["ringar"] == "0.0.1"
+    assert answer["ringar_error"] == "no guard"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"), [("raise ImportError", "ImportError()"), ("import no_such", "no_such")]
+)
+def test_a_ringar_that_cannot_be_imported_says_why(tmp_path: Path, text: str, fault: str) -> None:
+    (tmp_path / "ringar").mkdir()
+    (tmp_path / "ringar/__init__.py").write_text(text)
+    answer = ask(tmp_path)
+    assert "ringar" not in answer
+    assert fault in str(answer["ringar_error"])
+
+
+def srun_job(folder: Path, srun: str, *names: str, **more: str) -> MpiJob:
+    """A job that srun starts, with an srun that does `srun`; its words go to the file `asked`."""
+    write(folder / "srun", f"""printf '%s\\n' "$@" >>{folder}/asked\n{srun}""")
+    return replace(
+        job(Agent(), *names),
+        launcher="srun",
+        agent=None,
+        environment={"PATH": f"{folder}:/usr/bin:/bin", **more},
+        arguments=("--partition=gpu",),
+    )
+
+
+def answers_of(*hosts: str, **more: object) -> str:
+    return "\n".join(
+        f"echo 'RINGAR-PREFLIGHT {json.dumps({**GOOD, **more, 'host': host})}'" for host in hosts
+    )
+
+
+@pytest.mark.parametrize("variables", [{}, {"SLURM_JOB_ID": "7"}], ids=["outside", "inside"])
+def test_srun_is_asked_for_all_hosts(tmp_path: Path, variables: dict[str, str]) -> None:
+    preflight.check(srun_job(tmp_path, answers_of("h2", "h1"), "h1", "h2", **variables))
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert "--nodelist=h1,h2" in asked
+    # Outside, srun needs what the user says of accounts and partitions, and may have to queue.
+    assert ("--partition=gpu" in asked) == (not variables)
+    assert any(word.startswith("--immediate=") for word in asked) == (not variables)
+
+
+def test_an_srun_that_answers_with_another_version(tmp_path: Path) -> None:
+    srun = f"{answers_of('h1')}\n{answers_of('h2', ringar='0.0.1')}"
+    with pytest.raises(UsageError) as caught:
+        preflight.check(srun_job(tmp_path, srun, "h1", "h2"))
+    first, second = str(caught.value).splitlines()
+    assert first == "1 of 2 hosts cannot take part; nothing was started"
+    assert second.startswith(f"  h2: expected ringar {__version__}, as here, received 0.0.1; ")
+
+
+@pytest.mark.parametrize(
+    ("srun", "fault"),
+    [
+        ("exit 0", "no answer through srun: no answer from srun"),
+        ("echo 'srun: error: nodes are busy' >&2; exit 1", "srun: error: nodes are busy"),
+        ("exec sleep 100", "no answer from srun"),
+    ],
+)
+def test_an_srun_that_answers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, srun: str, fault: str
+) -> None:
+    monkeypatch.setattr(preflight, "PATIENCE", 1.0)
+    started = time.monotonic()
+    with pytest.raises(UsageError) as caught:
+        preflight.check(srun_job(tmp_path, srun, "h1", "h2"))
+    first, *others = str(caught.value).splitlines()
+    assert first == "2 of 2 hosts cannot take part; nothing was started"
+    for name, line in zip(("h1", "h2"), others, strict=True):
+        assert fault in line
+        assert line.endswith(f"; try: srun --nodelist={name} true")
+    assert time.monotonic() - started < 10
+
+
+def test_srun_is_not_asked_where_nobody_knows_the_hosts(tmp_path: Path) -> None:
+    preflight.check(srun_job(tmp_path, "exit 1"))
+    assert not (tmp_path / "asked").exists()
 
 
 def test_tensorflow_is_not_imported() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,14 @@ pytestmark = [
 SUM = "from mpi4py import MPI; w = MPI.COMM_WORLD; print(w.rank, w.size, w.allreduce(w.rank))"
 RANKS = (sys.executable, "-c", SUM)
 
+TRAIN = """
+import numpy as np
+import ringar
+ringar.init()
+total = ringar.allreduce(np.ones(3), op=ringar.Sum)
+print(ringar.rank(), ringar.size(), total.tolist())
+"""
+
 
 @pytest.fixture(scope="module")
 def environ() -> Iterator[dict[str, str]]:
@@ -64,6 +73,13 @@ def allocate(
     return result
 
 
+@pytest.fixture
+def train(tmp_path: Path) -> tuple[str, ...]:
+    """The command of a rank that reduces with ringar."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    return (sys.executable, str(tmp_path / "train.py"))
+
+
 @pytest.fixture(scope="module")
 def how(environ: dict[str, str]) -> str:
     """The launcher that `auto` must choose here: srun where it can start the MPI that is here."""
@@ -75,14 +91,27 @@ def how(environ: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("launcher", ["auto", "mpirun"])
 def test_ranks_of_an_allocation_form_one_world(
-    environ: dict[str, str], how: str, launcher: str
+    environ: dict[str, str], how: str, launcher: str, train: tuple[str, ...]
 ) -> None:
     options = ("--launcher", launcher, "--verbose")
-    result = allocate(environ, *LAUNCHER, *options, *RANKS, tasks=3)
+    result = allocate(environ, *LAUNCHER, *options, *train, tasks=3)
     assert result.returncode == 0, result.stderr
-    assert sorted(result.stdout.splitlines()) == ["[0] 0 3 3", "[1] 1 3 3", "[2] 2 3 3"]
+    ranks = [f"[{rank}] {rank} 3 [3.0, 3.0, 3.0]" for rank in range(3)]
+    assert sorted(result.stdout.splitlines()) == ranks
     program = "srun" if (how, launcher) == ("srun", "auto") else "mpirun"
     assert re.search(rf"^ringarrun: .*/{program} .*-?np?[a-z]*[ =]3", result.stderr, re.MULTILINE)
+
+
+def test_an_agent_reaches_hosts_that_are_not_of_the_allocation(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    write(tmp_path / "agent", f"""echo "$1" >>{tmp_path}/asked; shift; exec sh -c "$*" """)
+    hosts = ("-H", f"{socket.gethostname()}:1,127.0.0.2:1")
+    options = ("--ssh-command", str(tmp_path / "agent"))
+    result = allocate(environ, *LAUNCHER, *hosts, *options, "sh", "-c", "echo hi")
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["[0] hi", "[1] hi"]
+    assert (tmp_path / "asked").read_text() == "127.0.0.2\n" * 2  # the check, and mpirun
 
 
 def test_srun_is_refused_where_it_cannot_start_the_mpi(environ: dict[str, str], how: str) -> None:
@@ -119,7 +148,7 @@ def test_values_of_variables_survive(environ: dict[str, str]) -> None:
     assert sorted(result.stdout.splitlines()) == [f"[0] {value}", f"[1] {value}"], result.stderr
 
 
-def test_the_job_file(environ: dict[str, str], tmp_path: Path) -> None:
+def test_the_job_file(environ: dict[str, str], tmp_path: Path, train: tuple[str, ...]) -> None:
     """launchers/slurm/train.sbatch, as it is but for what one small node cannot give."""
     home = tmp_path / "environment"
     (home / "bin").mkdir(parents=True)
@@ -130,7 +159,7 @@ def test_the_job_file(environ: dict[str, str], tmp_path: Path) -> None:
     result = subprocess.run(
         [
             *("sbatch", "--wait", *smaller, str(ROOT / "launchers/slurm/train.sbatch")),
-            *RANKS,
+            *train,
         ],
         env={**environ, "RINGAR_ENVIRONMENT": str(home)},
         cwd=tmp_path,
@@ -141,12 +170,36 @@ def test_the_job_file(environ: dict[str, str], tmp_path: Path) -> None:
     )
     text = output.read_text()
     assert result.returncode == 0, text
-    assert {"[0] 0 2 1", "[1] 1 2 1"} <= set(text.splitlines())
+    assert {f"[{rank}] {rank} 2 [2.0, 2.0, 2.0]" for rank in (0, 1)} <= set(text.splitlines())
 
 
-def test_a_script_of_plain_srun(environ: dict[str, str], how: str) -> None:
+def test_hosts_that_are_named_outside_of_an_allocation(environ: dict[str, str], how: str) -> None:
+    """The node is asked by srun, in a job of its own, and then the ranks are started there."""
+    if how != "srun":
+        pytest.skip("srun cannot start ranks of this MPI here")
+    for name, code in ((socket.gethostname(), 0), ("elsewhere", 1)):
+        result = subprocess.run(
+            [*LAUNCHER, "--launcher", "srun", "-H", f"{name}:2", "--mpi-args=--time=5", *RANKS],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert result.returncode == code, result.stderr
+        if code:
+            assert "1 of 1 host cannot take part; nothing was started" in result.stderr
+            assert "elsewhere: no answer through srun: srun: error: " in result.stderr
+        else:
+            assert sorted(result.stdout.splitlines()) == ["[0] 0 2 1", "[1] 1 2 1"]
+
+
+def test_a_script_of_plain_srun(environ: dict[str, str], how: str, train: tuple[str, ...]) -> None:
     if how != "srun":
         pytest.skip("srun cannot start ranks of this MPI here")
     kind = srun.pmi(mpi.of_mpi4py(sys.executable, os.environ))
-    result = allocate(environ, "srun", f"--mpi={kind}", *RANKS)
-    assert sorted(result.stdout.splitlines()) == ["0 2 1", "1 2 1"]
+    result = allocate(environ, "srun", "--ntasks=2", f"--mpi={kind}", *train)
+    assert result.returncode == 0, result.stderr
+    ranks = ["0 2 [2.0, 2.0, 2.0]", "1 2 [2.0, 2.0, 2.0]"]
+    assert sorted(result.stdout.splitlines()) == ranks

@@ -1,0 +1,73 @@
+"""Jobs of ringarrun in an environment with MPICH, whose mpirun is hydra."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.scenarios import SCRIPTS
+from tests.hosts.test_plain_mpirun import mpich_environment
+from tests.launchers.helpers import PATIENCE, Launcher
+from tests.launchers.programs import write
+
+pytestmark = [pytest.mark.job, pytest.mark.deadline(300)]
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    """The Python whose mpi4py is on MPICH."""
+    return str(mpich_environment() / "bin/python")
+
+
+def launcher_of(python: str, *arguments: str, **variables: str) -> Launcher:
+    command = (python, "-m", "ringar.launchers")
+    return Launcher(*arguments, command=command, env={"TF_CPP_MIN_LOG_LEVEL": "3", **variables})
+
+
+@pytest.mark.parametrize(("what", "code"), [("end", 0), ("die", 137)])
+def test_jobs_end(python: str, what: str, code: int) -> None:
+    """`finish` sees to it that no process is left."""
+    script = str(SCRIPTS / "loop.py")
+    options = ("-np", "2", "--launcher", "mpirun", "--verbose")
+    with launcher_of(python, *options, python, script, what) as launcher:
+        result = launcher.finish(PATIENCE)
+    assert result.returncode == code, result.stderr
+    ready = [f"[{rank}] ready: rank {rank} of 2, host 0" for rank in (0, 1)]
+    assert sorted(result.stdout.splitlines()) == ready
+    assert f"{os.path.dirname(python)}/mpirun -np 2 -hosts localhost:2" in result.stderr
+    if code:
+        assert "PeerLostError: rank 0 | allreduce" in result.stderr
+        last = result.stderr.splitlines()[-1]
+        assert last.startswith("ringarrun: rank 1 of 2 on ")
+        assert last.endswith(
+            " was killed by signal 9 (SIGKILL); the system may have run out of memory"
+        )
+
+
+def test_long_lines_of_one_rank_do_not_hide_the_end_of_another(python: str) -> None:
+    """For hydra passes output on in pieces, which follow each other as they come."""
+    code = (
+        "import os, time; rank, end = int(os.environ['PMI_RANK']), time.monotonic() + 1\n"
+        "while rank == 0 and time.monotonic() < end: os.write(2, b'x' * 60000 + b'\\n')\n"
+        "time.sleep(rank * 0.2)"
+    )
+    options = ("-np", "4", "--launcher", "mpirun")
+    with launcher_of(python, *options, python, "-S", "-c", code) as launcher:
+        result = launcher.finish(PATIENCE)
+    assert result.returncode == 0, result.stderr[-1000:]
+    assert set(result.stderr.splitlines()) == {"[0] " + "x" * 60000}
+
+
+def test_an_agent_that_is_not_ssh_is_called_without_options_of_ssh(
+    python: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "agent", f"""echo "$1" >>{tmp_path}/asked; shift; exec sh -c "$*" """)
+    agent = str(tmp_path / "agent")
+    hosts = ("-H", "localhost:1,127.0.0.2:1")
+    with launcher_of(python, *hosts, "sh", "-c", "echo hi", RINGAR_SSH=agent) as launcher:
+        result = launcher.finish(PATIENCE)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["[0] hi", "[1] hi"]
+    assert (tmp_path / "asked").read_text() == "127.0.0.2\n" * 2  # the check, and hydra

@@ -40,7 +40,8 @@ _FIRST, _LARGEST, _LONG_ENOUGH = 64 << 10, 16 << 20, 0.015
 """Bytes of the first and the largest message for the bandwidth, and seconds that are enough."""
 
 _PIECE, _LANES = 64000, 8
-"""Bytes of a piece, and how many are under way, as in tf_ops/engine/tuning.cc."""
+"""Bytes of a piece, as in tf_ops/engine/tuning.cc, and how many are under way: half a megabyte
+fills a link. The ring has more, for times when a rank computes, which none does here."""
 
 _ADDED, _COPIED = 256 << 10, 16 << 20
 """Bytes of the arrays that are added and copied."""

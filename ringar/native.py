@@ -33,6 +33,7 @@ class Config(ctypes.Structure):
         ("algorithm", ctypes.c_char_p),
         ("recursive_doubling_bytes", ctypes.POINTER(ctypes.c_int64)),
         ("recursive_doubling_count", ctypes.c_int32),
+        ("generation", ctypes.c_int32),
     ]  # fmt: skip
 
     def set_link(

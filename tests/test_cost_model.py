@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringar import cost_model
+from ringar import cost_model, link_probe
 from ringar.cost_model import Parameters
 from tests.plugin import run_job
+from tests.plugin.jobs import ROOT
 
 pytestmark = pytest.mark.ranks(1)
 
@@ -256,6 +259,20 @@ def test_ten_thousand_ranks() -> None:
 def test_what_no_job_can_have(arguments: tuple[int, int, int, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         cost_model.allreduce_seconds(SLOW, *arguments)
+
+
+def test_sizes_are_those_of_the_native_library() -> None:
+    def native(name: str, file: str) -> int:
+        found = re.search(rf"\b{name} = ([\d *]+)[,;]", (ROOT / "tf_ops" / file).read_text())
+        assert found, f"no {name} in {file}"
+        return math.prod(map(int, found[1].split("*")))
+
+    tuning = "engine/tuning.cc"
+    assert native("kPieceBytes", tuning) == cost_model.PIECE_BYTES == link_probe._PIECE
+    assert native("kLeastPieceBytes", tuning) == cost_model.LEAST_PIECE_BYTES
+    assert native("kLanes", tuning) == cost_model.LANES >= link_probe._LANES
+    most = native("kMaxBytes", "algorithms/recursive_doubling.h")
+    assert most == cost_model.MAX_RECURSIVE_DOUBLING_BYTES
 
 
 def test_files(tmp_path: Path) -> None:

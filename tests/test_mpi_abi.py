@@ -73,8 +73,6 @@ FUNCTION(isend, MPI_Isend);
 FUNCTION(irecv, MPI_Irecv);
 FUNCTION(cancel, MPI_Cancel);
 FUNCTION(request_free, MPI_Request_free);
-FUNCTION(comm_rank, MPI_Comm_rank);
-FUNCTION(comm_size, MPI_Comm_size);
 FUNCTION(comm_set_errhandler, MPI_Comm_set_errhandler);
 FUNCTION(error_string, MPI_Error_string);
 FUNCTION(finalized, MPI_Finalized);

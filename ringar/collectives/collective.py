@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
 
 from ringar import native
 from ringar.collectives import compiled
@@ -158,10 +159,11 @@ def run_tensors(
     if compiled.is_compiling():
         assert splits is NO_SPLITS, f"compiled {call.collective} with {splits}"
         return _run_compiled(collective, call, tensors)
-    wait = is_worth_waiting_for(tensors)
+    wait = is_worth_waiting_for(tensors) and not _have_turns()
     arguments = list(collective.arguments(tensors, splits))
     if not wait:
         arguments.append(native.ops().ringar_turn())
+        tf_ops.get_default_graph()._ringar_has_turns = True
     op = native.op(call.collective, wait=wait)
     spec = call.spec(tensors[0].dtype.name)
     outputs: list[tf.Tensor] = tf.nest.flatten(op(*arguments, spec=spec))
@@ -172,6 +174,19 @@ def run_tensors(
             if tensor.shape.rank:
                 output.set_shape([None, *tensor.shape[1:]])
     return outputs
+
+
+def _have_turns() -> bool:
+    """Whether collectives before this one in the graph may have been announced, but not issued.
+
+    A collective that waits for them must not hold a thread, which they may need to come.
+    """
+    graph = None if tf.executing_eagerly() else tf_ops.get_default_graph()
+    while graph is not None:
+        if getattr(graph, "_ringar_has_turns", False):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def _leave_order_to_the_engine(op: tf.Operation) -> None:
@@ -189,6 +204,7 @@ def is_worth_waiting_for(tensors: Sequence[tf.Tensor]) -> bool:
     In eager code the caller waits in any case. In a graph, a callback has TensorFlow schedule all
     that depends on the op anew, which takes longer than a collective of a few hundred kilobytes;
     during a long one the thread has better things to do, above all the rest of the backward pass.
+    So has it while a short one is held back by a long one before it (`_have_turns`).
     """
     if tf.executing_eagerly():
         return True

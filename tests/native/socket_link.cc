@@ -26,18 +26,16 @@ class SocketLink : public Link {
         outgoing_(sockets_.size()),
         partial_(sockets_.size()) {}
 
-  int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(sockets_.size()); }
-
   Status send(int to, int tag, const std::byte* data, size_t bytes, int* ticket) override {
     *ticket = new_ticket();
     outgoing_[static_cast<size_t>(to)].push_back({{tag, bytes}, data, 0, *ticket});
     return {};
   }
 
-  Status receive(int from, int tag, std::byte* data, size_t bytes, int* ticket) override {
+  Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
+                 int* ticket) override {
     *ticket = new_ticket();
-    posted_.push_back({from, tag, data, bytes, *ticket});
+    posted_.push_back({from, tag, data, bytes, length, *ticket});
     return {};
   }
 
@@ -50,10 +48,10 @@ class SocketLink : public Link {
     return match();
   }
 
-  Status poll(int ticket, bool* done, Arrival* arrival) override {
+  Status poll(int ticket, bool* done, int* from) override {
     Ticket& state = tickets_[static_cast<size_t>(ticket)];
     *done = state.done;
-    if (state.done && arrival) *arrival = state.arrival;
+    if (state.done && from) *from = state.from;
     return {};
   }
 
@@ -68,6 +66,7 @@ class SocketLink : public Link {
     int from, tag;
     std::byte* data;
     size_t bytes;
+    Length length;
     int ticket;
   };
   struct Message {
@@ -76,7 +75,7 @@ class SocketLink : public Link {
   };
   struct Ticket {
     bool done = false;
-    Arrival arrival;
+    int from = 0;
   };
 
   int new_ticket() {
@@ -137,12 +136,12 @@ class SocketLink : public Link {
         ++posted;
         continue;
       }
-      if (message->bytes.size() > posted->bytes)
-        return {RINGAR_MISMATCH, "a message is longer than its receive"};
+      const size_t bytes = message->bytes.size();
+      if (bytes > posted->bytes || (bytes < posted->bytes && posted->length == Length::kExact))
+        return {RINGAR_PEER_LOST, "a message has another length than its receive"};
       if (!message->bytes.empty())
         std::memcpy(posted->data, message->bytes.data(), message->bytes.size());
-      tickets_[static_cast<size_t>(posted->ticket)] = {true,
-                                                       {message->from, message->bytes.size()}};
+      tickets_[static_cast<size_t>(posted->ticket)] = {true, message->from};
       arrived_.erase(message);
       posted = posted_.erase(posted);
     }

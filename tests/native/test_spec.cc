@@ -192,6 +192,13 @@ TEST(requests_reject_outputs_without_memory) {
   }
 }
 
+TEST(requests_reject_several_arrays_of_an_all_to_all) {
+  const std::string spec = "alltoall dtype=int32 name=";
+  EXPECT_EQ(std::string(signature(spec, {{2}}).rejection), "");
+  EXPECT_CONTAINS(signature(spec, {{2}, {2}}).rejection, "expected one array, received 2");
+  EXPECT_CONTAINS(signature(spec, {}).rejection, "expected one array, received 0");
+}
+
 TEST(requests_reject_splits_that_do_not_fit) {
   const auto why = [](const std::vector<int64_t>& splits) {
     TestRequest request("alltoall dtype=uint8 name=");

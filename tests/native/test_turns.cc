@@ -90,6 +90,49 @@ TEST(turns_of_a_step_that_was_given_up_hold_up_nobody) {
   });
 }
 
+// Nobody tells that an op of TensorFlow has failed on whose result an announced collective waits.
+TEST(turns_that_are_held_end_at_the_deadline) {
+  on_threads(2, [](Rank& me) {
+    me.config.deadline = 0.5;
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    for (const bool waits : {false, true}) {
+      const int64_t step = 1 + waits;
+      engine->draw_turn(step);
+      auto held = announced("held", me.rank, engine->draw_turn(step), step);
+      auto plain = announced("plain", me.rank, 0, step);
+      Status status;
+      if (waits) {
+        status = engine->run(*plain);
+      } else {
+        engine->submit(held.get());
+        status = held->wait();
+      }
+      EXPECT_EQ(static_cast<int>(status.code()), RINGAR_DEADLINE);
+      EXPECT_CONTAINS(status.message(), waits ? "allreduce \"plain\": expected the inputs"
+                                              : "allreduce \"held\": expected the inputs");
+    }
+    auto next = announced("next", me.rank, engine->draw_turn(9), 9);
+    engine->submit(next.get());
+    EXPECT_OK(next->wait());
+    expect_sum_of_ranks(*next, me.size);
+  });
+}
+
+// A collective that fails before it is submitted (no memory for its output, say) takes those of its
+// step with it that wait for its turn.
+TEST(turns_end_with_a_collective_that_is_never_submitted) {
+  on_threads(1, [](Rank& me) {
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    engine->draw_turn(1);
+    auto held = announced("held", me.rank, engine->draw_turn(1), 1);
+    engine->submit(held.get());
+    engine->end_step(1, {RINGAR_OUT_OF_MEMORY, "no memory"});
+    EXPECT_CONTAINS(held->wait().message(), "no memory");
+  });
+}
+
 TEST(turns_end_with_the_engine) {
   on_threads(2, [](Rank& me) {
     const auto engine = me.engine();

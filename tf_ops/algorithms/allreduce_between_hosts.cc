@@ -16,14 +16,6 @@
 namespace ringar {
 namespace {
 
-VirtualArray& whole(Communicator& c, const Request& request) {
-  VirtualArray& array = c.host().workspace().array();
-  for (const Tensor& t : request.tensors)
-    array.append(t.input, t.output,
-                 static_cast<size_t>(t.shape.elements()) * request.element_size());
-  return array;
-}
-
 // A range of an array, on its way through recursive doubling. Partial results are held as they
 // travel; inside a host nothing is narrowed.
 class SmallAllreduce : public OpeningWork {
@@ -106,7 +98,7 @@ Status ring_allreduce(Communicator& c, LinkGroup& group, const Spec& spec,
 }
 
 Status allreduce_between_hosts(Communicator& c, Request& request) {
-  const VirtualArray& array = whole(c, request);
+  const VirtualArray& array = c.host().workspace().whole(request);
   switch (c.current().signature.algorithm) {
     case Algorithm::kRing:
       return by_ring(c, request, array);
@@ -115,9 +107,9 @@ Status allreduce_between_hosts(Communicator& c, Request& request) {
     default:
       break;
   }
-  size_t limit =
-      std::min(PartialResult::kMaxBytes, c.world().recursive_doubling_bytes_for(c.hosts()));
-  if (c.host().size() > 1) limit = std::min(limit, c.host().outbox_bytes());
+  // What all ranks compute alike, whatever their hosts have.
+  const size_t limit =
+      std::min(c.opening_bytes(), c.world().recursive_doubling_bytes_for(c.hosts()));
   return array.size() <= limit ? on_the_way(c, request, array)
                                : allreduce_hierarchical(c, request, array);
 }

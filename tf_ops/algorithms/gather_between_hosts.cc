@@ -1,6 +1,8 @@
 // Reduce-scatter and all-gather between hosts: the two halves of the ring (ring.h), over all ranks,
 // those of a host side by side in it. What crosses a host's link is then (n-1)/n of the bytes in
-// each direction, however many ranks it has.
+// each direction, however many ranks it has, in n - 1 steps. No way sends less, so this is the way
+// for long arrays; short ones wait for n - 1 messages one after the other, where halves of
+// recursive doubling would need log2 n: such arrays are better reduced whole.
 //
 // A rank's segment is its share of the rows, of all arrays of the group; shares may differ. In an
 // all-gather nobody knows the others' rows before: they are exchanged first.

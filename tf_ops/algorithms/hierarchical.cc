@@ -6,7 +6,10 @@
 // of the other columns from its host's arena. With h hosts of l ranks and K bytes, 2 (h-1)/h K
 // cross each host's link in each direction: those of one rank per host, where a ring of all h l
 // ranks sends 2 (h l - 1)/(h l) K across it. A rank waits for 2 (h-1) messages one after the other
-// instead of 2 (h l - 1), and l processes share the work of driving the link.
+// instead of 2 (h l - 1), and l processes share the work of driving the link. So it wins over the
+// flat ring wherever hosts have several ranks and the array is long; a short one goes by recursive
+// doubling between the hosts (opening.cc), log2(h) messages one after the other. It would lose only
+// where shared memory were slower than the link, since every byte passes through it.
 //
 // The three stages of consecutive blocks overlap: while block k is reduced on the host, blocks
 // k - lanes … k - 1 are in the ring, and block k - lanes is copied out:

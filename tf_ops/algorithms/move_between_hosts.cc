@@ -4,11 +4,13 @@
 // received while the next pieces arrive. Every rank receives and sends K bytes once, and those of a
 // host are side by side, so that K bytes cross each host's link; the last one has them n - 2 pieces
 // after the first. A message that fits into one piece goes down a binomial tree instead, in
-// ceil(log2 n) messages one after the other.
+// ceil(log2 n) messages one after the other: n - 1 latencies would be most of a chain's time then,
+// while a long message is sent up to log2 n times by the same rank of a tree, and once in a chain.
 //
 // All-to-all is n - 1 exchanges: in the s-th one a rank sends to the one s places to its right what
 // is for it, and receives from the one s places to its left, so that no rank is sent to by two at
-// once.
+// once. Each byte goes straight where it belongs, (n-1)/n of K bytes in all, which nothing
+// undercuts; messages are many, so that for a few bytes per rank the latencies are all there is.
 
 #include <algorithm>
 #include <cstring>
@@ -55,7 +57,8 @@ Status down_the_chain(LinkGroup& group, Buffers& buffers, const VirtualArray& ar
   const bool is_root = distance == 0, is_last = distance == group.size() - 1;
   Stream in(group, group.neighbor(-1), array, buffers, 0);
   Stream out(group, group.neighbor(1), array, buffers, LinkGroup::kChannels);
-  return group.until_done(LinkGroup::Haste::kPatient, [&](bool* moved, bool* done) -> Status {
+  const auto haste = LinkGroup::haste_for(array.size());
+  return group.until_done(haste, [&](bool* moved, bool* done) -> Status {
     if (!is_root) RINGAR_RETURN_IF_ERROR(in.advance_receiving(moved));
     const size_t ready = is_root ? SIZE_MAX : in.ended();
     if (!is_last) RINGAR_RETURN_IF_ERROR(out.advance_sending(ready, moved));
@@ -68,7 +71,8 @@ Status swap(LinkGroup& group, Buffers& buffers, int to, const VirtualArray& outg
             const VirtualArray& incoming) {
   Stream in(group, from, incoming, buffers, 0);
   Stream out(group, to, outgoing, buffers, LinkGroup::kChannels);
-  return group.until_done(LinkGroup::Haste::kPatient, [&](bool* moved, bool* done) -> Status {
+  const auto haste = LinkGroup::haste_for(std::max(outgoing.size(), incoming.size()));
+  return group.until_done(haste, [&](bool* moved, bool* done) -> Status {
     RINGAR_RETURN_IF_ERROR(in.advance_receiving(moved));
     RINGAR_RETURN_IF_ERROR(out.advance_sending(SIZE_MAX, moved));
     *done = in.is_done() && out.is_done();

@@ -58,7 +58,7 @@ Status open_between_hosts(Communicator& c, OpeningWork* work, std::byte** result
   bool agree = false;
   RINGAR_RETURN_IF_ERROR(host.meet(&agree));
   mine.verdict() = {c.current().signature.digest(), !agree};
-  if (work && agree)
+  if (work && agree && c.column())
     c.current().timed(Stretch::kReduce, [&] { work->reduce_host(host, mine.partial()); });
   if (shared) host.finish_step();
 

@@ -39,7 +39,8 @@ Status RecursiveDoubling::transfer(int partner, bool send, bool receive) {
   int tickets[] = {-1, -1};
   if (receive)
     RINGAR_RETURN_IF_ERROR(
-        group_.receive(partner, kChannel, theirs_.memory(), Message::kMaxBytes, &tickets[0]));
+        group_.receive(partner, kChannel, theirs_.memory(), Message::kMaxBytes, &tickets[0],
+                       Link::Length::kAtMost));  // who does something else has less to say
   if (send)
     RINGAR_RETURN_IF_ERROR(group_.send(partner, kChannel, mine_.memory(), bytes(), &tickets[1]));
   return group_.finish(haste_, tickets, 2);

@@ -2,23 +2,23 @@
 
 namespace ringar {
 
-Status run_in_shared_memory(HostGroup& c, Request& request) {
+Status run_in_shared_memory(HostGroup& host, Request& request) {
   switch (request.spec.collective) {
     case Collective::kAllreduce:
-      return allreduce_in_shared_memory(c, request);
+      return allreduce_in_shared_memory(host, request);
     case Collective::kReducescatter:
-      return reducescatter_in_shared_memory(c, request);
+      return reducescatter_in_shared_memory(host, request);
     case Collective::kAllgather:
-      return allgather_in_shared_memory(c, request);
+      return allgather_in_shared_memory(host, request);
     case Collective::kBroadcast:
-      return broadcast_in_shared_memory(c, request);
+      return broadcast_in_shared_memory(host, request);
     case Collective::kAlltoall:
-      return alltoall_in_shared_memory(c, request);
+      return alltoall_in_shared_memory(host, request);
     case Collective::kBarrier:
     case Collective::kAddProcessSet:
     case Collective::kRemoveProcessSet: {
-      RINGAR_RETURN_IF_ERROR(c.open());
-      c.finish_step();
+      RINGAR_RETURN_IF_ERROR(host.open());
+      host.finish_step();
       return {};
     }
     case Collective::kCount:

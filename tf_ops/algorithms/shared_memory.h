@@ -6,15 +6,15 @@
 
 namespace ringar {
 
-Status run_in_shared_memory(HostGroup& group, Request& request);
+Status run_in_shared_memory(HostGroup& host, Request& request);
 
 // The same collectives for a process set of one rank: copies, scaled where asked.
 Status run_alone(Request& request);
 
-Status allreduce_in_shared_memory(HostGroup& group, Request& request);
-Status reducescatter_in_shared_memory(HostGroup& group, Request& request);
-Status allgather_in_shared_memory(HostGroup& group, Request& request);
-Status broadcast_in_shared_memory(HostGroup& group, Request& request);
-Status alltoall_in_shared_memory(HostGroup& group, Request& request);
+Status allreduce_in_shared_memory(HostGroup& host, Request& request);
+Status reducescatter_in_shared_memory(HostGroup& host, Request& request);
+Status allgather_in_shared_memory(HostGroup& host, Request& request);
+Status broadcast_in_shared_memory(HostGroup& host, Request& request);
+Status alltoall_in_shared_memory(HostGroup& host, Request& request);
 
 }  // namespace ringar

@@ -40,35 +40,28 @@ Reduction reduction_of(const Spec& spec) {
   return {spec.dtype, spec.op, spec.prescale, spec.postscale};
 }
 
-VirtualArray& whole(HostGroup& c, const Request& request) {
-  VirtualArray& array = c.workspace().array();
-  for (const Tensor& t : request.tensors)
-    array.append(t.input, t.output,
-                 static_cast<size_t>(t.shape.elements()) * request.element_size());
-  return array;
-}
-
 // Reduces [begin, begin + bytes) of `mine` with what the other ranks left at `at` in their
 // outboxes; the result goes to the outputs and, unless it is null, to `result` in the arena.
-void reduce_range(HostGroup& c, const Request& request, const VirtualArray& mine, size_t begin,
+void reduce_range(HostGroup& host, const Request& request, const VirtualArray& mine, size_t begin,
                   size_t bytes, size_t at, std::byte* result) {
-  std::vector<const std::byte*>& sources = c.workspace().sources;
+  std::vector<const std::byte*>& sources = host.workspace().sources;
   const auto reduce_piece = [&](const std::byte* input, std::byte* output, size_t piece,
                                 size_t offset) {
-    for (int r = 0; r < c.size(); ++r)
-      sources[static_cast<size_t>(r)] = r == c.rank() ? input : c.outbox(r) + at + offset;
-    reduce(reduction_of(request.spec), sources.data(), c.size(), output,
+    for (int r = 0; r < host.size(); ++r)
+      sources[static_cast<size_t>(r)] = r == host.rank() ? input : host.outbox(r) + at + offset;
+    reduce(reduction_of(request.spec), sources.data(), host.size(), output,
            piece / request.element_size());
     if (result) copy_to_shared(result + offset, output, piece);  // while it is in cache
   };
   mine.for_each(begin, begin + bytes, reduce_piece);
 }
 
-Status allreduce_small(HostGroup& c, const Request& request, const VirtualArray& array) {
-  c.timed(Stretch::kCopy, [&] { array.gather(0, array.size(), c.outbox(c.rank())); });
-  RINGAR_RETURN_IF_ERROR(c.open());
-  c.timed(Stretch::kReduce, [&] { reduce_range(c, request, array, 0, array.size(), 0, nullptr); });
-  c.finish_step();
+Status allreduce_small(HostGroup& host, const Request& request, const VirtualArray& array) {
+  host.timed(Stretch::kCopy, [&] { array.gather(0, array.size(), host.outbox(host.rank())); });
+  RINGAR_RETURN_IF_ERROR(host.open());
+  host.timed(Stretch::kReduce,
+             [&] { reduce_range(host, request, array, 0, array.size(), 0, nullptr); });
+  host.finish_step();
   return {};
 }
 
@@ -90,82 +83,85 @@ Block block_at(size_t begin, size_t total, size_t ranks, size_t slice) {
   return {begin, end, std::min(slice, (share + 63) / 64 * 64)};
 }
 
-void publish_slices(const HostGroup& c, const VirtualArray& array, const Block& block) {
-  for (int r = 0; r < c.size(); ++r)
-    if (r != c.rank())
+void publish_slices(const HostGroup& host, const VirtualArray& array, const Block& block) {
+  for (int r = 0; r < host.size(); ++r)
+    if (r != host.rank())
       array.gather(block.slice_begin(r), block.slice_end(r),
-                   c.outbox(c.rank()) + c.slice_bytes() * static_cast<size_t>(r));
+                   host.outbox(host.rank()) + host.slice_bytes() * static_cast<size_t>(r));
 }
 
-Status copy_results(HostGroup& c, const VirtualArray& array, const Block& block, uint64_t step) {
-  for (int r = 0; r < c.size(); ++r) {
-    if (r == c.rank()) continue;
-    RINGAR_RETURN_IF_ERROR(c.wait_for_result(r, step));
-    c.timed(Stretch::kCopy,
-            [&] { array.scatter(block.slice_begin(r), block.slice_end(r), c.result(r, step)); });
+Status copy_results(HostGroup& host, const VirtualArray& array, const Block& block, uint64_t step) {
+  for (int r = 0; r < host.size(); ++r) {
+    if (r == host.rank()) continue;
+    RINGAR_RETURN_IF_ERROR(host.wait_for_result(r, step));
+    host.timed(Stretch::kCopy, [&] {
+      array.scatter(block.slice_begin(r), block.slice_end(r), host.result(r, step));
+    });
   }
   return {};
 }
 
-Status allreduce_by_blocks(HostGroup& c, const Request& request, const VirtualArray& array) {
-  const size_t ranks = static_cast<size_t>(c.size());
+Status allreduce_by_blocks(HostGroup& host, const Request& request, const VirtualArray& array) {
+  const size_t ranks = static_cast<size_t>(host.size());
   Block previous{};
   for (size_t begin = 0; begin < array.size(); begin = previous.end) {
-    const Block block = block_at(begin, array.size(), ranks, c.slice_bytes());
-    c.timed(Stretch::kCopy, [&] { publish_slices(c, array, block); });
-    RINGAR_RETURN_IF_ERROR(begin == 0 ? c.open() : c.exchange());
+    const Block block = block_at(begin, array.size(), ranks, host.slice_bytes());
+    host.timed(Stretch::kCopy, [&] { publish_slices(host, array, block); });
+    RINGAR_RETURN_IF_ERROR(begin == 0 ? host.open() : host.exchange());
 
-    const size_t mine = block.slice_begin(c.rank());
-    c.timed(Stretch::kReduce, [&] {
-      reduce_range(c, request, array, mine, block.slice_end(c.rank()) - mine,
-                   c.slice_bytes() * static_cast<size_t>(c.rank()), c.result(c.rank(), c.step()));
+    const size_t mine = block.slice_begin(host.rank());
+    host.timed(Stretch::kReduce, [&] {
+      reduce_range(host, request, array, mine, block.slice_end(host.rank()) - mine,
+                   host.slice_bytes() * static_cast<size_t>(host.rank()),
+                   host.result(host.rank(), host.step()));
     });
-    c.post_result();
-    if (begin > 0) RINGAR_RETURN_IF_ERROR(copy_results(c, array, previous, c.step() - 1));
-    c.finish_step();
+    host.post_result();
+    if (begin > 0) RINGAR_RETURN_IF_ERROR(copy_results(host, array, previous, host.step() - 1));
+    host.finish_step();
     previous = block;
   }
-  return copy_results(c, array, previous, c.step() - 1);
+  return copy_results(host, array, previous, host.step() - 1);
 }
 
 }  // namespace
 
-Status allreduce_in_shared_memory(HostGroup& c, Request& request) {
-  const VirtualArray& array = whole(c, request);
-  return array.size() <= c.small_allreduce_bytes() ? allreduce_small(c, request, array)
-                                                   : allreduce_by_blocks(c, request, array);
+Status allreduce_in_shared_memory(HostGroup& host, Request& request) {
+  const VirtualArray& array = host.workspace().whole(request);
+  return array.size() <= host.small_allreduce_bytes() ? allreduce_small(host, request, array)
+                                                      : allreduce_by_blocks(host, request, array);
 }
 
 // As allreduce, but a block is a slice of each rank's rows, and results stay with their owners.
-Status reducescatter_in_shared_memory(HostGroup& c, Request& request) {
-  std::vector<VirtualArray>& shares = c.workspace().array_per_rank();
+Status reducescatter_in_shared_memory(HostGroup& host, Request& request) {
+  std::vector<VirtualArray>& shares = host.workspace().array_per_rank();
   size_t longest = 0;
-  deal_rows(request, c.size(), [&](size_t i, int r, int64_t, const std::byte* input, size_t bytes) {
-    std::byte* const output = r == c.rank() ? request.tensors[i].output : nullptr;
-    shares[static_cast<size_t>(r)].append(input, output, bytes);
-  });
+  deal_rows(request, host.size(),
+            [&](size_t i, int r, int64_t, const std::byte* input, size_t bytes) {
+              std::byte* const output = r == host.rank() ? request.tensors[i].output : nullptr;
+              shares[static_cast<size_t>(r)].append(input, output, bytes);
+            });
   for (const VirtualArray& share : shares) longest = std::max(longest, share.size());
 
-  const VirtualArray& mine = shares[static_cast<size_t>(c.rank())];
+  const VirtualArray& mine = shares[static_cast<size_t>(host.rank())];
   size_t begin = 0;
   do {
-    const size_t end = begin + c.slice_bytes();
-    c.timed(Stretch::kCopy, [&] {
-      for (int r = 0; r < c.size(); ++r) {
+    const size_t end = begin + host.slice_bytes();
+    host.timed(Stretch::kCopy, [&] {
+      for (int r = 0; r < host.size(); ++r) {
         const VirtualArray& share = shares[static_cast<size_t>(r)];
-        if (r != c.rank())
+        if (r != host.rank())
           share.gather(begin, std::min(end, share.size()),
-                       c.outbox(c.rank()) + c.slice_bytes() * static_cast<size_t>(r));
+                       host.outbox(host.rank()) + host.slice_bytes() * static_cast<size_t>(r));
       }
     });
-    RINGAR_RETURN_IF_ERROR(begin == 0 ? c.open() : c.exchange());
+    RINGAR_RETURN_IF_ERROR(begin == 0 ? host.open() : host.exchange());
     const size_t stop = std::min(end, mine.size());
     if (begin < stop)
-      c.timed(Stretch::kReduce, [&] {
-        reduce_range(c, request, mine, begin, stop - begin,
-                     c.slice_bytes() * static_cast<size_t>(c.rank()), nullptr);
+      host.timed(Stretch::kReduce, [&] {
+        reduce_range(host, request, mine, begin, stop - begin,
+                     host.slice_bytes() * static_cast<size_t>(host.rank()), nullptr);
       });
-    c.finish_step();
+    host.finish_step();
     begin = end;
   } while (begin < longest);
   return {};

@@ -13,8 +13,8 @@
 
 namespace ringar {
 
-// One end of a stream. A rank may take the pieces of one and send them on in the next, so both ends
-// use the same buffers when they are given the same `first_buffer`.
+// One end of a stream. It uses as many buffers as there are lanes, from `first_buffer` on; a rank
+// that has two at once keeps them LinkGroup::kChannels apart, of which there are more than lanes.
 class Stream {
  public:
   Stream(LinkGroup& group, int peer, const VirtualArray& array, Buffers& buffers,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "algorithms/virtual_array.h"
+#include "engine/request.h"
 
 namespace ringar {
 
@@ -17,6 +18,14 @@ class Workspace {
   VirtualArray& array() {
     array_.clear();
     return array_;
+  }
+  // All arrays of a request as one.
+  VirtualArray& whole(const Request& request) {
+    VirtualArray& whole = array();
+    for (const Tensor& t : request.tensors)
+      whole.append(t.input, t.output,
+                   static_cast<size_t>(t.shape.elements()) * request.element_size());
+    return whole;
   }
   VirtualArray& sums() {
     sums_.clear();

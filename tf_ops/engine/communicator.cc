@@ -21,12 +21,13 @@ size_t Communicator::arena_bytes(const std::vector<int>& ranks, const Topology& 
   return here > 1 ? HostGroup::arena_bytes(static_cast<int>(here)) : 0;
 }
 
-Communicator::Communicator(int id, std::vector<int> ranks, const World& world, uint64_t offset)
+Communicator::Communicator(int id, int slot, std::vector<int> ranks, const World& world,
+                           uint64_t offset)
     : id_(id),
       ranks_(std::move(ranks)),
       rank_(place_in(ranks_, world.topology.rank)),
       world_(world),
-      current_{world.topology.rank, id, ranks_, world.peers} {
+      current_{world.topology.rank, id, slot, ranks_, world.peers} {
   group(offset);
 }
 
@@ -43,9 +44,13 @@ void Communicator::group(uint64_t offset) {
   hosts_ = static_cast<int>(by_host.size());
   places_.resize(ranks_.size());
   size_t columns = ranks_.size();
+  opening_bytes_ = PartialResult::kMaxBytes;
   std::vector<int> in_order;  // ranks of the job
   for (const auto& [host, members] : by_host) {
     columns = std::min(columns, members.size());
+    if (members.size() > 1)
+      opening_bytes_ =
+          std::min(opening_bytes_, HostGroup::outbox_bytes(members.size()) - sizeof(Verdict));
     for (int r : members) {
       places_[static_cast<size_t>(r)] = static_cast<int>(order_.size());
       order_.push_back(r);
@@ -100,7 +105,7 @@ Status Communicator::run(Request& request) {
     current_.trace.clear();
   }
   const bool in_step = status.ok() || status.code() == RINGAR_MISMATCH;
-  if (in_step && world_.peers) world_.peers->finished(id_, sequence_);
+  if (in_step && world_.peers) world_.peers->finished(current_.slot, id_, sequence_);
   if (status.ok()) return status;
   const Status failure(status.code(), current_.prefix() + status.message());
   if (!in_step) {

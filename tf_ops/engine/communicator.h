@@ -26,9 +26,9 @@ namespace ringar {
 
 class Communicator {
  public:
-  // `ranks` are ranks of the job, this rank among them. Memory lies at `offset` of the arena's
-  // generation.
-  Communicator(int id, std::vector<int> ranks, const World& world, uint64_t offset);
+  // `ranks` are ranks of the job, this rank among them. No other set has the same `slot` at a time.
+  // Memory lies at `offset` of the arena's generation.
+  Communicator(int id, int slot, std::vector<int> ranks, const World& world, uint64_t offset);
   ~Communicator();
 
   // What a set takes of this host's arena.
@@ -55,6 +55,8 @@ class Communicator {
   LinkGroup* column() { return column_ ? &*column_ : nullptr; }
   // All ranks, those of a host side by side; there only if the job has a link.
   LinkGroup& everybody() { return *everybody_; }
+  // The longest array that the opening can carry: with its verdict it fits into every host's boxes.
+  size_t opening_bytes() const { return opening_bytes_; }
   // The set's rank at a place in everybody().
   int set_rank(int place) const { return order_[static_cast<size_t>(place)]; }
   int place_of(int set_rank) const { return places_[static_cast<size_t>(set_rank)]; }
@@ -74,6 +76,7 @@ class Communicator {
   std::vector<int> order_;   // the set's ranks, host by host
   std::vector<int> places_;  // of each of the set's ranks in order_
   int hosts_ = 1, columns_ = 1;
+  size_t opening_bytes_ = 0;
   std::unique_ptr<HostGroup> host_;
   std::optional<LinkGroup> column_, everybody_;
   Buffers buffers_;

@@ -24,6 +24,7 @@ class InFlight {
 struct Current {
   const int rank;  // of the job
   const int set_id;
+  const int slot;  // which no other set has at the same time; a set that comes later may
   const std::vector<int>& members;  // ranks of the job
   Peers* const peers;               // null in a job on one host
 

@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <set>
 
 namespace ringar {
 
@@ -33,17 +36,23 @@ std::string list(const std::vector<int>& ranks) {
 }
 
 // A collective without arrays, over all ranks, whose name carries what they must agree on.
+// `refusal` tells, when all that came before has run, why this rank does not.
 class Agreement : public Request {
  public:
-  Agreement(Collective collective, std::string name) : Request(spec_) {
+  using Refusal = std::function<std::string()>;
+
+  Agreement(Collective collective, std::string name, Refusal refusal = {})
+      : Request(spec_), refusal_(std::move(refusal)) {
     spec_.collective = collective;
     spec_.name = std::move(name);
   }
+  std::string rejection(int) const override { return refusal_ ? refusal_() : ""; }
   std::byte* allocate(size_t, int64_t) override { return nullptr; }
   void complete(const Status&) override {}
 
  private:
   Spec spec_;
+  const Refusal refusal_;
 };
 
 }  // namespace
@@ -72,12 +81,13 @@ Status Engine::start() {
                                  config_.algorithm + "\""};
   RINGAR_RETURN_IF_ERROR(join_host());
   if (link_) {
-    peers_ = std::make_unique<Peers>(*link_, world_.topology, arena_.get());
+    peers_ = std::make_unique<Peers>(*link_, world_.topology, arena_.get(), config_.generation);
     world_.peers = peers_.get();
   }
   std::vector<int> all(static_cast<size_t>(config_.size));
   for (int r = 0; r < config_.size; ++r) all[static_cast<size_t>(r)] = r;
-  RINGAR_RETURN_IF_ERROR(create(next_id_++, all));
+  int id = 0;
+  RINGAR_RETURN_IF_ERROR(create(all, &id));
   thread_ = std::thread([this] { thread_main(); });
   pthread_setname_np(thread_.native_handle(), "ringar");
   return {};
@@ -110,30 +120,55 @@ void Engine::stop() {
   if (arena_) arena_->leave();
 }
 
-Status Engine::create(int id, const std::vector<int>& ranks) {
-  std::unique_ptr<Communicator> communicator;
-  if (std::find(ranks.begin(), ranks.end(), config_.rank) != ranks.end()) {
-    communicator = std::make_unique<Communicator>(id, ranks, world_, next_offset_);
-    if (!communicator->has_memory())
-      return {RINGAR_OUT_OF_MEMORY, who() + "cannot map the shared memory of process set " +
-                                        std::to_string(id) + " of ranks " + list(ranks)};
+int Engine::free_slot() const {
+  std::set<int> taken;
+  for (const auto& [id, area] : areas_) taken.insert(area.slot);
+  int slot = 0;
+  while (taken.count(slot)) ++slot;
+  return slot;
+}
+
+// All ranks count alike, members or not, also where there is no memory. An id stands for one set
+// for ever, since traced functions know their sets by it; slots are used again.
+Status Engine::create(const std::vector<int>& ranks, int* id) {
+  Area area;
+  {
+    const std::lock_guard<std::mutex> lock(sets_mutex_);
+    area = {free_slot(), next_offset_, ranks};
+    if (link_ && area.slot >= LinkGroup::kMostSets)
+      return {RINGAR_UNSUPPORTED, who() + "expected at most " +
+                                      std::to_string(LinkGroup::kMostSets) +
+                                      " process sets at a time, received one more; remove those "
+                                      "that are no longer used"};
+    *id = next_id_++;
+    next_offset_ += Communicator::arena_bytes(ranks, world_.topology);
+    areas_[*id] = area;
   }
+  if (std::find(ranks.begin(), ranks.end(), config_.rank) == ranks.end()) return {};
+  auto communicator = std::make_unique<Communicator>(*id, area.slot, ranks, world_, area.offset);
+  if (!communicator->has_memory())
+    return {RINGAR_OUT_OF_MEMORY, who() + "cannot map the shared memory of process set " +
+                                      std::to_string(*id) + " of ranks " + list(ranks)};
   const std::lock_guard<std::mutex> lock(sets_mutex_);
-  areas_[id] = {next_offset_, ranks};
-  next_offset_ += Communicator::arena_bytes(ranks, world_.topology);
-  if (communicator) sets_[id] = std::move(communicator);
+  sets_[*id] = std::move(communicator);
   return {};
 }
 
 Status Engine::add_process_set(const std::vector<int>& ranks, int* id) {
   Agreement agreement(Collective::kAddProcessSet, list(ranks));
   RINGAR_RETURN_IF_ERROR(run(agreement));
-  *id = next_id_++;
-  return create(*id, ranks);
+  return create(ranks, id);
 }
 
+// What a broken set has left under way must not arrive in another one: it keeps its slot.
 Status Engine::remove_process_set(int id) {
-  Agreement agreement(Collective::kRemoveProcessSet, std::to_string(id));
+  const auto refusal = [&]() -> std::string {
+    const Communicator* const set = link_ ? process_set(id) : nullptr;
+    if (!set || !set->is_broken()) return "";
+    return "expected a process set whose collectives have all come to their end, received one of "
+           "which one has failed";
+  };
+  Agreement agreement(Collective::kRemoveProcessSet, std::to_string(id), refusal);
   RINGAR_RETURN_IF_ERROR(run(agreement));
   const std::lock_guard<std::mutex> lock(sets_mutex_);
   const auto area = areas_.find(id);
@@ -201,13 +236,14 @@ void Engine::submit(Request* request) {
     const bool idle = !baton_taken_ && queue_.empty();
     if (!stopping_.load() && (request->turn || !turns_.empty())) {
       if (request->turn && !turns_.come(request)) {
-        const Status status = dropped();
+        const Status status = dropped(request->step);
         lock.unlock();
         return request->complete(status);
       }
       if (!request->turn) turns_.come_without_turn(request);
       queue_those_whose_turn_it_is();
-      if (baton_taken_ || queue_.empty()) return;
+      const bool has_news = turns_.awaited() != held_.awaited;
+      if (!has_news && (baton_taken_ || queue_.empty())) return;
       lock.unlock();
       return work_.notify_one();
     }
@@ -235,7 +271,7 @@ Status Engine::run(Request& request) {
   else
     turns_.come_without_turn(&request);
   queue_those_whose_turn_it_is();
-  if (!queue_.empty() && !baton_taken_) work_.notify_one();
+  if ((!queue_.empty() && !baton_taken_) || turns_.awaited() != held_.awaited) work_.notify_one();
   done_.wait(lock, [&] { return waiter.finished; });
   request.waiter = nullptr;
   return waiter.status;
@@ -274,7 +310,8 @@ void Engine::run_queue(std::unique_lock<std::mutex>& lock) {
 // ends the step, and some ranks had issued more of it than others.
 void Engine::end_step(int64_t step, const Status& status) {
   std::unique_lock<std::mutex> lock(mutex_);
-  last_failed_step_ = status;
+  last_failed_step_ = step;
+  last_failure_ = status;
   std::vector<Request*> ended = turns_.drop(step);
   Queue others;
   while (!queue_.empty()) {
@@ -290,8 +327,8 @@ void Engine::end_step(int64_t step, const Status& status) {
   for (Request* request : ended) finish(request, status);
 }
 
-Status Engine::dropped() const {
-  if (!last_failed_step_.ok()) return last_failed_step_;
+Status Engine::dropped(int64_t step) const {
+  if (step == last_failed_step_) return last_failure_;
   return {RINGAR_MISMATCH, who() +
                                "expected the collectives of one step of TensorFlow at a time, "
                                "received one of a step that another one has overtaken: run "
@@ -312,12 +349,46 @@ Status Engine::stopped() const {
   return {RINGAR_NOT_INITIALIZED, who() + "ringar was shut down before this collective ran"};
 }
 
+// What is held back waits for an op of TensorFlow, which has failed or is still computing: nobody
+// tells. TensorFlow itself waits for the end of what is held.
+void Engine::look_after_held_turns(std::unique_lock<std::mutex>& lock) {
+  const auto now = std::chrono::steady_clock::now();
+  const Patience& patience = world_.patience;
+  if (turns_.awaited() != held_.awaited) held_ = {turns_.awaited(), now, patience.stall_warning};
+  if (!held_.awaited) return;
+  const double waited = std::chrono::duration<double>(now - held_.since).count();
+  const bool late = waited >= patience.deadline;
+  if (!late && waited < held_.warn_at) return;
+  const std::string text = who() + Signature::of(turns_.first_that_waits(), "", 0).title() +
+                           ": expected the inputs of a collective before it in the program, "
+                           "still waiting for them after " +
+                           text_of_seconds(waited);
+  held_.warn_at *= 2;
+  const int64_t step = turns_.awaited_step();
+  lock.unlock();
+  if (late)
+    end_step(step, {RINGAR_DEADLINE,
+                    text + ". An op that computes them has failed, or takes longer: then "
+                           "ringar.init(deadline=...) must be longer, too."});
+  else
+    std::fprintf(stderr, "%s\n", text.c_str());
+  lock.lock();
+}
+
 void Engine::thread_main() {
+  constexpr std::chrono::milliseconds kLook(200);
   std::unique_lock<std::mutex> lock(mutex_);
-  for (;;) {
-    work_.wait(lock, [&] { return stopping_.load() || (!queue_.empty() && !baton_taken_); });
-    if (stopping_.load()) break;
-    run_queue(lock);
+  while (!stopping_.load()) {
+    if (!queue_.empty() && !baton_taken_) {
+      run_queue(lock);
+      continue;
+    }
+    look_after_held_turns(lock);
+    if (stopping_.load() || (!queue_.empty() && !baton_taken_)) continue;
+    if (held_.awaited)
+      work_.wait_for(lock, kLook);
+    else
+      work_.wait(lock);
   }
   for (Request* request : turns_.drop_all()) queue_.push(request);
   while (!queue_.empty()) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -38,6 +39,8 @@ class Engine {
 
   // The place in line of a request that will be submitted with it; see turns.h.
   uint64_t draw_turn(int64_t step);
+  // Ends what was announced in a step, of which one collective fails before it can be submitted.
+  void end_step(int64_t step, const Status& status);
   // Takes the request over until its complete() is called, possibly before submit returns.
   void submit(Request* request);
   // Runs the request and returns its status; complete() is not called.
@@ -57,23 +60,25 @@ class Engine {
 
  private:
   struct Area {
+    int slot;  // see Communicator
     uint64_t offset;
     std::vector<int> ranks;
   };
 
   Status join_host();
-  Status create(int id, const std::vector<int>& ranks);
+  int free_slot() const;
+  Status create(const std::vector<int>& ranks, int* id);
   Communicator* communicator(int id, Status* status);
   Status execute(Request& request);
   void finish(Request* request, const Status& status);
-  void end_step(int64_t step, const Status& status);
-  // Both are called with the lock held, which is never held while a request runs.
+  // These are called with the lock held, which is never held while a request runs.
+  void look_after_held_turns(std::unique_lock<std::mutex>& lock);
   Status run_here(std::unique_lock<std::mutex>& lock, Request& request);
   void queue_those_whose_turn_it_is();
   void run_queue(std::unique_lock<std::mutex>& lock);
   void thread_main();
   Status stopped() const;
-  Status dropped() const;
+  Status dropped(int64_t step) const;
   std::string who() const { return "rank " + std::to_string(config_.rank) + " | "; }
 
   const ringar_config config_;
@@ -90,11 +95,20 @@ class Engine {
   std::map<int, Area> areas_;
   std::map<int, std::unique_ptr<Communicator>> sets_;  // those that this rank is a member of
 
+  // Turns that have come and wait for one that has not.
+  struct HeldTurns {
+    uint64_t awaited = 0;  // 0: none are held
+    std::chrono::steady_clock::time_point since;
+    double warn_at = 0;
+  };
+
   std::mutex mutex_;
-  std::condition_variable work_, done_;
+  std::condition_variable work_, done_;  // of the engine's thread; of callers
   Turns turns_;
   Queue queue_;
-  Status last_failed_step_;
+  int64_t last_failed_step_ = -1;
+  Status last_failure_;
+  HeldTurns held_;
   bool baton_taken_ = false;
   std::thread thread_;
 };

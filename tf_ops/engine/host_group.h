@@ -47,6 +47,7 @@ class HostGroup {
   HostGroup& operator=(const HostGroup&) = delete;
 
   static size_t arena_bytes(int size);  // what a group of `size` ranks takes
+  static size_t outbox_bytes(size_t size) { return tuning_for(size).slice_bytes * size; }
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }

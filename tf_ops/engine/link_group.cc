@@ -13,7 +13,6 @@ namespace {
 // seldom where the link is slow, and comes late by no more than that part.
 constexpr double kNap = 1.0 / 8, kUsualNap = 1.0 / 4, kLongestNap = 1e-3;
 constexpr double kPatientSpin = 20e-6;
-constexpr double kCheckEvery = 0.02;
 
 }  // namespace
 
@@ -25,14 +24,13 @@ LinkGroup::LinkGroup(std::vector<int> job_ranks, int rank, Link& link, const Pat
       patience_(patience),
       current_(current) {}
 
-// Tag 0 is that of notices.
 Status LinkGroup::send(int to, int channel, const std::byte* data, size_t bytes, int* ticket) {
-  return link_.send(job_rank(to), 1 + current_.set_id * kChannels + channel, data, bytes, ticket);
+  return link_.send(job_rank(to), tag(channel), data, bytes, ticket);
 }
 
-Status LinkGroup::receive(int from, int channel, std::byte* data, size_t bytes, int* ticket) {
-  return link_.receive(job_rank(from), 1 + current_.set_id * kChannels + channel, data, bytes,
-                       ticket);
+Status LinkGroup::receive(int from, int channel, std::byte* data, size_t bytes, int* ticket,
+                          Link::Length length) {
+  return link_.receive(job_rank(from), tag(channel), data, bytes, length, ticket);
 }
 
 Status LinkGroup::poll(int* ticket, bool* moved) {

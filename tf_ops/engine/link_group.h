@@ -13,8 +13,11 @@ namespace ringar {
 
 class LinkGroup {
  public:
-  // Messages of different channels do not overtake one another within one, and are apart otherwise.
+  // Messages of one channel do not overtake one another; those of different channels may.
   static constexpr int kChannels = 32;
+  // As many process sets as there are tags for: MPI promises those up to 32,767, and 0 is that of
+  // notices.
+  static constexpr int kMostSets = 32767 / kChannels;
 
   // `rank` is this one's place among `job_ranks`.
   LinkGroup(std::vector<int> job_ranks, int rank, Link& link, const Patience& patience,
@@ -27,7 +30,8 @@ class LinkGroup {
   int neighbor(int distance) const { return (rank_ + distance + size()) % size(); }
 
   Status send(int to, int channel, const std::byte* data, size_t bytes, int* ticket);
-  Status receive(int from, int channel, std::byte* data, size_t bytes, int* ticket);
+  Status receive(int from, int channel, std::byte* data, size_t bytes, int* ticket,
+                 Link::Length length = Link::Length::kExact);
   // Looks after all transfers; poll() then tells of one.
   Status progress() { return link_.progress(); }
   // Sets the ticket to -1 when the transfer is done; one that is -1 is done.
@@ -62,11 +66,13 @@ class LinkGroup {
   }
 
  private:
+  static constexpr double kCheckEvery = 0.02;  // seconds
+
   template <typename Advance>
   Status wait_for_movement(Haste haste, Advance advance, bool* done) {
     const int64_t begin = current_.tracing ? monotonic_ns() : 0;
     Vigil vigil(patience_, current_);
-    double check_at = 0;
+    double check_at = kCheckEvery;
     for (bool moved = false; !moved && !*done;) {
       RINGAR_RETURN_IF_ERROR(rest(haste, vigil, &check_at));
       RINGAR_RETURN_IF_ERROR(link_.progress());
@@ -77,6 +83,7 @@ class LinkGroup {
     return {};
   }
 
+  int tag(int channel) const { return 1 + current_.slot * kChannels + channel; }
   // `check_at`: seconds after which the peers are looked after again.
   Status rest(Haste haste, Vigil& vigil, double* check_at);
 

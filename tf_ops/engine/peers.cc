@@ -15,16 +15,25 @@ constexpr auto kFarewell = std::chrono::milliseconds(500);
 
 }  // namespace
 
-Peers::Peers(Link& link, const Topology& topology, const Arena* arena)
+Peers::Peers(Link& link, const Topology& topology, const Arena* arena, int generation)
     : link_(link),
       topology_(topology),
       arena_(arena),
+      generation_(generation),
       known_(static_cast<size_t>(topology.size())),
       finished_(kMaxSets) {}
 
+// The link may write what it still expects until the process ends.
+Peers::~Peers() {
+  keep_until_exit(std::move(incoming_));
+}
+
 Status Peers::expect() {
-  return link_.receive(Link::kAnyone, kNoticeTag, reinterpret_cast<std::byte*>(&incoming_),
-                       sizeof incoming_, &expecting_);
+  const Status begun =
+      link_.receive(Link::kAnyone, kNoticeTag, reinterpret_cast<std::byte*>(incoming_.get()),
+                    sizeof(Notice), Link::Length::kExact, &expecting_);
+  if (!begun.ok()) expecting_ = -1;
+  return begun;
 }
 
 Status Peers::poll() {
@@ -32,12 +41,14 @@ Status Peers::poll() {
   RINGAR_RETURN_IF_ERROR(link_.progress());
   for (;;) {
     bool done = false;
-    Link::Arrival arrival;
-    RINGAR_RETURN_IF_ERROR(link_.poll(expecting_, &done, &arrival));
+    int from = 0;
+    const Status heard = link_.poll(expecting_, &done, &from);
+    if (!heard.ok()) expecting_ = -1;
+    RINGAR_RETURN_IF_ERROR(heard);
     if (!done) break;
-    Notice& known = known_[static_cast<size_t>(arrival.from)];
+    Notice& known = known_[static_cast<size_t>(from)];
     // That it has left, too, would hide why it gave up.
-    if (known.kind != kGaveUp) known = incoming_;
+    if (incoming_->generation == generation_ && known.kind != kGaveUp) known = *incoming_;
     RINGAR_RETURN_IF_ERROR(expect());
     RINGAR_RETURN_IF_ERROR(link_.progress());
   }
@@ -65,6 +76,7 @@ void Peers::tell_all(Kind kind, int set, uint64_t sequence, const std::string& w
   Sending& sending = sending_.back();
   Notice& notice = sending.notice;
   notice.kind = kind;
+  notice.generation = generation_;
   notice.set = set;
   notice.sequence = sequence;
   std::copy_n(finished_.begin(), kMaxSets, notice.finished);
@@ -104,12 +116,14 @@ void Peers::left() {
   if (!sending_.empty()) keep_until_exit(std::move(sending_));
 }
 
-void Peers::finished(int set, uint64_t collectives) {
-  if (set < kMaxSets) finished_[static_cast<size_t>(set)] = collectives;
+void Peers::finished(int slot, int set, uint64_t collectives) {
+  if (slot < kMaxSets) finished_[static_cast<size_t>(slot)] = {set, collectives};
 }
 
-uint64_t Peers::finished_by(const Notice& notice, int set) const {
-  return set < kMaxSets ? notice.finished[set] : 0;
+uint64_t Peers::finished_by(const Notice& notice, int set) {
+  for (const Progress& progress : notice.finished)
+    if (progress.set == set) return progress.collectives;
+  return 0;
 }
 
 std::string Peers::trouble(int job_rank, int set, uint64_t sequence) const {

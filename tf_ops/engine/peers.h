@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,11 @@ namespace ringar {
 
 class Peers {
  public:
-  Peers(Link& link, const Topology& topology, const Arena* arena);
+  // `generation`: of this start of the job. Notices of another one may still be under way.
+  Peers(Link& link, const Topology& topology, const Arena* arena, int generation);
+  ~Peers();
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
 
   // Reads the notices that have come.
   Status poll();
@@ -37,7 +42,7 @@ class Peers {
   void left();
 
   // Notes that this rank has done its part in the collectives of a set up to here.
-  void finished(int set, uint64_t collectives);
+  void finished(int slot, int set, uint64_t collectives);
 
   // Why a rank will never do its part in collective `sequence` of `set`, or "".
   std::string trouble(int job_rank, int set, uint64_t sequence) const;
@@ -48,11 +53,16 @@ class Peers {
   static constexpr int kMaxSets = 64;
 
   enum Kind : uint32_t { kRunning, kWaiting, kGaveUp, kLeft };
+  struct Progress {
+    int64_t set = -1;
+    uint64_t collectives = 0;
+  };
   struct Notice {
     Kind kind = kRunning;
-    int32_t set = -1;       // in which it waits
-    uint64_t sequence = 0;  // the collective of that set
-    uint64_t finished[kMaxSets] = {};
+    int32_t generation = 0;
+    int64_t set = -1;                  // in which it waits
+    uint64_t sequence = 0;             // the collective of that set
+    Progress finished[kMaxSets] = {};  // by slot
     char why[1000] = {};
   };
   struct Sending {
@@ -63,14 +73,15 @@ class Peers {
   Status expect();
   Status let_go_of_sent();
   void tell_all(Kind kind, int set, uint64_t sequence, const std::string& why);
-  uint64_t finished_by(const Notice& notice, int set) const;
+  static uint64_t finished_by(const Notice& notice, int set);
 
   Link& link_;
   const Topology& topology_;
   const Arena* const arena_;  // null where this rank is alone on its host
+  const int generation_;
   std::vector<Notice> known_;
-  std::vector<uint64_t> finished_;
-  Notice incoming_;
+  std::vector<Progress> finished_;
+  std::unique_ptr<Notice> incoming_ = std::make_unique<Notice>();
   int expecting_ = -1;  // the ticket of incoming_
   bool told_the_end_ = false;
   std::list<Sending> sending_;

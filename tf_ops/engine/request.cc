@@ -64,6 +64,8 @@ std::string Request::rejection(int ranks) const {
                        spec.collective == Collective::kAlltoall ||
                        spec.collective == Collective::kReducescatter;
   if (!by_rows) return "";
+  if (spec.collective == Collective::kAlltoall && tensors.size() != 1)
+    return "expected one array, received " + text(static_cast<int64_t>(tensors.size()));
   for (const Tensor& tensor : tensors) {
     if (tensor.shape.ndims == 0)
       return "expected an array of at least one dimension, received a scalar; reshape it to [1]";

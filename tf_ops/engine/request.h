@@ -73,7 +73,7 @@ class Request {
 
   // Why this rank cannot take part in what it was asked, or "". The other ranks are told, so that
   // all of them raise and none waits.
-  std::string rejection(int ranks) const;
+  virtual std::string rejection(int ranks) const;
 
   const Spec& spec;
   std::vector<Tensor> tensors;

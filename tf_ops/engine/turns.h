@@ -8,10 +8,13 @@
 //
 // A step that fails draws turns and never comes. Turns are therefore dropped with their step: when
 // a collective of it fails, for all ranks alike, and when another step announces itself, since two
-// steps that are under way at once have no order that all ranks could share.
+// steps that are under way at once have no order that all ranks could share. Where TensorFlow
+// cannot end a step because a collective of it is held back behind a turn that never comes, the
+// engine does so at its deadline.
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <vector>
@@ -35,6 +38,7 @@ class Turns {
     for (Turn& turn : waiting_)
       if (turn.number == request->turn) {
         turn.request = request;
+        ++come_;
         return true;
       }
     return false;
@@ -43,6 +47,7 @@ class Turns {
   void come_without_turn(Request* request) {
     drop_absent_of_other_steps(request->step);
     waiting_.push_back({++last_, request->step, request});
+    ++come_;
   }
 
   // The next request whose turn it is; null if it has not come.
@@ -50,7 +55,19 @@ class Turns {
     if (waiting_.empty() || !waiting_.front().request) return nullptr;
     Request* const request = waiting_.front().request;
     waiting_.pop_front();
+    --come_;
     return request;
+  }
+
+  // The turn that has not come, while requests wait for it; 0: none.
+  uint64_t awaited() const {
+    return come_ > 0 && !waiting_.front().request ? waiting_.front().number : 0;
+  }
+  int64_t awaited_step() const { return waiting_.front().step; }
+  const Request& first_that_waits() const {
+    return *std::find_if(waiting_.begin(), waiting_.end(), [](const Turn& turn) {
+              return turn.request != nullptr;
+            })->request;
   }
 
   // Drops a step, and returns those of it that have come.
@@ -84,11 +101,13 @@ class Turns {
         come.push_back(turn.request);
     }
     waiting_.swap(kept);
+    come_ -= come.size();
     return come;
   }
 
   std::deque<Turn> waiting_;
   uint64_t last_ = 0;
+  size_t come_ = 0;  // of those that wait
 };
 
 }  // namespace ringar

@@ -5,17 +5,17 @@
 namespace ringar {
 namespace {
 
-std::string text(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g s", seconds);
-  return text;
-}
-
 Status lost(const std::string& why) {
   return {RINGAR_PEER_LOST, "expected all ranks to take part, but " + why};
 }
 
 }  // namespace
+
+std::string text_of_seconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", seconds);
+  return text;
+}
 
 void relax() {
 #if defined(__x86_64__)
@@ -47,13 +47,13 @@ Status Vigil::check(const Text& trouble, const Text& whom) {
   const double waited = seconds();
   if (waited > patience_.deadline)
     return {RINGAR_DEADLINE,
-            "expected every rank within the deadline of " + text(patience_.deadline) +
+            "expected every rank within the deadline of " + text_of_seconds(patience_.deadline) +
                 ", still waiting for rank " + late_ranks(whom) +
                 ". If it is only slow, raise the deadline (ringar.init(deadline=...), "
                 "RINGAR_DEADLINE or ringarrun --deadline)."};
   if (waited > warn_at_) {
     std::fprintf(stderr, "%shas waited %s for rank %s\n", current_.prefix().c_str(),
-                 text(waited).c_str(), late_ranks(whom).c_str());
+                 text_of_seconds(waited).c_str(), late_ranks(whom).c_str());
     warn_at_ *= 2;
   }
   return {};

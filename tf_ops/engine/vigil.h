@@ -19,6 +19,9 @@ struct Patience {
   const std::atomic<bool>* stop = nullptr;  // set when this rank shuts down
 };
 
+// A duration in words: "0.3 s".
+std::string text_of_seconds(double seconds);
+
 // Leaves the processor to the other hardware thread of the core for a moment.
 void relax();
 

@@ -44,6 +44,9 @@ typedef struct ringar_config {
   // from 0 to recursive_doubling_count - 1.
   const int64_t* recursive_doubling_bytes;
   int32_t recursive_doubling_count;
+  // Which ringar_init of the job this is, the same number on all ranks: what is still under way of
+  // another one is ignored.
+  int32_t generation;
 } ringar_config;
 
 // One array of a collective. The `output` of an allgather or alltoall may be null: it is then asked

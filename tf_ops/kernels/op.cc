@@ -52,10 +52,10 @@ void compute(void* raw, TF_OpKernelContext* context) {
 void compute_async(void* raw, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   auto& kernel = *static_cast<Kernel*>(raw);
   OpRequest* request = kernel.requests.take(context, done);
-  if (request->read_turn() && kernel.prepare(*request))
-    submit(request);
-  else
-    request->complete({});
+  if (request->read_turn() && kernel.prepare(*request)) return submit(request);
+  const auto running = engine();
+  if (running) running->end_step(request->step, request->failure());
+  request->complete({});
 }
 
 void draw_turn(void*, TF_OpKernelContext* context) {

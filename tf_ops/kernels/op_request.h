@@ -51,6 +51,8 @@ class OpRequest : public Request {
   // Without the turn, which comes last where there is one.
   int inputs() const { return tensorflow().TF_NumInputs(context_) - (has_turn_ ? 1 : 0); }
   bool read_turn();
+  // Why preparation failed.
+  const Status& failure() const { return failure_; }
 
   // Filled with `received` when the collective is done, if asked for.
   int received_output = -1;

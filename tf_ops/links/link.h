@@ -18,25 +18,20 @@ namespace ringar {
 class Link {
  public:
   static constexpr int kAnyone = -1;
-
-  struct Arrival {
-    int from = 0;
-    size_t bytes = 0;
-  };
+  // How long a message is that is received into so many bytes.
+  enum class Length { kExact, kAtMost };
 
   virtual ~Link() = default;
 
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
-
   // `ticket` stands for the transfer until poll() has said that it is done, or has failed.
   virtual Status send(int to, int tag, const std::byte* data, size_t bytes, int* ticket) = 0;
-  // A message of at most `bytes`; a longer one is an error. `from` may be kAnyone.
-  virtual Status receive(int from, int tag, std::byte* data, size_t bytes, int* ticket) = 0;
+  // `from` may be kAnyone. A message of another length is an error.
+  virtual Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
+                         int* ticket) = 0;
   // Looks after all transfers at once.
   virtual Status progress() = 0;
-  // What progress() has found.
-  virtual Status poll(int ticket, bool* done, Arrival* arrival = nullptr) = 0;
+  // What progress() has found; `from`: who has sent what was received.
+  virtual Status poll(int ticket, bool* done, int* from = nullptr) = 0;
 };
 
 // What each link library exports, as `ringar_open_link`: `communicator` points to an MPI_Comm of

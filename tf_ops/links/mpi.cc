@@ -34,8 +34,6 @@ struct Mpi {
   int (*get_count)(const mpi::Status*, mpi::Datatype, int*);
   int (*cancel)(mpi::Request*);
   int (*request_free)(mpi::Request*);
-  int (*comm_rank)(mpi::Comm, int*);
-  int (*comm_size)(mpi::Comm, int*);
   int (*comm_set_errhandler)(mpi::Comm, mpi::Errhandler);
   int (*error_string)(int, char*, int*);
   int (*finalized)(int*);
@@ -55,8 +53,6 @@ struct Mpi {
     find(get_count, "MPI_Get_count");
     find(cancel, "MPI_Cancel");
     find(request_free, "MPI_Request_free");
-    find(comm_rank, "MPI_Comm_rank");
-    find(comm_size, "MPI_Comm_size");
     find(comm_set_errhandler, "MPI_Comm_set_errhandler");
     find(error_string, "MPI_Error_string");
     find(finalized, "MPI_Finalized");
@@ -78,8 +74,6 @@ class MpiLink : public Link {
  public:
   MpiLink(const Mpi& mpi, mpi::Comm comm) : mpi_(mpi), comm_(comm) {
     mpi_.comm_set_errhandler(comm_, mpi_.errors_return);
-    mpi_.comm_rank(comm_, &rank_);
-    mpi_.comm_size(comm_, &size_);
   }
 
   // Receives that nobody waits for any longer; what is being sent ends by itself.
@@ -94,22 +88,18 @@ class MpiLink : public Link {
     }
   }
 
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-
   Status send(int to, int tag, const std::byte* data, size_t bytes, int* ticket) override {
-    const size_t slot = begin(to, false, ticket);
-    return check(
-        mpi_.isend(data, static_cast<int>(bytes), mpi_.byte, to, tag, comm_, &requests_[slot]),
-        slot);
+    const int count = static_cast<int>(bytes);
+    const size_t slot = begin({to, false, 0}, ticket);
+    return begun(mpi_.isend(data, count, mpi_.byte, to, tag, comm_, &requests_[slot]), slot);
   }
 
-  Status receive(int from, int tag, std::byte* data, size_t bytes, int* ticket) override {
-    const size_t slot = begin(from, true, ticket);
+  Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
+                 int* ticket) override {
+    const int count = static_cast<int>(bytes);
+    const size_t slot = begin({from, true, length == Length::kExact ? count : 0}, ticket);
     const int source = from == kAnyone ? mpi::kAnySource : from;
-    return check(
-        mpi_.irecv(data, static_cast<int>(bytes), mpi_.byte, source, tag, comm_, &requests_[slot]),
-        slot);
+    return begun(mpi_.irecv(data, count, mpi_.byte, source, tag, comm_, &requests_[slot]), slot);
   }
 
   // One call for all: each makes MPI look at its sockets.
@@ -117,40 +107,47 @@ class MpiLink : public Link {
     int count = 0;
     const int code = mpi_.testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
                                    finished_.data(), statuses_.data());
+    bool is_told = code == mpi::kSuccess;  // by poll(), where one transfer has failed
     for (int i = 0; i < count && count != mpi::kUndefined; ++i) {
       const auto slot = static_cast<size_t>(finished_[static_cast<size_t>(i)]);
       const mpi::Status& status = statuses_[static_cast<size_t>(i)];
       Transfer& transfer = transfers_[slot];
       transfer.done = true;
       if (code != mpi::kSuccess) transfer.failure = status.MPI_ERROR;
-      if (!transfer.receives) continue;
-      int bytes = 0;
-      mpi_.get_count(&status, mpi_.byte, &bytes);
-      transfer.arrival = {status.MPI_SOURCE, static_cast<size_t>(bytes)};
+      is_told |= transfer.failure != mpi::kSuccess;
+      if (!transfer.receives || transfer.failure != mpi::kSuccess) continue;
+      transfer.from = status.MPI_SOURCE;
+      mpi_.get_count(&status, mpi_.byte, &transfer.received);
     }
-    return {};
+    if (is_told) return {};
+    return {RINGAR_PEER_LOST, "MPI could not look after its transfers: " + text(code)};
   }
 
-  Status poll(int ticket, bool* done, Arrival* arrival) override {
-    const auto slot = static_cast<size_t>(ticket);
-    const Transfer& transfer = transfers_[slot];
+  Status poll(int ticket, bool* done, int* from) override {
+    const Transfer& transfer = transfers_[static_cast<size_t>(ticket)];
     *done = transfer.done;
     if (!transfer.done) return {};
-    if (transfer.failure != mpi::kSuccess) return check(transfer.failure, slot);
-    if (arrival) *arrival = transfer.arrival;
     free_.push_back(ticket);
+    if (transfer.failure != mpi::kSuccess) return failure_of(transfer, text(transfer.failure));
+    if (transfer.expected > 0 && transfer.received != transfer.expected)
+      return failure_of(transfer, "expected a message of " + std::to_string(transfer.expected) +
+                                      " bytes, received one of " +
+                                      std::to_string(transfer.received));
+    if (from) *from = transfer.from;
     return {};
   }
 
  private:
   struct Transfer {
-    int peer;
-    bool receives, done;
-    int failure;
-    Arrival arrival;
+    int peer = 0;
+    bool receives = false;
+    int expected = 0;  // bytes; 0: as many as come
+    bool done = false;
+    int failure = mpi::kSuccess;
+    int from = 0, received = 0;
   };
 
-  size_t begin(int peer, bool receives, int* ticket) {
+  size_t begin(const Transfer& transfer, int* ticket) {
     if (free_.empty()) {
       free_.push_back(static_cast<int>(transfers_.size()));
       transfers_.emplace_back();
@@ -161,27 +158,34 @@ class MpiLink : public Link {
     *ticket = free_.back();
     free_.pop_back();
     const auto slot = static_cast<size_t>(*ticket);
-    transfers_[slot] = {peer, receives, false, mpi::kSuccess, {}};
+    transfers_[slot] = transfer;
     return slot;
   }
 
-  Status check(int code, size_t slot) {
+  Status begun(int code, size_t slot) {
     if (code == mpi::kSuccess) return {};
-    const Transfer& transfer = transfers_[slot];
+    requests_[slot] = mpi_.request_null;
+    free_.push_back(static_cast<int>(slot));
+    return failure_of(transfers_[slot], text(code));
+  }
+
+  Status failure_of(const Transfer& transfer, const std::string& why) const {
     const std::string peer =
         transfer.peer == kAnyone ? "any rank" : "rank " + std::to_string(transfer.peer);
-    free_.push_back(static_cast<int>(slot));
+    return {RINGAR_PEER_LOST, std::string("MPI could not ") +
+                                  (transfer.receives ? "receive from " : "send to ") + peer + ": " +
+                                  why};
+  }
+
+  std::string text(int code) const {
     char text[mpi::kMaxErrorString] = "";
     int length = 0;
     mpi_.error_string(code, text, &length);
-    return {RINGAR_PEER_LOST, std::string("MPI could not ") +
-                                  (transfer.receives ? "receive from " : "send to ") + peer + ": " +
-                                  text};
+    return text;
   }
 
   const Mpi mpi_;
   const mpi::Comm comm_;
-  int rank_ = 0, size_ = 0;
   // By ticket; requests lie side by side, as MPI wants them.
   std::vector<Transfer> transfers_;
   std::vector<mpi::Request> requests_;

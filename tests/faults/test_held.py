@@ -1,0 +1,33 @@
+"""A collective that is held back by another one does not hold up what that one needs, nor hang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.outcomes import Outcomes, run_scenarios
+
+pytestmark = [pytest.mark.job, pytest.mark.deadline(120)]
+
+SCRIPT = Path(__file__).parent / "scripts" / "held.py"
+
+
+def run(folder: Path, threads: int) -> Outcomes:
+    return run_scenarios(2, SCRIPT, folder, args=[str(threads)])
+
+
+def test_a_short_one_behind_a_long_one_holds_no_thread(tmp_path: Path) -> None:
+    outcomes = run(tmp_path, threads=1)
+    for scenario in ("in order", "works after it"):
+        outcomes.expect_success(scenario)
+
+
+def test_a_step_that_fails_ends_although_a_collective_of_it_is_held(tmp_path: Path) -> None:
+    outcomes = run(tmp_path, threads=2)
+    outcomes.expect_success("in order")
+    for outcome in outcomes.of("failed before"):
+        outcome.expect("OpError", within=15)
+    message = 'allreduce "second": expected the inputs of a collective before it'
+    assert message in outcomes.job.stderr, outcomes.job
+    outcomes.expect_success("works after it")

@@ -1,0 +1,120 @@
+// The MPI link with an MPI of our own, whose calls end as a test wants.
+
+#define RINGAR_MPI_MPICH
+
+#include <cstring>
+#include <vector>
+
+#include "check.h"
+#include "links/mpi.cc"
+
+namespace ringar::test {
+namespace {
+
+constexpr int kBad = 17;
+
+// What MPI_Testsome says next.
+struct Answer {
+  int code = mpi::kSuccess;
+  std::vector<int> finished;  // requests, from 0 in the order in which they were made
+  mpi::Status status{};       // of each
+  int bytes = 0;              // of each message
+};
+Answer answer;
+int requests_made;
+
+Mpi mpi_of_the_test() {
+  requests_made = 0;
+  Mpi mpi{};
+  mpi.isend = [](const void*, int, mpi::Datatype, int, int, mpi::Comm, mpi::Request* request) {
+    *request = 100 + requests_made++;
+    return mpi::kSuccess;
+  };
+  mpi.irecv = [](void*, int, mpi::Datatype, int, int, mpi::Comm, mpi::Request* request) {
+    *request = 100 + requests_made++;
+    return mpi::kSuccess;
+  };
+  mpi.testsome = [](int, mpi::Request* requests, int* count, int* which, mpi::Status* statuses) {
+    for (int request : answer.finished) {
+      requests[request] = mpi::kRequestNull;
+      which[*count] = request;
+      statuses[(*count)++] = answer.status;
+    }
+    return answer.code;
+  };
+  mpi.get_count = [](const mpi::Status*, mpi::Datatype, int* bytes) {
+    *bytes = answer.bytes;
+    return mpi::kSuccess;
+  };
+  mpi.cancel = [](mpi::Request*) { return mpi::kSuccess; };
+  mpi.request_free = [](mpi::Request*) { return mpi::kSuccess; };
+  mpi.comm_set_errhandler = [](mpi::Comm, mpi::Errhandler) { return mpi::kSuccess; };
+  mpi.error_string = [](int code, char* text, int* length) {
+    *length = std::snprintf(text, mpi::kMaxErrorString, "error %d", code);
+    return mpi::kSuccess;
+  };
+  mpi.finalized = [](int* flag) { return *flag = 0; };
+  mpi.request_null = mpi::kRequestNull;
+  return mpi;
+}
+
+// A link that receives 8 bytes from rank 3, and more if it is told to.
+struct Receiving {
+  MpiLink mpi_link{mpi_of_the_test(), 0};
+  Link& link = mpi_link;
+  std::byte memory[8];
+  int ticket = -1;
+  bool done = false;
+
+  explicit Receiving(Link::Length length = Link::Length::kExact) {
+    EXPECT_OK(link.receive(3, 5, memory, sizeof memory, length, &ticket));
+  }
+};
+
+TEST(mpi_link_tells_when_mpi_cannot_look) {
+  Receiving receiving;
+  answer = {kBad, {}, {}, 0};
+  const Status status = receiving.link.progress();
+  EXPECT_EQ(status.code(), RINGAR_PEER_LOST);
+  EXPECT_CONTAINS(status.message(), "MPI could not look after its transfers: error 17");
+}
+
+TEST(mpi_link_tells_which_transfer_has_failed) {
+  Receiving receiving;
+  answer = {kBad, {0}, {}, 0};
+  answer.status.MPI_ERROR = 33;
+  EXPECT_OK(receiving.link.progress());
+  const Status status = receiving.link.poll(receiving.ticket, &receiving.done);
+  EXPECT_EQ(status.code(), RINGAR_PEER_LOST);
+  EXPECT_CONTAINS(status.message(), "MPI could not receive from rank 3: error 33");
+  // Its slot is free, once.
+  int second = -1, third = -1;
+  EXPECT_OK(receiving.link.send(1, 5, receiving.memory, 8, &second));
+  EXPECT_OK(receiving.link.send(1, 5, receiving.memory, 8, &third));
+  EXPECT_EQ(second, receiving.ticket);
+  EXPECT(third != second);
+}
+
+TEST(mpi_link_expects_messages_of_the_right_length) {
+  for (int bytes : {8, 4, 0})
+    for (Link::Length length : {Link::Length::kExact, Link::Length::kAtMost}) {
+      Receiving receiving(length);
+      answer = {mpi::kSuccess, {0}, {}, bytes};
+      answer.status.MPI_SOURCE = 3;
+      EXPECT_OK(receiving.link.progress());
+      int from = -1;
+      const Status status = receiving.link.poll(receiving.ticket, &receiving.done, &from);
+      EXPECT(receiving.done);
+      if (bytes == 8 || length == Link::Length::kAtMost) {
+        EXPECT_OK(status);
+        EXPECT_EQ(from, 3);
+        continue;
+      }
+      EXPECT_EQ(status.code(), RINGAR_PEER_LOST);
+      EXPECT_CONTAINS(status.message(),
+                      "expected a message of 8 bytes, received one of " + std::to_string(bytes));
+    }
+}
+
+}  // namespace
+}  // namespace ringar::test

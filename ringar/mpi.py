@@ -7,8 +7,8 @@ MPI was initialized with MPI_THREAD_MULTIPLE, as mpi4py does unless it is told o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import logging
 import os
 import secrets
 import socket
@@ -55,6 +55,7 @@ class Place:
         link_library: the library that speaks the ABI of this process' MPI.
         link_communicator: the address of the MPI_Comm that it is opened with.
         recursive_doubling_bytes: see `ringar.cost_model.table`.
+        generation: the same number on all ranks, and another one in each `join`.
     """
 
     rank: int
@@ -63,6 +64,7 @@ class Place:
     link_library: Path
     link_communicator: int
     recursive_doubling_bytes: list[int]
+    generation: int
     communicator: Any
 
     @property
@@ -113,30 +115,72 @@ def join(start_timeout: float) -> Place:
         DeadlineError: a rank did not come; the message names it.
         MismatchError: the ranks differ in ringar's version or in what they are to do, or MPI sees
             other ranks than were started.
-        UnsupportedError: there is no mpi4py, or its MPI may not be used from ringar's thread.
+        UnsupportedError: there is no mpi4py, or its MPI may not be used from ringar's thread, or
+            the ranks of a host share no memory.
     """
+    global _joined_in, _generation
     mpi = _mpi4py()
     world = mpi.COMM_WORLD
     who = f"rank {world.Get_rank()} | "
+    _joined_in = os.getpid()
     _check_world(mpi, os.environ, who)
     _meet(mpi, world, start_timeout, who)
     _compare(world, who)
-    local = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
-    firsts = world.allgather(local.bcast(world.Get_rank()))
-    numbers = {first: number for number, first in enumerate(sorted(set(firsts)))}
-    hosts = [numbers[first] for first in firsts]
-    arena_fd = _share_memory(local, hosts, who)
-    _tell_of_bound_cpus(local)
-    local.Free()
-    communicator = world.Dup()
-    return Place(
-        rank=world.Get_rank(),
-        hosts=hosts,
-        arena_fd=arena_fd,
-        link_library=_link_library(mpi),
-        link_communicator=mpi._addressof(communicator),
-        recursive_doubling_bytes=_table(communicator, hosts),
-        communicator=communicator,
+    with contextlib.ExitStack() as undo:
+        local = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
+        try:
+            firsts = world.allgather(local.bcast(world.Get_rank()))
+            arena_fd, trouble = _share_memory(local, who)
+            _tell_of_bound_cpus(local)
+        finally:
+            local.Free()
+        if arena_fd >= 0:
+            undo.callback(os.close, arena_fd)
+        # All hosts have to know of one whose ranks share no memory: they would wait for it.
+        agree(world, trouble)
+        numbers = {first: number for number, first in enumerate(sorted(set(firsts)))}
+        hosts = [numbers[first] for first in firsts]
+        communicator = _own_communicator(mpi, world)
+        # A rank that did not come to a start of the others has counted fewer.
+        _generation = communicator.allreduce(_generation + 1, op=mpi.MAX)
+        place = Place(
+            rank=world.Get_rank(),
+            hosts=hosts,
+            arena_fd=arena_fd,
+            link_library=_link_library(mpi),
+            link_communicator=mpi._addressof(communicator),
+            recursive_doubling_bytes=_table(communicator, hosts),
+            generation=_generation,
+            communicator=communicator,
+        )
+        undo.pop_all()
+    return place
+
+
+def agree(communicator: Any, error: Exception | None) -> None:
+    """Has all ranks go on, or none. Collective.
+
+    Args:
+        communicator: of all ranks.
+        error: why this rank cannot go on.
+
+    Raises:
+        Exception: `error`, on the rank that has one.
+        RingarError: one that names the rank and its error, on the others; of the same class, if it
+            was one of ringar.
+    """
+    mine = None if error is None else (type(error).__name__, str(error))
+    everyone = communicator.allgather(mine)
+    if error is not None:
+        raise error
+    troubles = [(rank, *its) for rank, its in enumerate(everyone) if its is not None]
+    if not troubles:
+        return
+    # Who has waited in vain has done so for one that could not come.
+    rank, kind, text = min(troubles, key=lambda trouble: trouble[1] == "DeadlineError")
+    raise getattr(errors, kind, errors.RingarError)(
+        f"rank {communicator.Get_rank()} | expected all ranks to start, but rank {rank} could not: "
+        f"{kind}: {text}"
     )
 
 
@@ -147,26 +191,72 @@ def leave(place: Place, *, failed: bool) -> None:
         place: what `join` has returned.
         failed: whether a collective has failed for good. Then messages may still be under way.
     """
-    global _has_failed
-    _has_failed = _has_failed or failed
-    if not failed:
-        place.communicator.Free()
+    global _communicator
+    if failed:
+        _communicator = None
+    if place.arena_fd >= 0:
+        # With it goes this rank's lock. Nobody takes that for its death: it has written down before
+        # that it leaves.
+        os.close(place.arena_fd)
 
 
-_has_failed = False
+_joined_in = 0  # the process that has come to `join`: its forked children are no ranks
+_generation = 0
+_communicator: Any = None
+_unfinished: list[tuple[Any, np.ndarray]] = []  # transfers that nobody waits for, and their memory
 
 
-def end_process_if_failed() -> None:
-    """Ends the process with code 1 after a failed job, where mpi4py would call MPI_Finalize.
+def is_in_job() -> bool:
+    """Whether this process takes part in a job of MPI, or has done so."""
+    return _joined_in == os.getpid()
 
-    That waits for all ranks, also for those that never come. To be called when nothing else is left
-    to do.
+
+class _LastAct:
+    """Ends the process when Python lets go of it.
+
+    Args:
+        code: the exit code.
     """
-    if _has_failed:
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+
+    def __init__(self, code: int) -> None:
+        # Modules are gone by then, this one among them.
+        self._exit, self._code = os._exit, code
+
+    def __del__(self) -> None:
+        self._exit(self._code)
+
+
+def end_without_finalize(code: int) -> None:
+    """Has the process end with `code` where mpi4py would call MPI_Finalize.
+
+    MPI_Finalize waits for all ranks, also for those that never come, and while it waits no launcher
+    sees that this rank has failed, or with which code.
+
+    mpi4py calls it when the interpreter is gone. The last that goes of that are the attributes of
+    `sys`: by then all handlers of `atexit` have run, those that were registered before this call
+    and before ringar was imported, too, files are closed, and output is written. What C libraries
+    do at the end of a process (`atexit` of C, destructors) is left out. The exit code that the
+    program has chosen is not known here, and gives way to `code`.
+    """
+    sys.__dict__["_ringar_last_act"] = _LastAct(code)
+
+
+def code_of_uncaught_exception() -> int:
+    """The exit code of a program that ends by an exception which nothing has caught; else 0.
+
+    To be asked when the interpreter ends. `sys.exit` leaves no trace that could be seen there.
+    """
+    trace = getattr(sys, "last_traceback", None)
+    # In an interactive session it is that of any line, and the session goes on.
+    if trace is None or hasattr(sys, "ps1"):
+        return 0
+    # Python has left all frames. Test runners and debuggers keep exceptions there, too, that they
+    # have caught, further up.
+    frame = trace.tb_frame
+    if frame.f_back or frame.f_code.co_name not in ("<module>", "_run_module_as_main"):
+        return 0
+    # Python ends by the signal in that case, which shells tell as the same number.
+    return 130 if isinstance(sys.last_value, KeyboardInterrupt) else 1
 
 
 def _mpi4py() -> Any:
@@ -225,20 +315,25 @@ def _meet(mpi: Any, world: Any, timeout: float, who: str) -> None:
             if request and not request.Test():
                 verdict[r] = 1
                 request.Cancel()
-                request.Free()
+                request.Wait()
         sent = [world.Isend(verdict, r, _TAG) for r in range(1, size) if not verdict[r]]
         mpi.Request.Waitall(sent)
     else:
-        world.Isend(np.zeros(1, np.int8), 0, _TAG).Free()
+        word = np.zeros(1, np.int8)
+        request = world.Isend(word, 0, _TAG)
         answer = world.Irecv(verdict, 0, _TAG)
         # Rank 0 may have come later than this one, and then waits as long.
         while not answer.Test():
             if time.monotonic() > deadline + 5:
                 answer.Cancel()
-                answer.Free()
+                answer.Wait()
                 verdict[0] = 1
                 break
             time.sleep(0.0005)
+        if verdict[0]:
+            _unfinished.append((request, word))
+        else:
+            request.Wait()  # rank 0 has answered, and so has received it
     absent = np.flatnonzero(verdict).tolist()
     if absent:
         raise errors.DeadlineError(
@@ -246,6 +341,20 @@ def _meet(mpi: Any, world: Any, timeout: float, who: str) -> None:
             f"waiting for rank {', '.join(map(str, absent))}. Does every rank call ringar.init()? "
             "A slow start needs a longer --start-timeout."
         )
+
+
+def _own_communicator(mpi: Any, world: Any) -> Any:
+    """A duplicate of `world`, the same one from `join` to `join`, and never freed.
+
+    A notice may come when its receiver has left already. Open MPI keeps what comes for a freed
+    communicator for the next one that gets its number, which may be any, and ends the process if
+    that one has too few ranks. In ringar's own one such notices are told by their generation; only
+    what a failed collective has left there cannot be told.
+    """
+    global _communicator
+    if world.allreduce(_communicator is None, op=mpi.LOR):
+        _communicator = world.Dup()
+    return _communicator
 
 
 def _compare(world: Any, who: str) -> None:
@@ -259,13 +368,16 @@ def _compare(world: Any, who: str) -> None:
             )
 
 
-def _share_memory(local: Any, hosts: list[int], who: str) -> int:
+def _share_memory(local: Any, who: str) -> tuple[int, errors.UnsupportedError | None]:
     """A file in /dev/shm that all ranks of this host have open, without a name from then on.
 
-    It stays open as long as the process lives: its locks tell the others that it does.
+    It stays open until `leave`: its locks tell the others that this process lives.
+
+    Returns:
+        The file, -1 for the only rank of a host, and what has gone wrong, for all ranks alike.
     """
     if local.Get_size() == 1:
-        return -1
+        return -1, None
     first = local.Get_rank() == 0
     path = f"/dev/shm/ringar-{os.getuid()}-{secrets.token_hex(8)}"
     trouble = ""
@@ -284,13 +396,13 @@ def _share_memory(local: Any, hosts: list[int], who: str) -> int:
     troubles = [text for text in local.allgather(trouble) if text]
     if first and path and fd >= 0:
         os.unlink(path)
-    if troubles:
-        raise errors.UnsupportedError(
-            f"{who}expected the ranks of this host ({socket.gethostname()}) to share /dev/shm, "
-            f"received: {troubles[0]}. Containers of one host need a common /dev/shm (docker: "
-            "--ipc=host), or one rank each."
-        )
-    return fd
+    if not troubles:
+        return fd, None
+    return fd, errors.UnsupportedError(
+        f"{who}expected the ranks of this host ({socket.gethostname()}) to share /dev/shm, "
+        f"received: {troubles[0]}. Containers of one host need a common /dev/shm (docker: "
+        "--ipc=host), or one rank each."
+    )
 
 
 def _tell_of_bound_cpus(local: Any) -> None:

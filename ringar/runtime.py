@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ringar import mpi, native, threads, timeline
 from ringar.cost_model import ALGORITHMS
@@ -52,6 +52,7 @@ class _Job:
         self.config: native.Config | None = None
         self.place: mpi.Place | None = None  # in a job that MPI has started
         self.process_sets: dict[int, ProcessSet] = {}
+        self.has_failed = False  # a collective between hosts, for good
 
 
 _job = _Job()
@@ -86,6 +87,9 @@ def init(
             ranks than were started.
         UnsupportedError: MPI has started the ranks, but cannot be used.
         ValueError: an environment variable or a time is not a number that makes sense.
+
+    In a job that MPI has started all ranks raise if one of them does: what failed on another rank
+    is in the message.
     """
     if _job.config is not None:
         return
@@ -94,7 +98,37 @@ def init(
     if "RINGAR_RANK" not in os.environ and mpi.has_started_us(os.environ):
         place = mpi.join(config.start_timeout)
         _set_place(config, place)
-    threads.configure(intra_op_threads, inter_op_threads, config.local_size)
+    try:
+        _on_all_ranks(place, lambda: _prepare(config, intra_op_threads, inter_op_threads))
+        _on_all_ranks(place, lambda: _start(config, place))
+    except Exception:
+        if is_initialized():
+            shutdown()
+        elif place is not None:
+            mpi.leave(place, failed=False)
+        raise
+
+
+def _on_all_ranks(place: mpi.Place | None, step: Callable[[], None]) -> None:
+    """Takes a step of `init`; raises on all ranks of a job that MPI has started if one fails."""
+    error = None
+    try:
+        step()
+    except Exception as wrong:
+        if place is None:
+            raise
+        error = wrong
+    if place is not None:
+        mpi.agree(place.communicator, error)
+
+
+def _prepare(config: native.Config, intra_op: int | None, inter_op: int | None) -> None:
+    # All that can fail before the ranks of a host wait for each other.
+    threads.configure(intra_op, inter_op, config.local_size)
+    native.library()
+
+
+def _start(config: native.Config, place: mpi.Place | None) -> None:
     native.check(native.library().ringar_init(ctypes.byref(config)))
     _job.config, _job.place = config, place
     global_process_set.ranks = list(range(config.size))
@@ -117,6 +151,7 @@ def shutdown() -> None:
     native.library().ringar_shutdown()
     native.library().ringar_stop_timeline()
     if _job.place is not None:
+        _job.has_failed = _job.has_failed or failed
         mpi.leave(_job.place, failed=failed)
         _job.place = None
 
@@ -128,8 +163,11 @@ def _forget() -> None:
 
 
 def _at_exit() -> None:
+    code = mpi.code_of_uncaught_exception() if mpi.is_in_job() else 0
     shutdown()
-    mpi.end_process_if_failed()
+    # Not with 0, although the program may have caught the error: other ranks have not come.
+    if mpi.is_in_job() and (code or _job.has_failed):
+        mpi.end_without_finalize(code or 1)
 
 
 atexit.register(_at_exit)
@@ -196,6 +234,7 @@ def _set_place(config: native.Config, place: mpi.Place) -> None:
     config.cross_rank = place.cross.index(place.hosts[place.rank])
     config.cross_size = len(place.cross)
     config.arena_fd = place.arena_fd
+    config.generation = place.generation
     config.set_link(
         place.hosts,
         place.link_library,

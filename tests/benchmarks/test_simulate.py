@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -262,7 +263,7 @@ def test_prediction_in_the_scaling_chart(tmp_path: Path) -> None:
     panel = Figure().add_subplot()
     report._scaling_panel(panel, table)
     (dashed,) = [line for line in panel.lines if line.get_linestyle() == "--"]
-    assert list(dashed.get_ydata()) == [predicted[n] for n in (1, 2, 4)]
+    assert np.asarray(dashed.get_ydata()).tolist() == [predicted[n] for n in (1, 2, 4)]
     report.plot_scaling(str(tmp_path / "with"), table)
     without = [{k: v for k, v in row.items() if k != "predicted"} for row in table]
     report.plot_scaling(str(tmp_path / "without"), without)

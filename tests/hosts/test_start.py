@@ -56,9 +56,47 @@ def test_an_unknown_algorithm_is_refused_on_all_ranks(outcomes: Outcomes) -> Non
         outcome.expect("ValueError", "RINGAR_ALGORITHM", "tree", "hierarchical")
 
 
+def test_a_host_without_shared_memory_is_named_on_all_ranks(outcomes: Outcomes) -> None:
+    texts = ["expected the ranks of this host (host1) to share /dev/shm", "No such file"]
+    first, *others = outcomes.of("shared memory")
+    first.expect(
+        "UnsupportedError", "rank 0 | expected all ranks to start, but rank 1 could not: ", *texts
+    )
+    for outcome in others:
+        outcome.expect("UnsupportedError", f"rank {outcome.rank} | expected the ranks", *texts)
+
+
+def test_a_rank_without_the_library_is_named_on_all_ranks(outcomes: Outcomes) -> None:
+    *others, last = outcomes.of("library")
+    last.expect("ImportError", "expected the native library")
+    for outcome in others:
+        outcome.expect(
+            "RingarError",
+            f"rank {outcome.rank} | expected all ranks to start, but rank 2 could not: "
+            "ImportError: expected the native library",
+        )
+
+
+def test_a_rank_that_cannot_start_is_named_on_other_hosts(outcomes: Outcomes) -> None:
+    """Not the rank of its host, which has waited for it in vain."""
+    first, neighbor, last = outcomes.of("native start")
+    last.expect("OutOfMemoryError")
+    neighbor.expect("DeadlineError", "rank 1 | ", "waiting for rank 2")
+    first.expect("OutOfMemoryError", "rank 0 | expected all ranks to start, but rank 2 could not")
+
+
 def test_ranks_that_failed_to_start_can_try_again(outcomes: Outcomes) -> None:
     outcomes.expect_success("init")
     outcomes.expect_success("works")
+
+
+def test_ranks_agree_on_a_new_generation(outcomes: Outcomes) -> None:
+    """What is still under way of another one is told from its own by that."""
+    outcomes.expect_success("generation")
+
+
+def test_starting_again_and_again_takes_no_files_and_no_memory(outcomes: Outcomes) -> None:
+    outcomes.expect_success("again and again")
 
 
 def test_a_rank_that_never_comes_is_named(outcomes: Outcomes) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_too_many_ranks() -> None:
         ({"ssh_port": 22, "ssh_identity": "key"}, "-p, -i"),
     ],
 )
-def test_srun_takes_no_options_of_ssh(options: dict[str, object], named: str) -> None:
+def test_srun_takes_no_options_of_ssh(options: dict[str, Any], named: str) -> None:
     message = f"^{named}: expected a job whose hosts are reached through ssh .*, but srun reaches"
     with pytest.raises(UsageError, match=f"{message}.*out, or choose --launcher mpirun$"):
         choice(SLURM, **options)

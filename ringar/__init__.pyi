@@ -1,5 +1,7 @@
 from . import data as data
 from . import errors as errors
+from . import layers as layers
+from . import parallel as parallel
 from . import threads as threads
 from .collectives import Average as Average
 from .collectives import Max as Max
@@ -37,6 +39,8 @@ from .runtime import rank as rank
 from .runtime import remove_process_set as remove_process_set
 from .runtime import shutdown as shutdown
 from .runtime import size as size
+from .statistics import reset_stats as reset_stats
+from .statistics import stats as stats
 from .timeline import start_timeline as start_timeline
 from .timeline import stop_timeline as stop_timeline
 from .version import __version__ as __version__

@@ -25,6 +25,7 @@ def shard(
     remainder: str = _DROP,
     split_batches: bool = False,
     process_set: Any = None,
+    grid: Any = None,
 ) -> Any:
     """Return this rank's share of `data`.
 
@@ -44,6 +45,8 @@ def shard(
             numbers that it gave on one process. Rows that do not go round, and batches with fewer
             rows than ranks, are dropped.
         process_set: the ranks that share the data; by default all.
+        grid: a `ringar.parallel.Grid`: its model groups share the data, and the ranks of a group
+            get the same.
 
     Returns:
         As `data`, with as many elements, batches or rows on every rank. On one rank, `data` itself.
@@ -61,6 +64,10 @@ def shard(
     """
     if remainder not in (_DROP, _WRAP):
         raise ValueError(f'`remainder` must be "drop" or "wrap". Received: remainder={remainder!r}')
+    if grid is not None:
+        if process_set is not None:
+            raise ValueError("`process_set` must be None with `grid`, which has its own.")
+        process_set = grid.data_set
     rank, size = _place(process_set)
     if _is_dataset(data):
         if split_batches:

@@ -93,7 +93,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
     - Only rank 0 draws a progress bar.
     - What would hang ranks or let them drift apart is found and said, on all ranks: an unequal
       number of steps, other models, an optimizer that reduces nothing, learning rates or weights
-      that differ.
+      that differ; on a grid, ranks of a model group that are fed different examples.
 
     Put it first in the list. A callback before it sees the metrics of its own rank; that is right
     for one that stops for a reason of its rank alone (a time limit): if any rank has set
@@ -114,6 +114,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         super().__init__(root_rank, process_set)
         self.check = check
         self._weights_compared = False
+        self._examples_compared = False
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Silence the progress bars of all ranks but one."""
@@ -124,13 +125,21 @@ class Distributed(BroadcastGlobalVariablesCallback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check that the ranks fit together, then broadcast."""
-        self._weights_compared = False
+        self._weights_compared = self._examples_compared = False
         checks.check_start(self.model, self.params, self.process_set)
+        checks.forget_examples(self.model)
         super().on_train_begin(logs)
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Look whether the first batch was the same on all ranks of a model group."""
+        super().on_train_batch_begin(batch, logs)
+        if batch > 0:
+            self._compare_examples()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average the metrics, agree whether to stop, and look for ranks that drift apart."""
         super().on_epoch_end(epoch, logs)
+        self._compare_examples()
         end_epoch(self.model, logs, self.process_set, check=self.check)
         if self.check and not self._weights_compared:
             checks.check_weights(self.model, self.process_set)
@@ -140,3 +149,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
         """Check that all ranks hold the same weights."""
         if self.check:
             checks.check_weights(self.model, self.process_set)
+
+    def _compare_examples(self) -> None:
+        if not self._examples_compared:
+            self._examples_compared = True
+            checks.check_examples(self.model)

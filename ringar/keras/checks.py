@@ -18,6 +18,8 @@ from ringar.collectives import allgather, allgather_object
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError
 from ringar.keras.optimizer import is_distributed
+from ringar.parallel import examples
+from ringar.parallel.lineage import check_outputs, cut_of
 
 # What errors say of the exchange in which ranks were found to differ.
 _START = Call("allgather_object", name="start of training")
@@ -43,9 +45,10 @@ def check_start(model: Any, params: dict[str, Any], process_set: Any = None) -> 
         process_set: the ranks concerned; by default all.
 
     Raises:
-        ValueError: on every rank, if the optimizer reduces nothing, or steps, epochs or variables
-            differ.
+        ValueError: on every rank, if the optimizer reduces nothing, steps, epochs or variables
+            differ, or a split is not ended.
     """
+    check_outputs(model)
     if size(process_set) == 1:
         return
     ranks = allgather_object(_describe(model, params), name=_START.name, process_set=process_set)
@@ -103,7 +106,7 @@ def check_weights(model: Any, process_set: Any = None) -> None:
     sums = np.asarray(
         allgather(np.asarray([own], np.int64), name=_WEIGHTS.name, process_set=process_set)
     )
-    different = [variables[i].path for i in np.flatnonzero((sums != sums[0]).any(axis=0))]
+    different = [v.path for v, its in zip(variables, sums.T, strict=True) if not _is_same(v, its)]
     if different:
         more = f" and {len(different) - 5} more" if len(different) > 5 else ""
         raise MismatchError(
@@ -116,6 +119,40 @@ def check_weights(model: Any, process_set: Any = None) -> None:
                 "the list.",
             )
         )
+
+
+def _is_same(variable: Any, of_ranks: np.ndarray) -> bool:
+    """Whether ranks that must have the same value have it."""
+    cut = cut_of(variable)
+    if cut is None:
+        return bool((of_ranks == of_ranks[0]).all())
+    of_groups = of_ranks.reshape(cut.grid.data, cut.grid.model)
+    return bool((of_groups == of_groups[0]).all())
+
+
+def check_examples(model: Any) -> None:
+    """Check that the ranks of each model group were fed the same first batch. Collective.
+
+    Args:
+        model: a built model, whose layers keep digests if they are split.
+
+    Raises:
+        ValueError: on every rank, if they were not.
+    """
+    digests, grid = _digests(model)
+    if grid is not None:
+        examples.check(digests, grid)
+
+
+def forget_examples(model: Any) -> None:
+    """Have the layers take the digest of the next batch."""
+    for _, digest in _digests(model)[0]:
+        digest.reset()
+
+
+def _digests(model: Any) -> tuple[list[tuple[str, examples.Digest]], Any]:
+    layers = [x for x in model._flatten_layers() if getattr(x, "digest", None) is not None]
+    return [(x.name, x.digest) for x in layers], layers[0].grid if layers else None
 
 
 def _describe(model: Any, params: dict[str, Any]) -> dict[str, Any]:

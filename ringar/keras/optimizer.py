@@ -33,6 +33,7 @@ from ringar import buckets, runtime
 from ringar.collectives import Average
 from ringar.compression import Compression
 from ringar.errors import NotInitializedError
+from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 
 _CLASSES: dict[type, type] = {}
@@ -41,7 +42,7 @@ _CLASSES: dict[type, type] = {}
 class DistributedMixin:
     """What a distributed optimizer adds to its base class."""
 
-    _reduction: Reduction
+    _reduction: Reduction | GridReduction
     _reduction_is_done: bool
 
     def reduce(
@@ -57,16 +58,20 @@ class DistributedMixin:
             trainable_variables: as for `apply`.
             loss_scale: what `grads` were multiplied by, if that changes from step to step.
         """
-        variables = trainable_variables
-        if variables is None:
-            variables = getattr(self, "_trainable_variables", None) or None  # empty: not built
-        return self._reduction(grads, variables, loss_scale)
+        return self._reduction(grads, self._variables_of(trainable_variables), loss_scale)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Reduce `grads` over the ranks, then do with them what the base class does."""
         if not self._reduction_is_done:
             grads = self.reduce(grads, trainable_variables, _loss_scale(self))
+        if isinstance(self._reduction, GridReduction):
+            grads = self._reduction.clip(self, grads, self._variables_of(trainable_variables))
         super().apply(grads, trainable_variables)  # type: ignore[misc]  # the base class has it
+
+    def _variables_of(self, trainable_variables: Sequence[Any] | None) -> Sequence[Any] | None:
+        if trainable_variables is not None:
+            return list(trainable_variables)
+        return getattr(self, "_trainable_variables", None) or None  # empty: not built
 
     @contextmanager
     def reduction_done(self) -> Iterator[None]:
@@ -85,6 +90,7 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
     compression: Any = Compression.none,
     algorithm: str | None = None,
     process_set: Any = None,
+    grid: Any = None,
     bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -106,6 +112,8 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
             one rank, nothing.
         algorithm: of the allreduces between hosts, as for `ringar.allreduce`.
         process_set: the ranks that train together; by default all.
+        grid: a `ringar.parallel.Grid`, for a model with split layers: variables that are cut are
+            reduced over the ranks that have the same part, all others over all ranks.
         bucket_bytes: gradients travel together in buckets of at most this many bytes; a larger
             gradient alone.
         prescale_factor: multiplies gradients before they are reduced.
@@ -149,7 +157,8 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
     )
     _reduce_before_overflow_check()
     # Not through Keras' own __setattr__, which would ask the new class for permission.
-    object.__setattr__(optimizer, "_reduction", reduction)
+    on_grid = reduction if grid is None else GridReduction(reduction, grid)
+    object.__setattr__(optimizer, "_reduction", on_grid)
     object.__setattr__(optimizer, "_reduction_is_done", False)
     object.__setattr__(optimizer, "__class__", _distributed_class(type(optimizer)))
     return optimizer
@@ -160,6 +169,12 @@ def is_distributed(optimizer: Any) -> bool:
     return isinstance(optimizer, DistributedMixin) or isinstance(
         getattr(optimizer, "inner_optimizer", None), DistributedMixin
     )
+
+
+def grid_of(optimizer: Any) -> Any:
+    """The grid of a distributed optimizer, or of the one in a `LossScaleOptimizer`, or None."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return getattr(getattr(inner, "_reduction", None), "grid", None)
 
 
 def _loss_scale(optimizer: Any) -> Any:

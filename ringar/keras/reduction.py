@@ -25,6 +25,7 @@ from ringar.collectives.call import checked_algorithm
 from ringar.collectives.compiled import is_compiling
 from ringar.compression import Compression, has_state
 from ringar.keras.low_rank import Exchange, LowRank
+from ringar.parallel.lineage import cut_of
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Reduction:
         reduced = list(gradients)
         if self.is_identity:
             return reduced
+        self._refuse_parts(variables or ())
         overwritten = {
             index
             for index, variable in enumerate(variables or ())
@@ -123,6 +125,16 @@ class Reduction:
         if factored:
             self._reduce_factored(reduced, factored, variables, loss_scale)
         return reduced
+
+    def _refuse_parts(self, variables: Sequence[Any]) -> None:
+        for variable in variables:
+            cut = cut_of(variable)
+            if cut is not None and self.process_set is not cut.grid.data_set:
+                raise ValueError(
+                    "`grid` must be given for a model with split layers: "
+                    "ringar.DistributedOptimizer(..., grid=grid). "
+                    f"Received: none, and a part of variable {variable.path}."
+                )
 
     def _take_factored(self, dense: list[Any]) -> dict[int, Any]:
         """Take out of `dense`, by their places, the gradients that travel as factors."""

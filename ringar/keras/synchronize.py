@@ -11,10 +11,14 @@ from ringar.collectives import allgather, broadcast_variables
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError
 from ringar.keras.checks import size
+from ringar.parallel import slots
+from ringar.parallel.lineage import cut_of
 
 
 def broadcast_model(model: Any, root_rank: int, process_set: Any = None) -> None:
     """Give all ranks the weights of `model` and the state of its optimizer that `root_rank` has.
+
+    Parts of cut variables come from the model group of `root_rank`.
 
     Args:
         model: a built Keras model; its optimizer is built if it is not.
@@ -26,8 +30,18 @@ def broadcast_model(model: Any, root_rank: int, process_set: Any = None) -> None
         optimizer.build(model.trainable_variables)
     # model.variables would include the seeds, and then all ranks would drop the same units.
     variables = [*model.weights, *(optimizer.variables if optimizer is not None else ())]
-    if size(process_set) > 1:
-        broadcast_variables(variables, root_rank, process_set=process_set)
+    if size(process_set) == 1:
+        return
+    cuts = [cut_of(variable) for variable in model.weights]
+    if optimizer is not None:
+        cuts += slots.cuts(optimizer, model.trainable_variables)
+    whole = [v for v, cut in zip(variables, cuts, strict=True) if cut is None]
+    broadcast_variables(whole, root_rank, process_set=process_set)
+    parts = [v for v, cut in zip(variables, cuts, strict=True) if cut is not None]
+    if parts:
+        grid = next(cut for cut in cuts if cut is not None).grid
+        root = root_rank // grid.model * grid.model + grid.part
+        broadcast_variables(parts, root, process_set=grid.data_set)
 
 
 def average_logs(logs: dict[str, Any] | None, process_set: Any = None) -> None:

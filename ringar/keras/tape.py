@@ -9,6 +9,7 @@ import tensorflow as tf
 from ringar import buckets
 from ringar.collectives import Average
 from ringar.compression import Compression, checked
+from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 
 
@@ -26,6 +27,7 @@ class DistributedGradientTape:
             `DistributedOptimizer`.
         algorithm: of the allreduces between hosts, as for `ringar.allreduce`.
         process_set: the ranks that train together; by default all.
+        grid: a `ringar.parallel.Grid`, for a model with split layers.
         bucket_bytes: gradients travel together in buckets of at most this many bytes; a larger
             gradient alone.
         prescale_factor: multiplies gradients before they are reduced.
@@ -49,6 +51,7 @@ class DistributedGradientTape:
         compression: Any = Compression.none,
         algorithm: str | None = None,
         process_set: Any = None,
+        grid: Any = None,
         bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
@@ -60,7 +63,7 @@ class DistributedGradientTape:
             )
         checked(compression)
         self._tape = tape
-        self._reduction = Reduction(
+        reduction = Reduction(
             op,
             compression,
             algorithm,
@@ -70,6 +73,7 @@ class DistributedGradientTape:
             postscale_factor,
             sparse_as_dense,
         )
+        self._reduction = reduction if grid is None else GridReduction(reduction, grid)
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()

@@ -7,6 +7,7 @@
 
 #include "engine/instance.h"
 #include "engine/reduce.h"
+#include "engine/traffic.h"
 #include "include/ringar.h"
 #include "links/open.h"
 
@@ -132,6 +133,17 @@ int ringar_is_initialized(void) {
 int ringar_has_failed(void) {
   const auto running = engine();
   return running && running->has_failed();
+}
+
+const char* ringar_stats(int64_t* size) {
+  static thread_local std::string text;
+  text = Traffic::instance().text();
+  *size = static_cast<int64_t>(text.size());
+  return text.data();
+}
+
+void ringar_reset_stats(void) {
+  Traffic::instance().reset();
 }
 
 int64_t ringar_inline_bytes(void) {

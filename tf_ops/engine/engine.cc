@@ -9,6 +9,8 @@
 #include <functional>
 #include <set>
 
+#include "engine/traffic.h"
+
 namespace ringar {
 
 // A thread that waits in Engine::run for a request that is in the queue.
@@ -214,7 +216,10 @@ bool Engine::has_failed() {
 Status Engine::execute(Request& request) {
   Status status;
   Communicator* set = communicator(request.spec.process_set, &status);
-  return set ? set->run(request) : status;
+  if (!set) return status;
+  status = set->run(request);
+  if (status.ok()) Traffic::instance().add(request, set->rank(), set->size());
+  return status;
 }
 
 uint64_t Engine::draw_turn(int64_t step) {

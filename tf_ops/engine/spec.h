@@ -20,6 +20,8 @@
 
 namespace ringar {
 
+struct TrafficCount;
+
 struct Spec {
   Collective collective = Collective::kBarrier;
   DataType dtype = DataType::kUint8;
@@ -32,6 +34,8 @@ struct Spec {
   Algorithm algorithm = Algorithm::kAuto;  // of an allreduce
   std::vector<std::vector<int64_t>> shapes;
   std::string name;
+
+  mutable TrafficCount* traffic = nullptr;  // where collectives with this spec are counted
 
   static Status parse(std::string_view text, Spec* spec);
 };

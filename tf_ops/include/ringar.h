@@ -96,6 +96,13 @@ RINGAR_EXPORT void ringar_stop_timeline(void);
 
 RINGAR_EXPORT const char* ringar_last_error(void);
 
+// What this rank has sent for whom since the library was opened or ringar_reset_stats was called: a
+// line per collective and name, "allreduce 10 4096 loss", then a zero byte; the number of bytes of
+// all lines is stored in `size`. The bytes are those that this rank must send by the best
+// algorithm. Valid until the calling thread calls it again.
+RINGAR_EXPORT const char* ringar_stats(int64_t* size);
+RINGAR_EXPORT void ringar_reset_stats(void);
+
 // Up to how many bytes a collective takes less time than waking another thread for it; 0 before
 // ringar_init.
 RINGAR_EXPORT int64_t ringar_inline_bytes(void);

@@ -1,0 +1,203 @@
+"""Batch normalization with the statistics of the examples of all ranks.
+
+Each rank computes, per channel, how many values it has, their mean, and the sum of their squared
+deviations from that mean (M2). One all-gather shows every rank the three of all ranks. They are
+combined by the parallel formula of Chan, Golub and LeVeque, "Updating formulae and a pairwise
+algorithm for computing sample variances" (1979), here for any number of parts at once:
+
+    N        = sum of count_r
+    mean     = sum of count_r mean_r / N
+    variance = sum of (M2_r + count_r (mean_r - mean)^2) / N
+
+It is exact for parts of any size, none among them, and subtracts no squares of large numbers from
+each other, as the sums of x and x^2 would have it. All ranks combine the same rows in the same
+order, so that their moving averages stay the same bit by bit.
+
+A rank's statistics count in the outputs of all ranks: the gradients of its row are added up over
+the ranks. That is the gradient of the all-gather, one reduce-scatter. A layer of C channels on n
+ranks sends 12 (n-1) C bytes per rank and step each way, in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ringar import runtime
+from ringar.collectives import allgather
+from ringar.collectives.call import as_it_is
+from ringar.errors import NotInitializedError, UnsupportedError
+from ringar.parallel import lineage
+from ringar.parallel.grid import Grid, needed
+from ringar.runtime import ProcessSet
+
+
+@keras.saving.register_keras_serializable(package="ringar")
+class SyncBatchNormalization(keras.layers.BatchNormalization):
+    """A `keras.layers.BatchNormalization` whose batch is that of all ranks.
+
+    In training, mean and variance are those of the examples of all ranks, which may have different
+    numbers of them; so are the gradients. The moving averages are the same on all ranks, bit by
+    bit. On one rank, and outside training, it is Keras' layer and sends nothing; a model that is
+    loaded for inference needs no `ringar.init()`.
+
+    On maps that are split over a grid, a rank shares the statistics with the ranks of its data set,
+    which have the same maps of other examples. A functional or sequential model knows where its
+    maps are split. In a model that is written as a Python function, pass `grid`.
+
+    Inputs and outputs have the shapes and dtypes of `BatchNormalization`, and masks their meaning.
+    Statistics of float16 and bfloat16 are computed and sent in float32.
+
+    Args:
+        axis: the axis of the channels.
+        process_set: the ranks that share statistics; by default all, or on split maps the data set
+            of their grid. It is not saved with the model.
+        grid: the grid over which the maps are split that the layer gets; its variables are then
+            marked as those of this rank's part. It is not saved with the model.
+        **kwargs: as for `BatchNormalization`, but for `renorm` and `synchronized`.
+
+    Raises:
+        ValueError: for `renorm` or `synchronized`, for both `process_set` and `grid`, for a closed
+            grid, or for maps that are not split as the arguments say.
+        UnsupportedError: with a Keras whose layer cannot be given other statistics.
+        NotInitializedError: when it is called with `training=True` before `ringar.init()`.
+
+    Example:
+    ```python
+    x = keras.layers.Conv2D(64, 3, use_bias=False)(x)
+    x = ringar.layers.SyncBatchNormalization()(x)
+    x = keras.layers.ReLU()(x)
+    ```
+    """
+
+    def __init__(
+        self,
+        axis: int = -1,
+        *,
+        process_set: ProcessSet | None = None,
+        grid: Grid | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not hasattr(keras.layers.BatchNormalization, "_moments"):  # before 3.0.5
+            # Overriding what Keras never calls would leave each rank its own statistics.
+            raise UnsupportedError(
+                f"SyncBatchNormalization: expected a Keras whose BatchNormalization has a method "
+                f"_moments; received Keras {keras.__version__}. Install Keras 3.1 or newer."
+            )
+        _refuse(kwargs, "renorm", "batch renormalization corrects for what a global batch has not")
+        _refuse(kwargs, "synchronized", "it is for tf.distribute, the ranks are ringar's")
+        # A configuration of BatchNormalization may have them, and older releases do not know them.
+        kwargs.pop("renorm_clipping", None)
+        kwargs.pop("renorm_momentum", None)
+        if process_set is not None and grid is not None:
+            raise ValueError("`process_set` must be None with `grid`, which has its own.")
+        super().__init__(axis=axis, **kwargs)
+        self.process_set = process_set
+        self.grid = None if grid is None else needed(grid, type(self).__name__)
+        self._is_told_grid = grid is not None
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the variables, as `BatchNormalization` does."""
+        super().build(input_shape)
+        if self.grid is not None:
+            lineage.own(self, self.grid)
+
+    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Finds out whether the maps are split, where it can be seen."""
+        axis, origin = lineage.split_axis(inputs), lineage.source(inputs)
+        if axis is not None:
+            self._check_axis(axis, inputs)
+            if self.process_set is None and not self._is_told_grid:
+                self.grid = needed(getattr(origin, "grid", None), type(self).__name__)
+        elif self._is_told_grid and origin is not None:
+            raise ValueError(
+                "`grid` must be None for maps that every rank has whole. "
+                f"Received: grid={self.grid} in layer {self.name}, behind {origin.name}."
+            )
+        return super().compute_output_spec(inputs, *args, **kwargs)
+
+    def _check_axis(self, axis: int, inputs: Any) -> None:
+        if axis != self.axis % len(inputs.shape):
+            raise ValueError(
+                "`axis` must be that of the maps, where they are split. "
+                f"Received: axis={self.axis} in layer {self.name}, and maps along axis {axis} of "
+                f"{inputs.shape}"
+            )
+
+    @as_it_is
+    def _moments(self, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        """What Keras' `call` asks for in training: mean and variance, both of shape `[C]`."""
+        ranks = self._ranks()
+        if ranks.size() == 1:
+            return super()._moments(inputs, mask)
+        row = _row(inputs, mask, self.axis % len(inputs.shape))
+        return _combine(allgather(row, name=f"{self.name}/statistics", process_set=ranks))
+
+    def _ranks(self) -> ProcessSet:
+        """The ranks that share statistics."""
+        if not runtime.is_initialized():
+            raise NotInitializedError(
+                f'SyncBatchNormalization "{self.name}": expected ringar.init() before training, '
+                "where statistics are those of all ranks; received none. Inference needs none."
+            )
+        if self.process_set is not None:
+            return self.process_set
+        return runtime.global_process_set if self.grid is None else self.grid.data_set
+
+    def get_config(self) -> dict[str, Any]:
+        """That of `BatchNormalization`, less what cannot be chosen; ranks are not in it."""
+        config = super().get_config()
+        for name in ("renorm", "renorm_clipping", "renorm_momentum", "synchronized"):
+            config.pop(name, None)
+        return dict(config)
+
+
+def _row(x: tf.Tensor, mask: Any, axis: int) -> tf.Tensor:
+    """Count, mean and M2 of the own values: `[1, 3, C]`, in the dtype of `x`.
+
+    Args:
+        x: of any rank, with C channels along `axis`; there may be no examples.
+        mask: None, or True where values count: of the shape of `x` less the last dimension.
+        axis: not negative.
+    """
+    channels = x.shape[axis]
+    axes = [i for i in range(x.shape.rank) if i != axis]
+    along = [channels if i == axis else 1 for i in range(x.shape.rank)]
+    if mask is None:
+        counted = None
+        count = tf.fill([channels], tf.cast(tf.size(x, tf.int64) // channels, x.dtype))
+    else:
+        counted = tf.broadcast_to(tf.expand_dims(tf.cast(mask, tf.bool), -1), tf.shape(x))
+        count = tf.reduce_sum(tf.cast(counted, x.dtype), axes)  # by channel: a mask may have them
+    mean = tf.math.divide_no_nan(tf.reduce_sum(_only(counted, x), axes), count)
+    # What M2 contributes to the gradient of the mean adds up to 0: it need not be computed.
+    deviation = _only(counted, x - tf.stop_gradient(tf.reshape(mean, along)))
+    m2 = tf.reduce_sum(tf.square(deviation), axes)
+    return tf.reshape(tf.stack([count, mean, m2]), [1, 3, channels])
+
+
+def _only(counted: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:
+    """`x`, and 0 where it does not count, even if it is no number there."""
+    return x if counted is None else tf.where(counted, x, tf.zeros([], x.dtype))
+
+
+def _combine(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance `[C]` of all values together, from `[ranks, 3, C]`; 0 if there are none."""
+    count, means, m2s = tf.unstack(rows, axis=1)
+    count = tf.stop_gradient(count)
+    total = tf.reduce_sum(count, 0)
+    share = tf.math.divide_no_nan(count, total)
+    mean = tf.reduce_sum(share * means, 0)
+    # As in `_row`: the gradient by way of this mean is 0.
+    between = tf.reduce_sum(share * tf.square(means - tf.stop_gradient(mean)), 0)
+    return mean, tf.math.divide_no_nan(tf.reduce_sum(m2s, 0), total) + between
+
+
+def _refuse(options: dict[str, Any], name: str, why: str) -> None:
+    value = options.pop(name, False)
+    if value:
+        raise ValueError(
+            f"`{name}` must be False in SyncBatchNormalization: {why}. Received: {name}={value!r}"
+        )

@@ -1,0 +1,168 @@
+"""Gradients on a grid: of a cut variable over its data set, of a whole one over all ranks.
+
+Both are averages, and both are right: behind a join all ranks of a model group hold the same
+gradient, and in a split each holds that of its own part (`ringar.parallel.exchange`).
+
+What an optimizer computes from all elements of a variable, or from all variables, it would compute
+here from the elements of one part, and differently on each rank of a model group. Clipping by norms
+is therefore done before it, with the norms of the whole variables; optimizers that go by norms
+themselves are refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ringar.collectives import Max, Sum, allreduce
+from ringar.keras.reduction import Reduction
+from ringar.parallel.grid import Grid
+from ringar.parallel.lineage import cut_of
+
+#: They scale updates by norms of whole variables, or factor them.
+_NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
+
+
+class GridReduction:
+    """Reduces gradients as `ringar.keras.reduction.Reduction` does, on a grid.
+
+    Args:
+        over_all: for variables that every rank has whole.
+        grid: the grid.
+    """
+
+    def __init__(self, over_all: Reduction, grid: Grid) -> None:
+        if over_all.process_set is not None:
+            raise ValueError("`process_set` must be None with `grid`, which has its own.")
+        self.grid = grid
+        self._over_all = over_all
+        self._over_data = dataclasses.replace(over_all, process_set=grid.data_set)
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any] | None = None,
+        loss_scale: Any = None,
+    ) -> list[Any]:
+        """As `Reduction`; the variables must be known."""
+        if self.grid.model == 1:
+            return self._over_all(gradients, variables, loss_scale)
+        if variables is None:
+            raise ValueError(
+                "`trainable_variables` must be passed with the gradients, or the optimizer be "
+                "built: on a grid they tell what is cut. Received: trainable_variables=None"
+            )
+        reduced: list[Any] = list(gradients)
+        cut: list[int] = []
+        whole: list[int] = []
+        for i, variable in enumerate(variables):
+            its = cut_of(variable)
+            (whole if its is None else cut).append(i)
+            if its is not None and its.grid is not self.grid:
+                raise ValueError(
+                    "`grid` must be the one that the layers were made in. Received: "
+                    f"{self.grid}, and a variable {variable.path} of another grid."
+                )
+        for reduction, places in ((self._over_all, whole), (self._over_data, cut)):
+            results = reduction(
+                [reduced[i] for i in places], [variables[i] for i in places], loss_scale
+            )
+            for i, result in zip(places, results, strict=True):
+                reduced[i] = result
+        if loss_scale is not None:
+            self._spread_overflow(reduced, cut)
+        return reduced
+
+    def clip(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any] | None
+    ) -> list[Any]:
+        """Clip by norms as `optimizer` would if the variables were whole.
+
+        It will find nothing left to clip: a part's norm is not greater than the whole's.
+
+        Raises:
+            ValueError: the optimizer goes by norms in a way that cannot be had here.
+        """
+        cut = [i for i, v in enumerate(variables or ()) if cut_of(v) is not None]
+        if self.grid.model == 1 or not cut:
+            return list(gradients)
+        self._check(optimizer)
+        scale = optimizer.loss_scale_factor or 1.0  # gradients are divided by it later
+        each, together = ((limit or 0.0) * scale for limit in
+                          (optimizer.clipnorm, optimizer.global_clipnorm))  # fmt: skip
+        if not each and not together:
+            return list(gradients)
+        clipped: list[Any] = list(gradients)
+        present = [i for i, g in enumerate(gradients) if g is not None]
+        squares = {i: _square_sum(gradients[i]) for i in present}
+        parts = [i for i in present if i in cut]
+        of_parts = allreduce(
+            tf.stack([squares[i] for i in parts]),
+            Sum,
+            name="gradients/norms",
+            process_set=self.grid.model_set,
+        )
+        squares.update(zip(parts, tf.unstack(of_parts), strict=True))
+        if each:
+            for i in parts:
+                clipped[i] = _limit(clipped[i], tf.sqrt(squares[i]), each)
+        else:
+            norm = tf.sqrt(tf.add_n([squares[i] for i in present]))
+            for i in present:
+                clipped[i] = _limit(clipped[i], norm, together)
+        return clipped
+
+    def _check(self, optimizer: Any) -> None:
+        name = optimizer.__class__.__name__
+        if name in _NOT_ELEMENTWISE:
+            raise ValueError(
+                "`optimizer` must treat each element by itself where variables are cut: "
+                f"{name} goes by whole variables. Received: {name} on {self.grid}. Use Adam, "
+                "AdamW, SGD or RMSprop, for example."
+            )
+        if optimizer.gradient_accumulation_steps and (
+            optimizer.clipnorm or optimizer.global_clipnorm
+        ):
+            raise ValueError(
+                "`gradient_accumulation_steps` must be None with `clipnorm` or `global_clipnorm` "
+                "where variables are cut: the accumulated gradients would be clipped part by part. "
+                f"Received: gradient_accumulation_steps={optimizer.gradient_accumulation_steps}"
+            )
+
+    def _spread_overflow(self, reduced: list[Any], cut: list[int]) -> None:
+        """An overflow in a part is one of the whole: all ranks of the group skip the step."""
+        parts = [reduced[i] for i in cut if reduced[i] is not None]
+        if not parts:
+            return
+        bad = [tf.logical_not(tf.reduce_all(tf.math.is_finite(_values(g)))) for g in parts]
+        any_bad = allreduce(
+            tf.cast(tf.reduce_any(bad), tf.float32),
+            Max,
+            name="gradients/overflow",
+            process_set=self.grid.model_set,
+        )
+        place = next(i for i in cut if reduced[i] is not None)
+        poison = tf.where(any_bad > 0, float("nan"), 0.0)
+        reduced[place] = _values(reduced[place]) + tf.cast(poison, _values(reduced[place]).dtype)
+
+
+def _values(gradient: Any) -> tf.Tensor:
+    return tf.convert_to_tensor(gradient)
+
+
+def _square_sum(gradient: Any) -> tf.Tensor:
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return tf.reduce_sum(tf.square(tf.cast(values, tf.float32)))
+
+
+def _limit(gradient: Any, norm: tf.Tensor, limit: float) -> Any:
+    """`gradient` times `limit` / `norm`, where the norm is greater."""
+    factor = tf.where(norm > limit, limit / norm, 1.0)
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(factor, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)

@@ -1,0 +1,289 @@
+"""From a split model to the one-process model, and back, on any number of parts.
+
+Both walk through the graph of a functional or sequential model and build another one beside it,
+layer by layer, then move the weights and the optimizer's state. A whole variable exists on every
+rank while a model is merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from ringar.collectives import allgather
+from ringar.keras.batch_normalization import SyncBatchNormalization
+from ringar.keras.local_response_normalization import LocalResponseNormalization
+from ringar.parallel import lineage, slots
+from ringar.parallel.grid import Grid, needed
+from ringar.parallel.lineage import Cut, cut_of
+from ringar.parallel.split import Gather, GroupedDense, SplitConv2D, SplitDense, _Join
+
+_Place = Callable[..., Any]
+
+
+def merge(model: keras.Model) -> keras.Model:
+    """Return the one-process model of a split one, on every rank. Collective over each model group.
+
+    A layer that `reads="own"` becomes a convolution of groups; joins become `Identity`. If `model`
+    is compiled, so is the result, with a plain optimizer that goes on where this one stands.
+
+    Args:
+        model: a functional or sequential model, built.
+
+    Returns:
+        A model of Keras' own layers (and of `GroupedDense` and `LocalResponseNormalization`, where
+        such are in it), with layers of the same names. `model.save` writes it as any other.
+
+    Raises:
+        ValueError: it is another kind of model.
+
+    Example:
+    ```python
+    whole = ringar.parallel.merge(model)
+    if ringar.rank() == 0:
+        whole.save("model.keras")
+    ```
+    """
+    made: dict[int, tuple[Any, Any]] = {}
+
+    def place(operation: Any) -> _Place:
+        if not isinstance(operation, keras.layers.Layer):
+            return operation
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if id(operation) not in made:
+                made[id(operation)] = operation, _whole_layer(operation)
+            return made[id(operation)][1](*args, **kwargs)
+
+        return call
+
+    whole = _rebuild(model, place)
+    for layer, other in made.values():
+        for variable, target in zip(layer.weights, other.weights, strict=True):
+            target.assign(_gathered(variable, cut_of(variable)))
+    if getattr(model, "optimizer", None) is not None:
+        whole.compile_from_config(model.get_compile_config())
+        cuts = slots.cuts(model.optimizer, model.trainable_variables)
+        pairs = zip(model.optimizer.variables, whole.optimizer.variables, cuts, strict=True)
+        for variable, target, cut in pairs:
+            target.assign(_gathered(variable, cut))
+    return whole
+
+
+def split(
+    model: keras.Model,
+    grid: Grid | None = None,
+    layers: Iterable[str] | None = None,
+    *,
+    sync_batch_norm: bool = True,
+) -> keras.Model:
+    """Cut a one-process model for a grid. Every rank is given the same model.
+
+    `Conv2D` and `Dense` layers are cut over the parts: those with at least as many groups as there
+    are parts read their own maps, the first of a split its whole input, all others the maps of all.
+    Where a layer needs the maps of all parts and cannot be cut, and at the outputs, a `Gather` ends
+    the split. If `model` is compiled, so is the result, with a distributed optimizer that goes on
+    where the model's stands.
+
+    Args:
+        model: a functional or sequential model, built: `keras.models.load_model(...)`, or what
+            `merge` has returned.
+        grid: the grid; by default the current one. The number of parts may be another than that of
+            the model that was merged.
+        layers: names of the layers to cut; by default all whose kernels the parts divide.
+        sync_batch_norm: make every `BatchNormalization` a `SyncBatchNormalization`, with the
+            statistics of the global batch, as on one process; else each rank takes its own batch's.
+
+    Returns:
+        The model of this rank, with layers of the same names.
+
+    Raises:
+        ValueError: it is another kind of model, a name is not that of such a layer, or the parts do
+            not divide the kernels of a layer that was named.
+    """
+    from ringar.keras.optimizer import DistributedOptimizer  # which needs this package itself
+
+    grid = needed(grid, "ringar.parallel.split")
+    chosen = None if layers is None else set(layers)
+    made: dict[int, tuple[Any, Any]] = {}
+
+    def place(operation: Any) -> _Place:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not isinstance(operation, keras.layers.Layer):
+                return _joined_where_needed(lambda _: operation, grid, args, kwargs)
+            if id(operation) in made:
+                return made[id(operation)][1](*args, **kwargs)
+            layer = _part_of(operation, args[0], grid, chosen)
+            if layer is not None:
+                made[id(operation)] = operation, layer
+                outputs = layer(*args, **kwargs)
+                if operation.activation not in lineage.MIXING_ACTIVATIONS:
+                    return outputs
+                whole = Gather(name=f"{layer.name}_gather", grid=grid)(outputs)
+                activate = keras.layers.Activation(
+                    operation.activation, name=f"{layer.name}_activation"
+                )
+                return activate(whole)
+
+            def fresh(x: Any) -> Any:
+                made[id(operation)] = operation, _own_layer(operation, x, grid, sync_batch_norm)
+                return made[id(operation)][1]
+
+            return _joined_where_needed(fresh, grid, args, kwargs)
+
+        return call
+
+    part = _rebuild(model, place, lambda output: _whole_output(output, grid))
+    unknown = (chosen or set()) - {layer.name for layer, _ in made.values()}
+    if unknown:
+        raise ValueError(f"`layers` must be names of layers of the model. Received: {unknown}")
+    for layer, other in made.values():
+        for variable, target in zip(layer.weights, other.weights, strict=True):
+            target.assign(_cut(variable, cut_of(target)))
+    if getattr(model, "optimizer", None) is not None:
+        part.compile_from_config(model.get_compile_config())
+        optimizer = DistributedOptimizer(part.optimizer, grid=grid)
+        cuts = slots.cuts(optimizer, part.trainable_variables)
+        pairs = zip(model.optimizer.variables, optimizer.variables, cuts, strict=True)
+        for variable, target, cut in pairs:
+            target.assign(_cut(variable, cut))
+    return part
+
+
+def _rebuild(
+    model: keras.Model, place: Callable[[Any], _Place], last: Callable[[Any], Any] = lambda x: x
+) -> keras.Model:
+    """Calls `place(layer)` in place of each layer, on new inputs."""
+    graph = getattr(model, "_functional", None) or model  # of a Sequential
+    if not hasattr(graph, "_run_through_graph"):
+        raise ValueError(
+            "`model` must be a functional or sequential model that is built. "
+            f"Received: {type(model).__name__} {model.name}"
+        )
+
+    def place_or_enter(operation: Any) -> _Place:
+        inner = getattr(operation, "_functional", None) or operation
+        if isinstance(operation, keras.Model) and hasattr(inner, "_run_through_graph"):
+            return lambda x, **_: inner._run_through_graph(x, operation_fn=place_or_enter)
+        return place(operation)
+
+    inputs = keras.tree.map_structure(
+        lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name), graph.input
+    )
+    outputs = graph._run_through_graph(inputs, operation_fn=place_or_enter)
+    return keras.Model(inputs, keras.tree.map_structure(last, outputs), name=model.name)
+
+
+def _whole_layer(layer: Any) -> Any:
+    config = layer.get_config()
+    if isinstance(layer, SplitConv2D | SplitDense):
+        del config["reads"], config["writes"]
+        if isinstance(layer, SplitConv2D):
+            return keras.layers.Conv2D.from_config(config)
+        if layer.whole_groups > 1:
+            return GroupedDense.from_config(config)
+        del config["groups"]
+        return keras.layers.Dense.from_config(config)
+    if isinstance(layer, _Join):
+        return keras.layers.Identity(name=layer.name, dtype=layer.dtype_policy.name)
+    if isinstance(layer, SyncBatchNormalization):
+        return keras.layers.BatchNormalization.from_config(config)
+    if isinstance(layer, LocalResponseNormalization):
+        config["groups"] *= _parts_at(layer)
+    return type(layer).from_config(config)
+
+
+def _parts_at(layer: Any) -> int:
+    """Into how many parts the input of a layer is split."""
+    tensor = layer.input
+    if lineage.split_axis(tensor) is None:
+        return 1
+    return int(lineage.source(tensor).grid.model)
+
+
+def _part_of(layer: Any, x: Any, grid: Grid, chosen: set[str] | None) -> Any:
+    """The layer's part, if it is one to be cut."""
+    kind = {
+        keras.layers.Conv2D: SplitConv2D, keras.layers.Dense: SplitDense, GroupedDense: SplitDense
+    }.get(type(layer))  # fmt: skip
+    if kind is None or (chosen is not None and layer.name not in chosen):
+        return None
+    config = layer.get_config()
+    kernels = config["filters" if kind is SplitConv2D else "units"]
+    groups = config.pop("groups", 1)
+    fits = kernels % grid.model == 0 and (groups % grid.model == 0 or grid.model % groups == 0)
+    if not fits and chosen is None:
+        return None
+    axis = lineage.split_axis(x)
+    maps = 1 if config.get("data_format") == "channels_first" else len(x.shape) - 1
+    if axis not in (None, maps):
+        x = axis = None
+    reads = "whole" if axis is None else "own" if groups % grid.model == 0 else "all"
+    if layer.activation in lineage.MIXING_ACTIVATIONS:
+        config["activation"] = None
+    return kind(reads=reads, groups=groups, grid=grid, **_without_defaults(config))
+
+
+def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != "quantization_config"}
+
+
+def _own_layer(layer: Any, x: Any, grid: Grid, sync_batch_norm: bool) -> Any:
+    """A layer that is not cut, for this rank's maps if its input is split."""
+    config = layer.get_config()
+    is_split = _is_split(x)
+    if is_split and isinstance(layer, keras.layers.Identity):
+        return Gather(name=layer.name, grid=grid)
+    if is_split and isinstance(layer, LocalResponseNormalization):
+        if config["groups"] % grid.model:
+            raise ValueError(
+                f"`groups` of {layer.name} must be divisible by the number of parts. "
+                f"Received: groups={config['groups']}, model={grid.model}"
+            )
+        config["groups"] //= grid.model
+    if sync_batch_norm and type(layer) is keras.layers.BatchNormalization and grid.data > 1:
+        return SyncBatchNormalization.from_config(config)
+    return type(layer).from_config(config)
+
+
+def _is_split(x: Any) -> bool:
+    return any(lineage.split_axis(t) is not None for t in keras.tree.flatten(x))
+
+
+def _joined_where_needed(
+    make: Callable[[Any], Any], grid: Grid, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Calls a layer on its inputs as they are, or on whole ones if it must have them."""
+    try:
+        outputs = make(args[0])(*args, **kwargs)
+        for output in keras.tree.flatten(outputs):
+            lineage.split_axis(output)
+        return outputs
+    except ValueError:
+        if not _is_split(args):
+            raise
+    args = keras.tree.map_structure(lambda x: _whole_output(x, grid), args)
+    return make(args[0])(*args, **kwargs)
+
+
+def _whole_output(x: Any, grid: Grid) -> Any:
+    axis = lineage.split_axis(x)
+    return x if axis is None else Gather(axis=axis, grid=grid)(x)
+
+
+def _gathered(variable: Any, cut: Cut | None) -> np.ndarray:
+    value = np.asarray(keras.ops.convert_to_numpy(variable))
+    if cut is None or cut.grid.model == 1:
+        return value
+    parts = allgather(value[None], name=f"merge/{variable.name}", process_set=cut.grid.model_set)
+    return np.concatenate(list(parts), axis=cut.axis)
+
+
+def _cut(variable: Any, cut: Cut | None) -> np.ndarray:
+    value = np.asarray(keras.ops.convert_to_numpy(variable))
+    if cut is None:
+        return value
+    return np.split(value, cut.grid.model, axis=cut.axis)[cut.grid.part]

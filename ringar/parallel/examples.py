@@ -1,0 +1,77 @@
+"""Whether the ranks of a model group were fed the same examples, by a digest of the first batch.
+
+A layer that reads the model's input keeps a digest of the first batch that it sees in a variable;
+when that step is over, the callback compares them. A step that computes with different examples
+gives wrong numbers on all ranks of the group and no error by itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from ringar.collectives import allgather
+from ringar.collectives.call import Call
+from ringar.parallel.grid import Grid
+
+
+class Digest:
+    """Of the first batch that a layer sees since `reset`."""
+
+    def __init__(self) -> None:
+        with tf.init_scope():
+            self._value = tf.Variable(0, trainable=False, dtype=tf.int32, name="ringar_digest")
+
+    def take(self, x: tf.Tensor) -> None:
+        """Note the digest of a batch, if it is the first."""
+
+        def note() -> tf.Tensor:
+            bits = tf.reshape(tf.bitcast(tf.cast(x, tf.float32), tf.int32), [-1])
+            factors = 2 * tf.range(tf.size(bits)) + 1  # so that order counts
+            # 0 is for none.
+            return self._value.assign(tf.reduce_sum(bits * factors) | 1)
+
+        if self._value is not None:
+            tf.cond(tf.equal(self._value, 0), note, lambda: self._value.read_value())
+
+    def reset(self) -> None:
+        """Forget it."""
+        self._value.assign(0)
+
+    @property
+    def value(self) -> int:
+        """0: no batch was seen."""
+        return int(self._value.numpy())
+
+
+def check(digests: list[tuple[str, Digest]], grid: Grid) -> None:
+    """Compare what the ranks of this rank's model group have seen. Collective over all ranks.
+
+    Args:
+        digests: with the names of their layers, the same ones on every rank.
+        grid: of the layers.
+
+    Raises:
+        ValueError: on every rank of the job, if ranks of a group differ.
+    """
+    if grid.model == 1 or not digests:
+        return
+    own = np.array([[digest.value for _, digest in digests]], np.int64)
+    everyone = np.asarray(allgather(own, name="examples"))
+    for d in range(grid.data):
+        group = everyone[d * grid.model : (d + 1) * grid.model]
+        if (group != group[0]).any():
+            layer = digests[int(np.flatnonzero((group != group[0]).any(axis=0))[0])][0]
+            received = ", ".join(
+                f"{row[0] & 0xFFFFFFFF:08x} (rank {d * grid.model + m})"
+                for m, row in enumerate(group)
+            )
+            raise ValueError(
+                Call("allgather", name="examples").refusal(
+                    f"the same examples on every rank of a model group (layer {layer})",
+                    f"batches with the digests {received}",
+                    "All ranks of a group must be fed the same batches, in the same order: share "
+                    "the data with ringar.data.shard(dataset, grid=grid), shuffle with a seed, and "
+                    "augment before the model.",
+                )
+            )

@@ -1,0 +1,131 @@
+"""What the ranks of a model group send each other, forward and backward.
+
+The loss of a model group is one number. Behind a join every rank of the group computes it from the
+same values, so that each holds the whole gradient there; in a split, a rank's gradient is what its
+own kernels contribute. Each function here is a pair of a forward and a backward step that keeps it
+so (n parts, K bytes of one part's maps; bytes are what a rank sends):
+
+    function         forward                        backward
+    maps             all-gather,     (n-1) K        reduce-scatter, (n-1) K
+    whole            nothing                        allreduce of the gradient
+    examples         all-gather,     (n-1) K        reduce-scatter, (n-1) K
+    gather           all-gather,     (n-1) K        nothing: its own part
+    add              allreduce                      nothing
+    return_examples  all-to-all, (n-1)/n K          all-to-all, (n-1)/n K
+
+`examples` and `return_examples` enclose a part of the model in which the ranks, which had different
+examples, compute for the examples of all of them. Outside, a rank's gradients are those of its own
+examples' mean loss; inside, those of the group's mean loss, which is why the gradient is divided by
+n on the way in and multiplied by n on the way out.
+
+Maps are the channels of images, or the units of a dense layer: one axis of a tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ringar.collectives import Sum, allgather, allreduce, alltoall
+from ringar.parallel.grid import Grid
+
+
+def maps(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
+    """The maps of all parts: `x`, the own ones, joined along `axis`."""
+    if grid.model == 1:
+        return x
+    return _join(allgather(x, name=name, process_set=grid.model_set), axis, grid.model, x.shape)
+
+
+def whole(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
+    """`x`, which all parts have whole; its gradient is added up over the parts."""
+    if grid.model == 1:
+        return x
+
+    @tf.custom_gradient
+    def read(x: tf.Tensor) -> Any:
+        def backward(upstream: tf.Tensor) -> tf.Tensor:
+            return allreduce(upstream, Sum, name=f"{name}/gradient", process_set=grid.model_set)
+
+        return tf.identity(x), backward
+
+    return read(x)
+
+
+def examples(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
+    """The examples of all ranks of the group, in the order of their parts."""
+    if grid.model == 1:
+        return x
+    gathered = allgather(x, name=name, process_set=grid.model_set)
+    gathered.set_shape(_with_rows(x.shape, grid.model))
+    return _scale_gradient(gathered, grid.model)
+
+
+def gather(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
+    """The maps of all parts, of which each rank then computes the same."""
+    if grid.model == 1:
+        return x
+
+    @tf.custom_gradient
+    def join(x: tf.Tensor) -> Any:
+        def backward(upstream: tf.Tensor) -> tf.Tensor:
+            return tf.split(upstream, grid.model, axis)[grid.part]
+
+        return maps(x, axis, grid, name), backward
+
+    return join(x)
+
+
+def add(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
+    """The sum of what the parts have, of which each rank then computes the same."""
+    if grid.model == 1:
+        return x
+
+    @tf.custom_gradient
+    def join(x: tf.Tensor) -> Any:
+        total = allreduce(x, Sum, name=name, process_set=grid.model_set)
+        return total, lambda upstream: upstream
+
+    return join(x)
+
+
+def return_examples(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
+    """The own examples with the maps of all parts, from all examples with the own maps."""
+    if grid.model == 1:
+        return x
+    parts = grid.model
+    x = _scale_gradient(x, 1 / parts)
+    received = alltoall(x, name=name, process_set=grid.model_set)
+    rows = x.shape[0]
+    own = tf.TensorShape([None if rows is None else rows // parts]).concatenate(x.shape[1:])
+    return _join(received, axis, parts, own)
+
+
+def _join(rows: tf.Tensor, axis: int, parts: int, shape: tf.TensorShape) -> tf.Tensor:
+    """Tensors of `shape` that lie one after the other, joined along `axis` instead."""
+    axis %= shape.rank
+    each = [-1 if dim is None else dim for dim in shape]
+    if axis == 0:
+        return rows
+    if each.count(-1) > 1:
+        sizes = tf.shape(rows)
+        each = [sizes[0] // parts, *(sizes[i] for i in range(1, shape.rank))]
+    order = [*range(1, axis + 1), 0, *range(axis + 1, shape.rank + 1)]
+    joined = tf.transpose(tf.reshape(rows, [parts, *each]), order)
+    joined = tf.reshape(joined, [*each[:axis], parts * shape[axis], *each[axis + 1 :]])
+    joined.set_shape([*shape[:axis], parts * shape[axis], *shape[axis + 1 :]])
+    return joined
+
+
+def _with_rows(shape: tf.TensorShape, times: int) -> tf.TensorShape:
+    rows = None if shape[0] is None else shape[0] * times
+    return tf.TensorShape([rows]).concatenate(shape[1:])
+
+
+def _scale_gradient(x: tf.Tensor, factor: float) -> tf.Tensor:
+    @tf.custom_gradient
+    def unchanged(x: tf.Tensor) -> Any:
+        return tf.identity(x), lambda upstream: upstream * tf.cast(factor, upstream.dtype)
+
+    return unchanged(x)

@@ -1,0 +1,501 @@
+"""Layers of which each rank of a model group holds a part, and the joins that end a split.
+
+Krizhevsky, Sutskever and Hinton, "ImageNet classification with deep convolutional neural networks"
+(2012), put half of the kernels of each layer on each of two GPUs and let the GPUs communicate only
+in certain layers. Here a layer of F kernels on a grid of M parts holds F/M of them, and says what
+they read:
+
+    reads="own"        the maps of this rank's kernels in the layer before; nothing is sent. With M
+                       parts the whole layer is a convolution of M groups
+    reads="all"        the maps of all parts, which are gathered
+    reads="whole"      an input that every rank has whole: images, or what comes out of a join
+    reads="examples"   an input that every rank has whole, for examples of its own: those of all
+                       ranks are gathered. What follows, up to `ReturnExamples`, computes for the
+                       batches of all ranks (Krizhevsky, "One weird trick for parallelizing
+                       convolutional neural networks", 2014)
+
+and what they write: their own maps, or, where the kernels are cut along their inputs instead
+(`writes="addend"`), one addend of all maps, which `Sum` completes.
+
+How bytes travel is in `ringar.parallel.exchange`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ringar.parallel import exchange, lineage
+from ringar.parallel.examples import Digest
+from ringar.parallel.grid import Grid, needed
+from ringar.parallel.initial import PartOf
+
+READS = ("own", "all", "whole", "examples")
+WRITES = ("own", "addend")
+
+
+class _Split:
+    """What split layers have in common; a mixin of a Keras layer with kernels."""
+
+    grid: Grid
+    name: str
+    reads: str
+    writes: str
+
+    def _set_split(self, reads: str, writes: str, grid: Grid) -> None:
+        for name, value, allowed in (("reads", reads, READS), ("writes", writes, WRITES)):
+            if value not in allowed:
+                texts = ", ".join(f'"{one}"' for one in allowed)
+                raise ValueError(f"`{name}` must be one of {texts}. Received: {name}={value!r}")
+        if writes == "addend" and reads != "own":
+            raise ValueError(
+                '`writes="addend"` must go with reads="own": kernels that are cut along their '
+                f"inputs read the own ones. Received: reads={reads!r}"
+            )
+        activation = getattr(self, "activation", None)
+        if writes == "addend" and activation is not keras.activations.linear:
+            raise ValueError(
+                '`activation` must be None with writes="addend", and come behind the Sum. '
+                f"Received: activation={keras.activations.serialize(activation)!r}"
+            )
+        if activation in lineage.MIXING_ACTIVATIONS and grid.model > 1:
+            raise ValueError(
+                "`activation` must treat each map by itself, and come behind the Gather otherwise. "
+                f"Received: activation={keras.activations.serialize(activation)!r}"
+            )
+        self.reads, self.writes, self.grid = reads, writes, grid
+        self.digest: Digest | None = None
+        self._input_channels = 0
+
+    @property
+    def writes_maps(self) -> str:
+        """What `ringar.parallel.lineage` sees behind the layer."""
+        return self.writes
+
+    @property
+    def maps_axis(self) -> int:
+        """The axis of maps."""
+        return 1 if getattr(self, "data_format", "channels_last") == "channels_first" else -1
+
+    def _set_groups(self, groups: int | None, kernels: int) -> None:
+        """Decides how many groups the whole layer has, and how many of them are here."""
+        parts = self.grid.model
+        if self.writes == "addend":
+            whole = 1
+            if groups not in (None, 1):
+                raise ValueError(
+                    f'`groups` must be 1 with writes="addend". Received: groups={groups}'
+                )
+        else:
+            whole = groups or (parts if self.reads == "own" else 1)
+        if self.reads == "own" and self.writes == "own" and whole % parts:
+            raise ValueError(
+                '`groups` must be divisible by the number of parts with reads="own". '
+                f"Received: groups={whole}, model={parts}"
+            )
+        if whole % parts and parts % whole:
+            raise ValueError(
+                "`groups` must divide the number of parts, or be divisible by it. "
+                f"Received: groups={whole}, model={parts}"
+            )
+        if kernels % whole:
+            raise ValueError(
+                "The number of kernels must be divisible by `groups`. "
+                f"Received: {kernels} kernels, groups={whole}"
+            )
+        self.whole_groups = whole
+        self.own_groups = 1 if self.writes == "addend" else max(1, whole // parts)
+
+    def _whole_channels(self, channels: int) -> int:
+        """How many channels the whole layer reads, of which this rank is given `channels`."""
+        return channels * (self.grid.model if self.reads in ("own", "all") else 1)
+
+    def _channels_read(self) -> slice:
+        """Which of the channels that are here, after an exchange, this rank's kernels read."""
+        if self.reads == "own" or self.whole_groups == 1:
+            return slice(None)
+        whole = self._whole_channels(self._input_channels)
+        count = whole // self.whole_groups * self.own_groups
+        start = self.grid.part * self.whole_groups // self.grid.model * (whole // self.whole_groups)
+        return slice(start, start + count)
+
+    def _build_shape(self, input_shape: Any) -> tuple[Any, ...]:
+        """The shape of what the kernels read."""
+        shape = list(input_shape)
+        self._input_channels = shape[self.maps_axis]
+        if shape[self.maps_axis] is None:
+            raise ValueError(f"The number of channels must be known. Received: shape {input_shape}")
+        whole = self._whole_channels(self._input_channels)
+        if whole % self.whole_groups:
+            raise ValueError(
+                "The number of channels must be divisible by `groups`. "
+                f"Received: {whole} channels, groups={self.whole_groups}"
+            )
+        here = self._input_channels if self.reads == "own" else whole
+        shape[self.maps_axis] = len(range(here)[self._channels_read()])
+        if self.reads == "whole":
+            self.digest = Digest()
+        return tuple(shape)
+
+    def add_weight(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a variable of this rank's part."""
+        axis = {"own": {"kernel": -1, "bias": 0}, "addend": {"kernel": -2}}[self.writes].get(
+            kwargs["name"]
+        )
+        if axis is None:
+            return super().add_weight(*args, **kwargs)  # type: ignore[misc]
+        initializer = keras.initializers.get(kwargs["initializer"])
+        kwargs["initializer"] = PartOf(initializer, axis, self.grid)
+        variable = super().add_weight(*args, **kwargs)  # type: ignore[misc]
+        lineage.mark(variable, lineage.Cut(axis % len(variable.shape), self.grid))
+        return variable
+
+    def read(self, x: tf.Tensor) -> tf.Tensor:
+        """What the kernels read."""
+        if self.reads == "all":
+            x = exchange.maps(x, self.maps_axis, self.grid, f"{self.name}/maps")
+        elif self.reads == "examples":
+            x = exchange.examples(x, self.grid, f"{self.name}/examples")
+        elif self.reads == "whole" and self.grid.model > 1:
+            if self.digest is not None and self._reads_model_input:
+                self.digest.take(x)
+            x = exchange.whole(x, self.grid, f"{self.name}/whole")
+        channels = self._channels_read()
+        if channels != slice(None):
+            x = x[:, channels] if self.maps_axis == 1 else x[..., channels]
+        return x
+
+    def share_bias(self, bias: Any) -> Any:
+        """The bias of an addend: the parts' sum is the bias, and so is its gradient."""
+        if self.writes != "addend" or self.grid.model == 1:
+            return bias
+        parts = self.grid.model
+
+        @tf.custom_gradient
+        def share(value: tf.Tensor) -> Any:
+            return value / tf.cast(parts, value.dtype), lambda upstream: upstream
+
+        return share(tf.convert_to_tensor(bias))
+
+    _reads_model_input = False
+
+    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Checks the way to here, where it can be seen."""
+        axis = lineage.split_axis(inputs)
+        if getattr(inputs, "_keras_history", None) is not None:
+            self._check_input(inputs, axis)
+        return super().compute_output_spec(inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def _check_input(self, inputs: Any, axis: int | None) -> None:
+        wants_split = self.reads in ("own", "all")
+        if wants_split and axis is None:
+            raise ValueError(
+                f'`reads="{self.reads}"` must be used on maps that are split. Received: an input '
+                f'of layer {self.name} that every rank has whole. Use reads="whole", or '
+                'reads="examples" if the ranks have different examples.'
+            )
+        if not wants_split and axis is not None:
+            raise ValueError(
+                f'`reads="{self.reads}"` must be used on an input that every rank has whole. '
+                f"Received: an input of layer {self.name} that is split. "
+                'Use reads="own" or reads="all".'
+            )
+        if axis is not None and axis != self.maps_axis % len(inputs.shape):
+            raise ValueError(
+                f"The maps of layer {self.name} must be along axis {self.maps_axis}. "
+                f"Received: maps along axis {axis} of {inputs.shape}"
+            )
+        for layer in lineage.layers_within(inputs) if axis is not None else ():
+            lineage.own(layer, self.grid)
+        self._reads_model_input = axis is None and lineage.source(inputs) is None
+
+
+@keras.saving.register_keras_serializable(package="ringar")
+class SplitConv2D(_Split, keras.layers.Conv2D):
+    """A `keras.layers.Conv2D` of which each rank of a model group holds a part of the kernels.
+
+    Args:
+        filters: kernels of the whole layer, the model axis of the grid divides them.
+        kernel_size: as for `Conv2D`.
+        reads: "own", "all", "whole" or "examples"; see the top of `ringar.parallel.split`.
+        writes: "own", or "addend" for kernels that are cut along their inputs.
+        groups: of the whole layer; by default the number of parts with `reads="own"`, else 1.
+        grid: the grid; by default the current one.
+        **kwargs: as for `Conv2D`.
+
+    Input and output shapes are those of `Conv2D`, of this rank's maps.
+
+    Raises:
+        ValueError: outside a grid, for kernels or groups that the parts do not divide, or an input
+            that is not what `reads` says.
+    """
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: Any,
+        *,
+        reads: str = "all",
+        writes: str = "own",
+        groups: int | None = None,
+        grid: Grid | None = None,
+        **kwargs: Any,
+    ) -> None:
+        grid = needed(grid, type(self).__name__)
+        share = grid.share(filters, "filters") if writes == "own" else filters
+        super().__init__(share, kernel_size, **kwargs)
+        self._set_split(reads, writes, grid)
+        self._set_groups(groups, filters)
+        self.whole_filters, self.groups = filters, self.own_groups
+
+    def build(self, input_shape: Any) -> None:
+        """Makes this rank's kernels."""
+        super().build(self._build_shape(input_shape))
+        self.input_spec = None
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The own maps."""
+        outputs = self.convolution_op(self.read(inputs), self.kernel)
+        if self.bias is not None:
+            shape = [1] * 4
+            shape[self.maps_axis] = self.filters
+            outputs = outputs + tf.reshape(self.share_bias(self.bias), shape)
+        return self.activation(outputs) if self.activation is not None else outputs
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """As of `Conv2D`; with `reads="examples"`, for the examples of all ranks."""
+        shape = super().compute_output_shape(input_shape)
+        return _rows_of_all(shape, self)
+
+    def get_config(self) -> dict[str, Any]:
+        """The whole layer's; the grid is the one where it is loaded."""
+        return {
+            **super().get_config(),
+            "filters": self.whole_filters,
+            "reads": self.reads,
+            "writes": self.writes,
+            "groups": self.whole_groups,
+        }
+
+
+@keras.saving.register_keras_serializable(package="ringar")
+class GroupedDense(keras.layers.Dense):
+    """A `keras.layers.Dense` whose units read, group by group, only their group's inputs.
+
+    What a `SplitDense` with `reads="own"` is on one process.
+
+    Args:
+        units: of all groups together.
+        groups: divides `units` and the inputs.
+        **kwargs: as for `Dense`.
+    """
+
+    def __init__(self, units: int, groups: int = 1, **kwargs: Any) -> None:
+        super().__init__(units, **kwargs)
+        if groups < 1 or units % groups:
+            raise ValueError(
+                f"`groups` must divide `units`. Received: groups={groups}, units={units}"
+            )
+        self.groups = groups
+
+    def build(self, input_shape: Any) -> None:
+        """Makes a kernel of shape `(inputs / groups, units)`."""
+        if input_shape[-1] % self.groups:
+            raise ValueError(
+                f"`groups` must divide the inputs. Received: groups={self.groups}, {input_shape}"
+            )
+        super().build((*input_shape[:-1], input_shape[-1] // self.groups))
+        self.input_spec = None
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """All units."""
+        outputs = self._multiply(inputs)
+        if self.bias is not None:
+            outputs = outputs + tf.cast(self.bias, outputs.dtype)
+        return self.activation(outputs) if self.activation is not None else outputs
+
+    def _multiply(self, inputs: tf.Tensor) -> tf.Tensor:
+        kernel = tf.convert_to_tensor(self.kernel)
+        if self.groups == 1:
+            return keras.ops.matmul(inputs, kernel)
+        parts = zip(
+            tf.split(inputs, self.groups, -1), tf.split(kernel, self.groups, -1), strict=True
+        )
+        return tf.concat([keras.ops.matmul(x, k) for x, k in parts], -1)
+
+    def get_config(self) -> dict[str, Any]:
+        """Also the groups."""
+        return {**super().get_config(), "groups": self.groups}
+
+
+@keras.saving.register_keras_serializable(package="ringar")
+class SplitDense(_Split, GroupedDense):
+    """A `keras.layers.Dense` of which each rank of a model group holds a part of the units.
+
+    Args:
+        units: of the whole layer, the model axis of the grid divides them.
+        reads: "own", "all", "whole" or "examples"; see the top of `ringar.parallel.split`.
+        writes: "own", or "addend" for kernels that are cut along their inputs.
+        groups: of the whole layer; by default the number of parts with `reads="own"`, else 1.
+        grid: the grid; by default the current one.
+        **kwargs: as for `Dense`.
+
+    Input and output shapes are those of `Dense`, of this rank's units. Maps of images that are
+    flattened before must lie one after the other: `keras.layers.Permute((3, 1, 2))`, `Flatten`.
+
+    Raises:
+        ValueError: outside a grid, for units or groups that the parts do not divide, or an input
+            that is not what `reads` says.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        *,
+        reads: str = "all",
+        writes: str = "own",
+        groups: int | None = None,
+        grid: Grid | None = None,
+        **kwargs: Any,
+    ) -> None:
+        grid = needed(grid, type(self).__name__)
+        super().__init__(grid.share(units, "units") if writes == "own" else units, **kwargs)
+        self._set_split(reads, writes, grid)
+        self._set_groups(groups, units)
+        self.whole_units, self.groups = units, self.own_groups
+
+    def build(self, input_shape: Any) -> None:
+        """Makes this rank's kernels."""
+        super().build(self._build_shape(input_shape))
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The own units."""
+        outputs = self._multiply(self.read(inputs))
+        if self.bias is not None:
+            outputs = outputs + tf.cast(self.share_bias(self.bias), outputs.dtype)
+        return self.activation(outputs) if self.activation is not None else outputs
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """As of `Dense`; with `reads="examples"`, for the examples of all ranks."""
+        return _rows_of_all((*input_shape[:-1], self.units), self)
+
+    def get_config(self) -> dict[str, Any]:
+        """The whole layer's; the grid is the one where it is loaded."""
+        return {
+            **super().get_config(),
+            "units": self.whole_units,
+            "reads": self.reads,
+            "writes": self.writes,
+            "groups": self.whole_groups,
+        }
+
+
+class _Join(keras.layers.Layer):
+    """What ends a split. Its output is whole on every rank of the model group."""
+
+    writes_maps = "whole"
+
+    def __init__(self, *, grid: Grid | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.grid = needed(grid, type(self).__name__)
+
+    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Checks the way to here, where it can be seen."""
+        if getattr(inputs, "_keras_history", None) is not None:
+            self._check_input(inputs)
+        return super().compute_output_spec(inputs, *args, **kwargs)
+
+    def _check_input(self, inputs: Any) -> None:
+        if lineage.split_axis(inputs) is None:
+            raise ValueError(
+                f"{type(self).__name__} must end a split. Received: an input of {self.name} that "
+                "every rank has whole."
+            )
+        for layer in lineage.layers_within(inputs):
+            lineage.own(layer, self.grid)
+
+
+@keras.saving.register_keras_serializable(package="ringar")
+class Gather(_Join):
+    """Ends a split: every rank gets the maps of all parts.
+
+    Args:
+        axis: of the maps.
+        grid: the grid; by default the current one.
+    """
+
+    def __init__(self, axis: int = -1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.axis = axis
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """All maps."""
+        return exchange.gather(inputs, self.axis, self.grid, f"{self.name}/gather")
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """With the maps of all parts."""
+        return _maps_of_all(input_shape, self.axis, self.grid)
+
+    def get_config(self) -> dict[str, Any]:
+        """Also the axis."""
+        return {**super().get_config(), "axis": self.axis}
+
+
+@keras.saving.register_keras_serializable(package="ringar")
+class Sum(_Join):
+    """Ends a split behind a layer with `writes="addend"`: adds up what the parts have.
+
+    Args:
+        grid: the grid; by default the current one.
+    """
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The sum."""
+        return exchange.add(inputs, self.grid, f"{self.name}/sum")
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """As it is."""
+        return input_shape
+
+    def _check_input(self, inputs: Any) -> None:
+        layer = lineage.maker(inputs)
+        if getattr(layer, "writes_maps", None) != "addend":
+            raise ValueError(
+                f'Sum must follow a layer with writes="addend". Received: {self.name} behind '
+                f"{layer.name if layer is not None else 'an input'}."
+            )
+
+
+@keras.saving.register_keras_serializable(package="ringar")
+class ReturnExamples(Gather):
+    """Ends a split that `reads="examples"` began: every rank gets back its own examples.
+
+    Each row comes back with the maps of all parts (all-to-all).
+
+    Args:
+        axis: of the maps.
+        grid: the grid; by default the current one.
+    """
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The own examples."""
+        return exchange.return_examples(inputs, self.axis, self.grid, f"{self.name}/examples")
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """With this rank's share of the rows."""
+        rows, *rest = _maps_of_all(input_shape, self.axis, self.grid)
+        return (None if rows is None else rows // self.grid.model, *rest)
+
+
+def _rows_of_all(shape: Any, layer: _Split) -> tuple[Any, ...]:
+    rows, *rest = shape
+    times = layer.grid.model if layer.reads == "examples" else 1
+    return (None if rows is None else rows * times, *rest)
+
+
+def _maps_of_all(shape: Any, axis: int, grid: Grid) -> tuple[Any, ...]:
+    shape = list(shape)
+    shape[axis] *= grid.model
+    return tuple(shape)

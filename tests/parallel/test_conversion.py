@@ -1,0 +1,143 @@
+"""Merging, saving, loading, splitting over another number of parts, in the middle of training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import ringar
+from tests.parallel import nets
+
+pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(2, 4)]
+
+TOLERANCE = 1e-5
+layers = keras.layers
+
+
+def net(split: bool, groups: int = 1) -> keras.Model:
+    """With batch normalization and response normalization within the split."""
+    keras.utils.set_random_seed(3)
+    parts = ringar.layers
+    image = x = keras.Input(nets.IMAGE)
+    conv: dict[str, Any] = {"padding": "same", "use_bias": False}
+    if split:
+        x = parts.SplitConv2D(16, 3, reads="whole", name="conv1", **conv)(x)
+        x = parts.SyncBatchNormalization(name="norm", epsilon=0.1)(x)
+    else:
+        x = layers.Conv2D(16, 3, name="conv1", **conv)(x)
+        x = layers.BatchNormalization(name="norm", epsilon=0.1)(x)
+    x = layers.PReLU(shared_axes=[1, 2], name="prelu")(x)
+    x = parts.LocalResponseNormalization(groups=1 if split else groups, name="response")(x)
+    x = layers.MaxPooling2D(3, 2)(x)
+    if split:
+        x = parts.SplitConv2D(16, 3, reads="own", activation="relu", name="conv2")(x)
+    else:
+        x = layers.Conv2D(16, 3, activation="relu", groups=groups, name="conv2")(x)
+    x = layers.Flatten()(layers.Permute((3, 1, 2))(x))
+    if split:
+        x = parts.SplitDense(32, reads="own", activation="relu", name="fc6")(x)
+        x = parts.SplitDense(nets.CLASSES, reads="all", name="fc8")(x)
+        x = parts.Gather(name="join")(x)
+    else:
+        x = parts.GroupedDense(32, groups=groups, activation="relu", name="fc6")(x)
+        x = layers.Identity(name="join")(layers.Dense(nets.CLASSES, name="fc8")(x))
+    return keras.Model(image, layers.Activation("linear", name="last")(x))
+
+
+def optimizer() -> Any:
+    return keras.optimizers.Adam(1e-3)
+
+
+def assert_same(model: keras.Model, other: keras.Model) -> None:
+    for mine, theirs in zip(model.weights, other.weights, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=TOLERANCE, err_msg=mine.path)
+
+
+def trained_whole(groups: int, count: int) -> keras.Model:
+    return nets.train_whole(net(False, groups), optimizer(), count=count)
+
+
+def test_a_merged_net_is_the_one_process_net(size: int) -> None:
+    grid = ringar.parallel.Grid(model=2)
+    merged = ringar.parallel.merge(nets.train(net(True), optimizer(), grid))
+    whole = trained_whole(2, nets.STEPS)
+    kinds = [[type(layer).__name__ for layer in model.layers] for model in (merged, whole)]
+    assert kinds[0] == kinds[1]
+    assert [w.path for w in merged.weights] == [w.path for w in whole.weights]
+    assert_same(merged, whole)
+    for mine, theirs in zip(merged.optimizer.variables, whole.optimizer.variables, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=TOLERANCE, err_msg=mine.path)
+    np.testing.assert_allclose(nets.outputs(merged), nets.outputs(whole), atol=TOLERANCE)
+    grid.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 2), (2, 4), (4, 2), (1, 2)])
+def test_training_goes_on_with_another_number_of_parts(
+    before: int, after: int, size: int, rank: int, shared_tmp_path: Path
+) -> None:
+    """Saved by rank 0 after five steps, loaded by all, five more: as if nothing had happened."""
+    if max(before, after) > size:
+        pytest.skip(f"{before} to {after} parts, {size} ranks")
+    grid = ringar.parallel.Grid(model=before)
+    model = nets.train(net(True), optimizer(), grid, count=5)
+    merged = ringar.parallel.merge(model)
+    file = shared_tmp_path / "model.keras"
+    if rank == 0:
+        merged.save(file)
+    ringar.barrier()
+    grid.close()
+
+    grid = ringar.parallel.Grid(model=after)
+    loaded = keras.models.load_model(file)
+    again = ringar.parallel.split(loaded, grid)
+    np.testing.assert_allclose(nets.outputs(again), nets.outputs(loaded), atol=TOLERANCE)
+    kernels = {layer.name: layer.kernel.shape for layer in again.layers if hasattr(layer, "kernel")}
+    assert kernels["conv1"][-1] == 16 // after
+    assert kernels["fc8"][-1] == nets.CLASSES // after
+    nets.fit(again, grid, count=5)
+    whole = trained_whole(before, 5)
+    whole.fit(nets.batches(5).batch(nets.BATCH), verbose=0)
+    assert_same(ringar.parallel.merge(again), whole)
+    grid.close()
+
+
+def test_layers_to_cut_can_be_named() -> None:
+    grid = ringar.parallel.Grid(model=2)
+    whole = nets.whole_net(1)
+    part = ringar.parallel.split(whole, grid, layers=["fc6", "fc8"])
+    assert part.get_layer("conv1").kernel.shape == whole.get_layer("conv1").kernel.shape
+    assert part.get_layer("fc6").kernel.shape[1] == 16
+    np.testing.assert_allclose(nets.outputs(part), nets.outputs(whole), atol=TOLERANCE)
+    with pytest.raises(ValueError, match=r"`layers` must be names of layers.*conv9"):
+        ringar.parallel.split(whole, grid, layers=["conv9"])
+    grid.close()
+
+
+def test_layers_that_need_all_maps_get_them() -> None:
+    """A layer normalization, a softmax, a sum of a split and a whole input, two outputs."""
+    keras.utils.set_random_seed(3)
+    image = keras.Input(nets.IMAGE)
+    x = layers.Conv2D(8, 3, activation="relu", padding="same")(image)
+    y = layers.LayerNormalization()(x)
+    z = layers.Add()([x, y])
+    z = layers.GlobalAveragePooling2D()(layers.Conv2D(7, 3)(z))  # 7 kernels: not cut
+    model = keras.Model(image, [layers.Dense(4, activation="softmax")(z), x])
+    grid = ringar.parallel.Grid(model=2)
+    part = ringar.parallel.split(model, grid)
+    batch = np.random.default_rng(0).normal(size=(4, *nets.IMAGE)).astype("float32")
+    for mine, theirs in zip(part(batch), model(batch), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=TOLERANCE)
+    grid.close()
+
+
+def test_models_without_a_graph_are_refused() -> None:
+    class Own(keras.Model):
+        def call(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(ValueError, match=r"`model` must be a functional or sequential model"):
+        ringar.parallel.merge(Own())

@@ -1,0 +1,162 @@
+"""A split net is the one-process net with grouped convolutions: forward, backward, in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from ringar.parallel.lineage import cut_of
+from tests.parallel import nets
+
+pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(1, 2, 4)]
+
+TOLERANCE = 1e-5
+ADAM = keras.optimizers.Adam
+SGD = keras.optimizers.SGD
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: SGD(0.05, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda: ADAM(1e-3),
+    "global_clipnorm": lambda: ADAM(1e-3, global_clipnorm=0.3),
+    "clipnorm": lambda: SGD(0.02, clipnorm=0.1),
+    "accumulation": lambda: SGD(0.05, gradient_accumulation_steps=2),
+    "ema": lambda: SGD(0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3),
+}
+
+
+@pytest.fixture(params=[1, 2, 4])
+def grid(request: pytest.FixtureRequest, size: int) -> Iterator[ringar.parallel.Grid]:
+    """Every number of parts that there are ranks for; the rest is data-parallel."""
+    if size % request.param:
+        pytest.skip(f"{request.param} parts, {size} ranks")
+    grid = ringar.parallel.Grid(model=request.param)
+    yield grid
+    grid.close()
+
+
+def seeded(make: Callable[..., keras.Model], *args: Any) -> keras.Model:
+    """The same initial weights for the split net and the whole one."""
+    keras.utils.set_random_seed(3)
+    return make(*args)
+
+
+def part(values: Any, variable: Any) -> Any:
+    """Of a whole variable's value, what this rank has of it."""
+    cut = cut_of(variable)
+    return values if cut is None else np.split(values, cut.grid.model, cut.axis)[cut.grid.part]
+
+
+def assert_same_weights(split: keras.Model, whole: keras.Model) -> None:
+    assert len(split.weights) == len(whole.weights)
+    for mine, all_of_it in zip(split.weights, whole.weights, strict=True):
+        expected = part(all_of_it.numpy(), mine)
+        np.testing.assert_allclose(mine.numpy(), expected, atol=TOLERANCE, err_msg=mine.path)
+
+
+def test_initial_weights_are_parts_of_the_whole(grid: ringar.parallel.Grid) -> None:
+    split, whole = seeded(nets.split_net), seeded(nets.whole_net, grid.model)
+    assert split.count_params() <= whole.count_params()
+    for mine, all_of_it in zip(split.weights, whole.weights, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), part(all_of_it.numpy(), mine))
+
+
+def test_ranks_without_a_common_seed_still_hold_parts_of_one_net(
+    grid: ringar.parallel.Grid, rank: int
+) -> None:
+    keras.utils.set_random_seed(100 + rank)
+    everyone = ringar.allgather_object([w.numpy() for w in nets.split_net().weights])
+    for same_part in range(grid.model):
+        for other in everyone[same_part :: grid.model]:
+            for a, b in zip(everyone[same_part], other, strict=True):
+                np.testing.assert_array_equal(a, b)
+    if grid.model > 1:
+        assert not np.array_equal(everyone[0][0], everyone[1][0])
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["plain", "jit"])
+def test_forward_and_gradients(grid: ringar.parallel.Grid, jit: bool) -> None:
+    split, whole = seeded(nets.split_net), seeded(nets.whole_net, grid.model)
+    x = np.random.default_rng(2).normal(size=(nets.BATCH, *nets.IMAGE)).astype("float32")
+
+    def gradients(model: keras.Model) -> Any:
+        @tf.function(jit_compile=jit)
+        def compute(x: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = model(x, training=True)
+                loss = tf.reduce_sum(tf.sin(y))
+            return y, tape.gradient(loss, [x, *[v.value for v in model.trainable_variables]])
+
+        return compute(tf.constant(x))
+
+    (y, of_split), (expected, of_whole) = gradients(split), gradients(whole)
+    np.testing.assert_allclose(y, expected, atol=TOLERANCE)
+    np.testing.assert_allclose(of_split[0], of_whole[0], atol=TOLERANCE)
+    pairs = zip(of_split[1:], of_whole[1:], split.trainable_variables, strict=True)
+    for mine, all_of_it, variable in pairs:
+        scale = max(1.0, float(np.abs(all_of_it).max()))
+        np.testing.assert_allclose(
+            mine, part(all_of_it.numpy(), variable), atol=TOLERANCE * scale, err_msg=variable.path
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "jit"), [("sgd", True), ("adam", True), *((name, False) for name in OPTIMIZERS)]
+)
+def test_training(grid: ringar.parallel.Grid, name: str, jit: bool) -> None:
+    """Ten steps through fit, with the global batch dealt out to the model groups."""
+    if grid.model == 1 and name != "adam":
+        pytest.skip("data parallelism alone: tests/keras/test_same_numbers.py")
+    make = OPTIMIZERS[name]
+    whole = nets.train_whole(seeded(nets.whole_net, grid.model), make(), jit)
+    split = nets.train(seeded(nets.split_net), make(), grid, jit)
+    assert_same_weights(split, whole)
+    np.testing.assert_allclose(nets.outputs(split), nets.outputs(whole), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["plain", "jit"])
+def test_hybrid(grid: ringar.parallel.Grid, jit: bool) -> None:
+    """Every rank has examples of its own, whatever its part."""
+    whole = nets.train_whole(seeded(nets.whole_hybrid_net), ADAM(1e-3), jit)
+    split = nets.train(seeded(nets.hybrid_net), ADAM(1e-3), grid, jit, examples_differ=True)
+    assert_same_weights(split, whole)
+
+
+def test_kernels_that_are_cut_along_their_inputs(grid: ringar.parallel.Grid) -> None:
+    whole = nets.train_whole(seeded(nets.whole_addend_net), ADAM(1e-3))
+    split = nets.train(seeded(nets.addend_net), ADAM(1e-3), grid)
+    assert_same_weights(split, whole)
+
+
+def test_mixed_precision_skips_a_step_on_all_ranks_alike(grid: ringar.parallel.Grid) -> None:
+    """An overflow in one part is one of all: the loss scale goes down everywhere."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = seeded(nets.split_net)
+        # The initial scale overflows float16 for sure.
+        inner = ringar.DistributedOptimizer(SGD(0.01), grid=grid)
+        scaled = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**40)
+        model.compile(scaled, nets.LOSS)
+        nets.fit(model, grid)
+    finally:
+        keras.config.set_dtype_policy(before)
+    scales = ringar.allgather_object(float(scaled.dynamic_scale.numpy()))
+    assert len(set(scales)) == 1
+    assert scales[0] < 2.0**40
+    assert all(np.isfinite(w.numpy()).all() for w in model.weights)
+
+
+def test_a_tape_reduces_on_the_grid(grid: ringar.parallel.Grid) -> None:
+    model = seeded(nets.split_net)
+    x, y = next(iter(ringar.data.shard(nets.batches(1), grid=grid).batch(nets.BATCH // grid.data)))
+    with ringar.DistributedGradientTape(tf.GradientTape(), grid=grid) as tape:
+        loss = nets.LOSS(y, model(x, training=True))
+    variables = model.trainable_variables
+    mine = tape.gradient(loss, [v.value for v in variables])
+    assert len(mine) == len(variables)

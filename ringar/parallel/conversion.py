@@ -15,11 +15,12 @@ import numpy as np
 
 from ringar.collectives import allgather
 from ringar.keras.batch_normalization import SyncBatchNormalization
+from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
 from ringar.parallel import lineage, slots
 from ringar.parallel.grid import Grid, needed
 from ringar.parallel.lineage import Cut, cut_of
-from ringar.parallel.split import Gather, GroupedDense, SplitConv2D, SplitDense, _Join
+from ringar.parallel.split import Gather, SplitConv2D, SplitDense, _Join
 
 _Place = Callable[..., Any]
 
@@ -207,7 +208,8 @@ def _parts_at(layer: Any) -> int:
 def _part_of(layer: Any, x: Any, grid: Grid, chosen: set[str] | None) -> Any:
     """The layer's part, if it is one to be cut."""
     kind = {
-        keras.layers.Conv2D: SplitConv2D, keras.layers.Dense: SplitDense, GroupedDense: SplitDense
+        keras.layers.Conv2D: SplitConv2D, GroupedConv2D: SplitConv2D,
+        keras.layers.Dense: SplitDense, GroupedDense: SplitDense,
     }.get(type(layer))  # fmt: skip
     if kind is None or (chosen is not None and layer.name not in chosen):
         return None

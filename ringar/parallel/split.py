@@ -27,6 +27,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.parallel import exchange, lineage
 from ringar.parallel.examples import Digest
 from ringar.parallel.grid import Grid, needed
@@ -213,7 +214,7 @@ class _Split:
 
 
 @keras.saving.register_keras_serializable(package="ringar")
-class SplitConv2D(_Split, keras.layers.Conv2D):
+class SplitConv2D(_Split, GroupedConv2D):
     """A `keras.layers.Conv2D` of which each rank of a model group holds a part of the kernels.
 
     Args:
@@ -281,56 +282,6 @@ class SplitConv2D(_Split, keras.layers.Conv2D):
 
 
 @keras.saving.register_keras_serializable(package="ringar")
-class GroupedDense(keras.layers.Dense):
-    """A `keras.layers.Dense` whose units read, group by group, only their group's inputs.
-
-    What a `SplitDense` with `reads="own"` is on one process.
-
-    Args:
-        units: of all groups together.
-        groups: divides `units` and the inputs.
-        **kwargs: as for `Dense`.
-    """
-
-    def __init__(self, units: int, groups: int = 1, **kwargs: Any) -> None:
-        super().__init__(units, **kwargs)
-        if groups < 1 or units % groups:
-            raise ValueError(
-                f"`groups` must divide `units`. Received: groups={groups}, units={units}"
-            )
-        self.groups = groups
-
-    def build(self, input_shape: Any) -> None:
-        """Makes a kernel of shape `(inputs / groups, units)`."""
-        if input_shape[-1] % self.groups:
-            raise ValueError(
-                f"`groups` must divide the inputs. Received: groups={self.groups}, {input_shape}"
-            )
-        super().build((*input_shape[:-1], input_shape[-1] // self.groups))
-        self.input_spec = None
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """All units."""
-        outputs = self._multiply(inputs)
-        if self.bias is not None:
-            outputs = outputs + tf.cast(self.bias, outputs.dtype)
-        return self.activation(outputs) if self.activation is not None else outputs
-
-    def _multiply(self, inputs: tf.Tensor) -> tf.Tensor:
-        kernel = tf.convert_to_tensor(self.kernel)
-        if self.groups == 1:
-            return keras.ops.matmul(inputs, kernel)
-        parts = zip(
-            tf.split(inputs, self.groups, -1), tf.split(kernel, self.groups, -1), strict=True
-        )
-        return tf.concat([keras.ops.matmul(x, k) for x, k in parts], -1)
-
-    def get_config(self) -> dict[str, Any]:
-        """Also the groups."""
-        return {**super().get_config(), "groups": self.groups}
-
-
-@keras.saving.register_keras_serializable(package="ringar")
 class SplitDense(_Split, GroupedDense):
     """A `keras.layers.Dense` of which each rank of a model group holds a part of the units.
 
@@ -372,7 +323,7 @@ class SplitDense(_Split, GroupedDense):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """The own units."""
-        outputs = self._multiply(self.read(inputs))
+        outputs = self.multiply(self.read(inputs))
         if self.bias is not None:
             outputs = outputs + tf.cast(self.share_bias(self.bias), outputs.dtype)
         return self.activation(outputs) if self.activation is not None else outputs

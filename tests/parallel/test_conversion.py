@@ -141,3 +141,19 @@ def test_models_without_a_graph_are_refused() -> None:
 
     with pytest.raises(ValueError, match=r"`model` must be a functional or sequential model"):
         ringar.parallel.merge(Own())
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_grouped_layers_are_those_of_keras(padding: str) -> None:
+    x = np.random.default_rng(0).normal(size=(3, 9, 9, 8)).astype("float32")
+    own = ringar.layers.GroupedConv2D(12, 3, groups=4, strides=2, padding=padding)
+    theirs = layers.Conv2D(12, 3, groups=4, strides=2, padding=padding)
+    theirs.build(x.shape)
+    own.build(x.shape)
+    own.set_weights(theirs.get_weights())
+    np.testing.assert_allclose(own(x), theirs(x), atol=TOLERANCE)
+    dense = ringar.layers.GroupedDense(6, groups=2)
+    dense.build(x.shape)
+    kernel, bias = (np.asarray(w) for w in dense.weights)
+    expected = np.concatenate([x[..., :4] @ kernel[:, :3], x[..., 4:] @ kernel[:, 3:]], -1) + bias
+    np.testing.assert_allclose(dense(x), expected, atol=TOLERANCE)

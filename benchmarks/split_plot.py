@@ -58,9 +58,10 @@ def _traffic(axes: Any, sent: dict[str, float]) -> None:
     """Arrows between the ranks where activations travel, with the bytes of a rank and step."""
     for column, layer in enumerate(LAYERS[1:], 1):
         for center in ROWS:  # within a rank, from layer to layer
-            if layer != "join":
-                start = column - 1 + (WIDTH / 2 if column > 1 else 0.45)
-                _arrow(axes, (start, center), (column - WIDTH / 2, center), "0.6")
+            start = column - 1 + (WIDTH / 2 if column > 1 else 0.45)
+            _arrow(axes, (start, center), (column - WIDTH / 2, center), "0.6")
+            if layer == "join":
+                axes.text(column - WIDTH / 2 + 0.03, center, "logits", va="center", fontsize=8.5)
         if sent.get(layer, 0) <= 0:
             continue
         left, right = column - 1 + WIDTH / 2, column - WIDTH / 2
@@ -102,11 +103,14 @@ def draw(data: dict[str, Any], path: str) -> None:
         held = rows[plan]["parameters"] / 1e6
         axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
         text = f"{held:.1f} million parameters per rank,\n{total} per step"
-        axes.text(9.05, ROWS[0] + 0.72, text, ha="right", va="bottom", fontsize=9)
-        axes.set_xlim(-0.75, 9.1)
+        axes.text(9.2, ROWS[0] + 0.72, text, ha="right", va="bottom", fontsize=9)
+        axes.set_xlim(-0.75, 9.25)
         axes.set_ylim(-1.15, 2.15)
         axes.axis("off")
-    note = f"Bytes that a rank sends per step of {data['job']['batch']} images, forward and back."
+    note = (
+        f"Bytes that a rank sends per step of {data['job']['batch']} images, forward and back. "
+        "Low boxes: the rank holds half of the kernels."
+    )
     figure.text(0.06, 0.012, note, fontsize=8.5, color="0.35")
     figure.subplots_adjust(left=0.06, right=0.985, top=0.955, bottom=0.03, hspace=0.16)
     figure.savefig(Path(path), dpi=130)

@@ -78,7 +78,7 @@ class Grid:
     @property
     def is_open(self) -> bool:
         """Whether the grid can be used: until `close` or `ringar.shutdown`."""
-        return self.model_set.process_set_id is not None
+        return None not in (self.model_set.process_set_id, self.data_set.process_set_id)
 
     def close(self) -> None:
         """Take the process sets of the grid out of use. Collective over all ranks."""

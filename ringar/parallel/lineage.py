@@ -94,7 +94,27 @@ def split_axis(tensor: Any) -> int | None:
     Raises:
         ValueError: something on the way does not treat each map by itself.
     """
-    operation, inputs = _origin(tensor)
+    # Without recursion, since nets are deep, and each tensor once, since their branches join.
+    stack = [tensor]
+    while stack:
+        top = stack[-1]
+        operation, inputs = _origin(top)
+        begins = operation is None or not inputs or hasattr(operation, "writes_maps")
+        unknown = [] if begins else [t for t in inputs if not hasattr(t, _AXIS)]
+        stack.extend(unknown)
+        if not unknown:
+            if not hasattr(top, _AXIS):
+                setattr(top, _AXIS, _axis(top, operation, inputs))
+            stack.pop()
+    axis: int | None = getattr(tensor, _AXIS)
+    return axis
+
+
+_AXIS = "_ringar_split_axis"
+
+
+def _axis(tensor: Any, operation: Any, inputs: list[Any]) -> int | None:
+    """The axis of a tensor whose operation's inputs are known."""
     if operation is None or not inputs:
         return None
     writes = getattr(operation, "writes_maps", None)
@@ -105,13 +125,18 @@ def split_axis(tensor: Any) -> int | None:
         )
     if writes is not None:  # a split layer or a join
         return operation.maps_axis % len(tensor.shape) if writes == "own" else None
+    axes = {getattr(t, _AXIS) for t in inputs}
     if isinstance(operation, keras.Model):
-        inner = [t for t in _flat(operation.outputs) if t.shape == tensor.shape]
-        return split_axis(inner[0]) if inner else None
-    axes = {axis for axis in map(split_axis, inputs) if axis is not None}
-    if not axes:
+        if axes != {None}:
+            raise ValueError(
+                f"{_text(operation)} must get inputs that every rank has whole. Received: one that "
+                f"is split: the maps within a model cannot be followed. {_REMEDY}"
+            )
+        outputs = keras.tree.flatten(operation.outputs)
+        return split_axis(outputs[tensor._keras_history.tensor_index])
+    if axes == {None}:
         return None
-    if len(axes) > 1 or len([i for i in inputs if split_axis(i) is None and len(i.shape)]):
+    if len(axes) > 1:
         raise ValueError(
             f"{_text(operation)} must get inputs that are all split alike. "
             f"Received: some that are, and some that are not. {_REMEDY}"
@@ -143,18 +168,25 @@ def maker(tensor: Any) -> Any:
 def source(tensor: Any) -> Any:
     """The layer on which the maps of a symbolic tensor begin; None: the model's input."""
     operation, inputs = _origin(tensor)
-    if operation is None or not inputs or hasattr(operation, "writes_maps"):
-        return operation if inputs else None
-    return source(inputs[0])
+    while inputs and not hasattr(operation, "writes_maps"):
+        operation, inputs = _origin(inputs[0])
+    return operation if inputs else None
 
 
 def layers_within(tensor: Any) -> list[Any]:
     """The layers with weights between a symbolic tensor and where its split begins."""
-    operation, inputs = _origin(tensor)
-    if operation is None or not inputs or hasattr(operation, "writes_maps"):
-        return []
-    found = [layer for one in inputs for layer in layers_within(one)]
-    return [*found, operation] if getattr(operation, "weights", None) else found
+    found: dict[int, Any] = {}
+    seen, stack = set(), [tensor]
+    while stack:
+        top = stack.pop()
+        operation, inputs = _origin(top)
+        if id(top) in seen or not inputs or hasattr(operation, "writes_maps"):
+            continue
+        seen.add(id(top))
+        stack.extend(inputs)
+        if getattr(operation, "weights", None):
+            found[id(operation)] = operation
+    return list(found.values())
 
 
 def _origin(tensor: Any) -> tuple[Any, list[Any]]:
@@ -190,10 +222,6 @@ def _through(operation: Any, axis: int, before: Any, after: Any) -> int:
     if len(after.shape) < len(before.shape):  # global pooling, which leaves the maps
         return len(after.shape) - 1
     return axis
-
-
-def _flat(outputs: Any) -> list[Any]:
-    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
 
 def _text(operation: Any) -> str:

@@ -116,6 +116,13 @@ def test_layers_that_mix_maps_within_a_split(
         ringar.layers.Gather()(x)
 
 
+def test_a_model_within_a_split(grid: ringar.parallel.Grid) -> None:
+    inner = keras.Sequential([keras.Input((13, 13, 4)), layers.ReLU()], name="inner")
+    x = inner(ringar.layers.SplitConv2D(8, 3, reads="whole")(image()))
+    with pytest.raises(ValueError, match=r'Sequential "inner" must get inputs that every rank has'):
+        ringar.layers.Gather()(x)
+
+
 def test_an_addend_that_is_not_summed(grid: ringar.parallel.Grid) -> None:
     x = ringar.layers.SplitConv2D(8, 3, reads="whole")(image())
     x = ringar.layers.SplitConv2D(8, 3, reads="own", writes="addend", name="half")(x)

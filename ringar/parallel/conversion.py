@@ -20,7 +20,7 @@ from ringar.keras.local_response_normalization import LocalResponseNormalization
 from ringar.parallel import lineage, slots
 from ringar.parallel.grid import Grid, needed
 from ringar.parallel.lineage import Cut, cut_of
-from ringar.parallel.split import Gather, SplitConv2D, SplitDense, _Join
+from ringar.parallel.split import Gather, Join, SplitConv2D, SplitDense
 
 _Place = Callable[..., Any]
 
@@ -188,7 +188,7 @@ def _whole_layer(layer: Any) -> Any:
             return GroupedDense.from_config(config)
         del config["groups"]
         return keras.layers.Dense.from_config(config)
-    if isinstance(layer, _Join):
+    if isinstance(layer, Join):
         return keras.layers.Identity(name=layer.name, dtype=layer.dtype_policy.name)
     if isinstance(layer, SyncBatchNormalization):
         return keras.layers.BatchNormalization.from_config(config)

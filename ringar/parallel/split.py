@@ -343,7 +343,7 @@ class SplitDense(_Split, GroupedDense):
         }
 
 
-class _Join(keras.layers.Layer):
+class Join(keras.layers.Layer):
     """What ends a split. Its output is whole on every rank of the model group."""
 
     writes_maps = "whole"
@@ -369,7 +369,7 @@ class _Join(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="ringar")
-class Gather(_Join):
+class Gather(Join):
     """Ends a split: every rank gets the maps of all parts.
 
     Args:
@@ -395,7 +395,7 @@ class Gather(_Join):
 
 
 @keras.saving.register_keras_serializable(package="ringar")
-class Sum(_Join):
+class Sum(Join):
     """Ends a split behind a layer with `writes="addend"`: adds up what the parts have.
 
     Args:

@@ -19,7 +19,7 @@ layers = keras.layers
 
 
 def split_net(**grid: Any) -> keras.Model:
-    """As the paper has it: two convolutions read their own maps, what follows those of all."""
+    """As the paper has it: three convolutions read their own maps, the others those of all."""
     parts = ringar.layers
     image = x = keras.Input(IMAGE)
     conv: dict[str, Any] = {"activation": "relu", "padding": "same", **grid}
@@ -28,6 +28,7 @@ def split_net(**grid: Any) -> keras.Model:
     x = parts.SplitConv2D(16, 3, reads="own", name="conv2", **conv)(x)
     x = parts.SplitConv2D(24, 3, reads="all", name="conv3", **conv)(x)
     x = parts.SplitConv2D(16, 3, reads="own", name="conv4", **conv)(x)
+    x = parts.SplitConv2D(16, 3, reads="own", name="conv5", **conv)(x)
     x = layers.MaxPooling2D(3, 2)(x)
     x = layers.Flatten()(layers.Permute((3, 1, 2))(x))
     x = parts.SplitDense(32, reads="all", activation="relu", name="fc6", **grid)(x)
@@ -44,6 +45,7 @@ def whole_net(groups: int) -> keras.Model:
     x = layers.Conv2D(16, 3, groups=groups, name="conv2", **conv)(x)
     x = layers.Conv2D(24, 3, name="conv3", **conv)(x)
     x = layers.Conv2D(16, 3, groups=groups, name="conv4", **conv)(x)
+    x = layers.Conv2D(16, 3, groups=groups, name="conv5", **conv)(x)
     x = layers.MaxPooling2D(3, 2)(x)
     x = layers.Flatten()(layers.Permute((3, 1, 2))(x))
     x = layers.Dense(32, activation="relu", name="fc6")(x)

@@ -90,12 +90,15 @@ class GridReduction:
         cut = [i for i, v in enumerate(variables or ()) if cut_of(v) is not None]
         if self.grid.model == 1 or not cut:
             return list(gradients)
-        self._check(optimizer)
-        scale = optimizer.loss_scale_factor or 1.0  # gradients are divided by it later
-        each, together = ((limit or 0.0) * scale for limit in
-                          (optimizer.clipnorm, optimizer.global_clipnorm))  # fmt: skip
-        if not each and not together:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        self._check(inner)
+        if not inner.clipnorm and not inner.global_clipnorm:
             return list(gradients)
+        # Gradients are divided by these later.
+        scale: Any = inner.loss_scale_factor or 1.0
+        if inner is not optimizer:
+            scale = scale * tf.convert_to_tensor(optimizer.dynamic_scale)
+        each, together = inner.clipnorm, inner.global_clipnorm
         clipped: list[Any] = list(gradients)
         present = [i for i, g in enumerate(gradients) if g is not None]
         squares = {i: _square_sum(gradients[i]) for i in present}
@@ -109,11 +112,11 @@ class GridReduction:
         squares.update(zip(parts, tf.unstack(of_parts), strict=True))
         if each:
             for i in parts:
-                clipped[i] = _limit(clipped[i], tf.sqrt(squares[i]), each)
+                clipped[i] = _limit(clipped[i], tf.sqrt(squares[i]), each * scale)
         else:
             norm = tf.sqrt(tf.add_n([squares[i] for i in present]))
             for i in present:
-                clipped[i] = _limit(clipped[i], norm, together)
+                clipped[i] = _limit(clipped[i], norm, together * scale)
         return clipped
 
     def _check(self, optimizer: Any) -> None:
@@ -159,7 +162,7 @@ def _square_sum(gradient: Any) -> tf.Tensor:
     return tf.reduce_sum(tf.square(tf.cast(values, tf.float32)))
 
 
-def _limit(gradient: Any, norm: tf.Tensor, limit: float) -> Any:
+def _limit(gradient: Any, norm: tf.Tensor, limit: Any) -> Any:
     """`gradient` times `limit` / `norm`, where the norm is greater."""
     factor = tf.where(norm > limit, limit / norm, 1.0)
     if isinstance(gradient, tf.IndexedSlices):

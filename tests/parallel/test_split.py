@@ -25,6 +25,9 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "global_clipnorm": lambda: ADAM(1e-3, global_clipnorm=0.3),
     "clipnorm": lambda: SGD(0.02, clipnorm=0.1),
     "accumulation": lambda: SGD(0.05, gradient_accumulation_steps=2),
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(
+        ADAM(1e-3, global_clipnorm=0.3), initial_scale=256.0
+    ),
     "ema": lambda: SGD(0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3),
 }
 

@@ -80,7 +80,7 @@ def test_cases_stay_within_the_rates_of_the_bound() -> None:
     assert {case.hosts for case in hosts.CASES} == {2, 4, 8}
     for case in hosts.CASES:
         assert 200 <= case.rate_mbit <= 500
-        assert 32 * MIB in dict(case.sizes)
+        assert max(dict(case.sizes)) >= 8 * MIB
 
 
 @pytest.mark.job

@@ -82,6 +82,8 @@ def test_training_goes_on_with_another_number_of_parts(
     """Saved by rank 0 after five steps, loaded by all, five more: as if nothing had happened."""
     if max(before, after) > size:
         pytest.skip(f"{before} to {after} parts, {size} ranks")
+    if size > 2 and 1 in (before, after):
+        pytest.skip("on two ranks")
     grid = ringar.parallel.Grid(model=before)
     model = nets.train(net(True), optimizer(), grid, count=5)
     merged = ringar.parallel.merge(model)

@@ -45,7 +45,10 @@ OTHERS = [
     "shard",
 ]
 #: Functions that need no init, or ("train") are tried by another name.
-FREE = {"init", "shutdown", "is_initialized", "stop_timeline", "DistributedOptimizer"}
+FREE = {
+    *("init", "shutdown", "is_initialized", "stop_timeline", "DistributedOptimizer"),
+    *("stats", "reset_stats"),
+}
 
 
 @pytest.fixture(scope="module")

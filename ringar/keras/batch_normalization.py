@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from ringar import runtime
-from ringar.collectives import allgather
+from ringar.collectives import allgather, broadcast_object
 from ringar.collectives.call import as_it_is
 from ringar.errors import NotInitializedError, UnsupportedError
 from ringar.parallel import lineage
@@ -97,6 +97,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         self.process_set = process_set
         self.grid = None if grid is None else needed(grid, type(self).__name__)
         self._is_told_grid = grid is not None
+        self._label: str | None = None
 
     def build(self, input_shape: Any) -> None:
         """Makes the variables, as `BatchNormalization` does."""
@@ -133,7 +134,12 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         if ranks.size() == 1:
             return super()._moments(inputs, mask)
         row = _row(inputs, mask, self.axis % len(inputs.shape))
-        return _combine(allgather(row, name=f"{self.name}/statistics", process_set=ranks))
+        if self._label is None:
+            # Keras counts layers without a name, and ranks may have made others before.
+            self._label = broadcast_object(
+                self.name, ranks.ranks[0], name="layer's name", process_set=ranks
+            )
+        return _combine(allgather(row, name=f"{self._label}/statistics", process_set=ranks))
 
     def _ranks(self) -> ProcessSet:
         """The ranks that share statistics."""

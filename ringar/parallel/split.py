@@ -68,6 +68,7 @@ class _Split:
             )
         self.reads, self.writes, self.grid = reads, writes, grid
         self.digest: Digest | None = None
+        self.label = self.name
         self._input_channels = 0
 
     @property
@@ -124,6 +125,7 @@ class _Split:
 
     def _build_shape(self, input_shape: Any) -> tuple[Any, ...]:
         """The shape of what the kernels read."""
+        self.label = self.grid.agree(self.name)
         shape = list(input_shape)
         self._input_channels = shape[self.maps_axis]
         if shape[self.maps_axis] is None:
@@ -156,13 +158,13 @@ class _Split:
     def read(self, x: tf.Tensor) -> tf.Tensor:
         """What the kernels read."""
         if self.reads == "all":
-            x = exchange.maps(x, self.maps_axis, self.grid, f"{self.name}/maps")
+            x = exchange.maps(x, self.maps_axis, self.grid, f"{self.label}/maps")
         elif self.reads == "examples":
-            x = exchange.examples(x, self.grid, f"{self.name}/examples")
+            x = exchange.examples(x, self.grid, f"{self.label}/examples")
         elif self.reads == "whole" and self.grid.model > 1:
             if self.digest is not None and self._reads_model_input:
                 self.digest.take(x)
-            x = exchange.whole(x, self.grid, f"{self.name}/whole")
+            x = exchange.whole(x, self.grid, f"{self.label}/whole")
         channels = self._channels_read()
         if channels != slice(None):
             x = x[:, channels] if self.maps_axis == 1 else x[..., channels]
@@ -351,6 +353,11 @@ class Join(keras.layers.Layer):
     def __init__(self, *, grid: Grid | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.grid = needed(grid, type(self).__name__)
+        self.label = self.name
+
+    def build(self, input_shape: Any) -> None:
+        """Agrees on a name: Keras counts on, and ranks may have made other layers before."""
+        self.label = self.grid.agree(self.name)
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Checks the way to here, where it can be seen."""
@@ -383,7 +390,7 @@ class Gather(Join):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """All maps."""
-        return exchange.gather(inputs, self.axis, self.grid, f"{self.name}/gather")
+        return exchange.gather(inputs, self.axis, self.grid, f"{self.label}/gather")
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """With the maps of all parts."""
@@ -404,7 +411,7 @@ class Sum(Join):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """The sum."""
-        return exchange.add(inputs, self.grid, f"{self.name}/sum")
+        return exchange.add(inputs, self.grid, f"{self.label}/sum")
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """As it is."""
@@ -432,7 +439,7 @@ class ReturnExamples(Gather):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """The own examples."""
-        return exchange.return_examples(inputs, self.axis, self.grid, f"{self.name}/examples")
+        return exchange.return_examples(inputs, self.axis, self.grid, f"{self.label}/examples")
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """With this rank's share of the rows."""

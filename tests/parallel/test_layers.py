@@ -50,6 +50,22 @@ def test_a_config_makes_the_same_layer(grid: ringar.parallel.Grid, make: Any) ->
     assert type(keras.saving.deserialize_keras_object(data)) is type(layer)
 
 
+def test_ranks_that_have_made_other_layers_before(grid: ringar.parallel.Grid, rank: int) -> None:
+    """Keras numbers layers without a name in each process."""
+    for _ in range(rank):
+        layers.Dense(1)
+        ringar.layers.Gather()
+        ringar.layers.SyncBatchNormalization()
+        ringar.layers.SplitDense(2 * ringar.size())
+    image = keras.Input((6,))
+    x = ringar.layers.SplitDense(8 * ringar.size(), reads="whole")(image)
+    x = ringar.layers.Gather()(ringar.layers.SplitDense(4 * ringar.size())(x))
+    x = ringar.layers.SyncBatchNormalization()(x)
+    model = keras.Model(image, x)
+    y = model(np.ones((3, 6), "float32"), training=True)
+    assert y.shape == (3, 4 * ringar.size())
+
+
 def test_deep_nets_with_branches_are_followed(grid: ringar.parallel.Grid) -> None:
     """Each tensor once: there are 2^400 ways through this one."""
     image = keras.Input((6,))

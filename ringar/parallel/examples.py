@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import allgather
-from ringar.collectives.call import Call
 from ringar.parallel.grid import Grid
 
 
@@ -67,11 +66,8 @@ def check(digests: list[tuple[str, Digest]], grid: Grid) -> None:
                 for m, row in enumerate(group)
             )
             raise ValueError(
-                Call("allgather", name="examples").refusal(
-                    f"the same examples on every rank of a model group (layer {layer})",
-                    f"batches with the digests {received}",
-                    "All ranks of a group must be fed the same batches, in the same order: share "
-                    "the data with ringar.data.shard(dataset, grid=grid), shuffle with a seed, and "
-                    "augment before the model.",
-                )
+                "The examples must be the same on every rank of a model group. Received: in layer "
+                f"{layer}, batches with the digests {received}. Share the data with "
+                "ringar.data.shard(dataset, grid=grid), shuffle with a seed, and augment before "
+                "the model."
             )

@@ -44,8 +44,17 @@ class _Split:
     name: str
     reads: str
     writes: str
+    groups: int
+    kernels_argument: str
+    """How Keras' layer calls the number of its kernels."""
 
-    def _set_split(self, reads: str, writes: str, grid: Grid) -> None:
+    def _share(self, kernels: int, writes: str, grid: Grid) -> int:
+        """How many kernels this rank holds, or parts of kernels."""
+        return kernels if writes == "addend" else grid.share(kernels, self.kernels_argument)
+
+    def _set_split(
+        self, kernels: int, reads: str, writes: str, groups: int | None, grid: Grid
+    ) -> None:
         for name, value, allowed in (("reads", reads, READS), ("writes", writes, WRITES)):
             if value not in allowed:
                 texts = ", ".join(f'"{one}"' for one in allowed)
@@ -70,6 +79,8 @@ class _Split:
         self.digest: Digest | None = None
         self.label = self.name
         self._input_channels = 0
+        self._set_groups(groups, kernels)
+        self.whole_kernels, self.groups = kernels, self.own_groups
 
     @property
     def writes_maps(self) -> str:
@@ -141,6 +152,21 @@ class _Split:
         if self.reads == "whole":
             self.digest = Digest()
         return tuple(shape)
+
+    def build(self, input_shape: Any) -> None:
+        """Makes this rank's kernels."""
+        super().build(self._build_shape(input_shape))  # type: ignore[misc]
+        self.input_spec = None  # Keras' layer has that of what the kernels read
+
+    def get_config(self) -> dict[str, Any]:
+        """The whole layer's; the grid is the one where it is loaded."""
+        return {
+            **super().get_config(),  # type: ignore[misc]
+            self.kernels_argument: self.whole_kernels,
+            "reads": self.reads,
+            "writes": self.writes,
+            "groups": self.whole_groups,
+        }
 
     def add_weight(self, *args: Any, **kwargs: Any) -> Any:
         """Makes a variable of this rank's part."""
@@ -235,6 +261,8 @@ class SplitConv2D(_Split, GroupedConv2D):
             that is not what `reads` says.
     """
 
+    kernels_argument = "filters"
+
     def __init__(
         self,
         filters: int,
@@ -247,16 +275,8 @@ class SplitConv2D(_Split, GroupedConv2D):
         **kwargs: Any,
     ) -> None:
         grid = needed(grid, type(self).__name__)
-        share = grid.share(filters, "filters") if writes == "own" else filters
-        super().__init__(share, kernel_size, **kwargs)
-        self._set_split(reads, writes, grid)
-        self._set_groups(groups, filters)
-        self.whole_filters, self.groups = filters, self.own_groups
-
-    def build(self, input_shape: Any) -> None:
-        """Makes this rank's kernels."""
-        super().build(self._build_shape(input_shape))
-        self.input_spec = None
+        super().__init__(self._share(filters, writes, grid), kernel_size, **kwargs)
+        self._set_split(filters, reads, writes, groups, grid)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """The own maps."""
@@ -271,16 +291,6 @@ class SplitConv2D(_Split, GroupedConv2D):
         """As of `Conv2D`; with `reads="examples"`, for the examples of all ranks."""
         shape = super().compute_output_shape(input_shape)
         return _rows_of_all(shape, self)
-
-    def get_config(self) -> dict[str, Any]:
-        """The whole layer's; the grid is the one where it is loaded."""
-        return {
-            **super().get_config(),
-            "filters": self.whole_filters,
-            "reads": self.reads,
-            "writes": self.writes,
-            "groups": self.whole_groups,
-        }
 
 
 @keras.saving.register_keras_serializable(package="ringar")
@@ -303,6 +313,8 @@ class SplitDense(_Split, GroupedDense):
             that is not what `reads` says.
     """
 
+    kernels_argument = "units"
+
     def __init__(
         self,
         units: int,
@@ -314,14 +326,8 @@ class SplitDense(_Split, GroupedDense):
         **kwargs: Any,
     ) -> None:
         grid = needed(grid, type(self).__name__)
-        super().__init__(grid.share(units, "units") if writes == "own" else units, **kwargs)
-        self._set_split(reads, writes, grid)
-        self._set_groups(groups, units)
-        self.whole_units, self.groups = units, self.own_groups
-
-    def build(self, input_shape: Any) -> None:
-        """Makes this rank's kernels."""
-        super().build(self._build_shape(input_shape))
+        super().__init__(self._share(units, writes, grid), **kwargs)
+        self._set_split(units, reads, writes, groups, grid)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """The own units."""
@@ -333,16 +339,6 @@ class SplitDense(_Split, GroupedDense):
     def compute_output_shape(self, input_shape: Any) -> Any:
         """As of `Dense`; with `reads="examples"`, for the examples of all ranks."""
         return _rows_of_all((*input_shape[:-1], self.units), self)
-
-    def get_config(self) -> dict[str, Any]:
-        """The whole layer's; the grid is the one where it is loaded."""
-        return {
-            **super().get_config(),
-            "units": self.whole_units,
-            "reads": self.reads,
-            "writes": self.writes,
-            "groups": self.whole_groups,
-        }
 
 
 class Join(keras.layers.Layer):

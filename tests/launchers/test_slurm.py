@@ -53,12 +53,10 @@ def environ() -> Iterator[dict[str, str]]:
         yield {**clean_environment(), **keep}
 
 
-def allocate(
-    environ: dict[str, str], *command: str, tasks: int = 2
-) -> subprocess.CompletedProcess[str]:
-    """Run `command` in an allocation and wait for its end; no process of a step may be left."""
-    result = subprocess.run(
-        ["salloc", "--quiet", f"--ntasks={tasks}", *command],
+def run(environ: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    """Run `command` and wait for its end."""
+    return subprocess.run(
+        command,
         env=environ,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -66,6 +64,13 @@ def allocate(
         timeout=90,
         check=False,
     )
+
+
+def allocate(
+    environ: dict[str, str], *command: str, tasks: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """Run `command` in an allocation and wait for its end; no process of a step may be left."""
+    result = run(environ, "salloc", "--quiet", f"--ntasks={tasks}", *command)
     steps = subprocess.run(
         ["squeue", "--noheader", "--steps"], env=environ, capture_output=True, text=True, timeout=30
     )
@@ -178,15 +183,8 @@ def test_hosts_that_are_named_outside_of_an_allocation(environ: dict[str, str], 
     if how != "srun":
         pytest.skip("srun cannot start ranks of this MPI here")
     for name, code in ((socket.gethostname(), 0), ("elsewhere", 1)):
-        result = subprocess.run(
-            [*LAUNCHER, "--launcher", "srun", "-H", f"{name}:2", "--mpi-args=--time=5", *RANKS],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
+        options = ["--launcher", "srun", "-H", f"{name}:2", "--mpi-args=--time=5"]
+        result = run(environ, *LAUNCHER, *options, *RANKS)
         assert result.returncode == code, result.stderr
         if code:
             assert "1 of 1 host cannot take part; nothing was started" in result.stderr

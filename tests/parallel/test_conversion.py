@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import ringar
 from tests.parallel import nets
+from tests.parallel.conftest import OpenGrid
 
 pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(2, 4)]
 
@@ -159,3 +162,28 @@ def test_grouped_layers_are_those_of_keras(padding: str) -> None:
     kernel, bias = (np.asarray(w) for w in dense.weights)
     expected = np.concatenate([x[..., :4] @ kernel[:, :3], x[..., 4:] @ kernel[:, 3:]], -1) + bias
     np.testing.assert_allclose(dense(x), expected, atol=TOLERANCE)
+
+
+@pytest.mark.ranks(2)
+def test_a_merged_net_loads_without_ringar(
+    open_grid: OpenGrid, rank: int, shared_tmp_path: Path
+) -> None:
+    grid = open_grid(2)
+    merged = ringar.parallel.merge(nets.train(nets.split_net(), optimizer(), grid, count=1))
+    if rank == 0:
+        merged.save(shared_tmp_path / "model.keras")
+        np.save(shared_tmp_path / "outputs.npy", nets.outputs(merged))
+        program = (
+            "import sys; sys.modules['ringar'] = None\n"
+            "import keras, numpy as np\n"
+            "model = keras.models.load_model('model.keras')\n"
+            "x = np.random.default_rng(7).normal(size=(8, 15, 15, 3)).astype('float32')\n"
+            "np.testing.assert_allclose(model(x), np.load('outputs.npy'), atol=1e-5)\n"
+            "model.fit(x, np.zeros(8), verbose=0)\n"
+        )
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(
+            command, cwd=shared_tmp_path, capture_output=True, text=True, timeout=90, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    ringar.barrier()

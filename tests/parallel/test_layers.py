@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -11,16 +10,15 @@ import pytest
 
 import ringar
 from tests.parallel import nets
+from tests.parallel.conftest import OpenGrid
 
 pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(1, 2)]
 layers = keras.layers
 
 
 @pytest.fixture
-def grid(size: int) -> Iterator[ringar.parallel.Grid]:
-    grid = ringar.parallel.Grid(model=size)
-    yield grid
-    grid.close()
+def grid(open_grid: OpenGrid, size: int) -> ringar.parallel.Grid:
+    return open_grid(size)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +41,8 @@ def test_a_config_makes_the_same_layer(grid: ringar.parallel.Grid, make: Any) ->
     config = layer.get_config()
     again = type(layer).from_config(config)
     assert again.get_config() == config
-    for name in ("units", "filters"):
-        if hasattr(layer, f"whole_{name}"):
-            assert config[name] == getattr(layer, f"whole_{name}")
+    if hasattr(layer, "kernels_argument"):
+        assert config[layer.kernels_argument] == layer.whole_kernels
     data = keras.saving.serialize_keras_object(layer)
     assert type(keras.saving.deserialize_keras_object(data)) is type(layer)
 

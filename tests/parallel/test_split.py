@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ import tensorflow as tf
 import ringar
 from ringar.parallel.lineage import cut_of
 from tests.parallel import nets
+from tests.parallel.conftest import OpenGrid
 
 pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(1, 2, 4)]
 
@@ -33,13 +34,9 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.fixture(params=[1, 2, 4])
-def grid(request: pytest.FixtureRequest, size: int) -> Iterator[ringar.parallel.Grid]:
+def grid(open_grid: OpenGrid, request: pytest.FixtureRequest) -> ringar.parallel.Grid:
     """Every number of parts that there are ranks for; the rest is data-parallel."""
-    if size % request.param:
-        pytest.skip(f"{request.param} parts, {size} ranks")
-    grid = ringar.parallel.Grid(model=request.param)
-    yield grid
-    grid.close()
+    return open_grid(request.param)
 
 
 def seeded(make: Callable[..., keras.Model], *args: Any) -> keras.Model:
@@ -165,3 +162,25 @@ def test_a_tape_reduces_on_the_grid(grid: ringar.parallel.Grid) -> None:
     variables = model.trainable_variables
     mine = tape.gradient(loss, [v.value for v in variables])
     assert len(mine) == len(variables)
+
+
+@pytest.mark.ranks(3)
+def test_three_parts(open_grid: OpenGrid) -> None:
+    grid, parts, layers = open_grid(3), ringar.layers, keras.layers
+
+    def net(split: bool) -> keras.Model:
+        image = x = keras.Input(nets.IMAGE)
+        if split:
+            x = parts.SplitConv2D(12, 5, strides=2, reads="whole", activation="relu")(x)
+            x = parts.SplitConv2D(6, 3, reads="own", activation="relu")(x)
+            x = layers.Flatten()(layers.Permute((3, 1, 2))(x))
+            x = parts.Gather()(parts.SplitDense(9, reads="all")(x))
+        else:
+            x = layers.Conv2D(12, 5, strides=2, activation="relu")(x)
+            x = layers.Conv2D(6, 3, groups=3, activation="relu")(x)
+            x = layers.Dense(9)(layers.Flatten()(layers.Permute((3, 1, 2))(x)))
+        return keras.Model(image, x)
+
+    whole = nets.train_whole(seeded(net, False), ADAM(1e-3))
+    split = nets.train(seeded(net, True), ADAM(1e-3), grid)
+    assert_same_weights(split, whole)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import keras
 import pytest
 
 import ringar
 from tests.parallel import nets
+from tests.parallel.conftest import OpenGrid
 
 pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(2, 4)]
 
@@ -28,12 +28,8 @@ def steps(model: keras.Model, grid: ringar.parallel.Grid, examples_differ: bool 
 
 
 @pytest.fixture(params=[2, 4])
-def grid(request: pytest.FixtureRequest, size: int) -> Iterator[ringar.parallel.Grid]:
-    if size % request.param:
-        pytest.skip(f"{request.param} parts, {size} ranks")
-    grid = ringar.parallel.Grid(model=request.param)
-    yield grid
-    grid.close()
+def grid(open_grid: OpenGrid, request: pytest.FixtureRequest) -> ringar.parallel.Grid:
+    return open_grid(request.param)
 
 
 def test_of_a_split_net(grid: ringar.parallel.Grid) -> None:

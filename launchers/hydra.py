@@ -2,7 +2,8 @@
 
 Values of variables stay in the environment, and `-genvlist` names them. hydra has no option for
 arguments of ssh; it reads them from a variable. It stops the job as soon as one rank has ended with
-an error, by SIGKILL; the guards and their janitors clean up after that.
+an error, by SIGKILL; the guards and their janitors clean up after that. What it has to say of it, a
+banner, it may print on standard output, between the lines of the ranks.
 """
 
 from __future__ import annotations

@@ -35,7 +35,10 @@ def test_jobs_end(python: str, what: str, code: int) -> None:
         result = launcher.finish(PATIENCE)
     assert result.returncode == code, result.stderr
     ready = [f"[{rank}] ready: rank {rank} of 2, host 0" for rank in (0, 1)]
-    assert sorted(result.stdout.splitlines()) == ready
+    # hydra may tell of a killed process in a banner of its own, on standard output.
+    of_ranks = [line for line in result.stdout.splitlines() if line.startswith("[")]
+    assert sorted(of_ranks) == ready
+    assert code or len(of_ranks) == len(result.stdout.splitlines())
     assert f"{os.path.dirname(python)}/mpirun -np 2 -hosts localhost:2" in result.stderr
     if code:
         assert "PeerLostError: rank 0 | allreduce" in result.stderr

@@ -21,7 +21,9 @@ from .collectives import grouped_allgather as grouped_allgather
 from .collectives import grouped_allreduce as grouped_allreduce
 from .collectives import grouped_broadcast as grouped_broadcast
 from .collectives import grouped_reducescatter as grouped_reducescatter
+from .collectives import recv as recv
 from .collectives import reducescatter as reducescatter
+from .collectives import send as send
 from .compression import Compression as Compression
 from .keras import DistributedGradientTape as DistributedGradientTape
 from .keras import DistributedOptimizer as DistributedOptimizer

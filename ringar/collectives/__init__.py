@@ -1,4 +1,4 @@
-"""The collectives: one file each, its gradient included."""
+"""The collectives: one file each, its gradient included; and messages from rank to rank."""
 
 from ringar.collectives.allgather import allgather, grouped_allgather
 from ringar.collectives.allreduce import allreduce, grouped_allreduce
@@ -7,7 +7,9 @@ from ringar.collectives.barrier import barrier
 from ringar.collectives.broadcast import broadcast, broadcast_variables, grouped_broadcast
 from ringar.collectives.objects import allgather_object, broadcast_object
 from ringar.collectives.ops import Average, Max, Min, Product, ReduceOp, Sum
+from ringar.collectives.recv import recv
 from ringar.collectives.reducescatter import grouped_reducescatter, reducescatter
+from ringar.collectives.send import send
 
 __all__ = [
     "Average",
@@ -28,5 +30,7 @@ __all__ = [
     "grouped_allreduce",
     "grouped_broadcast",
     "grouped_reducescatter",
+    "recv",
     "reducescatter",
+    "send",
 ]

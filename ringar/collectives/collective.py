@@ -160,19 +160,35 @@ def run_tensors(
         assert splits is NO_SPLITS, f"compiled {call.collective} with {splits}"
         return _run_compiled(collective, call, tensors)
     wait = is_worth_waiting_for(tensors) and not _have_turns()
-    arguments = list(collective.arguments(tensors, splits))
-    if not wait:
-        arguments.append(native.ops().ringar_turn())
-        tf_ops.get_default_graph()._ringar_has_turns = True
-    op = native.op(call.collective, wait=wait)
+    arguments = collective.arguments(tensors, splits)
     spec = call.spec(tensors[0].dtype.name)
-    outputs: list[tf.Tensor] = tf.nest.flatten(op(*arguments, spec=spec))
-    if not wait:
-        _leave_order_to_the_engine(outputs[0].op)
+    outputs = issue(call.collective, *arguments, wait=wait, spec=spec)
     if collective.rows is not None and not tf.executing_eagerly():
         for tensor, output in zip(tensors, outputs, strict=False):
             if tensor.shape.rank:
                 output.set_shape([None, *tensor.shape[1:]])
+    return outputs
+
+
+def issue(collective: str, *arguments: Any, wait: bool, **attributes: Any) -> list[tf.Tensor]:
+    """Adds the op of a collective or of a message to the graph, or runs it in eager code.
+
+    Args:
+        collective: its name.
+        arguments: the op's inputs.
+        wait: whether it holds its thread until it is done; if not, it draws a turn before.
+        attributes: the op's, such as its ``spec``.
+
+    Returns:
+        The op's outputs.
+    """
+    op = native.op(collective, wait=wait)
+    if wait:
+        return tf.nest.flatten(op(*arguments, **attributes))
+    tf_ops.get_default_graph()._ringar_has_turns = True
+    result = op(*arguments, native.ops().ringar_turn(), **attributes)
+    outputs = [] if isinstance(result, tf.Operation) else tf.nest.flatten(result)
+    _leave_order_to_the_engine(outputs[0].op if outputs else result)
     return outputs
 
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <list>
+#include <mutex>
 
 #include "check.h"
 
@@ -27,6 +28,7 @@ class SocketLink : public Link {
         partial_(sockets_.size()) {}
 
   Status send(int to, int tag, const std::byte* data, size_t bytes, int* ticket) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     *ticket = new_ticket();
     outgoing_[static_cast<size_t>(to)].push_back({{tag, bytes}, data, 0, *ticket});
     return {};
@@ -34,12 +36,14 @@ class SocketLink : public Link {
 
   Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
                  int* ticket) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     *ticket = new_ticket();
     posted_.push_back({from, tag, data, bytes, length, *ticket});
     return {};
   }
 
   Status progress() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     for (size_t peer = 0; peer < sockets_.size(); ++peer) {
       if (static_cast<int>(peer) == rank_) continue;
       RINGAR_RETURN_IF_ERROR(write_to(peer));
@@ -49,6 +53,7 @@ class SocketLink : public Link {
   }
 
   Status poll(int ticket, bool* done, int* from) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     Ticket& state = tickets_[static_cast<size_t>(ticket)];
     *done = state.done;
     if (state.done && from) *from = state.from;
@@ -158,6 +163,7 @@ class SocketLink : public Link {
     return {RINGAR_PEER_LOST, "no connection to rank " + std::to_string(peer)};
   }
 
+  std::mutex mutex_;
   const int rank_;
   const std::vector<int> sockets_;
   std::vector<std::deque<Outgoing>> outgoing_;

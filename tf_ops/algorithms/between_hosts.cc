@@ -20,6 +20,8 @@ Status run_between_hosts(Communicator& c, Request& request) {
     case Collective::kAddProcessSet:
     case Collective::kRemoveProcessSet:
       return open_between_hosts(c);
+    case Collective::kSend:
+    case Collective::kRecv:
     case Collective::kCount:
       break;
   }

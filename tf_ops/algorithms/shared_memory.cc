@@ -21,6 +21,8 @@ Status run_in_shared_memory(HostGroup& host, Request& request) {
       host.finish_step();
       return {};
     }
+    case Collective::kSend:
+    case Collective::kRecv:
     case Collective::kCount:
       break;
   }

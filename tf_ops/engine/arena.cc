@@ -24,7 +24,6 @@ struct alignas(1024) Arena::Record {
 
 namespace {
 
-constexpr uint64_t kGenerationBytes = uint64_t{1} << 40;
 constexpr off_t kLocks = off_t{1} << 62;
 
 struct flock byte_lock(int rank) {
@@ -179,7 +178,18 @@ std::string Arena::trouble(int rank) const {
 }
 
 std::byte* Arena::map(uint64_t offset, size_t bytes) {
-  if (!extend(fd_, base() + offset + bytes)) return nullptr;
+  return extend(fd_, base() + offset + bytes) ? map_provided(offset, bytes) : nullptr;
+}
+
+bool Arena::provide(uint64_t offset, size_t bytes) {
+  int failed = 0;
+  do {
+    failed = fallocate(fd_, 0, static_cast<off_t>(base() + offset), static_cast<off_t>(bytes));
+  } while (failed != 0 && errno == EINTR);
+  return failed == 0;
+}
+
+std::byte* Arena::map_provided(uint64_t offset, size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_,
                       static_cast<off_t>(base() + offset));
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);

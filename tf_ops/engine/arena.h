@@ -3,8 +3,9 @@
 // One file without a name (memfd), inherited from the launcher:
 //
 //   0           one record per rank: has it joined, left, given up (and why)
-//   1 TiB * g   the process sets of generation g, one after the other; a generation is the time
-//               from ringar_init to ringar_shutdown, so that init after shutdown starts clean
+//   16 TiB * g  the process sets of generation g, one after the other, and from the middle on
+//               messages (host_channel.h); a generation is the time from ringar_init to
+//               ringar_shutdown, so that init after shutdown starts clean
 //
 // The file is sparse: only pages that were written take memory, and the rank that writes a page
 // first decides on which NUMA node it lies.
@@ -27,6 +28,10 @@ namespace ringar {
 
 class Arena {
  public:
+  // Where messages lie in a generation, up to its end.
+  static constexpr uint64_t kGenerationBytes = uint64_t{1} << 44;
+  static constexpr uint64_t kMessages = kGenerationBytes / 2;
+
   // `rank` of `size` on this host; `names` are their ranks in the job, if they have others.
   Arena(int fd, int rank, int size, std::vector<int> names = {});
   ~Arena();
@@ -49,6 +54,10 @@ class Arena {
   // Maps `bytes` at `offset` within this generation; null without memory.
   std::byte* map(uint64_t offset, size_t bytes);
   void unmap(std::byte* memory, size_t bytes);
+  // The same in two steps, for what grows: pages, false without memory, which are there from then
+  // on, and addresses. Pages that exist keep what they hold.
+  bool provide(uint64_t offset, size_t bytes);
+  std::byte* map_provided(uint64_t offset, size_t bytes);
   // Gives the pages back to the system; they read as zero afterwards.
   void discard(uint64_t offset, size_t bytes);
 

@@ -86,6 +86,8 @@ Status Engine::start() {
     peers_ = std::make_unique<Peers>(*link_, world_.topology, arena_.get(), config_.generation);
     world_.peers = peers_.get();
   }
+  mail_ = std::make_unique<Mail>(world_, config_.generation,
+                                 [this](Request* r, const Status& s) { finish_in_step(r, s); });
   std::vector<int> all(static_cast<size_t>(config_.size));
   for (int r = 0; r < config_.size; ++r) all[static_cast<size_t>(r)] = r;
   int id = 0;
@@ -118,6 +120,7 @@ void Engine::stop() {
   done_.wait(lock, [&] { return !baton_taken_; });
   lock.unlock();
   if (thread_.joinable()) thread_.join();
+  if (mail_) mail_->stop();
   if (peers_ && !has_left_.exchange(true)) peers_->left();
   if (arena_) arena_->leave();
 }
@@ -208,6 +211,7 @@ const Communicator* Engine::process_set(int id) {
 }
 
 bool Engine::has_failed() {
+  if (mail_ && mail_->is_broken()) return true;
   const std::lock_guard<std::mutex> lock(sets_mutex_);
   return std::any_of(sets_.begin(), sets_.end(),
                      [](const auto& set) { return set.second->is_broken(); });
@@ -222,6 +226,20 @@ Status Engine::execute(Request& request) {
   return status;
 }
 
+int Engine::peer_of(const Request& request, Status* refusal) {
+  const Communicator* const set = communicator(request.spec.process_set, refusal);
+  if (!set) return -1;
+  const int place = request.spec.root;
+  if (place >= 0 && place < set->size() && place != set->rank())
+    return set->ranks()[static_cast<size_t>(place)];
+  *refusal = {RINGAR_MISMATCH, who() + std::string(name_of(request.spec.collective)) +
+                                   ": expected a rank of the process set from 0 to " +
+                                   std::to_string(set->size() - 1) + " other than this one, " +
+                                   std::to_string(set->rank()) + ", received " +
+                                   std::to_string(place)};
+  return -1;
+}
+
 uint64_t Engine::draw_turn(int64_t step) {
   std::unique_lock<std::mutex> lock(mutex_);
   const uint64_t turn = turns_.draw(step);
@@ -232,6 +250,14 @@ uint64_t Engine::draw_turn(int64_t step) {
 
 void Engine::queue_those_whose_turn_it_is() {
   while (Request* next = turns_.next()) queue_.push(next);
+  while (!baton_taken_ && !queue_.empty() && is_message(queue_.front()->spec.collective))
+    post(queue_.pop());
+}
+
+void Engine::post(Request* request) {
+  Status refusal;
+  const int peer = peer_of(*request, &refusal);
+  mail_->post(request, peer, refusal);
 }
 
 void Engine::submit(Request* request) {
@@ -252,6 +278,7 @@ void Engine::submit(Request* request) {
       lock.unlock();
       return work_.notify_one();
     }
+    if (is_message(request->spec.collective) && idle && !stopping_.load()) return post(request);
     // For longer ones the issuing thread has better things to do: the rest of the backward pass.
     if (stopping_.load() || (idle && request->input_bytes() <= inline_bytes_)) {
       const Status status = stopping_.load() ? stopped() : run_here(lock, *request);
@@ -268,7 +295,14 @@ Status Engine::run(Request& request) {
   request.submitted_ns = Timeline::instance().on() ? monotonic_ns() : 0;
   std::unique_lock<std::mutex> lock(mutex_);
   if (stopping_.load()) return stopped();
-  if (!baton_taken_ && queue_.empty() && turns_.empty()) return run_here(lock, request);
+  const bool nothing_before = queue_.empty() && turns_.empty();
+  if (nothing_before && is_message(request.spec.collective)) {
+    lock.unlock();
+    Status refusal;
+    const int peer = peer_of(request, &refusal);
+    return refusal.ok() ? mail_->run(request, peer) : refusal;
+  }
+  if (nothing_before && !baton_taken_) return run_here(lock, request);
   Waiter waiter;
   request.waiter = &waiter;
   if (turns_.empty())
@@ -300,36 +334,51 @@ void Engine::run_queue(std::unique_lock<std::mutex>& lock) {
   baton_taken_ = true;
   while (!queue_.empty() && !stopping_.load()) {
     Request* request = queue_.pop();
+    if (is_message(request->spec.collective)) {
+      post(request);
+      continue;
+    }
     lock.unlock();
-    const int64_t step = request->turn ? request->step : -1;
-    const Status status = execute(*request);
-    finish(request, status);
-    if (!status.ok() && step >= 0) end_step(step, status);
+    finish_in_step(request, execute(*request));
     lock.lock();
   }
   baton_taken_ = false;
   if (stopping_.load()) done_.notify_all();
 }
 
+void Engine::finish_in_step(Request* request, const Status& status) {
+  const int64_t step = request->turn ? request->step : -1;
+  const bool message = is_message(request->spec.collective);
+  finish(request, status);
+  if (status.ok() || step < 0) return;
+  const bool has_more = end_step(step, status);
+  // Of a collective all ranks know that it has failed, of a message two. The others are to learn
+  // what became of the rest of the step, or they would go on with what belongs to another one.
+  if (message && (has_more || mail_->has(step))) mail_->give_up(status);
+}
+
 // What was announced in a step does not follow one of its collectives that has failed: TensorFlow
 // ends the step, and some ranks had issued more of it than others.
-void Engine::end_step(int64_t step, const Status& status) {
+bool Engine::end_step(int64_t step, const Status& status) {
   std::unique_lock<std::mutex> lock(mutex_);
   last_failed_step_ = step;
   last_failure_ = status;
+  bool has_more = turns_.has(step);
   std::vector<Request*> ended = turns_.drop(step);
   Queue others;
   while (!queue_.empty()) {
     Request* const request = queue_.pop();
-    if (request->step == step)
+    if (request->step == step) {
       ended.push_back(request);
-    else
+      has_more = true;
+    } else
       others.push(request);
   }
   queue_ = others;
   queue_those_whose_turn_it_is();
   lock.unlock();
   for (Request* request : ended) finish(request, status);
+  return has_more;
 }
 
 Status Engine::dropped(int64_t step) const {

@@ -4,6 +4,8 @@
 // own could only be wrong. Whoever holds the baton runs requests. When it is free, a caller that
 // must wait anyway (NumPy, a compiled TensorFlow step) runs its request itself, and so does whoever
 // issues a short one: no thread to wake. Everything else is done by the engine's own thread.
+//
+// Messages from one rank to another are only passed on, in that order; see mail.h.
 
 #pragma once
 
@@ -18,6 +20,7 @@
 #include <vector>
 
 #include "engine/communicator.h"
+#include "engine/mail.h"
 #include "engine/queue.h"
 #include "engine/turns.h"
 #include "engine/world.h"
@@ -40,7 +43,8 @@ class Engine {
   // The place in line of a request that will be submitted with it; see turns.h.
   uint64_t draw_turn(int64_t step);
   // Ends what was announced in a step, of which one collective fails before it can be submitted.
-  void end_step(int64_t step, const Status& status);
+  // Returns whether there was anything.
+  bool end_step(int64_t step, const Status& status);
   // Takes the request over until its complete() is called, possibly before submit returns.
   void submit(Request* request);
   // Runs the request and returns its status; complete() is not called.
@@ -49,7 +53,7 @@ class Engine {
   Status add_process_set(const std::vector<int>& ranks, int* id);
   Status remove_process_set(int id);
 
-  // Whether a process set of this rank has broken.
+  // Whether a process set of this rank has broken, or a channel of its messages.
   bool has_failed();
 
   // Up to here submit() runs a request itself, if the engine is idle.
@@ -70,11 +74,15 @@ class Engine {
   Status create(const std::vector<int>& ranks, int* id);
   Communicator* communicator(int id, Status* status);
   Status execute(Request& request);
+  // The other rank of a message, in the job; `refusal` tells why there is none.
+  int peer_of(const Request& request, Status* refusal);
   void finish(Request* request, const Status& status);
+  void finish_in_step(Request* request, const Status& status);
   // These are called with the lock held, which is never held while a request runs.
   void look_after_held_turns(std::unique_lock<std::mutex>& lock);
   Status run_here(std::unique_lock<std::mutex>& lock, Request& request);
   void queue_those_whose_turn_it_is();
+  void post(Request* request);
   void run_queue(std::unique_lock<std::mutex>& lock);
   void thread_main();
   Status stopped() const;
@@ -88,6 +96,7 @@ class Engine {
   const std::unique_ptr<Link> link_;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Peers> peers_;
+  std::unique_ptr<Mail> mail_;
   uint64_t next_offset_ = 0;
   int next_id_ = 0;
 

@@ -28,6 +28,12 @@ class Flag {
     if (sleepers_.load() != 0) futex(FUTEX_WAKE, INT_MAX, nullptr);
   }
 
+  // For one that several ranks advance.
+  void add() {
+    value_.fetch_add(1);
+    if (sleepers_.load() != 0) futex(FUTEX_WAKE, INT_MAX, nullptr);
+  }
+
   // Sleeps until the value is no longer `seen`, a wake-up, or the timeout; spurious returns happen.
   void sleep(uint64_t seen, long timeout_ns) {
     sleepers_.fetch_add(1);

@@ -15,9 +15,10 @@ class LinkGroup {
  public:
   // Messages of one channel do not overtake one another; those of different channels may.
   static constexpr int kChannels = 32;
-  // As many process sets as there are tags for: MPI promises those up to 32,767, and 0 is that of
-  // notices.
+  // As many process sets as there are tags for: MPI promises those up to 32,767, 0 is that of
+  // notices, and those of messages come last (link_channel.cc).
   static constexpr int kMostSets = 32767 / kChannels;
+  static constexpr int kLastTag = kMostSets * kChannels;
 
   // `rank` is this one's place among `job_ranks`.
   LinkGroup(std::vector<int> job_ranks, int rank, Link& link, const Patience& patience,

@@ -37,6 +37,7 @@ Status Peers::expect() {
 }
 
 Status Peers::poll() {
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (expecting_ < 0) RINGAR_RETURN_IF_ERROR(expect());
   RINGAR_RETURN_IF_ERROR(link_.progress());
   for (;;) {
@@ -92,10 +93,12 @@ void Peers::tell_all(Kind kind, int set, uint64_t sequence, const std::string& w
 }
 
 void Peers::waiting(int set, uint64_t sequence) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   tell_all(kWaiting, set, sequence, "");
 }
 
 void Peers::gave_up(const std::string& why) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (told_the_end_) return;
   told_the_end_ = true;
   tell_all(kGaveUp, -1, 0, why);
@@ -105,6 +108,7 @@ void Peers::gave_up(const std::string& why) {
 
 // Stays a moment, so that the notices get out: a process that ends makes no more progress.
 void Peers::left() {
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (!told_the_end_) tell_all(kLeft, -1, 0, "");
   told_the_end_ = true;
   const auto until = std::chrono::steady_clock::now() + kFarewell;
@@ -117,6 +121,7 @@ void Peers::left() {
 }
 
 void Peers::finished(int slot, int set, uint64_t collectives) {
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (slot < kMaxSets) finished_[static_cast<size_t>(slot)] = {set, collectives};
 }
 
@@ -127,6 +132,7 @@ uint64_t Peers::finished_by(const Notice& notice, int set) {
 }
 
 std::string Peers::trouble(int job_rank, int set, uint64_t sequence) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
   const std::string who = "rank " + std::to_string(job_rank);
   const Notice& known = known_[static_cast<size_t>(job_rank)];
   if (known.kind >= kGaveUp && finished_by(known, set) > sequence) return "";
@@ -138,6 +144,7 @@ std::string Peers::trouble(int job_rank, int set, uint64_t sequence) const {
 }
 
 bool Peers::waits(int job_rank, int set, uint64_t sequence) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
   const Notice& known = known_[static_cast<size_t>(job_rank)];
   return known.kind == kWaiting && known.set == set && known.sequence == sequence;
 }

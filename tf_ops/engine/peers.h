@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,8 @@ class Peers {
   ~Peers();
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
+
+  // All of these may be called by any thread.
 
   // Reads the notices that have come.
   Status poll();
@@ -70,11 +73,13 @@ class Peers {
     std::vector<int> tickets;
   };
 
+  // These are called with the lock held.
   Status expect();
   Status let_go_of_sent();
   void tell_all(Kind kind, int set, uint64_t sequence, const std::string& why);
   static uint64_t finished_by(const Notice& notice, int set);
 
+  mutable std::mutex mutex_;
   Link& link_;
   const Topology& topology_;
   const Arena* const arena_;  // null where this rank is alone on its host

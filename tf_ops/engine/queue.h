@@ -17,6 +17,8 @@ class Queue {
     last_ = request;
   }
 
+  Request* front() const { return first_; }
+
   Request* pop() {
     Request* request = first_;
     first_ = request->next;

@@ -110,6 +110,8 @@ bool Signature::agrees_with(const Signature& o) const {
 std::string Signature::title() const {
   std::string s(name_of(collective));
   if (name[0] != '\0') s += " \"" + std::string(name) + "\"";
+  if (is_message(collective))
+    s += (collective == Collective::kSend ? " to rank " : " from rank ") + std::to_string(root);
   return s;
 }
 

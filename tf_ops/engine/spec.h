@@ -4,7 +4,8 @@
 //
 // The same text is the attribute of a TensorFlow op, the opaque string of an XLA custom call and
 // the argument of ringar_run, so that three ways in share one reader. `name` comes last and runs to
-// the end of the line. A compiled call adds `shapes=2,3;;4` (here a matrix, a scalar and a vector);
+// the end of the line. A compiled call adds `shapes=2,3;;4` (here a matrix, a scalar and a vector),
+// and so does an op that receives a message, with -1 for dimensions that only the message tells;
 // an allreduce may have `wire=bfloat16`, the dtype in which float32 travels between hosts, and
 // `algorithm=ring`.
 
@@ -26,7 +27,7 @@ struct Spec {
   Collective collective = Collective::kBarrier;
   DataType dtype = DataType::kUint8;
   ReduceOp op = ReduceOp::kSum;
-  int32_t root = 0;  // a rank of the process set, not of the job
+  int32_t root = 0;  // a rank of the process set, not of the job; the other one, of a message
   int32_t process_set = 0;
   double prescale = 1.0;
   double postscale = 1.0;

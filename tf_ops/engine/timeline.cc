@@ -131,12 +131,15 @@ void Timeline::span(const std::string& name, int row, int64_t begin, int64_t end
         ",\"name\":" + quoted(name) + (args.empty() ? "" : ",\"args\":{" + args + "}") + "}");
 }
 
-// Requests wait side by side, and spans of one row must not cross: these are asynchronous events.
-void Timeline::queued(const std::string& name, int64_t begin, int64_t end) {
-  const std::string rest = ",\"cat\":\"queue\",\"id2\":{\"local\":\"" + std::to_string(events_) +
-                           "\"},\"pid\":" + std::to_string(rank_) +
+// Requests wait side by side, messages travel side by side, and spans of one row must not cross:
+// these are asynchronous events.
+void Timeline::beside(const char* kind, const std::string& name, int64_t begin, int64_t end,
+                      const std::string& args) {
+  const std::string rest = ",\"cat\":" + quoted(kind) + ",\"id2\":{\"local\":\"" +
+                           std::to_string(events_) + "\"},\"pid\":" + std::to_string(rank_) +
                            ",\"tid\":" + std::to_string(kEngineRow) + ",\"name\":" + quoted(name);
-  write("{\"ph\":\"b\",\"ts\":" + microseconds(begin) + rest + "}");
+  write("{\"ph\":\"b\",\"ts\":" + microseconds(begin) + rest +
+        (args.empty() ? "" : ",\"args\":{" + args + "}") + "}");
   write("{\"ph\":\"e\",\"ts\":" + microseconds(end) + rest + "}");
 }
 
@@ -145,7 +148,7 @@ void Timeline::collective(const Request& request, const std::string& title, int6
   const int64_t end = monotonic_ns();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (request.submitted_ns > 0 && request.submitted_ns < begin)
-    queued("queued: " + title, request.submitted_ns, begin);
+    beside("queue", "queued: " + title, request.submitted_ns, begin);
   span(title, kEngineRow, begin, end,
        "\"bytes\":" + std::to_string(request.input_bytes()) +
            ",\"dtype\":" + quoted(std::string(ringar::name_of(request.spec.dtype))) +
@@ -155,6 +158,18 @@ void Timeline::collective(const Request& request, const std::string& title, int6
   size_t written = 0;
   for (const Stretch& one : trace.stretches())
     if (written++ < kMostStretches) span(name_of(one), kEngineRow, one.begin, one.end, "");
+}
+
+void Timeline::message(const Request& request, const std::string& title, int64_t begin) {
+  const int64_t end = monotonic_ns();
+  const int64_t submitted = request.submitted_ns > 0 ? request.submitted_ns : begin;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  beside("message", title, submitted, end,
+         "\"bytes\":" + std::to_string(request.input_bytes()) +
+             ",\"dtype\":" + quoted(std::string(ringar::name_of(request.spec.dtype))) +
+             ",\"members\":" + members(request) +
+             ",\"process_set\":" + std::to_string(request.spec.process_set) +
+             ",\"waiting_us\":" + microseconds(begin - submitted));
 }
 
 }  // namespace ringar

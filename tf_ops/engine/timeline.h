@@ -51,10 +51,13 @@ class Timeline {
   // A collective from its submission to its end, with its stretches.
   void collective(const Request& request, const std::string& title, int64_t begin,
                   const Trace& trace);
+  // A message from its submission to its end, which was in reach at `begin`.
+  void message(const Request& request, const std::string& title, int64_t begin);
 
  private:
   void write(const std::string& event);
-  void queued(const std::string& name, int64_t begin, int64_t end);
+  void beside(const char* kind, const std::string& name, int64_t begin, int64_t end,
+              const std::string& args = "");
   void span(const std::string& name, int row, int64_t begin, int64_t end, const std::string& args);
 
   std::atomic<bool> on_{false};

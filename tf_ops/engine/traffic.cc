@@ -21,6 +21,8 @@ uint64_t bytes_to_others(const Request& request, int rank, int ranks) {
                                                  : request.splits[static_cast<size_t>(rank)];
       return bytes - static_cast<uint64_t>(own) * request.row_bytes(0);
     }
+    case Collective::kSend:
+      return bytes;
     default:
       return 0;
   }

@@ -70,6 +70,11 @@ class Turns {
             })->request;
   }
 
+  bool has(int64_t step) const {
+    return std::any_of(waiting_.begin(), waiting_.end(),
+                       [&](const Turn& turn) { return turn.step == step; });
+  }
+
   // Drops a step, and returns those of it that have come.
   std::vector<Request*> drop(int64_t step) {
     return drop_if([&](const Turn& turn) { return turn.step == step; });

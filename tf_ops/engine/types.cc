@@ -32,8 +32,8 @@ constexpr std::array<std::string_view, static_cast<size_t>(ReduceOp::kCount)> kO
     "sum", "min", "max", "product"};
 
 constexpr std::array<std::string_view, static_cast<size_t>(Collective::kCount)> kCollectives{
-    "allreduce", "reducescatter", "allgather",       "broadcast",
-    "alltoall",  "barrier",       "add_process_set", "remove_process_set"};
+    "allreduce", "reducescatter", "allgather", "broadcast",       "alltoall",
+    "barrier",   "send",          "recv",      "add_process_set", "remove_process_set"};
 
 constexpr std::array<std::string_view, static_cast<size_t>(Algorithm::kCount)> kAlgorithms{
     "auto", "ring", "recursive_doubling", "hierarchical"};

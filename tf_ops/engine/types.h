@@ -1,4 +1,4 @@
-// The vocabulary of the engine: element types, reductions, collectives.
+// The vocabulary of the engine: element types, reductions, collectives and messages.
 
 #pragma once
 
@@ -38,6 +38,8 @@ enum class Collective : uint8_t {
   kBroadcast,
   kAlltoall,
   kBarrier,
+  kSend,  // messages from one rank to another; see mail.h
+  kRecv,
   kAddProcessSet,
   kRemoveProcessSet,
   kCount,
@@ -59,6 +61,9 @@ constexpr bool is_floating(DataType t) {
 }
 constexpr bool reduces(Collective c) {
   return c == Collective::kAllreduce || c == Collective::kReducescatter;
+}
+constexpr bool is_message(Collective c) {
+  return c == Collective::kSend || c == Collective::kRecv;
 }
 // Only the exchange then tells how many rows the output has.
 constexpr bool rows_may_differ(Collective c) {

@@ -5,8 +5,10 @@
 namespace ringar {
 namespace {
 
-Status lost(const std::string& why) {
-  return {RINGAR_PEER_LOST, "expected all ranks to take part, but " + why};
+Status lost(const Current& current, const std::string& why) {
+  const bool one = is_message(current.signature.collective);
+  return {RINGAR_PEER_LOST, std::string("expected ") + (one ? "the other rank" : "all ranks") +
+                                " to take part, but " + why};
 }
 
 }  // namespace
@@ -38,7 +40,7 @@ double Vigil::seconds() const {
 
 Status Vigil::check(const Text& trouble, const Text& whom) {
   const std::string why = trouble();
-  if (!why.empty()) return lost(why);
+  if (!why.empty()) return lost(current_, why);
   if (current_.peers) RINGAR_RETURN_IF_ERROR(look_beyond_the_host());
   if (patience_.stop && patience_.stop->load())
     return {RINGAR_PEER_LOST,
@@ -64,9 +66,10 @@ Status Vigil::look_beyond_the_host() {
   RINGAR_RETURN_IF_ERROR(peers.poll());
   for (int rank : current_.members) {
     const std::string why = peers.trouble(rank, current_.set_id, current_.sequence());
-    if (!why.empty()) return lost(why);
+    if (!why.empty()) return lost(current_, why);
   }
-  if (seconds() > tell_at_) {
+  // Others ask only who waits in a collective.
+  if (current_.set_id >= 0 && seconds() > tell_at_) {
     tell_at_ *= 2;
     peers.waiting(current_.set_id, current_.sequence());
   }

@@ -76,7 +76,9 @@ RINGAR_EXPORT int ringar_remove_process_set(int32_t id);
 
 // Runs one collective to its end. `spec` is the text that engine/spec.h describes. `splits` holds
 // `split_count` row counts for alltoall and reducescatter, or is null. `received` takes, for
-// allgather, arrays x ranks row counts and, for alltoall, one per rank; it may be null.
+// allgather, arrays x ranks row counts and, for alltoall, one per rank; it may be null. A message
+// that is received has no input, but an output of known shape, or `allocate` for arrays of which
+// the first dimension is -1.
 RINGAR_EXPORT int ringar_run(const char* spec, const ringar_array* arrays, int32_t count,
                              const int64_t* splits, int32_t split_count, int64_t* received,
                              ringar_allocate allocate, void* context);

@@ -151,6 +151,8 @@ __attribute__((constructor)) void register_all() {
   register_op<broadcast_op>();
   register_op<alltoall_op>();
   register_op<barrier_op>();
+  register_op<send_op>();
+  register_op<recv_op>();
 }
 
 }  // namespace

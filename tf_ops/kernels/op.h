@@ -30,5 +30,7 @@ const OpDefinition& allgather_op();
 const OpDefinition& broadcast_op();
 const OpDefinition& alltoall_op();
 const OpDefinition& barrier_op();
+const OpDefinition& send_op();
+const OpDefinition& recv_op();
 
 }  // namespace ringar

@@ -138,9 +138,22 @@ std::byte* OpRequest::allocate_as(int index, TF_DataType dtype, const std::vecto
   return data ? data : &nothing;
 }
 
+bool OpRequest::expect_arrays() {
+  for (const std::vector<int64_t>& dims : spec.shapes) {
+    const auto dim = [&](int i) { return dims[static_cast<size_t>(i)]; };
+    tensors.push_back({nullptr, nullptr, Shape(static_cast<int>(dims.size()), dim)});
+  }
+  return true;
+}
+
 std::byte* OpRequest::allocate(size_t index, int64_t rows) {
-  dims_of(inputs_[index].get());
-  if (!dims_.empty()) dims_[0] = rows;
+  if (spec.collective == Collective::kRecv) {
+    const Shape& shape = tensors[index].shape;
+    dims_.assign(shape.dims, shape.dims + shape.ndims);
+  } else {
+    dims_of(inputs_[index].get());
+    if (!dims_.empty()) dims_[0] = rows;
+  }
   const int output = static_cast<int>(index);
   return allocate_as(output, tensorflow().TF_ExpectedOutputDataType(context_, output), dims_);
 }

@@ -44,6 +44,8 @@ class OpRequest : public Request {
   bool forward_inputs();                         // all, with outputs: in place if allowed
   bool read_splits(int index);                   // an int64 vector
   bool allocate_output(int index, size_t rows);  // as input `index`, with other rows
+  // As many arrays to receive as the spec has shapes; only the message tells open dimensions.
+  bool expect_arrays();
 
   std::byte* allocate(size_t index, int64_t rows) override;
   void complete(const Status& status) override;

@@ -2,7 +2,7 @@
 //
 // A link starts transfers and tells when they are done; it makes progress only in progress().
 // Messages between two ranks with the same tag arrive in the order in which they were sent, and a
-// receive takes the next one. One thread at a time uses a link, not always the same one.
+// receive takes the next one. Any thread may use a link at any time.
 //
 // The memory of a transfer that was started must stay until it is done, and after an error for as
 // long as the link exists: nobody can say what the network still does with it.

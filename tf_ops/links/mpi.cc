@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -89,6 +90,7 @@ class MpiLink : public Link {
   }
 
   Status send(int to, int tag, const std::byte* data, size_t bytes, int* ticket) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     const int count = static_cast<int>(bytes);
     const size_t slot = begin({to, false, 0}, ticket);
     return begun(mpi_.isend(data, count, mpi_.byte, to, tag, comm_, &requests_[slot]), slot);
@@ -96,6 +98,7 @@ class MpiLink : public Link {
 
   Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
                  int* ticket) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     const int count = static_cast<int>(bytes);
     const size_t slot = begin({from, true, length == Length::kExact ? count : 0}, ticket);
     const int source = from == kAnyone ? mpi::kAnySource : from;
@@ -104,6 +107,7 @@ class MpiLink : public Link {
 
   // One call for all: each makes MPI look at its sockets.
   Status progress() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     int count = 0;
     const int code = mpi_.testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
                                    finished_.data(), statuses_.data());
@@ -124,6 +128,7 @@ class MpiLink : public Link {
   }
 
   Status poll(int ticket, bool* done, int* from) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     const Transfer& transfer = transfers_[static_cast<size_t>(ticket)];
     *done = transfer.done;
     if (!transfer.done) return {};
@@ -184,6 +189,7 @@ class MpiLink : public Link {
     return text;
   }
 
+  std::mutex mutex_;
   const Mpi mpi_;
   const mpi::Comm comm_;
   // By ticket; requests lie side by side, as MPI wants them.

@@ -1,0 +1,117 @@
+// Messages of this rank: from one rank to another, both of which name the other one.
+//
+// Between two ranks there are two channels, one in each direction, for the whole job: the n-th
+// message that rank a sends to rank b goes to the n-th receive on b from a, whatever their process
+// sets. A channel has two buffers. A send is done when its message is in one of them, and waits
+// while none is free; so a rank computes while the message before is on its way or not yet taken.
+//
+//     rank 0   compute 0 | send 0 | compute 1   | send 1 | compute 2   | send 2 (waits?) ...
+//     rank 1                      | recv 0 | compute 0   | recv 1 | compute 1 ...
+//
+// Each message says what it is (message.h), as a collective does by its signature. If the receiver
+// has been asked for something else, it drops the message and tells the sender, which finds out at
+// a later send to the same rank; that one is not sent. Both go on in step.
+//
+// Messages are no collectives. They leave the engine's queue as soon as they are posted here, in
+// the order of the program; what waits here holds up neither collectives nor other channels.
+// A caller that waits sees to its channel itself; all others are seen to by a thread, which is
+// started when it is needed first. Whoever waits sleeps on the bell of this rank (host_channel.h).
+//
+// A peer that dies, leaves or gives up, and a deadline, break the channel for good. What the peer
+// has sent before can still be received. A message that fails in a step of TensorFlow takes the
+// rest of the step with it, which other ranks count on: then this rank gives up all its messages.
+
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/channel.h"
+#include "engine/host_channel.h"
+#include "engine/request.h"
+#include "engine/world.h"
+
+namespace ringar {
+
+class Mail {
+ public:
+  // Tells of the end of a request that was posted.
+  using Finish = std::function<void(Request*, const Status&)>;
+
+  Mail(const World& world, int generation, Finish finish);
+  ~Mail();
+  Mail(const Mail&) = delete;
+  Mail& operator=(const Mail&) = delete;
+
+  // Takes a request over until finish() is called. `peer`: the other rank of the job; none if
+  // `refusal` tells why there is none.
+  void post(Request* request, int peer, const Status& refusal);
+  // Posts a request and waits for its end.
+  Status run(Request& request, int peer);
+
+  // Whether requests of a step wait here.
+  bool has(int64_t step);
+  // Ends all that waits and all that comes with an error, and tells the other ranks.
+  void give_up(const Status& status);
+  // Ends what waits with an error, when patience.stop is set, and stays a moment for what is on its
+  // way to other hosts. Returns when no thread is at work here any longer.
+  void stop();
+
+  bool is_broken() const { return is_broken_.load(); }
+
+ private:
+  struct Posted {
+    Request* request;
+    Status* status = nullptr;  // of a caller that waits, with `done`
+    bool* done = nullptr;
+  };
+  struct Stream;
+  static constexpr int kNoSet = -2;  // instead of a process set's id, in notices
+
+  Stream& stream(bool sends, int peer);
+  std::unique_ptr<Channel> open(bool sends, int peer);
+  Flag& bell() { return own_bell_ && own_bell_->flag() ? *own_bell_->flag() : local_bell_; }
+  void open_bell();
+  void start_thread();
+  void thread_main();
+
+  // Does what can be done now of a stream's requests; true if one has ended.
+  bool drive(Stream& stream, const bool* mine);
+  Status advance(Stream& stream, Request& request, bool* done);  // of a stream that is not broken
+  Status keep_waiting(Stream& stream, Request& request, bool* done);
+  Signature describe(const Stream& stream, const Request& request) const;
+  Status note(Stream& stream, const Request& request, int64_t begin, const Status& status);
+  void tell_others(const Status& status);
+  // Goes on with transfers of requests that have ended; true as long as there are some.
+  bool tend(Stream& stream);
+  Status stopped() const;
+
+  const World& world_;
+  const int generation_;
+  const Finish finish_;
+
+  std::mutex mutex_;
+  std::condition_variable out_;
+  std::map<std::pair<bool, int>, std::unique_ptr<Stream>> streams_;
+  std::deque<std::pair<Request*, Status>> refused_;
+  std::optional<Bell> own_bell_;  // where this rank shares its host
+  std::optional<BoxRoom> room_;
+  Flag local_bell_;
+  Status given_up_;
+  bool stopped_ = false;
+  int callers_ = 0;
+  std::atomic<bool> is_broken_{false};
+  std::thread thread_;
+};
+
+}  // namespace ringar

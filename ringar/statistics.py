@@ -17,7 +17,7 @@ class Traffic:
         bytes: what this rank had to send for them by the best algorithm there is, whatever way it
             went: of K bytes on n ranks 2 (n-1)/n K for an allreduce, (n-1)/n K for a
             reduce-scatter, what is for others in an all-to-all, (n-1) K for an all-gather of own
-            parts of K bytes, K for the root of a broadcast.
+            parts of K bytes, K for the root of a broadcast. A message counts where it is sent.
     """
 
     calls: int

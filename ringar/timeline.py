@@ -1,7 +1,8 @@
 """A picture of what the collectives of all ranks do, for Perfetto (https://ui.perfetto.dev).
 
 Each rank has two rows: its collectives, with the stretches of copying, reducing and waiting for a
-named rank inside, and the queue, where requests wait for their turn. Times are of one clock. While
+named rank inside, and what is under way beside them: requests that wait for their turn, and
+messages, from when they are asked for to their end. Times are of one clock. While
 it is recorded, each rank writes a file of its own, ``<path>.rank<r>``, which is valid JSON after
 every event; in the end they are merged into ``<path>``.
 

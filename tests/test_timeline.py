@@ -105,6 +105,38 @@ def test_the_late_rank_is_named(tmp_path: Path) -> None:
     assert abs(large["ts"] + large["dur"] - other["ts"] - other["dur"]) < 0.1e6
 
 
+def test_messages_are_shown_with_their_wait(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    source = """
+        import time
+        import tensorflow as tf
+        import ringar
+        ringar.init()
+        spec = tf.TensorSpec([None, 5])
+        if ringar.rank() == 0:
+            time.sleep(0.3)
+            ringar.send(tf.ones([20, 5]), 1, name="maps")
+            tf.function(lambda: ringar.send(tf.ones([1, 5]), 1))()
+        else:
+            ringar.recv(spec, 0, name="maps")
+            tf.function(lambda: ringar.recv(spec, 0))()
+    """
+    done = run(tmp_path, 2, source, "--timeline-filename", str(path))
+    assert done.returncode == 0, done.stderr
+    events = [e for e in json.loads(path.read_text()) if e.get("cat") == "message"]
+    names = [
+        ['send "maps" to rank 1', "send to rank 1"],
+        ['recv "maps" from rank 0', "recv from rank 0"],
+    ]
+    for rank in range(2):
+        begins = [e for e in events if e["pid"] == rank and e["ph"] == "b"]
+        ends = [e for e in events if e["pid"] == rank and e["ph"] == "e"]
+        assert [e["name"] for e in begins] == names[rank] == [e["name"] for e in ends]
+        assert [e["args"]["bytes"] for e in begins] == [400, 20]
+        assert all(b["ts"] <= e["ts"] for b, e in zip(begins, ends, strict=True))
+        assert (begins[0]["args"]["waiting_us"] > 0.2e6) == (rank == 1)
+
+
 def test_start_and_stop_from_the_program(tmp_path: Path) -> None:
     source = """
         import json, sys

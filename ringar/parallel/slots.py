@@ -1,4 +1,4 @@
-"""Which variables of an optimizer belong to variables of the model that are cut."""
+"""Which variables of an optimizer belong to which variables of the model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from ringar.parallel.lineage import Cut, cut_of
 
 
-def cuts(optimizer: Any, variables: list[Any]) -> list[Cut | None]:
-    """How each of `optimizer.variables` is cut, in their order.
+def owners(optimizer: Any, variables: list[Any]) -> list[tuple[Any | None, str]]:
+    """For each of `optimizer.variables` the model's variable that it belongs to, if any.
 
     Momenta, moving averages and accumulated gradients have the shape of the model's variable that
     they belong to, and Keras names them after its path.
@@ -16,15 +16,28 @@ def cuts(optimizer: Any, variables: list[Any]) -> list[Cut | None]:
     Args:
         optimizer: a built Keras optimizer.
         variables: the model's variables that it was built with.
+
+    Returns:
+        Pairs of a variable of `variables`, or None, and the rest of the name.
     """
     names = sorted(
         ((f"{v.path.replace('/', '_')}_", v) for v in variables), key=lambda pair: -len(pair[0])
     )
 
-    def cut(slot: Any) -> Cut | None:
-        owner = next(
-            (v for name, v in names if slot.name.startswith(name) and slot.shape == v.shape), None
-        )
-        return None if owner is None else cut_of(owner)
+    def owner(slot: Any) -> tuple[Any | None, str]:
+        for name, variable in names:
+            if slot.name.startswith(name) and slot.shape == variable.shape:
+                return variable, slot.name.removeprefix(name)
+        return None, slot.name
 
-    return [cut(slot) for slot in optimizer.variables]
+    return [owner(slot) for slot in optimizer.variables]
+
+
+def cuts(optimizer: Any, variables: list[Any]) -> list[Cut | None]:
+    """How each of `optimizer.variables` is cut, in their order, like its owner.
+
+    Args:
+        optimizer: a built Keras optimizer.
+        variables: the model's variables that it was built with.
+    """
+    return [None if owner is None else cut_of(owner) for owner, _ in owners(optimizer, variables)]

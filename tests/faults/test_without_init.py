@@ -23,6 +23,8 @@ COLLECTIVES = [
     "grouped_broadcast",
     "alltoall",
     "barrier",
+    "send",
+    "recv",
 ]
 OTHERS = [
     "rank",

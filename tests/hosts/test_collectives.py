@@ -22,7 +22,8 @@ SCENARIOS = [
     *[f"{what}, {how}" for what in ("allreduce", "large allreduce", "narrow allreduce")
       for how in ALGORITHMS],
     "reducescatter", "allgather", "broadcast", "alltoall", "grouped", "barrier", "objects",
-    "process_sets", "sets_in_turn", "beside_mpi", "in_a_function", "works at the end",
+    "process_sets", "sets_in_turn", "messages", "messages_in_a_function", "refused_messages",
+    "beside_mpi", "in_a_function", "works at the end",
 ]  # fmt: skip
 
 

@@ -34,6 +34,8 @@ COLLECTIVES: dict[str, Scenario] = {
     "grouped_broadcast": lambda make: ringar.grouped_broadcast([make(ones(4))], 0),
     "alltoall": lambda make: ringar.alltoall(make(ones(4))),
     "barrier": lambda make: ringar.barrier(),
+    "send": lambda make: ringar.send(make(ones(4)), 1),
+    "recv": lambda make: ringar.recv(tf.TensorSpec([4]), 1),
 }
 OBJECTS: dict[str, Callable[[], object]] = {
     "broadcast_object": lambda: ringar.broadcast_object("x"),

@@ -227,6 +227,81 @@ def sets_in_turn() -> None:
         ringar.remove_process_set(one)
 
 
+def messages() -> None:
+    """From every rank to every other one, short and long, and of a set that spans hosts."""
+    size, rank = ringar.size(), ringar.rank()
+    others = [r for r in range(size) if r != rank]
+    for turn, length in enumerate([0, 1, 300, 70_001, 5, 70_001, 2, 1000] * 3):
+        dtype = common.MOVED[turn % len(common.MOVED)]
+        arrays = common.of_all_ranks(dtype, (length + 1, 2), turn)
+        for to in others:
+            # Each receiver gets its own part of it.
+            ringar.send(arrays[rank][: length + 1 - to % 2], to, name=f"turn {turn}")
+        for source in others[::-1]:
+            expected = arrays[source][: length + 1 - rank % 2]
+            spec = tf.TensorSpec([None, 2], expected.dtype)
+            received = ringar.recv(spec, source, name=f"turn {turn}")
+            common.assert_same(received, expected, (turn, source))
+    large_arrays = common.of_all_ranks("float32", (LARGE,))
+    ringar.send(large_arrays[rank], (rank + 1) % size)
+    received = ringar.recv(tf.TensorSpec([LARGE]), (rank - 1) % size)
+    common.assert_same(received, large_arrays[rank - 1])
+    for ranks in groups()[:3]:
+        one = ringar.add_process_set(ranks)
+        place = one.rank()
+        if one.included() and one.size() > 1:
+            ringar.send(np.array([place]), (place + 1) % one.size(), process_set=one)
+            spec = tf.TensorSpec([1], tf.int64)
+            got = ringar.recv(spec, (place - 1) % one.size(), process_set=one)
+            assert got.numpy().tolist() == [(place - 1) % one.size()]
+        ringar.remove_process_set(one)
+
+
+def messages_in_a_function() -> None:
+    """Both ways around a ring, beside a collective; all receive before they send."""
+    size, rank = ringar.size(), ringar.rank()
+    after, before = (rank + 1) % size, (rank - 1) % size
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        received = ringar.recv(tf.TensorSpec([None]), before, name="right")
+        ringar.send(x, after, name="right")
+        total = ringar.allreduce(received)
+        ringar.send(total, before, name="left")
+        return [total, ringar.recv(tf.TensorSpec([None]), after, name="left")]
+
+    for turn in range(20):
+        length = [3, 100_000, 5000][turn % 3]
+        for result in step(tf.fill([length], float(rank + turn))):
+            np.testing.assert_allclose(result, np.full(length, turn + (size - 1) / 2), rtol=1e-6)
+
+
+def refused_messages() -> None:
+    """The sender is told when it sends again; at most one more is under way until then."""
+    rank, last = ringar.rank(), ringar.size() - 1
+    sent, text = 0, ""
+    spec = tf.TensorSpec([1], tf.int64)
+    try:
+        if rank == 0:
+            ringar.send(np.ones(3), last, name="wrong")
+            while True:
+                ringar.send(np.array([sent]), last)
+                sent += 1
+        if rank == last:
+            ringar.recv(spec, 0)
+    except (ringar.errors.MismatchError, tf.errors.InvalidArgumentError) as error:
+        text = str(error)
+    if rank in (0, last):
+        assert f'rank 0: send "wrong" of float64[3]\n  rank {last}: recv of int64[1]' in text, text
+    sent = ringar.broadcast_object(sent)
+    assert sent <= 1
+    if rank == 0:
+        ringar.send(np.array([sent]), last)
+    if rank == last:
+        for i in range(sent + 1):
+            assert ringar.recv(spec, 0).numpy().tolist() == [i]
+
+
 def beside_mpi() -> None:
     """The user's own code may use mpi4py at the same time, from another thread where MPI may."""
     from mpi4py import MPI
@@ -283,6 +358,9 @@ def main() -> None:
         objects,
         process_sets,
         sets_in_turn,
+        messages,
+        messages_in_a_function,
+        refused_messages,
         beside_mpi,
         in_a_function,
     ):

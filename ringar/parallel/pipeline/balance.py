@@ -1,0 +1,140 @@
+"""Cuts that make all modules take equally long.
+
+Every operation of the model runs alone, forward and backward, on random numbers, and is timed. Of
+all ways to cut where it is possible the one is taken whose slowest module is fastest; of those that
+are equal within a hundredth, the one that sends the fewest bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ringar.parallel.pipeline.cut import Graph
+
+_REPEATS = 3
+_LIKE = 0.01
+
+
+def seconds_per_node(graph: Graph, batch_size: int) -> list[float]:
+    """How long each operation takes, forward and backward, on a batch of random numbers.
+
+    Args:
+        graph: of the model.
+        batch_size: rows of the batch.
+
+    Raises:
+        ValueError: the model has inputs of unknown size.
+    """
+    tensors = {id(tensor): _random(tensor, batch_size) for tensor in graph.model.inputs}
+    call = _timed(tf.function(lambda values: [tf.reduce_max(values[0])]), [tf.zeros([8])])
+    return [max(_seconds(node, tensors) - call, 0.0) for node in graph.nodes]
+
+
+def partition(graph: Graph, seconds: list[float], modules: int) -> list[int]:
+    """The places of `modules - 1` cuts.
+
+    Args:
+        graph: of the model.
+        seconds: how long each of its nodes takes.
+        modules: how many modules there are to be.
+
+    Raises:
+        ValueError: the model can be cut at fewer places.
+    """
+    possible = [p for p in range(1, len(graph.nodes)) if not graph.obstacle(p)]
+    if len(possible) < modules - 1:
+        raise ValueError(
+            f"`modules` must be at most {len(possible) + 1}, since the model can be cut at "
+            f"{len(possible)} places. Received: modules={modules}"
+        )
+    until = np.concatenate([[0], np.cumsum(seconds)])
+    unit = max(until[-1] / modules * _LIKE, 1e-12)
+    bytes_at = {place: _bytes(graph.crossing(place)) for place in possible}
+
+    @functools.cache
+    def best(first: int, count: int) -> tuple[int, int, tuple[int, ...]] | None:
+        """Of the nodes from `first` in `count` modules: slowest module, bytes, cuts."""
+        if count == 1:
+            return round((until[-1] - until[first]) / unit), 0, ()
+        found = None
+        for place in possible:
+            rest = best(place, count - 1) if place > first else None
+            if rest is None:
+                continue
+            slowest = max(round((until[place] - until[first]) / unit), rest[0])
+            option = slowest, bytes_at[place] + rest[1], (place, *rest[2])
+            found = option if found is None else min(found, option)
+        return found
+
+    result = best(0, modules)
+    assert result is not None
+    return list(result[2])
+
+
+def _random(tensor: Any, batch_size: int) -> tf.Tensor:
+    shape = (batch_size, *tensor.shape[1:])
+    if None in shape:
+        raise ValueError(
+            "The model must have inputs of known size for its layers to be timed. Received: an "
+            f"input of shape {tuple(tensor.shape)}. Name the layers to cut after: cuts=[...]"
+        )
+    if tf.as_dtype(tensor.dtype).is_floating:
+        return tf.random.stateless_normal(shape, (1, 2), dtype=tensor.dtype)
+    return tf.zeros(shape, tensor.dtype)
+
+
+def _seconds(node: Any, tensors: dict[int, Any]) -> float:
+    """Runs a node on `tensors`, and adds what it makes to them."""
+    needed = {id(tensor): tensors[id(tensor)] for tensor in node.input_tensors}
+    weights = [v.value for v in getattr(node.operation, "trainable_variables", ())]
+
+    kept = [(v, v.numpy()) for v in getattr(node.operation, "variables", ()) if not v.trainable]
+    training = {"training": True} if getattr(node.operation, "_call_has_training_arg", 0) else {}
+
+    def forward(inputs: dict[int, Any]) -> list[Any]:
+        args, kwargs = node.arguments.fill_in(inputs)
+        return keras.tree.flatten(node.operation(*args, **{**kwargs, **training}))
+
+    @tf.function
+    def both(values: list[Any]) -> list[Any]:
+        inputs = dict(zip(needed, values, strict=True))
+        floats = [value for value in values if value.dtype.is_floating]
+        with tf.GradientTape() as tape:
+            tape.watch(floats)
+            outputs = [o for o in forward(inputs) if o.dtype.is_floating]
+        gradients = tape.gradient(outputs, [*weights, *floats]) if outputs else []
+        # One number that depends on all of them, so that all are computed, and nothing is copied.
+        parts = [tf.reduce_max(tf.cast(g, tf.float32)) for g in gradients if g is not None]
+        return [tf.add_n(parts)] if parts else []
+
+    seconds = _timed(both, list(needed.values()))
+    tensors.update(zip(map(id, node.outputs), forward(needed), strict=True))
+    for variable, value in kept:  # moving averages and seeds
+        variable.assign(value)
+    return seconds
+
+
+def _timed(function: Any, values: list[tf.Tensor]) -> float:
+    """The median time of a call, the first one left out."""
+    function(values)
+    times = []
+    for _ in range(_REPEATS):
+        begin = time.perf_counter()
+        for result in function(values):
+            result.numpy()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def _bytes(tensors: list[Any]) -> int:
+    """Of one example."""
+    return sum(
+        int(np.prod([dim or 1 for dim in t.shape[1:]])) * tf.as_dtype(t.dtype).size for t in tensors
+    )

@@ -1,0 +1,118 @@
+"""What a training step works on, and whether all modules work on the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+
+from ringar.collectives import allgather_object
+from ringar.runtime import ProcessSet
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A batch, or a part of one.
+
+    Attributes:
+        inputs: of the whole model, in the order of its inputs.
+        x: the same as they were given.
+        y: targets.
+        sample_weight: weights of the rows.
+        share: how much of the whole batch it is.
+    """
+
+    inputs: list[Any]
+    x: Any
+    y: Any = None
+    sample_weight: Any = None
+    share: float = 1.0
+
+    @property
+    def rows(self) -> int:
+        """The number of examples."""
+        return int(self.inputs[0].shape[0])
+
+    @property
+    def targets(self) -> tuple[Any, Any, Any]:
+        """What the loss is computed from, besides the outputs."""
+        return self.x, self.y, self.sample_weight
+
+    def cut(self, count: int) -> list[Batch]:
+        """In at most `count` parts of equally many rows, more or less; none is empty."""
+        rows = self.rows
+        count = max(1, min(count, rows))
+        ends = [i * rows // count for i in range(count + 1)]
+
+        def part(begin: int, end: int) -> Batch:
+            inputs, x, y, weight = keras.tree.map_structure(
+                lambda t: None if t is None else t[begin:end],
+                (self.inputs, self.x, self.y, self.sample_weight),
+            )
+            return Batch(inputs, x, y, weight, (end - begin) / rows)
+
+        return [part(*ends[i : i + 2]) for i in range(count)]
+
+    def digest(self) -> int:
+        """A number that tells this batch from others."""
+        digest = 0
+        for tensor in keras.tree.flatten((self.inputs, self.y, self.sample_weight)):
+            if tensor is not None:
+                data = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+                digest = zlib.crc32(data.data, digest)
+        return digest
+
+
+class Reader:
+    """Makes batches of what Keras hands over, however the inputs are given.
+
+    Args:
+        model: the whole model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._names = [tensor.name for tensor in model.inputs]
+
+    def batch(self, data: Any) -> Batch:
+        """The batch in `x`, `(x, y)` or `(x, y, sample_weight)`."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        return Batch(self.inputs(x), x, y, sample_weight)
+
+    def inputs(self, x: Any) -> list[Any]:
+        """The inputs in the order of the model's.
+
+        Raises:
+            ValueError: there are too few or too many.
+        """
+        if isinstance(x, dict):
+            found = [x[name] for name in self._names if name in x]
+        else:
+            found = keras.tree.flatten(x)
+        if len(found) != len(self._names):
+            received = list(x) if isinstance(x, dict) else f"{len(found)} of them"
+            raise ValueError(
+                f"`x` must have {len(self._names)} inputs, named {', '.join(self._names)}. "
+                f"Received: {received}"
+            )
+        return found
+
+
+def check_same(batch: Batch, ranks: ProcessSet) -> None:
+    """Check that all ranks have the same batch. Collective over `ranks`.
+
+    Raises:
+        ValueError: on every rank, if they do not.
+    """
+    digests = allgather_object(batch.digest(), name="first batch", process_set=ranks)
+    if len(set(digests)) > 1:
+        received = ", ".join(
+            f"{digest:08x} (rank {rank})" for rank, digest in zip(ranks.ranks, digests, strict=True)
+        )
+        raise ValueError(
+            "The examples must be the same on every rank of a model group. Received: first "
+            f"batches with the digests {received}. Share the data with "
+            "ringar.data.shard(dataset, grid=grid), and shuffle and augment with a seed."
+        )

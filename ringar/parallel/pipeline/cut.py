@@ -1,0 +1,157 @@
+"""Where a model can be cut, what crosses the cuts, and the network of each module.
+
+The operations of a functional model are taken in the order in which Keras runs them. A cut after
+one of them divides them into those up to it and those that follow. What crosses is every tensor
+that is made before the cut and used after it; one that is used only two modules later, by a skip
+connection, crosses both cuts and is carried along. The model's inputs do not cross: each rank has
+the batch, and takes from it what its module reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """A functional model, as a sequence of operations.
+
+    Attributes:
+        model: the functional model.
+        nodes: its calls of operations, in the order in which they run, without the inputs.
+    """
+
+    model: Any
+    nodes: list[Any]
+
+    @classmethod
+    def of(cls, model: keras.Model) -> Graph:
+        """The graph of a functional or sequential model.
+
+        Raises:
+            ValueError: it is another kind of model, or not built.
+        """
+        functional = getattr(model, "_functional", None) or model  # of a Sequential
+        if not hasattr(functional, "_nodes_by_depth"):
+            raise ValueError(
+                "`model` must be a functional or sequential model that is built, since others have "
+                f"no graph to cut. Received: {type(model).__name__} {model.name}"
+            )
+        by_depth = functional._nodes_by_depth
+        nodes = [
+            node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]
+            if not node.is_input
+        ]  # fmt: skip
+        return cls(functional, nodes)
+
+    def crossing(self, place: int) -> list[Any]:
+        """The tensors that cross a cut after so many nodes."""
+        later = [tensor for node in self.nodes[place:] for tensor in node.input_tensors]
+        wanted = {id(tensor) for tensor in [*later, *self.model.outputs]}
+        made = (tensor for node in self.nodes[:place] for tensor in node.outputs)
+        return [tensor for tensor in made if id(tensor) in wanted]
+
+    def obstacle(self, place: int) -> str:
+        """Why there can be no cut after so many nodes, or ""."""
+        before = {id(node.operation) for node in self.nodes[:place]}
+        for node in self.nodes[place:]:
+            if id(node.operation) in before and getattr(node.operation, "weights", None):
+                return f"layer {node.operation.name} is used on both sides, with the same weights"
+        for tensor in self.crossing(place):
+            if getattr(tensor, "_keras_mask", None) is not None:
+                maker = tensor._keras_history.operation.name
+                return f"the output of layer {maker}, which crosses the cut, has a mask"
+        return ""
+
+    def after(self, layer: str) -> int:
+        """The place of a cut after the last call of a layer.
+
+        Raises:
+            ValueError: there is no such layer, or no cut is possible there.
+        """
+        names = [node.operation.name for node in self.nodes]
+        if layer not in names[:-1]:
+            raise ValueError(
+                "`cuts` must be names of layers of the model that others follow. "
+                f"Received: {layer!r}; the layers are {', '.join(dict.fromkeys(names[:-1]))}"
+            )
+        place = len(names) - names[::-1].index(layer)
+        if obstacle := self.obstacle(place):
+            raise ValueError(
+                f"`cuts` must be places where the model can be cut. Received: {layer!r}, but "
+                f"{obstacle}."
+            )
+        return place
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """The network of one module, and how it is connected.
+
+    Attributes:
+        model: takes a list of the tensors in `reads`, then those in `receives`. Its outputs are a
+            list of those in `sends`, or, of the last module, those of the whole model.
+        reads: which of the whole model's inputs it reads, by their places.
+        receives: what comes from the module before.
+        sends: what goes to the module after; empty in the last one.
+    """
+
+    model: keras.Model
+    reads: list[int]
+    receives: list[tf.TensorSpec]
+    sends: list[tf.TensorSpec]
+
+
+def places(graph: Graph, layers: Sequence[str], modules: int) -> list[int]:
+    """The places of the cuts after the given layers.
+
+    Raises:
+        ValueError: there are not `modules - 1` of them, one after the other, where the model can be
+            cut.
+    """
+    found = [graph.after(layer) for layer in layers]
+    if len(found) != modules - 1 or found != sorted(set(found)):
+        raise ValueError(
+            "`cuts` must be the names of `modules - 1` layers, one for each module but the last, "
+            f"in the order in which they run. Received: modules={modules}, cuts={list(layers)}"
+        )
+    return found
+
+
+def network(graph: Graph, cuts: Sequence[int], module: int) -> Network:
+    """The network of a module; its layers are those of the whole model.
+
+    Args:
+        graph: of the whole model.
+        cuts: the places of all cuts.
+        module: which one, from 0.
+    """
+    ends = [0, *cuts, len(graph.nodes)]
+    first, last = ends[module], ends[module + 1]
+    nodes = graph.nodes[first:last]
+    received = graph.crossing(first)
+    sent = graph.crossing(last) if last < len(graph.nodes) else []
+    used = {id(tensor) for node in nodes for tensor in node.input_tensors}
+    used |= {id(tensor) for tensor in graph.model.outputs if not sent}
+    reads = [i for i, tensor in enumerate(graph.model.inputs) if id(tensor) in used]
+    from_outside = [*(graph.model.inputs[i] for i in reads), *received]
+    inputs = [keras.Input(batch_shape=t.shape, dtype=t.dtype) for t in from_outside]
+    tensors = dict(zip(map(id, from_outside), inputs, strict=True))
+    for node in nodes:
+        args, kwargs = node.arguments.fill_in(tensors)
+        outputs = keras.tree.flatten(node.operation(*args, **kwargs))
+        tensors.update(zip(map(id, node.outputs), outputs, strict=True))
+    outputs = [tensors[id(t)] for t in (sent or graph.model.outputs)]
+    if not sent:
+        outputs = keras.tree.pack_sequence_as(graph.model.output, outputs)
+    name = f"{graph.model.name}_module_{module}"
+    return Network(keras.Model(inputs, outputs, name=name), reads, _specs(received), _specs(sent))
+
+
+def _specs(tensors: Iterable[Any]) -> list[tf.TensorSpec]:
+    return [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]

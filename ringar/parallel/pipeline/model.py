@@ -1,0 +1,380 @@
+"""`Pipelined`: a Keras model of which each rank holds one module, and all train at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ringar import runtime
+from ringar.collectives import broadcast_object
+from ringar.keras.callbacks import Distributed
+from ringar.keras.optimizer import DistributedOptimizer
+from ringar.parallel import grid as grids
+from ringar.parallel.grid import Grid
+from ringar.parallel.pipeline import balance, cut, refusals, state
+from ringar.parallel.pipeline.batch import Batch, Reader, check_same
+from ringar.parallel.pipeline.callback import Alignment
+from ringar.parallel.pipeline.metrics import Metrics
+from ringar.parallel.pipeline.module import Event, Module
+from ringar.parallel.pipeline.schedule import schedule as schedule_named
+
+
+class Pipelined(keras.Model):
+    """A model that is cut into modules, each on a rank of its own, which train at once.
+
+    Compile it, and call `fit`, `evaluate` and `predict` as for any Keras model, on every rank and
+    with the same data; with a grid of several model groups, each of them with its own share
+    (`ringar.data.shard(dataset, grid=grid)`). The first module takes the inputs from it, the last
+    one the targets. `ringar.callbacks.Distributed` is not needed: what it does is done.
+
+    - Weights, `trainable_variables`, the optimizer: those of this rank's module. `whole` returns
+      the plain model, and `save` writes it.
+    - Metrics are the last module's, and all ranks get them at the end of an epoch. What `fit` shows
+      during the epoch lags behind by the first module's staleness.
+    - `evaluate` and `predict` use the weights as they are, without any delay.
+    - Batches in flight stay in flight between epochs, and from one `fit` to the next; `drain`
+      applies their gradients. In its first steps a module has no gradient yet, and leaves its
+      weights and its optimizer alone.
+    - Data is shuffled alike on all ranks: by `fit`, if it is given arrays; with a seed of your own,
+      if it is given a dataset. The first batch is compared.
+
+    Args:
+        model: a functional or sequential model, built, the same on every rank. Its layers are used,
+            not copied; those of other modules can be freed with it. If it is compiled, so is the
+            result, and goes on where its optimizer stands.
+        modules: how many; by default `grid.model`, or as many as there are ranks.
+        schedule: `"delayed"`, with gradients as many steps old as modules follow; `"decoupled"`,
+            twice as old, for modules that never wait; `"microbatch"`, exact.
+        cuts: the names of the layers after which to cut, one less than modules; by default they are
+            found by timing each layer on rank 0.
+        grid: with `grid.model` equal to `modules`; by default the current one, or a new one.
+        microbatches: into how many parts `"microbatch"` cuts a batch.
+        shrinking: multiplies the gradients at each cut on their way back, at most 1. Zhuang et al.
+            (2019) found that 0.8 or 0.9 helps where gradients are old.
+        batch_size: of the random numbers with which layers are timed.
+        name: of the model.
+
+    Attributes:
+        grid: the grid of modules and replicas.
+        module: this rank's module, counted from 0.
+        modules: how many there are.
+        cuts: the names of the layers after which the model is cut.
+        staleness: by how many steps this module's gradients lag behind.
+
+    Raises:
+        NotInitializedError: before `ringar.init()`.
+        ValueError: the model cannot be cut there (the layer that prevents it is named), or an
+            argument is out of range.
+
+    Example:
+    ```python
+    model = ringar.parallel.Pipelined(model, modules=2, schedule="delayed")
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(x, y, epochs=5)
+    model.save("model.keras")
+    ```
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        modules: int | None = None,
+        schedule: str = "delayed",
+        *,
+        cuts: Sequence[str] | None = None,
+        grid: Grid | None = None,
+        microbatches: int = 4,
+        shrinking: float = 1.0,
+        batch_size: int = 32,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name or f"{model.name}_pipelined")
+        self.grid = _grid(grid, modules)
+        self.modules, self.module = self.grid.model, self.grid.part
+        refusals.check_options(microbatches, shrinking)
+        self._schedule = schedule_named(schedule, self.module, self.modules, microbatches)
+        self._shrinking = float(shrinking)
+        graph = cut.Graph.of(model)
+        if self.modules > 1:
+            refusals.check_dtypes(graph)
+        places = _places(graph, self.grid, cuts, batch_size)
+        self.cuts = tuple(graph.nodes[place - 1].operation.name for place in places)
+        self._network = cut.network(graph, places, self.module)
+        self.network = self._network.model
+        self.output_names = list(graph.model.output_names)
+        self._reader = Reader(graph.model)
+        self._plain = state.Plain(model)
+        self._work: Module | None = None
+        self._first_is_compared = False
+        self.built = True
+        if getattr(model, "optimizer", None) is not None:
+            self.compile(**state.compile_arguments(model))
+
+    @property
+    def staleness(self) -> int:
+        """By how many steps this module's gradients lag behind its activations."""
+        return self._schedule.staleness
+
+    @property
+    def in_flight(self) -> int:
+        """How many batches have gone forward through this module and not yet come back."""
+        return 0 if self._work is None else self._work.in_flight
+
+    # What Keras calls ---------------------------------------------------------------------------
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        *,
+        jit_compile: Any = "auto",
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        """As for any Keras model; with several modules each step runs on its own.
+
+        Args:
+            optimizer: not a distributed one: gradients are averaged over the replicas in any case.
+            loss: as for any Keras model; a mean over the batch with `schedule="microbatch"`.
+            jit_compile: compile the module with XLA; batches must then be of one size.
+            run_eagerly: for debugging.
+            steps_per_execution: 1, with several modules.
+            **kwargs: as for any Keras model.
+
+        Raises:
+            ValueError: an argument cannot be used with modules.
+        """
+        optimizer = self._own_optimizer(keras.optimizers.get(optimizer))
+        self._jit_compile_as = jit_compile
+        if self.modules == 1:
+            kwargs |= {"jit_compile": jit_compile, "run_eagerly": run_eagerly}
+            kwargs["steps_per_execution"] = steps_per_execution
+            super().compile(optimizer=optimizer, loss=loss, **kwargs)
+            return
+        if steps_per_execution != 1:
+            raise ValueError(
+                "`steps_per_execution` must be 1 for a model in several modules. "
+                f"Received: steps_per_execution={steps_per_execution}"
+            )
+        if self._schedule.parts > 1:
+            refusals.check_losses(loss)
+        # A step is made of messages and compiled functions, and is itself plain Python.
+        kwargs |= {"run_eagerly": True, "jit_compile": False}
+        super().compile(optimizer=optimizer, loss=loss, **kwargs)
+        self._prepare(_compiler(run_eagerly, jit_compile is True))
+
+    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As for any Keras model, on every rank."""
+        if runtime.size() > 1:
+            tf.random.set_seed(broadcast_object(int(np.random.randint(2**31)), name="fit/seed"))
+            _quiet_but_on_rank_0(kwargs)
+            given = kwargs.get("callbacks") or []
+            given = list(given) if isinstance(given, list | tuple) else [given]
+            kwargs["callbacks"] = [
+                Alignment(self.grid),
+                *(callback for callback in given if not isinstance(callback, Distributed)),
+            ]
+        self._first_is_compared = False
+        return super().fit(x, *args, **kwargs)
+
+    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As for any Keras model, on every rank."""
+        _quiet_but_on_rank_0(kwargs)
+        return super().evaluate(x, *args, **kwargs)
+
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """As for any Keras model, on every rank; all of them get the outputs."""
+        _quiet_but_on_rank_0(kwargs)
+        return super().predict(x, *args, **kwargs)
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """The outputs of the whole model, on all ranks of the model group. Collective over it.
+
+        With several modules the weights are used as they are, whatever `training` says.
+        """
+        if self.modules == 1:
+            return self.network(self._reader.inputs(inputs), training=training)
+        flat = [tf.convert_to_tensor(tensor) for tensor in self._reader.inputs(inputs)]
+        last = self._needed().predict(Batch(flat, inputs))
+        outputs = last and keras.tree.map_structure(np.asarray, last[0])
+        ranks = self.grid.model_set
+        everywhere = broadcast_object(outputs, ranks.ranks[-1], name="outputs", process_set=ranks)
+        return keras.tree.map_structure(tf.convert_to_tensor, everywhere)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """One step of this rank's module."""
+        if self.modules == 1:
+            logs: dict[str, Any] = super().train_step(data)
+            return logs
+        batch = self._reader.batch(data)
+        if not self._first_is_compared:
+            self._first_is_compared = True
+            check_same(batch, self.grid.model_set)
+        work = self._needed()
+        self._update(work.step(batch))
+        return self._metrics_of_all.logs(work.report)
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        """One batch forward through all modules."""
+        if self.modules == 1:
+            logs: dict[str, Any] = super().test_step(data)
+            return logs
+        batch = self._reader.batch(data)
+        last = self._needed().predict(batch)
+        if last is not None:
+            self._score(last[0], batch.targets, last[1])
+        return self._metrics_of_all.logs(None)
+
+    def predict_step(self, data: Any) -> Any:
+        """The outputs for one batch, on every rank."""
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return self(x, training=False)
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """The metrics so far, on all ranks of the model group. Collective over it."""
+        if self.modules == 1 or self._metrics_of_all.are_local:
+            result: dict[str, Any] = super().get_metrics_result()
+            return result
+        return self._metrics_of_all.share()
+
+    # What users may call besides ----------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Apply the gradients of the batches in flight. Collective over each model group."""
+        if self._work is not None:
+            for gradients in self._needed().drain():
+                self._update(gradients)
+
+    def whole(self) -> keras.Model:
+        """The plain model with the weights of all modules. Collective over each model group.
+
+        If this model is compiled, so is the result, with a plain optimizer whose state is that of
+        the modules. Batches in flight are not part of it; call `drain` first to apply them.
+
+        Returns:
+            A model as it was before it was cut, on every rank.
+        """
+        ranks = self.grid.model_set
+        model = self._plain.with_weights(self.network, ranks)
+        if self.compiled:
+            config = self.get_compile_config()
+            config |= {"run_eagerly": False, "jit_compile": self._jit_compile_as}
+            model.compile_from_config(config)
+            state.gather_optimizer(model, self.network, self.optimizer, ranks)
+        return model
+
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Write the plain model (`whole`) from rank 0. Collective over all ranks.
+
+        Batches in flight are dropped: a model that is loaded and cut again fills its pipeline anew.
+        """
+        model = self.whole()
+        state.on_rank_0(lambda: model.save(filepath, *args, **kwargs))
+
+    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Write the weights of the plain model from rank 0. Collective over all ranks."""
+        model = self.whole()
+        state.on_rank_0(lambda: model.save_weights(filepath, *args, **kwargs))
+
+    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Take this module's weights out of a file of the plain model's."""
+        model = self._plain.make()
+        model.load_weights(filepath, *args, **kwargs)
+        state.set_layers(self.network, state.of_layers(model.layers))
+
+    def record(self, on: bool = True) -> list[Event]:
+        """Begin, or end, to note what this module does; return what was noted so far."""
+        work = self._needed()
+        noted, work.events = work.events or [], [] if on else None
+        return noted
+
+    # --------------------------------------------------------------------------------------------
+
+    def _own_optimizer(self, optimizer: Any) -> Any:
+        """The optimizer of this module: a new one with its part of the state, if it has state."""
+        refusals.check_optimizer(optimizer, self.modules)
+        if optimizer.built and self.modules > 1:
+            optimizer = state.part_of_optimizer(optimizer, self.trainable_variables)
+        if self.grid.data == 1:
+            return optimizer
+        return DistributedOptimizer(optimizer, process_set=self.grid.data_set)
+
+    def _prepare(self, compiled: Callable[[Any], Any]) -> None:
+        """What `compile` does besides, for several modules."""
+        self.optimizer.build(self.trainable_variables)
+        ranks = self.grid.model_set
+        is_last = self.module == self.modules - 1
+        self._metrics_of_all = Metrics(self, ranks, is_last)
+        self._work = Module(
+            self._network,
+            self._schedule,
+            before=None if self.module == 0 else ranks.ranks[self.module - 1],
+            after=None if is_last else ranks.ranks[self.module + 1],
+            metrics=self._metrics_of_all,
+            shrinking=self._shrinking,
+            compiled=compiled,
+        )
+        self._score = compiled(self._metrics_of_all.score)
+        self._apply = compiled(
+            lambda gradients: self.optimizer.apply(gradients, self.trainable_variables)
+        )
+
+    def _needed(self) -> Module:
+        if self._work is None:
+            raise ValueError(
+                "A pipelined model must be compiled before it is used. Received: one that is not."
+            )
+        self._work.claim()
+        return self._work
+
+    def _update(self, gradients: list[Any] | None) -> None:
+        if gradients and self.trainable_variables:
+            self._apply(gradients)
+
+
+def _grid(grid: Grid | None, modules: int | None) -> Grid:
+    found = grids.needed(grid, "Pipelined") if grid is not None else grids.current()
+    if grid is None and (found is None or modules not in (None, found.model)):
+        return Grid(model=runtime.size() if modules is None else modules)
+    assert found is not None
+    if modules not in (None, found.model):
+        raise ValueError(
+            "`modules` must be the number of parts of the grid. "
+            f"Received: modules={modules}, grid={found}"
+        )
+    return found
+
+
+def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size: int) -> list[int]:
+    """Where to cut: as the user says, or as rank 0 finds. Collective over all ranks."""
+    if grid.model == 1 or cuts is not None:
+        return cut.places(graph, list(cuts or []), grid.model)
+
+    def timed() -> Any:
+        try:
+            seconds = balance.seconds_per_node(graph, batch_size)
+            return balance.partition(graph, seconds, grid.model)
+        except ValueError as error:  # every rank's
+            return error
+
+    found = grid.agree(timed() if runtime.rank() == 0 else None)
+    if isinstance(found, ValueError):
+        raise found
+    return list(found)
+
+
+def _compiler(run_eagerly: bool, jit_compile: bool) -> Callable[[Any], Any]:
+    """Makes functions fast."""
+    if run_eagerly:
+        return lambda function: function
+    return tf.function(reduce_retracing=True, jit_compile=jit_compile, autograph=False)
+
+
+def _quiet_but_on_rank_0(arguments: dict[str, Any]) -> None:
+    if runtime.rank() != 0:
+        arguments["verbose"] = 0

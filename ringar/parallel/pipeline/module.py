@@ -1,0 +1,262 @@
+"""The work of one module: receive, compute, send, and keep what is in flight.
+
+A batch is in flight from its forward to its backward action. Kept are the tensors that the backward
+pass needs, by a gradient tape, and with them the weights that the batch has met: a variable that is
+updated gets new memory while a tape holds the old one. So the gradient is that of the weights of
+its own batch, however many updates lie between, and nothing is computed twice.
+
+What crosses a cut is followed by one number, the sum of the penalties (regularizers, `add_loss`) of
+the modules so far. The last module adds it to its loss, and its gradient comes back with the
+others: the loss that is shown, and each penalty's part in the gradients, are those of the whole
+model. A gradient is followed by a report, the metrics that the last module had after that batch.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ringar import runtime
+from ringar.parallel.pipeline.batch import Batch
+from ringar.parallel.pipeline.cut import Network
+from ringar.parallel.pipeline.messages import recv_together, send_together
+from ringar.parallel.pipeline.metrics import Metrics
+from ringar.parallel.pipeline.schedule import Action, Schedule
+
+_PENALTY = tf.TensorSpec([], tf.float32)
+_REPORT = tf.TensorSpec([None], tf.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that a module has done: "forward", "backward", "update", or "wait" for a message.
+
+    `batch` counts from 0; `begin` and `end` are seconds of `time.monotonic`.
+    """
+
+    what: str
+    batch: int
+    begin: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _InFlight:
+    tape: Any
+    received: list[tf.Tensor]  # those that have a gradient
+    outputs: list[tf.Tensor]
+
+
+class Module:
+    """One module, on this rank.
+
+    Args:
+        network: what it computes.
+        schedule: when.
+        before: the rank of the module before; None for the first one.
+        after: the rank of the module after; None for the last one.
+        metrics: what the last module makes of its outputs.
+        shrinking: multiplies the gradients that go back.
+        compiled: makes a function fast: `tf.function`, or nothing.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        schedule: Schedule,
+        *,
+        before: int | None,
+        after: int | None,
+        metrics: Metrics,
+        shrinking: float = 1.0,
+        compiled: Callable[[Any], Any] = tf.function,
+    ) -> None:
+        self.network, self.schedule = network, schedule
+        self.events: list[Event] | None = None
+        self._before, self._after, self._metrics, self._shrinking = (
+            before,
+            after,
+            metrics,
+            shrinking,
+        )
+        self._in_flight: collections.deque[_InFlight] = collections.deque()
+        self._taken = self._returned = 0  # batches
+        self.report: tf.Tensor | None = None  # of the batch that came back last
+        self._forward = compiled(self._outputs)
+        self._sum = compiled(_sum)
+
+    @property
+    def variables(self) -> list[Any]:
+        """The trainable ones."""
+        return list(self.network.model.trainable_variables)
+
+    @property
+    def in_flight(self) -> int:
+        """How many batches have gone forward and not yet come back."""
+        return len(self._in_flight)
+
+    def step(self, batch: Batch) -> list[Any] | None:
+        """Do the work of a step.
+
+        Returns:
+            The gradients of `variables`; None if there are none yet.
+        """
+        parts = iter(batch.cut(self.schedule.parts))
+        actions = self.schedule.step(min(self.schedule.parts, batch.rows))
+        gradients: list[list[Any]] = []
+        for action in actions:
+            if action is Action.FORWARD:
+                self._take(next(parts))
+            elif len(self._in_flight) > self.schedule.staleness:
+                gradients.append(self._give_back())
+        self._taken += 1
+        return self._total(gradients)
+
+    def drain(self) -> Iterator[list[Any]]:
+        """The gradients of what is in flight, batch after batch."""
+        while self._in_flight:
+            gradients = self._total([self._give_back()])
+            assert gradients is not None
+            yield gradients
+
+    def claim(self) -> None:
+        """Take the channels between the ranks into use for this module.
+
+        What another one has in flight is dropped, with the gradients that are on their way to it.
+        All ranks of a pipeline come here at the same point of their programs.
+        """
+        global _in_use
+        session = runtime._config("messages of a pipelined model")
+        if _in_use is not None and _in_use != (self, session):
+            other, its_session = _in_use
+            other._discard(receive=its_session is session)
+        _in_use = self, session
+
+    def _discard(self, receive: bool) -> None:
+        if receive and self._after is not None:
+            count = self.schedule.on_their_way(len(self._in_flight))
+            for part in itertools.islice(self._in_flight, count):
+                self._upstream(part)
+        self._in_flight.clear()
+
+    def predict(self, batch: Batch) -> tuple[Any, tf.Tensor] | None:
+        """One batch forward, as it is.
+
+        Returns:
+            In the last module, the outputs and the penalty of the modules before.
+        """
+        received = self._received("evaluation")
+        outputs = self._forward(*self._arguments(batch, received), training=False)
+        if self._after is None:
+            return outputs[0], outputs[1]
+        send_together(outputs, self._after, "evaluation")
+        return None
+
+    def _take(self, part: Batch) -> None:
+        """The forward action."""
+        received = self._received("forward")
+        with self._noted("forward", self._taken), tf.GradientTape() as tape:
+            floats = [tensor for tensor in received if tensor.dtype.is_floating]
+            tape.watch(floats)
+            outputs = self._forward(*self._arguments(part, received), training=True)
+        if self._after is not None:
+            send_together(outputs, self._after, "forward")
+        targets = [tensor for tensor in outputs if tensor.dtype.is_floating]
+        self._in_flight.append(_InFlight(tape, floats, targets))
+
+    def _give_back(self) -> list[Any]:
+        """The backward action, for the oldest part in flight."""
+        part = self._in_flight.popleft()
+        upstream = self._upstream(part)
+        with self._noted("backward", self._returned):
+            variables = self.variables
+            sources = [*variables, *part.received]
+            gradients = part.tape.gradient(part.outputs, sources, output_gradients=upstream)
+            own, back = gradients[: len(variables)], gradients[len(variables) :]
+            if self._before is not None:
+                gradients = [*self._shrunk(part.received, back), self.report]
+                send_together(gradients, self._before, "backward")
+        return list(own)
+
+    def _upstream(self, part: _InFlight) -> list[tf.Tensor] | None:
+        """The gradients of a part's outputs; None for the objective itself."""
+        if self._after is None:
+            self.report = self._metrics.report()
+            return None
+        with self._noted("wait", self._returned):
+            specs = [*map(_spec, part.outputs), _REPORT]
+            *upstream, self.report = recv_together(specs, self._after, "backward")
+        return upstream
+
+    def _outputs(
+        self, inputs: list[Any], penalty: Any, targets: Any, share: Any, training: bool
+    ) -> Any:
+        outputs = self.network.model(inputs, training=training)
+        if self._after is None:
+            if not training:
+                return [outputs, penalty]
+            return [self._metrics.objective(outputs, targets, penalty, share)]
+        losses = self.network.model.losses
+        own = tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else 0.0
+        return [*keras.tree.flatten(outputs), penalty + own]
+
+    def _arguments(self, batch: Batch, received: list[tf.Tensor]) -> tuple[Any, ...]:
+        read = [batch.inputs[i] for i in self.network.reads]
+        *tensors, penalty = received or [tf.zeros([])]
+        targets = batch.targets if self._after is None else None
+        return [*read, *tensors], penalty, targets, tf.constant(batch.share)
+
+    def _received(self, name: str) -> list[tf.Tensor]:
+        if self._before is None:
+            return []
+        with self._noted("wait", self._taken):
+            specs = [*self.network.receives, _PENALTY]
+            return recv_together(specs, self._before, name)
+
+    def _shrunk(self, received: Sequence[tf.Tensor], gradients: Sequence[Any]) -> list[tf.Tensor]:
+        dense = [
+            tf.zeros_like(tensor) if gradient is None else tf.convert_to_tensor(gradient)
+            for tensor, gradient in zip(received, gradients, strict=True)
+        ]
+        if self._shrinking == 1.0:
+            return dense
+        return [gradient * tf.cast(self._shrinking, gradient.dtype) for gradient in dense]
+
+    def _total(self, gradients: list[list[Any]]) -> list[Any] | None:
+        if not gradients:
+            return None
+        self._returned += 1
+        return gradients[0] if len(gradients) == 1 else list(self._sum(gradients))
+
+    @contextmanager
+    def _noted(self, what: str, batch: int) -> Iterator[None]:
+        begin = time.monotonic()
+        yield
+        if self.events is not None:
+            self.events.append(Event(what, batch, begin, time.monotonic()))
+
+
+# The module of this rank whose messages may be in the channels, and since which ringar.init().
+_in_use: tuple[Module, Any] | None = None
+
+
+def _spec(tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+def _sum(gradients: list[list[Any]]) -> list[Any]:
+    """Of the parts' gradients; None where there is none."""
+
+    def total(parts: tuple[Any, ...]) -> Any:
+        given = [tf.convert_to_tensor(part) for part in parts if part is not None]
+        return tf.add_n(given) if given else None
+
+    return [total(parts) for parts in zip(*gradients, strict=True)]

@@ -1,0 +1,24 @@
+"""A module of a pipeline that dies in the middle of an epoch stops all others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.outcomes import run_scenarios
+
+pytestmark = [pytest.mark.job, pytest.mark.deadline(120)]
+
+SCRIPT = Path(__file__).parent / "scripts" / "pipeline.py"
+
+
+@pytest.mark.parametrize(
+    ("victim", "schedule"), [(0, "microbatch"), (1, "delayed"), (2, "decoupled")]
+)
+def test_a_module_dies(tmp_path: Path, victim: int, schedule: str) -> None:
+    outcomes = run_scenarios(3, SCRIPT, tmp_path, args=[str(victim), schedule])
+    outcomes.job.check(137)
+    assert f"ringarrun: rank {victim} of 3 was killed by signal 9" in outcomes.job.stderr
+    for outcome in outcomes.of("fit", sorted({0, 1, 2} - {victim})):
+        outcome.expect("OpError", f"rank {outcome.rank} | ", f"rank {victim} has", within=60)

@@ -1,0 +1,175 @@
+"""What must equal ordinary training: one module, and micro-batches on several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import ringar
+from ringar.parallel import Pipelined
+from tests.parallel.conftest import OpenGrid
+from tests.parallel.pipeline import nets
+
+pytestmark = [pytest.mark.usefixtures("initialized")]
+
+TOLERANCE = 1e-5
+layers = keras.layers
+
+
+def ordinary(model: keras.Model, optimizer: Any, data: Any, **options: Any) -> Any:
+    model.compile(optimizer, nets.loss(), metrics=["accuracy"])
+    return model.fit(nets.dataset(data), verbose=0, **options).history
+
+
+def assert_equal_modules(model: Pipelined, reference: keras.Model) -> None:
+    for layer in model.network.layers:
+        if layer.weights:
+            its = reference.get_layer(layer.name).weights
+            for mine, other in zip(layer.weights, its, strict=True):
+                np.testing.assert_allclose(mine, other, atol=TOLERANCE, err_msg=mine.path)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("schedule", ["delayed", "decoupled", "microbatch"])
+def test_one_module_is_ordinary_training_bit_for_bit(schedule: str) -> None:
+    data = nets.batches(10)
+    reference = nets.residual()
+    history = ordinary(reference, "adam", data, epochs=2, validation_data=data[0])
+    model = Pipelined(nets.residual(), modules=1, schedule=schedule)
+    model.compile("adam", nets.loss(), metrics=["accuracy"])
+    its = model.fit(nets.dataset(data), epochs=2, validation_data=data[0], verbose=0).history
+    assert its == history
+    for mine, other in zip(model.weights, reference.weights, strict=True):
+        np.testing.assert_array_equal(mine, other)
+    np.testing.assert_array_equal(
+        model.predict(data[0][0], verbose=0), reference.predict(data[0][0], verbose=0)
+    )
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("parts", [1, 4])
+def test_microbatches_are_ordinary_training(open_grid: OpenGrid, size: int, parts: int) -> None:
+    data = [*nets.batches(6), *nets.batches(1, rows=5)]  # the last batch is smaller
+    kernel = {"kernel_regularizer": keras.regularizers.L2(0.01)}
+    reference = nets.residual(**kernel)
+    history = ordinary(reference, "adam", data, epochs=2, validation_data=data[-1])
+    model = Pipelined(
+        nets.residual(**kernel), schedule="microbatch", microbatches=parts,
+        cuts=nets.CUTS[size], grid=open_grid(size),
+    )  # fmt: skip
+    model.compile("adam", nets.loss(), metrics=["accuracy"])
+    its = model.fit(
+        nets.dataset(data), epochs=2, validation_data=data[-1], verbose=0
+    ).history  # fmt: skip
+    assert set(its) == set(history)
+    for name in history:
+        np.testing.assert_allclose(its[name], history[name], rtol=1e-4, err_msg=name)
+    assert_equal_modules(model, reference)
+
+
+@pytest.mark.ranks(2, 4)
+def test_sample_weights(open_grid: OpenGrid, size: int) -> None:
+    (x, y), weights = nets.batches(1)[0], np.linspace(0.1, 2, nets.ROWS)
+    reference = nets.residual()
+    reference.compile("sgd", nets.loss(), weighted_metrics=["accuracy"])
+    reference.fit(x, y, sample_weight=weights, batch_size=6, shuffle=False, verbose=0)
+    model = Pipelined(
+        nets.residual(), schedule="microbatch", cuts=nets.CUTS[size], grid=open_grid(size)
+    )
+    model.compile("sgd", nets.loss(), weighted_metrics=["accuracy"])
+    model.fit(x, y, sample_weight=weights, batch_size=6, shuffle=False, verbose=0)
+    assert_equal_modules(model, reference)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("schedule", ["delayed", "microbatch"])
+def test_replicas(open_grid: OpenGrid, schedule: str) -> None:
+    """Two modules with two replicas each: the gradients are those of both halves of a batch."""
+    grid = open_grid(2)
+    data = nets.batches(12)
+    reference = nets.residual()
+    delays = [1, 0] if schedule == "delayed" else [0, 0]
+    make = lambda: keras.optimizers.SGD(0.003, momentum=0.9)  # noqa: E731
+    losses = nets.train_with_delays(reference, data, delays, make)
+    half = slice(grid.group * 6, grid.group * 6 + 6)
+    model = Pipelined(nets.residual(seed=7 + ringar.rank()), schedule=schedule,
+                      cuts=nets.CUTS[2], grid=grid)  # fmt: skip
+    model.set_weights(_own_weights(model))
+    model.compile(make(), nets.loss())
+    history = model.fit(nets.dataset([(x[half], y[half]) for x, y in data]), verbose=0)
+    np.testing.assert_allclose(history.history["loss"], np.mean(losses), rtol=1e-4)
+    assert_equal_modules(model, reference)
+
+
+def _own_weights(model: Pipelined) -> list[np.ndarray]:
+    """The first group's weights are those of the reference; the others must be given them."""
+    if ringar.rank() >= 2:
+        return model.get_weights()
+    whole = nets.residual()
+    return [
+        np.array(weight)
+        for layer in model.network.layers
+        for weight in (whole.get_layer(layer.name).get_weights() if layer.weights else [])
+    ]
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("schedule", ["delayed", "microbatch"])
+def test_evaluate_and_predict_are_undelayed(open_grid: OpenGrid, size: int, schedule: str) -> None:
+    data = nets.batches(5)
+    model = Pipelined(nets.residual(), schedule=schedule, cuts=nets.CUTS[size],
+                      grid=open_grid(size))  # fmt: skip
+    model.compile("sgd", nets.loss(), metrics=["accuracy"])
+    x, y = data[0]
+    before = model.evaluate(x, y, batch_size=5, return_dict=True)  # names of metrics unknown yet
+    model.fit(nets.dataset(data), verbose=0)
+    whole = model.whole()
+    for weights in (None, whole):
+        reference = weights or nets.residual()
+        if weights is None:
+            reference.compile("sgd", nets.loss(), metrics=["accuracy"])
+        expected = reference.evaluate(x, y, batch_size=5, return_dict=True, verbose=0)
+        its = before if weights is None else model.evaluate(x, y, batch_size=5, return_dict=True)
+        assert its == pytest.approx(expected, rel=1e-4)
+    np.testing.assert_allclose(
+        model.predict(x, batch_size=5), whole.predict(x, verbose=0), atol=TOLERANCE
+    )
+    np.testing.assert_allclose(model(x), whole(x), atol=TOLERANCE)
+
+
+@pytest.mark.ranks(2, 3)
+def test_several_inputs_and_outputs(open_grid: OpenGrid, size: int) -> None:
+    """The last module reads the second input; what an output is made of crosses all cuts."""
+
+    def net() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        a, b = keras.Input((4,), name="a"), keras.Input((3,), name="b")
+        x = layers.Dense(6, activation="tanh", name="one")(a)
+        early = layers.Dense(2, name="early")(x)
+        x = layers.Dense(6, activation="tanh", name="two")(x)
+        x = layers.Concatenate(name="both")([x, b])
+        return keras.Model(
+            {"a": a, "b": b}, {"early": early, "late": layers.Dense(1, name="late")(x)}
+        )
+
+    random = np.random.default_rng(0)
+    x = {"a": random.normal(size=(12, 4)), "b": random.normal(size=(12, 3))}
+    y = {"early": random.normal(size=(12, 2)), "late": random.normal(size=(12, 1))}
+    settings: dict[str, Any] = {"loss": {"early": "mse", "late": "mae"}, "metrics": {"late": "mse"}}
+    reference = net()
+    reference.compile("sgd", **settings)
+    history = reference.fit(x, y, batch_size=6, epochs=2, shuffle=False, verbose=0).history
+    model = Pipelined(net(), schedule="microbatch", microbatches=2,
+                      cuts=["one", "two"][: size - 1], grid=open_grid(size))  # fmt: skip
+    model.compile("sgd", **settings)
+    its = model.fit(x, y, batch_size=6, epochs=2, shuffle=False, verbose=0).history
+    assert set(its) == set(history)
+    for name in history:
+        np.testing.assert_allclose(its[name], history[name], rtol=1e-4, err_msg=name)
+    assert_equal_modules(model, reference)
+    predicted = model.predict(x)
+    for name, values in reference.predict(x, verbose=0).items():
+        np.testing.assert_allclose(predicted[name], values, atol=TOLERANCE)

@@ -1,0 +1,58 @@
+"""The order of work of each module, as plain data."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringar.parallel.pipeline.schedule import Action, schedule
+
+pytestmark = [pytest.mark.ranks(1)]
+
+
+def letters(actions: list[Action]) -> str:
+    return "".join(action.value[0] for action in actions)
+
+
+def test_staleness() -> None:
+    of = {
+        name: [schedule(name, k, 4, 3).staleness for k in range(4)]
+        for name in ("delayed", "decoupled", "microbatch")
+    }
+    assert of == {"delayed": [3, 2, 1, 0], "decoupled": [6, 4, 2, 0], "microbatch": [0, 0, 0, 0]}
+
+
+def test_one_forward_one_backward() -> None:
+    steps = [letters(schedule("microbatch", k, 4, 6).step(6)) for k in range(4)]
+    assert steps == ["ffffbfbfbbbb", "fffbfbfbfbbb", "ffbfbfbfbfbb", "fbfbfbfbfbfb"]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+@pytest.mark.parametrize("modules", [1, 2, 5])
+def test_no_more_parts_are_kept_than_modules_follow(modules: int, parts: int) -> None:
+    for k in range(modules):
+        kept = most = 0
+        actions = schedule("microbatch", k, modules, parts).step(parts)
+        for action in actions:
+            kept += 1 if action is Action.FORWARD else -1
+            most = max(most, kept)
+            assert kept >= 0
+        assert kept == 0
+        assert len(actions) == 2 * parts
+        assert most == min(parts, modules - k)
+
+
+@pytest.mark.parametrize(("name", "delay"), [("delayed", 1), ("decoupled", 2)])
+def test_what_is_on_its_way_between_steps(name: str, delay: int) -> None:
+    """Against a run of all modules, step by step."""
+    modules = 4
+    for steps in range(10):
+        taken_back = [max(0, steps - schedule(name, k, modules).staleness) for k in range(modules)]
+        for k in range(modules - 1):
+            here = schedule(name, k, modules)
+            in_flight = steps - taken_back[k]
+            assert here.on_their_way(in_flight) == taken_back[k + 1] - taken_back[k] <= delay
+
+
+def test_unknown_schedules() -> None:
+    with pytest.raises(ValueError, match='`schedule` must be one of "delayed", "decoupled", "mic'):
+        schedule("lazy", 0, 2)

@@ -1,0 +1,96 @@
+"""Saving, loading, going on, with another number of modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import ringar
+from ringar.parallel import Pipelined
+from tests.parallel.conftest import OpenGrid
+from tests.parallel.pipeline import nets
+
+pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(2, 4)]
+
+TOLERANCE = 1e-5
+
+
+def pipelined(model: keras.Model, grid: Any, schedule: str = "microbatch") -> Pipelined:
+    return Pipelined(model, schedule=schedule, cuts=nets.CUTS[grid.model], grid=grid)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_saved_model_goes_on_with_another_number_of_modules(
+    open_grid: OpenGrid, size: int, shared_tmp_path: Path, optimizer: str
+) -> None:
+    data = nets.batches(9)
+    reference = nets.residual()
+    reference.compile(optimizer, nets.loss())
+    reference.fit(nets.dataset(data), verbose=0)
+    model = pipelined(nets.residual(), open_grid(size))
+    model.compile(optimizer, nets.loss())
+    model.fit(nets.dataset(data[:5]), verbose=0)
+    path = shared_tmp_path / "model.keras"
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    assert type(loaded) is type(nets.residual())
+    assert int(loaded.optimizer.iterations) == 5
+    other = pipelined(loaded, open_grid(2))
+    other.fit(nets.dataset(data[5:]), verbose=0)  # compiled as it was
+    for mine, its in zip(other.whole().weights, reference.weights, strict=True):
+        np.testing.assert_allclose(mine, its, atol=TOLERANCE, err_msg=mine.path)
+
+
+def test_weights_and_callbacks(open_grid: OpenGrid, size: int, shared_tmp_path: Path) -> None:
+    """A checkpoint of the best weights, which all ranks write together; EarlyStopping."""
+    data = nets.batches(4)
+    model = pipelined(nets.residual(), open_grid(size), "delayed")
+    model.compile("adam", nets.loss(), metrics=["accuracy"])
+    path = shared_tmp_path / "best.weights.h5"
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(path, monitor="val_loss", save_best_only=True,
+                                        save_weights_only=True),
+        keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True),
+        ringar.callbacks.Distributed(),  # not needed, not harmful
+    ]  # fmt: skip
+    history = model.fit(
+        nets.dataset(data), epochs=30, validation_data=nets.batches(1, seed=9)[0],
+        callbacks=callbacks, verbose=0,
+    ).history  # fmt: skip
+    assert len(history["loss"]) < 30
+    best = model.whole()
+    fresh = pipelined(nets.residual(seed=8), model.grid)
+    fresh.compile("adam", nets.loss())
+    fresh.load_weights(path)
+    for mine, its in zip(fresh.whole().weights, best.weights, strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+def test_saving_drops_what_is_in_flight_and_leaves_it_here(
+    open_grid: OpenGrid, size: int, shared_tmp_path: Path
+) -> None:
+    data = nets.batches(8)
+    weights = []
+    for saves in (False, True):
+        model = pipelined(nets.residual(), open_grid(size), "delayed")
+        model.compile("sgd", nets.loss())
+        model.fit(nets.dataset(data[:4]), verbose=0)
+        if saves:
+            model.save(shared_tmp_path / "model.keras")
+        model.fit(nets.dataset(data[4:]), verbose=0)
+        weights.append(model.get_weights())
+    for mine, its in zip(*weights, strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+def test_a_file_that_cannot_be_written_is_every_ranks_error(
+    open_grid: OpenGrid, size: int, tmp_path: Path
+) -> None:
+    model = pipelined(nets.residual(), open_grid(size))
+    model.compile("sgd", nets.loss())
+    with pytest.raises((OSError, ValueError)):
+        model.save(tmp_path / "no" / "such" / "folder" / "model.keras")

@@ -2,6 +2,7 @@
 #
 #   make demo         install, build, train on two ranks, print the result
 #   make test         every test: plain, then on 2, 3 and 4 ranks
+#   make test-long    on 2, 3 and 4 ranks all variants of all tests, slow ones too: half an hour
 #   make test-native  the C++ tests under AddressSanitizer and ThreadSanitizer
 #   make test-matrix  one wheel beside the oldest and the newest TensorFlow that ringar serves
 #   make lint         ruff, mypy, clang-format, shellcheck
@@ -35,7 +36,7 @@ LIMIT := timeout --kill-after=20
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: all demo test test-plain test-ranks test-native test-matrix lint format bench bench-hosts wheel clean distclean
+.PHONY: all demo test test-plain test-ranks test-long test-native test-matrix lint format bench bench-hosts wheel clean distclean
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY)
@@ -69,8 +70,11 @@ test-ranks: $(LIBRARY)
 	@set -e; for size in $(RANKS); do \
 	  echo "== $$size ranks: $(RANK_TESTS)"; \
 	  $(LIMIT) $(RANKS_LIMIT) $(BIN)/ringarrun -np $$size --no-prefix \
-	    $(BIN)/python -m pytest -q -p no:cacheprovider $(RANK_TESTS); \
+	    $(BIN)/python -m pytest -q -p no:cacheprovider $(SLOW) $(RANK_TESTS); \
 	done
+
+test-long: $(LIBRARY)
+	$(MAKE) test-ranks SLOW=--slow RANKS_LIMIT=2400
 
 # ThreadSanitizer of older compilers does not find its way in widely randomized addresses.
 FIXED_ADDRESSES = $(shell setarch --addr-no-randomize true 2>/dev/null && \

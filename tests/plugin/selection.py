@@ -3,14 +3,22 @@
 ranks(n, ...)  only with these numbers of ranks (1 is plain pytest)
 job            starts jobs of its own: only in plain pytest, never under ringarrun
 slow           only with --slow
+
+On 3 and more ranks, which share the cores, a third of the variants of a test with many parameters
+runs, another one for each number of ranks; with --slow all of them.
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
 """
 
 from __future__ import annotations
 
+import collections
+
 import pytest
 
 from tests.plugin.place import SIZE
+
+#: So many ranks run a part of the variants, of tests that have more than so many.
+CROWD, MANY, PART = 3, 6, 3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,11 +38,30 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = config.getoption("--slow")
     selected = [item for item in items if _runs_here(item, slow)]
+    if SIZE >= CROWD and not slow:
+        selected = _thinned(selected)
     kept = set(selected)
     dropped = [item for item in items if item not in kept]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = selected
+
+
+def _thinned(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Without two thirds of the variants of tests that have many; other ones on other sizes."""
+
+    def test_of(item: pytest.Item) -> str:
+        return item.nodeid.partition("[")[0]
+
+    variants = collections.Counter(map(test_of, items))
+    number: collections.Counter[str] = collections.Counter()
+    kept = []
+    for item in items:
+        test = test_of(item)
+        number[test] += 1
+        if variants[test] <= MANY or (number[test] + SIZE) % PART == 0:
+            kept.append(item)
+    return kept
 
 
 def _runs_here(item: pytest.Item, slow: bool) -> bool:

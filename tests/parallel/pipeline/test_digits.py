@@ -13,7 +13,12 @@ import ringar
 from ringar.parallel import Pipelined
 from tests.parallel.conftest import OpenGrid
 
-pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(2, 4)]
+pytestmark = [
+    pytest.mark.usefixtures("initialized"),
+    pytest.mark.ranks(2, 4),
+    pytest.mark.slow,
+    pytest.mark.deadline(400),
+]
 
 SEEDS, EPOCHS, POINTS = (1, 2, 3), 15, 0.5
 CUTS = {2: ["conv2"], 4: ["conv1", "conv2", "hidden"]}
@@ -54,7 +59,6 @@ def accuracy(model: keras.Model) -> float:
     return 100 * float(result["accuracy"])
 
 
-@pytest.mark.deadline(400)
 def test_accuracy(open_grid: OpenGrid, size: int, rank: int) -> None:
     plain = [accuracy(net(seed)) for seed in SEEDS] if rank == 0 else None
     grid = open_grid(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -168,29 +169,27 @@ class Pipelined(keras.Model):
         super().compile(optimizer=optimizer, loss=loss, **kwargs)
         self._prepare(_compiler(run_eagerly, jit_compile is True))
 
-    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
         """As for any Keras model, on every rank."""
+        arguments = _named(super().fit, args, kwargs)
         if runtime.size() > 1:
             tf.random.set_seed(broadcast_object(int(np.random.randint(2**31)), name="fit/seed"))
-            _quiet_but_on_rank_0(kwargs)
-            given = kwargs.get("callbacks") or []
+            given = arguments.get("callbacks") or []
             given = list(given) if isinstance(given, list | tuple) else [given]
-            kwargs["callbacks"] = [
+            arguments["callbacks"] = [
                 Alignment(self.grid),
                 *(callback for callback in given if not isinstance(callback, Distributed)),
             ]
         self._first_is_compared = False
-        return super().fit(x, *args, **kwargs)
+        return super().fit(**arguments)
 
-    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """As for any Keras model, on every rank."""
-        _quiet_but_on_rank_0(kwargs)
-        return super().evaluate(x, *args, **kwargs)
+        return super().evaluate(**_named(super().evaluate, args, kwargs))
 
-    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
         """As for any Keras model, on every rank; all of them get the outputs."""
-        _quiet_but_on_rank_0(kwargs)
-        return super().predict(x, *args, **kwargs)
+        return super().predict(**_named(super().predict, args, kwargs))
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """The outputs of the whole model, on all ranks of the model group. Collective over it.
@@ -375,6 +374,8 @@ def _compiler(run_eagerly: bool, jit_compile: bool) -> Callable[[Any], Any]:
     return tf.function(reduce_retracing=True, jit_compile=jit_compile, autograph=False)
 
 
-def _quiet_but_on_rank_0(arguments: dict[str, Any]) -> None:
-    if runtime.rank() != 0:
-        arguments["verbose"] = 0
+def _named(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by their names; only rank 0 draws a progress bar."""
+    arguments = inspect.signature(method).bind(*args, **kwargs).arguments
+    arguments |= arguments.pop("kwargs", {})
+    return arguments if runtime.rank() == 0 else {**arguments, "verbose": 0}

@@ -84,6 +84,40 @@ def test_sample_weights(open_grid: OpenGrid, size: int) -> None:
     assert_equal_modules(model, reference)
 
 
+@pytest.mark.ranks(2)
+def test_one_module_with_replicas_is_data_parallelism(open_grid: OpenGrid, rank: int) -> None:
+    data = nets.batches(6)
+    reference = nets.residual()
+    ordinary(reference, "adam", data)
+    model = Pipelined(nets.residual(), grid=open_grid(1))
+    model.compile("adam", nets.loss(), metrics=["accuracy"])
+    half = slice(rank * 6, rank * 6 + 6)
+    model.fit(nets.dataset([(x[half], y[half]) for x, y in data]), None, None, 1, 0, [])
+    assert_equal_modules(model, reference)
+
+
+@pytest.mark.ranks(2)
+def test_a_module_without_weights(open_grid: OpenGrid) -> None:
+    x, y = nets.batches(1)[0]
+
+    def net() -> keras.Model:
+        keras.utils.set_random_seed(4)
+        image = keras.Input(nets.IMAGE)
+        flat = layers.Flatten(name="flat")(layers.Rescaling(2.0, name="scaled")(image))
+        return keras.Model(image, layers.Dense(nets.CLASSES, name="dense")(flat))
+
+    reference, options = net(), {"batch_size": 4, "shuffle": False, "verbose": 0}
+    reference.compile("adam", nets.loss())
+    reference.fit(x, y, **options)
+    model = Pipelined(net(), schedule="delayed", cuts=["flat"], grid=open_grid(2))
+    model.compile("adam", nets.loss())
+    model.fit(x, y, **options)
+    whole = model.whole()
+    for mine, its in zip(whole.weights, reference.weights, strict=True):
+        np.testing.assert_allclose(mine, its, atol=TOLERANCE)
+    assert int(whole.optimizer.iterations) == 3
+
+
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("schedule", ["delayed", "microbatch"])
 def test_replicas(open_grid: OpenGrid, schedule: str) -> None:

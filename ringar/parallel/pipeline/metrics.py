@@ -54,19 +54,19 @@ class Metrics:
             penalty: of the modules before.
             share: how much of the batch the part is.
         """
-        return self._update(outputs, targets, penalty, training=True)[0] * share
+        return self._update(outputs, targets, penalty)[0] * share
 
     def score(self, outputs: Any, targets: Any, penalty: Any) -> dict[str, Any]:
         """Update the metrics in an evaluation, and return them."""
-        return self._update(outputs, targets, penalty, training=False)[1]
+        return self._update(outputs, targets, penalty)[1]
 
     def report(self) -> tf.Tensor:
         """The metrics so far, in the order of their names."""
         return tf.constant(list(self._own().values()), tf.float32)
 
-    def _update(self, outputs: Any, targets: Any, penalty: Any, training: bool) -> Any:
+    def _update(self, outputs: Any, targets: Any, penalty: Any) -> Any:
         model, (x, y, weight) = self._model, targets
-        loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight, training=training)
+        loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight)
         loss = penalty + tf.cast(loss, tf.float32)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         model._loss_tracker.update_state(loss, sample_weight=rows)

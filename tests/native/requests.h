@@ -36,7 +36,10 @@ class TestRequest : private OwnedSpec, public Request {
   // Waits for complete(), which must come once.
   Status wait();
   // The order in which requests were completed in this process, from 0; -1 before.
-  int place() const { return place_; }
+  int place() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return place_;
+  }
 
   Bytes output(size_t index) const;
   // Whether the input is as it was given; in place it is not.
@@ -56,7 +59,7 @@ class TestRequest : private OwnedSpec, public Request {
   };
 
   std::deque<Array> arrays_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable completed_;
   int completions_ = 0;
   int place_ = -1;

@@ -140,6 +140,7 @@ void Arena::leave() {
 }
 
 void Arena::give_up(const std::string& why) {
+  const std::lock_guard<std::mutex> lock(giving_up_);
   Record& mine = records_[rank_];
   if (mine.state.load() == kGaveUp) return;
   const size_t n = fitting(why, sizeof mine.why - 1);

@@ -19,6 +19,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,7 @@ class Arena {
   // it stands for how they lay out the memory.
   Status join(double timeout_seconds, uint64_t tuning = 0);
 
-  // What the others will be told of this rank from now on.
+  // What the others will be told of this rank from now on. Any thread may give up.
   void leave();
   void give_up(const std::string& why);
 
@@ -81,6 +82,7 @@ class Arena {
   std::vector<int> names_;
   uint32_t generation_ = 0;
   Record* records_ = nullptr;
+  std::mutex giving_up_;
 };
 
 }  // namespace ringar

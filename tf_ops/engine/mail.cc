@@ -245,7 +245,7 @@ bool Mail::has(int64_t step) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [key, stream] : streams_)
     for (const Posted& posted : stream->posted)
-      if (posted.request->step == step) return true;
+      if (posted.request->turn && posted.request->step == step) return true;
   return false;
 }
 

@@ -59,7 +59,7 @@ class Mail {
   // Posts a request and waits for its end.
   Status run(Request& request, int peer);
 
-  // Whether requests of a step wait here.
+  // Whether requests that were announced in a step wait here.
   bool has(int64_t step);
   // Ends all that waits and all that comes with an error, and tells the other ranks.
   void give_up(const Status& status);

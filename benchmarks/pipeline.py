@@ -266,9 +266,9 @@ def parser() -> argparse.ArgumentParser:
     )
     add = result.add_argument
     add("--ranks", type=int, default=2, help="modules (default %(default)s)")
-    add("--batch", type=int, default=64, help="images of a step in all (default %(default)s)")
+    add("--batch", type=int, default=16, help="images of a step in all (default %(default)s)")
     add("--blocks", type=int, default=4, help="residual blocks per stage (default %(default)s)")
-    add("--width", type=int, default=32, help="channels of the first stage (default %(default)s)")
+    add("--width", type=int, default=64, help="channels of the first stage (default %(default)s)")
     add("--microbatches", type=int, default=4, help="(default %(default)s)")
     add("--rounds", type=int, default=5, help="turns of each plan (default %(default)s)")
     add("--steps", type=int, default=20, help="timed steps of a turn (default %(default)s)")

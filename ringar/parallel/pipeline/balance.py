@@ -1,8 +1,8 @@
 """Cuts that make all modules take equally long.
 
-Every operation of the model runs alone, forward and backward, on random numbers, and is timed. Of
-all ways to cut where it is possible the one is taken whose slowest module is fastest; of those that
-are equal within a hundredth, the one that sends the fewest bytes.
+Every operation of the model runs alone, forward and backward, with an update of its weights, on
+random numbers, and is timed. Of all ways to cut where it is possible the one is taken whose slowest
+module is fastest; of those that are equal within a hundredth, the one that sends the fewest bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def seconds_per_node(graph: Graph, batch_size: int) -> list[float]:
     """
     tensors = {id(tensor): _random(tensor, batch_size) for tensor in graph.model.inputs}
     call = _timed(tf.function(lambda values: [tf.reduce_max(values[0])]), [tf.zeros([8])])
-    return [max(_seconds(node, tensors) - call, 0.0) for node in graph.nodes]
+    given = set(tensors)
+    return [max(_seconds(node, tensors, given) - call, 0.0) for node in graph.nodes]
 
 
 def partition(graph: Graph, seconds: list[float], modules: int) -> list[int]:
@@ -90,11 +91,10 @@ def _random(tensor: Any, batch_size: int) -> tf.Tensor:
     return tf.zeros(shape, tensor.dtype)
 
 
-def _seconds(node: Any, tensors: dict[int, Any]) -> float:
-    """Runs a node on `tensors`, and adds what it makes to them."""
+def _seconds(node: Any, tensors: dict[int, Any], given: set[int]) -> float:
+    """Runs a node on `tensors`, and adds what it makes to them; `given`: those of the batch."""
     needed = {id(tensor): tensors[id(tensor)] for tensor in node.input_tensors}
     weights = [v.value for v in getattr(node.operation, "trainable_variables", ())]
-
     kept = [(v, v.numpy()) for v in getattr(node.operation, "variables", ()) if not v.trainable]
     training = {"training": True} if getattr(node.operation, "_call_has_training_arg", 0) else {}
 
@@ -105,13 +105,15 @@ def _seconds(node: Any, tensors: dict[int, Any]) -> float:
     @tf.function
     def both(values: list[Any]) -> list[Any]:
         inputs = dict(zip(needed, values, strict=True))
-        floats = [value for value in values if value.dtype.is_floating]
+        floats = [x for name, x in inputs.items() if x.dtype.is_floating and name not in given]
         with tf.GradientTape() as tape:
             tape.watch(floats)
             outputs = [o for o in forward(inputs) if o.dtype.is_floating]
         gradients = tape.gradient(outputs, [*weights, *floats]) if outputs else []
         # One number that depends on all of them, so that all are computed, and nothing is copied.
-        parts = [tf.reduce_max(tf.cast(g, tf.float32)) for g in gradients if g is not None]
+        updated = [w - g for w, g in zip(weights, gradients, strict=False) if g is not None]
+        results = [*updated, *(g for g in gradients[len(weights) :] if g is not None)]
+        parts = [tf.reduce_max(tf.cast(result, tf.float32)) for result in results or outputs]
         return [tf.add_n(parts)] if parts else []
 
     seconds = _timed(both, list(needed.values()))

@@ -34,12 +34,19 @@ from ringar.parallel.pipeline.schedule import Action, Schedule
 _PENALTY = tf.TensorSpec([], tf.float32)
 _REPORT = tf.TensorSpec([None], tf.float32)
 
+# The module of this rank whose messages may be in the channels, and since which ringar.init().
+_in_use: tuple[Module, Any] | None = None
+
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that a module has done: "forward", "backward", "update", or "wait" for a message.
+    """Something that a module has done.
 
-    `batch` counts from 0; `begin` and `end` are seconds of `time.monotonic`.
+    Attributes:
+        what: "forward" or "backward", or "wait", for a message.
+        batch: its number, from 0.
+        begin: seconds of `time.monotonic`.
+        end: the same.
     """
 
     what: str
@@ -81,15 +88,11 @@ class Module:
     ) -> None:
         self.network, self.schedule = network, schedule
         self.events: list[Event] | None = None
-        self._before, self._after, self._metrics, self._shrinking = (
-            before,
-            after,
-            metrics,
-            shrinking,
-        )
+        self.report: tf.Tensor | None = None  # of the batch that came back last
+        self._before, self._after = before, after
+        self._metrics, self._shrinking = metrics, shrinking
         self._in_flight: collections.deque[_InFlight] = collections.deque()
         self._taken = self._returned = 0  # batches
-        self.report: tf.Tensor | None = None  # of the batch that came back last
         self._forward = compiled(self._outputs)
         self._sum = compiled(_sum)
 
@@ -242,10 +245,6 @@ class Module:
         yield
         if self.events is not None:
             self.events.append(Event(what, batch, begin, time.monotonic()))
-
-
-# The module of this rank whose messages may be in the channels, and since which ringar.init().
-_in_use: tuple[Module, Any] | None = None
 
 
 def _spec(tensor: tf.Tensor) -> tf.TensorSpec:

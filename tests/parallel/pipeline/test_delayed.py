@@ -80,6 +80,21 @@ def test_is_the_papers_rule(open_grid: OpenGrid, size: int, schedule: str, optim
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_compiled_with_xla(open_grid: OpenGrid, size: int, optimizer: str) -> None:
+    """An update must not overwrite weights that a batch in flight has met."""
+    data, make = nets.batches(STEPS), OPTIMIZERS[optimizer]
+    reference = nets.residual()
+    nets.train_with_delays(reference, data, delays_of("decoupled", size), make)
+    model = Pipelined(
+        nets.residual(), schedule="decoupled", cuts=nets.CUTS[size], grid=open_grid(size)
+    )
+    model.compile(make(), nets.loss(), jit_compile=True)
+    model.fit(nets.dataset(data), verbose=0)
+    assert_equal_modules(model, reference)
+
+
 @pytest.mark.ranks(2, 4)
 def test_the_first_steps_change_nothing(open_grid: OpenGrid, size: int) -> None:
     model = pipelined(open_grid(size), "delayed", OPTIMIZERS["adam"]())

@@ -41,3 +41,12 @@ def test_the_suite_of_one_host(two: Hosts, tmp_path: Path) -> None:
     result = run_on_hosts(two, 2, program, variables=variables, deadline=180)
     result.check()
     assert " passed" in result.stdout
+
+
+def test_modules_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
+    suite = "tests/parallel/pipeline/test_delayed.py::test_is_the_papers_rule"
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", suite]
+    variables = {"RINGAR_TEST_HUB": str(tmp_path / "hub")}
+    result = run_on_hosts(two, 1, program, variables=variables, deadline=120)
+    result.check()
+    assert "4 passed" in result.stdout

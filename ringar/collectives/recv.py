@@ -39,7 +39,7 @@ def recv(
         ValueError: `source` is no other rank of the process set, or a spec is none.
         UnsupportedError: in a function that is compiled (``jit_compile=True``), or for strings.
         DeadlineError, PeerLostError: as :func:`ringar.allreduce`. What a rank has sent before it
-            has left is still received.
+            has left is still received (between hosts: a long message within half a second).
 
     Example:
         See :func:`ringar.send`.

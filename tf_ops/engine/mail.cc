@@ -134,6 +134,8 @@ Status Mail::run(Request& request, int peer) {
       bell().sleep(seen, nanoseconds(mine->channel->polls() ? rest_after(waited) : kCheckEvery));
     }
   }
+  // What is still on its way is the thread's to go on with.
+  if (mine->channel->polls()) bell().add();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (--callers_ == 0) out_.notify_all();
   return status;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import keras
@@ -9,8 +10,37 @@ import keras
 from ringar import runtime
 from ringar.collectives import allgather_object
 from ringar.keras import checks
-from ringar.keras.synchronize import broadcast_model, end_epoch
+from ringar.keras.callbacks import Distributed
+from ringar.keras.synchronize import average_logs, broadcast_model
 from ringar.parallel.grid import Grid
+
+
+def aligned(callbacks: Any, grid: Grid) -> list[Any]:
+    """The callbacks of `fit` with those that keep the ranks together.
+
+    Args:
+        callbacks: the user's, one or several. `Alignment` takes the place of the first
+            `ringar.callbacks.Distributed` among them, or else the first place.
+        grid: of modules and replicas.
+
+    Raises:
+        ValueError: there is one that cannot work with modules.
+    """
+    given = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    given = [callback for callback in given if callback is not None]
+    for callback in given:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise ValueError(
+                "`callbacks` must not have BackupAndRestore, which knows one module only. Use "
+                "ModelCheckpoint on all ranks, and Pipelined(keras.models.load_model(path))."
+            )
+    saving = [c for c in given if isinstance(c, keras.callbacks.ModelCheckpoint)]
+    for checkpoint in saving:  # Keras makes it on all ranks at once
+        os.makedirs(os.path.dirname(str(checkpoint.filepath)) or ".", exist_ok=True)
+    alignment = Alignment(grid, [f"{type(c).__name__} {c.save_freq}" for c in saving])
+    places = [i for i, callback in enumerate(given) if isinstance(callback, Distributed)]
+    given.insert(places[0] if places else 0, alignment)
+    return [*(c for c in given if not isinstance(c, Distributed)), Agreement()]
 
 
 class Alignment(keras.callbacks.Callback):
@@ -18,41 +48,52 @@ class Alignment(keras.callbacks.Callback):
 
     Replicas of a module get the weights and the optimizer state of the first one. Metrics, which
     are those of the last module on all ranks of a model group, are averaged over the groups. Ranks
-    that would not do equally many steps are told so before they begin.
+    that would not do the same are told so before they begin.
 
     Args:
         grid: of modules and replicas.
+        saving: which callbacks save the model, which takes all ranks.
 
     Raises:
-        ValueError: in `fit`, on every rank, if the ranks are to do different numbers of steps.
+        ValueError: in `fit`, on every rank, if the ranks are to do different numbers of steps, or
+            do not all save.
         MismatchError: in `fit`, on every rank, if replicas have drifted apart.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, saving: list[str]) -> None:
         super().__init__()
-        self.grid = grid
+        self.grid, self.saving = grid, saving
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Compare the numbers of steps; broadcast the weights to the replicas."""
+        """Compare what the ranks are to do; broadcast the weights to the replicas."""
         own = {name: (self.params or {}).get(name) for name in ("steps", "epochs")}
-        ranks = allgather_object(own, name="start of training")
-        for name in own:
+        ranks = allgather_object({**own, "checkpoints": self.saving}, name="start of training")
+        for name in ranks[0]:
             values = [mine[name] for mine in ranks]
-            if len(set(values)) > 1:
+            if any(value != values[0] for value in values):
                 received = ", ".join(f"{v} (rank {rank})" for rank, v in enumerate(values))
                 raise ValueError(
                     f"rank {runtime.rank()} | start of training: expected the same number of "
                     f"{name} on every rank; received {received}. Give the ranks of a model group "
-                    "the same data, and all groups equally much (ringar.data.shard)."
+                    "the same data, and all groups equally much (ringar.data.shard); save on all "
+                    "ranks, of which rank 0 writes."
                 )
         if self.grid.data > 1:
             broadcast_model(self.model, self.grid.part, self.grid.data_set)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Average the metrics and agree whether to stop."""
-        end_epoch(self.model, logs)
+        """Average the metrics."""
+        average_logs(logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Check that the replicas of this module have the same weights."""
         if self.grid.data > 1:
             checks.check_weights(self.model, self.grid.data_set)
+
+
+class Agreement(keras.callbacks.Callback):
+    """The last callback of an epoch: all ranks stop if one wants to."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Agree."""
+        self.model.agree_to_stop()

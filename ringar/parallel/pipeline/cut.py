@@ -58,9 +58,9 @@ class Graph:
 
     def obstacle(self, place: int) -> str:
         """Why there can be no cut after so many nodes, or ""."""
-        before = {id(node.operation) for node in self.nodes[:place]}
+        before = {id(weight) for node in self.nodes[:place] for weight in _weights(node)}
         for node in self.nodes[place:]:
-            if id(node.operation) in before and getattr(node.operation, "weights", None):
+            if any(id(weight) in before for weight in _weights(node)):
                 return f"layer {node.operation.name} is used on both sides, with the same weights"
         for tensor in self.crossing(place):
             if getattr(tensor, "_keras_mask", None) is not None:
@@ -151,6 +151,10 @@ def network(graph: Graph, cuts: Sequence[int], module: int) -> Network:
         outputs = keras.tree.pack_sequence_as(graph.model.output, outputs)
     name = f"{graph.model.name}_module_{module}"
     return Network(keras.Model(inputs, outputs, name=name), reads, _specs(received), _specs(sent))
+
+
+def _weights(node: Any) -> list[Any]:
+    return list(getattr(node.operation, "weights", ()))
 
 
 def _specs(tensors: Iterable[Any]) -> list[tf.TensorSpec]:

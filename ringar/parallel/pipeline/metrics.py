@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import broadcast_object
@@ -54,40 +55,59 @@ class Metrics:
             penalty: of the modules before.
             share: how much of the batch the part is.
         """
-        return self._update(outputs, targets, penalty)[0] * share
+        return self._update(outputs, targets, penalty) * share
 
-    def score(self, outputs: Any, targets: Any, penalty: Any) -> dict[str, Any]:
-        """Update the metrics in an evaluation, and return them."""
-        return self._update(outputs, targets, penalty)[1]
+    def score(self, outputs: Any, targets: Any, penalty: Any) -> None:
+        """Update the metrics in an evaluation."""
+        self._update(outputs, targets, penalty)
 
     def report(self) -> tf.Tensor:
         """The metrics so far, in the order of their names."""
-        return tf.constant(list(self._own().values()), tf.float32)
+        values = [tf.reshape(value, [-1]) for value in self._own().values()]
+        return tf.cast(tf.concat(values, 0), tf.float32)
 
-    def _update(self, outputs: Any, targets: Any, penalty: Any) -> Any:
+    def _update(self, outputs: Any, targets: Any, penalty: Any) -> tf.Tensor:
         model, (x, y, weight) = self._model, targets
         loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight)
         loss = penalty + tf.cast(loss, tf.float32)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
         model._loss_tracker.update_state(loss, sample_weight=rows)
         with self.local():
-            return loss, model.compute_metrics(x, y, outputs, sample_weight=weight)
+            model.compute_metrics(x, y, outputs, sample_weight=weight)
+        return loss
 
-    def _own(self) -> Numbers:
+    def _own(self) -> dict[str, Any]:
         with self.local():
-            return {name: float(value) for name, value in self._model.get_metrics_result().items()}
+            results: dict[str, Any] = self._model.get_metrics_result()
+        return results
 
     # On all ranks -------------------------------------------------------------------------------
 
+    @property
+    def names(self) -> list[str]:
+        """Of the metrics, in the order of the last module; known once they were shared."""
+        return list(self._shown or ())
+
     def share(self) -> Numbers:
-        """The last module's metrics as they are. Collective over the model group."""
-        own = self._own() if self._is_last else None
-        self._shown = dict(
-            broadcast_object(
-                own, self._ranks.ranks[-1], name="pipeline/metrics", process_set=self._ranks
-            )
+        """The last module's metrics as they are. Collective over the model group.
+
+        Raises:
+            ValueError: on every rank, if one is no single number.
+        """
+        metrics: Any = None
+        if self._is_last:
+            metrics = {name: np.asarray(value).tolist() for name, value in self._own().items()}
+        metrics = broadcast_object(
+            metrics, self._ranks.ranks[-1], name="pipeline/metrics", process_set=self._ranks
         )
-        return dict(self._shown)
+        for name, value in metrics.items():
+            if isinstance(value, list):
+                raise ValueError(
+                    f"The metrics must be single numbers. Received: {name} with {len(value)} of "
+                    "them; average it over the classes."
+                )
+        self._shown = metrics
+        return dict(metrics)
 
     def logs(self, report: tf.Tensor | None) -> Numbers:
         """What this rank knows of the metrics; the first time, as `share`.

@@ -11,14 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from ringar import runtime
-from ringar.collectives import broadcast_object
-from ringar.keras.callbacks import Distributed
+from ringar.collectives import allgather_object, broadcast_object
 from ringar.keras.optimizer import DistributedOptimizer
 from ringar.parallel import grid as grids
 from ringar.parallel.grid import Grid
 from ringar.parallel.pipeline import balance, cut, refusals, state
 from ringar.parallel.pipeline.batch import Batch, Reader, check_same
-from ringar.parallel.pipeline.callback import Alignment
+from ringar.parallel.pipeline.callback import aligned
 from ringar.parallel.pipeline.metrics import Metrics
 from ringar.parallel.pipeline.module import Event, Module
 from ringar.parallel.pipeline.schedule import schedule as schedule_named
@@ -45,8 +44,7 @@ class Pipelined(keras.Model):
 
     Args:
         model: a functional or sequential model, built, the same on every rank. Its layers are used,
-            not copied; those of other modules can be freed with it. If it is compiled, so is the
-            result, and goes on where its optimizer stands.
+            not copied. If it is compiled, so is the result, and goes on where its optimizer stands.
         modules: how many; by default `grid.model`, or as many as there are ranks.
         schedule: `"delayed"`, with gradients as many steps old as modules follow; `"decoupled"`,
             twice as old, for modules that never wait; `"microbatch"`, exact.
@@ -110,6 +108,7 @@ class Pipelined(keras.Model):
         self._reader = Reader(graph.model)
         self._plain = state.Plain(model)
         self._work: Module | None = None
+        self._stops = self.wants_to_stop = False
         self._first_is_compared = False
         self.built = True
         if getattr(model, "optimizer", None) is not None:
@@ -152,6 +151,7 @@ class Pipelined(keras.Model):
         """
         optimizer = self._own_optimizer(keras.optimizers.get(optimizer))
         self._jit_compile_as = jit_compile
+        self._compiled_with = (loss, kwargs.get("metrics"), kwargs.get("weighted_metrics"))
         if self.modules == 1:
             kwargs |= {"jit_compile": jit_compile, "run_eagerly": run_eagerly}
             kwargs["steps_per_execution"] = steps_per_execution
@@ -174,18 +174,21 @@ class Pipelined(keras.Model):
         arguments = _named(super().fit, args, kwargs)
         if runtime.size() > 1:
             tf.random.set_seed(broadcast_object(int(np.random.randint(2**31)), name="fit/seed"))
-            given = arguments.get("callbacks") or []
-            given = list(given) if isinstance(given, list | tuple) else [given]
-            arguments["callbacks"] = [
-                Alignment(self.grid),
-                *(callback for callback in given if not isinstance(callback, Distributed)),
-            ]
+            arguments["callbacks"] = aligned(arguments.get("callbacks"), self.grid)
         self._first_is_compared = False
         return super().fit(**arguments)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """As for any Keras model, on every rank."""
-        return super().evaluate(**_named(super().evaluate, args, kwargs))
+        arguments = _named(super().evaluate, args, kwargs)
+        as_dict = arguments.pop("return_dict", False)
+        results = super().evaluate(**arguments, return_dict=True)
+        if as_dict:
+            return results
+        # Keras knows the order of the metrics only where they are computed.
+        names = list(results) if self.modules == 1 else self._metrics_of_all.names
+        values = [results[name] for name in names]
+        return values[0] if len(values) == 1 else values
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """As for any Keras model, on every rank; all of them get the outputs."""
@@ -199,8 +202,9 @@ class Pipelined(keras.Model):
         if self.modules == 1:
             return self.network(self._reader.inputs(inputs), training=training)
         flat = [tf.convert_to_tensor(tensor) for tensor in self._reader.inputs(inputs)]
-        last = self._needed().predict(Batch(flat, inputs))
-        outputs = last and keras.tree.map_structure(np.asarray, last[0])
+        outputs = self._needed().predict(Batch(flat, inputs))
+        if outputs is not None:
+            outputs = keras.tree.map_structure(np.asarray, outputs)
         ranks = self.grid.model_set
         everywhere = broadcast_object(outputs, ranks.ranks[-1], name="outputs", process_set=ranks)
         return keras.tree.map_structure(tf.convert_to_tensor, everywhere)
@@ -223,10 +227,7 @@ class Pipelined(keras.Model):
         if self.modules == 1:
             logs: dict[str, Any] = super().test_step(data)
             return logs
-        batch = self._reader.batch(data)
-        last = self._needed().predict(batch)
-        if last is not None:
-            self._score(last[0], batch.targets, last[1])
+        self._needed().predict(self._reader.batch(data), scores=True)
         return self._metrics_of_all.logs(None)
 
     def predict_step(self, data: Any) -> Any:
@@ -241,10 +242,26 @@ class Pipelined(keras.Model):
             return result
         return self._metrics_of_all.share()
 
+    @property
+    def stop_training(self) -> bool:
+        """Whether `fit` ends: only between epochs, when all ranks know of it."""
+        return self._stops
+
+    @stop_training.setter
+    def stop_training(self, value: bool) -> None:
+        self.wants_to_stop = bool(value)
+        if not value or runtime.size() == 1:
+            self._stops = bool(value)
+
+    def agree_to_stop(self) -> None:
+        """End `fit` here if any rank wants to. Collective over all ranks."""
+        wishes = allgather_object(self.wants_to_stop, name="end of epoch")
+        self.wants_to_stop = self._stops = any(wishes)
+
     # What users may call besides ----------------------------------------------------------------
 
     def drain(self) -> None:
-        """Apply the gradients of the batches in flight. Collective over each model group."""
+        """Apply the gradients of the batches in flight. Collective over all ranks."""
         if self._work is not None:
             for gradients in self._needed().drain():
                 self._update(gradients)
@@ -263,7 +280,8 @@ class Pipelined(keras.Model):
         if self.compiled:
             config = self.get_compile_config()
             config |= {"run_eagerly": False, "jit_compile": self._jit_compile_as}
-            model.compile_from_config(config)
+            with self._plain.names(self._compiled_with):
+                model.compile_from_config(config)
             state.gather_optimizer(model, self.network, self.optimizer, ranks)
         return model
 
@@ -318,7 +336,6 @@ class Pipelined(keras.Model):
             shrinking=self._shrinking,
             compiled=compiled,
         )
-        self._score = compiled(self._metrics_of_all.score)
         self._apply = compiled(
             lambda gradients: self.optimizer.apply(gradients, self.trainable_variables)
         )
@@ -358,8 +375,8 @@ def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size
         try:
             seconds = balance.seconds_per_node(graph, batch_size)
             return balance.partition(graph, seconds, grid.model)
-        except ValueError as error:  # every rank's
-            return error
+        except Exception as error:  # every rank's
+            return ValueError(f"rank 0 could not time the layers: {error}")
 
     found = grid.agree(timed() if runtime.rank() == 0 else None)
     if isinstance(found, ValueError):

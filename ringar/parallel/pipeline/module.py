@@ -150,16 +150,21 @@ class Module:
                 self._upstream(part)
         self._in_flight.clear()
 
-    def predict(self, batch: Batch) -> tuple[Any, tf.Tensor] | None:
+    def predict(self, batch: Batch, scores: bool = False) -> Any:
         """One batch forward, as it is.
 
+        Args:
+            batch: the batch.
+            scores: whether the last module updates the metrics with its outputs.
+
         Returns:
-            In the last module, the outputs and the penalty of the modules before.
+            In the last module, the outputs.
         """
         received = self._received("evaluation")
-        outputs = self._forward(*self._arguments(batch, received), training=False)
+        inputs, penalty, targets, share = self._arguments(batch, received)
+        outputs = self._forward(inputs, penalty, targets if scores else None, share, training=False)
         if self._after is None:
-            return outputs[0], outputs[1]
+            return outputs
         send_together(outputs, self._after, "evaluation")
         return None
 
@@ -204,9 +209,11 @@ class Module:
     ) -> Any:
         outputs = self.network.model(inputs, training=training)
         if self._after is None:
-            if not training:
-                return [outputs, penalty]
-            return [self._metrics.objective(outputs, targets, penalty, share)]
+            if training:
+                return [self._metrics.objective(outputs, targets, penalty, share)]
+            if targets is not None:
+                self._metrics.score(outputs, targets, penalty)
+            return outputs
         losses = self.network.model.losses
         own = tf.add_n([tf.cast(loss, tf.float32) for loss in losses]) if losses else 0.0
         return [*keras.tree.flatten(outputs), penalty + own]

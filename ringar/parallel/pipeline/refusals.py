@@ -43,6 +43,15 @@ def check_optimizer(optimizer: Any, modules: int) -> None:
             "`optimizer` must be a plain one: a pipelined model averages the gradients over "
             f"its replicas itself. Received: {optimizer}, which is distributed"
         )
+    if modules > 1 and (
+        isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        or getattr(optimizer, "loss_scale_factor", None) is not None
+    ):
+        raise ValueError(
+            "`optimizer` must not scale the loss, which is that of another module. "
+            f"Received: {optimizer}, loss_scale_factor="
+            f"{getattr(optimizer, 'loss_scale_factor', None)}"
+        )
     if modules > 1 and getattr(optimizer, "global_clipnorm", None) is not None:
         raise ValueError(
             "`global_clipnorm` must be None for a model in several modules, which have "

@@ -2,12 +2,14 @@
 
 A layer belongs to one module, and its weights have the same places in it everywhere. What an
 optimizer keeps for a variable is found by the variable's layer, its place there, and the rest of
-the name that Keras gives it; what it keeps for none (its step, its learning rate) by its name.
+the name that Keras gives it; what it keeps for none (its step, its learning rate) by its order.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,11 +33,28 @@ class Plain:
 
     def __init__(self, model: keras.Model) -> None:
         self._description = json.dumps(keras.saving.serialize_keras_object(model))
+        self._types = {
+            type(layer).__name__: type(layer)
+            for layer in model._flatten_layers()
+            if not type(layer).__module__.startswith("keras.")
+        }
 
     def make(self) -> keras.Model:
         """One like it, not compiled, with fresh weights."""
         description = {**json.loads(self._description), "compile_config": None}
-        return keras.saving.deserialize_keras_object(description)
+        # It describes a model of this very program.
+        return keras.saving.deserialize_keras_object(
+            description, custom_objects=self._types, safe_mode=False
+        )
+
+    def names(self, used: Any) -> Any:
+        """A context in which losses and metrics of the user's own are found by their names."""
+        types = dict(self._types)
+        for one in keras.tree.flatten(used):
+            if one is not None and not isinstance(one, str):
+                kind = one if hasattr(one, "__name__") else type(one)
+                types[kind.__name__] = kind
+        return keras.saving.custom_object_scope(types)
 
     def with_weights(self, network: keras.Model, ranks: ProcessSet) -> keras.Model:
         """One with the weights of all modules. Collective over the model group.
@@ -72,8 +91,11 @@ def gather_optimizer(
     """
     model.optimizer.build(model.trainable_variables)
     own = of_optimizer(optimizer, network)
+    if own is None:
+        _warn(optimizer)
     for state in allgather_object(own, name="optimizers of modules", process_set=ranks):
-        set_optimizer(model.optimizer, model, state)
+        if state is not None:
+            set_optimizer(model.optimizer, model, state)
 
 
 def on_rank_0(write: Callable[[], object]) -> None:
@@ -107,52 +129,75 @@ def set_layers(model: keras.Model, state: State) -> None:
             layer.set_weights(state[layer.name])
 
 
-def of_optimizer(optimizer: Any, model: keras.Model) -> State:
-    """The variables of an optimizer that was built with the trainable variables of `model`."""
-    keys = _keys(optimizer, model)
-    return {
-        key: np.asarray(keras.ops.convert_to_numpy(variable))
-        for key, variable in zip(keys, optimizer.variables, strict=True)
-    }
+def of_optimizer(optimizer: Any, model: keras.Model) -> State | None:
+    """The variables of an optimizer that was built with the trainable variables of `model`.
+
+    None if it is not clear to which weights they belong.
+    """
+    return _state(optimizer, list(model.trainable_variables), _places(model))
 
 
 def set_optimizer(optimizer: Any, model: keras.Model, state: State) -> None:
-    """Give an optimizer what `of_optimizer` has returned, for the variables of this model."""
-    for key, variable in zip(_keys(optimizer, model), optimizer.variables, strict=True):
-        if key in state:
-            variable.assign(state[key])
+    """Give an optimizer what `of_optimizer` has returned, for the variables of this model.
+
+    Of the steps that modules have counted it takes the most: one without weights counts none.
+    """
+    keys = _keys(optimizer, list(model.trainable_variables), _places(model))
+    for key, variable in zip(keys, optimizer.variables, strict=True):
+        if key not in state:
+            continue
+        now = np.asarray(keras.ops.convert_to_numpy(variable))
+        is_count = variable is optimizer.iterations
+        variable.assign(np.maximum(now, state[key]) if is_count else state[key])
 
 
 def part_of_optimizer(optimizer: Any, variables: list[Any]) -> Any:
     """A new optimizer like this one for some of its variables, with what it keeps for them."""
-
-    def keyed(one: Any) -> State:
-        owners = slots.owners(one, one._trainable_variables)
-        return {
-            (id(owner), rest): slot
-            for slot, (owner, rest) in zip(one.variables, owners, strict=True)
-        }
-
     part = type(optimizer).from_config(optimizer.get_config())
     part.build(variables)
-    kept = keyed(optimizer)
-    for key, variable in keyed(part).items():
-        if key in kept:
-            variable.assign(kept[key])
+    whole = list(optimizer._trainable_variables)
+    state = _state(optimizer, whole, {id(variable): (id(variable),) for variable in whole})
+    if state is None:
+        _warn(optimizer)
+        return part
+    keys = _keys(part, variables, {id(variable): (id(variable),) for variable in variables})
+    for key, variable in zip(keys, part.variables, strict=True):
+        variable.assign(state[key])
     return part
 
 
-def _keys(optimizer: Any, model: keras.Model) -> list[Any]:
-    """What each of the optimizer's variables is for."""
-    places = {
+def _places(model: keras.Model) -> dict[int, tuple[Any, ...]]:
+    """Of a model's weights, by their ids: the layer, and the place in it."""
+    return {
         id(variable): (layer.name, i)
         for layer in model.layers
-        for i, variable in enumerate(layer.trainable_variables)
+        for i, variable in enumerate(layer.weights)
     }
-    variables = list(model.trainable_variables)
+
+
+def _keys(optimizer: Any, variables: list[Any], places: dict[int, tuple[Any, ...]]) -> list[Any]:
+    """What each of the optimizer's variables is for: a weight, or, numbered, for none."""
+    alone = itertools.count()
     return [
-        slot.name if owner is None else (*places[id(owner)], rest)
-        for slot, (owner, rest) in zip(
-            optimizer.variables, slots.owners(optimizer, variables), strict=True
-        )
+        (next(alone),) if owner is None else (*places[id(owner)], rest)
+        for owner, rest in slots.owners(optimizer, variables)
     ]
+
+
+def _state(
+    optimizer: Any, variables: list[Any], places: dict[int, tuple[Any, ...]]
+) -> State | None:
+    keys = _keys(optimizer, variables, places)
+    values = [np.asarray(keras.ops.convert_to_numpy(v)) for v in optimizer.variables]
+    of_none = [value for key, value in zip(keys, values, strict=True) if len(key) == 1]
+    if len(set(keys)) < len(keys) or any(value.ndim > 0 for value in of_none):
+        return None
+    return dict(zip(keys, values, strict=True))
+
+
+def _warn(optimizer: Any) -> None:
+    warnings.warn(
+        f"The state of {type(optimizer).__name__} is not kept: ringar cannot tell which of its "
+        "variables belong to which weights.",
+        stacklevel=4,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -46,6 +47,7 @@ def test_what_cannot_be_compiled(open_grid: OpenGrid) -> None:
     for arguments, message in (
         ({"optimizer": ringar.DistributedOptimizer(adam())}, "`optimizer` must be a plain one"),
         ({"optimizer": adam(global_clipnorm=1.0)}, "`global_clipnorm` must be None"),
+        ({"optimizer": adam(loss_scale_factor=2.0)}, "`optimizer` must not scale the loss"),
         ({"steps_per_execution": 4}, "`steps_per_execution` must be 1"),
         ({"loss": total}, "The losses must be means"),
     ):
@@ -74,6 +76,28 @@ def test_other_numbers_of_steps(open_grid: OpenGrid, rank: int) -> None:
     model.compile("sgd", nets.loss())
     with pytest.raises(ValueError, match=r"same number of steps on every rank; received 2 \(rank"):
         model.fit(nets.dataset(nets.batches(2 + rank)), verbose=0)
+
+
+def test_callbacks(open_grid: OpenGrid, rank: int, tmp_path: Path) -> None:
+    model = pipelined(grid=open_grid(2))
+    model.compile("sgd", nets.loss())
+    data = nets.dataset(nets.batches(2))
+    with pytest.raises(ValueError, match="must not have BackupAndRestore"):
+        model.fit(data, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)], verbose=0)
+    checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "new" / "model.keras")
+    with pytest.raises(ValueError, match="number of checkpoints on every rank"):
+        model.fit(data, callbacks=[checkpoint] if rank == 0 else [], verbose=0)
+
+
+def test_metrics_that_are_no_numbers(open_grid: OpenGrid) -> None:
+    model = pipelined(grid=open_grid(2))
+    model.compile("sgd", "mse", metrics=[keras.metrics.F1Score()])
+    x, _ = nets.batches(1)[0]
+    y = np.eye(nets.CLASSES)[np.arange(len(x)) % nets.CLASSES]
+    with pytest.raises(ValueError, match="must be single numbers. Received: f1_score with 5"):
+        model.evaluate(x, y)
+    with pytest.raises(ValueError, match="must be single numbers"):
+        model.fit(x, y, verbose=0)
 
 
 def test_inputs(open_grid: OpenGrid) -> None:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+import ringar
 from ringar.parallel import Pipelined
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets
@@ -164,3 +165,45 @@ def test_draining_applies_what_is_in_flight(open_grid: OpenGrid, size: int) -> N
     assert int(model.optimizer.iterations) == len(data)
     model.fit(nets.dataset(data), verbose=0)  # and goes on
     assert int(model.optimizer.iterations) == 2 * len(data) - model.staleness
+
+
+@pytest.mark.ranks(2, 3)
+def test_schedules_of_the_learning_rate_follow_each_modules_own_steps(
+    open_grid: OpenGrid, size: int
+) -> None:
+    def make() -> Any:
+        return keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.01, 30))
+
+    data = nets.batches(STEPS)
+    reference = nets.residual()
+    nets.train_with_delays(reference, data, delays_of("delayed", size), make)
+    model = pipelined(open_grid(size), "delayed", make())
+    model.fit(nets.dataset(data[:10]), verbose=0)
+    model.fit(nets.dataset(data[10:]), verbose=0)
+    assert_equal_modules(model, reference)
+
+
+class StopOn(keras.callbacks.Callback):
+    """Wants to stop on one rank alone, in the middle of an epoch."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 2 and ringar.rank() == self.rank:
+            self.model.stop_training = True
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("schedule", ["delayed", "microbatch"])
+def test_a_rank_that_wants_to_stop_stops_all_after_the_epoch(
+    open_grid: OpenGrid, size: int, schedule: str
+) -> None:
+    data = nets.batches(6)
+    model = pipelined(open_grid(size), schedule, "sgd")
+    callbacks = [StopOn(size - 1), ringar.callbacks.Distributed()]
+    history = model.fit(nets.dataset(data), epochs=4, callbacks=callbacks, verbose=0)
+    assert len(history.history["loss"]) == 1
+    history = model.fit(nets.dataset(data), epochs=2, verbose=0)
+    assert len(history.history["loss"]) == 2

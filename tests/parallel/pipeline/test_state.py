@@ -23,7 +23,7 @@ def pipelined(model: keras.Model, grid: Any, schedule: str = "microbatch") -> Pi
     return Pipelined(model, schedule=schedule, cuts=nets.CUTS[grid.model], grid=grid)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "nadam"])
 def test_a_saved_model_goes_on_with_another_number_of_modules(
     open_grid: OpenGrid, size: int, shared_tmp_path: Path, optimizer: str
 ) -> None:
@@ -94,3 +94,52 @@ def test_a_file_that_cannot_be_written_is_every_ranks_error(
     model.compile("sgd", nets.loss())
     with pytest.raises((OSError, ValueError)):
         model.save(tmp_path / "no" / "such" / "folder" / "model.keras")
+
+
+@keras.saving.register_keras_serializable("other")
+class Registered(keras.layers.Dense):
+    """A layer of the user's own, registered."""
+
+
+class Own(keras.layers.Dense):
+    """And one that is not."""
+
+
+def own_loss(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+
+class OwnMetric(keras.metrics.Mean):
+    """The mean of the outputs."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return super().update_state(y_pred)
+
+
+def test_layers_losses_and_metrics_of_ones_own(open_grid: OpenGrid, size: int) -> None:
+    x = inputs = keras.Input((4,))
+    for i in range(size):
+        x = (Own if i % 2 else Registered)(4, activation="tanh", name=f"dense{i}")(x)
+    model = Pipelined(
+        keras.Model(inputs, x), cuts=[f"dense{i}" for i in range(size - 1)], grid=open_grid(size)
+    )
+    model.compile("sgd", own_loss, metrics=[OwnMetric(name="mine"), "mse", "mae"])
+    data = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+    model.fit(data, data, batch_size=4, verbose=0)
+    whole = model.whole()
+    assert type(whole.get_layer("dense1")) is Own
+    # In the order of the metrics, on all ranks.
+    expected = whole.evaluate(data, data, verbose=0)
+    np.testing.assert_allclose(model.evaluate(data, data), expected, rtol=1e-4)
+
+
+def test_an_optimizer_whose_state_cannot_be_told_apart_says_so(
+    open_grid: OpenGrid, size: int
+) -> None:
+    model = pipelined(nets.residual(), open_grid(size))
+    model.compile("adafactor", nets.loss())
+    model.fit(nets.dataset(nets.batches(2)), verbose=0)
+    with pytest.warns(UserWarning, match="The state of Adafactor is not kept"):
+        whole = model.whole()
+    x, y = nets.batches(1)[0]
+    assert np.isfinite(whole.train_on_batch(x, y))

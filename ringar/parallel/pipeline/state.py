@@ -91,11 +91,12 @@ def gather_optimizer(
     """
     model.optimizer.build(model.trainable_variables)
     own = of_optimizer(optimizer, network)
-    if own is None:
+    states = allgather_object(own, name="optimizers of modules", process_set=ranks)
+    if None in states or of_optimizer(model.optimizer, model) is None:
         _warn(optimizer)
-    for state in allgather_object(own, name="optimizers of modules", process_set=ranks):
-        if state is not None:
-            set_optimizer(model.optimizer, model, state)
+        return
+    for state in states:
+        set_optimizer(model.optimizer, model, state)
 
 
 def on_rank_0(write: Callable[[], object]) -> None:
@@ -199,5 +200,5 @@ def _warn(optimizer: Any) -> None:
     warnings.warn(
         f"The state of {type(optimizer).__name__} is not kept: ringar cannot tell which of its "
         "variables belong to which weights.",
-        stacklevel=4,
+        stacklevel=3,
     )

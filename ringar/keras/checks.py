@@ -58,31 +58,25 @@ def check_start(model: Any, params: dict[str, Any], process_set: Any = None) -> 
         "the model to be compiled with optimizer=ringar.DistributedOptimizer(...) on every rank",
         "Without it, ranks train different models.",
     )
-    _require(
+    require_equal(
         [mine["steps"] for mine in ranks],
-        _all_equal,
-        "the same number of steps per epoch on every rank",
+        "number of steps per epoch",
         "Shard the data with ringar.data.shard, or pass `steps_per_epoch` to `fit`.",
     )
-    _require(
+    require_equal(
         [mine["epochs"] for mine in ranks],
-        _all_equal,
-        "the same number of epochs on every rank",
+        "number of epochs",
         "Pass the same `epochs` and `initial_epoch` to `fit` on every rank.",
     )
     if len({len(mine["weights"]) for mine in ranks}) > 1:
-        _require(
+        require_equal(
             [len(mine["weights"]) for mine in ranks],
-            _all_equal,
-            "the same number of weights on every rank",
+            "number of weights",
             "Build the same model everywhere.",
         )
     for index, weights in enumerate(zip(*(mine["weights"] for mine in ranks), strict=True)):
-        _require(
-            weights,
-            _all_equal,
-            f"the same shape and dtype of weight {index} on every rank",
-            "Build the same model everywhere.",
+        require_equal(
+            weights, f"shape and dtype of weight {index}", "Build the same model everywhere."
         )
 
 
@@ -164,6 +158,20 @@ def _describe(model: Any, params: dict[str, Any]) -> dict[str, Any]:
         "epochs": params.get("epochs"),
         "weights": [f"{w.dtype}{list(w.shape)}" for w in model.weights] if model.built else [],
     }
+
+
+def require_equal(values: Sequence[Any], what: str, remedy: str) -> None:
+    """Check that `values`, one of each rank, are equal.
+
+    Args:
+        values: the same on every rank, so that all raise or none.
+        what: "number of steps", for example.
+        remedy: what to do; sentences.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    _require(values, _all_equal, f"the same {what} on every rank", remedy)
 
 
 def _all_equal(values: Sequence[Any]) -> bool:

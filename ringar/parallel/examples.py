@@ -7,6 +7,8 @@ gives wrong numbers on all ranks of the group and no error by itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import tensorflow as tf
 
@@ -61,13 +63,24 @@ def check(digests: list[tuple[str, Digest]], grid: Grid) -> None:
         group = everyone[d * grid.model : (d + 1) * grid.model]
         if (group != group[0]).any():
             layer = digests[int(np.flatnonzero((group != group[0]).any(axis=0))[0])][0]
-            received = ", ".join(
-                f"{row[0] & 0xFFFFFFFF:08x} (rank {d * grid.model + m})"
-                for m, row in enumerate(group)
-            )
-            raise ValueError(
-                "The examples must be the same on every rank of a model group. Received: in layer "
-                f"{layer}, batches with the digests {received}. Share the data with "
-                "ringar.data.shard(dataset, grid=grid), shuffle with a seed, and augment before "
-                "the model."
-            )
+            ranks = range(d * grid.model, (d + 1) * grid.model)
+            raise refusal(f"in layer {layer}, batches", [int(row[0]) for row in group], ranks)
+
+
+def refusal(received: str, digests: Iterable[int], ranks: Iterable[int]) -> ValueError:
+    """The error of ranks that were fed different examples.
+
+    Args:
+        received: what differs.
+        digests: of it, by rank.
+        ranks: of the job.
+    """
+    those = ", ".join(
+        f"{digest & 0xFFFFFFFF:08x} (rank {rank})"
+        for digest, rank in zip(digests, ranks, strict=True)
+    )
+    return ValueError(
+        f"The examples must be the same on every rank of a model group. Received: {received} with "
+        f"the digests {those}. Share the data with ringar.data.shard(dataset, grid=grid), shuffle "
+        "with a seed, and augment before the model."
+    )

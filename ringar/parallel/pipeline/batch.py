@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from ringar.collectives import allgather_object
+from ringar.parallel import examples
 from ringar.runtime import ProcessSet
 
 
@@ -108,11 +109,4 @@ def check_same(batch: Batch, ranks: ProcessSet) -> None:
     """
     digests = allgather_object(batch.digest(), name="first batch", process_set=ranks)
     if len(set(digests)) > 1:
-        received = ", ".join(
-            f"{digest:08x} (rank {rank})" for rank, digest in zip(ranks.ranks, digests, strict=True)
-        )
-        raise ValueError(
-            "The examples must be the same on every rank of a model group. Received: first "
-            f"batches with the digests {received}. Share the data with "
-            "ringar.data.shard(dataset, grid=grid), and shuffle and augment with a seed."
-        )
+        raise examples.refusal("first batches", digests, ranks.ranks)

@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 
-from ringar import runtime
 from ringar.collectives import allgather_object
 from ringar.keras import checks
 from ringar.keras.callbacks import Distributed
@@ -66,18 +65,19 @@ class Alignment(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Compare what the ranks are to do; broadcast the weights to the replicas."""
-        own = {name: (self.params or {}).get(name) for name in ("steps", "epochs")}
-        ranks = allgather_object({**own, "checkpoints": self.saving}, name="start of training")
-        for name in ranks[0]:
-            values = [mine[name] for mine in ranks]
-            if any(value != values[0] for value in values):
-                received = ", ".join(f"{v} (rank {rank})" for rank, v in enumerate(values))
-                raise ValueError(
-                    f"rank {runtime.rank()} | start of training: expected the same number of "
-                    f"{name} on every rank; received {received}. Give the ranks of a model group "
-                    "the same data, and all groups equally much (ringar.data.shard); save on all "
-                    "ranks, of which rank 0 writes."
-                )
+        own = {
+            "number of steps": (self.params or {}).get("steps"),
+            "number of epochs": (self.params or {}).get("epochs"),
+            "checkpoints": self.saving,
+        }
+        ranks = allgather_object(own, name="start of training")
+        for what in own:
+            checks.require_equal(
+                [mine[what] for mine in ranks],
+                what,
+                "Give the ranks of a model group the same data, and all groups equally much "
+                "(ringar.data.shard); save on all ranks, of which rank 0 writes.",
+            )
         if self.grid.data > 1:
             broadcast_model(self.model, self.grid.part, self.grid.data_set)
 

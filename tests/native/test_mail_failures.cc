@@ -372,5 +372,30 @@ TEST(mail_that_fails_takes_the_rest_of_its_step_with_it) {
     });
 }
 
+// Rank 1 waits for a message that rank 0, where the same collective has failed, will not send.
+TEST(mail_ends_with_a_collective_of_its_step_that_fails) {
+  for (const Hosts& hosts : {kOneHost, kTwoHosts})
+    on_threads(hosts, [](Rank& me) {
+      const auto engine = me.engine();
+      EXPECT_OK(engine->start());
+      TestRequest barrier("barrier dtype=uint8 name=of rank " + std::to_string(me.rank));
+      if (me.rank == 0) {
+        EXPECT_EQ(engine->run(barrier).code(), RINGAR_MISMATCH);
+        EXPECT(!engine->has_failed());
+      } else {
+        Recv recv(0);
+        recv.turn = engine->draw_turn(1);
+        barrier.turn = engine->draw_turn(1);
+        recv.step = barrier.step = 1;
+        engine->submit(&recv.of({2}));
+        engine->submit(&barrier);
+        EXPECT_EQ(barrier.wait().code(), RINGAR_MISMATCH);
+        EXPECT_EQ(recv.wait().code(), RINGAR_MISMATCH);
+        EXPECT(engine->has_failed());
+      }
+      me.meet(0);
+    });
+}
+
 }  // namespace
 }  // namespace ringar::test

@@ -255,6 +255,7 @@ void Engine::queue_those_whose_turn_it_is() {
 }
 
 void Engine::post(Request* request) {
+  if (request->turn) last_step_with_messages_.store(request->step);
   Status refusal;
   const int peer = peer_of(*request, &refusal);
   mail_->post(request, peer, refusal);
@@ -354,7 +355,10 @@ void Engine::finish_in_step(Request* request, const Status& status) {
   const bool has_more = end_step(step, status);
   // Of a collective all ranks know that it has failed, of a message two. The others are to learn
   // what became of the rest of the step, or they would go on with what belongs to another one.
-  if (message && (has_more || mail_->has(step))) mail_->give_up(status);
+  // After a collective has failed, one end of a message may have been posted, and the other one
+  // dropped.
+  const bool parted = message ? has_more || mail_->has(step) : last_step_with_messages_ == step;
+  if (parted) mail_->give_up(status);
 }
 
 // What was announced in a step does not follow one of its collectives that has failed: TensorFlow

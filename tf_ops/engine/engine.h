@@ -116,6 +116,7 @@ class Engine {
   Turns turns_;
   Queue queue_;
   int64_t last_failed_step_ = -1;
+  std::atomic<int64_t> last_step_with_messages_{-1};
   Status last_failure_;
   HeldTurns held_;
   bool baton_taken_ = false;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "engine/cpu_level.h"
 #include "engine/instance.h"
 #include "engine/reduce.h"
 #include "engine/traffic.h"
@@ -93,7 +94,7 @@ const char* ringar_version(void) {
   return RINGAR_VERSION;
 }
 const char* ringar_cpu_level(void) {
-  return cpu_level();
+  return cpu_level_name();
 }
 const char* ringar_last_error(void) {
   return last_error.c_str();

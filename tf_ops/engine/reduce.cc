@@ -1,12 +1,10 @@
 #include "engine/reduce.h"
 
-#include <cstdlib>
-#include <cstring>
-#include <string>
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
 
+#include "engine/cpu_level.h"
 #include "engine/reduce_levels.h"
 
 namespace ringar {
@@ -26,23 +24,16 @@ class DefaultRounding {
 };
 
 struct Level {
-  const char* name;
   void (*reduce)(DataType, ReduceOp, const KernelCall&);
   void (*convert)(const ConvertCall&);
 };
 
 Level best_level() {
-  const char* wanted = std::getenv("RINGAR_CPU_LEVEL");
-  const std::string limit = wanted ? wanted : "avx512";
 #if defined(__x86_64__)
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
-  if (avx512 && limit == "avx512") return {"avx512", reduce_avx512, convert_avx512};
-  if (avx2 && limit != "baseline") return {"avx2", reduce_avx2, convert_avx2};
+  if (cpu_level() == CpuLevel::kAvx512) return {reduce_avx512, convert_avx512};
+  if (cpu_level() == CpuLevel::kAvx2) return {reduce_avx2, convert_avx2};
 #endif
-  return {"baseline", reduce_baseline, convert_baseline};
+  return {reduce_baseline, convert_baseline};
 }
 
 const Level& level() {
@@ -63,10 +54,6 @@ void convert(DataType from_type, DataType to_type, const std::byte* from, std::b
              size_t elements) {
   const DefaultRounding rounding;
   level().convert({from_type, to_type, from, to, elements});
-}
-
-const char* cpu_level() {
-  return level().name;
 }
 
 }  // namespace ringar

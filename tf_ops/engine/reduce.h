@@ -28,8 +28,4 @@ void reduce(const Reduction& reduction, const std::byte* const* sources, int cou
 void convert(DataType from_type, DataType to_type, const std::byte* from, std::byte* to,
              size_t elements);
 
-// The instruction set in use: "avx512", "avx2" or "baseline". RINGAR_CPU_LEVEL in the environment
-// lowers it.
-const char* cpu_level();
-
 }  // namespace ringar

@@ -1,0 +1,15 @@
+// Which of the loops that are compiled once per instruction set this processor gets.
+
+#pragma once
+
+namespace ringar {
+
+enum class CpuLevel { kBaseline, kAvx2, kAvx512 };
+
+// The best that the processor has; RINGAR_CPU_LEVEL in the environment lowers it.
+CpuLevel cpu_level();
+
+// "avx512", "avx2" or "baseline".
+const char* cpu_level_name();
+
+}  // namespace ringar

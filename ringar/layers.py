@@ -1,8 +1,9 @@
-"""Keras layers for models that are split over ranks, or whose ranks share statistics."""
+"""Keras layers: split over ranks, with statistics of all ranks, with native recurrences."""
 
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
+from ringar.keras.recurrent import ScanGRU, ScanSimpleRNN
 from ringar.parallel.split import Gather, ReturnExamples, SplitConv2D, SplitDense, Sum
 
 __all__ = [
@@ -11,6 +12,8 @@ __all__ = [
     "GroupedDense",
     "LocalResponseNormalization",
     "ReturnExamples",
+    "ScanGRU",
+    "ScanSimpleRNN",
     "SplitConv2D",
     "SplitDense",
     "Sum",

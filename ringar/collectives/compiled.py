@@ -48,7 +48,7 @@ def run(
     spec: str, tensors: Sequence[tf.Tensor], results: Sequence[tf.TensorSpec]
 ) -> list[tf.Tensor]:
     """Adds the custom call to the graph under construction."""
-    _check_that_failures_are_seen()
+    check_that_failures_are_seen()
     order = _order()
     token, *outputs = xla.custom_call_v2(
         "ringar_collective",
@@ -69,7 +69,7 @@ def _order() -> tf.Variable:
 
 
 @functools.cache
-def _check_that_failures_are_seen() -> None:
+def check_that_failures_are_seen() -> None:
     """Lets a custom call fail on purpose, once.
 
     How a failure is reported relies on a layout that XLA does not promise; where it has changed,

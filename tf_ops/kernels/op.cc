@@ -18,19 +18,12 @@ struct Kernel {
 
 bool read_spec(TF_OpKernelConstruction* construction, Spec* spec) {
   const TfStatus status = new_status();
-  int32_t list = 0, bytes = 0;
-  tensorflow().TF_OpKernelConstruction_GetAttrSize(construction, "spec", &list, &bytes,
-                                                   status.get());
-  std::string text(is_ok(status) ? static_cast<size_t>(bytes) : 0, '\0');
-  if (is_ok(status))
-    tensorflow().TF_OpKernelConstruction_GetAttrString(construction, "spec", text.data(),
-                                                       text.size(), status.get());
-  if (is_ok(status)) {
+  std::string text;
+  if (read_text(construction, "spec", &text, status)) {
     const Status parsed = Spec::parse(text, spec);
-    if (!parsed.ok())
-      tensorflow().TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, parsed.message().c_str());
+    if (parsed.ok()) return true;
+    tensorflow().TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, parsed.message().c_str());
   }
-  if (is_ok(status)) return true;
   tensorflow().TF_OpKernelConstruction_Failure(construction, status.get());
   return false;
 }

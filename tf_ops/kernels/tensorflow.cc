@@ -18,4 +18,16 @@ const TensorFlow& tensorflow() {
   return found;
 }
 
+bool read_text(TF_OpKernelConstruction* construction, const char* attribute, std::string* text,
+               const TfStatus& status) {
+  int32_t list = 0, bytes = 0;
+  tensorflow().TF_OpKernelConstruction_GetAttrSize(construction, attribute, &list, &bytes,
+                                                   status.get());
+  if (!is_ok(status)) return false;
+  text->resize(static_cast<size_t>(bytes));
+  tensorflow().TF_OpKernelConstruction_GetAttrString(construction, attribute, text->data(),
+                                                     text->size(), status.get());
+  return is_ok(status);
+}
+
 }  // namespace ringar

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "engine/status.h"
 #include "kernels/tf_c_api.h"
@@ -33,5 +34,9 @@ inline TfStatus new_status() {
 inline bool is_ok(const TfStatus& status) {
   return tensorflow().TF_GetCode(status.get()) == TF_OK;
 }
+
+// The value of an op's attribute.
+bool read_text(TF_OpKernelConstruction* construction, const char* attribute, std::string* text,
+               const TfStatus& status);
 
 }  // namespace ringar

@@ -8,17 +8,14 @@
 // std::optional<std::string>. That is an assumption about a layout: the target
 // "ringar_failure" exists so that Python can try it once before any collective is compiled.
 
+#include "kernels/xla.h"
+
 #include <dlfcn.h>
 
-#include <optional>
 #include <string>
 #include <string_view>
 
 #include "engine/instance.h"
-
-struct XlaCustomCallStatus_ {
-  std::optional<std::string> message;
-};
 
 namespace ringar {
 namespace {
@@ -68,10 +65,17 @@ void fail_on_purpose(void*, const void**, const char* opaque, size_t opaque_byte
   status->message = std::string(opaque, opaque_bytes);
 }
 
-using Target = void(void*, const void**, const char*, size_t, XlaCustomCallStatus_*);
+bool registered = false;
 
-// xla::CustomCallTargetRegistry, a C++ class that libtensorflow_cc.so.2 exports.
-bool register_target(const std::string& name, Target* target) {
+__attribute__((constructor)) void register_targets() {
+  registered = register_target("ringar_collective", call) &&
+               register_target("ringar_failure", fail_on_purpose);
+}
+
+}  // namespace
+
+// xla::CustomCallTargetRegistry is a C++ class that libtensorflow_cc.so.2 exports.
+bool register_target(const std::string& name, XlaTarget* target) {
   constexpr const char* kGlobal = "_ZN3xla24CustomCallTargetRegistry6GlobalEv";
   constexpr const char* kRegister =
       "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcE"
@@ -84,14 +88,6 @@ bool register_target(const std::string& name, Target* target) {
   return true;
 }
 
-bool registered = false;
-
-__attribute__((constructor)) void register_targets() {
-  registered = register_target("ringar_collective", call) &&
-               register_target("ringar_failure", fail_on_purpose);
-}
-
-}  // namespace
 }  // namespace ringar
 
 extern "C" int ringar_has_xla_target(void) {

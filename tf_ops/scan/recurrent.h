@@ -4,8 +4,8 @@
 // before the first step, h[:, t] the one after step t. Every function works on the examples
 // [first, last) of the batch, all steps, and is called for different examples by different threads.
 //
-// A masked step (mask[b, t] == 0) hands the state on: h_t = h_{t-1}, whose Jacobian is the identity,
-// and the gradient of what it read is 0. Without a mask, `mask` is null.
+// A masked step (mask[b, t] == 0) hands the state on: h_t = h_{t-1}, whose Jacobian is the
+// identity, and the gradient of what it read is 0. Without a mask, `mask` is null.
 
 #pragma once
 
@@ -30,8 +30,8 @@ struct SimpleRnn {
   T* h;  // written by forward, read by the others
 };
 
-// Keras' GRU with reset_after=True; U of (units, 3 units), gates in the order z (update), r (reset),
-// c (candidate); x = inputs W + b_input of (batch, steps, 3 units):
+// Keras' GRU with reset_after=True; U of (units, 3 units), gates in the order z (update), r
+// (reset), c (candidate); x = inputs W + b_input of (batch, steps, 3 units):
 //   [i_z, i_r, i_c] = h_{t-1} U + recurrent_bias
 //   z = sigma(x_z + i_z), r = sigma(x_r + i_r), c = activation(x_c + r i_c)
 //   h_t = z h_{t-1} + (1 - z) c

@@ -1,0 +1,172 @@
+"""The scan of a chain of dense matrices: the op, and its gradient.
+
+``tf_ops/scan/scan.cc`` has the algorithm. The gradient of a chain is another one, through the same
+matrices in the other direction,
+
+    v_t = M_t v_{t-1} + a_t      d_{t-1} = M_t^T d_t + (what comes in at v_{t-1})
+
+and dL/dM_t is the outer product of d_t and v_{t-1}: so a scan differentiates into a scan, as often
+as one likes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from ringar import computation
+
+CHOSEN = -1
+"""Levels that the library's cost model chooses (tf_ops/scan/choice.cc)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a scan is done.
+
+    Attributes:
+        levels: of the tree that go up before a serial pass over what is left; CHOSEN, 0 for the
+            serial chain.
+        threads: that work on it.
+    """
+
+    levels: int
+    threads: int
+
+
+def scan(
+    matrices: Any,
+    vector: Any,
+    addends: Any = None,
+    *,
+    adjoint: bool = False,
+    levels: int | None = None,
+    threads: int | None = None,
+) -> tf.Tensor:
+    """Applies a chain of matrices to a vector and returns the vector after each of them.
+
+    ``v_0 = vector``, ``v_t = M_t v_{t-1} (+ a_t)``: the exclusive scan of [v_0, M_1, ..., M_n, end],
+    without the identity that it begins with, for each example of a batch. With ``adjoint=True`` it
+    is what back-propagation does with the Jacobians ``J_t`` of steps t = 1 ... n: ``v_n = vector``,
+    ``v_{t-1} = J_t^T v_t (+ a_{t-1})``. Nothing has to be transposed or reversed for it.
+
+    Differentiable, any number of times, in matrices, vector and addends. The results for different
+    `levels` differ by rounding. Values that are infinite or NaN at one step reach those results only
+    that depend on it.
+
+    Args:
+        matrices: (n, batch, size, size), float32 or float64; ``matrices[t - 1]`` belongs to step t.
+        vector: (batch, size).
+        addends: (n, batch, size), in the order of the matrices, or None.
+        adjoint: whether to go from the end to the beginning, with transposed matrices.
+        levels: how many levels of the tree go up before a serial pass over what is left. 0 is the
+            serial chain, ``ceil(log2(n + 1))`` or more the whole scan; None chooses by a cost model.
+        threads: how many to use; as many as TensorFlow's intra-op pool has if None.
+
+    Returns:
+        (n + 1, batch, size): v_0 ... v_n.
+
+    Raises:
+        TypeError: for a dtype other than float32 and float64, or several of them.
+        ValueError: for shapes that do not fit, levels below 0 or threads below 1.
+
+    The algorithm is that of Wang, Bai and Pekhimenko, "BPPSA: scaling back-propagation by parallel
+    scan algorithm" (MLSys 2020).
+    """
+    way = Way(_levels(levels), computation.usable_threads(threads))
+    matrices = tf.convert_to_tensor(matrices)
+    vector = tf.convert_to_tensor(vector)
+    if addends is not None:
+        addends = tf.convert_to_tensor(addends)
+    _check(matrices, vector, addends)
+    return _scan(matrices, vector, addends, adjoint, way)
+
+
+def reduce_chain(
+    matrices: tf.Tensor, addends: tf.Tensor | None, *, adjoint: bool, way: Way
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The whole chain as one map: product (batch, size, size) and addend (batch, size).
+
+    The product is that of matrices in the order of the chain, M_n ... M_1; of an adjoint one it is
+    J_n ... J_1, which is to be transposed. Not differentiable.
+    """
+    batch, size = matrices.shape[1], matrices.shape[2]
+    product, addend = computation.compute(
+        "scan_reduce",
+        [matrices, _or_absent(addends, matrices.dtype)],
+        [
+            tf.TensorSpec([batch, size, size], matrices.dtype),
+            tf.TensorSpec([batch, size], matrices.dtype),
+        ],
+        adjoint=adjoint,
+        levels=way.levels,
+        threads=way.threads,
+    )
+    return product, addend
+
+
+def _scan(
+    matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None, adjoint: bool, way: Way
+) -> tf.Tensor:
+    def run(matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor) -> Any:
+        steps = None if matrices.shape[0] is None else matrices.shape[0] + 1
+        (vectors,) = computation.compute(
+            "scan",
+            [matrices, vector, _or_absent(addends[0] if addends else None, matrices.dtype)],
+            [tf.TensorSpec([steps, *vector.shape], matrices.dtype)],
+            adjoint=adjoint,
+            levels=way.levels,
+            threads=way.threads,
+        )
+
+        def gradient(upstream: tf.Tensor) -> Any:
+            first, rest = upstream[0], upstream[1:]
+            if not adjoint:
+                first, rest = upstream[-1], upstream[:-1]
+            back = _scan(matrices, first, rest, not adjoint, way)
+            before, after = (vectors[1:], back[:-1]) if adjoint else (back[1:], vectors[:-1])
+            slopes = [before[..., :, None] * after[..., None, :], back[-1] if adjoint else back[0]]
+            return [*slopes, *[back[:-1] if adjoint else back[1:] for _ in addends]]
+
+        return vectors, gradient
+
+    given = () if addends is None else (addends,)
+    return tf.custom_gradient(run)(matrices, vector, *given)
+
+
+def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
+    return computation.absent(dtype) if tensor is None else tensor
+
+
+def _levels(levels: int | None) -> int:
+    if levels is None:
+        return CHOSEN
+    if isinstance(levels, bool) or not isinstance(levels, int) or levels < 0:
+        raise ValueError(f"`levels` must be None or an integer, 0 or more. Received: {levels!r}")
+    return min(levels, 62)
+
+
+def _check(matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None) -> None:
+    given = {"matrices": matrices, "vector": vector}
+    if addends is not None:
+        given["addends"] = addends
+    for name, tensor in given.items():
+        if tensor.dtype not in computation.DTYPES or tensor.dtype != matrices.dtype:
+            raise TypeError(
+                "scan: `matrices`, `vector` and `addends` must be of one dtype, float32 or "
+                f"float64. Received: {name} of {tensor.dtype.name}, matrices of "
+                f"{matrices.dtype.name}"
+            )
+    if matrices.shape.rank != 4 or not matrices.shape[2:3].is_compatible_with(matrices.shape[3:4]):
+        raise ValueError(
+            "scan: `matrices` must have the shape (n, batch, size, size). "
+            f"Received: {matrices.shape}"
+        )
+    for name, expected in (("vector", matrices.shape[1:3]), ("addends", matrices.shape[:3])):
+        if name in given and not given[name].shape.is_compatible_with(expected):
+            raise ValueError(
+                f"scan: `{name}` must have the shape {expected}, as the matrices of shape "
+                f"{matrices.shape} have it. Received: {given[name].shape}"
+            )

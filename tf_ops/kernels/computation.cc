@@ -1,0 +1,197 @@
+#include "kernels/computation.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <sstream>
+
+#include "kernels/tensorflow.h"
+#include "kernels/xla.h"
+
+namespace ringar {
+
+Options::Options(std::string_view text) {
+  std::istringstream words{std::string(text)};
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    RINGAR_CHECK(equals != std::string::npos);
+    values_[word.substr(0, equals)] = word.substr(equals + 1);
+  }
+}
+
+int64_t Options::number(const std::string& name) const {
+  const std::string& value = text(name);
+  return value.empty() ? 0 : std::strtoll(value.c_str(), nullptr, 10);
+}
+
+const std::string& Options::text(const std::string& name) const {
+  static const std::string nothing;
+  const auto found = values_.find(name);
+  return found == values_.end() ? nothing : found->second;
+}
+
+namespace {
+
+bool is_double(const Options& options) {
+  return options.text("dtype") == "float64";
+}
+
+Status run(const Computation& computation, const Options& options, const Inputs& inputs,
+           const Outputs& outputs) {
+  try {
+    (is_double(options) ? computation.run_double : computation.run_float)(options, inputs, outputs);
+  } catch (const std::bad_alloc&) {
+    return {RINGAR_OUT_OF_MEMORY, std::string(computation.name) + ": expected memory for the " +
+                                      "products of the tree, received none. Use fewer levels."};
+  }
+  return {};
+}
+
+// --- TensorFlow ---
+
+class Kernel {
+ public:
+  Kernel(const Computation& computation, const std::string& options)
+      : computation_(computation), options_(options) {}
+
+  void compute(TF_OpKernelContext* context) const {
+    const TfStatus status = new_status();
+    const Status done = compute(context, status);
+    if (!done.ok())
+      tensorflow().TF_SetStatus(status.get(), static_cast<TF_Code>(done.code()),
+                                done.message().c_str());
+    if (!is_ok(status)) tensorflow().TF_OpKernelContext_Failure(context, status.get());
+  }
+
+ private:
+  Status compute(TF_OpKernelContext* context, const TfStatus& status) const {
+    const auto& tf = tensorflow();
+    std::vector<TfTensor> held;
+    Inputs inputs;
+    for (int i = 0; i < tf.TF_NumInputs(context); ++i) {
+      TF_Tensor* tensor = nullptr;
+      tf.TF_GetInput(context, i, &tensor, status.get());
+      if (!is_ok(status)) return {};
+      held.emplace_back(tensor);
+      inputs.data.push_back(tf.TF_TensorData(tensor));
+      inputs.dims.emplace_back();
+      for (int d = 0; d < tf.TF_NumDims(tensor); ++d)
+        inputs.dims.back().push_back(tf.TF_Dim(tensor, d));
+    }
+    Outputs outputs;
+    for (const Dims& dims : computation_.shapes(options_, inputs.dims)) {
+      const auto index = static_cast<int>(outputs.size());
+      held.emplace_back(allocate(context, index, dims, status));
+      if (!is_ok(status)) return {};
+      outputs.push_back(tf.TF_TensorData(held.back().get()));
+    }
+    return run(computation_, options_, inputs, outputs);
+  }
+
+  TF_Tensor* allocate(TF_OpKernelContext* context, int index, const Dims& dims,
+                      const TfStatus& status) const {
+    const auto& tf = tensorflow();
+    const int64_t elements =
+        std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<int64_t>());
+    const size_t bytes = static_cast<size_t>(elements) * (is_double(options_) ? 8 : 4);
+    return tf.TF_AllocateOutput(context, index, tf.TF_ExpectedOutputDataType(context, index),
+                                dims.data(), static_cast<int>(dims.size()), bytes, status.get());
+  }
+
+  const Computation& computation_;
+  const Options options_;
+};
+
+template <const Computation& (*computation)()>
+void* create(TF_OpKernelConstruction* construction) {
+  std::string text;
+  const TfStatus status = new_status();
+  if (read_text(construction, "options", &text, status)) return new Kernel(computation(), text);
+  tensorflow().TF_OpKernelConstruction_Failure(construction, status.get());
+  return nullptr;
+}
+
+void compute(void* kernel, TF_OpKernelContext* context) {
+  static_cast<const Kernel*>(kernel)->compute(context);
+}
+
+void destroy(void* kernel) {
+  delete static_cast<Kernel*>(kernel);
+}
+
+void unknown_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  tensorflow().TF_ShapeInferenceContextSetUnknownShape(context, status);
+}
+
+template <const Computation& (*computation)()>
+void register_op() {
+  const auto& tf = tensorflow();
+  const char* name = computation().name;
+  const TfStatus status = new_status();
+  TF_OpDefinitionBuilder* builder = tf.TF_NewOpDefinitionBuilder(name);
+  for (const char* attr : {"Tin: list(type) >= 1", "Tout: list(type) >= 1", "options: string"})
+    tf.TF_OpDefinitionBuilderAddAttr(builder, attr);
+  tf.TF_OpDefinitionBuilderAddInput(builder, "inputs: Tin");
+  tf.TF_OpDefinitionBuilderAddOutput(builder, "outputs: Tout");
+  tf.TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, unknown_shapes);
+  tf.TF_RegisterOpDefinition(builder, status.get());
+  if (is_ok(status))
+    tf.TF_RegisterKernelBuilder(
+        name, tf.TF_NewKernelBuilder(name, "CPU", create<computation>, compute, destroy),
+        status.get());
+  RINGAR_CHECK(is_ok(status));
+}
+
+// --- XLA ---
+
+// "3x4,5": XLA tells its target no shapes.
+std::vector<Dims> read_dims(const std::string& text) {
+  std::vector<Dims> all;
+  std::istringstream arrays(text);
+  for (std::string array; std::getline(arrays, array, ',');) {
+    all.emplace_back();
+    std::istringstream dims(array);
+    for (std::string dim; std::getline(dims, dim, 'x');)
+      all.back().push_back(std::strtoll(dim.c_str(), nullptr, 10));
+  }
+  return all;
+}
+
+template <const Computation& (*computation)()>
+void call(void* outputs, const void** inputs, const char* opaque, size_t opaque_bytes,
+          XlaCustomCallStatus_* status) {
+  const Options options(std::string_view(opaque, opaque_bytes));
+  Inputs in;
+  in.dims = read_dims(options.text("inputs"));
+  in.data.assign(inputs, inputs + in.dims.size());
+  const size_t count = computation().shapes(options, in.dims).size();
+  auto** several = static_cast<void**>(outputs);
+  const Outputs out = count == 1 ? Outputs{outputs} : Outputs(several, several + count);
+  const Status done = run(computation(), options, in, out);
+  if (!done.ok()) status->message = done.message();
+}
+
+// --- both ---
+
+template <const Computation& (*computation)()>
+void register_computation() {
+  register_op<computation>();
+  register_target(computation().target_name, call<computation>);
+}
+
+__attribute__((constructor)) void register_all() {
+  if (!tensorflow().complete) return;
+  register_computation<scan_computation>();
+  register_computation<scan_reduce_computation>();
+  register_computation<simple_rnn_computation>();
+  register_computation<simple_rnn_gradient_computation>();
+  register_computation<simple_rnn_jacobians_computation>();
+  register_computation<gru_computation>();
+  register_computation<gru_gradient_computation>();
+  register_computation<gru_jacobians_computation>();
+}
+
+}  // namespace
+}  // namespace ringar

@@ -1,0 +1,68 @@
+// What a rank computes alone: an op of TensorFlow and a target for XLA, from one definition.
+//
+// Such an op has any number of inputs and outputs. All are arrays of one dtype, float32 or float64,
+// apart from masks (uint8); an optional input that is absent has no elements. What is no array is in
+// one line of text, its options, as the spec of a collective is: "dtype=float32 levels=3 …".
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/status.h"
+
+namespace ringar {
+
+using Dims = std::vector<int64_t>;
+
+class Options {
+ public:
+  // Words "name=value", separated by spaces.
+  explicit Options(std::string_view text);
+
+  // 0 where nothing is said of it.
+  int64_t number(const std::string& name) const;
+  const std::string& text(const std::string& name) const;
+
+ private:
+  std::map<std::string, std::string> values_;
+};
+
+struct Inputs {
+  std::vector<const void*> data;
+  std::vector<Dims> dims;
+
+  // Null where the array has no elements.
+  template <typename T>
+  const T* at(size_t index) const {
+    for (const int64_t dim : dims[index])
+      if (dim == 0) return nullptr;
+    return static_cast<const T*>(data[index]);
+  }
+};
+
+using Outputs = std::vector<void*>;
+
+// The four functions of a computation: the dims of its outputs, and the outputs, for either dtype.
+// Shapes are checked where the ops are called, in Python.
+struct Computation {
+  const char* name;         // "RingarScan"
+  const char* target_name;  // "ringar_scan"
+  std::vector<Dims> (*shapes)(const Options&, const std::vector<Dims>& inputs);
+  void (*run_float)(const Options&, const Inputs&, const Outputs&);
+  void (*run_double)(const Options&, const Inputs&, const Outputs&);
+};
+
+const Computation& scan_computation();
+const Computation& scan_reduce_computation();
+const Computation& simple_rnn_computation();
+const Computation& simple_rnn_gradient_computation();
+const Computation& simple_rnn_jacobians_computation();
+const Computation& gru_computation();
+const Computation& gru_gradient_computation();
+const Computation& gru_jacobians_computation();
+
+}  // namespace ringar

@@ -1,0 +1,24 @@
+// Custom calls of compiled functions: how XLA finds them, and how they fail.
+
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+// What XLA hands to a custom call: an assumption about a layout, tried once before it is relied on
+// (ringar/collectives/compiled.py).
+struct XlaCustomCallStatus_ {
+  std::optional<std::string> message;
+};
+
+namespace ringar {
+
+// `outputs` points to an array of pointers if there are several results, else to the result.
+using XlaTarget = void(void* outputs, const void** inputs, const char* opaque, size_t opaque_bytes,
+                       XlaCustomCallStatus_* status);
+
+// Whether XLA was found in this process.
+bool register_target(const std::string& name, XlaTarget* target);
+
+}  // namespace ringar

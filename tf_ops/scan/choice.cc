@@ -1,0 +1,84 @@
+// The model counts what the essay of scan.cc counts, and takes for each count a time that
+// benchmarks/scan.py measures (one core, AVX-512, float32). Ratios matter, not the times: on a slower
+// core all are longer, and the choice is the same.
+//
+//   product of two matrices      2 ns + H^3 / 60 GHz   (below 8 columns, where vectors are not full,
+//                                                        H^3 / 22 GHz)
+//   matrix and vector            3 ns + H^2 / 27 GHz
+//   a node of the tree           8 ns for a group of examples: finding it, the call
+//   a Jacobian                   gates x H^2 / 20 GHz, needed once by a right leaf, twice by a left one
+//   a serial step of a layer     70 ns of latency, gates x H^2 / 45 GHz and 0.3 ns H for each example
+
+#include "scan/choice.h"
+
+#include <algorithm>
+
+#include "scan/scan.h"
+
+namespace ringar {
+namespace {
+
+constexpr double kNode = 8e-9;
+constexpr double kExamplesPerGroup = 16;
+
+double product_seconds(double size) {
+  return 2e-9 + size * size * size / (size < 8 ? 22e9 : 60e9);
+}
+
+double apply_seconds(double size) {
+  return 3e-9 + size * size / 27e9;
+}
+
+// Those who can work at the same time on the serial part: each on examples of its own.
+double serial_workers(const ChainSize& chain, int threads) {
+  return std::max<double>(1, std::min<double>(threads, static_cast<double>(chain.batch)));
+}
+
+double groups_of(const ChainSize& chain) {
+  return std::max(1.0, static_cast<double>(chain.batch) / kExamplesPerGroup);
+}
+
+double tree_seconds(const ChainSize& chain, int levels, int threads, double leaf) {
+  const auto length = static_cast<double>(chain.length), batch = static_cast<double>(chain.batch);
+  const auto size = static_cast<double>(chain.size);
+  const double blocks = length / static_cast<double>(int64_t{1} << levels), inner = length - blocks;
+  const double node = kNode * groups_of(chain);
+  const double parallel =
+      inner * (batch * (product_seconds(size) + apply_seconds(size)) + 2 * node) +
+      length * batch * leaf;
+  const double serial = blocks * (batch * apply_seconds(size) + node);
+  return parallel / threads + serial / serial_workers(chain, threads);
+}
+
+template <typename Seconds>
+int least(const ChainSize& chain, const Seconds& seconds) {
+  int best = 0;
+  for (int levels = 1; levels <= scan_levels(chain.length); ++levels)
+    if (seconds(levels) < seconds(best)) best = levels;
+  return best;
+}
+
+}  // namespace
+
+double scan_seconds(const ChainSize& chain, int levels, int threads) {
+  return tree_seconds(chain, levels, threads, 0);
+}
+
+double recurrent_seconds(const ChainSize& chain, int gates, int levels, int threads) {
+  const auto size = static_cast<double>(chain.size);
+  if (levels > 0) return tree_seconds(chain, levels, threads, 1.5 * gates * size * size / 20e9);
+  const double step = gates * size * size / 45e9 + 0.3e-9 * size;
+  return static_cast<double>(chain.length) *
+         (70e-9 + static_cast<double>(chain.batch) * step / serial_workers(chain, threads));
+}
+
+int choose_levels(const ChainSize& chain, int threads) {
+  return least(chain, [&](int levels) { return scan_seconds(chain, levels, threads); });
+}
+
+int choose_recurrent_levels(const ChainSize& chain, int gates, int threads) {
+  return least(chain,
+               [&](int levels) { return recurrent_seconds(chain, gates, levels, threads); });
+}
+
+}  // namespace ringar

@@ -1,0 +1,4 @@
+#if defined(__x86_64__)
+#define RINGAR_LEVEL avx2
+#include "scan/matrix_kernels.inc"
+#endif

@@ -1,0 +1,2 @@
+#define RINGAR_LEVEL baseline
+#include "scan/matrix_kernels.inc"

@@ -1,0 +1,2 @@
+#define RINGAR_RECURRENT recurrent_baseline
+#include "scan/recurrent_kernels.inc"

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ringar import computation
 from ringar.parallel.scan import recurrent
-from ringar.parallel.scan.chain import CHOSEN, Way
+from ringar.parallel.scan.chain import CHOSEN, WHOLE, Way, levels_of
 
 #: In the order of `Activation` in tf_ops/scan/recurrent.h.
 ACTIVATIONS = ("linear", "tanh", "sigmoid", "relu", "hard_sigmoid")
@@ -176,12 +176,13 @@ def _activation(layer: Any, name: str) -> int:
 
 
 def _levels(backward: str | int) -> int:
-    named = {"auto": CHOSEN, "serial": 0, "scan": 62}
+    named = {"auto": CHOSEN, "serial": 0, "scan": WHOLE}
     if isinstance(backward, str) and backward in named:
         return named[backward]
-    if isinstance(backward, int) and not isinstance(backward, bool) and backward >= 0:
-        return min(backward, 62)
-    raise ValueError(
-        '`backward` must be "auto", "serial", "scan" or a number of levels, 0 or more. '
-        f"Received: {backward!r}"
-    )
+    try:
+        return levels_of(backward)
+    except ValueError:
+        raise ValueError(
+            '`backward` must be "auto", "serial", "scan" or a number of levels, 0 or more. '
+            f"Received: {backward!r}"
+        ) from None

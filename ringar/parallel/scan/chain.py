@@ -21,6 +21,9 @@ from ringar import computation
 CHOSEN = -1
 """Levels that the library's cost model chooses (tf_ops/scan/choice.cc)."""
 
+WHOLE = 62
+"""More levels than any tree has."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Way:
@@ -75,12 +78,12 @@ def scan(
     The algorithm is that of Wang, Bai and Pekhimenko, "BPPSA: scaling back-propagation by parallel
     scan algorithm" (MLSys 2020).
     """
-    way = Way(_levels(levels), computation.usable_threads(threads))
+    way = Way(levels_of(levels), computation.usable_threads(threads))
     matrices = tf.convert_to_tensor(matrices)
     vector = tf.convert_to_tensor(vector)
     if addends is not None:
         addends = tf.convert_to_tensor(addends)
-    _check(matrices, vector, addends)
+    check(matrices, vector, addends)
     return _scan(matrices, vector, addends, adjoint, way)
 
 
@@ -107,19 +110,27 @@ def reduce_chain(
     return product, addend
 
 
+def run(
+    matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None, adjoint: bool, way: Way
+) -> tf.Tensor:
+    """The scan itself, without a gradient."""
+    steps = None if matrices.shape[0] is None else matrices.shape[0] + 1
+    (vectors,) = computation.compute(
+        "scan",
+        [matrices, vector, _or_absent(addends, matrices.dtype)],
+        [tf.TensorSpec([steps, *vector.shape], matrices.dtype)],
+        adjoint=adjoint,
+        levels=way.levels,
+        threads=way.threads,
+    )
+    return vectors
+
+
 def _scan(
     matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None, adjoint: bool, way: Way
 ) -> tf.Tensor:
-    def run(matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor) -> Any:
-        steps = None if matrices.shape[0] is None else matrices.shape[0] + 1
-        (vectors,) = computation.compute(
-            "scan",
-            [matrices, vector, _or_absent(addends[0] if addends else None, matrices.dtype)],
-            [tf.TensorSpec([steps, *vector.shape], matrices.dtype)],
-            adjoint=adjoint,
-            levels=way.levels,
-            threads=way.threads,
-        )
+    def differentiable(matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor) -> Any:
+        vectors = run(matrices, vector, addends[0] if addends else None, adjoint, way)
 
         def gradient(upstream: tf.Tensor) -> Any:
             first, rest = upstream[0], upstream[1:]
@@ -133,22 +144,24 @@ def _scan(
         return vectors, gradient
 
     given = () if addends is None else (addends,)
-    return tf.custom_gradient(run)(matrices, vector, *given)
+    return tf.custom_gradient(differentiable)(matrices, vector, *given)
 
 
 def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
     return computation.absent(dtype) if tensor is None else tensor
 
 
-def _levels(levels: int | None) -> int:
+def levels_of(levels: int | None) -> int:
+    """The number that stands for `levels` of :func:`scan`; raises ValueError for none."""
     if levels is None:
         return CHOSEN
     if isinstance(levels, bool) or not isinstance(levels, int) or levels < 0:
         raise ValueError(f"`levels` must be None or an integer, 0 or more. Received: {levels!r}")
-    return min(levels, 62)
+    return min(levels, WHOLE)
 
 
-def _check(matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None) -> None:
+def check(matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None = None) -> None:
+    """Raises for dtypes and shapes that :func:`scan` cannot use."""
     given = {"matrices": matrices, "vector": vector}
     if addends is not None:
         given["addends"] = addends

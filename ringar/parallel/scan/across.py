@@ -1,0 +1,202 @@
+"""A chain whose matrices lie on several ranks: each has a stretch, in the order of the ranks.
+
+Each rank reduces its stretch to one affine map, which takes as many products as it has matrices. The
+maps are scanned by recursive doubling (Hillis and Steele, 1986): in round j, a rank sends what it
+has put together so far to the rank 2^j places further on, and puts what comes from 2^j places
+before in front of its own. After log2(P) rounds it knows what all ranks before it make of the
+vector, and sweeps down its own stretch. That is O(n/P + log P) steps of a product each, where the
+chain on one rank takes n.
+
+What travels is a matrix and a vector per example; from a rank whose part reaches back to the
+beginning, where the vector is, a vector alone.
+
+Within this file vectors are rows, so that a map is ``v -> v Q + g`` and "first X, then Y" is the
+product ``Q_X Q_Y``. P ranks of a process set have places 0 ... P - 1 in the order of the chain, which
+is the reverse of their own for an adjoint one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from ringar import computation, runtime
+from ringar.collectives.recv import recv
+from ringar.collectives.send import send
+from ringar.parallel.scan import chain
+from ringar.runtime import ProcessSet
+
+
+@dataclasses.dataclass(frozen=True)
+class Element:
+    """A map ``v -> v Q + g``, or, without a matrix, the vector that has come through it.
+
+    Attributes:
+        vector: g, or the vector, (batch, size).
+        matrix: Q, (batch, size, size), or None.
+    """
+
+    vector: tf.Tensor
+    matrix: tf.Tensor | None = None
+
+    def then(self, after: Element) -> Element:
+        """This one first, then a map."""
+        vector = apply(self.vector, after.matrix) + after.vector
+        return Element(vector, None if self.matrix is None else self.matrix @ after.matrix)
+
+    def tensors(self) -> list[tf.Tensor]:
+        """What travels."""
+        return [self.vector] if self.matrix is None else [self.vector, self.matrix]
+
+
+def apply(vector: tf.Tensor, matrix: tf.Tensor | None) -> tf.Tensor:
+    """Rows times matrices."""
+    return tf.squeeze(vector[:, None, :] @ matrix, axis=1)
+
+
+def scan_across(
+    matrices: Any,
+    vector: Any,
+    addends: Any = None,
+    *,
+    adjoint: bool = False,
+    levels: int | None = None,
+    threads: int | None = None,
+    process_set: ProcessSet | None = None,
+) -> tf.Tensor:
+    """The scan of :func:`ringar.parallel.scan.scan`, of a chain that is cut over ranks.
+
+    Every rank of the process set calls it with its stretch, rank 0 with the first steps. Stretches
+    may differ in length, and may be empty. Differentiable once; gradients of the other ranks' losses
+    with respect to this rank's matrices are included, as if all stretches were one chain and all
+    losses one sum. Not in compiled functions, since :func:`ringar.send` is not.
+
+    Args:
+        matrices: (n, batch, size, size) of this rank; batch, size and dtype alike on all ranks.
+        vector: (batch, size). The first rank's counts (the last one's, if `adjoint`); others may
+            give None.
+        addends: (n, batch, size) of this rank, or None; on all ranks alike.
+        adjoint: as of the scan.
+        levels: as of the scan, for the sweep through this rank's stretch.
+        threads: as of the scan.
+        process_set: the ranks; default all.
+
+    Returns:
+        (n + 1, batch, size): the vectors before, between and after this rank's matrices. What
+        comes after the last of them is what comes before the first of the next rank's.
+
+    Raises:
+        TypeError, ValueError: as the scan.
+        NotInitializedError: before `ringar.init()`.
+        MismatchError, DeadlineError, PeerLostError: as :func:`ringar.recv`.
+    """
+    ranks = runtime.global_process_set if process_set is None else process_set
+    way = chain.Way(chain.levels_of(levels), computation.usable_threads(threads))
+    matrices = tf.convert_to_tensor(matrices)
+    if vector is None:
+        vector = tf.zeros(tf.shape(matrices)[1:3], matrices.dtype)
+    vector = tf.convert_to_tensor(vector)
+    given = [] if addends is None else [tf.convert_to_tensor(addends)]
+    chain.check(matrices, vector, *given)
+
+    def run(matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor) -> Any:
+        vectors = _sweep(matrices, vector, None, addends[0] if addends else None, adjoint, way, ranks)
+
+        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+            entering, rest = upstream[0], upstream[1:]
+            if not adjoint:
+                entering, rest = upstream[-1], upstream[:-1]
+            nothing = tf.zeros_like(entering)
+            back = _sweep(matrices, nothing, entering, rest, not adjoint, way, ranks)
+            before, after = (vectors[1:], back[:-1]) if adjoint else (back[1:], vectors[:-1])
+            d_vector = back[-1] if adjoint else back[0]
+            if _place(ranks, adjoint) > 0:
+                d_vector = nothing
+            slopes = [before[..., :, None] * after[..., None, :], d_vector]
+            return [*slopes, *[back[:-1] if adjoint else back[1:] for _ in addends]]
+
+        return vectors, gradient
+
+    return tf.custom_gradient(run)(matrices, vector, *given)
+
+
+def _sweep(
+    matrices: tf.Tensor,
+    vector: tf.Tensor,
+    entering: tf.Tensor | None,
+    addends: tf.Tensor | None,
+    adjoint: bool,
+    way: chain.Way,
+    ranks: ProcessSet,
+) -> tf.Tensor:
+    """The scan across ranks, `entering` being added to what comes into this rank."""
+    vector = come_in(matrices, vector, entering, addends, adjoint, way.threads, ranks)
+    if entering is not None:
+        vector += entering
+    return chain.run(matrices, vector, addends, adjoint, way)
+
+
+def come_in(
+    matrices: tf.Tensor,
+    vector: tf.Tensor,
+    entering: tf.Tensor | None,
+    addends: tf.Tensor | None,
+    adjoint: bool,
+    threads: int,
+    ranks: ProcessSet,
+) -> tf.Tensor:
+    """What comes into this rank's stretch from the ranks before it; `vector` at the first of them.
+
+    Args:
+        matrices: of this rank's stretch, as the scan's.
+        vector: (batch, size), what comes into the first rank.
+        entering: (batch, size), added to what comes in, or None.
+        addends: of this rank's stretch, or None.
+        adjoint: as of the scan.
+        threads: how many to use.
+        ranks: the process set.
+    """
+    if ranks.size() == 1:
+        return vector
+    whole = chain.Way(chain.WHOLE, threads)
+    product, addend = chain.reduce_chain(matrices, addends, adjoint=adjoint, way=whole)
+    own = Element(addend, product if adjoint else tf.linalg.matrix_transpose(product))
+    if entering is not None:
+        own = Element(apply(entering, own.matrix) + addend, own.matrix)
+    if _place(ranks, adjoint) == 0:
+        own = Element(vector).then(own)
+    before = _scan_elements(own, adjoint, ranks)
+    return vector if before is None else before.vector
+
+
+def _scan_elements(own: Element, adjoint: bool, ranks: ProcessSet) -> Element | None:
+    """The exclusive scan of one element of each rank; None at the first."""
+    place, size = _place(ranks, adjoint), ranks.size()
+    before, total = None, own
+    distance = 1
+    while distance < size:
+        name = f"scan_across/{distance}"
+        if place + distance < size:
+            to = _rank_at(place + distance, ranks, adjoint)
+            send(total.tensors(), to, name=name, process_set=ranks)
+        if place >= distance:
+            specs = [tf.TensorSpec(own.vector.shape, own.vector.dtype)]
+            if place - distance >= distance:  # what it has does not reach back to the vector
+                units = own.vector.shape[-1]
+                specs.append(tf.TensorSpec([*own.vector.shape, units], own.vector.dtype))
+            source = _rank_at(place - distance, ranks, adjoint)
+            other = Element(*recv(specs, source, name=name, process_set=ranks))
+            before = other if before is None else other.then(before)
+            total = other.then(total)
+        distance *= 2
+    return before
+
+
+def _place(ranks: ProcessSet, adjoint: bool) -> int:
+    return ranks.size() - 1 - ranks.rank() if adjoint else ranks.rank()
+
+
+def _rank_at(place: int, ranks: ProcessSet, adjoint: bool) -> int:
+    return ranks.size() - 1 - place if adjoint else place

@@ -6,9 +6,9 @@
 //                                              -> d_input, d_h0, d_recurrent, d_bias
 //   Ringar…Jacobians         h0, recurrent, mask, h, (kept)  -> (steps, batch, units, units)
 //
-// mask, bias, d_states and d_last may be absent; d_bias is that of a GRU's recurrent bias, and has no
-// elements elsewhere. Options: activation, recurrent_activation, levels (of the way back; 0 is the
-// serial kernel, -1 chosen), threads.
+// mask, bias, d_states and d_last may be absent; d_bias is that of a GRU's recurrent bias, and has
+// no elements elsewhere. Options: activation, recurrent_activation, levels (of the way back; 0 is
+// the serial kernel, -1 chosen), threads.
 
 #include "scan/recurrent.h"
 
@@ -106,9 +106,8 @@ RecurrentShape shape_of(const Dims& states) {
 template <typename Work>
 void for_examples(const RecurrentShape& shape, int threads, const Work& work) {
   const int64_t tasks = std::min<int64_t>(threads, shape.batch);
-  parallel_for(threads, tasks, [&](int64_t i) {
-    work(i * shape.batch / tasks, (i + 1) * shape.batch / tasks, i);
-  });
+  parallel_for(threads, tasks,
+               [&](int64_t i) { work(i * shape.batch / tasks, (i + 1) * shape.batch / tasks, i); });
 }
 
 // --- forward ---
@@ -123,8 +122,7 @@ std::vector<Dims> forward_shapes(const Options&, const std::vector<Dims>& inputs
 template <template <typename> class Traits, typename T>
 void forward(const Options& options, const Inputs& inputs, const Outputs& outputs) {
   const Dims& in = inputs.dims[0];
-  const auto cell =
-      Traits<T>::forward(options, {in[0], in[1], inputs.dims[1][1]}, inputs, outputs);
+  const auto cell = Traits<T>::forward(options, {in[0], in[1], inputs.dims[1][1]}, inputs, outputs);
   for_examples(cell.shape, threads_of(options), [&](int64_t first, int64_t last, int64_t) {
     Traits<T>::kernels().forward(cell, first, last);
   });
@@ -195,8 +193,7 @@ std::vector<T> scan_states(const Cell& cell, const CellKernels<Cell, T>& kernels
 template <template <typename> class Traits, typename T>
 void gradient(const Options& options, const Inputs& inputs, const Outputs& outputs) {
   const auto& kernels = Traits<T>::kernels();
-  const auto cell =
-      Traits<T>::backward(options, shape_of(inputs.dims[kStates]), inputs, kStates);
+  const auto cell = Traits<T>::backward(options, shape_of(inputs.dims[kStates]), inputs, kStates);
   const auto [batch, steps, units] = cell.shape;
   const bool has_bias = Traits<T>::kGates > 1;
   const int threads = threads_of(options);
@@ -207,7 +204,8 @@ void gradient(const Options& options, const Inputs& inputs, const Outputs& outpu
                          static_cast<T*>(outputs[2]),
                          has_bias ? static_cast<T*>(outputs[3]) : nullptr};
   auto levels = static_cast<int>(std::min<int64_t>(options.number("levels"), 62));
-  if (levels < 0) levels = choose_recurrent_levels({steps, batch, units}, Traits<T>::kGates, threads);
+  if (levels < 0)
+    levels = choose_recurrent_levels({steps, batch, units}, Traits<T>::kGates, threads);
   if (steps == 0 || batch == 0) levels = 0;
 
   std::vector<T> d_h;

@@ -1,7 +1,7 @@
-// RingarScan: matrices (n, batch, size, size), the vector (batch, size) and addends (n, batch, size),
-// or none, give the vectors before, between and after the matrices (n + 1, batch, size).
-// RingarScanReduce: matrices and addends give the product (batch, size, size) and the addend (batch,
-// size) of the whole chain.
+// RingarScan: matrices (n, batch, size, size), the vector (batch, size) and addends (n, batch,
+// size), or none, give the vectors before, between and after the matrices (n + 1, batch, size).
+// RingarScanReduce: matrices and addends give the product (batch, size, size) and the addend
+// (batch, size) of the whole chain.
 //
 // Options: adjoint, levels (-1: chosen), threads.
 
@@ -18,9 +18,9 @@ namespace {
 template <typename T>
 DenseChain<T> chain_of(const Options& options, const Inputs& inputs, size_t addends, T* results) {
   const Dims& dims = inputs.dims[0];
-  return {dims[0],          dims[1],
-          dims[2],          options.number("adjoint") != 0,
-          inputs.at<T>(0),  inputs.at<T>(addends),
+  return {dims[0],         dims[1],
+          dims[2],         options.number("adjoint") != 0,
+          inputs.at<T>(0), inputs.at<T>(addends),
           results};
 }
 

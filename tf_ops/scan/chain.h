@@ -1,8 +1,8 @@
 // What is scanned: a chain of affine maps v_k = M_k v_{k-1} + a_k, k = 1 … length, one for each
 // example of a batch.
 //
-// The adjoint chain runs through transposed matrices, v_k^T = v_{k-1}^T J_k, as gradients run through
-// Jacobians: vectors are rows, and nothing is ever transposed in memory.
+// The adjoint chain runs through transposed matrices, v_k^T = v_{k-1}^T J_k, as gradients run
+// through Jacobians: vectors are rows, and nothing is ever transposed in memory.
 
 #pragma once
 

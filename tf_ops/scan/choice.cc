@@ -1,13 +1,15 @@
 // The model counts what the essay of scan.cc counts, and takes for each count a time that
-// benchmarks/scan.py measures (one core, AVX-512, float32). Ratios matter, not the times: on a slower
-// core all are longer, and the choice is the same.
+// benchmarks/scan.py measures (one core, AVX-512, float32). Ratios matter, not the times: on a
+// slower core all are longer, and the choice is the same.
 //
-//   product of two matrices      2 ns + H^3 / 60 GHz   (below 8 columns, where vectors are not full,
+//   product of two matrices      2 ns + H^3 / 60 GHz   (below 8 columns, where vectors are not
+//   full,
 //                                                        H^3 / 22 GHz)
 //   matrix and vector            3 ns + H^2 / 27 GHz
 //   a node of the tree           8 ns for a group of examples: finding it, the call
-//   a Jacobian                   gates x H^2 / 20 GHz, needed once by a right leaf, twice by a left one
-//   a serial step of a layer     70 ns of latency, gates x H^2 / 45 GHz and 0.3 ns H for each example
+//   a Jacobian                   gates x H^2 / 20 GHz, needed once by a right leaf, twice by a left
+//   one a serial step of a layer     70 ns of latency, gates x H^2 / 45 GHz and 0.3 ns H for each
+//   example
 
 #include "scan/choice.h"
 
@@ -77,8 +79,7 @@ int choose_levels(const ChainSize& chain, int threads) {
 }
 
 int choose_recurrent_levels(const ChainSize& chain, int gates, int threads) {
-  return least(chain,
-               [&](int levels) { return recurrent_seconds(chain, gates, levels, threads); });
+  return least(chain, [&](int levels) { return recurrent_seconds(chain, gates, levels, threads); });
 }
 
 }  // namespace ringar

@@ -14,7 +14,8 @@
 //   so these are products of a matrix and a vector.
 //
 // With p workers, n products of matrices (2 H^3 operations each, H the size) and n of a matrix and
-// a vector (2 H^2) take ceil(n / p) + O(log p) steps, where the serial chain takes n steps of 2 H^2.
+// a vector (2 H^2) take ceil(n / p) + O(log p) steps, where the serial chain takes n steps of 2
+// H^2.
 //
 // The array is never written to. What comes into a node that begins at position `lo` is v_{lo-1}, a
 // result of the scan, so the down-sweep keeps nothing beside the results:
@@ -27,15 +28,16 @@
 // last position, which is odd: (n + 1) / 2 slots of a matrix for each example.
 //
 // `levels` = L makes the paper's hybrid: nodes of 2^L positions, the blocks, are made as above; a
-// serial pass carries the vector over the blocks; each block sweeps down. L = 0 is the serial chain,
-// a block as wide as the array the scan.
+// serial pass carries the vector over the blocks; each block sweeps down. L = 0 is the serial
+// chain, a block as wide as the array the scan.
 //
 // With addends, v_k = M_k v_{k-1} + a_k, a node is an affine map (Q, g), and left before right make
 // (Q_r Q_l, Q_r g_l + g_r).
 //
-// The examples of a batch are cut into groups, whose slots remain in the cache from one level to the
-// next, since the tree is walked depth first. Threads take groups; where there are too few, they take
-// the subtrees of a group, and one thread does the top of the tree, of at most 8 nodes per thread.
+// The examples of a batch are cut into groups, whose slots remain in the cache from one level to
+// the next, since the tree is walked depth first. Threads take groups; where there are too few,
+// they take the subtrees of a group, and one thread does the top of the tree, of at most 8 nodes
+// per thread.
 
 #include "scan/scan.h"
 
@@ -235,8 +237,8 @@ class Tree {
   Buffer<T> slots_;
 };
 
-// How the work is shared out: the batch in groups of examples, and, where there are fewer groups than
-// threads, the tree of a group in subtrees of so many levels (otherwise 0).
+// How the work is shared out: the batch in groups of examples, and, where there are fewer groups
+// than threads, the tree of a group in subtrees of so many levels (otherwise 0).
 struct Shares {
   int64_t group;
   int subtree;
@@ -297,7 +299,8 @@ void for_subtrees(const Tree<T>& tree, int subtree, int threads, const Work& wor
 template <typename T>
 void scan_tree(Tree<T>& tree, int levels, int subtree, int threads) {
   const Buffer<T> scratch = tree.scratch(levels);
-  const int64_t last = (parts_of(tree.positions(), levels) - 1) << levels, block = int64_t{1} << levels;
+  const int64_t last = (parts_of(tree.positions(), levels) - 1) << levels,
+                block = int64_t{1} << levels;
   if (levels > 0) tree.make_slots();
   if (subtree > 0)
     for_subtrees(tree, subtree, threads, [&](int64_t lo, const Buffer<T>& own) {
@@ -311,9 +314,8 @@ void scan_tree(Tree<T>& tree, int levels, int subtree, int threads) {
   for (int64_t lo = block; lo < last; lo += block) tree.carry(lo, levels, scratch);
   for (int64_t lo = 0; lo <= last; lo += block) tree.down(lo, levels, subtree, scratch);
   if (subtree > 0)
-    for_subtrees(tree, subtree, threads, [&](int64_t lo, const Buffer<T>& own) {
-      tree.down(lo, subtree, 0, own);
-    });
+    for_subtrees(tree, subtree, threads,
+                 [&](int64_t lo, const Buffer<T>& own) { tree.down(lo, subtree, 0, own); });
   // The exclusive scan ends one position before the end.
   tree.carry(tree.positions() - 1, 0, scratch);
 }

@@ -15,9 +15,9 @@ int scan_levels(int64_t length);
 template <typename T>
 void scan(const Chain<T>& chain, int levels, int threads);
 
-// The whole chain as one map: `product` (batch, size, size), that of the matrices in the order of the
-// chain (M_n … M_1, or J_1 … J_n in an adjoint one), and `addend` (batch, size), what comes out where
-// 0 goes in; not written where the chain has no addends. chain.results is not used.
+// The whole chain as one map: `product` (batch, size, size), that of the matrices in the order of
+// the chain (M_n … M_1, or J_1 … J_n in an adjoint one), and `addend` (batch, size), what comes out
+// where 0 goes in; not written where the chain has no addends. chain.results is not used.
 template <typename T>
 void reduce_chain(const Chain<T>& chain, int levels, int threads, T* product, T* addend);
 

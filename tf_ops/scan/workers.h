@@ -12,8 +12,8 @@ namespace ringar {
 // task throws is thrown again, when all have ended.
 //
 // TensorFlow's intra-op pool cannot be reached from here: its C API does not hand it out. These
-// threads sleep while nothing is to be done, and TensorFlow's own sleep while a kernel of ours runs,
-// so that no more are awake than TensorFlow was told to use.
+// threads sleep while nothing is to be done, and TensorFlow's own sleep while a kernel of ours
+// runs, so that no more are awake than TensorFlow was told to use.
 void parallel_for(int threads, int64_t tasks, const std::function<void(int64_t)>& task);
 
 }  // namespace ringar

@@ -1,0 +1,272 @@
+// SimpleRNN and GRU as plainly as they can be written, in double, one example at a time; and what a
+// test of their kernels needs: a problem of random numbers in T, and its cell.
+
+#pragma once
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "scan/recurrent.h"
+
+namespace ringar::test {
+
+template <typename Cell>
+struct CellOf;
+template <typename U>
+struct CellOf<SimpleRnn<U>> {
+  using T = U;
+  static constexpr int kGates = 1;
+};
+template <typename U>
+struct CellOf<Gru<U>> {
+  using T = U;
+  static constexpr int kGates = 3;
+};
+
+enum class Masking { kNone, kRandom, kLeading, kAll };
+
+struct Layer {
+  RecurrentShape shape;
+  Activation activation = Activation::kTanh, recurrent_activation = Activation::kSigmoid;
+  Masking masking = Masking::kNone;
+  bool bias = true, d_states = true, d_last = true;
+};
+
+template <typename T>
+std::vector<T> random_numbers(int64_t count, double scale, uint64_t seed) {
+  std::mt19937_64 generator(seed);
+  std::uniform_real_distribution<double> uniform(-scale, scale);
+  std::vector<T> numbers(static_cast<size_t>(count));
+  for (T& x : numbers) x = static_cast<T>(uniform(generator));
+  return numbers;
+}
+
+inline std::vector<uint8_t> random_mask(const Layer& layer) {
+  const RecurrentShape& s = layer.shape;
+  std::vector<uint8_t> mask;
+  if (layer.masking == Masking::kNone) return mask;
+  std::mt19937_64 generator(7);
+  for (int64_t b = 0; b < s.batch; ++b)
+    for (int64_t t = 0; t < s.steps; ++t)
+      mask.push_back(layer.masking == Masking::kRandom    ? generator() % 3 != 0
+                     : layer.masking == Masking::kLeading ? t >= b % (s.steps + 1)
+                                                          : 0);
+  return mask;
+}
+
+// What a layer reads, and what it is to write.
+template <typename Cell>
+struct Problem {
+  using T = typename CellOf<Cell>::T;
+  static constexpr int kGates = CellOf<Cell>::kGates;
+
+  Layer layer;
+  int64_t units;
+  std::vector<T> input, h0, recurrent, bias, d_states, d_last, h, kept;
+  std::vector<uint8_t> mask;
+  std::vector<T> d_input, d_h0, d_recurrent, d_bias;
+
+  explicit Problem(const Layer& layer) : layer(layer), units(layer.shape.units) {
+    const int64_t rows = layer.shape.batch * layer.shape.steps, n = units;
+    const double scale = 1.5 / std::sqrt(static_cast<double>(n));
+    input = random_numbers<T>(rows * kGates * n, 1.0, 1);
+    h0 = random_numbers<T>(layer.shape.batch * n, 0.5, 2);
+    recurrent = random_numbers<T>(n * kGates * n, scale, 3);
+    if (layer.bias && kGates == 3) bias = random_numbers<T>(kGates * n, 0.5, 4);
+    if (layer.d_states) d_states = random_numbers<T>(rows * n, 1.0, 5);
+    if (layer.d_last) d_last = random_numbers<T>(layer.shape.batch * n, 1.0, 6);
+    mask = random_mask(layer);
+    h.assign(static_cast<size_t>(rows * n), kUnwritten);
+    kept.assign(static_cast<size_t>(kGates == 3 ? rows * 4 * n : 0), kUnwritten);
+    d_input.assign(input.size(), kUnwritten);
+    d_h0.assign(h0.size(), kUnwritten);
+    d_recurrent.assign(recurrent.size(), kUnwritten);
+    d_bias.assign(bias.size(), kUnwritten);
+  }
+
+  static constexpr T kUnwritten = T(12345);
+
+  Cell cell() {
+    if constexpr (kGates == 1)
+      return {layer.shape,      layer.activation, input.data(), h0.data(),
+              recurrent.data(), or_null(mask),    h.data()};
+    else
+      return {layer.shape,   layer.activation, layer.recurrent_activation,
+              input.data(),  h0.data(),        recurrent.data(),
+              or_null(bias), or_null(mask),    h.data(),
+              kept.data()};
+  }
+  Backward<T> backward() {
+    return {or_null(d_states), or_null(d_last),    d_input.data(),
+            d_h0.data(),       d_recurrent.data(), or_null(d_bias)};
+  }
+  bool is_masked(int64_t b, int64_t t) const {
+    return !mask.empty() && !mask[static_cast<size_t>(b * layer.shape.steps + t)];
+  }
+
+  template <typename E>
+  static E* or_null(std::vector<E>& v) {
+    return v.empty() ? nullptr : v.data();
+  }
+};
+
+inline double value_of(Activation activation, double x) {
+  switch (activation) {
+    case Activation::kTanh:
+      return std::tanh(x);
+    case Activation::kSigmoid:
+      return 1 / (1 + std::exp(-x));
+    case Activation::kRelu:
+      return x > 0 ? x : 0;
+    case Activation::kHardSigmoid:
+      return std::fmin(1, std::fmax(0, x / 6 + 0.5));
+    case Activation::kLinear:
+      break;
+  }
+  return x;
+}
+inline double slope_of(Activation activation, double y) {
+  switch (activation) {
+    case Activation::kTanh:
+      return 1 - y * y;
+    case Activation::kSigmoid:
+      return y * (1 - y);
+    case Activation::kRelu:
+      return y > 0 ? 1 : 0;
+    case Activation::kHardSigmoid:
+      return y > 0 && y < 1 ? 1.0 / 6 : 0;
+    case Activation::kLinear:
+      break;
+  }
+  return 1;
+}
+
+using Doubles = std::vector<double>;
+
+// A cell in double, with gradients of each step added up by `back`.
+template <typename Cell>
+struct Reference {
+  static constexpr int kGates = CellOf<Cell>::kGates;
+
+  Layer layer;
+  size_t n;
+  Doubles input, h0, recurrent, bias, d_states, d_last;
+  std::vector<uint8_t> mask;
+  Doubles d_input, d_h0, d_recurrent, d_bias;
+
+  template <typename P>
+  explicit Reference(const P& p)
+      : layer(p.layer),
+        n(static_cast<size_t>(p.units)),
+        input(p.input.begin(), p.input.end()),
+        h0(p.h0.begin(), p.h0.end()),
+        recurrent(p.recurrent.begin(), p.recurrent.end()),
+        bias(p.bias.begin(), p.bias.end()),
+        d_states(p.d_states.begin(), p.d_states.end()),
+        d_last(p.d_last.begin(), p.d_last.end()),
+        mask(p.mask),
+        d_input(input.size()),
+        d_h0(h0.size()),
+        d_recurrent(recurrent.size()),
+        d_bias(bias.size()) {}
+
+  size_t row(int64_t b, int64_t t) const { return static_cast<size_t>(b * layer.shape.steps + t); }
+
+  // z, r, c, i_c, each of n; SimpleRNN has its new state in the place of c.
+  Doubles gates(const Doubles& previous, size_t row) const {
+    Doubles inner(kGates * n), out(4 * n);
+    for (size_t j = 0; j < kGates * n; ++j) {
+      inner[j] = bias.empty() ? 0 : bias[j];
+      for (size_t k = 0; k < n; ++k) inner[j] += previous[k] * recurrent[k * kGates * n + j];
+    }
+    const double* x = input.data() + row * kGates * n;
+    for (size_t j = 0; j < n; ++j) {
+      if (kGates == 1) {
+        out[2 * n + j] = value_of(layer.activation, x[j] + inner[j]);
+        continue;
+      }
+      out[j] = value_of(layer.recurrent_activation, x[j] + inner[j]);
+      out[n + j] = value_of(layer.recurrent_activation, x[n + j] + inner[n + j]);
+      out[3 * n + j] = inner[2 * n + j];
+      out[2 * n + j] = value_of(layer.activation, x[2 * n + j] + out[n + j] * out[3 * n + j]);
+    }
+    return out;
+  }
+
+  Doubles next(const Doubles& previous, size_t row) const {
+    if (!mask.empty() && !mask[row]) return previous;
+    const Doubles g = gates(previous, row);
+    Doubles h(n);
+    for (size_t j = 0; j < n; ++j) h[j] = g[j] * previous[j] + (1 - g[j]) * g[2 * n + j];
+    return h;
+  }
+
+  Doubles first(int64_t b) const {
+    const auto from = h0.begin() + b * static_cast<int64_t>(n);
+    return Doubles(from, from + static_cast<int64_t>(n));
+  }
+
+  // The states of one example, the first one before the first step.
+  std::vector<Doubles> states(int64_t b) const {
+    std::vector<Doubles> all{first(b)};
+    for (int64_t t = 0; t < layer.shape.steps; ++t) all.push_back(next(all.back(), row(b, t)));
+    return all;
+  }
+
+  double loss() const {
+    double sum = 0;
+    for (int64_t b = 0; b < layer.shape.batch; ++b) {
+      const std::vector<Doubles> h = states(b);
+      for (size_t j = 0; j < n; ++j) {
+        if (!d_last.empty()) sum += d_last[static_cast<size_t>(b) * n + j] * h.back()[j];
+        for (int64_t t = 0; t < layer.shape.steps && !d_states.empty(); ++t)
+          sum += d_states[row(b, t) * n + j] * h[static_cast<size_t>(t) + 1][j];
+      }
+    }
+    return sum;
+  }
+
+  // Of one step, from the gradient with respect to its state to that of the one before.
+  Doubles back(const Doubles& gradient, const Doubles& previous, size_t row) {
+    if (!mask.empty() && !mask[row]) return gradient;
+    const Doubles g = gates(previous, row);
+    Doubles inner(kGates * n), to(n);
+    for (size_t j = 0; j < n; ++j) {
+      const double z = g[j], r = g[n + j], c = g[2 * n + j];
+      const double d_c = gradient[j] * (1 - z) * slope_of(layer.activation, c);
+      to[j] = gradient[j] * z;
+      double* d_x = d_input.data() + row * kGates * n;
+      inner[(kGates - 1) * n + j] = d_c * (kGates == 1 ? 1 : r);
+      d_x[(kGates - 1) * n + j] = d_c;
+      if (kGates == 1) continue;
+      const double d_z = gradient[j] * (previous[j] - c);
+      d_x[j] = inner[j] = d_z * slope_of(layer.recurrent_activation, z);
+      d_x[n + j] = inner[n + j] = d_c * g[3 * n + j] * slope_of(layer.recurrent_activation, r);
+    }
+    for (size_t k = 0; k < n; ++k)
+      for (size_t j = 0; j < kGates * n; ++j) {
+        to[k] += inner[j] * recurrent[k * kGates * n + j];
+        d_recurrent[k * kGates * n + j] += previous[k] * inner[j];
+      }
+    for (size_t j = 0; j < d_bias.size(); ++j) d_bias[j] += inner[j];
+    return to;
+  }
+
+  void backward(int64_t first_example, int64_t last_example) {
+    for (int64_t b = first_example; b < last_example; ++b) {
+      const std::vector<Doubles> h = states(b);
+      Doubles gradient(n);
+      for (size_t j = 0; j < n && !d_last.empty(); ++j)
+        gradient[j] = d_last[static_cast<size_t>(b) * n + j];
+      for (int64_t t = layer.shape.steps - 1; t >= 0; --t) {
+        for (size_t j = 0; j < n && !d_states.empty(); ++j)
+          gradient[j] += d_states[row(b, t) * n + j];
+        gradient = back(gradient, h[static_cast<size_t>(t)], row(b, t));
+      }
+      for (size_t j = 0; j < n; ++j) d_h0[static_cast<size_t>(b) * n + j] = gradient[j];
+    }
+  }
+};
+
+}  // namespace ringar::test

@@ -1,0 +1,218 @@
+// The scan against the serial product in double: lengths, sizes, batches, levels and threads, and
+// values that easily go wrong.
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <stdexcept>
+#include <thread>
+
+#include "chains.h"
+#include "check.h"
+#include "scan/choice.h"
+#include "scan/scan.h"
+#include "scan/workers.h"
+
+namespace ringar::test {
+namespace {
+
+template <typename T>
+constexpr double kTolerance = sizeof(T) == 4 ? 1e-5 : 1e-12;
+
+// Sums that nearly cancel are held to what went into them: a vector of one or two elements may pass
+// close to 0.
+template <typename T>
+void expect_serial(const ChainCase& of, int levels, int threads) {
+  ChainArrays<T> arrays(of);
+  const auto expected = arrays.serial();
+  scan(arrays.chain(), levels, threads);
+  double largest = 0;
+  for (int64_t k = 0; k <= of.length; ++k)
+    for (int64_t b = 0; b < of.batch; ++b) {
+      const double* example = expected[static_cast<size_t>(k)].data() + b * of.size;
+      for (int64_t i = 0; i < of.size; ++i) largest = std::max(largest, std::fabs(example[i]));
+      const double least = of.has_addends || of.size < 4 ? 0.1 * largest : 1e-30;
+      const double error = distance(
+          of.size, [&](int64_t i) { return static_cast<double>(*arrays.at(k, b * of.size + i)); },
+          example, least);
+      if (!(error <= kTolerance<T>))
+        fail(__FILE__, __LINE__,
+             of.text() + ", levels " + std::to_string(levels) + ", threads " +
+                 std::to_string(threads) + ": v_" + std::to_string(k) + " of example " +
+                 std::to_string(b) + " is off by " + std::to_string(error / kTolerance<T>) +
+                 " times the tolerance");
+    }
+}
+
+std::vector<int> some_levels(int64_t length) {
+  const int all = scan_levels(length);
+  std::vector<int> levels{0, 1, 2, 3, all - 1, all, all + 1};
+  levels.erase(std::remove_if(levels.begin(), levels.end(), [](int l) { return l < 0; }),
+               levels.end());
+  return levels;
+}
+
+template <typename T>
+void expect_serial_at_all_levels(const ChainCase& of, int threads) {
+  for (const int levels : some_levels(of.length)) expect_serial<T>(of, levels, threads);
+}
+
+template <typename T>
+void expect_nothing_leaks(T bad, int levels, bool adjoint) {
+  const ChainCase of{37, 3, 5, adjoint, true};
+  constexpr int64_t kStep = 20, kExample = 1;
+  ChainArrays<T> clean(of), spoiled(of);
+  const_cast<T*>(spoiled.matrix(kStep, kExample))[7] = bad;
+  scan(clean.chain(), levels, 1);
+  scan(spoiled.chain(), levels, 1);
+  const auto serial = spoiled.serial();
+  for (int64_t k = 0; k <= of.length; ++k)
+    for (int64_t i = 0; i < of.batch * of.size; ++i) {
+      const double expected = serial[static_cast<size_t>(k)][static_cast<size_t>(i)];
+      const T received = *spoiled.at(k, i);
+      EXPECT_EQ(std::isfinite(received), std::isfinite(expected));
+      if (std::isfinite(received)) EXPECT_EQ(received, *clean.at(k, i));
+    }
+}
+
+template <typename T>
+void expect_whole_chain(const ChainCase& of, int levels, int threads) {
+  ChainArrays<T> arrays(of);
+  std::vector<T> product(static_cast<size_t>(of.batch * of.size * of.size));
+  std::vector<T> addend(static_cast<size_t>(of.batch * of.size));
+  reduce_chain(arrays.chain(), levels, threads, product.data(),
+               of.has_addends ? addend.data() : nullptr);
+  const auto expected = arrays.serial().back();
+  for (int64_t b = 0; b < of.batch; ++b) {
+    const auto received = [&](int64_t i) {
+      double sum =
+          of.has_addends ? static_cast<double>(addend[static_cast<size_t>(b * of.size + i)]) : 0;
+      for (int64_t j = 0; j < of.size; ++j) {
+        const int64_t place = of.adjoint ? j * of.size + i : i * of.size + j;
+        sum += static_cast<double>(product[static_cast<size_t>(b * of.size * of.size + place)]) *
+               static_cast<double>(*arrays.at(0, b * of.size + j));
+      }
+      return sum;
+    };
+    EXPECT(distance(of.size, received, expected.data() + b * of.size, 1e-3) <= 10 * kTolerance<T>);
+  }
+}
+
+const int64_t kSizes[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 20, 33, 64};
+
+}  // namespace
+
+TEST(scan_equals_the_serial_product_for_all_lengths) {
+  for (int64_t length = 0; length <= 34; ++length)
+    for (const bool adjoint : {false, true})
+      for (const bool has_addends : {false, true})
+        for (const int threads : {1, 2, 3}) {
+          expect_serial_at_all_levels<float>({length, 2, 5, adjoint, has_addends}, threads);
+          expect_serial_at_all_levels<double>({length, 1, 2, adjoint, has_addends}, threads);
+        }
+}
+
+TEST(scan_equals_the_serial_product_for_all_sizes) {
+  for (const int64_t size : kSizes)
+    for (const int64_t batch : {1, 3, 17})
+      for (const bool adjoint : {false, true}) {
+        expect_serial_at_all_levels<float>({21, batch, size, adjoint, adjoint}, 1);
+        expect_serial_at_all_levels<double>({21, batch, size, adjoint, !adjoint}, 2);
+      }
+}
+
+TEST(scan_equals_the_serial_product_of_long_chains) {
+  for (const int64_t length : {1000, 4097})
+    for (const Kind kind : {Kind::kOrthogonal, Kind::kNormal, Kind::kZeros}) {
+      expect_serial<double>({length, 2, 8, true, false, kind}, 62, 2);
+      expect_serial<double>({length, 1, 3, false, true, kind}, 4, 1);
+    }
+  expect_serial<float>({4097, 2, 8, true, false, Kind::kOrthogonal}, 62, 2);
+  expect_serial<float>({4097, 2, 8, false, false, Kind::kOrthogonal}, 5, 1);
+}
+
+TEST(scan_is_right_for_a_spectral_radius_above_and_below_1) {
+  for (const Kind kind : {Kind::kGrowing, Kind::kShrinking})
+    for (const int levels : {0, 3, 62}) {
+      expect_serial<double>({1500, 2, 20, true, false, kind}, levels, 1);
+      expect_serial<double>({1500, 2, 20, false, true, kind}, levels, 2);
+    }
+}
+
+TEST(scan_keeps_infinities_and_nan_where_they_belong) {
+  for (const bool adjoint : {false, true})
+    for (const int levels : {0, 1, 2, 3, 6}) {
+      expect_nothing_leaks<float>(std::numeric_limits<float>::quiet_NaN(), levels, adjoint);
+      expect_nothing_leaks<double>(std::numeric_limits<double>::infinity(), levels, adjoint);
+    }
+}
+
+TEST(scan_of_an_empty_batch_does_nothing) {
+  ChainArrays<float> arrays({5, 0, 3});
+  scan(arrays.chain(), 3, 2);
+}
+
+TEST(scan_does_not_depend_on_threads_where_groups_suffice) {
+  const ChainCase of{100, 64, 20, true, true};
+  ChainArrays<float> one(of), two(of);
+  scan(one.chain(), 62, 1);
+  scan(two.chain(), 62, 2);
+  EXPECT(one.results == two.results);
+}
+
+TEST(scan_reduces_a_chain_to_one_map) {
+  for (const int64_t length : {0, 1, 2, 3, 5, 8, 31, 32, 100})
+    for (const bool adjoint : {false, true})
+      for (const int threads : {1, 2})
+        for (const int levels : some_levels(length)) {
+          expect_whole_chain<float>({length, 3, 6, adjoint, length % 2 == 1}, levels, threads);
+          expect_whole_chain<double>({length, 1, 20, adjoint, length > 0}, levels, threads);
+        }
+}
+
+TEST(scan_chooses_the_serial_chain_on_one_core) {
+  for (const int64_t size : {8, 20, 64})
+    for (const int64_t length : {10, 1000, 30000})
+      EXPECT_EQ(choose_levels({length, 16, size}, 1), 0);
+}
+
+TEST(scan_chooses_the_tree_where_workers_are_many) {
+  EXPECT(choose_levels({30000, 1, 4}, 64) > 0);
+  EXPECT_EQ(choose_levels({30000, 1, 64}, 4), 0);
+  EXPECT(choose_recurrent_levels({30000, 1, 8}, 1, 64) > 0);
+}
+
+TEST(workers_do_every_task_once) {
+  for (const int threads : {1, 2, 5}) {
+    std::vector<std::atomic<int>> done(100);
+    parallel_for(threads, 100, [&](int64_t i) { ++done[static_cast<size_t>(i)]; });
+    for (const auto& times : done) EXPECT_EQ(times.load(), 1);
+  }
+}
+
+TEST(workers_serve_several_callers) {
+  std::atomic<int> done{0};
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 4; ++i)
+    callers.emplace_back([&] {
+      for (int call = 0; call < 50; ++call) parallel_for(3, 7, [&](int64_t) { ++done; });
+    });
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(done.load(), 4 * 50 * 7);
+}
+
+TEST(workers_hand_on_what_a_task_throws) {
+  for (const int threads : {1, 3}) {
+    bool thrown = false;
+    try {
+      parallel_for(threads, 20, [](int64_t i) {
+        if (i == 11) throw std::runtime_error("task 11");
+      });
+    } catch (const std::runtime_error& error) {
+      thrown = std::string(error.what()) == "task 11";
+    }
+    EXPECT(thrown);
+  }
+}
+
+}  // namespace ringar::test

@@ -1,0 +1,69 @@
+"""What `ringar.cupy.scan` can take: errors name the argument, what it must be, what came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+_MAX_STEPS = 2**30
+
+
+def check(
+    array_type: Any, matrices: Any, vector: Any, addends: Any, adjoint: Any, levels: Any
+) -> None:
+    """Raises TypeError or ValueError for what `scan` cannot take.
+
+    Args:
+        array_type: of the arrays, `cupy.ndarray`.
+        matrices: and all others as `scan` got them.
+        vector: …
+        addends: …
+        adjoint: …
+        levels: …
+    """
+    given: dict[str, Any] = {"matrices": matrices, "vector": vector, "addends": addends}
+    if addends is None:
+        del given["addends"]
+    for name, array in given.items():
+        if not isinstance(array, array_type):
+            wanted = f"{array_type.__module__.split('.')[0]}.{array_type.__name__}"
+            raise TypeError(
+                f"`{name}` must be a {wanted}. Received: {name} of type {type(array).__name__}"
+            )
+        if array.dtype not in (np.float32, np.float64) or array.dtype != matrices.dtype:
+            wanted = (
+                "float32 or float64" if name == "matrices" else f"{matrices.dtype}, as matrices"
+            )
+            raise TypeError(f"`{name}` must be {wanted}. Received: {name} of dtype {array.dtype}")
+    if matrices.ndim != 4 or matrices.shape[2] != matrices.shape[3]:
+        raise ValueError(f"`matrices` must be [n, B, H, H]. Received: shape {matrices.shape}")
+    n, batch, size = matrices.shape[:3]
+    if size == 0 or n > _MAX_STEPS:
+        raise ValueError(
+            f"`matrices` must be [n, B, H, H] with n <= {_MAX_STEPS} and H >= 1. "
+            f"Received: shape {matrices.shape}"
+        )
+    for name, wanted_shape in (("vector", (batch, size)), ("addends", (n, batch, size))):
+        if name in given and given[name].shape != wanted_shape:
+            raise ValueError(
+                f"`{name}` must have shape {wanted_shape}, to go with matrices of shape "
+                f"{matrices.shape}. Received: shape {given[name].shape}"
+            )
+    if not isinstance(adjoint, (bool, np.bool_)):
+        raise TypeError(f"`adjoint` must be True or False. Received: adjoint={adjoint!r}")
+    whole = isinstance(levels, (int, np.integer)) and not isinstance(levels, bool)
+    if levels is not None and not whole:
+        raise TypeError(f"`levels` must be None or a whole number. Received: levels={levels!r}")
+    if levels is not None and levels < 0:
+        raise ValueError(f"`levels` must be None or from 0. Received: levels={levels}")
+
+
+def check_devices(matrices: Any, vector: Any, addends: Any) -> None:
+    """Raises ValueError unless all arrays are on one GPU."""
+    for name, array in (("vector", vector), ("addends", addends)):
+        if array is not None and array.device != matrices.device:
+            raise ValueError(
+                f"`{name}` must be on the GPU of matrices, {matrices.device.id}. "
+                f"Received: {name} on {array.device.id}"
+            )

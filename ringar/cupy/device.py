@@ -1,0 +1,88 @@
+"""CuPy, the GPU, and kernels that are compiled for it. CuPy is imported when it is first needed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ringar.cupy.kernels.scan import SOURCE
+from ringar.cupy.plan import STATIC_SHARED_BYTES, Shape
+from ringar.errors import UnsupportedError
+
+_NULL = np.uint64(0)
+"""A pointer that is not followed."""
+
+
+@functools.cache
+def load() -> Any:
+    """CuPy, where it is installed and finds a GPU.
+
+    Raises:
+        ImportError: CuPy is not installed.
+        UnsupportedError: it finds no GPU.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError(
+            f"ringar.cupy.scan needs CuPy, which is missing: {error}. "
+            "Install it, for example with: pip install 'ringar[gpu]'"
+        ) from error
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+        reason = "CuPy sees none"
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        count, reason = 0, str(error)
+    if not count:
+        raise UnsupportedError(
+            f"ringar.cupy.scan expected a CUDA GPU with its driver; received: {reason}. "
+            "On the CPU use ringar.parallel.scan.scan"
+        )
+    return cupy
+
+
+@functools.cache
+def attributes(device: int) -> dict[str, int]:
+    """What a GPU can do, by CUDA's names."""
+    found: dict[str, int] = load().cuda.Device(device).attributes
+    return found
+
+
+@functools.cache
+def kernels(shape: Shape, device: int) -> KernelLauncher:
+    """The kernels for a shape. One for each device: a loaded function belongs to one."""
+    return KernelLauncher(load(), shape)
+
+
+class KernelLauncher:
+    """Launches kernels on the current device and stream."""
+
+    def __init__(self, cupy: Any, shape: Shape) -> None:
+        self._cupy = cupy
+        module = cupy.RawModule(code=SOURCE, options=compiler_options(shape))
+        self._functions = {
+            f"{name}_{orientation}": module.get_function(f"{name}_{orientation}")
+            for name in ("up", "chain")
+            for orientation in ("plain", "transposed")
+        }
+        if shape.up_shared > STATIC_SHARED_BYTES:
+            for orientation in ("plain", "transposed"):
+                self._functions[f"up_{orientation}"].max_dynamic_shared_size_bytes = shape.up_shared
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Memory of CuPy's pool: what is freed after a launch is given to later launches only."""
+        return self._cupy.empty(shape, dtype)
+
+    def launch(self, kernel: str, grid: int, block: int, shared: int, args: Sequence[Any]) -> None:
+        """Launches `kernel`; an argument None is a null pointer."""
+        function = self._functions[kernel]
+        function((grid,), (block,), tuple(_NULL if a is None else a for a in args),
+                 shared_mem=shared)  # fmt: skip
+
+
+def compiler_options(shape: Shape) -> tuple[str, ...]:
+    """Options of NVRTC."""
+    return ("--std=c++17", *(f"-D{name}={value}" for name, value in shape.defines().items()))

@@ -1,0 +1,231 @@
+"""The plan of a scan on a GPU: which launches, with how many threads and how much shared memory.
+
+Plain data, made without a GPU. What a launch does is told in `ringar/cupy/kernels/scan.py`.
+
+Levels and rounds. `levels` of the tree go up: what is left are ceil(n / 2^levels) nodes, for one
+serial pass. Up to `LEVELS_PER_ROUND` levels make a round, of one launch up and one launch down: a
+block goes through a stretch of 2^k nodes node by node, which costs as many multiplications as going
+level by level, reads each matrix once and waits for no other block. With R rounds there are 2 R + 1
+launches at most, where a launch per level would make 2 levels + 1.
+
+The choice of levels. More levels mean shorter chains, but a total is a product of matrices, H times
+the arithmetic of the serial pass, and the matrices are read twice. Where a batch alone fills the
+GPU, the serial chain wins. `choose` weighs that with a model of each launch's time, in cycles:
+
+    launch + max(waves x nodes x latency of one, bytes / bytes per cycle, products / rate)
+
+The model's constants are counted from the kernels' instructions for GPUs of the Hopper kind and
+not measured; a factor of two in any of them moves the choice by about half a level.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+MAX_SIZE = 64
+"""Larger matrices go through cuBLAS: a tile for each thread would not fit a block."""
+
+LEVELS_PER_ROUND = 5
+STATIC_SHARED_BYTES = 48 * 1024
+"""What every CUDA GPU grants a block without being asked."""
+
+_LAUNCH_CYCLES = 4000
+_BYTES_PER_CYCLE = 12  # of an SM's share of the memory
+_TEAMS_PER_SM = 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers that kernels are compiled for.
+
+    Attributes:
+        size: H, from 1 to MAX_SIZE.
+        itemsize: 4 (float32) or 8 (float64).
+        affine: whether there are addends.
+    """
+
+    size: int
+    itemsize: int
+    affine: bool
+
+    @property
+    def _matrix(self) -> int:
+        """Numbers that a matrix takes in shared memory."""
+        return self.size * self._pitch
+
+    @property
+    def _pitch(self) -> int:
+        return 4 * (self._side | 1)
+
+    @property
+    def _side(self) -> int:
+        return -(-self.size // 4)
+
+    @property
+    def up_team(self) -> int:
+        """Threads for one product: one for each tile of 4 x 4 and for each row; a power of two."""
+        return _power_of_two(max(8, self._side**2, self.size))
+
+    @property
+    def chain_team(self) -> int:
+        """Threads for one chain: more than rows, for they all read ahead."""
+        return 32 if self.size <= 8 else 128 if self.size <= 32 else 256
+
+    @property
+    def up_threads(self) -> int:
+        """Threads of a block of `up`."""
+        return max(128, self.up_team)
+
+    @property
+    def chain_threads(self) -> int:
+        """Threads of a block of `chain`."""
+        return max(128, self.chain_team)
+
+    @property
+    def up_group(self) -> int:
+        """Matrices that a team of `up` reads at once."""
+        group = self._group(self.up_team, most=4)
+        while group > 1 and self._up_bytes(group) > STATIC_SHARED_BYTES:
+            group -= 1
+        return group
+
+    @property
+    def chain_group(self) -> int:
+        """Matrices that a team of `chain` reads at once."""
+        return self._group(self.chain_team, most=16)
+
+    @property
+    def up_reals(self) -> int:
+        """Numbers that a team of `up` has in shared memory."""
+        return (self.up_group + 1) * (self._matrix + self._pitch)
+
+    @property
+    def chain_reals(self) -> int:
+        """Numbers that a team of `chain` has in shared memory."""
+        return self.chain_group * self._matrix + (self.chain_group + 2) * self._pitch
+
+    @property
+    def up_shared(self) -> int:
+        """Bytes of shared memory of a block of `up`."""
+        return self._up_bytes(self.up_group)
+
+    @property
+    def chain_shared(self) -> int:
+        """Bytes of shared memory of a block of `chain`."""
+        return self.chain_threads // self.chain_team * self.chain_reals * self.itemsize
+
+    def _up_bytes(self, group: int) -> int:
+        teams = self.up_threads // self.up_team
+        return teams * (group + 1) * (self._matrix + self._pitch) * self.itemsize
+
+    def _group(self, team: int, most: int) -> int:
+        # As many values per thread as 32 registers hold.
+        held = 128 // self.itemsize
+        return max(1, min(most, held // -(-(self.size**2) // team)))
+
+    def defines(self) -> dict[str, str | int]:
+        """What the source is compiled with."""
+        return {
+            "RINGAR_REAL": {4: "float", 8: "double"}[self.itemsize],
+            "RINGAR_H": self.size,
+            "RINGAR_AFFINE": int(self.affine),
+            "RINGAR_UP_TEAM": self.up_team,
+            "RINGAR_UP_GROUP": self.up_group,
+            "RINGAR_UP_REALS": self.up_reals,
+            "RINGAR_UP_THREADS": self.up_threads,
+            "RINGAR_CHAIN_TEAM": self.chain_team,
+            "RINGAR_CHAIN_GROUP": self.chain_group,
+            "RINGAR_CHAIN_REALS": self.chain_reals,
+            "RINGAR_CHAIN_THREADS": self.chain_threads,
+        }
+
+
+@dataclass(frozen=True)
+class Round:
+    """One launch up and one launch down.
+
+    Attributes:
+        nodes: there are below.
+        width: nodes of a stretch; the last stretch may have fewer.
+    """
+
+    nodes: int
+    width: int
+
+    @property
+    def stretches(self) -> int:
+        """At least two."""
+        return -(-self.nodes // self.width)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rounds from the leaves upwards, and the nodes that are left for the serial pass."""
+
+    rounds: tuple[Round, ...]
+    top: int
+
+
+def plan(steps: int, levels: int, per_round: int = LEVELS_PER_ROUND) -> Plan:
+    """The rounds for `levels` levels over `steps` >= 1 steps.
+
+    Rounds have as many levels as each other, or one more at the bottom: chains are as long as their
+    sum. A stretch that would hold all nodes there are is left to the serial pass, which does the
+    same.
+    """
+    levels = min(levels, steps.bit_length())
+    rounds: list[Round] = []
+    nodes = steps
+    for left in range(-(-levels // per_round), 0, -1):
+        share = -(-levels // left)
+        levels -= share
+        if 2**share >= nodes:
+            break
+        rounds.append(Round(nodes, 2**share))
+        nodes = rounds[-1].stretches
+    return Plan(tuple(rounds), nodes)
+
+
+def cycles(made: Plan, batch: int, size: int, itemsize: int, processors: int) -> float:
+    """What a plan takes, by the model that this module opens with.
+
+    Args:
+        made: the plan.
+        batch: B.
+        size: H.
+        itemsize: 4 or 8.
+        processors: SMs of the GPU.
+    """
+    in_kernels = size <= MAX_SIZE
+    # By cuBLAS each node of a stretch is a call of its own.
+    vector_latency = 60 + 4 * size if in_kernels else 2 * _LAUNCH_CYCLES
+    product_latency = 60 + 24 * size if in_kernels else 2 * _LAUNCH_CYCLES
+    product_rate = 100 if itemsize == 4 else 50
+
+    def launch(teams: int, nodes: int, latency: float, work: float) -> float:
+        waves = -(-teams // (_TEAMS_PER_SM * processors))
+        read = teams * nodes * size**2 * itemsize / (_BYTES_PER_CYCLE * processors)
+        return _LAUNCH_CYCLES + max(waves * nodes * latency, read, teams * nodes * work)
+
+    total = launch(batch, made.top, vector_latency, 0)
+    for r in made.rounds:
+        work = size**3 / (product_rate * processors)
+        total += launch((r.stretches - 1) * batch, r.width, product_latency, work)
+        total += launch(r.stretches * batch, r.width, vector_latency, 0)
+    return total
+
+
+@functools.lru_cache(maxsize=256)
+def choose(steps: int, batch: int, size: int, itemsize: int, processors: int) -> Plan:
+    """The plan that the model likes best; of equals, that with the fewest levels."""
+    plans = [
+        plan(steps, levels, per_round)
+        for levels in range(steps.bit_length() + 1)
+        for per_round in range(2, LEVELS_PER_ROUND + 3)
+    ]
+    return min(plans, key=lambda made: cycles(made, batch, size, itemsize, processors))
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()

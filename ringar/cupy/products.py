@@ -1,0 +1,89 @@
+"""The scan's kernels `up` and `chain` once more, as batched products of a library of arrays.
+
+For matrices that are too large for a block's threads or for its shared memory. CuPy hands these
+products to cuBLAS, one call for a node of all stretches and examples at once, so that a launch of
+the plan becomes as many calls as a stretch has nodes. Arguments are those of the kernels in
+`ringar/cupy/kernels/scan.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class ProductLauncher:
+    """Does what a launch of a kernel does.
+
+    Args:
+        arrays: the library, `cupy` (or `numpy`, in tests).
+    """
+
+    def __init__(self, arrays: Any) -> None:
+        self._arrays = arrays
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Memory for totals and states."""
+        return self._arrays.empty(shape, dtype)
+
+    def launch(self, kernel: str, grid: int, block: int, shared: int, args: Sequence[Any]) -> None:
+        """Runs `kernel`; grid, block and shared memory are the library's business."""
+        name, orientation = kernel.split("_")
+        run: Any = {"up": self._up, "chain": self._chain}[name]
+        run(orientation == "transposed", *args)
+
+    def _times(self, matrices: Any, vectors: Any, addends: Any) -> Any:
+        result = self._arrays.matmul(matrices, vectors[..., None])[..., 0]
+        return result if addends is None else result + addends
+
+    def _up(
+        self, transposed: bool, nodes: Any, addends: Any, node_first: int, node_step: int,
+        start: Any, totals: Any, total_addends: Any, state: Any, width: int, stretches: int,
+        batch: int, skip: int,
+    ) -> None:  # fmt: skip
+        nodes, addends = _in_order(nodes, addends, transposed, node_step)
+        vectors = start
+        for i in range(skip, width):
+            vectors = self._times(nodes[i], vectors, None if addends is None else addends[i])
+        state[...] = vectors
+        if stretches == 1:
+            return
+        end = stretches * width
+        product = nodes[width:end:width]
+        vectors = None if addends is None else addends[width:end:width]
+        for i in range(width + 1, 2 * width):
+            product = self._arrays.matmul(nodes[i:end:width], product)
+            if addends is not None:
+                vectors = self._times(nodes[i:end:width], vectors, addends[i:end:width])
+        totals[1:stretches] = product
+        if addends is not None:
+            total_addends[1:stretches] = vectors
+
+    def _chain(
+        self, transposed: bool, nodes: Any, addends: Any, node_first: int, node_step: int,
+        start: Any, starts: Any, states: Any, state_first: int, state_step: int, width: int,
+        nodes_left: int, stretches: int, batch: int, skip: int, last: int,
+    ) -> None:  # fmt: skip
+        nodes, addends = _in_order(nodes, addends, transposed, node_step)
+        states = states[::state_step]
+        states[skip] = start
+        if stretches > 1:
+            states[width:nodes_left:width] = starts[1:stretches]
+        for i in range(width - 1):
+            # Stretch 0 begins a node later where the spine has gone through its first.
+            first = i + width if i < skip else i
+            now = slice(first, nodes_left - 1, width)
+            then = slice(first + 1, nodes_left, width)
+            if first < nodes_left - 1:
+                added = None if addends is None else addends[now]
+                states[then] = self._times(nodes[now], states[now], added)
+        if last:
+            end = nodes_left - 1
+            added = None if addends is None else addends[end]
+            states[nodes_left] = self._times(nodes[end], states[end], added)
+
+
+def _in_order(nodes: Any, addends: Any, transposed: bool, step: int) -> tuple[Any, Any]:
+    """Views of nodes and addends in the order in which they are applied."""
+    nodes = nodes.swapaxes(-1, -2)[::step] if transposed else nodes[::step]
+    return nodes, None if addends is None else addends[::step]

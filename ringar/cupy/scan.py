@@ -1,0 +1,192 @@
+"""`ringar.cupy.scan`: matrices applied to a vector in turn, for CuPy arrays, in parallel.
+
+What is computed and how is told in `ringar/cupy/kernels/scan.py`, into which launches it is cut in
+`ringar/cupy/plan.py`. Here the plan is carried out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ringar.cupy import plan as planning
+from ringar.cupy.checks import check, check_devices
+from ringar.cupy.device import attributes, kernels, load
+from ringar.cupy.plan import MAX_SIZE, Plan, Shape
+from ringar.cupy.products import ProductLauncher
+
+_MAX_BLOCKS = 2**31 - 1
+
+
+def scan(
+    matrices: Any,
+    vector: Any,
+    addends: Any = None,
+    *,
+    adjoint: bool = False,
+    levels: int | None = None,
+) -> Any:
+    """All products of a vector with the first matrices of a sequence, on the GPU that holds them.
+
+    With `adjoint=False`, v_0 = `vector` and v_t = M_t v_{t-1} + a_t for t = 1 … n, where M_t =
+    `matrices[t - 1]` and a_t = `addends[t - 1]`. With `adjoint=True`, the step of back-propagation:
+    v_n = `vector` and v_{t-1} = M_t^T v_t + a_t, where M_t is the Jacobian of step t.
+
+    It runs on the current stream of that GPU and waits for nothing. Values that are inf or NaN
+    reach the results that depend on their step, and no others.
+
+    Args:
+        matrices: [n, B, H, H], float32 or float64. Matrices up to H = 64 are the kernels' own;
+            larger ones go through cuBLAS.
+        vector: [B, H], of the same dtype.
+        addends: [n, B, H], of the same dtype, or None.
+        adjoint: apply the transposes, from the last to the first.
+        levels: how many levels of the tree go up before a serial pass over what is left. 0 is the
+            serial chain, ceil(log2(n + 1)) or more the whole scan; at the top up to 2^5 nodes are
+            passed serially in any case. None: what a model of the GPU likes best
+            (`ringar/cupy/plan.py`).
+
+    Returns:
+        v_0 … v_n, a `cupy.ndarray` [n + 1, B, H].
+
+    Raises:
+        ImportError: CuPy is not installed.
+        UnsupportedError: CuPy finds no GPU.
+        TypeError: an argument is of the wrong type or dtype.
+        ValueError: an argument has the wrong shape, is out of range or on another GPU.
+
+    Source: Wang, Bai, Pekhimenko, "BPPSA: Scaling Back-propagation by Parallel Scan Algorithm",
+    MLSys 2020 (arXiv:1907.10134).
+    """
+    cupy = load()
+    check(cupy.ndarray, matrices, vector, addends, adjoint, levels)
+    check_devices(matrices, vector, addends)
+    with matrices.device:
+        steps, batch, size = matrices.shape[:3]
+        shape = Shape(size, matrices.dtype.itemsize, addends is not None)
+        number = matrices.device.id
+        limits = attributes(number)
+        launcher: Any = ProductLauncher(cupy)
+        if size <= MAX_SIZE and shape.up_shared <= limits["MaxSharedMemoryPerBlockOptin"]:
+            launcher = kernels(shape, number)
+        arrays = [None if a is None else cupy.ascontiguousarray(a)
+                  for a in (matrices, vector, addends)]  # fmt: skip
+        made = _plan(steps, batch, shape, levels, limits["MultiProcessorCount"])
+        return execute(made, shape, launcher, *arrays, adjoint=adjoint)
+
+
+def execute(
+    made: Plan | None, shape: Shape, launcher: Any, matrices: Any, vector: Any, addends: Any, *,
+    adjoint: bool,
+) -> Any:  # fmt: skip
+    """Carries out a plan and returns v_0 … v_n.
+
+    Args:
+        made: the plan for so many steps; None: there is nothing to compute.
+        shape: of the matrices.
+        launcher: has `empty(shape, dtype)` and `launch(kernel, grid, block, shared, arguments)`.
+        matrices: [n, B, H, H], contiguous.
+        vector: [B, H], contiguous.
+        addends: [n, B, H], contiguous, or None.
+        adjoint: as in `scan`.
+    """
+    steps, batch, size = matrices.shape[:3]
+    out = launcher.empty((steps + 1, batch, size), matrices.dtype)
+    if made is None:
+        out[...] = vector
+        return out
+    run = _Run(shape, launcher, batch, matrices.dtype, steps if adjoint else None)
+    nodes, added, states = [matrices], [addends], [out]
+    for number, r in enumerate(made.rounds):
+        total, total_addends, above = run.up(
+            number, r, nodes[-1], added[-1], vector if number == 0 else states[-1][1]
+        )
+        nodes.append(total)
+        added.append(total_addends)
+        states.append(above)
+    # State 1 of a round above the leaves is known from going up; with two nodes it is the last.
+    if not made.rounds or made.top > 2:
+        whole = planning.Round(made.top, made.top)
+        run.chain(len(made.rounds), whole, nodes[-1], added[-1], vector, None, states[-1])
+    for number, r in reversed(list(enumerate(made.rounds))):
+        run.chain(number, r, nodes[number], added[number], vector, states[number + 1],
+                  states[number])  # fmt: skip
+    return out
+
+
+class _Run:
+    """Turns the parts of a plan into launches."""
+
+    def __init__(
+        self, shape: Shape, launcher: Any, batch: int, dtype: Any, reversed_steps: int | None
+    ) -> None:
+        self._shape = shape
+        self._launcher = launcher
+        self._batch = batch
+        self._dtype = dtype
+        self._reversed_steps = reversed_steps
+
+    def _order(self, number: int, last: int) -> tuple[np.int64, np.int64]:
+        """Where the first node or state of a round is, and the way to the next."""
+        backwards = number == 0 and self._reversed_steps is not None
+        return (np.int64(last), np.int64(-1)) if backwards else (np.int64(0), np.int64(1))
+
+    def _kernel(self, name: str, number: int) -> str:
+        transposed = number == 0 and self._reversed_steps is not None
+        return f"{name}_{'transposed' if transposed else 'plain'}"
+
+    def up(
+        self, number: int, r: planning.Round, nodes: Any, addends: Any, start: Any
+    ) -> tuple[Any, Any, Any]:
+        """Totals of all stretches but the last: nodes, addends (or None), states of the round."""
+        batch, size, shape, empty = self._batch, self._shape.size, self._shape, self._launcher.empty
+        count = r.stretches - 1
+        totals = empty((count, batch, size, size), self._dtype)
+        total_addends = None if addends is None else empty((count, batch, size), self._dtype)
+        states = empty((r.stretches, batch, size), self._dtype)
+        arguments = (
+            nodes, addends, *self._order(number, r.nodes - 1), start, totals, total_addends,
+            states[1], np.int32(r.width), np.int32(count), np.int32(batch), np.int32(number > 0),
+        )  # fmt: skip
+        blocks = _blocks(count * batch, shape.up_threads // shape.up_team)
+        self._launcher.launch(
+            self._kernel("up", number), blocks, shape.up_threads, shape.up_shared, arguments
+        )
+        return totals, total_addends, states
+
+    def chain(
+        self, number: int, r: planning.Round, nodes: Any, addends: Any, vector: Any, starts: Any,
+        states: Any,
+    ) -> None:  # fmt: skip
+        """States of a round, from those before its stretches."""
+        shape, batch = self._shape, self._batch
+        start = vector if number == 0 else states[1]
+        arguments = (
+            nodes, addends, *self._order(number, r.nodes - 1), start, starts, states,
+            *self._order(number, r.nodes), np.int32(r.width), np.int32(r.nodes),
+            np.int32(r.stretches), np.int32(batch), np.int32(number > 0), np.int32(number == 0),
+        )  # fmt: skip
+        blocks = _blocks(r.stretches * batch, shape.chain_threads // shape.chain_team)
+        self._launcher.launch(
+            self._kernel("chain", number), blocks, shape.chain_threads, shape.chain_shared,
+            arguments,
+        )  # fmt: skip
+
+
+def _plan(steps: int, batch: int, shape: Shape, levels: int | None, processors: int) -> Plan | None:
+    if steps == 0 or batch == 0:
+        return None
+    if levels is None:
+        return planning.choose(steps, batch, shape.size, shape.itemsize, processors)
+    return planning.plan(steps, int(levels))
+
+
+def _blocks(teams: int, per_block: int) -> int:
+    blocks = -(-teams // per_block)
+    if blocks > _MAX_BLOCKS:
+        raise ValueError(
+            f"`matrices` must have a batch for which a launch needs at most {_MAX_BLOCKS} blocks. "
+            f"Received: {blocks} blocks"
+        )
+    return blocks

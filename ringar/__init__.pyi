@@ -1,3 +1,4 @@
+from . import cupy as cupy
 from . import data as data
 from . import errors as errors
 from . import layers as layers

@@ -1,0 +1,175 @@
+"""How many operations a scan takes, counted without multiplying numbers.
+
+A product of two CSR matrices takes two operations, a multiplication and an addition, for each entry
+(i, k) of the left one and each entry in row k of the right one; a product with a dense vector takes
+two for each entry. Where the entries of the product lie is found by multiplying the patterns.
+
+Products of one round are independent. With a worker for each, a round takes as long as its longest
+product: the sum of that over the rounds is the critical path. With fewer workers it takes at least
+all its operations divided by their number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringar.parallel.scan import tree
+from ringar.parallel.scan.elements import Element, same_blocks
+from ringar.parallel.scan.sparse import csr, multiplications, sparsity
+
+
+class TooManyError(Exception):
+    """A product takes more operations than may be counted: its pattern is not made."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A product of a scan.
+
+    Attributes:
+        flops: operations, of the whole batch.
+        is_vector: whether it is matrix times vector.
+        sparsity: of the result; 0 for a vector.
+        entries: of the result.
+    """
+
+    flops: int
+    is_vector: bool
+    sparsity: float
+    entries: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """Products that are independent of each other.
+
+    Attributes:
+        phase: of the scan.
+        level: of the scan.
+        products: without copies.
+    """
+
+    phase: tree.Phase
+    level: int
+    products: tuple[Product, ...]
+
+    @property
+    def flops(self) -> int:
+        """Operations of all products."""
+        return sum(product.flops for product in self.products)
+
+    def time(self, workers: int | None = None) -> float:
+        """Operations one after the other, with so many workers; None is as many as products."""
+        longest = max((product.flops for product in self.products), default=0)
+        return longest if workers is None else max(longest, self.flops / workers)
+
+
+class Counter:
+    """Counts the operations of scans over the same elements.
+
+    Args:
+        elements: of a batch, as of the scan: all but the first one, the vector, and the last one,
+            which is not used.
+        batch: how many examples the elements are of.
+        scale: how many such batches there are: operations that differ between examples are so many
+            times more. So one example can stand for a batch.
+        limit: how many operations a product of matrices may have.
+    """
+
+    def __init__(
+        self, elements: Sequence[Element], batch: int = 1, scale: int = 1, limit: float = 4e9
+    ) -> None:
+        self._elements = [dataclasses.replace(e, matrix=_pattern(e.matrix)) for e in elements]
+        self._batch, self._scale, self.limit = batch, scale, limit
+        # Scans of different levels share products; the operands are kept so that ids stay theirs.
+        self._made: dict[tuple[int, int], tuple[Any, Any, Element, Product]] = {}
+
+    @property
+    def length(self) -> int:
+        """Of the scan: with the vector and the last element."""
+        return len(self._elements) + 2
+
+    def count(self, levels: int) -> list[Round]:
+        """The rounds of a scan.
+
+        Raises:
+            TooManyError: a product of matrices has more operations than the limit.
+        """
+        plan = tree.plan(self.length, levels)
+        rounds: list[Round] = []
+        made: list[Product] = []
+
+        def operator(left: Element | None, right: Element) -> Any:
+            result, product = self._multiply(left, right)
+            made.append(product)
+            return result
+
+        def each(function: Callable[[Any], Any], steps: Iterable[Any]) -> list[Any]:
+            made.clear()
+            steps = list(steps)
+            results = [function(step) for step in steps]
+            if steps:
+                rounds.append(Round(steps[0].phase, steps[0].level, tuple(made)))
+            return results
+
+        products = tree.reduce([_VECTOR, *self._elements, None], plan, operator, each)
+        tree.sweep(products, plan, operator, each=each)
+        return rounds
+
+    def _multiply(self, left: Any, right: Element) -> tuple[Any, Product]:
+        if left is _VECTOR:
+            flops = 2 * right.matrix.nnz * self._scale
+            if not right.per_example:
+                flops *= self._batch
+            size = right.matrix.shape[0]
+            return _VECTOR, Product(flops, True, 0.0, size)
+        key = (id(left), id(right))
+        if key not in self._made:
+            self._made[key] = (left, right, *self._multiply_matrices(left, right))
+        return self._made[key][2:]
+
+    def _multiply_matrices(self, left: Element, right: Element) -> tuple[Element, Product]:
+        first, second = same_blocks(left, right)
+        per_example = left.per_example or right.per_example
+        flops = 2 * multiplications(second, first) * (self._scale if per_example else 1)
+        if flops > self.limit:
+            raise TooManyError(f"{left.name} and {right.name}: {flops} operations")
+        result = Element(second @ first, per_example, f"{left.name}, {right.name}")
+        # Blocks of other examples are no part of the matrix.
+        blocks = self._batch if per_example else 1
+        zeros = 1 - (1 - sparsity(result.matrix)) * blocks
+        return result, Product(flops, False, zeros, result.matrix.nnz)
+
+
+def critical_path(rounds: Iterable[Round], workers: int | None = None) -> float:
+    """The operations that have to be done one after the other."""
+    return sum(one.time(workers) for one in rounds)
+
+
+def choose(counter: Counter, workers: int | None = None) -> int:
+    """The number of levels with the shortest critical path; of several, the least.
+
+    More levels are tried as long as no product alone takes longer than the best scan so far.
+    """
+    best, shortest = 0, critical_path(counter.count(0), workers)
+    for levels in range(1, tree.most_levels(counter.length)):
+        counter.limit = min(counter.limit, shortest)
+        try:
+            length = critical_path(counter.count(levels), workers)
+        except TooManyError:
+            break
+        if length < shortest:
+            best, shortest = levels, length
+    return best
+
+
+#: Stands for the gradients of a batch.
+_VECTOR: Any = "vector"
+
+
+def _pattern(matrix: Any) -> Any:
+    return csr(np.ones(matrix.nnz, bool), matrix.indices, matrix.indptr, matrix.shape)

@@ -1,0 +1,299 @@
+"""`Sequential`: a Keras model whose gradients are those of a scan over its layers' Jacobians."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ringar.parallel.scan import counting, stages, tree
+from ringar.parallel.scan.elements import Element, compose
+from ringar.parallel.scan.sparse import csr, scipy_sparse
+
+
+@keras.saving.register_keras_serializable(package="ringar")
+class Sequential(keras.Sequential):
+    """A `keras.Sequential` that goes backwards by a parallel scan.
+
+    Back-propagation multiplies dl/dh by the transposed Jacobian of one layer after the other. The
+    product is associative, so that a scan needs only logarithmically many rounds, whose products
+    run at once (Wang, Bai and Pekhimenko, MLSys 2020, arXiv:1907.10134). Jacobians are sparse
+    matrices, made by index arithmetic of weights and activations, and multiplied by SciPy on the
+    processor's cores. The gradients are those of `keras.Sequential` but for rounding.
+
+    Everything else is as in `keras.Sequential`: `compile`, `fit`, `evaluate`, `predict`, `save`,
+    sample and class weights, regularizers of weights, optimizers, distributed ones included
+    (`ringar.DistributedOptimizer`). It is not compiled by XLA: with `jit_compile=True` Keras warns.
+
+    Products of matrices have ever fewer zeros and cost far more than those with a vector: for most
+    nets the plain chain, `levels=0`, is the fastest on a few cores, and `keras.Sequential` is
+    faster still. `ringar.parallel.scan.analysis` counts what a scan of a given net costs.
+
+    Args:
+        layers: Dense, Conv2D (channels last), MaxPooling2D, Flatten, Reshape, Dropout, ReLU and
+            Activation, with relu, tanh, sigmoid or linear as activation, and any in the last layer.
+        levels: how many levels the scan goes up and down; what is left is multiplied one after the
+            other. 0 is the plain chain. None: those with the shortest critical path on this
+            machine's cores, counted for the first example of the first batch.
+        trainable: as in `keras.Sequential`.
+        name: as in `keras.Sequential`.
+
+    Attributes:
+        levels: as given.
+        chosen_levels: what is used; None before the first step if `levels` is None.
+
+    Raises:
+        ImportError: SciPy is missing.
+        OutOfMemoryError: in a step, if a product of matrices may get too large; `fit` raises it as
+            TensorFlow's ResourceExhaustedError.
+        ValueError: a layer is not supported, which is named, or `levels` is out of range.
+
+    Example:
+    ```python
+    model = ringar.parallel.scan.Sequential([
+        keras.Input((28, 28, 1)),
+        keras.layers.Conv2D(8, 3, activation="relu"),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Flatten(),
+        keras.layers.Dense(10, activation="softmax"),
+    ])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(x, y)
+    ```
+    """
+
+    def __init__(
+        self,
+        layers: Iterable[Any] | None = None,
+        levels: int | None = None,
+        *,
+        trainable: bool = True,
+        name: str | None = None,
+    ) -> None:
+        scipy_sparse()  # says what to install before anything is built
+        self._check_levels(levels)
+        super().__init__(trainable=trainable, name=name)
+        # XLA cannot call SciPy: `jit_compile="auto"` then means False.
+        self.supports_jit = False
+        self.levels, self.chosen_levels = levels, levels
+        for layer in layers or ():
+            self.add(layer, rebuild=False)
+        if self._layers:
+            self._maybe_rebuild()
+
+    def add(self, layer: Any, rebuild: bool = True) -> None:
+        """As in `keras.Sequential`.
+
+        Raises:
+            ValueError: the layer is not supported.
+        """
+        if isinstance(layer, keras.Layer):
+            stages.check(layer)
+        super().add(layer, rebuild=rebuild)
+
+    def build(self, input_shape: Any = None) -> None:
+        """As in `keras.Sequential`.
+
+        Raises:
+            ValueError: a layer is not supported, or the shape of an example is not known.
+        """
+        super().build(input_shape)
+        if self._functional is not None:
+            self._scan_of()
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """One step, with the gradients of the scan."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        if self._functional is None:
+            (inputs,) = keras.tree.flatten(x)
+            self.build((None, *inputs.shape[1:]))
+        scan = self._scan_of()
+        forward = scan.forward(self._input(x))
+        with tf.GradientTape() as tape:
+            tape.watch(forward.outputs)
+            predicted = scan.chain.finish(forward.outputs)
+            loss = self.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight)
+            self._loss_tracker.update_state(loss, sample_weight=tf.shape(forward.outputs)[0])
+            loss = self.optimizer.scale_loss(loss)
+        weights = self.trainable_weights
+        if weights:
+            # What the loss has of the weights themselves: regularizers.
+            last, *direct = tape.gradient(loss, [forward.outputs, *weights])
+            by_scan = scan.backward(forward, last)
+            pairs = [
+                (_sum(one, by_scan.get(id(w))), w) for one, w in zip(direct, weights, strict=True)
+            ]
+            self.optimizer.apply_gradients(pairs)
+        else:
+            warnings.warn("The model does not have any trainable weights.", stacklevel=2)
+        logs: dict[str, Any] = self.compute_metrics(x, y, predicted, sample_weight=sample_weight)
+        return logs
+
+    def get_config(self) -> dict[str, Any]:
+        """As in `keras.Sequential`, with `levels`."""
+        return {**super().get_config(), "levels": self.levels}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Sequential:
+        """As in `keras.Sequential`."""
+        config = dict(config)
+        levels = config.pop("levels", None)
+        model: Sequential = super().from_config(config, custom_objects=custom_objects)
+        cls._check_levels(levels)
+        model.levels = model.chosen_levels = levels
+        return model
+
+    @staticmethod
+    def _check_levels(levels: Any) -> None:
+        if levels is not None and not (isinstance(levels, int) and levels >= 0):
+            raise ValueError(
+                "`levels` must be a whole number that is not negative, or None to choose it by "
+                f"counting operations. Received: levels={levels!r}"
+            )
+
+    def _scan_of(self) -> _Scan:
+        """The scan over the layers as they are; made anew where one was added or rebuilt."""
+        made = getattr(self, "_scan", None)
+        if made is None or made.functional is not self._functional:
+            chain = stages.Chain.of(self.layers, self.input_shape[1:])
+            made = _Scan(chain, self._functional, self._levels_for)
+            # Neither layers nor state of the model, which are all that Keras is to track.
+            object.__setattr__(self, "_scan", made)
+        return made
+
+    def _levels_for(self, elements: list[Element], rows: int) -> int:
+        if self.chosen_levels is None:
+            sample = [_first(element, rows) for element in elements]
+            counter = counting.Counter(sample, scale=rows)
+            self.chosen_levels = counting.choose(counter, workers=_cores())
+        return self.chosen_levels
+
+    def _input(self, x: Any) -> Any:
+        flat = keras.tree.flatten(x)
+        if len(flat) != 1:
+            raise ValueError(f"`x` must be one array. Received: {len(flat)} of them")
+        tensor = tf.cast(flat[0], self.inputs[0].dtype)
+        if len(tensor.shape) == len(self.inputs[0].shape) - 1:
+            tensor = tf.expand_dims(tensor, -1)
+        return tensor
+
+
+@dataclasses.dataclass
+class _Forward:
+    """What a forward pass leaves for the backward pass.
+
+    Attributes:
+        outputs: of the last stage.
+        values: the outputs of each stage.
+        records: of each stage; None where it has none.
+        tapes: of the stages that have weights to train, by number.
+    """
+
+    outputs: Any
+    values: list[Any]
+    records: list[Any]
+    tapes: dict[int, Any]
+
+
+@dataclasses.dataclass
+class _Scan:
+    """Goes forward and backward through the stages of a chain."""
+
+    chain: stages.Chain
+    functional: Any
+    levels: Callable[[list[Element], int], int]
+
+    def forward(self, inputs: Any) -> _Forward:
+        values, records, tapes = [], [], {}
+        for number, stage in enumerate(self.chain.stages):
+            if stage.kind in ("dense", "convolution") and stage.layer.trainable_weights:
+                # The tape of one layer alone, for the gradients of its own weights.
+                with tf.GradientTape() as tapes[number]:
+                    inputs, record = stage.run(tf.stop_gradient(inputs), True)
+            else:
+                inputs, record = stage.run(inputs, True)
+            values.append(inputs)
+            records.append(record)
+        return _Forward(inputs, values, records, tapes)
+
+    def backward(self, forward: _Forward, last: Any) -> dict[int, Any]:
+        """The gradients of the weights, by the ids of their variables.
+
+        Args:
+            forward: the forward pass.
+            last: dl/dh of the last stage.
+        """
+        if not forward.tapes or last is None:
+            return {}
+        # Stages before the first one with weights need no gradient, and the last element no matrix.
+        used = [
+            number for number in range(min(forward.tapes) + 1, len(self.chain.stages))
+            if not self.chain.stages[number].is_identity
+        ]  # fmt: skip
+        wanted = {
+            number: sum(other > number for other in used) for number in forward.tapes
+        }  # fmt: skip
+        run = functools.partial(self._run, used, sorted(set(wanted.values())))
+        records = [forward.records[number] for number in used]
+        places = sorted(set(wanted.values()))
+        found = tf.numpy_function(run, [last, *records], [last.dtype] * len(places))
+        # TensorFlow returns no list of one.
+        by_place = dict(zip(places, found if len(places) > 1 else [found], strict=True))
+        gradients: dict[int, Any] = {}
+        for number, tape in forward.tapes.items():
+            values = forward.values[number]
+            gradient = tf.reshape(by_place[wanted[number]], tf.shape(values))
+            weights = self.chain.stages[number].layer.trainable_weights
+            its = tape.gradient(values, weights, output_gradients=gradient)
+            for weight, one in zip(weights, its, strict=True):
+                gradients[id(weight)] = _sum(gradients.get(id(weight)), one)
+        return gradients
+
+    def _run(self, used: list[int], places: list[int], last: Any, *records: Any) -> list[Any]:
+        """The scan itself, in NumPy: dl/dh so many stages of `used` before the last."""
+        pool = _pool()
+        made = pool.map(lambda i, record: self.chain.stages[i].element(record), used, records)
+        elements = list(made)[::-1]
+        rows = len(last)
+        vector = np.ascontiguousarray(last).reshape(rows, -1)
+        # The matrix before the first weights is no part of any gradient.
+        levels = self.levels(elements, rows) if elements else 0
+        prefixes = tree.scan([vector, *elements, None], compose, levels, pool.map)
+        return [prefixes[place + 1] for place in places]
+
+
+@functools.cache
+def _pool() -> concurrent.futures.ThreadPoolExecutor:
+    """SciPy lets other threads run while it multiplies."""
+    return concurrent.futures.ThreadPoolExecutor(_cores(), thread_name_prefix="ringar-scan")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _first(element: Element, rows: int) -> Element:
+    """The matrix of the first example."""
+    if not element.per_example:
+        return element
+    matrix = element.matrix
+    height, width = (size // rows for size in matrix.shape)
+    end = matrix.indptr[height]
+    block = csr(
+        matrix.data[:end], matrix.indices[:end], matrix.indptr[: height + 1], (height, width)
+    )  # fmt: skip
+    return dataclasses.replace(element, matrix=block)
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if one is None or other is None:
+        return other if one is None else one
+    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)

@@ -1,0 +1,63 @@
+"""SciPy's sparse matrices, imported when they are first used, and what is done with them here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def scipy_sparse() -> Any:
+    """The module `scipy.sparse`.
+
+    Raises:
+        ImportError: SciPy is missing; says how to install it.
+    """
+    try:
+        import scipy.sparse
+    except ImportError as error:
+        raise ImportError(
+            "ringar.parallel.scan multiplies sparse Jacobians with SciPy 1.10 or later, which is "
+            f"missing: {error}. Install it with: pip install 'ringar[scan]'"
+        ) from error
+    return scipy.sparse
+
+
+def csr(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> Any:
+    """A CSR matrix of these arrays, with sorted rows; its indices have 32 bits if they fit."""
+    largest = max(*shape, len(data))
+    width = np.int32 if largest <= np.iinfo(np.int32).max else np.int64
+    arrays = (data, indices.astype(width, copy=False), indptr.astype(width, copy=False))
+    matrix = scipy_sparse().csr_array(arrays, shape=shape, copy=False)
+    matrix.has_sorted_indices = True
+    return matrix
+
+
+def repeat(matrix: Any, times: int) -> Any:
+    """The block-diagonal matrix with `times` copies of a CSR matrix."""
+    if times == 1:
+        return matrix
+    rows, columns = matrix.shape
+    copies = np.arange(times, dtype=np.int64)[:, None]
+    ends = (matrix.indptr[None, 1:] + copies * matrix.nnz).ravel()
+    return csr(
+        np.tile(matrix.data, times),
+        (matrix.indices[None] + copies * columns).ravel(),
+        np.concatenate([[0], ends]),
+        (times * rows, times * columns),
+    )
+
+
+def multiplications(left: Any, right: Any) -> int:
+    """The multiply-adds in the product of two CSR matrices, counted without multiplying.
+
+    Entry (i, k) of the left one meets every entry in row k of the right one.
+    """
+    in_row = np.diff(right.indptr)
+    return int(in_row[left.indices].sum(dtype=np.int64))
+
+
+def sparsity(matrix: Any) -> float:
+    """The share of a CSR matrix that is not stored."""
+    rows, columns = matrix.shape
+    return 1 - matrix.nnz / (rows * columns)

@@ -1,0 +1,281 @@
+"""A net as a chain of stages, each of which has a Jacobian.
+
+A layer with an activation in it makes two stages: a linear one, whose Jacobian is made of weights,
+and the activation, whose Jacobian is made of its outputs. A stage runs forward in TensorFlow and
+says what its Jacobian is made of, its record; `matrix` makes the Jacobian of that in NumPy.
+
+The activation of the last layer is no stage: it is differentiated with the loss. So it may be any,
+and losses see the logits of a softmax as they do in Keras.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ringar.parallel.scan import jacobians
+from ringar.parallel.scan.elements import Element
+
+layers = keras.layers
+Shape = tuple[int, ...]
+
+SUPPORTED = (
+    "Dense, Conv2D, MaxPooling2D, Flatten, Reshape, Dropout, ReLU and Activation, with relu, tanh, "
+    "sigmoid or linear as activation, and with any one in the last layer"
+)
+
+
+@dataclasses.dataclass
+class Stage:
+    """A step from an example's numbers to others.
+
+    Attributes:
+        layer: it belongs to.
+        kind: "convolution", "max-pooling", "relu", ...
+        run: `run(inputs, training)` returns outputs and the record, a tensor or None.
+        matrix: `matrix(record)` makes the transposed Jacobian of the record, which is in NumPy.
+        shape: of an example's transposed Jacobian: numbers in its input, and in its output.
+        entries: how many of that are not guaranteed to be zero.
+        per_example: whether the Jacobian differs between examples.
+    """
+
+    layer: Any
+    kind: str
+    run: Callable[[Any, bool], tuple[Any, Any]]
+    matrix: Callable[[Any], Any]
+    shape: tuple[int, int]
+    entries: int
+    per_example: bool = False
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether it only gives numbers another shape."""
+        return self.kind == "identity"
+
+    @property
+    def guaranteed_zeros(self) -> float:
+        """The share of the Jacobian that is zero whatever the weights and the inputs are."""
+        return 1 - self.entries / math.prod(self.shape)
+
+    def element(self, record: np.ndarray | None) -> Element:
+        """The transposed Jacobian, for the scan."""
+        return Element(self.matrix(record), self.per_example, f"{self.layer.name} ({self.kind})")
+
+
+@dataclasses.dataclass
+class Chain:
+    """A net.
+
+    Attributes:
+        stages: in the order of the forward pass.
+        finish: the activation of the last layer.
+    """
+
+    stages: list[Stage]
+    finish: Callable[[Any], Any]
+
+    @classmethod
+    def of(cls, net: Sequence[Any], input_shape: Sequence[int | None]) -> Chain:
+        """The chain of some layers.
+
+        Args:
+            net: layers that are built.
+            input_shape: of an example.
+
+        Raises:
+            ValueError: a layer is not supported; it is named.
+        """
+        _check_dtypes(net)
+        shape = _known(input_shape, net[0])
+        stages: list[Stage] = []
+        finish: Callable[[Any], Any] = keras.activations.linear
+        for layer in net:
+            check(layer)
+            stages += _LINEAR[type(layer)](layer, shape) if type(layer) in _LINEAR else []
+            shape = _known(layer.compute_output_shape((None, *shape))[1:], layer)
+            function = layer if type(layer) in _FUNCTIONS else _activation(layer)
+            if layer is net[-1]:
+                finish = function
+            elif function is not keras.activations.linear:
+                stages.append(_elementwise(layer, function, math.prod(shape)))
+        return cls(stages, finish)
+
+
+def check(layer: Any) -> None:
+    """Check that a layer has a Jacobian here, as far as it can be told before it is built.
+
+    Raises:
+        ValueError: it has none; names the layer, and what could be used.
+    """
+    reason = ""
+    if type(layer) not in {*_LINEAR, *_FUNCTIONS, layers.InputLayer}:
+        reason = f"it is a {type(layer).__name__}"
+    elif getattr(layer, "activity_regularizer", None) is not None:
+        reason = "it has an `activity_regularizer`"
+    elif getattr(layer, "quantization_mode", None) is not None:
+        reason = f"it is quantized to {layer.quantization_mode}"
+    elif getattr(layer, "data_format", None) == "channels_first":
+        reason = 'its `data_format` is "channels_first"'
+    elif getattr(layer, "compute_dtype", None) not in (None, "float32", "float64"):
+        reason = f"it computes in {layer.compute_dtype}, not in float32 or float64"
+    if reason:
+        raise ValueError(
+            f"The layers must be {SUPPORTED}, channels last, in float32 or float64, without "
+            f"`activity_regularizer`. Received: layer {layer.name}; {reason}. "
+            "Replace it, or train with `keras.Sequential`, which takes any layer."
+        )
+
+
+def _check_dtypes(net: Sequence[Any]) -> None:
+    for layer in net:
+        if layer.compute_dtype != net[0].compute_dtype:
+            raise ValueError(
+                "The layers must all compute in the same dtype, that of the gradients between "
+                f"them. Received: layer {net[0].name} in {net[0].compute_dtype}, layer "
+                f"{layer.name} in {layer.compute_dtype}"
+            )
+
+
+# Stages by kinds of layers ----------------------------------------------------------------------
+
+
+def _dense(layer: Any, shape: Shape) -> list[Stage]:
+    rows, columns = layer.kernel.shape
+    copies = math.prod(shape[:-1])
+
+    def matrix(kernel: np.ndarray) -> Any:
+        return jacobians.dense(kernel, copies)
+
+    size = (copies * rows, copies * columns)
+    return [Stage(layer, "dense", _run_linear(layer), matrix, size, copies * rows * columns)]
+
+
+def _convolution(layer: Any, shape: Shape) -> list[Stage]:
+    pattern = jacobians.Convolution(
+        shape, tuple(layer.kernel.shape), layer.strides, layer.padding, layer.dilation_rate,
+        layer.groups,
+    )  # fmt: skip
+    return [
+        Stage(layer, "convolution", _run_linear(layer), pattern.transposed, pattern.shape,
+              pattern.entries)
+    ]  # fmt: skip
+
+
+def _max_pooling(layer: Any, shape: Shape) -> list[Stage]:
+    pattern = jacobians.MaxPooling(shape, layer.pool_size, layer.strides, layer.padding)
+
+    def run(inputs: Any, training: bool) -> tuple[Any, Any]:
+        return layer(inputs), inputs
+
+    return [
+        Stage(layer, "max-pooling", run, pattern.transposed, pattern.shape, pattern.entries, True)
+    ]
+
+
+def _reshape(layer: Any, shape: Shape) -> list[Stage]:
+    size = math.prod(shape)
+
+    def run(inputs: Any, training: bool) -> tuple[Any, Any]:
+        return layer(inputs), None
+
+    def matrix(record: np.ndarray) -> Any:
+        return jacobians.identity(size, layer.compute_dtype)
+
+    return [Stage(layer, "identity", run, matrix, (size, size), size)]
+
+
+def _dropout(layer: Any, shape: Shape) -> list[Stage]:
+    def run(inputs: Any, training: bool) -> tuple[Any, Any]:
+        # What the layer makes of ones is its mask, with the same random numbers.
+        mask = layer(tf.ones_like(inputs), training=training)
+        return inputs * mask, mask
+
+    size = math.prod(shape)
+    return [Stage(layer, "dropout", run, jacobians.diagonal, (size, size), size, True)]
+
+
+def _nothing(layer: Any, shape: Shape) -> list[Stage]:
+    return []
+
+
+#: What a layer does before its activation; exact types, since a subclass may do something else.
+_LINEAR: dict[type, Callable[[Any, Shape], list[Stage]]] = {
+    layers.Dense: _dense,
+    layers.Conv2D: _convolution,
+    layers.MaxPooling2D: _max_pooling,
+    layers.Flatten: _reshape,
+    layers.Reshape: _reshape,
+    layers.Dropout: _dropout,
+    layers.Activation: _nothing,
+}
+
+#: Layers that are an activation.
+_FUNCTIONS = (layers.ReLU, layers.Softmax)
+
+
+def _elementwise(layer: Any, function: Any, size: int) -> Stage:
+    name = _name(function)
+    if name is None:
+        raise ValueError(
+            f"The layers must be {SUPPORTED}. Received: layer {layer.name} with activation "
+            f"{getattr(function, '__name__', function)}, which is not the last layer."
+        )
+
+    def run(inputs: Any, training: bool) -> tuple[Any, Any]:
+        outputs = function(inputs)
+        return outputs, outputs
+
+    def matrix(outputs: np.ndarray) -> Any:
+        return jacobians.activation(name, outputs)
+
+    return Stage(layer, name, run, matrix, (size, size), size, True)
+
+
+def _name(function: Any) -> str | None:
+    """That of an activation that has a Jacobian here."""
+    if isinstance(function, layers.ReLU):
+        plain = (None, 0, 0)
+        its = (function.max_value, function.negative_slope, function.threshold)
+        return "relu" if its == plain else None
+    for name in jacobians.FROM_OUTPUT:
+        if function is getattr(keras.activations, name):
+            return name
+    return None
+
+
+def _activation(layer: Any) -> Any:
+    return getattr(layer, "activation", keras.activations.linear)
+
+
+def _run_linear(layer: Any) -> Callable[[Any, bool], tuple[Any, Any]]:
+    def run(inputs: Any, training: bool) -> tuple[Any, Any]:
+        with _without_activation(layer):
+            return layer(inputs), tf.stop_gradient(tf.convert_to_tensor(layer.kernel))
+
+    return run
+
+
+@contextmanager
+def _without_activation(layer: Any) -> Iterator[None]:
+    activation, layer.activation = layer.activation, keras.activations.linear
+    try:
+        yield
+    finally:
+        layer.activation = activation
+
+
+def _known(shape: Sequence[int | None], layer: Any) -> Shape:
+    if None in shape:
+        raise ValueError(
+            "The shape of an example must be known in each layer, since Jacobians are made for it. "
+            f"Received: {tuple(shape)} at layer {layer.name}. Begin with `keras.Input(shape)`, all "
+            "of whose numbers are given."
+        )
+    return tuple(int(number) for number in shape if number is not None)

@@ -1,0 +1,247 @@
+"""The exclusive scan over the transposed Jacobians of a chain of layers.
+
+Back-propagation through layers 1 to n multiplies a vector by one matrix after the other:
+
+    dl/dh_i = J_(i+1)^T dl/dh_(i+1)
+
+With `A ⋄ B = B A`, which is associative but does not commute, all of these gradients are the
+exclusive prefixes of
+
+    [dl/dh_n, J_n^T, ..., J_2^T, J_1^T]   ->   [-, dl/dh_n, dl/dh_(n-1), ..., dl/dh_1]
+
+(Wang, Bai and Pekhimenko, "BPPSA: Scaling back-propagation by parallel scan algorithm", MLSys 2020,
+arXiv:1907.10134, algorithm 1; Blelloch, "Prefix sums and their applications", 1990.) The last
+element, J_1^T, is part of no prefix, and is never read.
+
+**Steps.** On level d the elements lie in blocks of 2^d neighbours, the last of which stands for the
+block; the last block may be shorter. Blocks are taken in pairs, a left and a right one, that end in
+l and r.
+
+- Up-sweep, level 0 first. The right end gets the product of the pair: a[r] <- a[l] ⋄ a[r]. The pair
+  at the end of the chain is left out, since no prefix has all of it.
+- Serial. After `levels` levels, the prefix before each block follows from the one before the block
+  to its left.
+- Down-sweep, level 0 last. What comes before the pair comes before its left block, and what comes
+  before the right block has the left one in addition: t = a[l]; a[l] <- a[r]; a[r] <- a[r] ⋄ t. The
+  operands stand in the other order than in Blelloch's scan of numbers.
+
+`levels=0` is the plain chain of matrix-vector products. With all levels, log2 of the length, there
+is no serial part. In between, the paper's hybrid, fewer products of two matrices are
+made, whose results have ever fewer zeros.
+
+**Operations.** Only the up-sweep multiplies matrices by matrices, and not in its leftmost pairs,
+which have the vector; the whole rest is matrix times vector. Of m elements, the chain makes m - 2
+products in m - 2 rounds. All levels make less than 2m products, in 2 log2(m) - 2 rounds whose
+products are independent of each other. What that gains depends on the products of matrices, which
+cost more than those with a vector: `ringar.parallel.scan.analysis` counts.
+
+**Across ranks.** `reduce` and `sweep` are apart so that the elements may be, too: a rank reduces
+its stretch of the chain (`plan(..., whole=True)`) to one element, a scan over ranks turns these
+into what comes before each stretch, and each rank sweeps down from there (`incoming`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+#: `operator(left, right)` is left ⋄ right.
+Operator = Callable[[Any, Any], Any]
+#: `map(function, items)`, in any order, as of an executor.
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
+
+
+class Phase(enum.Enum):
+    """Of the scan."""
+
+    UP = "up"
+    SERIAL = "serial"
+    DOWN = "down"
+
+
+class Kind(enum.Enum):
+    """What is multiplied, if the first element is a vector."""
+
+    MATRICES = "matrix x matrix"
+    VECTOR = "matrix x vector"
+    COPY = "copy"
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One product, or a copy where there is nothing to the left.
+
+    Attributes:
+        phase: of the scan.
+        level: the blocks have 2^level elements.
+        left: where the left block ends.
+        right: where the right block ends.
+        kind: what is multiplied.
+    """
+
+    phase: Phase
+    level: int
+    left: int
+    right: int
+    kind: Kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a scan does.
+
+    Attributes:
+        length: the number of elements.
+        levels: of the up-sweep and the down-sweep.
+        up: rounds of independent steps, of the up-sweep.
+        down: those of the serial part, of one step each, and of the down-sweep.
+    """
+
+    length: int
+    levels: int
+    up: tuple[tuple[Step, ...], ...]
+    down: tuple[tuple[Step, ...], ...]
+
+    @property
+    def rounds(self) -> tuple[tuple[Step, ...], ...]:
+        """All of them, one after the other."""
+        return self.up + self.down
+
+    def count(self, kind: Kind) -> int:
+        """How many steps are of a kind."""
+        return sum(step.kind is kind for steps in self.rounds for step in steps)
+
+
+def most_levels(length: int) -> int:
+    """The levels of a scan of so many elements that has no serial part left: log2, rounded up."""
+    return max(length - 1, 0).bit_length()
+
+
+def plan(length: int, levels: int | None = None, *, whole: bool = False) -> Plan:
+    """The steps of a scan.
+
+    Args:
+        length: the number of elements.
+        levels: how many to go up and down; all by default, and never more.
+        whole: whether the product of all elements is wanted, too, as the last one of `reduce`;
+            needs all levels.
+
+    Raises:
+        ValueError: a number is negative, or `whole` is wanted of some levels only.
+    """
+    if length < 0 or (levels is not None and levels < 0):
+        raise ValueError(
+            "`length` and `levels` must not be negative. "
+            f"Received: length={length}, levels={levels}"
+        )
+    most = most_levels(length)
+    levels = most if levels is None else min(levels, most)
+    if whole and levels < most:
+        raise ValueError(
+            f"`levels` must be all {most} of them for the product of all {length} elements. "
+            f"Received: levels={levels}"
+        )
+    up, down = [], []
+    for level in range(levels):
+        pairs = _pairs(length, level)
+        steps = [_up(level, *pair) for pair in pairs if whole or pair[1] < length - 1]
+        up.append(tuple(steps))
+        down.append(tuple(_down(level, *pair) for pair in pairs))
+    ends = _ends(length, levels)
+    serial = [
+        (Step(Phase.SERIAL, levels, left, right, Kind.VECTOR if i else Kind.COPY),)
+        for i, (left, right) in enumerate(itertools.pairwise(ends))
+    ]
+    return Plan(length, levels, tuple(up), (*serial, *reversed(down)))
+
+
+def scan(
+    elements: Sequence[Any], operator: Operator, levels: int | None = None, each: Map = map
+) -> list[Any]:
+    """The exclusive prefixes of `elements`.
+
+    Args:
+        elements: a vector and matrices; the last one is not used, and may be anything.
+        operator: `operator(left, right)`, associative; it changes neither of them.
+        levels: as of `plan`.
+        each: applies a function to each of a round's steps: `executor.map` does so at once.
+
+    Returns:
+        As many as there are elements: at i the product of those before i, and None at 0.
+    """
+    steps = plan(len(elements), levels)
+    return sweep(reduce(elements, steps, operator, each), steps, operator, each=each)
+
+
+def reduce(
+    elements: Sequence[Any], steps: Plan, operator: Operator, each: Map = map
+) -> list[Any]:  # fmt: skip
+    """The up-sweep.
+
+    Returns:
+        The elements, with the product of each block of the plan in the place of its last one.
+    """
+    products = list(elements)
+    for steps_of_level in steps.up:
+        results = each(lambda step: operator(products[step.left], products[step.right]),
+                       steps_of_level)  # fmt: skip
+        for step, result in zip(steps_of_level, list(results), strict=True):
+            products[step.right] = result
+    return products
+
+
+def sweep(
+    products: Sequence[Any], steps: Plan, operator: Operator, incoming: Any = None, each: Map = map
+) -> list[Any]:
+    """The serial part and the down-sweep.
+
+    Args:
+        products: from `reduce`, by the same plan.
+        steps: the plan.
+        operator: as of `scan`.
+        incoming: what comes before the first element; None is nothing.
+        each: as of `scan`.
+
+    Returns:
+        What comes before each element.
+    """
+    before: list[Any] = [None] * steps.length
+    ends = _ends(steps.length, steps.levels)
+    if ends:
+        before[ends[0]] = incoming
+
+    def product(step: Step) -> Any:
+        prefix = before[step.left if step.phase is Phase.SERIAL else step.right]
+        return products[step.left] if prefix is None else operator(prefix, products[step.left])
+
+    for steps_of_round in steps.down:
+        results = list(each(product, steps_of_round))
+        for step, result in zip(steps_of_round, results, strict=True):
+            if step.phase is Phase.DOWN:
+                before[step.left] = before[step.right]
+            before[step.right] = result
+    return before
+
+
+def _ends(length: int, level: int) -> list[int]:
+    """Where the blocks of a level end."""
+    size = 1 << level
+    return [min(begin + size, length) - 1 for begin in range(0, length, size)]
+
+
+def _pairs(length: int, level: int) -> list[tuple[int, int]]:
+    ends = _ends(length, level)
+    return list(zip(ends[::2], ends[1::2], strict=False))
+
+
+def _up(level: int, left: int, right: int) -> Step:
+    has_vector = left < 1 << level
+    return Step(Phase.UP, level, left, right, Kind.VECTOR if has_vector else Kind.MATRICES)
+
+
+def _down(level: int, left: int, right: int) -> Step:
+    is_first = left < 1 << level
+    return Step(Phase.DOWN, level, left, right, Kind.COPY if is_first else Kind.VECTOR)

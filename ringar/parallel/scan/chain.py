@@ -55,7 +55,8 @@ def scan(
     is what back-propagation does with the Jacobians ``J_t`` of steps t = 1 ... n: ``v_n = vector``,
     ``v_{t-1} = J_t^T v_t (+ a_{t-1})``. Nothing has to be transposed or reversed for it.
 
-    Differentiable, any number of times, in matrices, vector and addends. The results for different
+    Differentiable in matrices, vector and addends, any number of times (in compiled functions once).
+    The results for different
     `levels` differ by rounding. Values that are infinite or NaN at one step reach those results only
     that depend on it.
 
@@ -132,19 +133,43 @@ def _scan(
     def differentiable(matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor) -> Any:
         vectors = run(matrices, vector, addends[0] if addends else None, adjoint, way)
 
-        def gradient(upstream: tf.Tensor) -> Any:
-            first, rest = upstream[0], upstream[1:]
-            if not adjoint:
-                first, rest = upstream[-1], upstream[:-1]
-            back = _scan(matrices, first, rest, not adjoint, way)
-            before, after = (vectors[1:], back[:-1]) if adjoint else (back[1:], vectors[:-1])
-            slopes = [before[..., :, None] * after[..., None, :], back[-1] if adjoint else back[0]]
-            return [*slopes, *[back[:-1] if adjoint else back[1:] for _ in addends]]
+        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+            return slopes(matrices, vectors, upstream, adjoint, way)[: 2 + len(addends)]
 
         return vectors, gradient
 
     given = () if addends is None else (addends,)
     return tf.custom_gradient(differentiable)(matrices, vector, *given)
+
+
+def slopes(
+    matrices: tf.Tensor, vectors: tf.Tensor, upstream: tf.Tensor, adjoint: bool, way: Way
+) -> list[tf.Tensor]:
+    """Gradients with respect to matrices, vector and addends.
+
+    Args:
+        matrices: of the chain.
+        vectors: what its scan has returned.
+        upstream: gradients with respect to those.
+        adjoint: of the chain; the gradient's goes the other way.
+        way: of both.
+    """
+    if adjoint:
+        back = _scan(matrices, upstream[0], upstream[1:], False, way)
+        return [vectors[1:, ..., :, None] * back[:-1, ..., None, :], back[-1], back[:-1]]
+    back = _scan(matrices, upstream[-1], upstream[:-1], True, way)
+    return [back[1:, ..., :, None] * vectors[:-1, ..., None, :], back[0], back[1:]]
+
+
+# For gradients of gradients, which come to the op itself.
+@tf.RegisterGradient("RingarScan")
+def _op_slopes(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    matrices, _, addends = op.inputs
+    text = op.get_attr("options").decode()
+    options = dict(word.split("=") for word in text.split())
+    way = Way(int(options["levels"]), int(options["threads"]))
+    found = slopes(matrices, op.outputs[0], upstream, options["adjoint"] == "1", way)
+    return [*found[:2], found[2] if addends.shape.rank == 3 else None]
 
 
 def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:

@@ -115,7 +115,7 @@ class _ScanRecurrent:
         return tf.where(shown[..., None], states, tf.zeros([], states.dtype))
 
 
-@keras.saving.register_keras_serializable(package="ringar")
+@keras.saving.register_keras_serializable(package="ringar", name="ScanSimpleRNN")
 class ScanSimpleRNN(_ScanRecurrent, keras.layers.SimpleRNN):  # type: ignore[misc]
     __doc__ = (
         """Keras' SimpleRNN, ``h_t = activation(x_t W + h_{t-1} U + b)``, with native kernels.
@@ -133,7 +133,7 @@ class ScanSimpleRNN(_ScanRecurrent, keras.layers.SimpleRNN):  # type: ignore[mis
         return projected, None
 
 
-@keras.saving.register_keras_serializable(package="ringar")
+@keras.saving.register_keras_serializable(package="ringar", name="ScanGRU")
 class ScanGRU(_ScanRecurrent, keras.layers.GRU):  # type: ignore[misc]
     __doc__ = (
         """Keras' GRU, with native kernels.
@@ -164,13 +164,19 @@ class ScanGRU(_ScanRecurrent, keras.layers.GRU):  # type: ignore[misc]
         return keras.ops.add(projected, bias[0]), bias[1]
 
 
+# In files of weights Keras finds a layer by its place and by the name of its class: so weights load
+# from one into the other. Models are saved with the name that is registered.
+ScanSimpleRNN.__name__ = keras.layers.SimpleRNN.__name__
+ScanGRU.__name__ = keras.layers.GRU.__name__
+
+
 def _activation(layer: Any, name: str) -> int:
     function = getattr(layer.cell, name)
     for number, known in enumerate(ACTIVATIONS):
         if function is keras.activations.get(known):
             return number
     raise ValueError(
-        f"{type(layer).__name__}: `{name}` must be one of {', '.join(ACTIVATIONS)}, whose slope is "
+        f"{type(layer).__qualname__}: `{name}` must be one of {', '.join(ACTIVATIONS)}, whose slope is "
         f"known from its value. Received: {keras.activations.serialize(function)}"
     )
 

@@ -2,97 +2,17 @@
 // reference, which is itself held against finite differences.
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "check.h"
 #include "engine/cpu_level.h"
-#include "recurrent_reference.h"
-#include "scan/recurrent_levels.h"
+#include "recurrent_cases.h"
 
 namespace ringar::test {
 namespace {
 
-struct Level {
-  const char* name;
-  const RecurrentLevel* kernels;
-};
-
-// Those that this machine can run.
-std::vector<Level> levels() {
-  std::vector<Level> found{{"baseline", &recurrent_baseline}};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    found.push_back({"avx2", &recurrent_avx2});
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    found.push_back({"avx512", &recurrent_avx512});
-#endif
-  return found;
-}
-
 template <typename Cell>
-const auto& kernels_of(const RecurrentLevel& level) {
-  constexpr bool kFloat = std::is_same_v<typename CellOf<Cell>::T, float>;
-  if constexpr (CellOf<Cell>::kGates == 1 && kFloat)
-    return level.simple_rnn_float;
-  else if constexpr (CellOf<Cell>::kGates == 1)
-    return level.simple_rnn_double;
-  else if constexpr (kFloat)
-    return level.gru_float;
-  else
-    return level.gru_double;
-}
-
-template <typename Cell>
-std::string describe(const Level& level, const Layer& layer) {
-  using T = typename CellOf<Cell>::T;
-  return std::string(level.name) + (CellOf<Cell>::kGates == 1 ? " SimpleRNN" : " GRU") +
-         (std::is_same_v<T, float> ? " float " : " double ") + show(layer.shape.batch) + " x " +
-         show(layer.shape.steps) + " x " + show(layer.shape.units) + ", activation " +
-         show(layer.activation) + ", masking " + show(layer.masking);
-}
-
-// `body(cell tag, level)` for both cells, both types, and every level.
-template <typename Body>
-void for_all(Body body) {
-  for (const Level& level : levels()) {
-    body(static_cast<SimpleRnn<float>*>(nullptr), level);
-    body(static_cast<SimpleRnn<double>*>(nullptr), level);
-    body(static_cast<Gru<float>*>(nullptr), level);
-    body(static_cast<Gru<double>*>(nullptr), level);
-  }
-}
-
-template <typename T>
-constexpr double kTolerance = std::is_same_v<T, float> ? 1e-4 : 1e-11;
-
-template <typename T, typename W>
-void expect_close(const std::vector<T>& received, const std::vector<W>& wanted,
-                  const std::string& what, double tolerance = kTolerance<T>) {
-  EXPECT_EQ(received.size(), wanted.size());
-  double largest = 1;
-  for (W w : wanted) largest = std::fmax(largest, std::fabs(static_cast<double>(w)));
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    const double error = static_cast<double>(received[i]) - static_cast<double>(wanted[i]);
-    if (!(std::fabs(error) <= tolerance * largest))
-      fail(__FILE__, __LINE__,
-           what + ": [" + show(i) + "] expected " + show(wanted[i]) + ", received " +
-               show(received[i]));
-  }
-}
-
-template <typename Cell>
-void run_forward(Problem<Cell>& p, const Level& level) {
-  kernels_of<Cell>(*level.kernels).forward(p.cell(), 0, p.layer.shape.batch);
-}
-template <typename Cell>
-void run_backward(Problem<Cell>& p, const Level& level) {
-  kernels_of<Cell>(*level.kernels).backward(p.cell(), p.backward(), 0, p.layer.shape.batch);
-}
-
-template <typename Cell>
-void check_against_reference(const Level& level, const Layer& layer) {
+void check_against_reference(const Recurrent& level, const Layer& layer) {
   const std::string name = describe<Cell>(level, layer);
   Problem<Cell> p(layer);
   Reference<Cell> reference(p);
@@ -112,14 +32,8 @@ void check_against_reference(const Level& level, const Layer& layer) {
   expect_close(p.d_bias, reference.d_bias, name + ", d_bias");
 }
 
-const Activation kActivations[] = {Activation::kTanh, Activation::kSigmoid, Activation::kRelu,
-                                   Activation::kHardSigmoid, Activation::kLinear};
-
-const Activation kGateActivations[] = {Activation::kSigmoid, Activation::kHardSigmoid,
-                                       Activation::kTanh};
-
 TEST(recurrent_every_size) {
-  for_all([](auto* cell, const Level& level) {
+  for_all([](auto* cell, const Recurrent& level) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
     for (int64_t units : {1, 2, 3, 5, 7, 8, 16, 17, 20, 33, 64})
       for (int64_t batch : {1, 2, 3, 5, 16, 17})
@@ -132,7 +46,7 @@ TEST(recurrent_every_size) {
 }
 
 TEST(recurrent_every_length) {
-  for_all([](auto* cell, const Level& level) {
+  for_all([](auto* cell, const Recurrent& level) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
     for (int64_t steps : {0, 1, 2, 15, 70, 1100})
       check_against_reference<Cell>(level, {{1, steps, 3}});
@@ -145,7 +59,7 @@ TEST(recurrent_every_length) {
 }
 
 TEST(recurrent_every_activation_mask_and_absence) {
-  for_all([](auto* cell, const Level& level) {
+  for_all([](auto* cell, const Recurrent& level) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
     for (Activation activation : kActivations)
       for (Masking masking : {Masking::kNone, Masking::kRandom, Masking::kLeading, Masking::kAll})
@@ -177,7 +91,7 @@ Doubles finite_differences(Reference<Cell>& reference, Doubles& variables) {
 }
 
 TEST(recurrent_backward_is_what_finite_differences_say) {
-  for_all([](auto* cell, const Level& level) {
+  for_all([](auto* cell, const Recurrent& level) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
     using T = typename CellOf<Cell>::T;
     const double tolerance = std::is_same_v<T, float> ? 1e-4 : 1e-7;
@@ -199,110 +113,6 @@ TEST(recurrent_backward_is_what_finite_differences_say) {
   });
 }
 
-// The Jacobians of every step, one (batch, units, units) after the other.
-template <typename Cell>
-auto jacobians_of(Problem<Cell>& p, const Level& level) {
-  using T = typename CellOf<Cell>::T;
-  const auto& kernels = kernels_of<Cell>(*level.kernels);
-  const Cell cell = p.cell();
-  const RecurrentShape& s = p.layer.shape;
-  const int64_t size = s.units * s.units;
-  std::vector<T> scratch(static_cast<size_t>(jacobian_scratch(cell)));
-  std::vector<T> all(static_cast<size_t>(s.steps * s.batch * size), p.kUnwritten);
-  kernels.prepare_jacobians(cell, scratch.data());
-  // The last example first: what it writes must not be touched by those before.
-  for (int64_t t = 0; t < s.steps; ++t)
-    for (int64_t first = s.batch - 1; first >= 0; --first)
-      kernels.jacobians(cell, scratch.data(), t, first, first + 1,
-                        all.data() + (t * s.batch + first) * size);
-  return all;
-}
-
-TEST(recurrent_jacobians_are_what_finite_differences_say) {
-  for_all([](auto* cell, const Level& level) {
-    using Cell = std::remove_pointer_t<decltype(cell)>;
-    constexpr double kStep = 1e-6;
-    for (int64_t units : {1, 3, 8, 17, 20})
-      for (Activation activation : kActivations) {
-        const Layer layer{{3, 3, units}, activation, Activation::kSigmoid, Masking::kRandom};
-        Problem<Cell> p(layer);
-        const Reference<Cell> reference(p);
-        run_forward(p, level);
-        const auto received = jacobians_of(p, level);
-        Doubles wanted(received.size());
-        const auto n = static_cast<size_t>(units);
-        for (int64_t b = 0; b < 3; ++b) {
-          const std::vector<Doubles> h = reference.states(b);
-          for (int64_t t = 0; t < 3; ++t)
-            for (size_t j = 0; j < n; ++j) {
-              Doubles more = h[static_cast<size_t>(t)], less = more;
-              more[j] += kStep;
-              less[j] -= kStep;
-              more = reference.next(more, reference.row(b, t));
-              less = reference.next(less, reference.row(b, t));
-              for (size_t i = 0; i < n; ++i)
-                wanted[(static_cast<size_t>(t * 3 + b) * n + i) * n + j] =
-                    (more[i] - less[i]) / (2 * kStep);
-            }
-        }
-        using T = typename CellOf<Cell>::T;
-        expect_close(received, wanted, describe<Cell>(level, layer),
-                     std::is_same_v<T, float> ? 1e-5 : 1e-8);
-      }
-  });
-}
-
-// Down the chain by Jacobians, and from all gradients of states to the others by `gradients`.
-template <typename Cell>
-void check_jacobians_and_gradients(const Level& level, const Layer& layer) {
-  using T = typename CellOf<Cell>::T;
-  Problem<Cell> p(layer);
-  const RecurrentShape& s = layer.shape;
-  const auto n = static_cast<size_t>(s.units);
-  run_forward(p, level);
-  run_backward(p, level);
-  Problem<Cell> other = p;
-  const std::vector<T> jacobians = jacobians_of(p, level);
-  std::vector<T> d_h(p.h.size()), d_h0(p.h0.size());
-  for (size_t b = 0; b < static_cast<size_t>(s.batch); ++b) {
-    std::vector<T> gradient(p.d_last.begin() + static_cast<int64_t>(b * n),
-                            p.d_last.begin() + static_cast<int64_t>((b + 1) * n));
-    for (size_t t = static_cast<size_t>(s.steps); t-- > 0;) {
-      const size_t at = (b * static_cast<size_t>(s.steps) + t) * n;
-      for (size_t j = 0; j < n; ++j) d_h[at + j] = gradient[j] += p.d_states[at + j];
-      const T* jacobian = jacobians.data() + (t * static_cast<size_t>(s.batch) + b) * n * n;
-      std::vector<T> before(n);
-      for (size_t i = 0; i < n; ++i)
-        for (size_t j = 0; j < n; ++j) before[j] += gradient[i] * jacobian[i * n + j];
-      gradient = before;
-    }
-    for (size_t j = 0; j < n; ++j) d_h0[b * n + j] = gradient[j];
-  }
-  other.d_input.assign(other.d_input.size(), p.kUnwritten);
-  other.d_recurrent.assign(other.d_recurrent.size(), p.kUnwritten);
-  other.d_bias.assign(other.d_bias.size(), p.kUnwritten);
-  Backward<T> backward = other.backward();
-  backward.d_states = backward.d_last = nullptr;
-  backward.d_h0 = nullptr;
-  kernels_of<Cell>(*level.kernels).gradients(other.cell(), backward, d_h.data(), 0, s.batch);
-  const std::string name = describe<Cell>(level, layer);
-  expect_close(d_h0, p.d_h0, name + ", d_h0");
-  expect_close(other.d_input, p.d_input, name + ", d_input");
-  expect_close(other.d_recurrent, p.d_recurrent, name + ", d_recurrent");
-  expect_close(other.d_bias, p.d_bias, name + ", d_bias");
-}
-
-TEST(recurrent_jacobians_and_gradients_are_backward) {
-  for_all([](auto* cell, const Level& level) {
-    using Cell = std::remove_pointer_t<decltype(cell)>;
-    for (int64_t units : {1, 5, 16, 20, 33})
-      for (int64_t batch : {1, 17})
-        for (Masking masking : {Masking::kNone, Masking::kRandom, Masking::kLeading})
-          check_jacobians_and_gradients<Cell>(
-              level, {{batch, 23, units}, Activation::kTanh, Activation::kSigmoid, masking});
-  });
-}
-
 // Every array has what `backward` wrote for [first, last), and nothing else.
 template <typename T>
 void expect_rows(const std::vector<T>& received, const std::vector<T>& whole, int64_t batch,
@@ -318,7 +128,7 @@ void expect_rows(const std::vector<T>& received, const std::vector<T>& whole, in
 }
 
 TEST(recurrent_ranges_keep_to_themselves) {
-  for_all([](auto* cell, const Level& level) {
+  for_all([](auto* cell, const Recurrent& level) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
     using T = typename CellOf<Cell>::T;
     const auto& kernels = kernels_of<Cell>(*level.kernels);
@@ -345,7 +155,7 @@ TEST(recurrent_ranges_keep_to_themselves) {
 }
 
 TEST(recurrent_nan_stays_in_its_example) {
-  for_all([](auto* cell, const Level& level) {
+  for_all([](auto* cell, const Recurrent& level) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
     using T = typename CellOf<Cell>::T;
     for (int64_t units : {3, 20}) {
@@ -373,7 +183,7 @@ TEST(recurrent_nan_stays_in_its_example) {
 
 // Through a layer without a recurrence: the activation alone.
 template <typename T>
-std::vector<T> activated(const Level& level, Activation activation, std::vector<T> z) {
+std::vector<T> activated(const Recurrent& level, Activation activation, std::vector<T> z) {
   constexpr int64_t kUnits = 19;
   const int64_t batch = (static_cast<int64_t>(z.size()) + kUnits - 1) / kUnits;
   const size_t size = z.size();
@@ -387,7 +197,7 @@ std::vector<T> activated(const Level& level, Activation activation, std::vector<
 }
 
 template <typename T>
-void check_activations(const Level& level) {
+void check_activations(const Recurrent& level) {
   const double tolerance = std::is_same_v<T, float> ? 2e-7 : 5e-16;
   std::vector<T> z;
   for (int i = -40000; i <= 40000; ++i) z.push_back(static_cast<T>(i) / T(1000));
@@ -415,14 +225,14 @@ void check_activations(const Level& level) {
 }
 
 TEST(recurrent_activations) {
-  for (const Level& level : levels()) {
+  for (const Recurrent& level : recurrent_levels()) {
     check_activations<float>(level);
     check_activations<double>(level);
   }
 }
 
 TEST(recurrent_dispatches_to_a_known_level) {
-  for (const Level& level : levels())
+  for (const Recurrent& level : recurrent_levels())
     if (std::string(level.name) == cpu_level_name()) {
       EXPECT(&simple_rnn_kernels<float>() == &level.kernels->simple_rnn_float);
       EXPECT(&simple_rnn_kernels<double>() == &level.kernels->simple_rnn_double);

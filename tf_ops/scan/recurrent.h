@@ -42,7 +42,8 @@ struct Gru {
   const T *x, *h0, *recurrent, *recurrent_bias;  // bias (3 units), or null
   const uint8_t* mask;
   T* h;
-  T* kept;  // (batch, steps, 4 units): z, r, c, i_c of every step, for the way back
+  // (batch, steps, 4 units): z, r, c, i_c of every step, for the way back; zeros where masked.
+  T* kept;
 };
 
 // What the way back gets and gives. `d_states`, gradients with respect to each h_t from outside of

@@ -1,0 +1,100 @@
+// What the tests of the recurrent kernels share: every instruction set, cell and type, and how
+// results are compared.
+
+#pragma once
+
+#include <cmath>
+#include <string>
+
+#include "check.h"
+#include "recurrent_reference.h"
+#include "scan/recurrent_levels.h"
+
+namespace ringar::test {
+
+struct Recurrent {
+  const char* name;
+  const RecurrentLevel* kernels;
+};
+
+// Those that this machine can run.
+inline std::vector<Recurrent> recurrent_levels() {
+  std::vector<Recurrent> found{{"baseline", &recurrent_baseline}};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    found.push_back({"avx2", &recurrent_avx2});
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+    found.push_back({"avx512", &recurrent_avx512});
+#endif
+  return found;
+}
+
+template <typename Cell>
+const auto& kernels_of(const RecurrentLevel& level) {
+  constexpr bool kFloat = std::is_same_v<typename CellOf<Cell>::T, float>;
+  if constexpr (CellOf<Cell>::kGates == 1 && kFloat)
+    return level.simple_rnn_float;
+  else if constexpr (CellOf<Cell>::kGates == 1)
+    return level.simple_rnn_double;
+  else if constexpr (kFloat)
+    return level.gru_float;
+  else
+    return level.gru_double;
+}
+
+template <typename Cell>
+std::string describe(const Recurrent& level, const Layer& layer) {
+  using T = typename CellOf<Cell>::T;
+  return std::string(level.name) + (CellOf<Cell>::kGates == 1 ? " SimpleRNN" : " GRU") +
+         (std::is_same_v<T, float> ? " float " : " double ") + show(layer.shape.batch) + " x " +
+         show(layer.shape.steps) + " x " + show(layer.shape.units) + ", activation " +
+         show(layer.activation) + ", masking " + show(layer.masking);
+}
+
+// `body(cell tag, level)` for both cells, both types, and every level.
+template <typename Body>
+void for_all(Body body) {
+  for (const Recurrent& level : recurrent_levels()) {
+    body(static_cast<SimpleRnn<float>*>(nullptr), level);
+    body(static_cast<SimpleRnn<double>*>(nullptr), level);
+    body(static_cast<Gru<float>*>(nullptr), level);
+    body(static_cast<Gru<double>*>(nullptr), level);
+  }
+}
+
+template <typename T>
+constexpr double kTolerance = std::is_same_v<T, float> ? 1e-4 : 1e-11;
+
+template <typename T, typename W>
+void expect_close(const std::vector<T>& received, const std::vector<W>& wanted,
+                  const std::string& what, double tolerance = kTolerance<T>) {
+  EXPECT_EQ(received.size(), wanted.size());
+  double largest = 1;
+  for (W w : wanted) largest = std::fmax(largest, std::fabs(static_cast<double>(w)));
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const double error = static_cast<double>(received[i]) - static_cast<double>(wanted[i]);
+    if (!(std::fabs(error) <= tolerance * largest))
+      fail(__FILE__, __LINE__,
+           what + ": [" + show(i) + "] expected " + show(wanted[i]) + ", received " +
+               show(received[i]));
+  }
+}
+
+template <typename Cell>
+void run_forward(Problem<Cell>& p, const Recurrent& level) {
+  kernels_of<Cell>(*level.kernels).forward(p.cell(), 0, p.layer.shape.batch);
+}
+template <typename Cell>
+void run_backward(Problem<Cell>& p, const Recurrent& level) {
+  kernels_of<Cell>(*level.kernels).backward(p.cell(), p.backward(), 0, p.layer.shape.batch);
+}
+
+inline constexpr Activation kActivations[] = {Activation::kTanh, Activation::kSigmoid,
+                                              Activation::kRelu, Activation::kHardSigmoid,
+                                              Activation::kLinear};
+
+inline constexpr Activation kGateActivations[] = {Activation::kSigmoid, Activation::kHardSigmoid,
+                                                  Activation::kTanh};
+
+}  // namespace ringar::test

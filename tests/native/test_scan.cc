@@ -98,7 +98,7 @@ void expect_whole_chain(const ChainCase& of, int levels, int threads) {
   }
 }
 
-const int64_t kSizes[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 20, 33, 64};
+const int64_t kSizes[] = {1, 2, 3, 4, 7, 8, 16, 17, 20, 33, 64};
 
 }  // namespace
 
@@ -114,7 +114,7 @@ TEST(scan_equals_the_serial_product_for_all_lengths) {
 
 TEST(scan_equals_the_serial_product_for_all_sizes) {
   for (const int64_t size : kSizes)
-    for (const int64_t batch : {1, 3, 17})
+    for (const int64_t batch : {1, 17})
       for (const bool adjoint : {false, true}) {
         expect_serial_at_all_levels<float>({21, batch, size, adjoint, adjoint}, 1);
         expect_serial_at_all_levels<double>({21, batch, size, adjoint, !adjoint}, 2);

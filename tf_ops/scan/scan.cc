@@ -60,7 +60,7 @@ template <typename T>
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(int64_t elements) {
+  explicit Buffer(int64_t elements) : elements_(elements) {
     if (elements == 0) return;
     constexpr size_t kHugePage = size_t{1} << 21;
     const size_t bytes = static_cast<size_t>(elements) * sizeof(T);
@@ -73,11 +73,18 @@ class Buffer {
 
   T* at(int64_t index) const { return data_.get() + index; }
 
+  void grow(int64_t elements) {
+    if (elements <= elements_) return;
+    *this = Buffer();  // before the new one is there
+    *this = Buffer(elements);
+  }
+
  private:
   struct Free {
     void operator()(T* data) const { std::free(data); }
   };
   std::unique_ptr<T, Free> data_;
+  int64_t elements_ = 0;
 };
 
 template <typename T>
@@ -104,7 +111,8 @@ struct Target {
 template <typename T>
 class Tree {
  public:
-  Tree(const Chain<T>& chain, int64_t first, int64_t last, bool has_vector)
+  // The memory for the slots may have served another group.
+  Tree(const Chain<T>& chain, int64_t first, int64_t last, bool has_vector, Buffer<T>& slots)
       : chain_(chain),
         kernels_(matrix_kernels<T>()),
         apply_(chain.adjoint ? kernels_.apply_to_row : kernels_.apply_to_column),
@@ -112,11 +120,12 @@ class Tree {
         count_(last - first),
         slab_(count_ * chain.size * chain.size),
         rows_(chain.has_addends() ? count_ * chain.size : 0),
-        has_vector_(has_vector) {}
+        has_vector_(has_vector),
+        slots_(slots) {}
 
   int64_t positions() const { return chain_.length + (has_vector_ ? 1 : 0); }
   bool is_full(int64_t lo, int level) const { return lo + (int64_t{1} << level) <= positions(); }
-  void make_slots() { slots_ = Buffer<T>(positions() / 2 * (slab_ + rows_)); }
+  void make_slots() { slots_.grow(positions() / 2 * (slab_ + rows_)); }
   // What one thread needs to walk up and down: a place for a right child of each level, and one for
   // a left child that is a leaf.
   Buffer<T> scratch(int levels) const { return Buffer<T>((levels + 2) * (slab_ + rows_)); }
@@ -234,7 +243,7 @@ class Tree {
   const typename MatrixKernels<T>::Apply apply_;
   const int64_t first_, count_, slab_, rows_;
   const bool has_vector_;
-  Buffer<T> slots_;
+  Buffer<T>& slots_;
 };
 
 // How the work is shared out: the batch in groups of examples, and, where there are fewer groups
@@ -244,11 +253,13 @@ struct Shares {
   int subtree;
 };
 
-// A group's slots should remain in what a core can call its own of the caches. Matrices of up to
-// three columns are worked on a vector of examples at a time.
+// A slab fits into the nearest cache; so the nodes that a walk comes back to soon are still in the
+// next one, and those that it comes back to late are read as a stream, however long the chain. The
+// limit to all slots is for the sake of memory alone. Matrices of up to three columns are worked on
+// a vector of examples at a time.
 template <typename T>
 int64_t group_size(const Chain<T>& chain, int levels) {
-  constexpr int64_t kSlabBytes = 32 << 10, kSlotBytes = 8 << 20;
+  constexpr int64_t kSlabBytes = int64_t{32} << 10, kSlotBytes = int64_t{512} << 20;
   const int64_t matrix = chain.size * chain.size * static_cast<int64_t>(sizeof(T));
   int64_t most = kSlabBytes / matrix;
   if (levels > 0) most = std::min(most, kSlotBytes / (matrix * (chain.length / 2 + 1)));
@@ -267,16 +278,20 @@ Shares share_out(const Chain<T>& chain, int levels, int threads) {
   return {group, subtree};
 }
 
-// Calls work(tree, threads) for each group, at once where there are enough of them for all threads.
+// Calls work(tree, first example, threads) for each group, at once where there are enough of them
+// for all threads. What a thread does one after the other shares memory.
 template <typename T, typename Work>
 void for_groups(const Chain<T>& chain, const Shares& shares, int threads, bool has_vector,
                 const Work& work) {
   const int64_t groups = (chain.batch + shares.group - 1) / shares.group;
-  const bool at_once = shares.subtree == 0;
-  parallel_for(at_once ? threads : 1, groups, [&](int64_t i) {
-    const int64_t first = i * shares.group;
-    Tree<T> tree(chain, first, std::min(first + shares.group, chain.batch), has_vector);
-    work(tree, first, at_once ? 1 : threads);
+  const int64_t tasks = shares.subtree == 0 ? std::min<int64_t>(threads, groups) : 1;
+  parallel_for(threads, tasks, [&](int64_t task) {
+    Buffer<T> slots;
+    for (int64_t i = task; i < groups; i += tasks) {
+      const int64_t first = i * shares.group, last = std::min(first + shares.group, chain.batch);
+      Tree<T> tree(chain, first, last, has_vector, slots);
+      work(tree, first, shares.subtree == 0 ? 1 : threads);
+    }
   });
 }
 

@@ -1,4 +1,4 @@
-"""What a rank computes alone in the native library: in eager code, in a ``tf.function`` and compiled.
+"""What a rank computes alone in the native library: eager, in a ``tf.function`` and compiled.
 
 The counterpart of :mod:`ringar.collectives.collective`, without an engine: a TensorFlow op that is
 done when its kernel returns, or an XLA custom call. tf_ops/kernels/computation.h describes both.

@@ -83,7 +83,9 @@ def test_results_are_those_of_keras(kind: str, backward: Any, sequences_out: boo
         x = sequences(batch, steps)
         assert_same(results(layer, x), results(peer, x))
         initial = [tf.ones((batch, units)) * 0.3]
-        assert_same(results(layer, x, initial_state=initial), results(peer, x, initial_state=initial))
+        assert_same(
+            results(layer, x, initial_state=initial), results(peer, x, initial_state=initial)
+        )
 
 
 @kinds

@@ -50,15 +50,14 @@ def scan(
 ) -> tf.Tensor:
     """Applies a chain of matrices to a vector and returns the vector after each of them.
 
-    ``v_0 = vector``, ``v_t = M_t v_{t-1} (+ a_t)``: the exclusive scan of [v_0, M_1, ..., M_n, end],
-    without the identity that it begins with, for each example of a batch. With ``adjoint=True`` it
+    ``v_0 = vector``, ``v_t = M_t v_{t-1} (+ a_t)``, for each example of a batch: the exclusive scan
+    of [v_0, M_1, ..., M_n, end] without the identity that it begins with. With ``adjoint=True`` it
     is what back-propagation does with the Jacobians ``J_t`` of steps t = 1 ... n: ``v_n = vector``,
     ``v_{t-1} = J_t^T v_t (+ a_{t-1})``. Nothing has to be transposed or reversed for it.
 
-    Differentiable in matrices, vector and addends, any number of times (in compiled functions once).
-    The results for different
-    `levels` differ by rounding. Values that are infinite or NaN at one step reach those results only
-    that depend on it.
+    Differentiable in matrices, vector and addends, any number of times (in compiled functions
+    once). Results for different `levels` differ by rounding. Values that are infinite or NaN at one
+    step reach those results only that depend on it.
 
     Args:
         matrices: (n, batch, size, size), float32 or float64; ``matrices[t - 1]`` belongs to step t.
@@ -66,7 +65,8 @@ def scan(
         addends: (n, batch, size), in the order of the matrices, or None.
         adjoint: whether to go from the end to the beginning, with transposed matrices.
         levels: how many levels of the tree go up before a serial pass over what is left. 0 is the
-            serial chain, ``ceil(log2(n + 1))`` or more the whole scan; None chooses by a cost model.
+            serial chain, ``ceil(log2(n + 1))`` or more the whole scan; None: what a cost model
+            likes best.
         threads: how many to use; as many as TensorFlow's intra-op pool has if None.
 
     Returns:

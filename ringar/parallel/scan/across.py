@@ -1,18 +1,16 @@
 """A chain whose matrices lie on several ranks: each has a stretch, in the order of the ranks.
 
-Each rank reduces its stretch to one affine map, which takes as many products as it has matrices. The
-maps are scanned by recursive doubling (Hillis and Steele, 1986): in round j, a rank sends what it
-has put together so far to the rank 2^j places further on, and puts what comes from 2^j places
-before in front of its own. After log2(P) rounds it knows what all ranks before it make of the
-vector, and sweeps down its own stretch. That is O(n/P + log P) steps of a product each, where the
-chain on one rank takes n.
+Each rank reduces its stretch to one affine map, which takes as many products as it has matrices.
+The maps are scanned by recursive doubling (`doubling`). After log2(P) rounds a rank knows what all
+ranks before it make of the vector, and sweeps down its own stretch. That is O(n/P + log P) steps of
+a product each, where the chain on one rank takes n.
 
 What travels is a matrix and a vector per example; from a rank whose part reaches back to the
 beginning, where the vector is, a vector alone.
 
 Within this file vectors are rows, so that a map is ``v -> v Q + g`` and "first X, then Y" is the
-product ``Q_X Q_Y``. P ranks of a process set have places 0 ... P - 1 in the order of the chain, which
-is the reverse of their own for an adjoint one.
+product ``Q_X Q_Y``. P ranks of a process set have places 0 ... P - 1 in the order of the chain,
+which is the reverse of their own for an adjoint one.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ import tensorflow as tf
 
 from ringar import computation, runtime
 from ringar.collectives.recv import recv
-from ringar.collectives.send import send
-from ringar.parallel.scan import chain
+from ringar.parallel.scan import chain, doubling
 from ringar.runtime import ProcessSet
 
 
@@ -69,9 +66,9 @@ def scan_across(
     """The scan of :func:`ringar.parallel.scan.scan`, of a chain that is cut over ranks.
 
     Every rank of the process set calls it with its stretch, rank 0 with the first steps. Stretches
-    may differ in length, and may be empty. Differentiable once; gradients of the other ranks' losses
-    with respect to this rank's matrices are included, as if all stretches were one chain and all
-    losses one sum. Not in compiled functions, since :func:`ringar.send` is not.
+    may differ in length, and may be empty. Differentiable once; gradients of the other ranks'
+    losses with respect to this rank's matrices are included, as if all stretches were one chain and
+    all losses one sum. Not in compiled functions, since :func:`ringar.send` is not.
 
     Args:
         matrices: (n, batch, size, size) of this rank; batch, size and dtype alike on all ranks.
@@ -102,7 +99,9 @@ def scan_across(
     chain.check(matrices, vector, *given)
 
     def run(matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor) -> Any:
-        vectors = _sweep(matrices, vector, None, addends[0] if addends else None, adjoint, way, ranks)
+        vectors = _sweep(
+            matrices, vector, None, addends[0] if addends else None, adjoint, way, ranks
+        )
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
             entering, rest = upstream[0], upstream[1:]
@@ -112,7 +111,7 @@ def scan_across(
             back = _sweep(matrices, nothing, entering, rest, not adjoint, way, ranks)
             before, after = (vectors[1:], back[:-1]) if adjoint else (back[1:], vectors[:-1])
             d_vector = back[-1] if adjoint else back[0]
-            if _place(ranks, adjoint) > 0:
+            if _line(ranks, adjoint).place > 0:
                 d_vector = nothing
             slopes = [before[..., :, None] * after[..., None, :], d_vector]
             return [*slopes, *[back[:-1] if adjoint else back[1:] for _ in addends]]
@@ -165,38 +164,20 @@ def come_in(
     own = Element(addend, product if adjoint else tf.linalg.matrix_transpose(product))
     if entering is not None:
         own = Element(apply(entering, own.matrix) + addend, own.matrix)
-    if _place(ranks, adjoint) == 0:
+    line = _line(ranks, adjoint)
+    if line.place == 0:
         own = Element(vector).then(own)
-    before = _scan_elements(own, adjoint, ranks)
+
+    def receive(places: range, source: int, name: str) -> Element:
+        specs = [tf.TensorSpec(own.vector.shape, own.vector.dtype)]
+        if places.start > 0:  # what it has does not reach back to the vector
+            units = own.vector.shape[-1]
+            specs.append(tf.TensorSpec([*own.vector.shape, units], own.vector.dtype))
+        return Element(*recv(specs, source, name=name, process_set=ranks))
+
+    before = doubling.before(own, line, receive, "scan_across")
     return vector if before is None else before.vector
 
 
-def _scan_elements(own: Element, adjoint: bool, ranks: ProcessSet) -> Element | None:
-    """The exclusive scan of one element of each rank; None at the first."""
-    place, size = _place(ranks, adjoint), ranks.size()
-    before, total = None, own
-    distance = 1
-    while distance < size:
-        name = f"scan_across/{distance}"
-        if place + distance < size:
-            to = _rank_at(place + distance, ranks, adjoint)
-            send(total.tensors(), to, name=name, process_set=ranks)
-        if place >= distance:
-            specs = [tf.TensorSpec(own.vector.shape, own.vector.dtype)]
-            if place - distance >= distance:  # what it has does not reach back to the vector
-                units = own.vector.shape[-1]
-                specs.append(tf.TensorSpec([*own.vector.shape, units], own.vector.dtype))
-            source = _rank_at(place - distance, ranks, adjoint)
-            other = Element(*recv(specs, source, name=name, process_set=ranks))
-            before = other if before is None else other.then(before)
-            total = other.then(total)
-        distance *= 2
-    return before
-
-
-def _place(ranks: ProcessSet, adjoint: bool) -> int:
-    return ranks.size() - 1 - ranks.rank() if adjoint else ranks.rank()
-
-
-def _rank_at(place: int, ranks: ProcessSet, adjoint: bool) -> int:
-    return ranks.size() - 1 - place if adjoint else place
+def _line(ranks: ProcessSet, adjoint: bool) -> doubling.Line:
+    return doubling.Line(ranks, ranks.size(), reverse=adjoint)

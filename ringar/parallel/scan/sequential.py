@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import functools
-import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from ringar.parallel.scan import counting, stages, tree
-from ringar.parallel.scan.elements import Element, compose
+from ringar.parallel.scan import counting, depth, stages
+from ringar.parallel.scan.backward import Scan, add, cores
+from ringar.parallel.scan.elements import Element
 from ringar.parallel.scan.sparse import csr, scipy_sparse
+from ringar.runtime import ProcessSet
 
 
 @keras.saving.register_keras_serializable(package="ringar")
@@ -37,17 +35,32 @@ class Sequential(keras.Sequential):
     nets the plain chain, `levels=0`, is the fastest on a few cores, and `keras.Sequential` is
     faster still. `ringar.parallel.scan.analysis` counts what a scan of a given net costs.
 
+    With a `process_set`, such as `ringar.global_process_set`, its ranks go backward through one
+    model together. All must be given the same examples and begin with the same weights; both is
+    checked. Each runs the forward pass, makes the Jacobians of its stretch of the layers, as many
+    as any other, and reduces them. They exchange products in ceil(log2(P)) rounds, and in the end
+    the gradients of all weights, so that all apply the same numbers, bit for bit. From three ranks
+    on, those in the middle multiply matrices whatever `levels` is, which then says how each rank
+    goes down through its stretch. The optimizer is an ordinary one; a distributed one may average
+    over several such process sets. If a rank fails in a step, the others wait until it ends, or
+    for the deadline. The process set is not saved: set `model.process_set` of a model that was
+    loaded, and compile it then.
+
     Args:
         layers: Dense, Conv2D (channels last), MaxPooling2D, Flatten, Reshape, Dropout, ReLU and
             Activation, with relu, tanh, sigmoid or linear as activation, and any in the last layer.
         levels: how many levels the scan goes up and down; what is left is multiplied one after the
             other. 0 is the plain chain. None: those with the shortest critical path on this
-            machine's cores, counted for the first example of the first batch.
+            machine's cores, counted for the first example of the first batch; with a `process_set`,
+            in each rank's stretch by itself.
+        process_set: ranks that train one model together, each with a stretch of its layers; see
+            below. None: each rank goes backward by itself.
         trainable: as in `keras.Sequential`.
         name: as in `keras.Sequential`.
 
     Attributes:
         levels: as given.
+        process_set: as given.
         chosen_levels: what is used; None before the first step if `levels` is None.
 
     Raises:
@@ -75,15 +88,21 @@ class Sequential(keras.Sequential):
         layers: Iterable[Any] | None = None,
         levels: int | None = None,
         *,
+        process_set: ProcessSet | None = None,
         trainable: bool = True,
         name: str | None = None,
     ) -> None:
         scipy_sparse()  # says what to install before anything is built
         self._check_levels(levels)
+        if process_set is not None and not isinstance(process_set, ProcessSet):
+            raise TypeError(
+                "`process_set` must be a ringar.ProcessSet, such as ringar.global_process_set, or "
+                f"None. Received: {process_set!r}"
+            )
         super().__init__(trainable=trainable, name=name)
         # XLA cannot call SciPy: `jit_compile="auto"` then means False.
         self.supports_jit = False
-        self.levels, self.chosen_levels = levels, levels
+        self.levels, self.chosen_levels, self.process_set = levels, levels, process_set
         for layer in layers or ():
             self.add(layer, rebuild=False)
         if self._layers:
@@ -115,6 +134,8 @@ class Sequential(keras.Sequential):
         if self._functional is None:
             (inputs,) = keras.tree.flatten(x)
             self.build((None, *inputs.shape[1:]))
+        if self.process_set is not None:
+            depth.check_optimizer(self.optimizer)
         scan = self._scan_of()
         forward = scan.forward(self._input(x))
         with tf.GradientTape() as tape:
@@ -129,7 +150,7 @@ class Sequential(keras.Sequential):
             last, *direct = tape.gradient(loss, [forward.outputs, *weights])
             by_scan = scan.backward(forward, last)
             pairs = [
-                (_sum(one, by_scan.get(id(w))), w) for one, w in zip(direct, weights, strict=True)
+                (add(one, by_scan.get(id(w))), w) for one, w in zip(direct, weights, strict=True)
             ]
             self.optimizer.apply_gradients(pairs)
         else:
@@ -159,12 +180,13 @@ class Sequential(keras.Sequential):
                 f"counting operations. Received: levels={levels!r}"
             )
 
-    def _scan_of(self) -> _Scan:
+    def _scan_of(self) -> Scan:
         """The scan over the layers as they are; made anew where one was added or rebuilt."""
         made = getattr(self, "_scan", None)
-        if made is None or made.functional is not self._functional:
+        ranks = self.process_set
+        if made is None or made.functional is not self._functional or made.ranks is not ranks:
             chain = stages.Chain.of(self.layers, self.input_shape[1:])
-            made = _Scan(chain, self._functional, self._levels_for)
+            made = Scan(chain, self._functional, self._levels_for, ranks)
             # Neither layers nor state of the model, which are all that Keras is to track.
             object.__setattr__(self, "_scan", made)
         return made
@@ -173,7 +195,7 @@ class Sequential(keras.Sequential):
         if self.chosen_levels is None:
             sample = [_first(element, rows) for element in elements]
             counter = counting.Counter(sample, scale=rows)
-            self.chosen_levels = counting.choose(counter, workers=_cores())
+            self.chosen_levels = counting.choose(counter, workers=cores())
         return self.chosen_levels
 
     def _input(self, x: Any) -> Any:
@@ -184,100 +206,6 @@ class Sequential(keras.Sequential):
         if len(tensor.shape) == len(self.inputs[0].shape) - 1:
             tensor = tf.expand_dims(tensor, -1)
         return tensor
-
-
-@dataclasses.dataclass
-class _Forward:
-    """What a forward pass leaves for the backward pass.
-
-    Attributes:
-        outputs: of the last stage.
-        values: the outputs of each stage.
-        records: of each stage; None where it has none.
-        tapes: of the stages that have weights to train, by number.
-    """
-
-    outputs: Any
-    values: list[Any]
-    records: list[Any]
-    tapes: dict[int, Any]
-
-
-@dataclasses.dataclass
-class _Scan:
-    """Goes forward and backward through the stages of a chain."""
-
-    chain: stages.Chain
-    functional: Any
-    levels: Callable[[list[Element], int], int]
-
-    def forward(self, inputs: Any) -> _Forward:
-        values, records, tapes = [], [], {}
-        for number, stage in enumerate(self.chain.stages):
-            if stage.kind in ("dense", "convolution") and stage.layer.trainable_weights:
-                # The tape of one layer alone, for the gradients of its own weights.
-                with tf.GradientTape() as tapes[number]:
-                    inputs, record = stage.run(tf.stop_gradient(inputs), True)
-            else:
-                inputs, record = stage.run(inputs, True)
-            values.append(inputs)
-            records.append(record)
-        return _Forward(inputs, values, records, tapes)
-
-    def backward(self, forward: _Forward, last: Any) -> dict[int, Any]:
-        """The gradients of the weights, by the ids of their variables.
-
-        Args:
-            forward: the forward pass.
-            last: dl/dh of the last stage.
-        """
-        if not forward.tapes or last is None:
-            return {}
-        # Stages before the first one with weights need no gradient, and the last element no matrix.
-        used = [
-            number for number in range(min(forward.tapes) + 1, len(self.chain.stages))
-            if not self.chain.stages[number].is_identity
-        ]  # fmt: skip
-        wanted = {
-            number: sum(other > number for other in used) for number in forward.tapes
-        }  # fmt: skip
-        run = functools.partial(self._run, used, sorted(set(wanted.values())))
-        records = [forward.records[number] for number in used]
-        places = sorted(set(wanted.values()))
-        found = tf.numpy_function(run, [last, *records], [last.dtype] * len(places))
-        # TensorFlow returns no list of one.
-        by_place = dict(zip(places, found if len(places) > 1 else [found], strict=True))
-        gradients: dict[int, Any] = {}
-        for number, tape in forward.tapes.items():
-            values = forward.values[number]
-            gradient = tf.reshape(by_place[wanted[number]], tf.shape(values))
-            weights = self.chain.stages[number].layer.trainable_weights
-            its = tape.gradient(values, weights, output_gradients=gradient)
-            for weight, one in zip(weights, its, strict=True):
-                gradients[id(weight)] = _sum(gradients.get(id(weight)), one)
-        return gradients
-
-    def _run(self, used: list[int], places: list[int], last: Any, *records: Any) -> list[Any]:
-        """The scan itself, in NumPy: dl/dh so many stages of `used` before the last."""
-        pool = _pool()
-        made = pool.map(lambda i, record: self.chain.stages[i].element(record), used, records)
-        elements = list(made)[::-1]
-        rows = len(last)
-        vector = np.ascontiguousarray(last).reshape(rows, -1)
-        # The matrix before the first weights is no part of any gradient.
-        levels = self.levels(elements, rows) if elements else 0
-        prefixes = tree.scan([vector, *elements, None], compose, levels, pool.map)
-        return [prefixes[place + 1] for place in places]
-
-
-@functools.cache
-def _pool() -> concurrent.futures.ThreadPoolExecutor:
-    """SciPy lets other threads run while it multiplies."""
-    return concurrent.futures.ThreadPoolExecutor(_cores(), thread_name_prefix="ringar-scan")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _first(element: Element, rows: int) -> Element:
@@ -291,9 +219,3 @@ def _first(element: Element, rows: int) -> Element:
         matrix.data[:end], matrix.indices[:end], matrix.indptr[: height + 1], (height, width)
     )  # fmt: skip
     return dataclasses.replace(element, matrix=block)
-
-
-def _sum(one: Any, other: Any) -> Any:
-    if one is None or other is None:
-        return other if one is None else one
-    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)

@@ -1,0 +1,218 @@
+"""How `Sequential` goes backward: the scan over a net's Jacobians, on one rank or on several.
+
+What a rank multiplies is in NumPy and SciPy, and called from TensorFlow. On several ranks
+(`depth`), a rank has a stretch of the chain: it makes the Jacobians of that, `begin` reduces them,
+TensorFlow exchanges with the other ranks, and `sweep` goes on from what has come in.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ringar.parallel.scan import stages, tree
+from ringar.parallel.scan.depth import Depth, call, pack
+from ringar.parallel.scan.elements import Element, compose
+from ringar.parallel.scan.route import Route, Share
+from ringar.runtime import ProcessSet
+
+#: `levels(elements, rows)`: how many to go up and down.
+Levels = Callable[[list[Element], int], int]
+
+
+@dataclasses.dataclass
+class Forward:
+    """What a forward pass leaves for the backward pass.
+
+    Attributes:
+        inputs: of the net.
+        outputs: of the last stage.
+        values: the outputs of each stage.
+        records: of each stage; None where it has none.
+        tapes: of the stages whose weights' gradients are this rank's to make, by number.
+        route: backward.
+        share: this rank's.
+    """
+
+    inputs: Any
+    outputs: Any
+    values: list[Any]
+    records: list[Any]
+    tapes: dict[int, Any]
+    route: Route
+    share: Share
+
+
+@dataclasses.dataclass
+class Scan:
+    """Goes forward and backward through the stages of a chain.
+
+    Attributes:
+        chain: the net.
+        functional: the Keras model that it was made of.
+        levels: of the scan.
+        ranks: that share the way back; None is this one alone.
+    """
+
+    chain: stages.Chain
+    functional: Any
+    levels: Levels
+    ranks: ProcessSet | None = None
+
+    def __post_init__(self) -> None:
+        self._depth = None if self.ranks is None else Depth(self.chain, self.ranks)
+
+    def forward(self, inputs: Any) -> Forward:
+        """Runs all stages, as in training."""
+        route = Route.of(self.chain)
+        alone = Share(range(route.positions), route.positions)
+        share = alone if self._depth is None else self._depth.share(route)
+        forward = Forward(inputs, inputs, [], [], {}, route, share)
+        for number, stage in enumerate(self.chain.stages):
+            if route.wanted.get(number) in share.positions:
+                # The tape of one layer alone, for the gradients of its own weights.
+                with tf.GradientTape() as forward.tapes[number]:
+                    inputs, record = stage.run(tf.stop_gradient(inputs), True)
+            else:
+                inputs, record = stage.run(inputs, True)
+            forward.values.append(inputs)
+            forward.records.append(record)
+        forward.outputs = inputs
+        return forward
+
+    def backward(self, forward: Forward, last: Any) -> dict[int, Any]:
+        """The gradients of the weights, by the ids of their variables.
+
+        Args:
+            forward: the forward pass.
+            last: dl/dh of the last stage.
+        """
+        route = forward.route
+        if not route.wanted or last is None:
+            return {}
+        # Of the ranks that share the way, if there are several.
+        ranks = self._depth if forward.share.is_shared else None
+        if ranks:
+            pairs = zip(self.chain.stages, forward.records, strict=True)
+            ranks.check(forward.inputs, [mask for stage, mask in pairs if stage.kind == "dropout"])
+        vectors = self._vectors(forward, last, ranks)
+        slopes: dict[int, list[Any]] = {}
+        for number, tape in forward.tapes.items():
+            values = forward.values[number]
+            gradient = tf.reshape(vectors[route.wanted[number]], tf.shape(values))
+            weights = self.chain.stages[number].layer.trainable_weights
+            slopes[number] = tape.gradient(values, weights, output_gradients=gradient)
+        if ranks:
+            slopes = ranks.gather(route, slopes)
+        gradients: dict[int, Any] = {}
+        for number, its in slopes.items():
+            weights = self.chain.stages[number].layer.trainable_weights
+            for weight, one in zip(weights, its, strict=True):
+                gradients[id(weight)] = add(gradients.get(id(weight)), one)
+        return gradients
+
+    def _vectors(self, forward: Forward, last: Any, ranks: Depth | None) -> dict[int, Any]:
+        """What this rank's gradients are made of: dl/dh at each position that is wanted."""
+        route, share = forward.route, forward.share
+        if not share.positions:
+            return {}
+        numbers = route.used[share.positions.start : share.positions.stop]
+        wanted = sorted(set(route.wanted.values()) & set(share.positions))
+        places = [position - share.positions.start for position in wanted]
+        work = _Work(self.chain, numbers, places, share.hands_on, self.levels)
+        inputs = [last, *(forward.records[number] for number in numbers)]
+        dtypes = [last.dtype] * len(wanted)
+        if share.is_first:
+            found = call(work.scan, inputs, dtypes + [last.dtype] * share.hands_on)
+            if ranks and share.hands_on:
+                ranks.come_in([found.pop()], route, share, last)
+        else:
+            assert ranks is not None
+            # Stateful ops of a function run in the order of the program: no rank waits for a
+            # message before its own part is made, and `sweep` finds what `begin` has left.
+            own = call(work.begin, inputs, [last.dtype, tf.int32, tf.int32] * share.hands_on)
+            vector = ranks.come_in(own, route, share, last)
+            found = call(work.sweep, [vector], dtypes)
+        return dict(zip(wanted, found, strict=True))
+
+
+@dataclasses.dataclass
+class _Work:
+    """This rank's part of a scan, in NumPy.
+
+    Attributes:
+        chain: the net.
+        numbers: of the stages whose Jacobians it multiplies, from the loss back.
+        places: what is wanted: the vectors that come before these of them.
+        hands_on: whether another rank goes on where this one ends.
+        levels: of the scan.
+        left: by `begin` for `sweep`: the plan, and products.
+    """
+
+    chain: stages.Chain
+    numbers: Sequence[int]
+    places: Sequence[int]
+    hands_on: bool
+    levels: Levels
+    left: tuple[tree.Plan, list[Any]] | None = None
+
+    def scan(self, last: Any, *records: Any) -> list[Any]:
+        """All of it, where the chain begins; the vector to hand on is the last one."""
+        elements, levels = self._elements(last, records)
+        vector = np.ascontiguousarray(last).reshape(len(last), -1)
+        # The matrix before the first weights is no part of any gradient.
+        prefixes = tree.scan([vector, *elements, None], compose, levels, pool().map)
+        found = [prefixes[place + 1] for place in self.places]
+        return [*found, prefixes[-1]] if self.hands_on else found
+
+    def begin(self, last: Any, *records: Any) -> list[np.ndarray]:
+        """What can be done before anything comes in; returns the stretch as one matrix, packed."""
+        elements, levels = self._elements(last, records)
+        if not self.hands_on:
+            steps = tree.plan(len(elements) + 1, levels)
+            self.left = steps, tree.reduce([*elements, None], steps, compose, pool().map)
+            return []
+        steps, whole = tree.plan(len(elements), levels), tree.plan(len(elements), whole=True)
+        below = dataclasses.replace(whole, up=whole.up[: steps.levels])
+        above = dataclasses.replace(whole, up=whole.up[steps.levels :])
+        products = tree.reduce(elements, below, compose, pool().map)
+        self.left = steps, products
+        return pack(tree.reduce(products, above, compose, pool().map)[-1])
+
+    def sweep(self, vector: np.ndarray) -> list[Any]:
+        """The vectors, from that which comes in."""
+        assert self.left is not None
+        (steps, products), self.left = self.left, None
+        before = tree.sweep(products, steps, compose, vector, pool().map)
+        return [before[place] for place in self.places]
+
+    def _elements(self, last: Any, records: Sequence[Any]) -> tuple[list[Element], int]:
+        made = pool().map(lambda i, record: self.chain.stages[i].element(record),
+                          self.numbers, records)  # fmt: skip
+        elements = list(made)
+        return elements, self.levels(elements, len(last)) if elements else 0
+
+
+@functools.cache
+def pool() -> concurrent.futures.ThreadPoolExecutor:
+    """SciPy lets other threads run while it multiplies."""
+    return concurrent.futures.ThreadPoolExecutor(cores(), thread_name_prefix="ringar-scan")
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def add(one: Any, other: Any) -> Any:
+    """The sum of two gradients, each of which may be None."""
+    if one is None or other is None:
+        return other if one is None else one
+    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)

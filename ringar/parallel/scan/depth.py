@@ -1,0 +1,264 @@
+"""Ranks that go backward through one net together, each through a stretch of its stages.
+
+All ranks are given the same examples and run the whole forward pass. The last of them has the end
+of the net, where the loss is, and begins the way back with a vector; any other makes the Jacobians
+of its stretch and reduces them to one matrix, `doubling` scans what the ranks have, and each sweeps
+its stretch with what came in. Rank 0, with the first layers, is the last on the way: nothing goes
+on from it, and it multiplies no matrices but for its levels. So on two ranks none are.
+
+A rank has the gradients of the weights in its stretch. They are gathered, so that all ranks apply
+the same numbers, bit for bit, and remain equal.
+
+What travels is a vector for each example, or a CSR matrix: its entries, their columns, and where
+rows begin. The ranks know each other's stretches, and so how large a matrix is that comes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ringar.collectives import Average, allgather
+from ringar.collectives.recv import recv
+from ringar.errors import OutOfMemoryError
+from ringar.parallel.scan import doubling
+from ringar.parallel.scan.elements import Element, compose
+from ringar.parallel.scan.route import Route, Share
+from ringar.parallel.scan.sparse import scipy_sparse
+from ringar.parallel.scan.stages import Chain, Stage
+from ringar.runtime import ProcessSet
+
+#: What must be the same on all ranks, and how to make it so.
+_SAME = (
+    ("examples", "Shuffle with a seed, and do not shard the data."),
+    ("random numbers", "Call keras.utils.set_random_seed with one seed on all ranks, or give one "
+     "to each Dropout."),
+    ("layers or weights", "Build the model alike on all ranks, after keras.utils.set_random_seed "
+     "with one seed, or call ringar.broadcast_variables(model.weights)."),
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The product of some Jacobians, or, without any, dl/dh for a batch; in TensorFlow.
+
+    Attributes:
+        arrays: of `pack`.
+        stages: whose Jacobians are multiplied, from the loss back; empty for a vector.
+    """
+
+    arrays: list[Any]
+    stages: tuple[Stage, ...] = ()
+
+    def then(self, after: Part) -> Part:
+        """The Jacobians of both."""
+        count, of_both = len(self.arrays), self.stages and self.stages + after.stages
+
+        def run(*arrays: np.ndarray) -> list[np.ndarray]:
+            left, right = arrays[:count], arrays[count:]
+            return pack(compose(unpack(left, self.stages), unpack(right, after.stages)))
+
+        dtypes = [array.dtype for array in self.arrays]
+        return Part(call(run, [*self.arrays, *after.arrays], dtypes), of_both)
+
+    def tensors(self) -> list[Any]:
+        """What travels."""
+        return self.arrays
+
+
+def pack(value: np.ndarray | Element) -> list[np.ndarray]:
+    """The arrays of gradients, or of a matrix.
+
+    Raises:
+        OutOfMemoryError: there are too many numbers for indices of 32 bits.
+    """
+    if isinstance(value, np.ndarray):
+        return [value]
+    matrix = value.matrix
+    if max(*matrix.shape, matrix.nnz) > np.iinfo(np.int32).max:
+        raise OutOfMemoryError(
+            "A matrix that travels between ranks may have at most 2^31 - 1 rows, columns and "
+            f"entries. Received: layers {value.name}, of shape {matrix.shape} with {matrix.nnz} "
+            "entries. Use a smaller batch."
+        )
+    return [matrix.data, *(a.astype(np.int32, copy=False) for a in (matrix.indices, matrix.indptr))]
+
+
+def unpack(arrays: Sequence[np.ndarray], stages: Sequence[Stage]) -> Any:
+    """The gradients or the matrix of some arrays."""
+    if not stages:
+        return arrays[0]
+    data, indices, indptr = arrays
+    rows, columns = _shape(stages)
+    per_example = any(stage.per_example for stage in stages)
+    examples = (len(indptr) - 1) // rows
+    matrix = scipy_sparse().csr_array(
+        (data, indices, indptr), shape=(examples * rows, examples * columns), copy=False
+    )
+    name = ", ".join(f"{stage.layer.name} ({stage.kind})" for stage in stages)
+    return Element(matrix, per_example, name)
+
+
+class Depth:
+    """The ranks that go backward through a net together.
+
+    Args:
+        chain: the net.
+        ranks: the process set.
+    """
+
+    def __init__(self, chain: Chain, ranks: ProcessSet) -> None:
+        self._chain, self._ranks = chain, ranks
+        self._has_compared_weights = False
+
+    def share(self, route: Route) -> Share:
+        """What this rank does.
+
+        Raises:
+            NotInitializedError: before `ringar.init()`.
+            ValueError: this rank is not in the process set.
+        """
+        if self._ranks.rank() < 0:
+            raise ValueError(
+                "A model is trained by the ranks of its `process_set`, each of which must call "
+                f"`fit`, and no other. Received: a call on a rank out of {self._ranks.ranks}"
+            )
+        if self._ranks.size() == 1:
+            return Share(range(route.positions), route.positions)
+        size = min(self._ranks.size(), route.positions)
+        line = doubling.Line(self._ranks, size, reverse=True)
+        return Share(route.share(line), route.positions, line)
+
+    def come_in(self, arrays: list[Any], route: Route, share: Share, last: Any) -> Any:
+        """What comes into this rank's stretch, dl/dh for the batch; None into the first one.
+
+        Args:
+            arrays: what this rank has of its own, packed; empty for the last one on the way.
+            route: the way.
+            share: this rank's.
+            last: dl/dh where the way begins.
+        """
+        assert share.line is not None
+        size, batch = share.line.size, last.shape[0]
+
+        def receive(places: range, source: int, name: str) -> Part:
+            begin, end = (place * route.positions // size for place in (places.start, places.stop))
+            stages = self._stages(route, range(begin, end))
+            rows: int | None = _shape(stages)[0]
+            if begin == 0:
+                specs = [tf.TensorSpec([batch, rows], last.dtype)]
+                return Part(recv(specs, source, name=name, process_set=self._ranks))
+            if any(stage.per_example for stage in stages):
+                rows = None if batch is None else batch * rows
+            specs = [
+                tf.TensorSpec([None], last.dtype),
+                tf.TensorSpec([None], tf.int32),
+                tf.TensorSpec([None if rows is None else rows + 1], tf.int32),
+            ]
+            return Part(recv(specs, source, name=name, process_set=self._ranks), stages)
+
+        stages = () if share.is_first else self._stages(route, share.positions)
+        own = Part(arrays, stages) if share.hands_on else None
+        incoming = doubling.before(own, share.line, receive, "scan_depth")
+        return None if incoming is None else incoming.arrays[0]
+
+    def gather(self, route: Route, slopes: dict[int, list[Any]]) -> dict[int, list[Any]]:
+        """The gradients of all ranks' stages, by number, of this rank's."""
+        weights = {
+            number: self._chain.stages[number].layer.trainable_weights
+            for number in sorted(route.wanted)
+        }
+        (dtype,) = {weight.dtype for its in weights.values() for weight in its}
+        # The ranks are in the order of the stages.
+        own = [
+            tf.zeros([math.prod(weight.shape)], dtype) if one is None else tf.reshape(one, [-1])
+            for number in sorted(slopes)
+            for one, weight in zip(slopes[number], weights[number], strict=True)
+        ]
+        flat = tf.concat(own, 0) if own else tf.zeros([0], dtype)
+        everyone = allgather(flat, name="scan_depth/gradients", process_set=self._ranks)
+        shapes = [tuple(weight.shape) for its in weights.values() for weight in its]
+        parts = iter(tf.split(everyone, [math.prod(shape) for shape in shapes]))
+        return {
+            number: [tf.reshape(next(parts), weight.shape) for weight in its]
+            for number, its in weights.items()
+        }
+
+    def check(self, inputs: Any, masks: Sequence[Any]) -> None:
+        """Compares examples and masks of Dropout between the ranks; before the first step, weights.
+
+        Raises:
+            ValueError: on all ranks, if they differ; in a graph TensorFlow's InvalidArgumentError.
+        """
+        (own,) = call(self._digests, [inputs, *masks], [tf.int64])
+        own.set_shape([1, len(_SAME)])
+        everyone = allgather(own, name="scan_depth/same", process_set=self._ranks)
+        call(self._compare, [everyone], [])
+
+    def _digests(self, inputs: np.ndarray, *masks: np.ndarray) -> list[np.ndarray]:
+        weights = 0
+        if not self._has_compared_weights:
+            layers = {id(stage.layer): stage.layer for stage in self._chain.stages}.values()
+            values = [np.asarray(weight) for layer in layers for weight in layer.weights]
+            weights = _digest([np.array([stage.shape for stage in self._chain.stages]), *values])
+        return [np.array([[_digest([inputs]), _digest(masks), weights]], np.int64)]
+
+    def _compare(self, everyone: np.ndarray) -> list[np.ndarray]:
+        for digests, (what, remedy) in zip(everyone.T, _SAME, strict=True):
+            if (digests != digests[0]).any():
+                each = ", ".join(
+                    f"{digest:08x} (rank {rank})"
+                    for digest, rank in zip(digests, self._ranks.ranks, strict=True)
+                )
+                raise ValueError(
+                    f"The ranks of `process_set` must have the same {what}, since they train one "
+                    f"model together. Received: {what} with the digests {each}. {remedy}"
+                )
+        self._has_compared_weights = True
+        return []
+
+    def _stages(self, route: Route, positions: range) -> tuple[Stage, ...]:
+        numbers = route.used[positions.start : positions.stop]
+        return tuple(self._chain.stages[number] for number in numbers)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuses distributed optimizers that do not average: all ranks have the same gradients.
+
+    Raises:
+        ValueError: it adds them up, or is one for layers that are split.
+    """
+    its = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_reduction", None)
+    if its is not None and getattr(its, "op", None) is not Average:
+        raise ValueError(
+            "The optimizer of a model with `process_set` must average gradients, if it is "
+            "distributed: they are the same on all ranks of the set. Received: one with "
+            + ("a grid" if not hasattr(its, "op") else f"op={its.op}")
+            + ". Use it as it is, without ringar.DistributedOptimizer."
+        )
+
+
+def call(function: Callable[..., Any], inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
+    """`tf.numpy_function` of a function that returns a list, however many are in it."""
+    found = tf.numpy_function(function, list(inputs), list(dtypes))
+    # Of no outputs a graph returns the operation, and of one eager code no list.
+    return tf.nest.flatten(found) if dtypes else []
+
+
+def _shape(stages: Sequence[Stage]) -> tuple[int, int]:
+    """Of an example's part of a product."""
+    return stages[-1].shape[0], stages[0].shape[1]
+
+
+def _digest(arrays: Sequence[np.ndarray]) -> int:
+    digest = 0
+    for array in arrays:
+        digest = zlib.crc32(f"{array.dtype}{array.shape}".encode(), digest)
+        digest = zlib.crc32(np.ascontiguousarray(array).data.cast("B"), digest)
+    return digest

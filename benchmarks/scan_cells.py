@@ -61,7 +61,10 @@ def grid(quick: bool = False) -> list[Cell]:
 
 def small_cells(quick: bool = False) -> list[Cell]:
     """Few units, where a product costs little more than a vector."""
-    return [Cell(60, 16, 2)] if quick else [Cell(1000, 16, units) for units in SMALL]
+    if quick:
+        return [Cell(60, 16, 2)]
+    sizes = [(1000, 16), (10, 16), (30000, 16), (1000, 2), (1000, 256)]
+    return [Cell(*size, units) for size in sizes for units in SMALL]
 
 
 def is_by_steps(cell: Cell) -> bool:

@@ -21,7 +21,7 @@ from benchmarks.scan_cells import (
 from benchmarks.scan_worker import OWN, WAYS
 
 KERAS = ("keras", "keras_jit")
-AUTOMATIC = ("auto", "auto_jit")
+AUTOMATIC = "auto"  # in a tf.function, against both of Keras' ways
 TABLE_UNITS = (1, 4, 8, 20, 64, 256)
 
 
@@ -140,26 +140,26 @@ def musts(found: Found) -> list[Must]:
     cells = found.get(ONE, {})
     center = cells.get(CENTER)
 
-    def best(what: str, keras: str) -> list[float]:
-        if center is None:
-            return [math.nan]
-        return [center.faster(center.best(OWN, what), keras, what)]
+    def best(what: str, keras: str) -> Must:
+        bounds = {"step": (8, 1.5), "backward": (8, 2)}[what]
+        own = center.best(OWN, what) if center else "auto"
+        figure = center.faster(own, keras, what) if center else math.nan
+        title = f"{what}, {CENTER}, by {WAYS[own].title}, over {WAYS[keras].title}"
+        return Must(title, bounds[KERAS.index(keras)], "x", [figure])
 
     pairs = predictions(cells)[1].values() if center else []
     misses = [max(measured / predicted, predicted / measured) for predicted, measured in pairs]
-    small = [cells[cell].faster("scan", "keras", "backward") if cell in cells else math.nan
-             for cell in (Cell(CENTER.steps, CENTER.batch, units) for units in SMALL)]  # fmt: skip
+    small = {cell: times.faster("scan", "keras", "backward") for cell, times in cells.items()
+             if cell.units in SMALL}  # fmt: skip
+    weakest = min(small, key=lambda cell: small[cell], default=None)
     automatic = [least_automatic(place, cells) for place, cells in found.items() if CENTER in cells]
     return [
-        Must(f"step, {CENTER}, over Keras' tf.function", 8, "x", best("step", "keras")),
-        Must(f"step, {CENTER}, over Keras' jit_compile", 1.5, "x", best("step", "keras_jit")),
-        Must(f"backward, {CENTER}, over Keras' tf.function", 8, "x", best("backward", "keras")),
-        Must(f"backward, {CENTER}, over Keras' jit_compile", 2, "x", best("backward", "keras_jit")),
+        *(best(what, keras) for what in ("step", "backward") for keras in KERAS),
         *(automatic or [Must("automatic choice", 1, "x", [math.nan])]),
         Must("scan's time and its operations, greatest ratio of the grid", 2, "x",
              [max(misses, default=math.nan)], at_most=True),
         Must(f"backward by the scan itself, H = {', '.join(map(str, SMALL))}, over Keras' "
-             "tf.function", 1, "x", small),
+             f"tf.function (least, at {weakest})", 1, "x", [small.get(weakest, math.nan)]),
     ]  # fmt: skip
 
 
@@ -168,8 +168,7 @@ def least_automatic(place: Place, cells: Mapping[Cell, Times]) -> Must:
     figures, wheres = [], []
     for keras in KERAS:
         ratios = {
-            cell: times.faster(times.best(AUTOMATIC, "step"), keras, "step")
-            for cell, times in on_grid(cells).items()
+            cell: times.faster(AUTOMATIC, keras, "step") for cell, times in on_grid(cells).items()
         }
         where = min(ratios, key=lambda cell: ratios[cell])
         figures.append(ratios[where])

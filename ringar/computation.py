@@ -6,6 +6,7 @@ done when its kernel returns, or an XLA custom call. tf_ops/kernels/computation.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -15,6 +16,7 @@ from ringar import errors, native, threads
 from ringar.collectives import compiled
 
 DTYPES = (tf.float32, tf.float64)
+MOST_THREADS = 1024
 
 
 def absent(dtype: tf.DType) -> tf.Tensor:
@@ -29,6 +31,9 @@ def compute(
     **options: int | bool,
 ) -> list[tf.Tensor]:
     """Runs a computation.
+
+    A ``tf.function`` that was traced outside of XLA cannot be called from a compiled one: it has
+    the op, which XLA does not know.
 
     Args:
         name: that of its op and target, in lower case.
@@ -82,6 +87,6 @@ def usable_threads(asked: int | None) -> int:
     """
     if asked is None:
         return threads.intra_op_threads() or threads.cores()
-    if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
+    if isinstance(asked, bool) or not isinstance(asked, numbers.Integral) or asked < 1:
         raise ValueError(f"`threads` must be None or an integer, 1 or more. Received: {asked!r}")
-    return asked
+    return min(int(asked), MOST_THREADS)

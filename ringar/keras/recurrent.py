@@ -1,8 +1,8 @@
 """Keras' SimpleRNN and GRU, with a native kernel in place of a loop of TensorFlow ops.
 
-A layer here is the Keras layer in everything but its inner loop: arguments, weights, config, states,
-masks. So weights load from one into the other, and what Keras does around the loop (initial and
-stateful states, dropout of the inputs, `go_backwards`) remains Keras'.
+A layer here is the Keras layer in everything but its inner loop: arguments, weights, config,
+states, masks. So weights load from one into the other, and what Keras does around the loop (initial
+and stateful states, dropout of the inputs, `go_backwards`) remains Keras'.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import keras
 import tensorflow as tf
 
 from ringar import computation
-from ringar.parallel.scan import recurrent
+from ringar.parallel.scan import recurrent, stretches
 from ringar.parallel.scan.chain import CHOSEN, WHOLE, Way, levels_of
+from ringar.runtime import ProcessSet
 
 #: In the order of `Activation` in tf_ops/scan/recurrent.h.
 ACTIVATIONS = ("linear", "tanh", "sigmoid", "relu", "hard_sigmoid")
@@ -27,17 +28,29 @@ _ARGUMENTS = """
             through the chain, "scan" takes the parallel scan, a number of levels its hybrid; "auto"
             chooses by a cost model of steps, units, batch and threads.
         threads: how many of them to use; as many as TensorFlow's intra-op pool has if None.
+        over: a process set whose ranks hold one stretch each of every sequence, rank 0 the first
+            steps. Batch and features must be the same on all of them, the number of steps need
+            not. With `return_sequences` a rank gets the states of its own steps, otherwise all get
+            the last state of the whole sequence. Weights get the gradient of the whole sequence
+            where gradients are averaged over the ranks, as :class:`ringar.DistributedOptimizer`
+            does it. Not saved with the model, and not compiled by XLA.
 
-    Input and output shapes, masks, `return_sequences`, `return_state`, `stateful` and `go_backwards`
-    are those of the Keras layer. float16 and bfloat16 are computed in float32 within. Gradients of
-    gradients are not supported. With `recurrent_dropout`, training runs through Keras' own loop.
+    Input and output shapes, masks, `return_sequences`, `return_state`, `stateful` and
+    `go_backwards` are those of the Keras layer. float16 and bfloat16 are computed in float32
+    within. Gradients of gradients are not supported. Training runs through Keras' own loop with
+    `recurrent_dropout`, and where `dropout` takes other inputs from each gate, as a GRU's does with
+    `implementation=1`.
 
     Raises:
-        ValueError: for another activation, or a `backward` or `threads` out of range.
+        ValueError: for another activation, or a `backward` or `threads` out of range; with `over`,
+            for `stateful`, `go_backwards`, `recurrent_dropout` and masks.
 """
 
 
-class _ScanRecurrent:
+_Layer: Any = object  # what comes after it in the order of bases
+
+
+class _ScanRecurrent(_Layer):
     """What both layers have in common, before the Keras layer in the order of bases."""
 
     def __init__(
@@ -46,34 +59,43 @@ class _ScanRecurrent:
         *args: Any,
         backward: str | int = "auto",
         threads: int | None = None,
+        over: ProcessSet | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(units, *args, **kwargs)
-        self.backward, self.threads = backward, threads
+        self.backward, self.threads, self.over = backward, threads, over
         self._levels = _levels(backward)
         computation.usable_threads(threads)
         self._cell_kind = self._kind()
+        if over is not None:
+            self._check_cut()
 
     def inner_loop(
         self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
     ) -> Any:
         """Runs all steps; called by ``keras.layers.RNN.call``."""
-        if training and self.cell.recurrent_dropout:
-            return super().inner_loop(sequences, initial_state, mask, training=training)
+        if training and self._steps_differ():
+            # Not super(): keras.layers.GRU, in search of cuDNN, expects one mask for all gates.
+            return keras.layers.RNN.inner_loop(
+                self, sequences, initial_state, mask, training=training
+            )
         state = initial_state[0] if isinstance(initial_state, (list, tuple)) else initial_state
         mask = mask[0] if isinstance(mask, (list, tuple)) else mask
         if mask is not None:
+            self._check_no_cut("a mask")
             mask = tf.cast(mask, tf.bool)
         if self.go_backwards:
             sequences = tf.reverse(sequences, [1])
             mask = None if mask is None else tf.reverse(mask, [1])
         sequence = self._sequence(sequences, state, mask, training)
         way = Way(self._levels, computation.usable_threads(self.threads))
+        cut = () if self.over is None else (self.over,)
+        ways = stretches if cut else recurrent
         if not self.return_sequences:
-            last = recurrent.last_state(sequence, way)
+            last = ways.last_state(sequence, way, *cut)
             shown = self._shown(last, mask)
             return shown, shown[:, None], [last]
-        states = recurrent.states(sequence, way)
+        states = ways.states(sequence, way, *cut)
         outputs = self._shown_each(states, mask)
         return outputs[:, -1], outputs, [states[:, -1]]
 
@@ -84,19 +106,46 @@ class _ScanRecurrent:
     def _sequence(
         self, inputs: tf.Tensor, state: tf.Tensor, mask: tf.Tensor | None, training: bool
     ) -> recurrent.Sequence:
-        projected, bias = self._project(self._drop(inputs) if training else [inputs])
-        tensors = (projected, state, tf.convert_to_tensor(self.cell.recurrent_kernel), bias)
-        dtype = tf.float64 if projected.dtype == tf.float64 else tf.float32
-        cast = [None if tensor is None else tf.cast(tensor, dtype) for tensor in tensors]
-        return recurrent.Sequence(self._cell_kind, *cast, mask)
+        cell = self.cell
+        bias, recurrent_bias = self._biases()
+        tensors = (
+            self._drop(inputs) if training else inputs,
+            state,
+            cell.kernel,
+            cell.recurrent_kernel,
+            bias,
+            recurrent_bias,
+        )
+        dtype = tf.float64 if inputs.dtype == tf.float64 else tf.float32
+        cast = [None if t is None else tf.cast(tf.convert_to_tensor(t), dtype) for t in tensors]
+        return recurrent.Sequence(self._cell_kind, *[*cast, mask])
 
-    def _drop(self, inputs: tf.Tensor) -> list[tf.Tensor]:
-        """The inputs without what dropout takes: once, or for each gate."""
-        masks = self.cell.get_dropout_mask(inputs[:, 0])
-        if masks is None:
-            return [inputs]
-        masks = masks if isinstance(masks, (list, tuple)) else [masks]
-        return [inputs * mask[:, None] for mask in masks]
+    def _steps_differ(self) -> bool:
+        """Whether dropout is more than one mask of the inputs."""
+        each_gate = getattr(self.cell, "dropout_mask_count", None) is not None
+        return bool(self.cell.recurrent_dropout or (self.cell.dropout and each_gate))
+
+    def _drop(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The inputs without what dropout takes."""
+        mask = self.cell.get_dropout_mask(inputs[:, 0])
+        return inputs if mask is None else inputs * mask[:, None]
+
+    def _biases(self) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+        return self.cell.bias, None
+
+    def _check_cut(self) -> None:
+        for name in ("stateful", "go_backwards"):
+            if getattr(self, name):
+                self._check_no_cut(f"`{name}`")
+        if self._steps_differ():
+            self._check_no_cut("`recurrent_dropout`, or `dropout` of each gate")
+
+    def _check_no_cut(self, what: str) -> None:
+        if self.over is not None:
+            raise ValueError(
+                f"{type(self).__qualname__}: {what} cannot be used with `over`, where each rank has "
+                "a stretch of the sequence. Leave one of them out."
+            )
 
     # Keras shows the output of the step before where a step is masked, zeros where there is none.
 
@@ -116,7 +165,7 @@ class _ScanRecurrent:
 
 
 @keras.saving.register_keras_serializable(package="ringar", name="ScanSimpleRNN")
-class ScanSimpleRNN(_ScanRecurrent, keras.layers.SimpleRNN):  # type: ignore[misc]
+class ScanSimpleRNN(_ScanRecurrent, keras.layers.SimpleRNN):  # noqa: D101
     __doc__ = (
         """Keras' SimpleRNN, ``h_t = activation(x_t W + h_{t-1} U + b)``, with native kernels.
 """
@@ -126,15 +175,9 @@ class ScanSimpleRNN(_ScanRecurrent, keras.layers.SimpleRNN):  # type: ignore[mis
     def _kind(self) -> recurrent.Cell:
         return recurrent.simple_rnn(_activation(self, "activation"))
 
-    def _project(self, inputs: list[tf.Tensor]) -> tuple[tf.Tensor, None]:
-        projected = keras.ops.matmul(inputs[0], self.cell.kernel)
-        if self.cell.use_bias:
-            projected = keras.ops.add(projected, self.cell.bias)
-        return projected, None
-
 
 @keras.saving.register_keras_serializable(package="ringar", name="ScanGRU")
-class ScanGRU(_ScanRecurrent, keras.layers.GRU):  # type: ignore[misc]
+class ScanGRU(_ScanRecurrent, keras.layers.GRU):  # noqa: D101
     __doc__ = (
         """Keras' GRU, with native kernels.
 
@@ -153,15 +196,11 @@ class ScanGRU(_ScanRecurrent, keras.layers.GRU):  # type: ignore[misc]
             _activation(self, "activation"), _activation(self, "recurrent_activation")
         )
 
-    def _project(self, inputs: list[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor | None]:
-        kernel = tf.convert_to_tensor(self.cell.kernel)
-        kernels = [kernel] if len(inputs) == 1 else tf.split(kernel, 3, axis=1)
-        parts = [keras.ops.matmul(*pair) for pair in zip(inputs, kernels, strict=True)]
-        projected = parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
+    def _biases(self) -> tuple[tf.Tensor | None, tf.Tensor | None]:
         if not self.cell.use_bias:
-            return projected, None
+            return None, None
         bias = tf.convert_to_tensor(self.cell.bias)
-        return keras.ops.add(projected, bias[0]), bias[1]
+        return bias[0], bias[1]
 
 
 # In files of weights Keras finds a layer by its place and by the name of its class: so weights load
@@ -176,8 +215,8 @@ def _activation(layer: Any, name: str) -> int:
         if function is keras.activations.get(known):
             return number
     raise ValueError(
-        f"{type(layer).__qualname__}: `{name}` must be one of {', '.join(ACTIVATIONS)}, whose slope is "
-        f"known from its value. Received: {keras.activations.serialize(function)}"
+        f"{type(layer).__qualname__}: `{name}` must be one of {', '.join(ACTIVATIONS)}, whose "
+        f"slope is known from its value. Received: {keras.activations.serialize(function)}"
     )
 
 
@@ -186,7 +225,7 @@ def _levels(backward: str | int) -> int:
     if isinstance(backward, str) and backward in named:
         return named[backward]
     try:
-        return levels_of(backward)
+        return levels_of(backward)  # type: ignore[arg-type]
     except ValueError:
         raise ValueError(
             '`backward` must be "auto", "serial", "scan" or a number of levels, 0 or more. '

@@ -48,8 +48,9 @@ std::string describe(const Recurrent& level, const Layer& layer) {
   using T = typename CellOf<Cell>::T;
   return std::string(level.name) + (CellOf<Cell>::kGates == 1 ? " SimpleRNN" : " GRU") +
          (std::is_same_v<T, float> ? " float " : " double ") + show(layer.shape.batch) + " x " +
-         show(layer.shape.steps) + " x " + show(layer.shape.units) + ", activation " +
-         show(layer.activation) + ", masking " + show(layer.masking);
+         show(layer.shape.steps) + " x " + show(layer.shape.units) + ", features " +
+         show(layer.shape.features) + ", activation " + show(layer.activation) + ", masking " +
+         show(layer.masking);
 }
 
 // `body(cell tag, level)` for both cells, both types, and every level.
@@ -79,6 +80,17 @@ void expect_close(const std::vector<T>& received, const std::vector<W>& wanted,
            what + ": [" + show(i) + "] expected " + show(wanted[i]) + ", received " +
                show(received[i]));
   }
+}
+
+// All gradients of `received`, but for those with respect to h0.
+template <typename P, typename Q>
+void expect_same_gradients(const P& received, const Q& wanted, const std::string& what) {
+  if (received.layer.d_inputs)
+    expect_close(received.d_inputs, wanted.d_inputs, what + ", d_inputs");
+  expect_close(received.d_kernel, wanted.d_kernel, what + ", d_kernel");
+  expect_close(received.d_bias, wanted.d_bias, what + ", d_bias");
+  expect_close(received.d_recurrent, wanted.d_recurrent, what + ", d_recurrent");
+  expect_close(received.d_recurrent_bias, wanted.d_recurrent_bias, what + ", d_recurrent_bias");
 }
 
 template <typename Cell>

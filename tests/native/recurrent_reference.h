@@ -30,7 +30,7 @@ struct Layer {
   RecurrentShape shape;
   Activation activation = Activation::kTanh, recurrent_activation = Activation::kSigmoid;
   Masking masking = Masking::kNone;
-  bool bias = true, d_states = true, d_last = true;
+  bool bias = true, d_states = true, d_last = true, d_inputs = true;
 };
 
 template <typename T>
@@ -63,43 +63,53 @@ struct Problem {
 
   Layer layer;
   int64_t units;
-  std::vector<T> input, h0, recurrent, bias, d_states, d_last, h, kept;
+  std::vector<T> inputs, kernel, bias, h0, recurrent, recurrent_bias, d_states, d_last, h, kept;
   std::vector<uint8_t> mask;
-  std::vector<T> d_input, d_h0, d_recurrent, d_bias;
+  std::vector<T> d_inputs, d_kernel, d_bias, d_h0, d_recurrent, d_recurrent_bias;
 
   explicit Problem(const Layer& layer) : layer(layer), units(layer.shape.units) {
     const int64_t rows = layer.shape.batch * layer.shape.steps, n = units;
+    const int64_t features = layer.shape.features;
     const double scale = 1.5 / std::sqrt(static_cast<double>(n));
-    input = random_numbers<T>(rows * kGates * n, 1.0, 1);
+    inputs = random_numbers<T>(rows * features, 1.0, 1);
+    kernel = random_numbers<T>(features * kGates * n,
+                               1 / std::sqrt(static_cast<double>(features) + 1), 8);
     h0 = random_numbers<T>(layer.shape.batch * n, 0.5, 2);
     recurrent = random_numbers<T>(n * kGates * n, scale, 3);
-    if (layer.bias && kGates == 3) bias = random_numbers<T>(kGates * n, 0.5, 4);
+    if (layer.bias) bias = random_numbers<T>(kGates * n, 0.5, 9);
+    if (layer.bias && kGates == 3) recurrent_bias = random_numbers<T>(kGates * n, 0.5, 4);
     if (layer.d_states) d_states = random_numbers<T>(rows * n, 1.0, 5);
     if (layer.d_last) d_last = random_numbers<T>(layer.shape.batch * n, 1.0, 6);
     mask = random_mask(layer);
     h.assign(static_cast<size_t>(rows * n), kUnwritten);
     kept.assign(static_cast<size_t>(kGates == 3 ? rows * 4 * n : 0), kUnwritten);
-    d_input.assign(input.size(), kUnwritten);
-    d_h0.assign(h0.size(), kUnwritten);
-    d_recurrent.assign(recurrent.size(), kUnwritten);
-    d_bias.assign(bias.size(), kUnwritten);
+    forget_gradients();
   }
 
   static constexpr T kUnwritten = T(12345);
 
+  void forget_gradients() {
+    if (layer.d_inputs) d_inputs.assign(inputs.size(), kUnwritten);
+    d_kernel.assign(kernel.size(), kUnwritten);
+    d_bias.assign(bias.size(), kUnwritten);
+    d_h0.assign(h0.size(), kUnwritten);
+    d_recurrent.assign(recurrent.size(), kUnwritten);
+    d_recurrent_bias.assign(recurrent_bias.size(), kUnwritten);
+  }
+
   Cell cell() {
+    const Projection<T> projection{or_null(inputs), or_null(kernel), or_null(bias)};
     if constexpr (kGates == 1)
-      return {layer.shape,      layer.activation, input.data(), h0.data(),
+      return {layer.shape,      layer.activation, projection, h0.data(),
               recurrent.data(), or_null(mask),    h.data()};
     else
-      return {layer.shape,   layer.activation, layer.recurrent_activation,
-              input.data(),  h0.data(),        recurrent.data(),
-              or_null(bias), or_null(mask),    h.data(),
-              kept.data()};
+      return {layer.shape, layer.activation, layer.recurrent_activation, projection,
+              h0.data(),   recurrent.data(), or_null(recurrent_bias),    or_null(mask),
+              h.data(),    kept.data()};
   }
   Backward<T> backward() {
-    return {or_null(d_states), or_null(d_last),    d_input.data(),
-            d_h0.data(),       d_recurrent.data(), or_null(d_bias)};
+    return {or_null(d_states), or_null(d_last), or_null(d_inputs),  d_h0.data(),
+            or_null(d_kernel), or_null(d_bias), d_recurrent.data(), or_null(d_recurrent_bias)};
   }
   bool is_masked(int64_t b, int64_t t) const {
     return !mask.empty() && !mask[static_cast<size_t>(b * layer.shape.steps + t)];
@@ -150,37 +160,52 @@ struct Reference {
   static constexpr int kGates = CellOf<Cell>::kGates;
 
   Layer layer;
-  size_t n;
-  Doubles input, h0, recurrent, bias, d_states, d_last;
+  size_t n, features;
+  Doubles inputs, kernel, bias, h0, recurrent, recurrent_bias, d_states, d_last;
   std::vector<uint8_t> mask;
-  Doubles d_input, d_h0, d_recurrent, d_bias;
+  Doubles d_inputs, d_kernel, d_bias, d_h0, d_recurrent, d_recurrent_bias;
 
   template <typename P>
   explicit Reference(const P& p)
       : layer(p.layer),
         n(static_cast<size_t>(p.units)),
-        input(p.input.begin(), p.input.end()),
+        features(static_cast<size_t>(p.layer.shape.features)),
+        inputs(p.inputs.begin(), p.inputs.end()),
+        kernel(p.kernel.begin(), p.kernel.end()),
+        bias(p.bias.begin(), p.bias.end()),
         h0(p.h0.begin(), p.h0.end()),
         recurrent(p.recurrent.begin(), p.recurrent.end()),
-        bias(p.bias.begin(), p.bias.end()),
+        recurrent_bias(p.recurrent_bias.begin(), p.recurrent_bias.end()),
         d_states(p.d_states.begin(), p.d_states.end()),
         d_last(p.d_last.begin(), p.d_last.end()),
         mask(p.mask),
-        d_input(input.size()),
+        d_inputs(inputs.size()),
+        d_kernel(kernel.size()),
+        d_bias(bias.size()),
         d_h0(h0.size()),
         d_recurrent(recurrent.size()),
-        d_bias(bias.size()) {}
+        d_recurrent_bias(recurrent_bias.size()) {}
 
   size_t row(int64_t b, int64_t t) const { return static_cast<size_t>(b * layer.shape.steps + t); }
 
+  Doubles projected(size_t row) const {
+    Doubles x(kGates * n);
+    for (size_t j = 0; j < kGates * n; ++j) {
+      x[j] = bias.empty() ? 0 : bias[j];
+      for (size_t f = 0; f < features; ++f)
+        x[j] += inputs[row * features + f] * kernel[f * kGates * n + j];
+    }
+    return x;
+  }
+
   // z, r, c, i_c, each of n; SimpleRNN has its new state in the place of c.
   Doubles gates(const Doubles& previous, size_t row) const {
+    const Doubles x = projected(row);
     Doubles inner(kGates * n), out(4 * n);
     for (size_t j = 0; j < kGates * n; ++j) {
-      inner[j] = bias.empty() ? 0 : bias[j];
+      inner[j] = recurrent_bias.empty() ? 0 : recurrent_bias[j];
       for (size_t k = 0; k < n; ++k) inner[j] += previous[k] * recurrent[k * kGates * n + j];
     }
-    const double* x = input.data() + row * kGates * n;
     for (size_t j = 0; j < n; ++j) {
       if (kGates == 1) {
         out[2 * n + j] = value_of(layer.activation, x[j] + inner[j]);
@@ -231,12 +256,11 @@ struct Reference {
   Doubles back(const Doubles& gradient, const Doubles& previous, size_t row) {
     if (!mask.empty() && !mask[row]) return gradient;
     const Doubles g = gates(previous, row);
-    Doubles inner(kGates * n), to(n);
+    Doubles inner(kGates * n), d_x(kGates * n), to(n);
     for (size_t j = 0; j < n; ++j) {
       const double z = g[j], r = g[n + j], c = g[2 * n + j];
       const double d_c = gradient[j] * (1 - z) * slope_of(layer.activation, c);
       to[j] = gradient[j] * z;
-      double* d_x = d_input.data() + row * kGates * n;
       inner[(kGates - 1) * n + j] = d_c * (kGates == 1 ? 1 : r);
       d_x[(kGates - 1) * n + j] = d_c;
       if (kGates == 1) continue;
@@ -249,8 +273,18 @@ struct Reference {
         to[k] += inner[j] * recurrent[k * kGates * n + j];
         d_recurrent[k * kGates * n + j] += previous[k] * inner[j];
       }
-    for (size_t j = 0; j < d_bias.size(); ++j) d_bias[j] += inner[j];
+    for (size_t j = 0; j < d_recurrent_bias.size(); ++j) d_recurrent_bias[j] += inner[j];
+    project_back(d_x, row);
     return to;
+  }
+
+  void project_back(const Doubles& d_x, size_t row) {
+    for (size_t f = 0; f < features; ++f)
+      for (size_t j = 0; j < kGates * n; ++j) {
+        d_inputs[row * features + f] += d_x[j] * kernel[f * kGates * n + j];
+        d_kernel[f * kGates * n + j] += d_x[j] * inputs[row * features + f];
+      }
+    for (size_t j = 0; j < d_bias.size(); ++j) d_bias[j] += d_x[j];
   }
 
   void backward(int64_t first_example, int64_t last_example) {

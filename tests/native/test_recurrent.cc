@@ -1,6 +1,8 @@
 // The kernels of SimpleRNN and GRU, of every instruction set, in float and double, against a plain
 // reference, which is itself held against finite differences.
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -26,10 +28,8 @@ void check_against_reference(const Recurrent& level, const Layer& layer) {
   expect_close(p.h, h, name + ", h");
   run_backward(p, level);
   reference.backward(0, layer.shape.batch);
-  expect_close(p.d_input, reference.d_input, name + ", d_input");
+  expect_same_gradients(p, reference, name);
   expect_close(p.d_h0, reference.d_h0, name + ", d_h0");
-  expect_close(p.d_recurrent, reference.d_recurrent, name + ", d_recurrent");
-  expect_close(p.d_bias, reference.d_bias, name + ", d_bias");
 }
 
 TEST(recurrent_every_size) {
@@ -37,11 +37,11 @@ TEST(recurrent_every_size) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
     for (int64_t units : {1, 2, 3, 5, 7, 8, 16, 17, 20, 33, 64})
       for (int64_t batch : {1, 2, 3, 5, 16, 17})
-        check_against_reference<Cell>(level, {{batch, 4, units}});
+        check_against_reference<Cell>(level, {{batch, 4, 1 + units % 3, units}});
     for (int64_t batch = 6; batch < 16; ++batch)
-      check_against_reference<Cell>(level, {{batch, 3, 9}});
+      check_against_reference<Cell>(level, {{batch, 3, 2, 9}});
     for (int64_t units = 9; units < 32; ++units)
-      check_against_reference<Cell>(level, {{4, 3, units}});
+      check_against_reference<Cell>(level, {{4, 3, 1, units}});
   });
 }
 
@@ -49,12 +49,52 @@ TEST(recurrent_every_length) {
   for_all([](auto* cell, const Recurrent& level) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
     for (int64_t steps : {0, 1, 2, 15, 70, 1100})
-      check_against_reference<Cell>(level, {{1, steps, 3}});
+      check_against_reference<Cell>(level, {{1, steps, 2, 3}});
     for (int64_t steps : {0, 1, 16, 41, 150})
       for (Masking masking : {Masking::kNone, Masking::kRandom})
         check_against_reference<Cell>(
-            level, {{18, steps, 20}, Activation::kTanh, Activation::kSigmoid, masking});
-    check_against_reference<Cell>(level, {{0, 5, 3}});
+            level, {{18, steps, 1, 20}, Activation::kTanh, Activation::kSigmoid, masking});
+    check_against_reference<Cell>(level, {{0, 5, 2, 3}});
+  });
+}
+
+TEST(recurrent_every_number_of_features) {
+  for_all([](auto* cell, const Recurrent& level) {
+    using Cell = std::remove_pointer_t<decltype(cell)>;
+    for (int64_t features : {0, 1, 2, 3, 7, 16, 17, 40, 300})
+      for (auto [batch, steps, units] :
+           {std::array<int64_t, 3>{3, 5, 20}, {17, 19, 7}, {1, 40, 16}})
+        for (int absent = 0; absent < 4; ++absent) {
+          Layer layer{{batch, steps, features, units}};
+          layer.masking = absent & 1 ? Masking::kRandom : Masking::kNone;
+          layer.bias = !(absent & 1);
+          layer.d_inputs = !(absent & 2);
+          check_against_reference<Cell>(level, layer);
+        }
+    check_against_reference<Cell>(level, {{2, 0, 40, 5}});
+    check_against_reference<Cell>(level, {{0, 2, 0, 5}});
+  });
+}
+
+TEST(recurrent_masked_inputs_do_not_count) {
+  for_all([](auto* cell, const Recurrent& level) {
+    using Cell = std::remove_pointer_t<decltype(cell)>;
+    const Layer layer{{17, 9, 3, 20}, Activation::kTanh, Activation::kSigmoid, Masking::kRandom};
+    Problem<Cell> p(layer), other(layer);
+    for (int64_t b = 0; b < 17; ++b)
+      for (int64_t t = 0; t < 9; ++t)
+        for (int64_t f = 0; p.is_masked(b, t) && f < 3; ++f)
+          other.inputs[static_cast<size_t>((b * 9 + t) * 3 + f)] += 100;
+    for (Problem<Cell>* one : {&p, &other}) {
+      run_forward(*one, level);
+      run_backward(*one, level);
+    }
+    EXPECT(p.h == other.h);
+    EXPECT(p.d_kernel == other.d_kernel && p.d_bias == other.d_bias);
+    EXPECT(p.d_inputs == other.d_inputs && p.d_recurrent == other.d_recurrent);
+    for (int64_t row = 0; row < 17 * 9; ++row)
+      for (int64_t f = 0; p.is_masked(row / 9, row % 9) && f < 3; ++f)
+        EXPECT_EQ(p.d_inputs[static_cast<size_t>(row * 3 + f)], 0);
   });
 }
 
@@ -64,7 +104,7 @@ TEST(recurrent_every_activation_mask_and_absence) {
     for (Activation activation : kActivations)
       for (Masking masking : {Masking::kNone, Masking::kRandom, Masking::kLeading, Masking::kAll})
         for (int absent = 0; absent < 8; ++absent)
-          check_against_reference<Cell>(level, {{5, 6, 19},
+          check_against_reference<Cell>(level, {{5, 6, 2, 19},
                                                 activation,
                                                 kGateActivations[absent % 3],
                                                 masking,
@@ -96,7 +136,7 @@ TEST(recurrent_backward_is_what_finite_differences_say) {
     using T = typename CellOf<Cell>::T;
     const double tolerance = std::is_same_v<T, float> ? 1e-4 : 1e-7;
     for (Activation activation : kActivations) {
-      const Layer layer{{2, 4, 3}, activation, Activation::kSigmoid, Masking::kRandom};
+      const Layer layer{{2, 4, 2, 3}, activation, Activation::kSigmoid, Masking::kRandom};
       Problem<Cell> p(layer);
       Reference<Cell> reference(p);
       run_forward(p, level);
@@ -105,10 +145,12 @@ TEST(recurrent_backward_is_what_finite_differences_say) {
       const auto check = [&](const std::vector<T>& received, Doubles& variables) {
         expect_close(received, finite_differences(reference, variables), name, tolerance);
       };
-      check(p.d_input, reference.input);
+      check(p.d_inputs, reference.inputs);
+      check(p.d_kernel, reference.kernel);
+      check(p.d_bias, reference.bias);
       check(p.d_h0, reference.h0);
       check(p.d_recurrent, reference.recurrent);
-      check(p.d_bias, reference.bias);
+      check(p.d_recurrent_bias, reference.recurrent_bias);
     }
   });
 }
@@ -134,21 +176,22 @@ TEST(recurrent_ranges_keep_to_themselves) {
     const auto& kernels = kernels_of<Cell>(*level.kernels);
     for (int64_t units : {1, 3, 20})
       for (auto [first, last] : {std::pair<int64_t, int64_t>{0, 3}, {3, 4}, {4, 23}, {7, 7}}) {
-        const Layer layer{{23, 5, units}};
+        const Layer layer{{23, 5, 3, units}};
         Problem<Cell> whole(layer), part(layer);
         run_forward(whole, level);
         run_backward(whole, level);
         kernels.forward(part.cell(), first, last);
         expect_rows(part.h, whole.h, 23, first, last, part.kUnwritten);
         kernels.backward(part.cell(), part.backward(), first, last);
-        expect_rows(part.d_input, whole.d_input, 23, first, last, part.kUnwritten);
+        expect_rows(part.d_inputs, whole.d_inputs, 23, first, last, part.kUnwritten);
         expect_rows(part.d_h0, whole.d_h0, 23, first, last, part.kUnwritten);
         Reference<Cell> reference(part);
         reference.backward(first, last);
-        expect_close(part.d_recurrent, reference.d_recurrent, describe<Cell>(level, layer));
-        expect_close(part.d_bias, reference.d_bias, describe<Cell>(level, layer));
+        reference.d_inputs.assign(part.d_inputs.begin(), part.d_inputs.end());
+        expect_same_gradients(part, reference, describe<Cell>(level, layer));
+        part.forget_gradients();
         kernels.gradients(part.cell(), part.backward(), whole.h.data(), first, last);
-        expect_rows(part.d_input, part.d_input, 23, first, last, part.kUnwritten);
+        expect_rows(part.d_inputs, part.d_inputs, 23, first, last, part.kUnwritten);
         static_assert(std::is_floating_point_v<T>);
       }
   });
@@ -159,11 +202,13 @@ TEST(recurrent_nan_stays_in_its_example) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
     using T = typename CellOf<Cell>::T;
     for (int64_t units : {3, 20}) {
-      const Layer layer{{17, 6, units}};
+      constexpr int64_t kFeatures = 2;
+      const Layer layer{{17, 6, kFeatures, units}};
       Problem<Cell> clean(layer), dirty(layer);
-      const int64_t b = 5, t = 2, row = b * 6 + t, width = clean.kGates * units;
-      for (int64_t j = 0; j < width; ++j)
-        dirty.input[static_cast<size_t>(row * width + j)] = std::numeric_limits<T>::quiet_NaN();
+      const int64_t b = 5, t = 2, row = b * 6 + t;
+      for (int64_t j = 0; j < kFeatures; ++j)
+        dirty.inputs[static_cast<size_t>(row * kFeatures + j)] =
+            std::numeric_limits<T>::quiet_NaN();
       for (Problem<Cell>* p : {&clean, &dirty}) {
         run_forward(*p, level);
         run_backward(*p, level);
@@ -175,25 +220,30 @@ TEST(recurrent_nan_stays_in_its_example) {
         else
           EXPECT_EQ(dirty.h[i], clean.h[i]);
       }
-      for (size_t i = 0; i < clean.d_input.size(); ++i)
-        if (static_cast<int64_t>(i) / width / 6 != b) EXPECT_EQ(dirty.d_input[i], clean.d_input[i]);
+      for (size_t i = 0; i < clean.d_inputs.size(); ++i)
+        if (static_cast<int64_t>(i) / kFeatures / 6 != b)
+          EXPECT_EQ(dirty.d_inputs[i], clean.d_inputs[i]);
     }
   });
 }
 
-// Through a layer without a recurrence: the activation alone.
+// Through layers without a recurrence or inputs, 19 as their biases at a time: the activation
+// alone.
 template <typename T>
-std::vector<T> activated(const Recurrent& level, Activation activation, std::vector<T> z) {
-  constexpr int64_t kUnits = 19;
-  const int64_t batch = (static_cast<int64_t>(z.size()) + kUnits - 1) / kUnits;
-  const size_t size = z.size();
-  z.resize(static_cast<size_t>(batch * kUnits));
-  std::vector<T> h0(z.size()), recurrent(kUnits * kUnits), h(z.size());
-  const SimpleRnn<T> cell{{batch, 1, kUnits}, activation, z.data(), h0.data(),
-                          recurrent.data(),   nullptr,    h.data()};
-  kernels_of<SimpleRnn<T>>(*level.kernels).forward(cell, 0, batch);
-  h.resize(size);
-  return h;
+std::vector<T> activated(const Recurrent& level, Activation activation, const std::vector<T>& z) {
+  constexpr size_t kUnits = 19;
+  const std::vector<T> zeros(kUnits * kUnits);
+  std::vector<T> all, bias(kUnits), h(kUnits);
+  for (size_t i = 0; i < z.size(); i += kUnits) {
+    const size_t count = std::min(kUnits, z.size() - i);
+    std::copy_n(z.data() + i, count, bias.data());
+    const SimpleRnn<T> cell{{1, 1, 0, kUnits}, activation,   {nullptr, nullptr, bias.data()},
+                            zeros.data(),      zeros.data(), nullptr,
+                            h.data()};
+    kernels_of<SimpleRnn<T>>(*level.kernels).forward(cell, 0, 1);
+    all.insert(all.end(), h.data(), h.data() + count);
+  }
+  return all;
 }
 
 template <typename T>

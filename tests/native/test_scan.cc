@@ -58,13 +58,13 @@ void expect_serial_at_all_levels(const ChainCase& of, int threads) {
 }
 
 template <typename T>
-void expect_nothing_leaks(T bad, int levels, bool adjoint) {
-  const ChainCase of{37, 3, 5, adjoint, true};
+void expect_nothing_leaks(T bad, int levels, bool adjoint, int threads) {
+  const ChainCase of{37, 2, 5, adjoint, true};
   constexpr int64_t kStep = 20, kExample = 1;
   ChainArrays<T> clean(of), spoiled(of);
   const_cast<T*>(spoiled.matrix(kStep, kExample))[7] = bad;
-  scan(clean.chain(), levels, 1);
-  scan(spoiled.chain(), levels, 1);
+  scan(clean.chain(), levels, threads);
+  scan(spoiled.chain(), levels, threads);
   const auto serial = spoiled.serial();
   for (int64_t k = 0; k <= of.length; ++k)
     for (int64_t i = 0; i < of.batch * of.size; ++i) {
@@ -97,6 +97,26 @@ void expect_whole_chain(const ChainCase& of, int levels, int threads) {
     EXPECT(distance(of.size, received, expected.data() + b * of.size, 1e-3) <= 10 * kTolerance<T>);
   }
 }
+
+// Counts how often it is asked for matrices.
+class CountedChain : public Chain<double> {
+ public:
+  explicit CountedChain(ChainArrays<double>& arrays)
+      : Chain<double>(arrays.chain().length, arrays.chain().batch, arrays.chain().size, false),
+        of_(arrays.chain()) {}
+  const double* matrices(int64_t k, int64_t first, int64_t last, double* scratch) const override {
+    ++asked_;
+    return of_.matrices(k, first, last, scratch);
+  }
+  Rows<const double> addends(int64_t k) const override { return of_.addends(k); }
+  bool has_addends() const override { return of_.has_addends(); }
+  Rows<double> results(int64_t k) const override { return of_.results(k); }
+  int64_t asked() const { return asked_; }
+
+ private:
+  const DenseChain<double> of_;
+  mutable int64_t asked_ = 0;
+};
 
 const int64_t kSizes[] = {1, 2, 3, 4, 7, 8, 16, 17, 20, 33, 64};
 
@@ -141,15 +161,37 @@ TEST(scan_is_right_for_a_spectral_radius_above_and_below_1) {
 
 TEST(scan_keeps_infinities_and_nan_where_they_belong) {
   for (const bool adjoint : {false, true})
-    for (const int levels : {0, 1, 2, 3, 6}) {
-      expect_nothing_leaks<float>(std::numeric_limits<float>::quiet_NaN(), levels, adjoint);
-      expect_nothing_leaks<double>(std::numeric_limits<double>::infinity(), levels, adjoint);
-    }
+    for (const int levels : {0, 1, 2, 3, 6})
+      for (const int threads : {1, 3}) {  // three for two examples: subtrees are shared out
+        expect_nothing_leaks<float>(std::numeric_limits<float>::quiet_NaN(), levels, adjoint,
+                                    threads);
+        expect_nothing_leaks<double>(std::numeric_limits<double>::infinity(), levels, adjoint,
+                                     threads);
+      }
 }
 
-TEST(scan_of_an_empty_batch_does_nothing) {
-  ChainArrays<float> arrays({5, 0, 3});
-  scan(arrays.chain(), 3, 2);
+TEST(scan_of_nothing_writes_nothing) {
+  for (const ChainCase& of : {ChainCase{5, 0, 3}, ChainCase{5, 3, 0}}) {
+    float untouched = 7;
+    const DenseChain<float> chain(of.length, of.batch, of.size, false, nullptr, nullptr,
+                                  &untouched);
+    scan(chain, 3, 2);
+    reduce_chain(chain, 3, 2, &untouched, &untouched);
+    EXPECT_EQ(untouched, 7.0f);
+  }
+}
+
+TEST(scan_asks_for_a_left_leaf_twice_and_for_a_right_one_once) {
+  for (const int64_t length : {1, 2, 7, 8, 31, 32, 100}) {
+    ChainArrays<double> arrays({length, 1, 2});
+    CountedChain chain(arrays);
+    scan(chain, 62, 1);
+    // The way up takes all pairs of positions that something follows, the vector's place apart; the
+    // way down the left one of each pair behind the first; and the end of the chain its last.
+    const int64_t positions = length + 1, pairs = (positions - 1) / 2;
+    const int64_t up = 2 * pairs - (pairs > 0), down = positions / 2 - 1;
+    EXPECT_EQ(chain.asked(), up + down + 1);
+  }
 }
 
 TEST(scan_does_not_depend_on_threads_where_groups_suffice) {
@@ -180,6 +222,16 @@ TEST(scan_chooses_the_tree_where_workers_are_many) {
   EXPECT(choose_levels({30000, 1, 4}, 64) > 0);
   EXPECT_EQ(choose_levels({30000, 1, 64}, 4), 0);
   EXPECT(choose_recurrent_levels({30000, 1, 8}, 1, 64) > 0);
+}
+
+TEST(scan_chooses_no_tree_that_would_run_on_one_thread) {
+  EXPECT_EQ(choose_levels({100, 1, 4}, 64), 0);
+  EXPECT_EQ(choose_levels({1000, 1, 2}, 2), 0);
+}
+
+TEST(scan_wakes_no_thread_for_a_microsecond) {
+  EXPECT_EQ(worthwhile_threads(1e-6, 8), 1);
+  EXPECT_EQ(worthwhile_threads(1, 8), 8);
 }
 
 TEST(workers_do_every_task_once) {

@@ -1,8 +1,7 @@
 #include "kernels/computation.h"
 
-#include <cstdio>
+#include <algorithm>
 #include <cstdlib>
-#include <memory>
 #include <new>
 #include <numeric>
 #include <sstream>
@@ -30,6 +29,29 @@ const std::string& Options::text(const std::string& name) const {
   static const std::string nothing;
   const auto found = values_.find(name);
   return found == values_.end() ? nothing : found->second;
+}
+
+namespace {
+
+std::string describe(const Dims& dims) {
+  std::string text = "[";
+  for (const int64_t dim : dims) text += (text.size() > 1 ? "," : "") + std::to_string(dim);
+  return text + "]";
+}
+
+}  // namespace
+
+int Options::threads() const {
+  constexpr int64_t kMost = 1024;
+  return static_cast<int>(std::clamp<int64_t>(number("threads"), 1, kMost));
+}
+
+Status expect_dims(const char* computation, const char* input, const Dims& received,
+                   const Dims& expected) {
+  if (received == expected) return {};
+  return {RINGAR_MISMATCH, std::string(computation) + ": expected " + input + " of the shape " +
+                               describe(expected) + ", as the other inputs have it, received " +
+                               describe(received)};
 }
 
 namespace {
@@ -80,6 +102,7 @@ class Kernel {
       for (int d = 0; d < tf.TF_NumDims(tensor); ++d)
         inputs.dims.back().push_back(tf.TF_Dim(tensor, d));
     }
+    RINGAR_RETURN_IF_ERROR(computation_.check(inputs.dims));
     Outputs outputs;
     for (const Dims& dims : computation_.shapes(options_, inputs.dims)) {
       const auto index = static_cast<int>(outputs.size());
@@ -121,10 +144,6 @@ void destroy(void* kernel) {
   delete static_cast<Kernel*>(kernel);
 }
 
-void unknown_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
-  tensorflow().TF_ShapeInferenceContextSetUnknownShape(context, status);
-}
-
 template <const Computation& (*computation)()>
 void register_op() {
   const auto& tf = tensorflow();
@@ -137,11 +156,8 @@ void register_op() {
   tf.TF_OpDefinitionBuilderAddOutput(builder, "outputs: Tout");
   tf.TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, unknown_shapes);
   tf.TF_RegisterOpDefinition(builder, status.get());
-  if (is_ok(status))
-    tf.TF_RegisterKernelBuilder(
-        name, tf.TF_NewKernelBuilder(name, "CPU", create<computation>, compute, destroy),
-        status.get());
-  RINGAR_CHECK(is_ok(status));
+  expect_accepted(status);
+  add_kernel(name, tf.TF_NewKernelBuilder(name, "CPU", create<computation>, compute, destroy));
 }
 
 // --- XLA ---

@@ -26,6 +26,8 @@ class Options {
   // 0 where nothing is said of it.
   int64_t number(const std::string& name) const;
   const std::string& text(const std::string& name) const;
+  // How many to use, 1 or more.
+  int threads() const;
 
  private:
   std::map<std::string, std::string> values_;
@@ -46,15 +48,20 @@ struct Inputs {
 
 using Outputs = std::vector<void*>;
 
-// The four functions of a computation: the dims of its outputs, and the outputs, for either dtype.
-// Shapes are checked where the ops are called, in Python.
+// What a computation is: whether the dims of its inputs fit to each other, which Python can say
+// only where it knows them; the dims of its outputs; and the outputs, for either dtype.
 struct Computation {
   const char* name;         // "RingarScan"
   const char* target_name;  // "ringar_scan"
+  Status (*check)(const std::vector<Dims>& inputs);
   std::vector<Dims> (*shapes)(const Options&, const std::vector<Dims>& inputs);
   void (*run_float)(const Options&, const Inputs&, const Outputs&);
   void (*run_double)(const Options&, const Inputs&, const Outputs&);
 };
+
+// An error unless an input has the dims that it must have.
+Status expect_dims(const char* computation, const char* input, const Dims& received,
+                   const Dims& expected);
 
 const Computation& scan_computation();
 const Computation& scan_reduce_computation();

@@ -1,7 +1,5 @@
 #include "kernels/op.h"
 
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <string>
 
@@ -82,17 +80,6 @@ void shapes_of_inputs(TF_ShapeInferenceContext* context, TF_Status* status) {
   }
 }
 
-void unknown_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
-  tensorflow().TF_ShapeInferenceContextSetUnknownShape(context, status);
-}
-
-void check(const TfStatus& status) {
-  if (is_ok(status)) return;
-  std::fprintf(stderr, "ringar | TensorFlow refused an op: %s\n",
-               tensorflow().TF_Message(status.get()));
-  std::abort();
-}
-
 void define(const OpDefinition& op, const std::string& name, bool has_turn) {
   const auto& tf = tensorflow();
   const TfStatus status = new_status();
@@ -106,13 +93,7 @@ void define(const OpDefinition& op, const std::string& name, bool has_turn) {
   tf.TF_OpDefinitionBuilderSetShapeInferenceFunction(
       builder, op.outputs_shaped_as_inputs ? as_inputs : unknown_shapes);
   tf.TF_RegisterOpDefinition(builder, status.get());
-  check(status);
-}
-
-void add_kernel(const std::string& name, TF_KernelBuilder* builder) {
-  const TfStatus status = new_status();
-  tensorflow().TF_RegisterKernelBuilder(name.c_str(), builder, status.get());
-  check(status);
+  expect_accepted(status);
 }
 
 template <const OpDefinition& (*definition)()>

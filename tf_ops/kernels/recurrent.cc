@@ -1,21 +1,21 @@
 // SimpleRNN and GRU, forward, backward, and their Jacobians (scan/recurrent.h has the formulas).
 //
-//   RingarSimpleRnn          input, h0, recurrent, mask                  -> h
-//   RingarGru                input, h0, recurrent, mask, bias            -> h, kept
-//   Ringar…Gradient          h0, recurrent, mask, d_states, d_last, h, (kept)
-//                                              -> d_input, d_h0, d_recurrent, d_bias
-//   Ringar…Jacobians         h0, recurrent, mask, h, (kept)  -> (steps, batch, units, units)
+//   all take first          h0, recurrent, mask, then
+//   Ringar…                 inputs, kernel, bias, recurrent_bias        -> h, (kept)
+//   Ringar…Gradient         inputs, kernel, bias, d_states, d_last, h, (kept)
+//                 -> d_inputs, d_h0, d_kernel, d_recurrent, d_bias, d_recurrent_bias
+//   Ringar…Jacobians        h, (kept)                       -> (steps, batch, units, units)
 //
-// mask, bias, d_states and d_last may be absent; d_bias is that of a GRU's recurrent bias, and has
-// no elements elsewhere. Options: activation, recurrent_activation, levels (of the way back; 0 is
-// the serial kernel, -1 chosen), threads.
+// `kept` is a GRU's. mask, both biases, d_states and d_last may be absent. Options: activation,
+// recurrent_activation, levels (of the way back; 0 is the serial kernel, -1 chosen), threads.
 
 #include "scan/recurrent.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
-#include "kernels/computation.h"
+#include "kernels/recurrent_inputs.h"
 #include "scan/choice.h"
 #include "scan/recurrent_chain.h"
 #include "scan/scan.h"
@@ -28,78 +28,64 @@ Activation activation_of(const Options& options, const char* name) {
   return static_cast<Activation>(options.number(name));
 }
 
-int threads_of(const Options& options) {
-  return static_cast<int>(std::max<int64_t>(options.number("threads"), 1));
+template <typename T>
+Projection<T> projection(const Inputs& in) {
+  return {in.at<T>(kInputs), in.at<T>(kKernel), in.at<T>(kBias)};
 }
 
-// What differs from cell to cell; the arrays that forward writes come last.
+// What differs from cell to cell. `written` is h and, for a GRU, what is kept; the way back needs
+// no recurrent bias, nor do Jacobians a projection.
 template <typename T>
 struct SimpleRnnTraits {
   using Cell = SimpleRnn<T>;
-  using Kernels = SimpleRnnKernels<T>;
   static constexpr int64_t kGates = 1;
-  static const Kernels& kernels() { return simple_rnn_kernels<T>(); }
+  static const SimpleRnnKernels<T>& kernels() { return simple_rnn_kernels<T>(); }
 
-  static Cell forward(const Options& options, const RecurrentShape& shape, const Inputs& in,
-                      const Outputs& out) {
+  static Cell cell(const Options& options, const RecurrentShape& shape, const Inputs& in,
+                   const Projection<T>& projection, const T*, const std::vector<T*>& written) {
     return {shape,
             activation_of(options, "activation"),
-            in.at<T>(0),
-            in.at<T>(1),
-            in.at<T>(2),
-            in.at<uint8_t>(3),
-            static_cast<T*>(out[0])};
-  }
-  // `written` is the index of h.
-  static Cell backward(const Options& options, const RecurrentShape& shape, const Inputs& in,
-                       size_t written) {
-    return {shape,
-            activation_of(options, "activation"),
-            nullptr,
-            in.at<T>(0),
-            in.at<T>(1),
-            in.at<uint8_t>(2),
-            const_cast<T*>(in.at<T>(written))};
+            projection,
+            in.at<T>(kInitial),
+            in.at<T>(kRecurrent),
+            in.at<uint8_t>(kMask),
+            written[0]};
   }
 };
 
 template <typename T>
 struct GruTraits {
   using Cell = Gru<T>;
-  using Kernels = GruKernels<T>;
   static constexpr int64_t kGates = 3;
-  static const Kernels& kernels() { return gru_kernels<T>(); }
+  static const GruKernels<T>& kernels() { return gru_kernels<T>(); }
 
-  static Cell forward(const Options& options, const RecurrentShape& shape, const Inputs& in,
-                      const Outputs& out) {
+  static Cell cell(const Options& options, const RecurrentShape& shape, const Inputs& in,
+                   const Projection<T>& projection, const T* recurrent_bias,
+                   const std::vector<T*>& written) {
     return {shape,
             activation_of(options, "activation"),
             activation_of(options, "recurrent_activation"),
-            in.at<T>(0),
-            in.at<T>(1),
-            in.at<T>(2),
-            in.at<T>(4),
-            in.at<uint8_t>(3),
-            static_cast<T*>(out[0]),
-            static_cast<T*>(out[1])};
-  }
-  static Cell backward(const Options& options, const RecurrentShape& shape, const Inputs& in,
-                       size_t written) {
-    return {shape,
-            activation_of(options, "activation"),
-            activation_of(options, "recurrent_activation"),
-            nullptr,
-            in.at<T>(0),
-            in.at<T>(1),
-            nullptr,
-            in.at<uint8_t>(2),
-            const_cast<T*>(in.at<T>(written)),
-            const_cast<T*>(in.at<T>(written + 1))};
+            projection,
+            in.at<T>(kInitial),
+            in.at<T>(kRecurrent),
+            recurrent_bias,
+            in.at<uint8_t>(kMask),
+            written[0],
+            written[1]};
   }
 };
 
-RecurrentShape shape_of(const Dims& states) {
-  return {states[0], states[1], states[2]};
+// What forward has written is an input of the others, which only read it.
+template <typename T>
+std::vector<T*> written_at(const Inputs& in, size_t index) {
+  std::vector<T*> written;
+  for (; index < in.data.size(); ++index) written.push_back(const_cast<T*>(in.at<T>(index)));
+  return written;
+}
+
+RecurrentShape shape_of(const Inputs& in) {
+  const Dims &inputs = in.dims[kInputs], &initial = in.dims[kInitial];
+  return {inputs[0], inputs[1], inputs[2], initial[1]};
 }
 
 // Calls work(first, last, index of the task) for stretches of the batch.
@@ -113,70 +99,92 @@ void for_examples(const RecurrentShape& shape, int threads, const Work& work) {
 // --- forward ---
 
 template <int64_t kGates>
-std::vector<Dims> forward_shapes(const Options&, const std::vector<Dims>& inputs) {
-  const int64_t batch = inputs[0][0], steps = inputs[0][1], units = inputs[1][1];
+std::vector<Dims> forward_shapes(const Options&, const std::vector<Dims>& in) {
+  const int64_t batch = in[kInputs][0], steps = in[kInputs][1], units = in[kInitial][1];
   if (kGates == 1) return {{batch, steps, units}};
   return {{batch, steps, units}, {batch, steps, 4 * units}};
 }
 
+// As many of the threads as are worth waking.
+int threads_for(const Options& options, const RecurrentShape& shape, int gates, int levels) {
+  const ChainSize chain{shape.steps, shape.batch, shape.units};
+  return worthwhile_threads(recurrent_seconds(chain, gates, levels, 1), options.threads());
+}
+
 template <template <typename> class Traits, typename T>
-void forward(const Options& options, const Inputs& inputs, const Outputs& outputs) {
-  const Dims& in = inputs.dims[0];
-  const auto cell = Traits<T>::forward(options, {in[0], in[1], inputs.dims[1][1]}, inputs, outputs);
-  for_examples(cell.shape, threads_of(options), [&](int64_t first, int64_t last, int64_t) {
+void forward(const Options& options, const Inputs& in, const Outputs& outputs) {
+  std::vector<T*> written;
+  for (void* output : outputs) written.push_back(static_cast<T*>(output));
+  const auto cell = Traits<T>::cell(options, shape_of(in), in, projection<T>(in),
+                                    in.at<T>(kRecurrentBias), written);
+  const int threads = threads_for(options, cell.shape, Traits<T>::kGates, 0);
+  for_examples(cell.shape, threads, [&](int64_t first, int64_t last, int64_t) {
     Traits<T>::kernels().forward(cell, first, last);
   });
 }
 
 // --- the way back ---
 
-constexpr size_t kStates = 5;  // the index of h among the gradient's inputs
-
 template <int64_t kGates>
-std::vector<Dims> gradient_shapes(const Options&, const std::vector<Dims>& inputs) {
-  const Dims& h = inputs[kStates];
-  return {{h[0], h[1], kGates * h[2]},
-          {h[0], h[2]},
-          {h[2], kGates * h[2]},
-          {kGates == 1 ? 0 : kGates * h[2]}};
+std::vector<Dims> gradient_shapes(const Options&, const std::vector<Dims>& in) {
+  const Dims& bias = in[kBias];
+  return {in[kInputs],    in[kInitial], in[kKernel],
+          in[kRecurrent], bias,         kGates == 1 ? Dims{0} : bias};
 }
 
 // Weight gradients of each thread, added up in the order of the threads.
 template <typename T>
 class Sums {
  public:
-  Sums(int threads, int64_t recurrent, int64_t bias)
-      : recurrent_(recurrent),
-        each_(recurrent + bias),
-        parts_(static_cast<size_t>(threads * each_)) {}
+  Sums(const Backward<T>& whole, const RecurrentShape& shape, int64_t gates, int64_t threads)
+      : whole_(whole), parts_(static_cast<size_t>(threads)) {
+    const int64_t columns = gates * shape.units;
+    arrays_ = {{&Backward<T>::d_kernel, shape.features * columns},
+               {&Backward<T>::d_recurrent, shape.units * columns},
+               {&Backward<T>::d_bias, columns},
+               {&Backward<T>::d_recurrent_bias, columns}};
+  }
 
-  Backward<T> own(const Backward<T>& whole, int64_t task) {
-    Backward<T> part = whole;
-    part.d_recurrent = parts_.data() + task * each_;
-    part.d_bias = whole.d_bias ? part.d_recurrent + recurrent_ : nullptr;
+  Backward<T> own(int64_t task) {
+    std::vector<T>& memory = parts_[static_cast<size_t>(task)];
+    memory.resize(static_cast<size_t>(elements()));
+    Backward<T> part = whole_;
+    T* next = memory.data();
+    for (const auto& [array, size] : arrays_) {
+      if (whole_.*array) part.*array = next;
+      next += size;
+    }
     return part;
   }
-  void add_up(const Backward<T>& whole) const {
-    std::fill_n(whole.d_recurrent, recurrent_, T(0));
-    if (whole.d_bias) std::fill_n(whole.d_bias, each_ - recurrent_, T(0));
-    for (size_t part = 0; part < parts_.size(); part += static_cast<size_t>(each_)) {
-      for (int64_t i = 0; i < recurrent_; ++i)
-        whole.d_recurrent[i] += parts_[part + static_cast<size_t>(i)];
-      for (int64_t i = recurrent_; whole.d_bias && i < each_; ++i)
-        whole.d_bias[i - recurrent_] += parts_[part + static_cast<size_t>(i)];
+
+  void add_up() const {
+    size_t offset = 0;
+    for (const auto& [array, size] : arrays_) {
+      T* sum = whole_.*array;
+      if (sum) std::fill_n(sum, size, T(0));
+      for (const std::vector<T>& part : parts_)
+        for (size_t i = 0; sum && i < static_cast<size_t>(size); ++i) sum[i] += part[offset + i];
+      offset += static_cast<size_t>(size);
     }
   }
 
  private:
-  const int64_t recurrent_, each_;
-  std::vector<T> parts_;
+  int64_t elements() const {
+    int64_t all = 0;
+    for (const auto& array : arrays_) all += array.second;
+    return all;
+  }
+
+  const Backward<T> whole_;
+  std::vector<std::pair<T * Backward<T>::*, int64_t>> arrays_;
+  std::vector<std::vector<T>> parts_;
 };
 
 // dL/dh of all steps, by the scan; the last of them is what comes from outside alone.
 template <typename Cell, typename T>
 std::vector<T> scan_states(const Cell& cell, const CellKernels<Cell, T>& kernels,
                            const Backward<T>& back, int levels, int threads) {
-  const auto [batch, steps, units] = cell.shape;
+  const auto [batch, steps, features, units] = cell.shape;
   std::vector<T> d_h(static_cast<size_t>(batch * steps * units));
   const RecurrentChain<Cell, T> chain(cell, kernels, back.d_states, d_h.data(), back.d_h0);
   const Rows<T> last = chain.results(0);
@@ -191,101 +199,116 @@ std::vector<T> scan_states(const Cell& cell, const CellKernels<Cell, T>& kernels
 }
 
 template <template <typename> class Traits, typename T>
-void gradient(const Options& options, const Inputs& inputs, const Outputs& outputs) {
+void gradient(const Options& options, const Inputs& in, const Outputs& outputs) {
+  constexpr int64_t kGates = Traits<T>::kGates;
   const auto& kernels = Traits<T>::kernels();
-  const auto cell = Traits<T>::backward(options, shape_of(inputs.dims[kStates]), inputs, kStates);
-  const auto [batch, steps, units] = cell.shape;
-  const bool has_bias = Traits<T>::kGates > 1;
-  const int threads = threads_of(options);
-  const Backward<T> back{inputs.at<T>(3),
-                         inputs.at<T>(4),
-                         static_cast<T*>(outputs[0]),
-                         static_cast<T*>(outputs[1]),
-                         static_cast<T*>(outputs[2]),
-                         has_bias ? static_cast<T*>(outputs[3]) : nullptr};
+  const auto cell = Traits<T>::cell(options, shape_of(in), in, projection<T>(in), nullptr,
+                                    written_at<T>(in, kDLast + 1));
+  const RecurrentShape& shape = cell.shape;
+  const auto output = [&](size_t index) { return static_cast<T*>(outputs[index]); };
+  const bool has_bias = in.at<T>(kBias) != nullptr;
+  const Backward<T> back{in.at<T>(kDStates), in.at<T>(kDLast),
+                         output(0),          output(1),
+                         output(2),          has_bias ? output(4) : nullptr,
+                         output(3),          has_bias && kGates > 1 ? output(5) : nullptr};
   auto levels = static_cast<int>(std::min<int64_t>(options.number("levels"), 62));
   if (levels < 0)
-    levels = choose_recurrent_levels({steps, batch, units}, Traits<T>::kGates, threads);
-  if (steps == 0 || batch == 0) levels = 0;
+    levels =
+        choose_recurrent_levels({shape.steps, shape.batch, shape.units}, kGates, options.threads());
+  if (shape.steps == 0 || shape.batch == 0) levels = 0;
+  const int threads = threads_for(options, shape, kGates, levels);
 
   std::vector<T> d_h;
   if (levels > 0) d_h = scan_states(cell, kernels, back, levels, threads);
-  const int64_t tasks = std::min<int64_t>(threads, batch);
-  Sums<T> sums(static_cast<int>(tasks), Traits<T>::kGates * units * units,
-               has_bias ? Traits<T>::kGates * units : 0);
-  for_examples(cell.shape, threads, [&](int64_t first, int64_t last, int64_t task) {
-    const Backward<T> own = sums.own(back, task);
+  Sums<T> sums(back, shape, kGates, std::min<int64_t>(threads, shape.batch));
+  for_examples(shape, threads, [&](int64_t first, int64_t last, int64_t task) {
+    const Backward<T> own = sums.own(task);
     if (levels > 0)
       kernels.gradients(cell, own, d_h.data(), first, last);
     else
       kernels.backward(cell, own, first, last);
   });
-  sums.add_up(back);
+  sums.add_up();
 }
 
 // --- Jacobians ---
 
 std::vector<Dims> jacobians_shapes(const Options&, const std::vector<Dims>& inputs) {
-  const Dims& h = inputs[3];
+  const Dims& h = inputs[kStates];
   return {{h[1], h[0], h[2], h[2]}};
 }
 
 template <template <typename> class Traits, typename T>
-void jacobians(const Options& options, const Inputs& inputs, const Outputs& outputs) {
+void jacobians(const Options& options, const Inputs& in, const Outputs& outputs) {
   const auto& kernels = Traits<T>::kernels();
-  const auto cell = Traits<T>::backward(options, shape_of(inputs.dims[3]), inputs, 3);
-  const auto [batch, steps, units] = cell.shape;
-  if (batch * steps * units == 0) return;
+  const Dims& h = in.dims[kStates];
+  const RecurrentShape shape{h[0], h[1], 0, h[2]};
+  if (shape.batch * shape.steps * shape.units == 0) return;
+  const auto cell = Traits<T>::cell(options, shape, in, {}, nullptr, written_at<T>(in, kStates));
   std::vector<T> prepared(static_cast<size_t>(jacobian_scratch(cell)));
   kernels.prepare_jacobians(cell, prepared.data());
   auto* to = static_cast<T*>(outputs[0]);
-  const int64_t slab = batch * units * units, tasks = std::min<int64_t>(steps, 64);
-  parallel_for(threads_of(options), tasks, [&](int64_t i) {
-    for (int64_t t = i * steps / tasks; t < (i + 1) * steps / tasks; ++t)
-      kernels.jacobians(cell, prepared.data(), t, 0, batch, to + t * slab);
+  const int64_t slab = shape.batch * shape.units * shape.units;
+  const int64_t tasks = std::min<int64_t>(shape.steps, 64);
+  parallel_for(options.threads(), tasks, [&](int64_t i) {
+    for (int64_t t = i * shape.steps / tasks; t < (i + 1) * shape.steps / tasks; ++t)
+      kernels.jacobians(cell, prepared.data(), t, 0, shape.batch, to + t * slab);
   });
 }
 
 }  // namespace
 
 const Computation& simple_rnn_computation() {
-  static const Computation computation{"RingarSimpleRnn", "ringar_simple_rnn", forward_shapes<1>,
+  static const Computation computation{"RingarSimpleRnn",
+                                       "ringar_simple_rnn",
+                                       check_forward<1>,
+                                       forward_shapes<1>,
                                        forward<SimpleRnnTraits, float>,
                                        forward<SimpleRnnTraits, double>};
   return computation;
 }
 
 const Computation& simple_rnn_gradient_computation() {
-  static const Computation computation{"RingarSimpleRnnGradient", "ringar_simple_rnn_gradient",
-                                       gradient_shapes<1>, gradient<SimpleRnnTraits, float>,
+  static const Computation computation{"RingarSimpleRnnGradient",
+                                       "ringar_simple_rnn_gradient",
+                                       check_gradient<1>,
+                                       gradient_shapes<1>,
+                                       gradient<SimpleRnnTraits, float>,
                                        gradient<SimpleRnnTraits, double>};
   return computation;
 }
 
 const Computation& simple_rnn_jacobians_computation() {
-  static const Computation computation{"RingarSimpleRnnJacobians", "ringar_simple_rnn_jacobians",
-                                       jacobians_shapes, jacobians<SimpleRnnTraits, float>,
+  static const Computation computation{"RingarSimpleRnnJacobians",
+                                       "ringar_simple_rnn_jacobians",
+                                       check_jacobians<1>,
+                                       jacobians_shapes,
+                                       jacobians<SimpleRnnTraits, float>,
                                        jacobians<SimpleRnnTraits, double>};
   return computation;
 }
 
 const Computation& gru_computation() {
-  static const Computation computation{"RingarGru", "ringar_gru", forward_shapes<3>,
-                                       forward<GruTraits, float>, forward<GruTraits, double>};
+  static const Computation computation{"RingarGru",
+                                       "ringar_gru",
+                                       check_forward<3>,
+                                       forward_shapes<3>,
+                                       forward<GruTraits, float>,
+                                       forward<GruTraits, double>};
   return computation;
 }
 
 const Computation& gru_gradient_computation() {
-  static const Computation computation{"RingarGruGradient", "ringar_gru_gradient",
-                                       gradient_shapes<3>, gradient<GruTraits, float>,
-                                       gradient<GruTraits, double>};
+  static const Computation computation{"RingarGruGradient",        "ringar_gru_gradient",
+                                       check_gradient<3>,          gradient_shapes<3>,
+                                       gradient<GruTraits, float>, gradient<GruTraits, double>};
   return computation;
 }
 
 const Computation& gru_jacobians_computation() {
-  static const Computation computation{"RingarGruJacobians", "ringar_gru_jacobians",
-                                       jacobians_shapes, jacobians<GruTraits, float>,
-                                       jacobians<GruTraits, double>};
+  static const Computation computation{"RingarGruJacobians",        "ringar_gru_jacobians",
+                                       check_jacobians<3>,          jacobians_shapes,
+                                       jacobians<GruTraits, float>, jacobians<GruTraits, double>};
   return computation;
 }
 

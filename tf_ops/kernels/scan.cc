@@ -24,15 +24,34 @@ DenseChain<T> chain_of(const Options& options, const Inputs& inputs, size_t adde
           results};
 }
 
+// How a chain is to be scanned.
+struct Plan {
+  int levels, threads;
+};
+
 template <typename T>
-int levels_for(const Options& options, const Chain<T>& chain, int threads) {
-  const int64_t levels = options.number("levels");
-  if (levels >= 0) return static_cast<int>(std::min<int64_t>(levels, 62));
-  return choose_levels({chain.length, chain.batch, chain.size}, threads);
+Plan plan_for(const Options& options, const Chain<T>& chain) {
+  const ChainSize size{chain.length, chain.batch, chain.size};
+  const auto asked = static_cast<int>(options.number("levels"));
+  const int levels = asked < 0 ? choose_levels(size, options.threads()) : asked;
+  return {levels, worthwhile_threads(scan_seconds(size, levels, 1), options.threads())};
 }
 
-int threads_of(const Options& options) {
-  return static_cast<int>(std::max<int64_t>(options.number("threads"), 1));
+Status check_chain(const char* name, const std::vector<Dims>& inputs, size_t addends) {
+  const Dims& m = inputs[0];
+  if (m.size() != 4) return expect_dims(name, "matrices", m, {-1, -1, -1, -1});
+  RINGAR_RETURN_IF_ERROR(expect_dims(name, "matrices", m, {m[0], m[1], m[2], m[2]}));
+  if (inputs[addends] == Dims{0}) return {};
+  return expect_dims(name, "addends", inputs[addends], {m[0], m[1], m[2]});
+}
+
+Status check_scan(const std::vector<Dims>& inputs) {
+  RINGAR_RETURN_IF_ERROR(check_chain("RingarScan", inputs, 2));
+  return expect_dims("RingarScan", "vector", inputs[1], {inputs[0][1], inputs[0][2]});
+}
+
+Status check_reduce(const std::vector<Dims>& inputs) {
+  return check_chain("RingarScanReduce", inputs, 1);
 }
 
 std::vector<Dims> scan_shapes(const Options&, const std::vector<Dims>& inputs) {
@@ -43,11 +62,11 @@ template <typename T>
 void run_scan(const Options& options, const Inputs& inputs, const Outputs& outputs) {
   auto* results = static_cast<T*>(outputs[0]);
   const DenseChain<T> chain = chain_of<T>(options, inputs, 2, results);
-  const int threads = threads_of(options);
   const int64_t vectors = chain.batch * chain.size;
   if (vectors == 0) return;
   std::copy_n(inputs.at<T>(1), vectors, chain.results(0).data);
-  scan(chain, levels_for(options, chain, threads), threads);
+  const Plan plan = plan_for(options, chain);
+  scan(chain, plan.levels, plan.threads);
 }
 
 std::vector<Dims> reduce_shapes(const Options&, const std::vector<Dims>& inputs) {
@@ -60,21 +79,22 @@ void run_reduce(const Options& options, const Inputs& inputs, const Outputs& out
   const DenseChain<T> chain = chain_of<T>(options, inputs, 1, nullptr);
   auto *product = static_cast<T*>(outputs[0]), *addend = static_cast<T*>(outputs[1]);
   if (!chain.has_addends()) std::fill_n(addend, chain.batch * chain.size, T(0));
-  const int threads = threads_of(options);
-  reduce_chain(chain, levels_for(options, chain, threads), threads, product, addend);
+  const Plan plan = plan_for(options, chain);
+  reduce_chain(chain, plan.levels, plan.threads, product, addend);
 }
 
 }  // namespace
 
 const Computation& scan_computation() {
-  static const Computation computation{"RingarScan", "ringar_scan", scan_shapes, run_scan<float>,
-                                       run_scan<double>};
+  static const Computation computation{"RingarScan", "ringar_scan",   check_scan,
+                                       scan_shapes,  run_scan<float>, run_scan<double>};
   return computation;
 }
 
 const Computation& scan_reduce_computation() {
-  static const Computation computation{"RingarScanReduce", "ringar_scan_reduce", reduce_shapes,
-                                       run_reduce<float>, run_reduce<double>};
+  static const Computation computation{"RingarScanReduce", "ringar_scan_reduce",
+                                       check_reduce,       reduce_shapes,
+                                       run_reduce<float>,  run_reduce<double>};
   return computation;
 }
 

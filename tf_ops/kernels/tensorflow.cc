@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <cstdio>
+#include <cstdlib>
+
 namespace ringar {
 
 const TensorFlow& tensorflow() {
@@ -16,6 +19,23 @@ const TensorFlow& tensorflow() {
     return tf;
   }();
   return found;
+}
+
+void expect_accepted(const TfStatus& status) {
+  if (is_ok(status)) return;
+  std::fprintf(stderr, "ringar | TensorFlow refused an op: %s\n",
+               tensorflow().TF_Message(status.get()));
+  std::abort();
+}
+
+void add_kernel(const std::string& op, TF_KernelBuilder* builder) {
+  const TfStatus status = new_status();
+  tensorflow().TF_RegisterKernelBuilder(op.c_str(), builder, status.get());
+  expect_accepted(status);
+}
+
+void unknown_shapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  tensorflow().TF_ShapeInferenceContextSetUnknownShape(context, status);
 }
 
 bool read_text(TF_OpKernelConstruction* construction, const char* attribute, std::string* text,

@@ -35,6 +35,12 @@ inline bool is_ok(const TfStatus& status) {
   return tensorflow().TF_GetCode(status.get()) == TF_OK;
 }
 
+// Stops the program if TensorFlow has refused what we register: that is our mistake.
+void expect_accepted(const TfStatus& status);
+void add_kernel(const std::string& op, TF_KernelBuilder* builder);
+// Of ops whose outputs' shapes Python tells.
+void unknown_shapes(TF_ShapeInferenceContext* context, TF_Status* status);
+
 // The value of an op's attribute.
 bool read_text(TF_OpKernelConstruction* construction, const char* attribute, std::string* text,
                const TfStatus& status);

@@ -1,4 +1,5 @@
-// The collectives inside compiled functions (tf.function(jit_compile=True)): one XLA custom call.
+// The collectives inside compiled functions (tf.function(jit_compile=True)): one XLA custom call;
+// and how any custom call is registered.
 //
 // The opaque string is a spec with shapes. Operands are a token and the arrays; results are a token
 // and the arrays. XLA may reorder calls that share no data, so ringar/collectives/compiled.py makes

@@ -18,7 +18,10 @@ double scan_seconds(const ChainSize& chain, int levels, int threads);
 // the way, and whose serial chain multiplies with the kernel that all examples share.
 double recurrent_seconds(const ChainSize& chain, int gates, int levels, int threads);
 
-// The levels with the least of these, 0 if the serial chain is as fast.
+// How many of the threads are worth waking for work that takes one of them so long.
+int worthwhile_threads(double seconds, int threads);
+
+// The levels with the least time; 0, the serial chain, unless a tree is clearly faster.
 int choose_levels(const ChainSize& chain, int threads);
 int choose_recurrent_levels(const ChainSize& chain, int gates, int threads);
 

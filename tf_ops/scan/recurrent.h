@@ -17,21 +17,31 @@ namespace ringar {
 enum class Activation : int32_t { kLinear, kTanh, kSigmoid, kRelu, kHardSigmoid };
 
 struct RecurrentShape {
-  int64_t batch, steps, units;
+  int64_t batch, steps, features, units;
 };
 
-// h_t = activation(z_t + h_{t-1} U), U of (units, units), z = x W + b of (batch, steps, units).
+// What a cell reads at each step, x_t W + b: the inputs (batch, steps, features), W of (features,
+// gates x units), b of gates x units, or null. It is multiplied out a few steps at a time, and
+// nowhere kept.
+template <typename T>
+struct Projection {
+  const T *inputs, *kernel, *bias;
+};
+
+// h_t = activation(x_t W + b + h_{t-1} U), U of (units, units).
 template <typename T>
 struct SimpleRnn {
   RecurrentShape shape;
   Activation activation;
-  const T *z, *h0, *recurrent;
+  Projection<T> z;
+  const T *h0, *recurrent;
   const uint8_t* mask;
   T* h;  // written by forward, read by the others
 };
 
 // Keras' GRU with reset_after=True; U of (units, 3 units), gates in the order z (update), r
-// (reset), c (candidate); x = inputs W + b_input of (batch, steps, 3 units):
+// (reset), c (candidate):
+//   [x_z, x_r, x_c] = x_t W + b
 //   [i_z, i_r, i_c] = h_{t-1} U + recurrent_bias
 //   z = sigma(x_z + i_z), r = sigma(x_r + i_r), c = activation(x_c + r i_c)
 //   h_t = z h_{t-1} + (1 - z) c
@@ -39,22 +49,23 @@ template <typename T>
 struct Gru {
   RecurrentShape shape;
   Activation activation, recurrent_activation;
-  const T *x, *h0, *recurrent, *recurrent_bias;  // bias (3 units), or null
+  Projection<T> x;
+  const T *h0, *recurrent, *recurrent_bias;  // bias (3 units), or null
   const uint8_t* mask;
   T* h;
-  // (batch, steps, 4 units): z, r, c, i_c of every step, for the way back; zeros where masked.
-  T* kept;
+  T* kept;  // (batch, steps, 4 units): z, r, c, i_c of every step, for the way back
 };
 
 // What the way back gets and gives. `d_states`, gradients with respect to each h_t from outside of
 // the chain, may be null (none but the last); `d_last` (batch, units), one more with respect to the
-// last state, may be null, too. d_input has the shape of z, or x. d_recurrent has that of U, and
-// d_bias 3 units (GRU; null without bias); both are the sums over the examples of this call alone,
-// written, not added to: threads have arrays of their own, added up in a fixed order afterwards.
+// last state, may be null, too. d_inputs, of the shape of the inputs, may be null: not wanted.
+// d_kernel, d_bias (null without bias), d_recurrent and d_recurrent_bias (GRU; null without bias)
+// are the sums over the examples of this call alone, written, not added to: threads have arrays of
+// their own, added up in a fixed order afterwards.
 template <typename T>
 struct Backward {
   const T *d_states, *d_last;
-  T *d_input, *d_h0, *d_recurrent, *d_bias;
+  T *d_inputs, *d_h0, *d_kernel, *d_bias, *d_recurrent, *d_recurrent_bias;
 };
 
 // The same for every cell; `Cell<T>` is SimpleRnn<T> or Gru<T>.

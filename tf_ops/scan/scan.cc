@@ -14,8 +14,8 @@
 //   so these are products of a matrix and a vector.
 //
 // With p workers, n products of matrices (2 H^3 operations each, H the size) and n of a matrix and
-// a vector (2 H^2) take ceil(n / p) + O(log p) steps, where the serial chain takes n steps of 2
-// H^2.
+// a vector (2 H^2) take ceil(n / p) + O(log p) steps, where the serial chain takes n steps, each of
+// a matrix and a vector.
 //
 // The array is never written to. What comes into a node that begins at position `lo` is v_{lo-1}, a
 // result of the scan, so the down-sweep keeps nothing beside the results:
@@ -34,10 +34,9 @@
 // With addends, v_k = M_k v_{k-1} + a_k, a node is an affine map (Q, g), and left before right make
 // (Q_r Q_l, Q_r g_l + g_r).
 //
-// The examples of a batch are cut into groups, whose slots remain in the cache from one level to
-// the next, since the tree is walked depth first. Threads take groups; where there are too few,
-// they take the subtrees of a group, and one thread does the top of the tree, of at most 8 nodes
-// per thread.
+// The examples of a batch are cut into groups, and the tree of a group is walked depth first, so
+// that what a node is made of is still near. Threads take groups; where there are too few, they
+// take the subtrees of a group, about 8 each, and one thread does what is above them.
 
 #include "scan/scan.h"
 
@@ -57,10 +56,10 @@ struct Shares {
   int subtree;
 };
 
-// A slab fits into the nearest cache; so the nodes that a walk comes back to soon are still in the
-// next one, and those that it comes back to late are read as a stream, however long the chain. The
-// limit to all slots is for the sake of memory alone. Matrices of up to three columns are worked on
-// a vector of examples at a time.
+// A slab is small enough for a product's three to be in the second cache, and with them the nodes
+// that the walk comes back to soon; those that it comes back to late are read as a stream, however
+// long the chain. The limit to a thread's slots is for the sake of memory alone. Matrices of up to
+// three columns are worked on a vector of examples at a time.
 template <typename T>
 int64_t group_size(const Chain<T>& chain, int levels) {
   constexpr int64_t kSlabBytes = int64_t{32} << 10, kSlotBytes = int64_t{512} << 20;
@@ -107,7 +106,7 @@ int64_t parts_of(int64_t positions, int level) {
 template <typename T, typename Work>
 void for_subtrees(const Tree<T>& tree, int subtree, int threads, const Work& work) {
   const int64_t parts = parts_of(tree.positions(), subtree);
-  const int64_t tasks = std::min<int64_t>(parts, 4 * threads);
+  const int64_t tasks = std::min<int64_t>(parts, int64_t{4} * threads);
   parallel_for(threads, tasks, [&](int64_t i) {
     const Buffer<T> scratch = tree.scratch(subtree);
     for (int64_t part = i * parts / tasks; part < (i + 1) * parts / tasks; ++part)
@@ -176,7 +175,7 @@ int scan_levels(int64_t length) {
 
 template <typename T>
 void scan(const Chain<T>& chain, int levels, int threads) {
-  if (chain.length == 0 || chain.batch == 0) return;
+  if (chain.length == 0 || chain.batch == 0 || chain.size == 0) return;
   levels = std::min(levels, scan_levels(chain.length));
   const Shares shares = share_out(chain, levels, threads);
   for_groups(chain, shares, threads, true, [&](Tree<T>& tree, int64_t, int own) {
@@ -187,6 +186,7 @@ void scan(const Chain<T>& chain, int levels, int threads) {
 template <typename T>
 void reduce_chain(const Chain<T>& chain, int levels, int threads, T* product, T* addend) {
   const int64_t matrix = chain.size * chain.size;
+  if (chain.batch == 0 || matrix == 0) return;
   if (chain.length == 0) {
     std::fill_n(product, chain.batch * matrix, T(0));
     for (int64_t i = 0; i < chain.batch * chain.size; ++i)

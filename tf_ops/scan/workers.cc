@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace ringar {
@@ -50,8 +51,12 @@ class Workers {
   }
 
  private:
+  // Without as many as were asked for, the caller does more itself.
   void start(int helpers) {
-    for (; started_ < helpers; ++started_) std::thread(&Workers::serve, this).detach();
+    try {
+      for (; started_ < helpers; ++started_) std::thread(&Workers::serve, this).detach();
+    } catch (const std::system_error&) {
+    }
   }
 
   void serve() {

@@ -12,6 +12,7 @@ as one likes.
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from typing import Any
 
 import tensorflow as tf
@@ -56,8 +57,9 @@ def scan(
     ``v_{t-1} = J_t^T v_t (+ a_{t-1})``. Nothing has to be transposed or reversed for it.
 
     Differentiable in matrices, vector and addends, any number of times (in compiled functions
-    once). Results for different `levels` differ by rounding. Values that are infinite or NaN at one
-    step reach those results only that depend on it.
+    once). Results for different `levels` differ by rounding, as long as the products of matrices
+    that the tree makes are within the range of the dtype, which those of vectors may be where they
+    are not. A value that is infinite or NaN at one step reaches those results that depend on it.
 
     Args:
         matrices: (n, batch, size, size), float32 or float64; ``matrices[t - 1]`` belongs to step t.
@@ -121,6 +123,7 @@ def run(
         [matrices, vector, _or_absent(addends, matrices.dtype)],
         [tf.TensorSpec([steps, *vector.shape], matrices.dtype)],
         adjoint=adjoint,
+        adds=addends is not None,
         levels=way.levels,
         threads=way.threads,
     )
@@ -164,12 +167,11 @@ def slopes(
 # For gradients of gradients, which come to the op itself.
 @tf.RegisterGradient("RingarScan")
 def _op_slopes(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
-    matrices, _, addends = op.inputs
     text = op.get_attr("options").decode()
     options = dict(word.split("=") for word in text.split())
     way = Way(int(options["levels"]), int(options["threads"]))
-    found = slopes(matrices, op.outputs[0], upstream, options["adjoint"] == "1", way)
-    return [*found[:2], found[2] if addends.shape.rank == 3 else None]
+    found = slopes(op.inputs[0], op.outputs[0], upstream, options["adjoint"] == "1", way)
+    return [*found[:2], found[2] if options["adds"] == "1" else None]
 
 
 def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
@@ -180,9 +182,9 @@ def levels_of(levels: int | None) -> int:
     """The number that stands for `levels` of :func:`scan`; raises ValueError for none."""
     if levels is None:
         return CHOSEN
-    if isinstance(levels, bool) or not isinstance(levels, int) or levels < 0:
+    if isinstance(levels, bool) or not isinstance(levels, numbers.Integral) or levels < 0:
         raise ValueError(f"`levels` must be None or an integer, 0 or more. Received: {levels!r}")
-    return min(levels, WHOLE)
+    return min(int(levels), WHOLE)
 
 
 def check(matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None = None) -> None:
@@ -197,6 +199,9 @@ def check(matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None = No
                 f"float64. Received: {name} of {tensor.dtype.name}, matrices of "
                 f"{matrices.dtype.name}"
             )
+    for name, tensor in given.items():
+        if tensor.shape.rank is None:
+            raise ValueError(f"scan: `{name}` must have a known number of dimensions.")
     if matrices.shape.rank != 4 or not matrices.shape[2:3].is_compatible_with(matrices.shape[3:4]):
         raise ValueError(
             "scan: `matrices` must have the shape (n, batch, size, size). "

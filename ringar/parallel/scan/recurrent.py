@@ -1,9 +1,9 @@
 """SimpleRNN and GRU over a whole sequence: one op forward, one back, the scan among its ways.
 
-The functions here work on what Keras' cells multiply out beforehand, the projected inputs, whose
-gradient TensorFlow takes further. tf_ops/scan/recurrent.h has the formulas of both cells and of
-their Jacobians; the way back goes from ``dL/dh_t`` of each step to the one before it, either by a
-kernel that carries the gradients of the batch through the chain, or by the scan of
+The op multiplies the inputs with the kernel, too, a few steps at a time, so that nothing larger
+than the states is written. tf_ops/scan/recurrent.h has the formulas of both cells and of their
+Jacobians. The way back goes from ``dL/dh_t`` of each step to the one before it, either by a kernel
+that carries the gradients of the batch through the chain, or by the scan of
 ``tf_ops/scan/scan.cc`` over Jacobians that are made as they are needed.
 """
 
@@ -24,7 +24,7 @@ class Cell:
 
     Attributes:
         name: of its computations.
-        gates: how many times the units its projected inputs have.
+        gates: how many times the units its kernels have columns.
         kept: how many times the units it keeps for the way back, beside the states.
         activation: the number of its activation, in ACTIVATIONS of ringar/keras/recurrent.py.
         recurrent_activation: that of its gates.
@@ -53,19 +53,41 @@ class Sequence:
 
     Attributes:
         cell: what kind.
-        projected: inputs times kernel plus bias, (batch, steps, gates * units).
+        inputs: (batch, steps, features).
         initial: the state before the first step, (batch, units).
-        kernel: the recurrent kernel, (units, gates * units).
-        bias: the recurrent bias, (gates * units,), or None.
+        kernel: (features, gates * units).
+        recurrent_kernel: (units, gates * units).
+        bias: (gates * units,), or None.
+        recurrent_bias: (gates * units,), or None; a GRU has both or none.
         mask: (batch, steps) of bool; a step where it is False hands the state on. Or None.
     """
 
     cell: Cell
-    projected: tf.Tensor
+    inputs: tf.Tensor
     initial: tf.Tensor
     kernel: tf.Tensor
+    recurrent_kernel: tf.Tensor
     bias: tf.Tensor | None = None
+    recurrent_bias: tf.Tensor | None = None
     mask: tf.Tensor | None = None
+
+    def given(self) -> list[tf.Tensor]:
+        """What has a gradient, in the order of the fields."""
+        fields = (self.inputs, self.initial, self.kernel, self.recurrent_kernel)
+        return [*fields, *[b for b in (self.bias, self.recurrent_bias) if b is not None]]
+
+    def of(self, *given: tf.Tensor) -> Sequence:
+        """The same call with other tensors."""
+        bias, recurrent_bias = [*given[4:], None, None][:2]
+        return dataclasses.replace(
+            self,
+            inputs=given[0],
+            initial=given[1],
+            kernel=given[2],
+            recurrent_kernel=given[3],
+            bias=bias,
+            recurrent_bias=recurrent_bias,
+        )
 
 
 def states(sequence: Sequence, way: Way) -> tf.Tensor:
@@ -81,6 +103,48 @@ def last_state(sequence: Sequence, way: Way) -> tf.Tensor:
     return _run(sequence, way, last_only=True)
 
 
+def forward(sequence: Sequence, threads: int) -> list[tf.Tensor]:
+    """The states, and what is kept for the way back; without a gradient."""
+    cell, dtype = sequence.cell, sequence.inputs.dtype
+    batch, steps = sequence.inputs.shape[:2]
+    units = sequence.initial.shape[1]
+    outputs = [tf.TensorSpec([batch, steps, units], dtype)]
+    if cell.kept:
+        outputs.append(tf.TensorSpec([batch, steps, cell.kept * units], dtype))
+    inputs = [*_fixed(sequence), *_projection(sequence), _or_absent(sequence.recurrent_bias, dtype)]
+    return computation.compute(cell.name, inputs, outputs, **_options(cell, threads))
+
+
+def backward(
+    sequence: Sequence,
+    written: list[tf.Tensor],
+    d_states: tf.Tensor | None,
+    d_last: tf.Tensor | None,
+    way: Way,
+) -> list[tf.Tensor]:
+    """Gradients of what :meth:`Sequence.given` lists.
+
+    Args:
+        sequence: the call.
+        written: what :func:`forward` has returned for it.
+        d_states: gradients with respect to the states, (batch, steps, units), or None.
+        d_last: one more with respect to the last state, (batch, units), or None.
+        way: how.
+    """
+    cell, h = sequence.cell, written[0]
+    outside = [_or_absent(d, h.dtype) for d in (d_states, d_last)]
+    given = sequence.given()
+    biases = [_or_absent(b, h.dtype) for b in (sequence.bias, sequence.recurrent_bias)]
+    results = computation.compute(
+        f"{cell.name}_gradient",
+        [*_fixed(sequence), *_projection(sequence), *outside, *written],
+        [tf.TensorSpec(tensor.shape, h.dtype) for tensor in (*given[:4], *biases)],
+        levels=way.levels,
+        **_options(cell, way.threads),
+    )
+    return results[: len(given)]
+
+
 def jacobians(sequence: Sequence, written: list[tf.Tensor], threads: int) -> tf.Tensor:
     """``dh_t/dh_{t-1}``, (steps, batch, units, units).
 
@@ -92,84 +156,42 @@ def jacobians(sequence: Sequence, written: list[tf.Tensor], threads: int) -> tf.
     batch, steps, units = written[0].shape
     (matrices,) = computation.compute(
         f"{sequence.cell.name}_jacobians",
-        [sequence.initial, sequence.kernel, _mask(sequence), *written],
+        [*_fixed(sequence), *written],
         [tf.TensorSpec([steps, batch, units, units], written[0].dtype)],
         **_options(sequence.cell, threads),
     )
     return matrices
 
 
-def forward(sequence: Sequence, threads: int) -> list[tf.Tensor]:
-    """The states, and what is kept for the way back; without a gradient."""
-    cell, dtype = sequence.cell, sequence.projected.dtype
-    batch, steps = sequence.projected.shape[:2]
-    units = sequence.initial.shape[1]
-    inputs = [sequence.projected, sequence.initial, sequence.kernel, _mask(sequence)]
-    if cell.gates > 1:
-        inputs.append(computation.absent(dtype) if sequence.bias is None else sequence.bias)
-    outputs = [tf.TensorSpec([batch, steps, units], dtype)]
-    if cell.kept:
-        outputs.append(tf.TensorSpec([batch, steps, cell.kept * units], dtype))
-    return computation.compute(cell.name, inputs, outputs, **_options(cell, threads))
-
-
-def backward(
-    sequence: Sequence,
-    written: list[tf.Tensor],
-    d_states: tf.Tensor | None,
-    d_last: tf.Tensor | None,
-    way: Way,
-) -> list[tf.Tensor]:
-    """Gradients of projected inputs, initial state, recurrent kernel and recurrent bias.
-
-    Args:
-        sequence: the call.
-        written: what :func:`forward` has returned for it.
-        d_states: gradients with respect to the states, (batch, steps, units), or None.
-        d_last: one more with respect to the last state, (batch, units), or None.
-        way: how.
-    """
-    cell, h = sequence.cell, written[0]
-    batch, steps, units = h.shape
-    gates = cell.gates * units
-    given = [computation.absent(h.dtype) if d is None else d for d in (d_states, d_last)]
-    return computation.compute(
-        f"{cell.name}_gradient",
-        [sequence.initial, sequence.kernel, _mask(sequence), *given, *written],
-        [
-            tf.TensorSpec([batch, steps, gates], h.dtype),
-            tf.TensorSpec([batch, units], h.dtype),
-            tf.TensorSpec([units, gates], h.dtype),
-            tf.TensorSpec([gates if cell.gates > 1 else 0], h.dtype),
-        ],
-        levels=way.levels,
-        **_options(cell, way.threads),
-    )
-
-
 def _run(sequence: Sequence, way: Way, *, last_only: bool) -> tf.Tensor:
-    differentiable = [sequence.projected, sequence.initial, sequence.kernel]
-    if sequence.bias is not None:
-        differentiable.append(sequence.bias)
-
-    def run(*tensors: tf.Tensor) -> Any:
-        bias = tensors[3] if len(tensors) > 3 else None
-        own = Sequence(sequence.cell, *tensors[:3], bias, sequence.mask)
+    def run(*given: tf.Tensor) -> Any:
+        own = sequence.of(*given)
         written = forward(own, way.threads)
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
             d_states, d_last = (None, upstream) if last_only else (upstream, None)
-            return backward(own, written, d_states, d_last, way)[: len(tensors)]
+            return backward(own, written, d_states, d_last, way)
 
         return (written[0][:, -1] if last_only else written[0]), gradient
 
-    return tf.custom_gradient(run)(*differentiable)
+    return tf.custom_gradient(run)(*sequence.given())
 
 
-def _mask(sequence: Sequence) -> tf.Tensor:
-    if sequence.mask is None:
-        return tf.zeros([0], tf.uint8)
-    return tf.cast(sequence.mask, tf.uint8)
+# The order of the computations' inputs: tf_ops/kernels/recurrent.cc.
+
+
+def _fixed(sequence: Sequence) -> list[tf.Tensor]:
+    mask = tf.zeros([0], tf.uint8) if sequence.mask is None else tf.cast(sequence.mask, tf.uint8)
+    return [sequence.initial, sequence.recurrent_kernel, mask]
+
+
+def _projection(sequence: Sequence) -> list[tf.Tensor]:
+    bias = _or_absent(sequence.bias, sequence.inputs.dtype)
+    return [sequence.inputs, sequence.kernel, bias]
+
+
+def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
+    return computation.absent(dtype) if tensor is None else tensor
 
 
 def _options(cell: Cell, threads: int) -> dict[str, int]:

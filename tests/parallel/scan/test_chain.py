@@ -98,6 +98,27 @@ def test_shapes_may_be_unknown_in_a_graph() -> None:
     assert_close(found, serial(*chain), 1e-12)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "text"),
+    [
+        (((4, 2, 3, 3), (1, 3)), r"vector of the shape \[2,3\].*received \[1,3\]"),
+        (((4, 2, 3, 2), (2, 3)), r"matrices of the shape \[4,2,3,3\].*received \[4,2,3,2\]"),
+        (((4, 2, 3, 3), (2, 3), (3, 2, 3)), r"addends of the shape \[4,2,3\]"),
+    ],
+)
+def test_shapes_that_only_the_step_knows_are_checked(shapes: Any, text: str) -> None:
+    spec = [tf.TensorSpec([None] * len(shape), tf.float64) for shape in shapes]
+    run = tf.function(package.scan, input_signature=spec)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        run(*[np.ones(shape) for shape in shapes])
+
+
+def test_more_threads_than_there_can_be_are_no_error() -> None:
+    chain = random_chain(3000, 4, 1)
+    for threads in (1000, 2**31, 2**32):
+        assert_close(package.scan(*chain, levels=62, threads=threads), serial(*chain), 1e-11)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("adjoint", [False, True])
 def test_gradients_are_those_of_the_serial_product(adjoint: bool, way: str) -> None:
@@ -124,19 +145,20 @@ def test_gradients_are_those_of_the_serial_product(adjoint: bool, way: str) -> N
             np.testing.assert_allclose(found, slope, rtol=1e-9, atol=1e-9)
 
 
-def test_gradients_have_gradients() -> None:
-    chain = [tf.constant(array) for array in random_chain(3, 2, 1)]
-    numeric, analytic = tf.test.compute_gradient(
-        lambda matrices: _slope(matrices, chain[1]), [chain[0]]
-    )
-    np.testing.assert_allclose(numeric[0], analytic[0], rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("adjoint", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+def test_gradients_have_gradients(adjoint: bool, adds: bool) -> None:
+    chain = [tf.constant(array) for array in random_chain(3, 2, 1, adds=adds)]
 
+    def all_slopes(*chain: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(chain)
+            loss = tf.reduce_sum(package.scan(*chain, adjoint=adjoint, levels=2) ** 3)
+        return tf.concat([tf.reshape(d, [-1]) for d in tape.gradient(loss, chain)], axis=0)
 
-def _slope(matrices: tf.Tensor, vector: tf.Tensor) -> tf.Tensor:
-    with tf.GradientTape() as tape:
-        tape.watch(matrices)
-        loss = tf.reduce_sum(package.scan(matrices, vector, levels=2) ** 3)
-    return tape.gradient(loss, matrices)
+    numeric, analytic = tf.test.compute_gradient(all_slopes, chain, delta=1e-4)
+    for one, other in zip(numeric, analytic, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

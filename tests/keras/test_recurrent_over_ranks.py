@@ -1,0 +1,136 @@
+"""Sequences that are cut over ranks: every rank has some of the steps, all get the whole gradient.
+
+Every rank knows the whole sequences and computes what is expected by itself, with Keras' layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+
+pytestmark = pytest.mark.usefixtures("initialized")
+
+PAIRS = {
+    "SimpleRNN": (keras.layers.SimpleRNN, ringar.layers.ScanSimpleRNN),
+    "GRU": (keras.layers.GRU, ringar.layers.ScanGRU),
+}
+LENGTHS = (5, 1, 7, 4)  # steps of each rank
+UNITS, BATCH, FEATURES = 6, 3, 2
+
+kinds = pytest.mark.parametrize("kind", PAIRS)
+ways = pytest.mark.parametrize("way", ["eager", "graph"])
+
+
+def whole(size: int, dtype: str = "float64") -> np.ndarray:
+    shape = (BATCH, sum(LENGTHS[:size]), FEATURES)
+    return np.random.default_rng(0).normal(size=shape).astype(dtype)
+
+
+def own(array: np.ndarray, rank: int, size: int) -> Any:
+    return np.split(array, np.cumsum(LENGTHS[:size])[:-1], axis=1)[rank]
+
+
+def layers_of(kind: str, dtype: str = "float64", **options: Any) -> tuple[Any, Any]:
+    """Keras' layer, and one whose sequences are cut, with the same weights."""
+    peer = PAIRS[kind][0](
+        UNITS, dtype=dtype, return_sequences=options.get("return_sequences", False)
+    )
+    layer = PAIRS[kind][1](UNITS, dtype=dtype, over=ringar.global_process_set, **options)
+    rng = np.random.default_rng(1)
+    for one in (peer, layer):
+        one.build((None, None, FEATURES))
+    peer.set_weights([0.5 * rng.normal(size=weight.shape) for weight in peer.get_weights()])
+    layer.set_weights(peer.get_weights())
+    return peer, layer
+
+
+def slopes(layer: Any, x: Any, factors: Any, initial: Any, way: str) -> list[Any]:
+    """Outputs, gradients of inputs and initial state, and those of the weights."""
+    x, initial = tf.constant(x), tf.constant(initial)
+
+    def run(x: tf.Tensor, initial: tf.Tensor) -> list[Any]:
+        with tf.GradientTape() as tape:
+            tape.watch([x, initial])
+            outputs = layer(x, initial_state=initial)
+            loss = tf.reduce_sum(outputs**2 * factors)
+        weights = [weight.value for weight in layer.trainable_variables]
+        return [outputs, *tape.gradient(loss, [x, initial, *weights])]
+
+    return (run if way == "eager" else tf.function(run))(x, initial)
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-9)
+
+
+@kinds
+@ways
+@pytest.mark.parametrize("backward", ["serial", "scan"])
+def test_states_of_all_steps(kind: str, way: str, backward: str, rank: int, size: int) -> None:
+    peer, layer = layers_of(kind, return_sequences=True, backward=backward)
+    x = whole(size)
+    factors = np.random.default_rng(2).normal(size=(*x.shape[:2], UNITS))
+    initial = np.full((BATCH, UNITS), 0.3)
+    outputs, d_x, d_initial, *d_weights = slopes(peer, x, factors, initial, "eager")
+    found = slopes(layer, own(x, rank, size), own(factors, rank, size), initial, way)
+    assert_close(found[0], own(outputs.numpy(), rank, size))
+    assert_close(found[1], own(d_x.numpy(), rank, size))
+    assert_close(found[2], d_initial if rank == 0 else np.zeros_like(d_initial))
+    for mine, expected in zip(found[3:], d_weights, strict=True):
+        assert_close(ringar.allreduce(mine, op=ringar.Sum), expected)
+
+
+@kinds
+@ways
+def test_the_last_state_is_everybodys(kind: str, way: str, rank: int, size: int) -> None:
+    peer, layer = layers_of(kind)
+    x = whole(size)
+    factors = np.random.default_rng(2).normal(size=(BATCH, UNITS))
+    initial = np.full((BATCH, UNITS), 0.3)
+    outputs, d_x, _, *d_weights = slopes(peer, x, factors, initial, "eager")
+    found = slopes(layer, own(x, rank, size), factors, initial, way)
+    assert_close(found[0], outputs)
+    # All ranks have the same loss: what comes back is that of all of them, for an average.
+    assert_close(found[1], size * own(d_x.numpy(), rank, size))
+    for mine, expected in zip(found[3:], d_weights, strict=True):
+        assert_close(ringar.allreduce(mine, op=ringar.Average), expected)
+
+
+@kinds
+def test_training_is_that_of_one_process(kind: str, rank: int, size: int) -> None:
+    x = whole(size, "float32")
+    y = x.sum(axis=(1, 2))
+    losses = []
+    for layer in layers_of(kind, "float32"):
+        keras.utils.set_random_seed(3)
+        cut = isinstance(layer, PAIRS[kind][1])
+        mine = own(x, rank, size) if cut else x
+        model = keras.Sequential([keras.Input(mine.shape[1:]), layer, keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.05)
+        model.compile(
+            ringar.DistributedOptimizer(optimizer) if cut else optimizer, "mse", jit_compile=False
+        )
+        history = model.fit(mine, y, batch_size=BATCH, epochs=6, shuffle=False, verbose=0)
+        losses.append(history.history["loss"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    assert losses[0][-1] < losses[0][0]
+
+
+@kinds
+@pytest.mark.parametrize("options", [{"stateful": True}, {"go_backwards": True}])
+def test_what_has_another_order_is_refused(kind: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"`{next(iter(options))}`"):
+        PAIRS[kind][1](4, over=ringar.global_process_set, **options)
+
+
+@kinds
+def test_masks_are_refused(kind: str) -> None:
+    _, layer = layers_of(kind, "float32")
+    with pytest.raises(ValueError, match="mask"):
+        layer(np.ones((2, 3, FEATURES), "float32"), mask=np.ones((2, 3), bool))

@@ -1,0 +1,93 @@
+// Where the computations of recurrent.cc have their inputs, and whether these fit to each other.
+
+#pragma once
+
+#include <vector>
+
+#include "kernels/computation.h"
+
+namespace ringar {
+
+// Where the inputs are, by the list in recurrent.cc.
+enum : size_t { kInitial, kRecurrent, kMask, kInputs, kKernel, kBias, kRecurrentBias };
+constexpr size_t kDStates = 6, kDLast = 7;
+constexpr size_t kStates = 3;  // the index of h where there are no inputs
+
+// -1 stands for what may be any.
+inline Status expect_rank(const char* name, const char* input, const Dims& received, size_t rank) {
+  return received.size() == rank ? Status{} : expect_dims(name, input, received, Dims(rank, -1));
+}
+
+struct Expected {
+  size_t index;
+  const char* name;
+  Dims dims;
+  bool optional;
+};
+
+inline Status expect_all(const char* name, const std::vector<Dims>& in,
+                         const std::vector<Expected>& expected) {
+  for (const auto& [index, input, dims, optional] : expected)
+    if (!optional || in[index] != Dims{0})
+      RINGAR_RETURN_IF_ERROR(expect_dims(name, input, in[index], dims));
+  return {};
+}
+
+// What all take, of a sequence of so many examples and steps.
+inline Status check_fixed(const char* name, const std::vector<Dims>& in, int64_t batch,
+                          int64_t steps, int64_t gates) {
+  RINGAR_RETURN_IF_ERROR(expect_rank(name, "h0", in[kInitial], 2));
+  const int64_t units = in[kInitial][1];
+  return expect_all(name, in,
+                    {{kInitial, "h0", {batch, units}, false},
+                     {kRecurrent, "recurrent", {units, gates * units}, false},
+                     {kMask, "mask", {batch, steps}, true}});
+}
+
+inline Status check_written(const char* name, const std::vector<Dims>& in, size_t h,
+                            int64_t gates) {
+  const Dims& whole = in[h];
+  if (gates == 1) return {};
+  return expect_dims(name, "kept", in[h + 1], {whole[0], whole[1], 4 * whole[2]});
+}
+
+inline Status check_projection(const char* name, const std::vector<Dims>& in, int64_t gates) {
+  const Dims& x = in[kInputs];
+  RINGAR_RETURN_IF_ERROR(expect_rank(name, "inputs", x, 3));
+  RINGAR_RETURN_IF_ERROR(check_fixed(name, in, x[0], x[1], gates));
+  const int64_t columns = in[kRecurrent][1];
+  return expect_all(
+      name, in, {{kKernel, "kernel", {x[2], columns}, false}, {kBias, "bias", {columns}, true}});
+}
+
+template <int64_t kGates>
+inline Status check_forward(const std::vector<Dims>& in) {
+  const char* name = kGates == 1 ? "RingarSimpleRnn" : "RingarGru";
+  RINGAR_RETURN_IF_ERROR(check_projection(name, in, kGates));
+  return expect_all(name, in, {{kRecurrentBias, "recurrent_bias", {in[kRecurrent][1]}, true}});
+}
+
+template <int64_t kGates>
+inline Status check_gradient(const std::vector<Dims>& in) {
+  const char* name = kGates == 1 ? "RingarSimpleRnnGradient" : "RingarGruGradient";
+  RINGAR_RETURN_IF_ERROR(check_projection(name, in, kGates));
+  const Dims& initial = in[kInitial];
+  const Dims states{initial[0], in[kInputs][1], initial[1]};
+  RINGAR_RETURN_IF_ERROR(expect_all(name, in,
+                                    {{kDStates, "d_states", states, true},
+                                     {kDLast, "d_last", initial, true},
+                                     {kDLast + 1, "h", states, false}}));
+  return check_written(name, in, kDLast + 1, kGates);
+}
+
+template <int64_t kGates>
+inline Status check_jacobians(const std::vector<Dims>& in) {
+  const char* name = kGates == 1 ? "RingarSimpleRnnJacobians" : "RingarGruJacobians";
+  const Dims& h = in[kStates];
+  RINGAR_RETURN_IF_ERROR(expect_rank(name, "h", h, 3));
+  RINGAR_RETURN_IF_ERROR(check_fixed(name, in, h[0], h[1], kGates));
+  RINGAR_RETURN_IF_ERROR(expect_dims(name, "h", h, {h[0], h[1], in[kInitial][1]}));
+  return check_written(name, in, kStates, kGates);
+}
+
+}  // namespace ringar

@@ -151,7 +151,7 @@ def musts(found: Found) -> list[Must]:
     misses = [max(measured / predicted, predicted / measured) for predicted, measured in pairs]
     small = {cell: times.faster("scan", "keras", "backward") for cell, times in cells.items()
              if cell.units in SMALL}  # fmt: skip
-    weakest = min(small, key=lambda cell: small[cell], default=None)
+    weakest = min(small, key=lambda cell: small[cell], default=CENTER)
     automatic = [least_automatic(place, cells) for place, cells in found.items() if CENTER in cells]
     return [
         *(best(what, keras) for what in ("step", "backward") for keras in KERAS),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
@@ -79,7 +80,7 @@ def _compiled(
     )
 
 
-def usable_threads(asked: int | None) -> int:
+def usable_threads(asked: Any) -> int:
     """How many threads a computation may use: those asked for, else as many as TensorFlow's own.
 
     Raises:

@@ -143,8 +143,8 @@ class _ScanRecurrent(_Layer):
     def _check_no_cut(self, what: str) -> None:
         if self.over is not None:
             raise ValueError(
-                f"{type(self).__qualname__}: {what} cannot be used with `over`, where each rank has "
-                "a stretch of the sequence. Leave one of them out."
+                f"{type(self).__qualname__}: {what} cannot be used with `over`, where each rank "
+                "has a stretch of the sequence. Leave one of them out."
             )
 
     # Keras shows the output of the step before where a step is masked, zeros where there is none.
@@ -225,7 +225,7 @@ def _levels(backward: str | int) -> int:
     if isinstance(backward, str) and backward in named:
         return named[backward]
     try:
-        return levels_of(backward)  # type: ignore[arg-type]
+        return levels_of(backward)
     except ValueError:
         raise ValueError(
             '`backward` must be "auto", "serial", "scan" or a number of levels, 0 or more. '

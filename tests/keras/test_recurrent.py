@@ -166,7 +166,7 @@ def test_states_may_be_kept(kind: str) -> None:
     for one in pair:
         model = keras.Sequential([keras.Input(batch_shape=(4, 6, 3)), one])
         outputs.append([model.predict(x, verbose=0, batch_size=4) for _ in range(3)])
-    np.testing.assert_allclose(*outputs, atol=1e-5)
+    np.testing.assert_allclose(outputs[0], outputs[1], atol=1e-5)
     assert np.abs(outputs[0][0] - outputs[0][1]).max() > 1e-3
 
 
@@ -209,7 +209,7 @@ def test_training_has_the_same_curve(kind: str, backward: str) -> None:
         model = keras.Sequential([keras.Input((30, 3)), layer, keras.layers.Dense(1)])
         model.compile(keras.optimizers.Adam(0.01), "mse")
         curves.append(model.fit(x, y, batch_size=16, epochs=8, verbose=0).history["loss"])
-    np.testing.assert_allclose(*curves, rtol=1e-4)
+    np.testing.assert_allclose(curves[0], curves[1], rtol=1e-4)
     assert curves[0][-1] < 0.8 * curves[0][0]
 
 

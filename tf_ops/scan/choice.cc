@@ -6,7 +6,7 @@
 //   matrix and vector   3 ns + H^2 / 27 GHz
 //   node of the tree    8 ns for a group of examples: finding it, the call
 //   Jacobian            gates H^2 / 20 GHz; 1.5 of them for each step, see scan_counts.py
-//   step of a layer     70 ns of latency; gates H^2 / 45 GHz and 0.3 ns H for each example
+//   step of a layer     20 ns of latency; gates H^2 / 45 GHz and 0.3 ns H for each example
 //   waking threads      10 us, each time that all of them begin together
 
 #include "scan/choice.h"
@@ -80,7 +80,7 @@ double recurrent_seconds(const ChainSize& chain, int gates, int levels, int thre
   if (levels > 0) return tree_seconds(chain, levels, threads, 1.5 * gates * size * size / 20e9);
   const double step = gates * size * size / 45e9 + 0.3e-9 * size;
   return static_cast<double>(chain.length) *
-         (70e-9 + static_cast<double>(chain.batch) * step / serial_workers(chain, threads));
+         (20e-9 + static_cast<double>(chain.batch) * step / serial_workers(chain, threads));
 }
 
 int worthwhile_threads(double seconds, int threads) {

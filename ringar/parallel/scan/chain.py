@@ -178,7 +178,7 @@ def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
     return computation.absent(dtype) if tensor is None else tensor
 
 
-def levels_of(levels: int | None) -> int:
+def levels_of(levels: Any) -> int:
     """The number that stands for `levels` of :func:`scan`; raises ValueError for none."""
     if levels is None:
         return CHOSEN

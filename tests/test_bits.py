@@ -38,6 +38,7 @@ def test_bits_are_as_likely_as_their_class_says() -> None:
     assert (other[0] != x).any()
 
 
+@pytest.mark.slow
 @pytest.mark.job
 def test_both_curves_are_the_same_on_one_and_on_two_ranks() -> None:
     args = ["--length", "100", "--steps", "40"]

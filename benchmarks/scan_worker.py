@@ -11,7 +11,6 @@ averaged.
 from __future__ import annotations
 
 import gc
-import inspect
 import json
 import os
 import sys
@@ -62,10 +61,7 @@ REFERENCE = "keras"
 
 def ways(ranks: int) -> dict[str, Way]:
     """Those that there are with so many ranks."""
-    import ringar
-
-    can_cut = "over" in inspect.signature(ringar.layers.ScanSimpleRNN).parameters
-    return {name: way for name, way in WAYS.items() if not way.over or (ranks > 1 and can_cut)}
+    return {name: way for name, way in WAYS.items() if not way.over or ranks > 1}
 
 
 @dataclass
@@ -111,7 +107,7 @@ class Job:
             layer = keras.layers.SimpleRNN(self.cell.units, **options)
         else:
             if way.over:
-                options["over"] = ringar.global_process_set
+                options["process_set"] = ringar.global_process_set
             layer = ringar.layers.ScanSimpleRNN(
                 self.cell.units, backward=way.backward, threads=self.threads, **options
             )

@@ -28,12 +28,13 @@ _ARGUMENTS = """
             through the chain, "scan" takes the parallel scan, a number of levels its hybrid; "auto"
             chooses by a cost model of steps, units, batch and threads.
         threads: how many of them to use; as many as TensorFlow's intra-op pool has if None.
-        over: a process set whose ranks hold one stretch each of every sequence, rank 0 the first
-            steps. Batch and features must be the same on all of them, the number of steps need
-            not. With `return_sequences` a rank gets the states of its own steps, otherwise all get
-            the last state of the whole sequence. Weights get the gradient of the whole sequence
-            where gradients are averaged over the ranks, as :class:`ringar.DistributedOptimizer`
-            does it. Not saved with the model, and not compiled by XLA.
+        process_set: ranks that hold one stretch each of every sequence, the first of them the first
+            steps; None where every rank has whole sequences. Batch and features must be the same on
+            all of them, the number of steps need not. With `return_sequences` a rank gets the
+            states of its own steps, otherwise all get the last state of the whole sequence. Weights
+            get the gradient of the whole sequence where gradients are averaged over the ranks, as
+            :class:`ringar.DistributedOptimizer` does it. Not saved with the model, and not compiled
+            by XLA.
 
     Input and output shapes, masks, `return_sequences`, `return_state`, `stateful` and
     `go_backwards` are those of the Keras layer. float16 and bfloat16 are computed in float32
@@ -42,8 +43,8 @@ _ARGUMENTS = """
     `implementation=1`.
 
     Raises:
-        ValueError: for another activation, or a `backward` or `threads` out of range; with `over`,
-            for `stateful`, `go_backwards`, `recurrent_dropout` and masks.
+        ValueError: for another activation, or a `backward` or `threads` out of range; with a
+            `process_set`, for `stateful`, `go_backwards`, `recurrent_dropout` and masks.
 """
 
 
@@ -59,15 +60,15 @@ class _ScanRecurrent(_Layer):
         *args: Any,
         backward: str | int = "auto",
         threads: int | None = None,
-        over: ProcessSet | None = None,
+        process_set: ProcessSet | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(units, *args, **kwargs)
-        self.backward, self.threads, self.over = backward, threads, over
+        self.backward, self.threads, self.process_set = backward, threads, process_set
         self._levels = _levels(backward)
         computation.usable_threads(threads)
         self._cell_kind = self._kind()
-        if over is not None:
+        if process_set is not None:
             self._check_cut()
 
     def inner_loop(
@@ -89,7 +90,7 @@ class _ScanRecurrent(_Layer):
             mask = None if mask is None else tf.reverse(mask, [1])
         sequence = self._sequence(sequences, state, mask, training)
         way = Way(self._levels, computation.usable_threads(self.threads))
-        cut = () if self.over is None else (self.over,)
+        cut = () if self.process_set is None else (self.process_set,)
         ways = stretches if cut else recurrent
         if not self.return_sequences:
             last = ways.last_state(sequence, way, *cut)
@@ -141,10 +142,10 @@ class _ScanRecurrent(_Layer):
             self._check_no_cut("`recurrent_dropout`, or `dropout` of each gate")
 
     def _check_no_cut(self, what: str) -> None:
-        if self.over is not None:
+        if self.process_set is not None:
             raise ValueError(
-                f"{type(self).__qualname__}: {what} cannot be used with `over`, where each rank "
-                "has a stretch of the sequence. Leave one of them out."
+                f"{type(self).__qualname__}: {what} cannot be used with `process_set`, where "
+                "each rank has a stretch of the sequence. Leave one of them out."
             )
 
     # Keras shows the output of the step before where a step is masked, zeros where there is none.

@@ -41,7 +41,7 @@ def layers_of(kind: str, dtype: str = "float64", **options: Any) -> tuple[Any, A
     peer = PAIRS[kind][0](
         UNITS, dtype=dtype, return_sequences=options.get("return_sequences", False)
     )
-    layer = PAIRS[kind][1](UNITS, dtype=dtype, over=ringar.global_process_set, **options)
+    layer = PAIRS[kind][1](UNITS, dtype=dtype, process_set=ringar.global_process_set, **options)
     rng = np.random.default_rng(1)
     for one in (peer, layer):
         one.build((None, None, FEATURES))
@@ -126,7 +126,7 @@ def test_training_is_that_of_one_process(kind: str, rank: int, size: int) -> Non
 @pytest.mark.parametrize("options", [{"stateful": True}, {"go_backwards": True}])
 def test_what_has_another_order_is_refused(kind: str, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"`{next(iter(options))}`"):
-        PAIRS[kind][1](4, over=ringar.global_process_set, **options)
+        PAIRS[kind][1](4, process_set=ringar.global_process_set, **options)
 
 
 @kinds

@@ -65,7 +65,7 @@ def assert_close(found: Any, expected: np.ndarray, tolerance: float) -> None:
 
 def levels_of(length: int) -> list[int | None]:
     whole = int(np.ceil(np.log2(length + 1)))
-    return [None, *range(min(whole, 4) + 1), whole, whole + 3]
+    return [None, *range(whole + 2), whole + 9]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -9,9 +9,19 @@
 
 #include "chains.h"
 #include "check.h"
+#include "ranks.h"
 #include "scan/choice.h"
 #include "scan/scan.h"
 #include "scan/workers.h"
+
+// In a process of its own: the threads that it starts do not end, and the ranks that later tests
+// fork must come from a process that has none.
+#define TEST_APART(name)                            \
+  static void apart_##name();                       \
+  TEST(name) {                                      \
+    on_processes(1, [](Rank&) { apart_##name(); }); \
+  }                                                 \
+  static void apart_##name()
 
 namespace ringar::test {
 namespace {
@@ -122,7 +132,7 @@ const int64_t kSizes[] = {1, 2, 3, 4, 7, 8, 16, 17, 20, 33, 64};
 
 }  // namespace
 
-TEST(scan_equals_the_serial_product_for_all_lengths) {
+TEST_APART(scan_equals_the_serial_product_for_all_lengths) {
   for (int64_t length = 0; length <= 34; ++length)
     for (const bool adjoint : {false, true})
       for (const bool has_addends : {false, true})
@@ -132,7 +142,7 @@ TEST(scan_equals_the_serial_product_for_all_lengths) {
         }
 }
 
-TEST(scan_equals_the_serial_product_for_all_sizes) {
+TEST_APART(scan_equals_the_serial_product_for_all_sizes) {
   for (const int64_t size : kSizes)
     for (const int64_t batch : {1, 17})
       for (const bool adjoint : {false, true}) {
@@ -141,7 +151,7 @@ TEST(scan_equals_the_serial_product_for_all_sizes) {
       }
 }
 
-TEST(scan_equals_the_serial_product_of_long_chains) {
+TEST_APART(scan_equals_the_serial_product_of_long_chains) {
   for (const int64_t length : {1000, 4097})
     for (const Kind kind : {Kind::kOrthogonal, Kind::kNormal, Kind::kZeros}) {
       expect_serial<double>({length, 2, 8, true, false, kind}, 62, 2);
@@ -151,7 +161,7 @@ TEST(scan_equals_the_serial_product_of_long_chains) {
   expect_serial<float>({4097, 2, 8, false, false, Kind::kOrthogonal}, 5, 1);
 }
 
-TEST(scan_is_right_for_a_spectral_radius_above_and_below_1) {
+TEST_APART(scan_is_right_for_a_spectral_radius_above_and_below_1) {
   for (const Kind kind : {Kind::kGrowing, Kind::kShrinking})
     for (const int levels : {0, 3, 62}) {
       expect_serial<double>({1500, 2, 20, true, false, kind}, levels, 1);
@@ -159,7 +169,7 @@ TEST(scan_is_right_for_a_spectral_radius_above_and_below_1) {
     }
 }
 
-TEST(scan_keeps_infinities_and_nan_where_they_belong) {
+TEST_APART(scan_keeps_infinities_and_nan_where_they_belong) {
   for (const bool adjoint : {false, true})
     for (const int levels : {0, 1, 2, 3, 6})
       for (const int threads : {1, 3}) {  // three for two examples: subtrees are shared out
@@ -170,7 +180,7 @@ TEST(scan_keeps_infinities_and_nan_where_they_belong) {
       }
 }
 
-TEST(scan_of_nothing_writes_nothing) {
+TEST_APART(scan_of_nothing_writes_nothing) {
   for (const ChainCase& of : {ChainCase{5, 0, 3}, ChainCase{5, 3, 0}}) {
     float untouched = 7;
     const DenseChain<float> chain(of.length, of.batch, of.size, false, nullptr, nullptr,
@@ -194,7 +204,7 @@ TEST(scan_asks_for_a_left_leaf_twice_and_for_a_right_one_once) {
   }
 }
 
-TEST(scan_does_not_depend_on_threads_where_groups_suffice) {
+TEST_APART(scan_does_not_depend_on_threads_where_groups_suffice) {
   const ChainCase of{100, 64, 20, true, true};
   ChainArrays<float> one(of), two(of);
   scan(one.chain(), 62, 1);
@@ -202,7 +212,7 @@ TEST(scan_does_not_depend_on_threads_where_groups_suffice) {
   EXPECT(one.results == two.results);
 }
 
-TEST(scan_reduces_a_chain_to_one_map) {
+TEST_APART(scan_reduces_a_chain_to_one_map) {
   for (const int64_t length : {0, 1, 2, 3, 5, 8, 31, 32, 100})
     for (const bool adjoint : {false, true})
       for (const int threads : {1, 2})
@@ -234,7 +244,7 @@ TEST(scan_wakes_no_thread_for_a_microsecond) {
   EXPECT_EQ(worthwhile_threads(1, 8), 8);
 }
 
-TEST(workers_do_every_task_once) {
+TEST_APART(workers_do_every_task_once) {
   for (const int threads : {1, 2, 5}) {
     std::vector<std::atomic<int>> done(100);
     parallel_for(threads, 100, [&](int64_t i) { ++done[static_cast<size_t>(i)]; });
@@ -242,7 +252,7 @@ TEST(workers_do_every_task_once) {
   }
 }
 
-TEST(workers_serve_several_callers) {
+TEST_APART(workers_serve_several_callers) {
   std::atomic<int> done{0};
   std::vector<std::thread> callers;
   for (int i = 0; i < 4; ++i)
@@ -253,7 +263,7 @@ TEST(workers_serve_several_callers) {
   EXPECT_EQ(done.load(), 4 * 50 * 7);
 }
 
-TEST(workers_hand_on_what_a_task_throws) {
+TEST_APART(workers_hand_on_what_a_task_throws) {
   for (const int threads : {1, 3}) {
     bool thrown = false;
     try {

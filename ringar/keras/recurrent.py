@@ -31,10 +31,14 @@ _ARGUMENTS = """
         process_set: ranks that hold one stretch each of every sequence, the first of them the first
             steps; None where every rank has whole sequences. Batch and features must be the same on
             all of them, the number of steps need not. With `return_sequences` a rank gets the
-            states of its own steps, otherwise all get the last state of the whole sequence. Weights
-            get the gradient of the whole sequence where gradients are averaged over the ranks, as
-            :class:`ringar.DistributedOptimizer` does it. Not saved with the model, and not compiled
-            by XLA.
+            states of its own steps, and if asked the state after them; otherwise all get the last
+            state of the whole sequence. Weights get the gradient of the whole sequence where
+            gradients are averaged over the ranks, as :class:`ringar.DistributedOptimizer` does it;
+            with a loss that is a mean over steps, stretches must be of one length for that. All
+            ranks have at least one step, call the layer equally often, in `evaluate` and `predict`
+            too, and take gradients of a loss that depends on its output. Not part of the config, so
+            that a layer that is saved, copied or wrapped (`Bidirectional`, `clone_model`) has none.
+            Not compiled by XLA.
 
     Input and output shapes, masks, `return_sequences`, `return_state`, `stateful` and
     `go_backwards` are those of the Keras layer. float16 and bfloat16 are computed in float32
@@ -44,7 +48,7 @@ _ARGUMENTS = """
 
     Raises:
         ValueError: for another activation, or a `backward` or `threads` out of range; with a
-            `process_set`, for `stateful`, `go_backwards`, `recurrent_dropout` and masks.
+            `process_set`, for `stateful`, `go_backwards`, dropout and masks.
 """
 
 
@@ -70,6 +74,7 @@ class _ScanRecurrent(_Layer):
         self._cell_kind = self._kind()
         if process_set is not None:
             self._check_cut()
+            self.supports_jit = False  # messages are not compiled
 
     def inner_loop(
         self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
@@ -135,11 +140,16 @@ class _ScanRecurrent(_Layer):
         return self.cell.bias, None
 
     def _check_cut(self) -> None:
+        if not isinstance(self.process_set, ProcessSet):
+            raise TypeError(
+                f"{type(self).__qualname__}: `process_set` must be a ringar.ProcessSet, such as "
+                f"ringar.global_process_set, or None. Received: {self.process_set!r}"
+            )
         for name in ("stateful", "go_backwards"):
             if getattr(self, name):
                 self._check_no_cut(f"`{name}`")
-        if self._steps_differ():
-            self._check_no_cut("`recurrent_dropout`, or `dropout` of each gate")
+        if self.cell.dropout or self.cell.recurrent_dropout:  # each rank would draw its own masks
+            self._check_no_cut("`dropout` and `recurrent_dropout`")
 
     def _check_no_cut(self, what: str) -> None:
         if self.process_set is not None:
@@ -208,6 +218,8 @@ class ScanGRU(_ScanRecurrent, keras.layers.GRU):  # noqa: D101
 # from one into the other. Models are saved with the name that is registered.
 ScanSimpleRNN.__name__ = keras.layers.SimpleRNN.__name__
 ScanGRU.__name__ = keras.layers.GRU.__name__
+# Where Keras 3.3 looks for them when it loads a model.
+SimpleRNN, GRU = ScanSimpleRNN, ScanGRU
 
 
 def _activation(layer: Any, name: str) -> int:

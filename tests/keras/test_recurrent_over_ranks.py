@@ -122,11 +122,48 @@ def test_training_is_that_of_one_process(kind: str, rank: int, size: int) -> Non
     assert losses[0][-1] < losses[0][0]
 
 
+@pytest.mark.ranks(2, 3)
+def test_a_process_set_may_have_another_order(rank: int, size: int) -> None:
+    members = [1, 0] if size == 2 else [2, 1]
+    ranks = ringar.add_process_set(members)
+    try:
+        if rank in members:
+            peer, layer = layers_of("SimpleRNN")
+            layer.process_set = ranks
+            x = whole(2)
+            expected = peer(x)
+            assert_close(layer(own(x, ranks.rank(), 2)), expected)
+    finally:
+        ringar.remove_process_set(ranks)
+
+
+@pytest.mark.ranks(2)
+def test_two_ranks_multiply_no_matrices(rank: int) -> None:
+    """Products of Jacobians may overflow where no vector of the chain does."""
+    layer = ringar.layers.ScanSimpleRNN(
+        2, activation=None, use_bias=False, process_set=ringar.global_process_set
+    )
+    layer.build((None, None, 1))
+    layer.set_weights([np.zeros((1, 2)), np.diag([1e6, 0.5])])
+    initial = tf.zeros((1, 2))
+    with tf.GradientTape() as tape:
+        tape.watch(initial)
+        loss = layer(tf.zeros((1, 16, 1)), initial_state=initial)[0, 1]
+    expected = 2 * 0.5**32 if rank == 0 else 0.0  # both ranks have the loss
+    np.testing.assert_allclose(tape.gradient(loss, initial), [[0.0, expected]], rtol=1e-6)
+
+
 @kinds
-@pytest.mark.parametrize("options", [{"stateful": True}, {"go_backwards": True}])
+@pytest.mark.parametrize("options", [{"stateful": True}, {"go_backwards": True}, {"dropout": 0.5}])
 def test_what_has_another_order_is_refused(kind: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"`{next(iter(options))}`"):
+    with pytest.raises(ValueError, match=next(iter(options))):
         PAIRS[kind][1](4, process_set=ringar.global_process_set, **options)
+
+
+def test_a_process_set_must_be_one() -> None:
+    ranks: Any = [0, 1]
+    with pytest.raises(TypeError, match="`process_set` must be a ringar.ProcessSet"):
+        ringar.layers.ScanGRU(4, process_set=ranks)
 
 
 @kinds

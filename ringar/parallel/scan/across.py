@@ -1,7 +1,8 @@
 """A chain whose matrices lie on several ranks: each has a stretch, in the order of the ranks.
 
-Each rank reduces its stretch to one affine map, which takes as many products as it has matrices.
-The maps are scanned by recursive doubling (`doubling`). After log2(P) rounds a rank knows what all
+The first rank has the vector and scans at once. Each other one but the last reduces its stretch to
+one affine map, which takes as many products as it has matrices. The maps are scanned by recursive
+doubling (`doubling`). After log2(P) rounds a rank knows what all
 ranks before it make of the vector, and sweeps down its own stretch. That is O(n/P + log P) steps of
 a product each, where the chain on one rank takes n.
 
@@ -111,7 +112,7 @@ def scan_across(
             back = _sweep(matrices, nothing, entering, rest, not adjoint, way, ranks)
             before, after = (vectors[1:], back[:-1]) if adjoint else (back[1:], vectors[:-1])
             d_vector = back[-1] if adjoint else back[0]
-            if _line(ranks, adjoint).place > 0:
+            if doubling.Line(ranks, ranks.size(), reverse=adjoint).place > 0:
                 d_vector = nothing
             slopes = [before[..., :, None] * after[..., None, :], d_vector]
             return [*slopes, *[back[:-1] if adjoint else back[1:] for _ in addends]]
@@ -131,53 +132,58 @@ def _sweep(
     ranks: ProcessSet,
 ) -> tf.Tensor:
     """The scan across ranks, `entering` being added to what comes into this rank."""
-    vector = come_in(matrices, vector, entering, addends, adjoint, way.threads, ranks)
+    line = doubling.Line(ranks, ranks.size(), reverse=adjoint)
+    if line.place == 0:  # has the vector, so that a vector is all it has to hand on
+        if entering is not None:
+            vector += entering
+        vectors = chain.run(matrices, vector, addends, adjoint, way)
+        exchange(Element(vectors[0 if adjoint else -1]), vector, line)
+        return vectors
+    own = None
+    if line.place + 1 < line.size:
+        own = reduce_stretch(matrices, entering, addends, adjoint, way.threads)
+    vector = exchange(own, vector, line)
     if entering is not None:
         vector += entering
     return chain.run(matrices, vector, addends, adjoint, way)
 
 
-def come_in(
+def reduce_stretch(
     matrices: tf.Tensor,
-    vector: tf.Tensor,
     entering: tf.Tensor | None,
     addends: tf.Tensor | None,
     adjoint: bool,
     threads: int,
-    ranks: ProcessSet,
-) -> tf.Tensor:
-    """What comes into this rank's stretch from the ranks before it; `vector` at the first of them.
+) -> Element:
+    """A rank's stretch as one map.
 
     Args:
-        matrices: of this rank's stretch, as the scan's.
-        vector: (batch, size), what comes into the first rank.
+        matrices: of the stretch, as the scan's.
         entering: (batch, size), added to what comes in, or None.
-        addends: of this rank's stretch, or None.
+        addends: of the stretch, or None.
         adjoint: as of the scan.
         threads: how many to use.
-        ranks: the process set.
     """
-    if ranks.size() == 1:
-        return vector
     whole = chain.Way(chain.WHOLE, threads)
     product, addend = chain.reduce_chain(matrices, addends, adjoint=adjoint, way=whole)
-    own = Element(addend, product if adjoint else tf.linalg.matrix_transpose(product))
-    if entering is not None:
-        own = Element(apply(entering, own.matrix) + addend, own.matrix)
-    line = _line(ranks, adjoint)
-    if line.place == 0:
-        own = Element(vector).then(own)
+    matrix = product if adjoint else tf.linalg.matrix_transpose(product)
+    return Element(addend if entering is None else apply(entering, matrix) + addend, matrix)
+
+
+def exchange(own: Element | None, like: tf.Tensor, line: doubling.Line) -> tf.Tensor:
+    """What comes into this rank's stretch; `like` itself where nothing comes before.
+
+    Args:
+        own: what this rank hands on: a vector at the first place, then a map, None at the last.
+        like: (batch, size), of the shape and dtype of all vectors.
+        line: the ranks in the order of the chain.
+    """
 
     def receive(places: range, source: int, name: str) -> Element:
-        specs = [tf.TensorSpec(own.vector.shape, own.vector.dtype)]
+        specs = [tf.TensorSpec(like.shape, like.dtype)]
         if places.start > 0:  # what it has does not reach back to the vector
-            units = own.vector.shape[-1]
-            specs.append(tf.TensorSpec([*own.vector.shape, units], own.vector.dtype))
-        return Element(*recv(specs, source, name=name, process_set=ranks))
+            specs.append(tf.TensorSpec([*like.shape, like.shape[-1]], like.dtype))
+        return Element(*recv(specs, source, name=name, process_set=line.ranks))
 
     before = doubling.before(own, line, receive, "scan_across")
-    return vector if before is None else before.vector
-
-
-def _line(ranks: ProcessSet, adjoint: bool) -> doubling.Line:
-    return doubling.Line(ranks, ranks.size(), reverse=adjoint)
+    return like if before is None else before.vector

@@ -39,6 +39,7 @@ _SAME = (
     ("examples", "Shuffle with a seed, and do not shard the data."),
     ("random numbers", "Call keras.utils.set_random_seed with one seed on all ranks, or give one "
      "to each Dropout."),
+    ("trainable layers", "Freeze the same ones on all ranks."),
     ("layers or weights", "Build the model alike on all ranks, after keras.utils.set_random_seed "
      "with one seed, or call ringar.broadcast_variables(model.weights)."),
 )  # fmt: skip
@@ -207,7 +208,10 @@ class Depth:
             layers = {id(stage.layer): stage.layer for stage in self._chain.stages}.values()
             values = [np.asarray(weight) for layer in layers for weight in layer.weights]
             weights = _digest([np.array([stage.shape for stage in self._chain.stages]), *values])
-        return [np.array([[_digest([inputs]), _digest(masks), weights]], np.int64)]
+        trains = [[v.trainable for v in stage.layer.weights] for stage in self._chain.stages]
+        flags = np.array([flag for layer in trains for flag in [*layer, 2]], np.int8)
+        columns = [_digest([inputs]), _digest(masks), _digest([flags]), weights]
+        return [np.array([columns], np.int64)]
 
     def _compare(self, everyone: np.ndarray) -> list[np.ndarray]:
         for digests, (what, remedy) in zip(everyone.T, _SAME, strict=True):

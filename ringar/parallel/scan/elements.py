@@ -72,7 +72,7 @@ def _apply(element: Element, vectors: np.ndarray) -> np.ndarray:
 def _check_size(left: Element, right: Element, first: Any, second: Any) -> None:
     # A product has at most as many entries as there are multiplications, and as there is room for.
     dense = math.prod((second.shape[0], first.shape[1]))
-    if left.per_example and right.per_example is False:
+    if left.per_example and not right.per_example:
         dense //= max(second.shape[1] // right.matrix.shape[1], 1)
     most = min(multiplications(second, first), dense)
     if most > MOST_ENTRIES:

@@ -2,7 +2,7 @@
 #
 #   make demo         install, build, train on two ranks, print the result
 #   make test         every test: plain, then on 2, 3 and 4 ranks
-#   make test-long    on 2, 3 and 4 ranks all variants of all tests, slow ones too: half an hour
+#   make test-long    slow tests, and on 2, 3 and 4 ranks all variants of all tests: half an hour
 #   make test-native  the C++ tests under AddressSanitizer and ThreadSanitizer
 #   make test-matrix  one wheel beside the oldest and the newest TensorFlow that ringar serves
 #   make lint         ruff, mypy, clang-format, shellcheck
@@ -74,6 +74,7 @@ test-ranks: $(LIBRARY)
 	done
 
 test-long: $(LIBRARY)
+	$(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q --slow -m slow
 	$(MAKE) test-ranks SLOW=--slow RANKS_LIMIT=2400
 
 # ThreadSanitizer of older compilers does not find its way in widely randomized addresses.

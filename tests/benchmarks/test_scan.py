@@ -259,6 +259,7 @@ def test_pictures(tmp_path: Path) -> None:
 # --- real runs
 
 
+@pytest.mark.slow
 @pytest.mark.job
 @pytest.mark.deadline(150)
 def test_a_quick_run(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def test_kernels(host: HostCupy, size: int, itemsize: int) -> None:
                     number += 1
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("per_round", [1, 2, 5])
 @pytest.mark.parametrize("size", [2, 20])

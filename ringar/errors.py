@@ -43,6 +43,13 @@ class UnsupportedError(RingarError, NotImplementedError):
     """This build, machine or TensorFlow cannot do what was asked."""
 
 
+class DeviceError(RingarError):
+    """CUDA or NCCL has reported an error on this rank. The process set cannot be used any longer.
+
+    The other ranks get a :class:`PeerLostError` with its text.
+    """
+
+
 # The numbers of ringar_code in tf_ops/include/ringar.h.
 _BY_CODE: dict[int, type[RingarError]] = {
     3: MismatchError,
@@ -51,6 +58,7 @@ _BY_CODE: dict[int, type[RingarError]] = {
     9: NotInitializedError,
     10: PeerLostError,
     12: UnsupportedError,
+    13: DeviceError,
 }
 
 

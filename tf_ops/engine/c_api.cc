@@ -64,6 +64,24 @@ class CallerRequest : public Request {
   const Spec own_;
 };
 
+int run_call(const char* spec_text, const ringar_array* arrays, int32_t count,
+             const int64_t* splits, int32_t split_count, int64_t* received,
+             ringar_allocate allocate, void* context, std::optional<OnGpu> gpu) {
+  Spec spec;
+  const Status parsed = Spec::parse(spec_text, &spec);
+  if (!parsed.ok()) return report(parsed);
+  CallerRequest request(spec);
+  request.allocator = allocate;
+  request.context = context;
+  request.gpu = std::move(gpu);
+  request.add(arrays, count);
+  if (splits) request.splits.assign(splits, splits + split_count);
+  const Status status = run(request);
+  if (status.ok() && received)
+    std::copy(request.received.begin(), request.received.end(), received);
+  return report(status);
+}
+
 }  // namespace
 
 std::shared_ptr<Engine> engine() {
@@ -175,18 +193,22 @@ int ringar_remove_process_set(int32_t id) {
 int ringar_run(const char* spec_text, const ringar_array* arrays, int32_t count,
                const int64_t* splits, int32_t split_count, int64_t* received,
                ringar_allocate allocate, void* context) {
-  Spec spec;
-  const Status parsed = Spec::parse(spec_text, &spec);
-  if (!parsed.ok()) return report(parsed);
-  CallerRequest request(spec);
-  request.allocator = allocate;
-  request.context = context;
-  request.add(arrays, count);
-  if (splits) request.splits.assign(splits, splits + split_count);
-  const Status status = run(request);
-  if (status.ok() && received)
-    std::copy(request.received.begin(), request.received.end(), received);
-  return report(status);
+  return run_call(spec_text, arrays, count, splits, split_count, received, allocate, context, {});
+}
+
+int ringar_run_on_gpu(const char* spec_text, const ringar_array* arrays, int32_t count,
+                      const int64_t* splits, int32_t split_count, int64_t* received,
+                      ringar_allocate allocate, void* context, int32_t device, void* stream) {
+  return run_call(spec_text, arrays, count, splits, split_count, received, allocate, context,
+                  OnGpu{device, stream});
+}
+
+int ringar_synchronize_gpu(void) {
+  const auto running = engine();
+  if (!running)
+    return report({RINGAR_NOT_INITIALIZED,
+                   "ringar is not initialized: call ringar.init() before synchronize"});
+  return report(running->synchronize_gpu());
 }
 
 ringar_call* ringar_prepare(const char* spec_text, const ringar_array* arrays, int32_t count) {

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "algorithms/between_hosts.h"
+#include "algorithms/on_gpus.h"
 #include "algorithms/shared_memory.h"
 
 namespace ringar {
@@ -32,8 +33,9 @@ Communicator::Communicator(int id, int slot, std::vector<int> ranks, const World
 }
 
 Communicator::~Communicator() {
+  close_gpus();
   // The link may still read and write what a failed collective has left behind.
-  if (!broken_.ok()) buffers_.keep_until_exit();
+  if (is_broken()) buffers_.keep_until_exit();
 }
 
 void Communicator::group(uint64_t offset) {
@@ -68,6 +70,7 @@ void Communicator::group(uint64_t offset) {
   }
   host_ = std::make_unique<HostGroup>(id_, std::move(members), place, world_.arena, offset,
                                       world_.patience, current_);
+  group_gpus(here, place);
   if (!world_.link) return;
   everybody_.emplace(in_order, place_in(in_order, topology.rank), *world_.link, world_.patience,
                      current_);
@@ -78,6 +81,24 @@ void Communicator::group(uint64_t offset) {
   column_.emplace(column, place_in(column, topology.rank), *world_.link, world_.patience, current_);
 }
 
+void Communicator::group_gpus(const std::vector<int>& here, int place) {
+  if (!world_.gpu) return;
+  const auto broken = [this](const Status& why) { break_for_good(why); };
+  gpus_ = std::make_shared<GpuGroup>(ranks_, rank_, world_, current_, broken);
+  first_here_ = here.front();
+  std::vector<int> job_ranks;
+  for (int r : here) job_ranks.push_back(ranks_[static_cast<size_t>(r)]);
+  gpus_here_ = std::make_shared<GpuGroup>(job_ranks, place, world_, current_, broken);
+}
+
+void Communicator::close_gpus() {
+  if (!gpus_ || !(gpus_->is_open() || gpus_here_->is_open())) return;
+  const CurrentContext current(world_.gpu->driver(), world_.gpu->context());
+  (void)world_.gpu->watch().wait_for_all();
+  gpus_here_->close();
+  gpus_->close();
+}
+
 Algorithm Communicator::algorithm_for(const Spec& spec) const {
   if (spec.collective != Collective::kAllreduce) return Algorithm::kAuto;
   return spec.algorithm == Algorithm::kAuto ? world_.algorithm : spec.algorithm;
@@ -85,6 +106,7 @@ Algorithm Communicator::algorithm_for(const Spec& spec) const {
 
 std::string Communicator::rejection(const Request& request) const {
   const std::string why = request.rejection(size());
+  if (why.empty() && request.gpu) return rejection_on_gpu(request);
   const Algorithm algorithm = algorithm_for(request.spec);
   if (!why.empty() || world_.link || !is_flat(algorithm) || size() == 1) return why;
   return "expected a job with an MPI link for algorithm=" + std::string(name_of(algorithm)) +
@@ -92,13 +114,47 @@ std::string Communicator::rejection(const Request& request) const {
          "job with ringarrun --launcher mpirun";
 }
 
+std::string Communicator::rejection_on_gpu(const Request& request) const {
+  const Spec& spec = request.spec;
+  if (is_flat(algorithm_for(spec)))
+    return "expected algorithm=\"auto\" or \"hierarchical\" for arrays on a GPU, where NCCL "
+           "chooses "
+           "the rest, received " +
+           std::string(name_of(algorithm_for(spec)));
+  if (reduces(spec.collective) && spec.op != ReduceOp::kSum &&
+      (spec.prescale != 1.0 || spec.postscale != 1.0))
+    return "expected op=sum with factors on a GPU, received " + std::string(name_of(spec.op));
+  const Status usable = world_.gpu->use(request.gpu->device);
+  if (!usable.ok()) return usable.message();
+  const CurrentContext current(world_.gpu->driver(), world_.gpu->context());
+  if (!current.status().ok()) return current.status().message();
+  return world_.gpu->refuse_capture(request.gpu->stream).message();
+}
+
+Status Communicator::failure() const {
+  const std::lock_guard<std::mutex> lock(broken_mutex_);
+  return broken_;
+}
+
+void Communicator::break_for_good(const Status& failure) {
+  {
+    const std::lock_guard<std::mutex> lock(broken_mutex_);
+    if (!broken_.ok()) return;
+    broken_ = failure;
+    is_broken_.store(true);
+  }
+  if (world_.arena) world_.arena->give_up(failure.message());
+  if (world_.peers) world_.peers->gave_up(failure.message());
+}
+
 Status Communicator::run(Request& request) {
-  if (!broken_.ok()) return broken_;
+  if (is_broken()) return failure();
   current_.signature = Signature::of(request, rejection(request), sequence_);
   current_.signature.algorithm = algorithm_for(request.spec);
   current_.tracing = Timeline::instance().on();
   const int64_t begin = current_.tracing ? monotonic_ns() : 0;
-  const Status status = dispatch(request);
+  const bool on_gpu = request.gpu && !current_.signature.rejected;
+  const Status status = on_gpu ? run_on_gpus(*this, request) : dispatch(request);
   ++sequence_;
   if (current_.tracing) {
     Timeline::instance().collective(request, current_.signature.title(), begin, current_.trace);
@@ -108,13 +164,12 @@ Status Communicator::run(Request& request) {
   if (in_step && world_.peers) world_.peers->finished(current_.slot, id_, sequence_);
   if (status.ok()) return status;
   const Status failure(status.code(), current_.prefix() + status.message());
-  if (!in_step) {
-    broken_ = failure;
-    is_broken_.store(true);
-    if (world_.arena) world_.arena->give_up(failure.message());
-    if (world_.peers) world_.peers->gave_up(failure.message());
-  }
+  if (!in_step) break_for_good(failure);
   return failure;
+}
+
+Status Communicator::run_on_hosts(Request& request) {
+  return dispatch(request);
 }
 
 Status Communicator::dispatch(Request& request) {

@@ -13,10 +13,12 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "algorithms/buffers.h"
+#include "engine/gpu_group.h"
 #include "engine/host_group.h"
 #include "engine/link_group.h"
 #include "engine/request.h"
@@ -42,6 +44,10 @@ class Communicator {
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int>& ranks() const { return ranks_; }
   bool is_broken() const { return is_broken_.load(); }
+  // From now on every collective returns this error, and the other ranks are told. Any thread.
+  void break_for_good(const Status& failure);
+  // Ends what this set has under way on GPUs. All its ranks do so at the same place.
+  void close_gpus();
   bool has_memory() const { return host_->has_memory(); }
 
   // For algorithms ------------------------------------------------------------------------------
@@ -61,11 +67,21 @@ class Communicator {
   int set_rank(int place) const { return order_[static_cast<size_t>(place)]; }
   int place_of(int set_rank) const { return places_[static_cast<size_t>(set_rank)]; }
   Buffers& buffers() { return buffers_; }
+  // Runs a part of a collective that is in the memory of hosts. All ranks do so.
+  Status run_on_hosts(Request& request);
+  // All ranks, in the set's order, and those of this host, of which the set's number `first_here`
+  // comes first.
+  const std::shared_ptr<GpuGroup>& gpus() const { return gpus_; }
+  const std::shared_ptr<GpuGroup>& gpus_here() const { return gpus_here_; }
+  int first_here() const { return first_here_; }
 
  private:
   void group(uint64_t offset);
+  void group_gpus(const std::vector<int>& here, int place);
   Algorithm algorithm_for(const Spec& spec) const;
   std::string rejection(const Request& request) const;
+  std::string rejection_on_gpu(const Request& request) const;
+  Status failure() const;
   Status dispatch(Request& request);
 
   const int id_;
@@ -81,8 +97,11 @@ class Communicator {
   std::optional<LinkGroup> column_, everybody_;
   Buffers buffers_;
   uint64_t sequence_ = 0;  // collectives begun
+  std::shared_ptr<GpuGroup> gpus_, gpus_here_;
+  int first_here_ = 0;
+  mutable std::mutex broken_mutex_;
   Status broken_;
-  std::atomic<bool> is_broken_{false};  // for other threads
+  std::atomic<bool> is_broken_{false};
 };
 
 }  // namespace ringar

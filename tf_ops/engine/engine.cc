@@ -64,11 +64,14 @@ Engine::Engine(const ringar_config& config, std::unique_ptr<Link> link)
       inline_bytes_(Topology::of(config).is_one_host()
                         ? tuning_for(static_cast<size_t>(config.size)).inline_bytes
                         : kInlineBytesBetweenHosts),
-      link_(std::move(link)) {
+      link_(std::move(link)),
+      gpu_(std::make_unique<Gpu>(config.cuda_library ? config.cuda_library : "",
+                                 config.nccl_library ? config.nccl_library : "")) {
   world_.topology = Topology::of(config);
   world_.patience = {config.deadline, config.stall_warning,
                      spin_microseconds(config, !world_.topology.is_one_host()), &stopping_};
   world_.link = link_.get();
+  world_.gpu = gpu_.get();
   if (config.algorithm) world_.algorithm = algorithm_named(config.algorithm);
   world_.recursive_doubling_bytes.assign(
       config.recursive_doubling_bytes,
@@ -121,6 +124,7 @@ void Engine::stop() {
   lock.unlock();
   if (thread_.joinable()) thread_.join();
   if (mail_) mail_->stop();
+  close_gpus();
   if (peers_ && !has_left_.exchange(true)) peers_->left();
   if (arena_) arena_->leave();
 }
@@ -149,11 +153,13 @@ Status Engine::create(const std::vector<int>& ranks, int* id) {
     next_offset_ += Communicator::arena_bytes(ranks, world_.topology);
     areas_[*id] = area;
   }
-  if (std::find(ranks.begin(), ranks.end(), config_.rank) == ranks.end()) return {};
+  if (std::find(ranks.begin(), ranks.end(), config_.rank) == ranks.end())
+    return split_gpus(nullptr);
   auto communicator = std::make_unique<Communicator>(*id, area.slot, ranks, world_, area.offset);
   if (!communicator->has_memory())
     return {RINGAR_OUT_OF_MEMORY, who() + "cannot map the shared memory of process set " +
                                       std::to_string(*id) + " of ranks " + list(ranks)};
+  RINGAR_RETURN_IF_ERROR(split_gpus(communicator.get()));
   const std::lock_guard<std::mutex> lock(sets_mutex_);
   sets_[*id] = std::move(communicator);
   return {};

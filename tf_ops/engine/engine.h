@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "engine/communicator.h"
+#include "engine/gpu.h"
 #include "engine/mail.h"
 #include "engine/queue.h"
 #include "engine/turns.h"
@@ -53,6 +54,12 @@ class Engine {
   Status add_process_set(const std::vector<int>& ranks, int* id);
   Status remove_process_set(int id);
 
+  // Of this rank, opened with the first collective there.
+  Gpu& gpu() { return *world_.gpu; }
+  // Waits for a collective that was enqueued, or for all of them.
+  Status wait_on_gpu(const OnGpu& enqueued);
+  Status synchronize_gpu();
+
   // Whether a process set of this rank has broken, or a channel of its messages.
   bool has_failed();
 
@@ -70,6 +77,8 @@ class Engine {
   };
 
   Status join_host();
+  Status split_gpus(Communicator* part);
+  void close_gpus();
   int free_slot() const;
   Status create(const std::vector<int>& ranks, int* id);
   Communicator* communicator(int id, Status* status);
@@ -97,6 +106,7 @@ class Engine {
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Peers> peers_;
   std::unique_ptr<Mail> mail_;
+  const std::unique_ptr<Gpu> gpu_;
   uint64_t next_offset_ = 0;
   int next_id_ = 0;
 

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,6 +49,14 @@ struct Tensor {
   Shape shape;  // of the input
 };
 
+// Where arrays are that are not in the memory of the host, and in which stream they are used. The
+// collective is enqueued there, and the request complete before it has ended.
+struct OnGpu {
+  int device = 0;
+  void* stream = nullptr;                       // a CUstream; null: the default one
+  std::shared_ptr<struct Enqueued> enqueued{};  // engine/gpu_watch.h; filled by the engine
+};
+
 class Request {
  public:
   explicit Request(const Spec& spec) : spec(spec) {}
@@ -77,6 +87,7 @@ class Request {
 
   const Spec& spec;
   std::vector<Tensor> tensors;
+  std::optional<OnGpu> gpu;
   std::vector<int64_t> splits;    // rows per rank, alltoall and reducescatter; empty: even
   uint64_t turn = 0;              // drawn from the engine before it came, or 0
   int64_t step = -1;              // of TensorFlow, if it comes from there

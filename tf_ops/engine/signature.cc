@@ -65,6 +65,7 @@ Signature Signature::of(const Request& request, const std::string& rejection, ui
   s.op = spec.op;
   s.wire = spec.wire;
   s.algorithm = spec.algorithm;
+  s.on_gpu = request.gpu.has_value();
   s.root = spec.root;
   s.tensors = static_cast<int32_t>(request.tensors.size());
   s.prescale = spec.prescale;
@@ -95,7 +96,7 @@ uint64_t Signature::digest() const {
        {sequence, static_cast<uint64_t>(collective), static_cast<uint64_t>(dtype),
         static_cast<uint64_t>(op), static_cast<uint64_t>(wire), static_cast<uint64_t>(algorithm),
         static_cast<uint64_t>(root), static_cast<uint64_t>(tensors), bits(prescale),
-        bits(postscale), shapes_hash, name_hash})
+        bits(postscale), shapes_hash, name_hash, static_cast<uint64_t>(on_gpu)})
     hash.add(word);
   return hash.value;
 }
@@ -104,7 +105,7 @@ bool Signature::agrees_with(const Signature& o) const {
   return sequence == o.sequence && collective == o.collective && dtype == o.dtype && op == o.op &&
          !rejected && !o.rejected && root == o.root && tensors == o.tensors && wire == o.wire &&
          algorithm == o.algorithm && prescale == o.prescale && postscale == o.postscale &&
-         shapes_hash == o.shapes_hash && name_hash == o.name_hash;
+         shapes_hash == o.shapes_hash && name_hash == o.name_hash && on_gpu == o.on_gpu;
 }
 
 std::string Signature::title() const {
@@ -123,6 +124,7 @@ std::string Signature::describe() const {
       s += (i ? "," : "") + (dims[i] < 0 ? std::string("?") : std::to_string(dims[i]));
     s += "]";
   }
+  if (on_gpu) s += " on a GPU";
   if (tensors > 1) s += " and " + std::to_string(tensors - 1) + " more";
   if (reduces(collective)) s += ", op=" + std::string(name_of(op));
   if (wire != DataType::kCount) s += ", compressed to " + std::string(name_of(wire));

@@ -14,12 +14,15 @@
 
 namespace ringar {
 
+class Gpu;
+
 struct World {
   Topology topology;
   Patience patience;
   Arena* arena = nullptr;                  // null where this rank is alone on its host
   Link* link = nullptr;                    // null in a job that MPI did not start
   Peers* peers = nullptr;                  // with a link
+  Gpu* gpu = nullptr;                      // opened when it is needed
   Algorithm algorithm = Algorithm::kAuto;  // for calls that leave the choice
   // Up to how many bytes recursive doubling takes less time than a ring, by number of participants.
   std::vector<size_t> recursive_doubling_bytes;

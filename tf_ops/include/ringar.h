@@ -24,6 +24,7 @@ typedef enum ringar_code {
   RINGAR_PEER_LOST = 10,       // a rank died, left or gave up
   RINGAR_OUT_OF_MEMORY = 8,    // an output or the arena could not be allocated
   RINGAR_UNSUPPORTED = 12,     // this build or machine cannot do it
+  RINGAR_DEVICE = 13,          // CUDA or NCCL has reported an error
 } ringar_code;
 
 typedef struct ringar_config {
@@ -47,6 +48,11 @@ typedef struct ringar_config {
   // Which ringar_init of the job this is, the same number on all ranks: what is still under way of
   // another one is ignored.
   int32_t generation;
+
+  // What is opened for collectives on GPUs, when the first one comes; null: libcuda.so.1 and
+  // libnccl.so.2, wherever the system's loader finds them.
+  const char* cuda_library;
+  const char* nccl_library;
 } ringar_config;
 
 // One array of a collective. The `output` of an allgather or alltoall may be null: it is then asked
@@ -83,7 +89,19 @@ RINGAR_EXPORT int ringar_run(const char* spec, const ringar_array* arrays, int32
                              const int64_t* splits, int32_t split_count, int64_t* received,
                              ringar_allocate allocate, void* context);
 
-// The same for a collective that is run again and again on the same arrays (as MPI_Allreduce_init
+// The same on arrays in the memory of CUDA device `device`, in the order of `stream` (a CUstream;
+// null is the default stream). It returns when the collective is enqueued: outputs are there for
+// what is enqueued on `stream` afterwards. `allocate` gives memory of that device. What fails later
+// fills the outputs with bytes of 0xFF, and is reported by ringar_synchronize_gpu and by the next
+// collective of that process set.
+RINGAR_EXPORT int ringar_run_on_gpu(const char* spec, const ringar_array* arrays, int32_t count,
+                                    const int64_t* splits, int32_t split_count, int64_t* received,
+                                    ringar_allocate allocate, void* context, int32_t device,
+                                    void* stream);
+// Waits until all that this rank has enqueued on GPUs has come to its end.
+RINGAR_EXPORT int ringar_synchronize_gpu(void);
+
+// The same as ringar_run for a collective that is run again and again on the same arrays (as MPI_Allreduce_init
 // does), with all outputs given: what can be done once is done in ringar_prepare. Null with an
 // error if the spec cannot be read.
 typedef struct ringar_call ringar_call;

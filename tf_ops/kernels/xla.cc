@@ -17,34 +17,10 @@
 #include <string_view>
 
 #include "engine/instance.h"
+#include "kernels/compiled_request.h"
 
 namespace ringar {
 namespace {
-
-class CompiledRequest : public Request {
- public:
-  CompiledRequest(const Spec& spec, void** outputs, const void** inputs) : Request(spec) {
-    for (size_t i = 0; i < spec.shapes.size(); ++i) {
-      const auto& dims = spec.shapes[i];
-      tensors.push_back({static_cast<const std::byte*>(inputs[i + 1]), nullptr,
-                         Shape(static_cast<int>(dims.size()),
-                               [&](int d) { return dims[static_cast<size_t>(d)]; })});
-      outputs_.push_back(static_cast<std::byte*>(outputs[i + 1]));
-      if (!rows_may_differ(spec.collective)) tensors.back().output = outputs_.back();
-    }
-  }
-
-  // Compiled code has fixed the output's size, which is right: the ranks have agreed on the rows
-  // (Signature). An output without elements may have no memory; null means failure here.
-  std::byte* allocate(size_t index, int64_t) override {
-    static std::byte nothing;
-    return outputs_[index] ? outputs_[index] : &nothing;
-  }
-  void complete(const Status&) override {}
-
- private:
-  std::vector<std::byte*> outputs_;
-};
 
 Status run_compiled(void** outputs, const void** inputs, std::string_view opaque) {
   Spec spec;
@@ -75,8 +51,12 @@ __attribute__((constructor)) void register_targets() {
 
 }  // namespace
 
-// xla::CustomCallTargetRegistry is a C++ class that libtensorflow_cc.so.2 exports.
 bool register_target(const std::string& name, XlaTarget* target) {
+  return register_target(name, reinterpret_cast<void*>(target), "Host");
+}
+
+// xla::CustomCallTargetRegistry is a C++ class that libtensorflow_cc.so.2 exports.
+bool register_target(const std::string& name, void* target, const std::string& platform) {
   constexpr const char* kGlobal = "_ZN3xla24CustomCallTargetRegistry6GlobalEv";
   constexpr const char* kRegister =
       "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcE"
@@ -85,7 +65,7 @@ bool register_target(const std::string& name, XlaTarget* target) {
   auto* add = reinterpret_cast<void (*)(void*, const std::string&, void*, const std::string&)>(
       dlsym(RTLD_DEFAULT, kRegister));
   if (!global || !add) return false;
-  add(global(), name, reinterpret_cast<void*>(target), "Host");
+  add(global(), name, target, platform);
   return true;
 }
 

@@ -1,0 +1,350 @@
+// Arrays in the memory of GPUs. NCCL moves them; ringar sees to it that all ranks mean the same.
+//
+//   1. On the hosts, the ranks meet and compare signatures, in shared memory or through the link,
+//      as for any collective. Where only the ranks together know how many rows come out, they
+//      exchange the numbers there. A rank that disagrees, or cannot, is an error on all ranks
+//      before anything has reached a GPU.
+//   2. With the first collective of a process set its first rank invites the others: an id that
+//      NCCL makes goes through the same exchange. A set that is added later is split off.
+//   3. All arrays become one group of NCCL calls, in ringar's stream, between two events.
+//
+//   allreduce       ncclAllReduce for each array
+//   reduce-scatter  ncclReduceScatter; uneven shares: ncclReduce for each rank's share
+//   all-gather      ncclAllGather; unequal rows: ncclBroadcast of each rank's rows
+//   broadcast       ncclBroadcast for each array
+//   all-to-all      ncclSend and ncclRecv for each rank
+//
+// NCCL schedules the calls of a group together, so that a bucket of gradients needs no copying
+// together. What is moved only is moved as bytes. A sum's factors are one, which multiplies every
+// element before it is added (ncclRedOpCreatePreMulSum).
+//
+// A rank that is alone copies, in the caller's stream.
+
+#include "algorithms/on_gpus.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "algorithms/rows.h"
+
+namespace ringar {
+namespace {
+
+// A part of a collective that goes through the hosts: every rank's bytes to all ranks.
+class Exchange : private Spec, public Request {
+ public:
+  Exchange(const Spec& of, const void* mine, size_t bytes)
+      : Spec(of), Request(static_cast<const Spec&>(*this)) {
+    collective = Collective::kAllgather;
+    dtype = DataType::kUint8;
+    tensors.push_back({static_cast<const std::byte*>(mine), nullptr, {}});
+    tensors[0].shape.append(1);
+    tensors[0].shape.append(static_cast<int64_t>(bytes));
+  }
+
+  std::byte* allocate(size_t, int64_t rows) override {
+    all_.resize(static_cast<size_t>(rows) * row_bytes(0));
+    return all_.data();
+  }
+  void complete(const Status&) override {}
+
+  const std::byte* of(int rank) const {
+    return all_.data() + static_cast<size_t>(rank) * row_bytes(0);
+  }
+
+ private:
+  std::vector<std::byte> all_;
+};
+
+class Meeting : private Spec, public Request {
+ public:
+  explicit Meeting(const Spec& of) : Spec(of), Request(static_cast<const Spec&>(*this)) {
+    collective = Collective::kBarrier;
+  }
+  std::byte* allocate(size_t, int64_t) override { return nullptr; }
+  void complete(const Status&) override {}
+};
+
+struct Invitation {
+  nccl::UniqueId id;
+  char why_not[384];
+};
+
+// How many rows come from whom, in request.received; false: nobody has to know.
+bool rows_of(const Request& request, int ranks, std::vector<int64_t>* mine) {
+  if (request.spec.collective == Collective::kAllgather) {
+    for (const Tensor& tensor : request.tensors) mine->push_back(tensor.shape.rows());
+  } else if (request.spec.collective == Collective::kAlltoall) {
+    deal_rows(request, ranks,
+              [&](size_t, int, int64_t rows, const std::byte*, size_t) { mine->push_back(rows); });
+  }
+  return !mine->empty();
+}
+
+Status exchange_rows(Communicator& c, Request& request) {
+  std::vector<int64_t> mine;
+  if (!rows_of(request, c.size(), &mine)) return meet_on_hosts(c, request.spec);
+  const size_t count = mine.size(), ranks = static_cast<size_t>(c.size());
+  Exchange exchange(request.spec, mine.data(), count * sizeof(int64_t));
+  if (c.size() > 1) RINGAR_RETURN_IF_ERROR(c.run_on_hosts(exchange));
+  std::vector<int64_t> theirs(count);
+  const bool to_all = request.spec.collective == Collective::kAllgather;
+  request.received.resize(to_all ? count * ranks : ranks);
+  for (size_t r = 0; r < ranks; ++r) {
+    const auto rank = static_cast<int>(r);
+    std::memcpy(theirs.data(),
+                c.size() > 1 ? static_cast<const void*>(exchange.of(rank)) : mine.data(),
+                count * sizeof(int64_t));
+    if (!to_all) request.received[r] = theirs[static_cast<size_t>(c.rank())];
+    for (size_t i = 0; to_all && i < count; ++i) request.received[i * ranks + r] = theirs[i];
+  }
+  return {};
+}
+
+// One collective's calls of NCCL.
+class Calls {
+ public:
+  Calls(Communicator& c, Request& request, nccl::RedOp op)
+      : c_(c),
+        request_(request),
+        nccl_(c.world().gpu->nccl()),
+        comm_(c.gpus()->communicator().handle()),
+        stream_(c.world().gpu->stream()),
+        op_(op) {
+    if (reduces(request.spec.collective)) type_ = nccl_type(request.spec.dtype);
+  }
+
+  Status make() {
+    switch (request_.spec.collective) {
+      case Collective::kAllreduce:
+        return allreduce();
+      case Collective::kReducescatter:
+        return reducescatter();
+      case Collective::kAllgather:
+        return allgather();
+      case Collective::kBroadcast:
+        return broadcast();
+      case Collective::kAlltoall:
+        return alltoall();
+      default:
+        break;
+    }
+    RINGAR_CHECK(!"a collective that GPUs do not have");
+    return {};
+  }
+
+ private:
+  Status allreduce() {
+    for (const Tensor& t : request_.tensors)
+      if (const auto count = static_cast<size_t>(t.shape.elements()))
+        RINGAR_RETURN_IF_ERROR(
+            RINGAR_NCCL(nccl_, AllReduce, t.input, t.output, count, type_, op_, comm_, stream_));
+    return {};
+  }
+
+  Status broadcast() {
+    for (const Tensor& t : request_.tensors)
+      RINGAR_RETURN_IF_ERROR(spread(t.input, t.output,
+                                    static_cast<size_t>(t.shape.elements()) * element(),
+                                    request_.spec.root));
+    return {};
+  }
+
+  Status reducescatter() {
+    for (size_t i = 0; i < request_.tensors.size(); ++i)
+      RINGAR_RETURN_IF_ERROR(reducescatter(request_.tensors[i], request_.row_bytes(i) / element()));
+    return {};
+  }
+
+  Status reducescatter(const Tensor& t, size_t row) {
+    const auto share = [&](int r) {
+      return request_.splits.empty() ? even_share(t.shape.rows(), c_.size(), r)
+                                     : request_.splits[static_cast<size_t>(r)];
+    };
+    if (all_alike(share)) {
+      const size_t count = static_cast<size_t>(share(0)) * row;
+      if (count == 0) return {};
+      return RINGAR_NCCL(nccl_, ReduceScatter, t.input, t.output, count, type_, op_, comm_,
+                         stream_);
+    }
+    const std::byte* input = t.input;
+    for (int r = 0; r < c_.size(); ++r) {
+      const size_t count = static_cast<size_t>(share(r)) * row;
+      std::byte* const output = r == c_.rank() ? t.output : nullptr;
+      if (count > 0)
+        RINGAR_RETURN_IF_ERROR(
+            RINGAR_NCCL(nccl_, Reduce, input, output, count, type_, op_, r, comm_, stream_));
+      input += count * element();
+    }
+    return {};
+  }
+
+  Status allgather() {
+    for (size_t i = 0; i < request_.tensors.size(); ++i) {
+      const Tensor& t = request_.tensors[i];
+      const int64_t* const rows = &request_.received[i * static_cast<size_t>(c_.size())];
+      const auto share = [&](int r) { return rows[r]; };
+      const auto bytes = [&](int r) {
+        return static_cast<size_t>(rows[r]) * request_.row_bytes(i);
+      };
+      if (all_alike(share)) {
+        if (bytes(0) > 0)
+          RINGAR_RETURN_IF_ERROR(RINGAR_NCCL(nccl_, AllGather, t.input, t.output, bytes(0),
+                                             nccl::kInt8, comm_, stream_));
+        continue;
+      }
+      std::byte* output = t.output;
+      for (int r = 0; r < c_.size(); ++r) {
+        RINGAR_RETURN_IF_ERROR(spread(r == c_.rank() ? t.input : output, output, bytes(r), r));
+        output += bytes(r);
+      }
+    }
+    return {};
+  }
+
+  Status alltoall() {
+    const Tensor& t = request_.tensors[0];
+    std::byte* output = t.output;
+    for (int r = 0; r < c_.size(); ++r) {
+      const size_t bytes =
+          static_cast<size_t>(request_.received[static_cast<size_t>(r)]) * request_.row_bytes(0);
+      if (bytes > 0)
+        RINGAR_RETURN_IF_ERROR(
+            RINGAR_NCCL(nccl_, Recv, output, bytes, nccl::kInt8, r, comm_, stream_));
+      output += bytes;
+    }
+    Status status;
+    deal_rows(request_, c_.size(),
+              [&](size_t, int r, int64_t, const std::byte* input, size_t bytes) {
+                if (bytes > 0 && status.ok())
+                  status = RINGAR_NCCL(nccl_, Send, input, bytes, nccl::kInt8, r, comm_, stream_);
+              });
+    return status;
+  }
+
+  Status spread(const std::byte* input, std::byte* output, size_t bytes, int root) {
+    if (bytes == 0) return {};
+    return RINGAR_NCCL(nccl_, Broadcast, input, output, bytes, nccl::kInt8, root, comm_, stream_);
+  }
+
+  template <typename Share>
+  bool all_alike(Share share) const {
+    for (int r = 1; r < c_.size(); ++r)
+      if (share(r) != share(0)) return false;
+    return true;
+  }
+
+  size_t element() const { return request_.element_size(); }
+
+  Communicator& c_;
+  const Request& request_;
+  const Nccl& nccl_;
+  const nccl::Comm comm_;
+  const nccl::Stream stream_;
+  const nccl::RedOp op_;
+  nccl::DataType type_ = nccl::kInt8;
+};
+
+// What the collective writes on this rank; memory that only the exchange tells of is asked for.
+Status place_outputs(Communicator& c, Request& request, std::vector<Enqueued::Range>* outputs) {
+  const auto nothing = [](size_t, int, std::byte*, size_t) {};
+  if (rows_may_differ(request.spec.collective))
+    RINGAR_RETURN_IF_ERROR(place_rows(request, c.size(), nothing));
+  for (size_t i = 0; i < request.tensors.size(); ++i) {
+    const Tensor& tensor = request.tensors[i];
+    int64_t rows = tensor.shape.rows();
+    if (request.spec.collective == Collective::kReducescatter)
+      rows = request.splits.empty() ? even_share(rows, c.size(), c.rank())
+                                    : request.splits[static_cast<size_t>(c.rank())];
+    if (rows_may_differ(request.spec.collective)) {
+      const int64_t* const from = &request.received[i * static_cast<size_t>(c.size())];
+      rows = 0;
+      for (int r = 0; r < c.size(); ++r) rows += from[r];
+    }
+    const size_t bytes = static_cast<size_t>(rows) * request.row_bytes(i);
+    if (bytes > 0 && !tensor.output) return no_memory_for(bytes);
+    if (bytes > 0) outputs->push_back({tensor.output, bytes});
+  }
+  return {};
+}
+
+// A rank that is alone gets what it has given.
+Status copy_alone(const Gpu& gpu, const Request& request) {
+  const auto stream = static_cast<cuda::Stream>(request.gpu->stream);
+  for (const Tensor& t : request.tensors) {
+    const size_t bytes = static_cast<size_t>(t.shape.elements()) * request.element_size();
+    if (bytes > 0 && t.output != t.input)
+      RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(gpu.driver(), MemcpyDtoDAsync,
+                                         reinterpret_cast<cuda::Pointer>(t.output),
+                                         reinterpret_cast<cuda::Pointer>(t.input), bytes, stream));
+  }
+  return {};
+}
+
+Status enqueue(Communicator& c, Request& request, const std::shared_ptr<Enqueued>& entry) {
+  Gpu& gpu = *c.world().gpu;
+  GpuGroup& group = *c.gpus();
+  RINGAR_RETURN_IF_ERROR(open_gpus(c, group, 0, request.spec));
+  const std::lock_guard<std::mutex> lock(group.mutex());
+  NcclCommunicator& communicator = group.communicator();
+  nccl::RedOp op = nccl::kSum;
+  if (reduces(request.spec.collective))
+    RINGAR_RETURN_IF_ERROR(
+        communicator.acquire(request.spec.op, request.spec.dtype, factor_of(request.spec), &op));
+  Status status = gpu.begin(request.gpu->stream);
+  if (status.ok())
+    status = communicator.group([&] { return Calls(c, request, op).make(); }, group.patience());
+  communicator.release(op);
+  RINGAR_RETURN_IF_ERROR(status);
+  return gpu.end(request.gpu->stream, entry);
+}
+
+}  // namespace
+
+Status meet_on_hosts(Communicator& c, const Spec& spec) {
+  Meeting meeting(spec);
+  return c.size() > 1 ? c.run_on_hosts(meeting) : Status();
+}
+
+Status open_gpus(Communicator& c, GpuGroup& group, int first, const Spec& spec) {
+  if (group.is_open()) return {};
+  Invitation mine{};
+  if (group.rank() == 0) {
+    const Status made = RINGAR_NCCL(c.world().gpu->nccl(), GetUniqueId, &mine.id);
+    const std::string why = made.ok() ? "" : c.current().prefix() + made.message();
+    std::memcpy(mine.why_not, why.data(), fitting(why, sizeof mine.why_not - 1));
+  }
+  Exchange exchange(spec, &mine, sizeof mine);
+  Invitation invitation = mine;
+  if (c.size() > 1) {
+    RINGAR_RETURN_IF_ERROR(c.run_on_hosts(exchange));
+    std::memcpy(&invitation, exchange.of(first), sizeof invitation);
+  }
+  if (invitation.why_not[0] != '\0') return {RINGAR_DEVICE, invitation.why_not};
+  return group.open(invitation.id);
+}
+
+Status run_on_gpus(Communicator& c, Request& request) {
+  Gpu& gpu = *c.world().gpu;
+  const CurrentContext current(gpu.driver(), gpu.context());
+  RINGAR_RETURN_IF_ERROR(current.status());
+  RINGAR_RETURN_IF_ERROR(exchange_rows(c, request));
+  std::vector<Enqueued::Range> outputs;
+  RINGAR_RETURN_IF_ERROR(place_outputs(c, request, &outputs));
+  if (c.size() == 1 && factor_of(request.spec) == 1.0) return copy_alone(gpu, request);
+  auto entry = std::make_shared<Enqueued>();
+  entry->signature = c.current().signature;
+  entry->outputs = std::move(outputs);
+  request.gpu->enqueued = entry;
+  const bool by_hosts =
+      c.current().signature.algorithm == Algorithm::kHierarchical && c.hosts() > 1;
+  entry->group = by_hosts ? c.gpus_here().get() : c.gpus().get();
+  const Status enqueued =
+      by_hosts ? enqueue_hierarchical(c, request, entry) : enqueue(c, request, entry);
+  if (!enqueued.ok())
+    gpu.watch().fail(*entry->group, {enqueued.code(), c.current().prefix() + enqueued.message()});
+  return enqueued;
+}
+
+}  // namespace ringar

@@ -1,0 +1,170 @@
+// An allreduce of GPUs on several hosts without a fast network between GPUs: NCCL inside each host,
+// ringar's ring over MPI between them.
+//
+// The bucket is cut into blocks, and a block into one slice per column (communicator.h): each host
+// has a rank in every column. Of block k, in ringar's stream and on the rank's thread,
+//
+//   GPU     ncclReduce: each rank of a column has the host's sum of its slice | copy to the host
+//   host    wait for the copy | ring of the column, in the host's memory
+//   GPU     copy back | ncclBroadcast: each rank of a column gives its slice to the host's ranks
+//
+// The GPU reduces block k+1 while the hosts exchange block k, with two buffers of one slice each. A
+// host sends and receives 2 (h-1)/h K bytes for h hosts, however many ranks it has, as with arrays
+// in its own memory (hierarchical.cc). The call returns when the last ring has ended: other than
+// NCCL's collectives, this one holds its thread.
+//
+// The sum of a host is NCCL's, in the arrays' dtype; between hosts float16 and bfloat16 are added
+// in float32, and `wire=` makes float32 narrow.
+
+#include <chrono>
+#include <thread>
+
+#include "algorithms/between_hosts.h"
+#include "algorithms/on_gpus.h"
+#include "algorithms/virtual_array.h"
+
+namespace ringar {
+namespace {
+
+constexpr size_t kSliceBytes = size_t{4} << 20;
+constexpr size_t kAlignment = 64;
+constexpr auto kNap = std::chrono::microseconds(20);
+
+class Hierarchy {
+ public:
+  Hierarchy(Communicator& c, const Request& request, nccl::RedOp op)
+      : c_(c),
+        gpu_(*c.world().gpu),
+        here_(*c.gpus_here()),
+        spec_(request.spec),
+        op_(op),
+        columns_(static_cast<size_t>(c.columns())) {
+    spec_.prescale = spec_.postscale = 1;
+    for (const Tensor& t : request.tensors)
+      array_.append(t.input, t.output,
+                    static_cast<size_t>(t.shape.elements()) * request.element_size());
+    const size_t even = (array_.size() + columns_ - 1) / columns_;
+    slice_ = std::min(kSliceBytes, (even + kAlignment - 1) / kAlignment * kAlignment);
+  }
+
+  Status run() {
+    for (size_t i = 0; i < 2; ++i) RINGAR_RETURN_IF_ERROR(gpu_.staging(i, slice_, &staging_[i]));
+    const size_t blocks = (array_.size() + block() - 1) / block();
+    if (blocks > 0) RINGAR_RETURN_IF_ERROR(reduce_here(0));
+    for (size_t k = 0; k < blocks; ++k) {
+      if (k + 1 < blocks) RINGAR_RETURN_IF_ERROR(reduce_here(k + 1));
+      RINGAR_RETURN_IF_ERROR(reduce_between_hosts(k));
+      RINGAR_RETURN_IF_ERROR(spread_here(k));
+    }
+    return {};
+  }
+
+ private:
+  size_t block() const { return slice_ * columns_; }
+  size_t begin(size_t k, size_t column) const {
+    return std::min(array_.size(), k * block() + column * slice_);
+  }
+  size_t end(size_t k, size_t column) const { return begin(k, column) + bytes(k, column); }
+  size_t bytes(size_t k, size_t column) const {
+    return std::min(slice_, array_.size() - begin(k, column));
+  }
+  bool has_slice() const { return static_cast<size_t>(here_.rank()) < columns_; }
+  size_t own_bytes(size_t k) const {
+    return has_slice() ? bytes(k, static_cast<size_t>(here_.rank())) : 0;
+  }
+  Gpu::Staging& staging(size_t k) const { return *staging_[k % 2]; }
+
+  // Calls visit(input, output, bytes, place in the slice, column) for each piece of a block.
+  template <typename Visit>
+  Status for_each_piece(size_t k, Visit visit) const {
+    Status status;
+    for (size_t column = 0; column < columns_; ++column)
+      array_.for_each(begin(k, column), end(k, column),
+                      [&](const std::byte* input, std::byte* output, size_t n, size_t at) {
+                        if (status.ok()) status = visit(input, output, n, at, column);
+                      });
+    return status;
+  }
+
+  Status reduce_here(size_t k) {
+    const nccl::Comm comm = here_.communicator().handle();
+    const size_t element = size_of(spec_.dtype);
+    const auto calls = [&] {
+      return for_each_piece(
+          k, [&](const std::byte* input, std::byte*, size_t n, size_t at, size_t column) {
+            const bool mine = static_cast<int>(column) == here_.rank();
+            return RINGAR_NCCL(gpu_.nccl(), Reduce, input, mine ? staging(k).there + at : nullptr,
+                               n / element, nccl_type(spec_.dtype), op_, static_cast<int>(column),
+                               comm, gpu_.stream());
+          });
+    };
+    RINGAR_RETURN_IF_ERROR(here_.communicator().group(calls, here_.patience()));
+    if (own_bytes(k) == 0) return {};
+    RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(gpu_.driver(), MemcpyDtoHAsync, staging(k).here,
+                                       reinterpret_cast<cuda::Pointer>(staging(k).there),
+                                       own_bytes(k), gpu_.stream()));
+    return RINGAR_CUDA(gpu_.driver(), EventRecord, staging(k).arrived, gpu_.stream());
+  }
+
+  Status reduce_between_hosts(size_t k) {
+    if (own_bytes(k) == 0) return {};
+    const auto still_well = here_.patience();
+    for (cuda::Result arrived = cuda::kNotReady;;) {
+      arrived = gpu_.driver().EventQuery(staging(k).arrived);
+      if (arrived == cuda::kSuccess) break;
+      if (arrived != cuda::kNotReady) return gpu_.driver().check("cuEventQuery", arrived);
+      RINGAR_RETURN_IF_ERROR(still_well());
+      std::this_thread::sleep_for(kNap);
+    }
+    VirtualArray slice;
+    slice.append(staging(k).here, staging(k).here, own_bytes(k));
+    return ring_allreduce(c_, *c_.column(), spec_, slice);
+  }
+
+  Status spread_here(size_t k) {
+    if (own_bytes(k) > 0)
+      RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(gpu_.driver(), MemcpyHtoDAsync,
+                                         reinterpret_cast<cuda::Pointer>(staging(k).there),
+                                         staging(k).here, own_bytes(k), gpu_.stream()));
+    const nccl::Comm comm = here_.communicator().handle();
+    const auto calls = [&] {
+      return for_each_piece(k, [&](const std::byte*, std::byte* output, size_t n, size_t at,
+                                   size_t column) {
+        const bool mine = static_cast<int>(column) == here_.rank();
+        return RINGAR_NCCL(gpu_.nccl(), Broadcast, mine ? staging(k).there + at : output, output, n,
+                           nccl::kInt8, static_cast<int>(column), comm, gpu_.stream());
+      });
+    };
+    return here_.communicator().group(calls, here_.patience());
+  }
+
+  Communicator& c_;
+  Gpu& gpu_;
+  GpuGroup& here_;
+  Spec spec_;  // of what travels between hosts
+  const nccl::RedOp op_;
+  const size_t columns_;
+  VirtualArray array_;
+  size_t slice_ = 0;
+  Gpu::Staging* staging_[2] = {};
+};
+
+}  // namespace
+
+Status enqueue_hierarchical(Communicator& c, const Request& request,
+                            const std::shared_ptr<Enqueued>& entry) {
+  Gpu& gpu = *c.world().gpu;
+  GpuGroup& here = *c.gpus_here();
+  RINGAR_RETURN_IF_ERROR(open_gpus(c, here, c.first_here(), request.spec));
+  const std::lock_guard<std::mutex> lock(here.mutex());
+  nccl::RedOp op = nccl::kSum;
+  RINGAR_RETURN_IF_ERROR(here.communicator().acquire(request.spec.op, request.spec.dtype,
+                                                     factor_of(request.spec), &op));
+  Status status = gpu.begin(request.gpu->stream);
+  if (status.ok()) status = Hierarchy(c, request, op).run();
+  here.communicator().release(op);
+  RINGAR_RETURN_IF_ERROR(status);
+  return gpu.end(request.gpu->stream, entry);
+}
+
+}  // namespace ringar

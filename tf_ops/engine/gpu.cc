@@ -1,0 +1,116 @@
+#include "engine/gpu.h"
+
+#include <utility>
+
+namespace ringar {
+
+Gpu::Gpu(std::string cuda_library, std::string nccl_library)
+    : cuda_library_(std::move(cuda_library)), nccl_library_(std::move(nccl_library)) {}
+
+Gpu::~Gpu() {
+  close();
+}
+
+Status Gpu::use(int device) {
+  const std::lock_guard<std::mutex> lock(opening_);
+  if (watch_ && device == device_) return {};
+  if (watch_)
+    return {RINGAR_MISMATCH, "expected arrays on GPU " + std::to_string(device_) +
+                                 ", which this rank's collectives have used so far, received some "
+                                 "on GPU " +
+                                 std::to_string(device) + "; a rank has one GPU"};
+  const Status opened = open(device);
+  if (!opened.ok()) close();
+  return opened;
+}
+
+Status Gpu::open(int device) {
+  RINGAR_RETURN_IF_ERROR(open_cuda(cuda_library_, &driver_));
+  RINGAR_RETURN_IF_ERROR(open_nccl(nccl_library_, &nccl_));
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, DeviceGet, &handle_, device));
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, DevicePrimaryCtxRetain, &context_, handle_));
+  device_ = device;
+  const CurrentContext current(*driver_, context_);
+  RINGAR_RETURN_IF_ERROR(current.status());
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, StreamCreate, &stream_, cuda::kStreamNonBlocking));
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, EventCreate, &ready_, cuda::kEventDisableTiming));
+  auto watch = std::make_unique<GpuWatch>(*driver_, context_, stream_);
+  RINGAR_RETURN_IF_ERROR(watch->open());
+  watch_ = std::move(watch);
+  return {};
+}
+
+void Gpu::close() {
+  if (!context_) return;
+  {
+    const CurrentContext current(*driver_, context_);
+    watch_.reset();
+    for (Staging& staging : staging_) free(staging);
+    if (ready_) driver_->EventDestroy(ready_);
+    if (stream_) driver_->StreamDestroy(stream_);
+  }
+  driver_->DevicePrimaryCtxRelease(handle_);
+  ready_ = nullptr;
+  stream_ = nullptr;
+  context_ = nullptr;
+}
+
+Status Gpu::staging(size_t number, size_t bytes, Staging** found) {
+  Staging& staging = staging_[number];
+  *found = &staging;
+  if (staging.bytes >= bytes) return {};
+  RINGAR_RETURN_IF_ERROR(watch_->wait_for_all());
+  free(staging);
+  cuda::Pointer there = 0;
+  void* here = nullptr;
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, MemAlloc, &there, bytes));
+  staging.there = reinterpret_cast<std::byte*>(there);
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, MemHostAlloc, &here, bytes, cuda::kHostPortable));
+  staging.here = static_cast<std::byte*>(here);
+  RINGAR_RETURN_IF_ERROR(
+      RINGAR_CUDA(*driver_, EventCreate, &staging.arrived, cuda::kEventDisableTiming));
+  staging.bytes = bytes;
+  return {};
+}
+
+void Gpu::free(Staging& staging) {
+  if (staging.there) driver_->MemFree(reinterpret_cast<cuda::Pointer>(staging.there));
+  if (staging.here) driver_->MemFreeHost(staging.here);
+  if (staging.arrived) driver_->EventDestroy(staging.arrived);
+  staging = {};
+}
+
+Status Gpu::device_of(void* stream, int* device) {
+  const Cuda* driver = nullptr;
+  RINGAR_RETURN_IF_ERROR(open_cuda(cuda_library_, &driver));
+  cuda::Context context = nullptr;
+  RINGAR_RETURN_IF_ERROR(
+      RINGAR_CUDA(*driver, StreamGetCtx, static_cast<cuda::Stream>(stream), &context));
+  const CurrentContext current(*driver, context);
+  RINGAR_RETURN_IF_ERROR(current.status());
+  return RINGAR_CUDA(*driver, CtxGetDevice, device);
+}
+
+// A graph would repeat what NCCL does without the ranks having agreed on it.
+Status Gpu::refuse_capture(void* stream) const {
+  int capturing = cuda::kCaptureNone;
+  RINGAR_RETURN_IF_ERROR(
+      RINGAR_CUDA(*driver_, StreamIsCapturing, static_cast<cuda::Stream>(stream), &capturing));
+  if (capturing == cuda::kCaptureNone) return {};
+  return {RINGAR_MISMATCH,
+          "expected a stream that runs what it is given, received one that captures a CUDA graph; "
+          "leave collectives out of graphs"};
+}
+
+Status Gpu::begin(void* caller) {
+  RINGAR_RETURN_IF_ERROR(
+      RINGAR_CUDA(*driver_, EventRecord, ready_, static_cast<cuda::Stream>(caller)));
+  return RINGAR_CUDA(*driver_, StreamWaitEvent, stream_, ready_, 0);
+}
+
+Status Gpu::end(void* caller, std::shared_ptr<Enqueued> entry) {
+  RINGAR_RETURN_IF_ERROR(watch_->follow(entry));
+  return RINGAR_CUDA(*driver_, StreamWaitEvent, static_cast<cuda::Stream>(caller), entry->done, 0);
+}
+
+}  // namespace ringar

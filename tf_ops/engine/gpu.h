@@ -1,0 +1,82 @@
+// The GPU of this rank: what the engine has there, and how a collective gets into its streams.
+//
+//     caller's stream   kernels … | ready                      wait(done) | kernels …
+//     ringar's stream               wait(ready) | NCCL | moved | gate | done
+//
+// Nothing waits for the device. There is one stream for all process sets, so that the GPU runs
+// their collectives in the order in which the engine does, on every rank alike; communicators with
+// streams of their own could wait for each other. What the gate is for tells gpu_watch.h.
+
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "engine/gpu_watch.h"
+#include "engine/status.h"
+#include "links/cuda.h"
+#include "links/nccl.h"
+
+namespace ringar {
+
+class Gpu {
+ public:
+  // Files to open when they are needed, or empty: those of the system.
+  Gpu(std::string cuda_library, std::string nccl_library);
+  ~Gpu();
+  Gpu(const Gpu&) = delete;
+  Gpu& operator=(const Gpu&) = delete;
+
+  // Opens the libraries and the device, if that was not done before. A rank has one device.
+  Status use(int device);
+  bool is_open() const { return watch_ != nullptr; }
+  // The device of a stream, which is not null.
+  Status device_of(void* stream, int* device);
+
+  // These, after use() has succeeded, with the context current -----------------------------------
+
+  const Cuda& driver() const { return *driver_; }
+  const Nccl& nccl() const { return *nccl_; }
+  cuda::Context context() const { return context_; }
+  cuda::Stream stream() const { return stream_; }
+  GpuWatch& watch() { return *watch_; }
+
+  Status refuse_capture(void* stream) const;
+  // Has ringar's stream wait for what is in the caller's.
+  Status begin(void* caller);
+  // Closes what was enqueued since, and has the caller's stream wait for it.
+  Status end(void* caller, std::shared_ptr<Enqueued> entry);
+
+  // Memory that collectives use one after the other, in the order of ringar's stream: there, and
+  // as much on the host.
+  struct Staging {
+    std::byte* there = nullptr;
+    std::byte* here = nullptr;
+    size_t bytes = 0;
+    cuda::Event arrived = nullptr;
+  };
+  // Number 0 or 1, of at least `bytes`. It grows only while nothing is under way.
+  Status staging(size_t number, size_t bytes, Staging** staging);
+
+  // Nothing is left on the device afterwards. Communicators are closed before.
+  void close();
+
+ private:
+  Status open(int device);
+  void free(Staging& staging);
+
+  const std::string cuda_library_, nccl_library_;
+  std::mutex opening_;
+  const Cuda* driver_ = nullptr;
+  const Nccl* nccl_ = nullptr;
+  int device_ = -1;
+  cuda::Device handle_ = 0;
+  cuda::Context context_ = nullptr;
+  cuda::Stream stream_ = nullptr;
+  cuda::Event ready_ = nullptr;
+  std::unique_ptr<GpuWatch> watch_;
+  Staging staging_[2];
+};
+
+}  // namespace ringar

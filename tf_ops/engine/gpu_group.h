@@ -1,0 +1,73 @@
+// Ranks of one process set that reach each other through NCCL: all of them, or those of one host.
+
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/gpu.h"
+#include "engine/world.h"
+#include "links/nccl.h"
+
+namespace ringar {
+
+class Communicator;
+
+class GpuGroup : public std::enable_shared_from_this<GpuGroup> {
+ public:
+  // `rank` is this one's place among `job_ranks`. `broken` is told, on any thread, when the group
+  // has failed for good.
+  GpuGroup(std::vector<int> job_ranks, int rank, const World& world, const Current& current,
+           std::function<void(const Status&)> broken);
+  GpuGroup(const GpuGroup&) = delete;
+  GpuGroup& operator=(const GpuGroup&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(job_ranks_.size()); }
+  Gpu& gpu() const { return *world_.gpu; }
+
+  // Who uses the communicator holds this; abort() waits for it.
+  std::mutex& mutex() { return mutex_; }
+  bool is_open() const { return communicator_ != nullptr; }
+  NcclCommunicator& communicator() { return *communicator_; }
+  Status open(const nccl::UniqueId& id);
+  // Gives each rank its part of another group, of ranks of this one; null: it has none.
+  // Collective over this group.
+  Status split(GpuGroup* part);
+  // All ranks close at the same place. Nothing is under way any longer.
+  void close();
+
+  // Waits for NCCL as long as no rank is lost and the deadline has not passed.
+  NcclCommunicator::Wait patience() const;
+
+  // For the watch -------------------------------------------------------------------------------
+
+  // What messages about one collective begin with, and whom it is waited for in.
+  Current current(const Signature& signature) const;
+  const Patience& patience_with_shutdown() const { return patience_; }
+  // Why a rank will not do its part, or "".
+  std::string trouble() const;
+  // Of NCCL; nothing while somebody uses the communicator.
+  Status asynchronous_error();
+  void broke(const Status& why);
+  bool is_broken() const { return is_broken_.load(); }
+  void abort();
+
+ private:
+  const std::vector<int> job_ranks_;
+  const int rank_;
+  const World& world_;
+  const Current& set_;
+  // What is under way is waited for also while this rank shuts down.
+  const Patience patience_;
+  const std::function<void(const Status&)> broken_;
+  std::mutex mutex_;
+  std::unique_ptr<NcclCommunicator> communicator_;
+  std::atomic<bool> is_broken_{false};
+};
+
+}  // namespace ringar

@@ -1,0 +1,52 @@
+#include "links/cuda.h"
+
+#include <mutex>
+
+#include "links/library.h"
+
+namespace ringar {
+namespace {
+
+Status open_library(const std::string& file, Cuda* driver) {
+  Library library("the driver of an NVIDIA GPU",
+                  "Install NVIDIA's driver, or name its library: RINGAR_CUDA_LIBRARY.");
+  RINGAR_RETURN_IF_ERROR(library.open(file.empty() ? "libcuda.so.1" : file));
+#define RINGAR_FIND(name, exported, arguments) \
+  driver->name = reinterpret_cast<decltype(driver->name)>(library.find(#exported));
+  RINGAR_CUDA_FUNCTIONS(RINGAR_FIND)
+#undef RINGAR_FIND
+  RINGAR_RETURN_IF_ERROR(library.complete());
+  return RINGAR_CUDA(*driver, Init, 0);
+}
+
+}  // namespace
+
+Status Cuda::check(const char* call, cuda::Result result) const {
+  if (result == cuda::kSuccess) return {};
+  const char *name = nullptr, *text = nullptr;
+  if (GetErrorName(result, &name) != cuda::kSuccess || !name) name = "an unknown error";
+  if (GetErrorString(result, &text) != cuda::kSuccess || !text) text = "no description";
+  return {RINGAR_DEVICE, std::string(call) + " failed with " + name + " (" +
+                             std::to_string(result) + "): " + text};
+}
+
+Status open_cuda(const std::string& library, const Cuda** driver) {
+  static std::mutex mutex;
+  static Cuda found;
+  static bool opened = false;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (!opened) RINGAR_RETURN_IF_ERROR(open_library(library, &found));
+  opened = true;
+  *driver = &found;
+  return {};
+}
+
+CurrentContext::CurrentContext(const Cuda& driver, cuda::Context context)
+    : driver_(driver), status_(RINGAR_CUDA(driver, CtxPushCurrent, context)) {}
+
+CurrentContext::~CurrentContext() {
+  cuda::Context popped = nullptr;
+  if (status_.ok()) driver_.CtxPopCurrent(&popped);
+}
+
+}  // namespace ringar

@@ -1,0 +1,32 @@
+// A library that is opened when it is first needed, and its functions.
+
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/status.h"
+
+namespace ringar {
+
+class Library {
+ public:
+  // `what`: as errors name it. `remedy`: what to do where it is missing.
+  Library(std::string what, std::string remedy)
+      : what_(std::move(what)), remedy_(std::move(remedy)) {}
+
+  // Never closed: it may have threads of its own. `file`: a path, or a name that the loader finds.
+  Status open(const std::string& file);
+  // Null if it has none of this name; complete() then tells.
+  void* find(const char* function);
+  Status complete() const;
+
+ private:
+  const std::string what_, remedy_;
+  std::string file_;
+  void* handle_ = nullptr;
+  std::vector<std::string> missing_;
+};
+
+}  // namespace ringar

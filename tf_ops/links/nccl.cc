@@ -1,0 +1,207 @@
+#include "links/nccl.h"
+
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "engine/reduce.h"
+#include "links/library.h"
+
+namespace ringar {
+namespace {
+
+constexpr const char* kInstall =
+    "Install one: pip install nvidia-nccl-cu12 (or -cu13 for CUDA 13), or name its file: "
+    "RINGAR_NCCL_LIBRARY.";
+constexpr auto kLook = std::chrono::microseconds(50);
+
+std::string version_text(int version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+Status open_library(const std::string& file, Nccl* nccl) {
+  Library library("NVIDIA's NCCL", kInstall);
+  const std::string name = file.empty() ? "libnccl.so.2" : file;
+  RINGAR_RETURN_IF_ERROR(library.open(name));
+#define RINGAR_FIND(name, exported, arguments) \
+  nccl->name = reinterpret_cast<decltype(nccl->name)>(library.find(#exported));
+  RINGAR_NCCL_FUNCTIONS(RINGAR_FIND)
+#undef RINGAR_FIND
+  nccl->GetErrorString =
+      reinterpret_cast<decltype(nccl->GetErrorString)>(library.find("ncclGetErrorString"));
+  nccl->GetLastError =
+      reinterpret_cast<decltype(nccl->GetLastError)>(library.find("ncclGetLastError"));
+
+  int version = 0;
+  if (nccl->GetVersion && nccl->GetErrorString && nccl->GetLastError)
+    RINGAR_RETURN_IF_ERROR(RINGAR_NCCL(*nccl, GetVersion, &version));
+  // Before what it lacks: the version tells why.
+  if (version > 0 && version < nccl::kOldestVersion)
+    return {RINGAR_UNSUPPORTED, "expected NCCL " + version_text(nccl::kOldestVersion) +
+                                    " or later, received " + version_text(version) + " (" + name +
+                                    "). " + kInstall};
+  return library.complete();
+}
+
+nccl::Config nonblocking() {
+  nccl::Config config;
+  config.blocking = 0;
+  return config;
+}
+
+nccl::RedOp plain(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kMin:
+      return nccl::kMin;
+    case ReduceOp::kMax:
+      return nccl::kMax;
+    case ReduceOp::kProduct:
+      return nccl::kProd;
+    default:
+      return nccl::kSum;
+  }
+}
+
+}  // namespace
+
+Status Nccl::check(const char* call, nccl::Result result, nccl::Comm comm) const {
+  if (result == nccl::kSuccess) return {};
+  const char* const more = GetLastError(comm);
+  std::string text = std::string(call) + " failed with " + GetErrorString(result) + " (" +
+                     std::to_string(result) + ")";
+  if (more && *more) text += ": " + std::string(more);
+  return {RINGAR_DEVICE, text};
+}
+
+Status open_nccl(const std::string& library, const Nccl** functions) {
+  static std::mutex mutex;
+  static Nccl found;
+  static bool opened = false;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (!opened) RINGAR_RETURN_IF_ERROR(open_library(library, &found));
+  opened = true;
+  *functions = &found;
+  return {};
+}
+
+nccl::DataType nccl_type(DataType type) {
+  switch (type) {
+    case DataType::kFloat16:
+      return nccl::kFloat16;
+    case DataType::kBfloat16:
+      return nccl::kBfloat16;
+    case DataType::kFloat32:
+      return nccl::kFloat32;
+    case DataType::kFloat64:
+      return nccl::kFloat64;
+    case DataType::kInt8:
+      return nccl::kInt8;
+    case DataType::kUint8:
+      return nccl::kUint8;
+    case DataType::kInt32:
+      return nccl::kInt32;
+    case DataType::kInt64:
+      return nccl::kInt64;
+    default:
+      break;
+  }
+  RINGAR_CHECK(!"a reduction of a dtype that NCCL does not reduce");
+  return nccl::kInt8;
+}
+
+Status NcclCommunicator::create(const Nccl& nccl, const nccl::UniqueId& id, int ranks, int rank,
+                                const Wait& wait, std::unique_ptr<NcclCommunicator>* made) {
+  nccl::Config config = nonblocking();
+  nccl::Comm comm = nullptr;
+  const nccl::Result result = nccl.CommInitRankConfig(&comm, ranks, id, rank, &config);
+  std::unique_ptr<NcclCommunicator> fresh(new NcclCommunicator(nccl, comm));
+  RINGAR_RETURN_IF_ERROR(fresh->settle("ncclCommInitRankConfig", result, wait));
+  *made = std::move(fresh);
+  return {};
+}
+
+Status NcclCommunicator::split(int color, int key, const Wait& wait,
+                               std::unique_ptr<NcclCommunicator>* made) {
+  nccl::Config config = nonblocking();
+  nccl::Comm comm = nullptr;
+  const nccl::Result result = nccl_.CommSplit(comm_, color, key, &comm, &config);
+  RINGAR_RETURN_IF_ERROR(settle("ncclCommSplit", result, wait));
+  if (!comm) return {};
+  std::unique_ptr<NcclCommunicator> fresh(new NcclCommunicator(nccl_, comm));
+  RINGAR_RETURN_IF_ERROR(fresh->settle("ncclCommSplit", nccl::kInProgress, wait));
+  *made = std::move(fresh);
+  return {};
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  abort();
+}
+
+// A call that has returned "in progress" has succeeded when the communicator says so.
+Status NcclCommunicator::settle(const char* call, nccl::Result result, const Wait& wait) {
+  while (result == nccl::kInProgress && comm_) {
+    RINGAR_RETURN_IF_ERROR(
+        nccl_.check("ncclCommGetAsyncError", nccl_.CommGetAsyncError(comm_, &result), comm_));
+    if (result != nccl::kInProgress) break;
+    RINGAR_RETURN_IF_ERROR(wait());
+    std::this_thread::sleep_for(kLook);
+  }
+  return nccl_.check(call, result, comm_);
+}
+
+// The group is ended in any case: NCCL counts starts and ends for the thread.
+Status NcclCommunicator::group(const std::function<Status()>& calls, const Wait& wait) {
+  RINGAR_RETURN_IF_ERROR(RINGAR_NCCL(nccl_, GroupStart));
+  const Status called = calls();
+  const nccl::Result ended = nccl_.GroupEnd();
+  RINGAR_RETURN_IF_ERROR(called);
+  return settle("ncclGroupEnd", ended, wait);
+}
+
+Status NcclCommunicator::acquire(ReduceOp op, DataType type, double factor, nccl::RedOp* made) {
+  *made = plain(op);
+  if (factor == 1.0) return {};
+  // The factor in the arrays' dtype: a 1 of it, scaled.
+  constexpr uint16_t kOneFloat16 = 0x3c00, kOneBfloat16 = 0x3f80;
+  const float one32 = 1;
+  const double one64 = 1;
+  const void* one = &one32;
+  if (type == DataType::kFloat16) one = &kOneFloat16;
+  if (type == DataType::kBfloat16) one = &kOneBfloat16;
+  if (type == DataType::kFloat64) one = &one64;
+  alignas(8) std::byte scalar[8];
+  const auto* const source = static_cast<const std::byte*>(one);
+  reduce({type, ReduceOp::kSum, factor}, &source, 1, scalar, 1);
+  return nccl_.check(
+      "ncclRedOpCreatePreMulSum",
+      nccl_.RedOpCreatePreMulSum(made, scalar, nccl_type(type), nccl::kScalarHostImmediate, comm_),
+      comm_);
+}
+
+void NcclCommunicator::release(nccl::RedOp op) {
+  if (op > nccl::kAvg) nccl_.RedOpDestroy(op, comm_);
+}
+
+Status NcclCommunicator::asynchronous_error() {
+  if (!comm_) return {};
+  nccl::Result result = nccl::kSuccess;
+  RINGAR_RETURN_IF_ERROR(
+      nccl_.check("ncclCommGetAsyncError", nccl_.CommGetAsyncError(comm_, &result), comm_));
+  return result == nccl::kInProgress ? Status() : nccl_.check("NCCL", result, comm_);
+}
+
+Status NcclCommunicator::finish(const Wait& wait) {
+  if (!comm_) return {};
+  RINGAR_RETURN_IF_ERROR(settle("ncclCommFinalize", nccl_.CommFinalize(comm_), wait));
+  const Status destroyed = nccl_.check("ncclCommDestroy", nccl_.CommDestroy(comm_));
+  comm_ = nullptr;
+  return destroyed;
+}
+
+void NcclCommunicator::abort() {
+  if (comm_) nccl_.CommAbort(comm_);
+  comm_ = nullptr;
+}
+
+}  // namespace ringar

@@ -1,0 +1,71 @@
+// NCCL: its functions, its errors, and communicators that nobody can hang in.
+//
+// Communicators are nonblocking: a call returns while NCCL is still at work, and whoever waits for
+// it looks after the other ranks meanwhile. One that is lost makes the wait an error, and abort()
+// ends what it has left behind on the GPU.
+
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "engine/status.h"
+#include "engine/types.h"
+#include "links/nccl_abi.h"
+
+namespace ringar {
+
+struct Nccl : nccl::Functions {
+  // What a call has returned, as a Status that names the call and what NCCL says of the error.
+  Status check(const char* call, nccl::Result result, nccl::Comm comm = nullptr) const;
+};
+
+// RINGAR_NCCL(library, GroupStart, ...): the call, as a Status; of one that returns at once.
+#define RINGAR_NCCL(library, name, ...) (library).check("nccl" #name, (library).name(__VA_ARGS__))
+
+// Opened once; later calls get the same answer. `library` may be empty: libnccl.so.2.
+Status open_nccl(const std::string& library, const Nccl** functions);
+
+// Of reductions; others move bytes.
+nccl::DataType nccl_type(DataType type);
+
+class NcclCommunicator {
+ public:
+  // Called again and again while NCCL is at work; an error ends the waiting.
+  using Wait = std::function<Status()>;
+
+  // The context of the rank's GPU is current wherever one of these is called.
+  static Status create(const Nccl& nccl, const nccl::UniqueId& id, int ranks, int rank,
+                       const Wait& wait, std::unique_ptr<NcclCommunicator>* made);
+  // Of all ranks of this one. `color`: those with the same one get a communicator, in which they
+  // are ordered by `key`; null for nccl::kSplitNoColor.
+  Status split(int color, int key, const Wait& wait, std::unique_ptr<NcclCommunicator>* made);
+  // Aborts what finish() has not ended.
+  ~NcclCommunicator();
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  nccl::Comm handle() const { return comm_; }
+  // Calls as one; enqueued when this returns.
+  Status group(const std::function<Status()>& calls, const Wait& wait);
+  // The operator of a reduction: for a sum, of elements that are multiplied by `factor` before.
+  // release() has to follow.
+  Status acquire(ReduceOp op, DataType type, double factor, nccl::RedOp* made);
+  void release(nccl::RedOp op);
+
+  // Of what it does by itself: a connection that broke, say.
+  Status asynchronous_error();
+  // Ends it when all that it was given is done; all ranks call it.
+  Status finish(const Wait& wait);
+  void abort();
+
+ private:
+  NcclCommunicator(const Nccl& nccl, nccl::Comm comm) : nccl_(nccl), comm_(comm) {}
+  Status settle(const char* call, nccl::Result result, const Wait& wait);
+
+  const Nccl& nccl_;
+  nccl::Comm comm_;
+};
+
+}  // namespace ringar

@@ -18,9 +18,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringar import nvidia
 from ringar.launchers import cpus
 
 _CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "asimd")
+_OLDEST_NCCL = (2, 19)
+_INSTALL_NCCL = "pip install 'ringar[gpu]', or 'ringar[gpu-cuda13]' for CUDA 13"
 
 
 @dataclass(frozen=True)
@@ -131,21 +134,43 @@ def _mpi() -> Iterator[Finding]:
 
 def _gpu() -> Iterator[Finding]:
     section = "GPU (not needed on CPUs)"
-    driver = _load("libcuda.so.1")
-    detail = "no libcuda.so.1" if driver is None else _cuda_version(driver)
-    yield Finding(section, "CUDA driver", driver is not None, detail)
-    packages = [
-        f"{name} {version} (Python package)"
-        for name in ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
-        if (version := _version(name))
-    ]
-    system = _load("libnccl.so.2")
-    if system is not None:
-        packages.append(f"libnccl.so.2 {_nccl_version(system)} (system)")
-    detail = (
-        ", ".join(packages) or "no package nvidia-nccl-cu12 or nvidia-nccl-cu13, no libnccl.so.2"
-    )
-    yield Finding(section, "NCCL", bool(packages), detail)
+    yield Finding(section, "CUDA driver", *_cuda())
+    yield Finding(section, "NCCL", *_nccl())
+
+
+def _cuda() -> tuple[bool, str]:
+    """Whether the driver that ringar would open can be used, and which it is."""
+    driver, where = _open(nvidia.cuda_library(), "libcuda.so.1")
+    if driver is None:
+        return False, where
+    try:
+        return True, f"{_cuda_version(driver)} ({where})"
+    except AttributeError as missing:
+        return False, f"this is no CUDA driver: {missing}"
+
+
+def _nccl() -> tuple[bool, str]:
+    """Whether the NCCL that ringar would open can be used, and which it is."""
+    library, where = _open(nvidia.nccl_library(), "libnccl.so.2")
+    if library is None:
+        return False, f"{where}; {_INSTALL_NCCL}"
+    try:
+        version = _nccl_version(library)
+    except AttributeError as missing:
+        return False, f"this is no NCCL: {missing}"
+    text = f"{'.'.join(map(str, version)) or 'version unknown'} ({where})"
+    if version < _OLDEST_NCCL:
+        oldest = ".".join(map(str, _OLDEST_NCCL))
+        return False, f"{text}, but ringar needs {oldest} or later; {_INSTALL_NCCL}"
+    return True, text
+
+
+def _open(path: str | None, of_system: str) -> tuple[ctypes.CDLL | None, str]:
+    """A library and where it is, or why there is none; without a path, that of the system."""
+    try:
+        return ctypes.CDLL(path or of_system), path or f"{of_system} of the system"
+    except OSError as error:
+        return None, str(error) if path else f"no {of_system}"
 
 
 def _machine() -> Iterator[Finding]:
@@ -173,13 +198,6 @@ def _first_version(*packages: str) -> str | None:
         if version := _version(package):
             return version if package == packages[0] else f"{version} ({package})"
     return None
-
-
-def _load(library: str) -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL(library)
-    except OSError:
-        return None
 
 
 def _find_library(library: str) -> str | None:
@@ -219,12 +237,14 @@ def _cuda_version(driver: ctypes.CDLL) -> str:
     return f"{text}, {count.value} GPU{'' if count.value == 1 else 's'}"
 
 
-def _nccl_version(library: ctypes.CDLL) -> str:
-    version = ctypes.c_int()
-    if library.ncclGetVersion(ctypes.byref(version)) != 0:
-        return "version unknown"
-    number = version.value
-    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
+def _nccl_version(library: ctypes.CDLL) -> tuple[int, ...]:
+    code = ctypes.c_int()
+    if library.ncclGetVersion(ctypes.byref(code)) != 0:
+        return ()
+    # Since 2.9 there are two digits for the second number.
+    unit = 100 if code.value >= 10000 else 10
+    major, rest = divmod(code.value, 100 * unit)
+    return (major, *divmod(rest, 100))
 
 
 def _cpu_info() -> tuple[str, frozenset[str]]:

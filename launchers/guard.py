@@ -2,9 +2,9 @@
 
     mpirun (or srun) -> on each host, for each rank: guard.py -> the program
 
-With it, ranks on other hosts have what ranks of a local job have from `ringarrun` itself: CPUs of
-their own, whole lines of output with the rank in front, files of their output, and an end that
-leaves nothing behind.
+With it, ranks on other hosts have what ranks of a local job have from `ringarrun` itself: CPUs and
+a GPU of their own, whole lines of output with the rank in front, files of their output, and an end
+that leaves nothing behind.
 
 It is also why the others learn of a failure. mpirun and srun kill all ranks as soon as one has
 ended with an error: within milliseconds, and without a word. So the guard of a rank that failed
@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringar.launchers import cpus, plan, verdict
+from ringar.launchers import cpus, gpus, plan, verdict
 from ringar.launchers.allocation import counts
 from ringar.launchers.errors import UsageError
 from ringar.launchers.local import LocalJob
@@ -65,6 +65,7 @@ class Place:
     size: int
     local_rank: int
     local_size: int
+    by_srun: bool = False
 
 
 #: The variables that say so: of Open MPI, of hydra, and of srun, which says it last, for inside an
@@ -90,10 +91,12 @@ def place(environ: Mapping[str, str]) -> Place:
     for names in _VARIABLES:
         if all(name in environ for name in names):
             rank, size, local_rank, last = (environ[name] for name in names)
-            if names[3].startswith("SLURM"):
+            by_srun = names[3].startswith("SLURM")
+            if by_srun:
                 last = str(list(counts(last))[int(environ.get("SLURM_NODEID", "0"))])
             # Two daemons on one machine, under two of its names, make Open MPI count each alone.
-            return Place(int(rank), int(size), int(local_rank), max(int(last), int(local_rank) + 1))
+            local_size = max(int(last), int(local_rank) + 1)
+            return Place(int(rank), int(size), int(local_rank), local_size, by_srun)
     raise UsageError(
         "expected the variables of a rank, as mpirun and srun set them "
         f"({', '.join(names[0] for names in _VARIABLES)}), received none of them; "
@@ -179,6 +182,7 @@ def make_plan(options: argparse.Namespace, here: Place) -> JobPlan:
     usable = cpus.available()
     sets = plan.cpu_sets(options.bind_to, here.local_size, usable)
     own = sets[here.local_rank]
+    gpu = gpus.of_ranks(os.environ, here.local_size)
     rank = RankPlan(
         rank=here.rank,
         size=here.size,
@@ -187,6 +191,7 @@ def make_plan(options: argparse.Namespace, here: Place) -> JobPlan:
         cpus=own,
         sharing=sets.count(own),
         by_mpi=True,
+        gpu=gpu[here.local_rank],
     )
     return JobPlan(
         # Every rank's own, so that what one leaves behind can be told from its neighbours.
@@ -195,7 +200,20 @@ def make_plan(options: argparse.Namespace, here: Place) -> JobPlan:
         ranks=(rank,),
         prefix=options.prefix,
         output_folder=options.output_filename,
+        notice=_notice(here, gpu),
     )
+
+
+def _notice(here: Place, gpu: Sequence[str | None]) -> str:
+    """Which GPUs the ranks of this host have: one of them says it for all, as far as it knows.
+
+    srun may show other GPUs to each rank (`--gpus-per-task`), and so each speaks for itself.
+    """
+    if here.by_srun:
+        text = gpus.describe({here.rank: gpu[here.local_rank]})
+    else:
+        text = gpus.describe(dict(enumerate(gpu)), "local rank") if here.local_rank == 0 else ""
+    return f"on {socket.gethostname()}, {text}" if text else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

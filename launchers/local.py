@@ -95,6 +95,8 @@ class LocalJob:
         )
         for name, value in self.job.environment.items():
             self._say(f"environment: {name}={value}")
+        if self.job.notice:
+            self._err.message(self.job.notice)
         for plan in self.job.ranks:
             self._start_rank(plan)
         if self._arena >= 0:

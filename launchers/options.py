@@ -7,6 +7,7 @@ import math
 import shlex
 from pathlib import Path
 
+from ringar import gpus
 from ringar.launchers import hosts
 from ringar.launchers.choose import LAUNCHERS
 from ringar.launchers.errors import UsageError
@@ -128,6 +129,12 @@ def parser() -> argparse.ArgumentParser:
         help="core: each rank gets its own CPUs, as many as there are for each; numa: all CPUs of "
         "one NUMA node, which ranks may share; none: the system decides (default: core, unless "
         "there are more ranks than CPUs)",
+    )
+    parser.add_argument(
+        "--gpus",
+        choices=gpus.MODES,
+        help="each: each rank sees one GPU of its host, in turn; all: it sees all of them, as "
+        "CUDA_VISIBLE_DEVICES has it (default: RINGAR_GPUS, else each)",
     )
     _add_host_options(parser)
     _add_output_options(parser)
@@ -285,6 +292,7 @@ def request(options: argparse.Namespace) -> Request:
         mpi_args=options.mpi_args,
         exports=tuple(options.exports),
         bind_to=options.bind_to,
+        gpus=options.gpus,
         prefix=options.prefix,
         output_folder=options.output_filename,
         start_timeout=options.start_timeout,

@@ -1,7 +1,7 @@
 """From what was asked to what will run: a job as plain data, before anything is started.
 
-A plan says which ranks there are, on which CPUs, and with which environment; `local.py` follows it.
-Whatever is wrong with the request is found here, so that a bad request starts nothing.
+A plan says which ranks there are, on which CPUs and GPU, and with which environment; `local.py`
+follows it. Whatever is wrong with the request is found here, so that a bad request starts nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringar import timeline
+from ringar import gpus, timeline
 from ringar.launchers import cpus as cpus_module
+from ringar.launchers import gpus as gpus_module
 from ringar.launchers.cpus import Cpu
 from ringar.launchers.errors import UsageError
 from ringar.launchers.request import Request
@@ -35,15 +36,17 @@ RESERVED = frozenset(
         "ARENA_FD",
         "JOB",
         "BOUND_CPUS",
+        "GPU",
     )
 )
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One rank: its place in the job and the CPUs that it is bound to (None: not bound).
+    """One rank: its place in the job, the CPUs that it is bound to, and its GPU (None: any).
 
-    With `by_mpi`, MPI has started the rank and knows its place; only the CPUs are the launcher's.
+    With `by_mpi`, MPI has started the rank and knows its place; only CPUs and GPU are the
+    launcher's.
     """
 
     rank: int
@@ -55,6 +58,7 @@ class RankPlan:
     cpus: tuple[int, ...] | None = None
     sharing: int = 1  # how many ranks are bound to these CPUs
     by_mpi: bool = False
+    gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
 
     def environment(self) -> dict[str, str]:
         """The variables that tell this rank its place."""
@@ -72,7 +76,7 @@ class RankPlan:
             # Tells ringar.threads how many of the CPUs it sees are its own, and that they need no
             # dividing by the local size.
             variables["RINGAR_BOUND_CPUS"] = str(max(1, len(self.cpus) // self.sharing))
-        return variables
+        return variables | gpus_module.variables(self.gpu)
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class JobPlan:
     prefix: bool = True
     output_folder: Path | None = None
     verbose: bool = False
+    notice: str = ""  # which is shown when the job starts
 
     def rank_environment(self, rank: RankPlan, base: Mapping[str, str]) -> dict[str, str]:
         """The whole environment of `rank`, on top of `base`, the launcher's own."""
@@ -133,17 +138,21 @@ def make(
     check_program(request.command, environment.get("PATH", environ.get("PATH")))
     check_output_folder(request.output_folder)
     sets = cpu_sets(request.bind_to, num_proc, cpus)
+    gpu = gpus_module.of_ranks({**environ, **environment}, num_proc)
     return JobPlan(
         job=new_job_id(),
         command=request.command,
         ranks=tuple(
-            RankPlan(r, num_proc, r, num_proc, cpus=sets[r], sharing=sets.count(sets[r]))
+            RankPlan(
+                r, num_proc, r, num_proc, cpus=sets[r], sharing=sets.count(sets[r]), gpu=gpu[r]
+            )
             for r in range(num_proc)
         ),
         environment=environment,
         prefix=num_proc > 1 if request.prefix is None else request.prefix,
         output_folder=request.output_folder,
         verbose=request.verbose,
+        notice=gpus_module.describe(dict(enumerate(gpu))),
     )
 
 
@@ -156,7 +165,7 @@ def variables(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that all ranks get because the user asked for them.
 
     Args:
-        request: what was asked for: `-x`, times, the timeline.
+        request: what was asked for: `-x`, `--gpus`, times, the timeline.
         environ: the launcher's environment, the source of `-x NAME`.
 
     Raises:
@@ -164,6 +173,9 @@ def variables(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
     """
     found = _exports(request.exports, environ)
     found.update(_timeouts(request))
+    if request.gpus:
+        found[gpus.MODE_VARIABLE] = request.gpus
+    gpus_module.check({**environ, **found})
     if request.timeline:
         _check_timeline(request.timeline)
         found[timeline.VARIABLE] = str(request.timeline)

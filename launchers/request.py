@@ -28,6 +28,7 @@ class Request:
     mpi_args: tuple[str, ...] = ()
     exports: tuple[str, ...] = ()
     bind_to: str | None = None
+    gpus: str | None = None
     prefix: bool | None = None
     output_folder: Path | None = None
     start_timeout: float | None = None

@@ -7,7 +7,7 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from ringar import mpi, native, threads, timeline
+from ringar import gpus, mpi, native, nvidia, threads, timeline
 from ringar.cost_model import ALGORITHMS
 from ringar.errors import NotInitializedError
 
@@ -125,6 +125,7 @@ def _on_all_ranks(place: mpi.Place | None, step: Callable[[], None]) -> None:
 def _prepare(config: native.Config, intra_op: int | None, inter_op: int | None) -> None:
     # All that can fail before the ranks of a host wait for each other.
     threads.configure(intra_op, inter_op, config.local_size)
+    gpus.configure(config.rank, config.local_rank, config.local_size)
     native.library()
 
 
@@ -220,6 +221,10 @@ def _read_config(
                 f"Received: {algorithm!r}"
             )
         config.algorithm = algorithm.encode()
+    if library := nvidia.cuda_library(environment):
+        config.cuda_library = os.fsencode(library)
+    if library := nvidia.nccl_library(environment):
+        config.nccl_library = os.fsencode(library)
     if not 0 <= config.rank < config.size:
         raise ValueError(
             f"RINGAR_RANK must be from 0 to RINGAR_SIZE - 1. Received: RINGAR_RANK={config.rank}, "

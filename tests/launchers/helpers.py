@@ -19,8 +19,9 @@ PATIENCE = 60.0
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment of the tests without what a launcher may have set for them."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("RINGAR_")}
+    """The environment of the tests without what a launcher may have set for them, and no GPUs."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RINGAR_")}
+    return {**kept, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def python(code: str) -> tuple[str, ...]:

@@ -87,6 +87,7 @@ def test_help_names_every_option() -> None:
         "--num-proc",
         "-x",
         "--bind-to",
+        "--gpus",
         "--prefix",
         "--no-prefix",
         "--output-filename",

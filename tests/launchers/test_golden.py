@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ringar import nvidia
 from ringar.launchers import cpus, openmpi, plan
 from ringar.launchers.cli import main
 from tests.launchers.programs import MPICH, OPEN_MPI_4, OPEN_MPI_5, make_site
@@ -33,12 +34,16 @@ class Form:
     root: bool = False
     pmi: str = "pmix pmi2"
     rdma: bool = False
+    gpus: int = 0
 
 
 FORMS = {
     "local": Form("-np 2"),
     "local_launcher": Form("-np 2 --launcher local"),
     "local_hosts": Form("-H localhost:3 -np 2 --deadline 60"),
+    "local_gpus": Form("-np 3", gpus=2),
+    "local_gpus_visible": Form("-np 2", environ={"CUDA_VISIBLE_DEVICES": "3,GPU-5d2a"}, gpus=4),
+    "local_gpus_all": Form("-np 2 --gpus all", gpus=2),
     "openmpi_hosts": Form(HOSTS),
     "openmpi_root": Form(HOSTS, root=True),
     "openmpi_rdma": Form(HOSTS, rdma=True),
@@ -72,6 +77,8 @@ FORMS = {
         f"{HOSTS} --bind-to numa --no-prefix --output-filename TMP/logs "
         "--timeline-filename TMP/t.json --failure-grace 10"
     ),
+    "openmpi_gpus": Form(HOSTS, environ={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=4),
+    "openmpi_gpus_all": Form(f"{HOSTS} --gpus all", gpus=4),
     "openmpi_4": Form(f"{HOSTS} -p 2222 --network-interface eth0", mpi=OPEN_MPI_4),
     "hydra_hosts": Form(HOSTS, mpi=MPICH),
     "hydra_np": Form(f"{HOSTS} -np 5", mpi=MPICH, root=True),
@@ -137,6 +144,7 @@ def dry_run(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(plan, "new_job_id", lambda: "0123456789abcdef")
     monkeypatch.setattr(cpus, "available", lambda: [cpus.Cpu(0, 0, n, n) for n in range(4)])
+    monkeypatch.setattr(nvidia, "_count", lambda: form.gpus)
     monkeypatch.setattr(openmpi, "has_rdma", lambda: form.rdma)
     monkeypatch.setattr(os, "geteuid", lambda: 0 if form.root else 1000)
     words = [word.replace("TMP", str(folder)) for word in split(form)]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,11 @@ SECOND_OF_THREE = {
 }
 
 
-def guard(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+def guard(
+    *arguments: str, text: str | None = None, env: Mapping[str, str] = SECOND_OF_THREE
+) -> subprocess.CompletedProcess[str]:
     stdin = subprocess.DEVNULL if text is None else subprocess.PIPE
-    with Launcher(*arguments, env=SECOND_OF_THREE, stdin=stdin, command=GUARD) as launcher:
+    with Launcher(*arguments, env=env, stdin=stdin, command=GUARD) as launcher:
         return launcher.finish(text=text)
 
 
@@ -42,7 +45,7 @@ def test_places() -> None:
         "SLURM_NODEID": "2",
         "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
     }
-    assert place(slurm) == Place(4, 5, 0, 1)
+    assert place(slurm) == Place(4, 5, 0, 1, by_srun=True)
     # mpirun inside an allocation: srun has started its daemons only.
     assert place({**slurm, **SECOND_OF_THREE}) == Place(1, 3, 1, 2)
 

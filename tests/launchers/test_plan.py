@@ -12,7 +12,7 @@ from ringar.launchers.plan import JobPlan
 from ringar.launchers.request import Request
 
 FOUR_CPUS = [Cpu(0, 0, number, number) for number in range(4)]
-ENVIRON = {"PATH": "/usr/bin:/bin", "HOME": "/home/someone"}
+ENVIRON = {"PATH": "/usr/bin:/bin", "HOME": "/home/someone", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def make(**options: object) -> JobPlan:

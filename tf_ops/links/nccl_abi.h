@@ -57,6 +57,7 @@ struct Config {
   int max_ctas = INT_MIN;
   const char* net_name = nullptr;
   int split_share = INT_MIN;
+  int traffic_class = INT_MIN;  // of later versions, in what is padding before
 };
 
 // RINGAR_NCCL_FUNCTIONS(F) calls F(name without "nccl", exported name, arguments); all return

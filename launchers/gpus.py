@@ -1,0 +1,74 @@
+"""Which GPU each rank of a host gets: one, in turn.
+
+A rank with one visible GPU uses that one, whatever it runs: TensorFlow takes the memory of all GPUs
+that it sees, and CuPy uses the first of them. The host is that of the rank, so that a job of mpirun
+or srun asks here from its guards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ringar import gpus, nvidia
+from ringar.launchers.errors import UsageError
+
+_SHARED = (
+    "; between ranks on one GPU, NCCL needs to be 2.30 or later, with NCCL_MULTI_RANK_GPU_ENABLE=1"
+)
+
+
+def of_ranks(environ: Mapping[str, str], local_size: int) -> tuple[str | None, ...]:
+    """The GPU of each rank of this host, as CUDA_VISIBLE_DEVICES names it; None: left as it is.
+
+    Args:
+        environ: the environment that the ranks would have.
+        local_size: the number of ranks on this host.
+
+    Raises:
+        UsageError: RINGAR_GPUS has a value that it cannot have.
+    """
+    check(environ)
+    visible = nvidia.visible_gpus(environ) if gpus.mode(environ) == "each" else ()
+    return deal(visible, local_size)
+
+
+def deal(visible: Sequence[str], local_size: int) -> tuple[str | None, ...]:
+    """Deal the GPUs out to the ranks of a host, from the first again where they do not suffice."""
+    if not visible:
+        return (None,) * local_size
+    return tuple(visible[local_rank % len(visible)] for local_rank in range(local_size))
+
+
+def variables(gpu: str | None) -> dict[str, str]:
+    """What a rank's environment says of its GPU."""
+    return {} if gpu is None else {nvidia.VISIBLE_VARIABLE: gpu, gpus.GPU_VARIABLE: gpu}
+
+
+def describe(dealt: Mapping[int, str | None], rank: str = "rank") -> str:
+    """Who has which GPU, in one line; "" if there are none.
+
+    Args:
+        dealt: the GPU by number of the rank.
+        rank: what the numbers are.
+    """
+    ranks: dict[str, list[int]] = {}
+    for number, gpu in dealt.items():
+        if gpu is not None:
+            ranks.setdefault(gpu, []).append(number)
+    parts: list[str] = []
+    for gpu, numbers in ranks.items():
+        who = f"{rank} {numbers[0]}"
+        if numbers[1:]:
+            who = f"{rank}s {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+        verb = "" if parts else " have" if numbers[1:] else " has"
+        parts.append(f"{who}{verb} GPU {gpu}")
+    shared = any(numbers[1:] for numbers in ranks.values())
+    return ", ".join(parts) + (_SHARED if shared else "")
+
+
+def check(environ: Mapping[str, str]) -> None:
+    """Raise UsageError unless RINGAR_GPUS has a value that it can have."""
+    try:
+        gpus.mode(environ)
+    except ValueError as error:
+        raise UsageError(f"{error}; or choose by --gpus") from error

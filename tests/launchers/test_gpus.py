@@ -1,0 +1,172 @@
+"""One GPU per rank: how they are dealt out, and what real ranks see. No GPU is needed for that."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ringar.launchers import gpus, plan
+from ringar.launchers.cpus import Cpu
+from ringar.launchers.errors import UsageError
+from ringar.launchers.plan import JobPlan
+from ringar.launchers.request import Request
+from tests.launchers.helpers import launch, python
+from tests.launchers.test_guard import SECOND_OF_THREE, guard
+from tests.launchers.test_mpirun import MPIRUN, missing
+
+SHOW = python(
+    "import os; print(*(os.environ.get(n) for n in ('CUDA_VISIBLE_DEVICES', 'RINGAR_GPU')))"
+)
+TWO = {"CUDA_VISIBLE_DEVICES": "2,3"}
+NCCL = "; between ranks on one GPU, NCCL needs to be 2.30 or later, with "
+
+
+@pytest.mark.parametrize(
+    ("visible", "size", "dealt"),
+    [
+        ((), 2, (None, None)),
+        (("0", "1"), 2, ("0", "1")),
+        (("3", "1", "0"), 2, ("3", "1")),
+        (("GPU-a", "GPU-b"), 3, ("GPU-a", "GPU-b", "GPU-a")),
+        (("5",), 2, ("5", "5")),
+    ],
+)
+def test_deal(visible: tuple[str, ...], size: int, dealt: tuple[str | None, ...]) -> None:
+    assert gpus.deal(visible, size) == dealt
+
+
+def test_describe() -> None:
+    assert gpus.describe({0: None, 1: None}) == ""
+    assert gpus.describe({0: "2", 1: "3"}) == "rank 0 has GPU 2, rank 1 GPU 3"
+    assert gpus.describe({7: "GPU-a"}, "local rank") == "local rank 7 has GPU GPU-a"
+    shared = gpus.describe({0: "0", 1: "1", 2: "0", 3: "1", 4: "0"})
+    assert shared.startswith(f"ranks 0, 2 and 4 have GPU 0, ranks 1 and 3 GPU 1{NCCL}")
+    shared = gpus.describe({0: "0", 1: "1", 2: "0"})
+    assert shared.startswith(f"ranks 0 and 2 have GPU 0, rank 1 GPU 1{NCCL}")
+
+
+def make(environ: dict[str, str], **options: object) -> JobPlan:
+    request = Request(2, (sys.executable,), **options)  # type: ignore[arg-type]
+    return plan.make(request, 2, environ, [Cpu(0, 0, number, number) for number in range(4)])
+
+
+def test_each_rank_of_a_plan_has_one() -> None:
+    job = make(TWO)
+    environments = [job.rank_environment(rank, TWO) for rank in job.ranks]
+    assert [found["CUDA_VISIBLE_DEVICES"] for found in environments] == ["2", "3"]
+    assert [found["RINGAR_GPU"] for found in environments] == ["2", "3"]
+    assert job.notice == "rank 0 has GPU 2, rank 1 GPU 3"
+
+
+def test_what_is_exported_to_the_ranks_is_dealt_out() -> None:
+    job = make(TWO, exports=("CUDA_VISIBLE_DEVICES=7,5",))
+    assert [rank.gpu for rank in job.ranks] == ["7", "5"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "each"),
+    [
+        ({}, {"gpus": "all"}, False),
+        ({"RINGAR_GPUS": "all"}, {}, False),
+        ({}, {"exports": ("RINGAR_GPUS=all",)}, False),
+        ({"RINGAR_GPUS": "all"}, {"gpus": "each"}, True),
+    ],
+)
+def test_the_option_comes_before_the_variable(
+    environ: dict[str, str], options: dict[str, object], each: bool
+) -> None:
+    job = make({**TWO, **environ}, **options)
+    assert [rank.gpu for rank in job.ranks] == (["2", "3"] if each else [None, None])
+    # So that ringar.init() does the same.
+    told = {**environ, **job.environment}["RINGAR_GPUS"]
+    assert told == ("each" if each else "all")
+    if not each:
+        assert job.notice == ""
+        assert job.rank_environment(job.ranks[1], {**TWO, "RINGAR_GPU": "9"}).items() >= TWO.items()
+        assert "RINGAR_GPU" not in job.rank_environment(job.ranks[1], {"RINGAR_GPU": "9"})
+
+
+def test_refusals() -> None:
+    with pytest.raises(UsageError, match="RINGAR_GPUS must be one of each, all. Received: 'one'"):
+        make({"RINGAR_GPUS": "one"})
+    with pytest.raises(UsageError, match="RINGAR_GPU is set by ringarrun itself"):
+        make(TWO, exports=("RINGAR_GPU=1",))
+    assert "--gpus" in launch("-np", "2", "--gpus", "one", *SHOW).stderr
+
+
+@pytest.mark.job
+def test_ranks_see_one_gpu_each() -> None:
+    result = launch("-np", "2", *SHOW, env=TWO)
+    assert sorted(result.stdout.splitlines()) == ["[0] 2 2", "[1] 3 3"]
+    assert result.stderr == "ringarrun: rank 0 has GPU 2, rank 1 GPU 3\n"
+
+
+@pytest.mark.job
+def test_ranks_that_share_a_gpu_are_told_what_nccl_needs() -> None:
+    result = launch("-np", "3", *SHOW, env=TWO)
+    assert sorted(result.stdout.splitlines()) == ["[0] 2 2", "[1] 3 3", "[2] 2 2"]
+    assert result.stderr.startswith(f"ringarrun: ranks 0 and 2 have GPU 2, rank 1 GPU 3{NCCL}")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.job
+@pytest.mark.parametrize(
+    ("option", "env", "shown"),
+    [
+        (["--gpus", "all"], TWO, "2,3 None"),
+        ([], {"CUDA_VISIBLE_DEVICES": ""}, " None"),
+        ([], {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, "NoDevFiles None"),
+    ],
+)
+def test_nothing_is_changed_or_said(option: list[str], env: dict[str, str], shown: str) -> None:
+    result = launch("-np", "2", *option, *SHOW, env=env)
+    assert sorted(result.stdout.splitlines()) == [f"[0] {shown}", f"[1] {shown}"]
+    assert result.stderr == ""
+
+
+@pytest.mark.job
+def test_a_job_inside_a_job_has_the_gpu_of_its_rank() -> None:
+    inner = (sys.executable, "-m", "ringar.launchers", "-np", "2", "--no-prefix", *SHOW)
+    result = launch("-np", "2", *inner, env=TWO)
+    assert sorted(result.stdout.splitlines()) == ["[0] 2 2"] * 2 + ["[1] 3 3"] * 2
+
+
+@pytest.mark.job
+@pytest.mark.skipif(bool(missing()), reason=missing() or "-")
+@pytest.mark.parametrize("mode", ["each", "all"])
+def test_ranks_of_mpirun(mode: str) -> None:
+    result = launch("-np", "3", *MPIRUN, "--gpus", mode, *SHOW, env=TWO)
+    assert result.returncode == 0, result.stderr
+    shown = ["2 2", "3 3", "2 2"] if mode == "each" else ["2,3 None"] * 3
+    assert sorted(result.stdout.splitlines()) == [f"[{r}] {text}" for r, text in enumerate(shown)]
+    said = [line for line in result.stderr.splitlines() if "GPU" in line]
+    if mode == "all":
+        assert said == []
+        return
+    assert len(said) == 1
+    assert said[0].startswith("ringarrun: on ")
+    assert f", local ranks 0 and 2 have GPU 2, local rank 1 GPU 3{NCCL}" in said[0]
+
+
+@pytest.mark.job
+def test_the_first_rank_of_a_host_speaks_for_all() -> None:
+    result = guard("--", *SHOW, env={**SECOND_OF_THREE, **TWO})
+    assert result.stdout == "3 3\n"
+    assert "GPU" not in result.stderr
+
+
+@pytest.mark.job
+@pytest.mark.parametrize(("visible", "own"), [("0,1", "1"), ("5", "5")])
+def test_ranks_of_srun_speak_for_themselves(visible: str, own: str) -> None:
+    """For srun may bind GPUs, and then each rank sees another one."""
+    slurm = {
+        "SLURM_PROCID": "3",
+        "SLURM_NTASKS": "4",
+        "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    }
+    result = guard("--", *SHOW, env={**slurm, "CUDA_VISIBLE_DEVICES": visible})
+    assert result.stdout == f"{own} {own}\n"
+    assert f", rank 3 has GPU {own}\n" in result.stderr

@@ -42,6 +42,7 @@ struct Plan {
   // Small whole numbers: any order of adding them gives the same bits.
   bool whole_numbers = false;
   std::string options;  // of the spec, such as "algorithm=ring "
+  bool on_gpu = false;
 
   size_t ranks() const { return members.size(); }
   size_t arrays() const { return tails.size(); }
@@ -62,6 +63,10 @@ Plan random_plan(uint64_t seed, const std::vector<int>& members, int process_set
 // The same for ranks on several hosts, whose sums have no order that a test should fix.
 Plan random_plan_between_hosts(uint64_t seed, const std::vector<int>& members, int process_set,
                                size_t largest);
+
+// The same for arrays on GPUs.
+Plan random_plan_on_gpus(uint64_t seed, const std::vector<int>& members, int process_set,
+                         size_t largest);
 
 // Runs the plan on this rank, through submit() or run(), and compares. Fails the test with the
 // plan's description.

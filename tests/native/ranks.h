@@ -8,8 +8,18 @@
 #include <memory>
 #include <vector>
 
+#include "check.h"
 #include "engine/engine.h"
 #include "socket_link.h"
+
+// A test in a process of its own: the threads that it starts do not end, and the ranks that later
+// tests fork must come from a process that has none.
+#define TEST_APART(name)                                                            \
+  static void apart_##name();                                                       \
+  TEST(name) {                                                                      \
+    ::ringar::test::on_processes(1, [](::ringar::test::Rank&) { apart_##name(); }); \
+  }                                                                                 \
+  static void apart_##name()
 
 namespace ringar::test {
 

@@ -14,15 +14,6 @@
 #include "scan/scan.h"
 #include "scan/workers.h"
 
-// In a process of its own: the threads that it starts do not end, and the ranks that later tests
-// fork must come from a process that has none.
-#define TEST_APART(name)                            \
-  static void apart_##name();                       \
-  TEST(name) {                                      \
-    on_processes(1, [](Rank&) { apart_##name(); }); \
-  }                                                 \
-  static void apart_##name()
-
 namespace ringar::test {
 namespace {
 

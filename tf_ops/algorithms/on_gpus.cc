@@ -269,8 +269,9 @@ Status place_outputs(Communicator& c, Request& request, std::vector<Enqueued::Ra
   return {};
 }
 
-// A rank that is alone gets what it has given.
-Status copy_alone(const Gpu& gpu, const Request& request) {
+// A rank that is alone gets what it has given. Nothing comes back to the caller's stream, but who
+// synchronizes with ringar's waits for it.
+Status copy_alone(Gpu& gpu, const Request& request) {
   const auto stream = static_cast<cuda::Stream>(request.gpu->stream);
   for (const Tensor& t : request.tensors) {
     const size_t bytes = static_cast<size_t>(t.shape.elements()) * request.element_size();
@@ -279,7 +280,7 @@ Status copy_alone(const Gpu& gpu, const Request& request) {
                                          reinterpret_cast<cuda::Pointer>(t.output),
                                          reinterpret_cast<cuda::Pointer>(t.input), bytes, stream));
   }
-  return {};
+  return gpu.begin(request.gpu->stream);
 }
 
 Status enqueue(Communicator& c, Request& request, const std::shared_ptr<Enqueued>& entry) {

@@ -95,8 +95,8 @@ void Communicator::close_gpus() {
   if (!gpus_ || !(gpus_->is_open() || gpus_here_->is_open())) return;
   const CurrentContext current(world_.gpu->driver(), world_.gpu->context());
   (void)world_.gpu->watch().wait_for_all();
-  gpus_here_->close();
-  gpus_->close();
+  gpus_here_->close(!is_broken());
+  gpus_->close(!is_broken());
 }
 
 Algorithm Communicator::algorithm_for(const Spec& spec) const {

@@ -78,6 +78,7 @@ class Engine {
 
   Status join_host();
   Status split_gpus(Communicator* part);
+  Status gpu_has_failed(const char* where, const Status& why);
   void close_gpus();
   int free_slot() const;
   Status create(const std::vector<int>& ranks, int* id);

@@ -4,18 +4,29 @@
 
 namespace ringar {
 
+// What CUDA refuses outside of a collective no other rank would hear of.
+Status Engine::gpu_has_failed(const char* where, const Status& why) {
+  if (why.ok()) return {};
+  const Status failure(why.code(), who() + where + ": " + why.message());
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  for (const auto& [id, set] : sets_) set->break_for_good(failure);
+  return failure;
+}
+
 Status Engine::wait_on_gpu(const OnGpu& on_gpu) {
   if (!on_gpu.enqueued) return {};
   const CurrentContext current(gpu_->driver(), gpu_->context());
-  RINGAR_RETURN_IF_ERROR(current.status());
+  if (!current.status().ok()) return gpu_has_failed("wait for a GPU", current.status());
   return gpu_->watch().wait_for(*on_gpu.enqueued);
 }
 
 Status Engine::synchronize_gpu() {
   if (!gpu_->is_open()) return {};
   const CurrentContext current(gpu_->driver(), gpu_->context());
-  RINGAR_RETURN_IF_ERROR(current.status());
-  return gpu_->watch().wait_for_all();
+  if (!current.status().ok()) return gpu_has_failed("synchronize", current.status());
+  RINGAR_RETURN_IF_ERROR(gpu_->watch().wait_for_all());
+  return gpu_has_failed("synchronize",
+                        RINGAR_CUDA(gpu_->driver(), StreamSynchronize, gpu_->stream()));
 }
 
 // Where all ranks have a communicator already, a new set's is split off it, by all ranks: sooner
@@ -24,12 +35,9 @@ Status Engine::split_gpus(Communicator* part) {
   const Communicator* const all = process_set(0);
   if (!all || all->is_broken() || !all->gpus()->is_open()) return {};
   const CurrentContext current(gpu_->driver(), gpu_->context());
-  RINGAR_RETURN_IF_ERROR(current.status());
-  const Status split = all->gpus()->split(part ? part->gpus().get() : nullptr);
-  if (split.ok()) return {};
-  const Status failure(split.code(), who() + "add_process_set: " + split.message());
-  gpu_->watch().fail(*all->gpus(), failure);
-  return failure;
+  Status split = current.status();
+  if (split.ok()) split = all->gpus()->split(part ? part->gpus().get() : nullptr);
+  return gpu_has_failed("add_process_set", split);
 }
 
 void Engine::close_gpus() {

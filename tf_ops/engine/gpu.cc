@@ -24,6 +24,11 @@ Status Gpu::use(int device) {
   return opened;
 }
 
+bool Gpu::is_open() {
+  const std::lock_guard<std::mutex> lock(opening_);
+  return watch_ != nullptr;
+}
+
 Status Gpu::open(int device) {
   RINGAR_RETURN_IF_ERROR(open_cuda(cuda_library_, &driver_));
   RINGAR_RETURN_IF_ERROR(open_nccl(nccl_library_, &nccl_));

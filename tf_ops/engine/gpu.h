@@ -30,7 +30,7 @@ class Gpu {
 
   // Opens the libraries and the device, if that was not done before. A rank has one device.
   Status use(int device);
-  bool is_open() const { return watch_ != nullptr; }
+  bool is_open();
   // The device of a stream, which is not null.
   Status device_of(void* stream, int* device);
 

@@ -39,7 +39,7 @@ Status GpuGroup::split(GpuGroup* part) {
   return {};
 }
 
-void GpuGroup::close() {
+void GpuGroup::close(bool in_order) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!communicator_) return;
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(kFarewell);
@@ -48,7 +48,7 @@ void GpuGroup::close() {
     return {RINGAR_DEADLINE, "other ranks have not closed their communicators"};
   };
   // Who does not come to the farewell does not hold this rank back: destroying aborts.
-  if (!is_broken()) (void)communicator_->finish(wait);
+  if (in_order && !is_broken()) (void)communicator_->finish(wait);
   communicator_.reset();
 }
 

@@ -38,8 +38,8 @@ class GpuGroup : public std::enable_shared_from_this<GpuGroup> {
   // Gives each rank its part of another group, of ranks of this one; null: it has none.
   // Collective over this group.
   Status split(GpuGroup* part);
-  // All ranks close at the same place. Nothing is under way any longer.
-  void close();
+  // Nothing is under way any longer. In order: all ranks do so at the same place.
+  void close(bool in_order);
 
   // Waits for NCCL as long as no rank is lost and the deadline has not passed.
   NcclCommunicator::Wait patience() const;

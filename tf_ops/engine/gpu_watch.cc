@@ -23,6 +23,11 @@ constexpr double kAbortDeadline = 60;
 
 constexpr unsigned char kNoNumber = 0xFF;
 
+// An error of a collective that has been enqueued, as a message to the user begins.
+Status of(const Enqueued& entry, const Status& why) {
+  return {why.code(), entry.group->current(entry.signature).prefix() + why.message()};
+}
+
 }  // namespace
 
 GpuWatch::GpuWatch(const Cuda& driver, cuda::Context context, cuda::Stream stream)
@@ -145,13 +150,11 @@ void GpuWatch::look() {
     if (moved == cuda::kNotReady) {
       if (front.failure.ok()) {
         const Status wrong = check(front);
-        if (!wrong.ok())
-          fail_locked(*front.group, {wrong.code(), current_->prefix() + wrong.message()});
+        if (!wrong.ok()) fail_locked(*front.group, of(front, wrong));
       }
       if (front.failure.ok() || vigil_->seconds() < kAbortDeadline) return;
     } else if (moved != cuda::kSuccess && front.failure.ok()) {
-      const Status lost = driver_.check("cuEventQuery", moved);
-      fail_locked(*front.group, {lost.code(), current_->prefix() + lost.message()});
+      fail_locked(*front.group, of(front, driver_.check("cuEventQuery", moved)));
     } else if (!front.failure.ok()) {
       mend(front);
     }
@@ -222,7 +225,9 @@ Status GpuWatch::wait_for_all() {
 void GpuWatch::thread_main() {
   const CurrentContext current(driver_, context_);
   Lock lock(mutex_);
-  while (!closing_) {
+  if (!current.status().ok())
+    for (const auto& entry : under_way_) fail_locked(*entry->group, of(*entry, current.status()));
+  while (!closing_ && current.status().ok()) {
     look();
     if (under_way_.empty())
       news_.wait(lock, [&] { return closing_ || !under_way_.empty(); });

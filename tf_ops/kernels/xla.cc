@@ -32,7 +32,7 @@ Status run_compiled(void** outputs, const void** inputs, std::string_view opaque
 void call(void* outputs, const void** inputs, const char* opaque, size_t opaque_bytes,
           XlaCustomCallStatus_* status) {
   auto** results = static_cast<void**>(outputs);
-  *static_cast<uint8_t*>(results[0]) = 0;  // the token: defined, and meaningless
+  *static_cast<float*>(results[0]) = 0;  // the token: defined, and meaningless
   const Status done = run_compiled(results, inputs, std::string_view(opaque, opaque_bytes));
   if (!done.ok()) status->message = done.message();
 }

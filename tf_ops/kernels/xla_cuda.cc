@@ -30,9 +30,15 @@ Status run_compiled_on_gpu(void* stream, void** buffers, std::string_view opaque
   return running->wait_on_gpu(*request.gpu);
 }
 
+void fail_on_purpose(void*, void**, const char* opaque, size_t opaque_bytes,
+                     XlaCustomCallStatus_* status) {
+  status->message = std::string(opaque, opaque_bytes);
+}
+
 __attribute__((constructor)) void register_on_gpus() {
   register_target("ringar_collective", reinterpret_cast<void*>(ringar_xla_collective_on_gpu),
                   "CUDA");
+  register_target("ringar_failure", reinterpret_cast<void*>(fail_on_purpose), "CUDA");
 }
 
 }  // namespace

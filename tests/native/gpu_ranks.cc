@@ -1,0 +1,48 @@
+#include "gpu_ranks.h"
+
+#include <dlfcn.h>
+
+#include "check.h"
+
+namespace ringar::test {
+namespace {
+
+template <typename Function>
+void find(void* library, const char* name, Function* function) {
+  *function = reinterpret_cast<Function>(dlsym(library, name));
+  if (!*function) fail(__FILE__, __LINE__, std::string("the stand-in lacks ") + name);
+}
+
+GpuStandin open_standin() {
+  void* const library = dlopen(RINGAR_GPU_STANDIN, RTLD_NOW | RTLD_LOCAL);
+  if (!library) fail(__FILE__, __LINE__, dlerror());
+  GpuStandin found{};
+  find(library, "standin_fail", &found.fail);
+  find(library, "standin_fail_later", &found.fail_later);
+  find(library, "standin_calls", &found.calls);
+  find(library, "standin_open", &found.open);
+  find(library, "standin_misuse", &found.misuse);
+  find(library, "standin_forget", &found.forget);
+  find(library, "standin_enqueue", &found.enqueue);
+  return found;
+}
+
+}  // namespace
+
+const GpuStandin& gpu_standin() {
+  static const GpuStandin standin = open_standin();
+  return standin;
+}
+
+std::unique_ptr<Engine> engine_with_gpu(const Rank& rank) {
+  Rank with_gpu = rank;
+  with_gpu.config.cuda_library = with_gpu.config.nccl_library = RINGAR_GPU_STANDIN;
+  return with_gpu.engine();
+}
+
+void expect_clean_gpu() {
+  EXPECT_EQ(std::string(gpu_standin().misuse()), "");
+  EXPECT_EQ(std::string(gpu_standin().open()), "");
+}
+
+}  // namespace ringar::test

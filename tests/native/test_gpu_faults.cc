@@ -1,0 +1,250 @@
+// What may go wrong with collectives on GPUs: every call of CUDA and NCCL that fails, ranks that
+// die. Each ends in one error per rank, which names what has failed, and nothing is left behind.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "check.h"
+#include "gpu_ranks.h"
+#include "plans.h"
+
+namespace ringar::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Arrays stay until the process ends: after an error a stream may still use them.
+TestRequest& request_for(const std::string& spec) {
+  static auto& all = *new std::vector<std::unique_ptr<TestRequest>>;
+  all.push_back(std::make_unique<TestRequest>(spec));
+  return *all.back();
+}
+
+Status allreduce(Engine& engine, const Rank& me, const std::string& name,
+                 const std::string& options = "") {
+  TestRequest& request =
+      request_for("allreduce dtype=float32 op=sum postscale=0.5 " + options + "name=" + name);
+  add_ones(request, me.rank, 1000);
+  request.gpu.emplace();
+  RINGAR_RETURN_IF_ERROR(engine.run(request));
+  RINGAR_RETURN_IF_ERROR(engine.synchronize_gpu());
+  EXPECT_EQ(reinterpret_cast<const float*>(request.output(0).data())[7],
+            static_cast<float>(me.size * (me.size + 1)) / 4);
+  return {};
+}
+
+// A bit of everything; the first error.
+Status some_collectives(Engine& engine, const Rank& me, const std::string& options) {
+  int id = -1;
+  RINGAR_RETURN_IF_ERROR(allreduce(engine, me, "first", options));
+  RINGAR_RETURN_IF_ERROR(engine.add_process_set({1, 0}, &id));
+  for (const char* spec : {"allgather", "alltoall", "broadcast", "reducescatter"}) {
+    TestRequest& request = request_for(std::string(spec) + " dtype=float32 op=sum name=" + spec);
+    const bool sized_later = request.spec.collective == Collective::kAllgather ||
+                             request.spec.collective == Collective::kAlltoall;
+    const bool halved = request.spec.collective == Collective::kReducescatter;
+    const int64_t rows = sized_later ? 10 + me.rank : 11;
+    request.add(Bytes(static_cast<size_t>(rows) * 4), {rows},
+                sized_later ? Output::kAllocated : Output::kApart,
+                halved ? static_cast<size_t>(even_share(rows, 2, me.rank)) * 4
+                       : static_cast<size_t>(rows) * 4);
+    request.gpu.emplace();
+    RINGAR_RETURN_IF_ERROR(engine.run(request));
+  }
+  RINGAR_RETURN_IF_ERROR(engine.synchronize_gpu());
+  return allreduce(engine, me, "last", options);
+}
+
+const char* const kCalls[] = {"cuInit",
+                              "cuDeviceGet",
+                              "cuDevicePrimaryCtxRetain",
+                              "cuCtxPushCurrent",
+                              "cuStreamCreate",
+                              "cuStreamIsCapturing",
+                              "cuStreamWaitEvent",
+                              "cuStreamWaitValue32",
+                              "cuEventCreate",
+                              "cuEventRecord",
+                              "cuEventQuery",
+                              "cuMemHostAlloc",
+                              "cuMemHostGetDevicePointer",
+                              "cuMemAlloc",
+                              "cuMemcpyDtoHAsync",
+                              "cuMemcpyHtoDAsync",
+                              "ncclGetVersion",
+                              "ncclGetUniqueId",
+                              "ncclCommInitRankConfig",
+                              "ncclCommSplit",
+                              "ncclCommGetAsyncError",
+                              "ncclRedOpCreatePreMulSum",
+                              "ncclAllReduce",
+                              "ncclReduce",
+                              "ncclAllGather",
+                              "ncclReduceScatter",
+                              "ncclBroadcast",
+                              "ncclSend",
+                              "ncclRecv",
+                              "ncclGroupStart",
+                              "ncclGroupEnd"};
+
+// The nth call of `call` fails on rank 1, or there is none: then all went well.
+void fail_once(const Hosts& hosts, const std::string& call, int nth, const std::string& options) {
+  on_processes(hosts, [&](Rank& me) {
+    me.config.deadline = 10;
+    bool came = false;
+    {
+      const auto engine = engine_with_gpu(me);
+      EXPECT_OK(engine->start());
+      if (me.rank == 1) gpu_standin().fail(call.c_str(), nth);
+      const auto begin = Clock::now();
+      const Status status = some_collectives(*engine, me, options);
+      came = me.rank == 1 && gpu_standin().calls(call.c_str()) >= nth;
+      if (came) me.add(1);
+      me.meet(0);
+      if (me.notes[1].load() == 0) {
+        EXPECT_OK(status);
+      } else {
+        if (status.ok()) fail(__FILE__, __LINE__, call + ": no error on this rank");
+        EXPECT_CONTAINS(status.message(), call);
+        EXPECT_CONTAINS(status.message(), call[0] == 'c' ? "CUDA_ERROR_UNKNOWN" : "internal error");
+        EXPECT_CONTAINS(status.message(), "rank 1");
+        EXPECT(seconds_since(begin) < 8);
+      }
+      gpu_standin().fail(call.c_str(), 0);
+    }
+    expect_clean_gpu();
+  });
+}
+
+TEST(gpu_calls_that_fail) {
+  for (const char* call : kCalls)
+    for (int nth : {1, 2, 5}) fail_once(Hosts{{2}}, call, nth, "");
+}
+
+TEST(gpu_calls_that_fail_between_hosts) {
+  for (const char* call : {"ncclReduce", "ncclBroadcast", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync",
+                           "cuMemAlloc", "cuEventRecord", "ncclCommInitRankConfig"})
+    fail_once(Hosts{{1, 1}}, call, 1, "algorithm=hierarchical ");
+}
+
+// Rank 1 dies while its GPU still computes what the collective waits for.
+std::vector<Ending> die_in_a_collective(const Hosts& hosts, const std::string& options) {
+  return endings(hosts, [&](Rank& me) {
+    me.config.deadline = 8;
+    {
+      const auto engine = engine_with_gpu(me);
+      EXPECT_OK(engine->start());
+      EXPECT_OK(allreduce(*engine, me, "first", options));
+      TestRequest& request =
+          request_for("allreduce dtype=float32 op=sum " + options + "name=fatal");
+      add_ones(request, me.rank, 1000);
+      request.gpu.emplace();
+      if (me.rank == 1)
+        gpu_standin().enqueue(
+            nullptr, [](void*) { std::this_thread::sleep_for(std::chrono::seconds(60)); }, nullptr);
+      const auto begin = Clock::now();
+      Status status = engine->run(request);
+      if (me.rank == 1) {
+        EXPECT_OK(status);
+        raise(SIGKILL);
+      }
+      if (status.ok()) status = engine->synchronize_gpu();
+      EXPECT(!status.ok());
+      EXPECT_CONTAINS(status.message(), "fatal");
+      EXPECT_CONTAINS(status.message(), "rank 1");
+      EXPECT(seconds_since(begin) < 15);
+      for (std::byte byte : request.output(0)) EXPECT(byte == std::byte{0xFF});
+      EXPECT_EQ(allreduce(*engine, me, "afterwards", options).code(), status.code());
+      EXPECT(engine->has_failed());
+    }
+    expect_clean_gpu();
+  });
+}
+
+TEST(gpu_rank_that_dies) {
+  for (int size : {2, 4}) {
+    const auto all = die_in_a_collective(Hosts{{size}}, "");
+    for (size_t r = 0; r < all.size(); ++r) EXPECT_EQ(all[r].signal, r == 1 ? SIGKILL : 0);
+    for (size_t r = 0; r < all.size(); ++r)
+      if (r != 1) EXPECT_EQ(all[r].code, 0);
+  }
+}
+
+// Two collectives are under way: both are filled, and a third set goes on.
+TEST(gpu_error_that_nccl_reports_later) {
+  on_processes(3, [](Rank& me) {
+    me.config.deadline = 10;
+    {
+      const auto engine = engine_with_gpu(me);
+      EXPECT_OK(engine->start());
+      EXPECT_OK(allreduce(*engine, me, "first"));
+      int pair = -1;
+      EXPECT_OK(engine->add_process_set({0, 1}, &pair));
+      if (me.rank == 0) gpu_standin().fail_later("ncclAllReduce", 1);
+      gpu_standin().enqueue(
+          nullptr, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(100)); },
+          nullptr);
+      std::vector<TestRequest*> requests;
+      for (int i = 0; i < 2; ++i) {
+        requests.push_back(&request_for(allreduce_spec("doomed")));
+        add_ones(*requests.back(), me.rank, 1000);
+        requests.back()->gpu.emplace();
+        EXPECT_OK(engine->run(*requests.back()));
+      }
+      const Status status = engine->synchronize_gpu();
+      EXPECT(!status.ok());
+      EXPECT_CONTAINS(status.message(),
+                      me.rank == 0 ? "NCCL failed with remote process" : "rank 0");
+      for (const auto& request : requests)
+        for (std::byte byte : request->output(0)) EXPECT(byte == std::byte{0xFF});
+      EXPECT(!allreduce(*engine, me, "afterwards").ok());
+      me.meet(0);
+    }
+    expect_clean_gpu();
+  });
+}
+
+TEST(gpu_rank_that_leaves_too_early) {
+  on_processes(2, [](Rank& me) {
+    me.config.deadline = 10;
+    {
+      const auto engine = engine_with_gpu(me);
+      EXPECT_OK(engine->start());
+      TestRequest request(allreduce_spec("last"));
+      add_ones(request, me.rank, 1000);
+      request.gpu.emplace();
+      if (me.rank == 1)
+        gpu_standin().enqueue(
+            nullptr, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); },
+            nullptr);
+      EXPECT_OK(engine->run(request));
+      engine->stop();  // which ends what is under way first
+      expect_sum_of_ranks(request, 2);
+    }
+    expect_clean_gpu();
+  });
+}
+
+TEST(gpu_libraries_that_are_not_there) {
+  on_processes(2, [](Rank& me) {
+    if (me.rank == 0) me.config.cuda_library = me.config.nccl_library = RINGAR_GPU_STANDIN;
+    if (me.rank == 1) me.config.cuda_library = "/nowhere/libcuda.so.1";
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    const Status status = allreduce(*engine, me, "x");
+    EXPECT_EQ(status.code(), RINGAR_MISMATCH);
+    EXPECT_CONTAINS(status.message(), "rank 1: allreduce");
+    EXPECT_CONTAINS(status.message(), "/nowhere/libcuda.so.1");
+    EXPECT_CONTAINS(status.message(), "Install NVIDIA's driver");
+  });
+}
+
+}  // namespace
+}  // namespace ringar::test

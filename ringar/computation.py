@@ -60,6 +60,12 @@ def compute(
 def _compiled(
     name: str, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.TensorSpec], options: str
 ) -> list[tf.Tensor]:
+    if compiled.target_device() != "CPU":
+        raise errors.UnsupportedError(
+            f"{name}: expected a function that is compiled for the CPU, received one for a GPU. "
+            'Compile it under tf.device("/CPU:0"), or leave it out of jit_compile; CuPy arrays '
+            "are taken by ringar.cupy.scan."
+        )
     compiled.check_that_failures_are_seen()
     for tensor in (*inputs, *outputs):
         if not tensor.shape.is_fully_defined():

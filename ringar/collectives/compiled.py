@@ -21,7 +21,8 @@ from tensorflow.python.ops import control_flow_util
 from ringar import errors, native
 from ringar.collectives.call import Call
 
-_TOKEN = tf.TensorSpec([], tf.uint8)
+# Of a dtype of which every release has variables on every device.
+_TOKEN = tf.TensorSpec([], tf.float32)
 
 
 def is_compiling() -> bool:
@@ -48,8 +49,9 @@ def run(
     spec: str, tensors: Sequence[tf.Tensor], results: Sequence[tf.TensorSpec]
 ) -> list[tf.Tensor]:
     """Adds the custom call to the graph under construction."""
-    check_that_failures_are_seen()
-    order = _order()
+    device = target_device()
+    check_that_failures_are_seen(device)
+    order = _order(device)
     token, *outputs = xla.custom_call_v2(
         "ringar_collective",
         [order.read_value(), *tensors],
@@ -61,15 +63,24 @@ def run(
     return outputs
 
 
-@functools.cache
-def _order() -> tf.Variable:
-    # Not before the first compiled collective: it starts TensorFlow's thread pools.
-    with tf.init_scope():
-        return tf.Variable(0, trainable=False, dtype=tf.uint8, name="ringar_order")
+def target_device() -> str:
+    """Where the function under construction is going to run: "CPU" or "GPU"."""
+    wanted = tf.no_op().device.upper()
+    if "CPU" in wanted or not tf.config.list_logical_devices("GPU"):
+        return "CPU"
+    return "GPU"
 
 
 @functools.cache
-def check_that_failures_are_seen() -> None:
+def _order(device: str) -> tf.Variable:
+    # Not before the first compiled collective: it starts TensorFlow's thread pools. One for each
+    # device, since compiled code takes no variable of another one.
+    with tf.init_scope(), tf.device(f"/{device}:0"):
+        return tf.Variable(0, trainable=False, dtype=_TOKEN.dtype, name="ringar_order")
+
+
+@functools.cache
+def check_that_failures_are_seen(device: str = "CPU") -> None:
     """Lets a custom call fail on purpose, once.
 
     How a failure is reported relies on a layout that XLA does not promise; where it has changed,
@@ -81,19 +92,19 @@ def check_that_failures_are_seen() -> None:
         def fail() -> Any:
             return xla.custom_call_v2(
                 "ringar_failure",
-                [tf.zeros([], tf.uint8)],
+                [tf.zeros([], _TOKEN.dtype)],
                 [_TOKEN, _TOKEN],
                 backend_config=message,
                 has_side_effect=True,
             )
 
         try:
-            with tf.init_scope(), tf.device("/CPU:0"):
+            with tf.init_scope(), tf.device(f"/{device}:0"):
                 tf.function(fail, jit_compile=True)()
         except tf.errors.OpError as error:
             if message in str(error):
                 return
     raise errors.UnsupportedError(
-        f"TensorFlow {tf.__version__} does not let ringar report failures from compiled code. "
-        "Compile the model with jit_compile=False."
+        f"TensorFlow {tf.__version__} does not let ringar report failures from compiled code on "
+        f"the {device}. Compile the model with jit_compile=False."
     )

@@ -4,10 +4,12 @@
 #   make test         every test: plain, then on 2, 3 and 4 ranks
 #   make test-long    slow tests, and on 2, 3 and 4 ranks all variants of all tests: half an hour
 #   make test-native  the C++ tests under AddressSanitizer and ThreadSanitizer
+#   make test-gpu     the tests that need an NVIDIA GPU, on those that there are
 #   make test-matrix  one wheel beside the oldest and the newest TensorFlow that ringar serves
 #   make lint         ruff, mypy, clang-format, shellcheck
 #   make format       what lint would complain of, corrected
 #   make bench        every benchmark that fits into a quarter of an hour, with a report
+#   make bench-gpu    collectives on the NVIDIA GPUs that there are
 #   make bench-hosts  several hosts on this machine, behind slow links (needs root and iproute2)
 #   make wheel        dist/ringar-<version>-py3-none-<platform>.whl, and the source archive
 #   make clean        removes what was built (make distclean: the environment too)
@@ -36,7 +38,7 @@ LIMIT := timeout --kill-after=20
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: all demo test test-plain test-ranks test-long test-native test-matrix lint format bench bench-hosts wheel clean distclean
+.PHONY: all demo test test-plain test-ranks test-long test-native test-gpu test-matrix lint format bench bench-gpu bench-hosts wheel clean distclean
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY)
@@ -91,6 +93,15 @@ test-native: $(STAMP)
 	  $(LIMIT) $(NATIVE_LIMIT) $(FIXED_ADDRESSES) build/native-$$sanitizer/ringar_tests; \
 	done
 
+# Which CuPy and NCCL are installed for tests and benchmarks on GPUs: gpu-cuda13 has those for CUDA 13.
+GPU_EXTRA ?= gpu
+
+# What is tested is in tests/run_on_gpus.py. Without a GPU it fails before it installs anything.
+test-gpu: $(LIBRARY)
+	$(BIN)/python -m tests.run_on_gpus --check
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[$(GPU_EXTRA)]'
+	$(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m tests.run_on_gpus
+
 test-matrix: $(STAMP)
 	$(LIMIT) 1500 $(BIN)/python -m tests.matrix
 
@@ -118,6 +129,12 @@ format: $(STAMP)
 bench: $(LIBRARY)
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
 	$(LIMIT) 3600 $(BIN)/python -m benchmarks
+
+# Some minutes, on as many ranks as there are GPUs.
+bench-gpu: $(LIBRARY)
+	$(BIN)/python -m tests.run_on_gpus --check
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench,$(GPU_EXTRA)]'
+	$(LIMIT) 1800 $(BIN)/python -m benchmarks.allreduce --device gpu --output build/bench-gpu.json
 
 # Some minutes. Hosts are network namespaces whose links have a rate: the figures are the links'.
 bench-hosts: $(LIBRARY)

@@ -2,6 +2,7 @@
 
     python -m benchmarks.allreduce -np 2
     python -m benchmarks.allreduce -np 4 --peers ringar_engine,openmpi --sizes 64M
+    python -m benchmarks.allreduce --device gpu
 
 Peers are run in turn, several rounds of each, so that a noisy minute hits all of them. Every result
 is checked in the run that is timed; a wrong element makes the exit code 1. The table has the form

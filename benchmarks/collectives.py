@@ -5,7 +5,8 @@
 
 Peers are run in turn, several rounds of each, so that a noisy minute hits all of them. Every result
 is checked in the run that is timed; a wrong element makes the exit code 1. Peers that lack a
-collective, cannot be installed, crash or hang are named, and the others go on.
+collective, cannot be installed, crash or hang are named, and the others go on. On GPUs
+(``--device gpu``) the peers are NCCL through CuPy and a copy on the device: benchmarks/gpu.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from benchmarks.series import Series
 DEFAULT_SIZES = ("4", "1K", "4K", "64K", "256K", "1M", "4M", "16M", "64M", "256M")
 DEFAULT_LIMIT = 300.0
 DEFAULT_PEERS = ("ringar_engine", "ringar_op", "empty_op", "memcpy", "openmpi", "mpich")
+GPU_PEERS = ("ringar", "nccl", "copy")
 
 
 def parse_size(text: str) -> int:
@@ -132,16 +134,22 @@ def parse_arguments(
     parser.add_argument(
         "--collective", choices=list(DEFINITIONS), default="allreduce", help="default %(default)s"
     )
-    parser.add_argument("-np", "--num-proc", type=int, default=2, help="ranks (default 2)")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="default cpu")
+    parser.add_argument(
+        "-np", "--num-proc", type=int, help="ranks (default 2; on GPUs as many as there are)"
+    )
     parser.add_argument(
         "--sizes",
         default=",".join(DEFAULT_SIZES),
         help=f"bytes, as in 4K,64M, counted as nccl-tests counts them ({what})",
     )
     parser.add_argument(
+        "--dtype", choices=("float32", "float16"), default="float32", help="float16: on GPUs only"
+    )
+    parser.add_argument(
         "--peers",
-        default=",".join(DEFAULT_PEERS),
-        help=f"of {', '.join(peers.names())}, or files (default: %(default)s)",
+        help=f"of {', '.join(peers.names())}, or files (default: {','.join(DEFAULT_PEERS)}); "
+        f"on GPUs of {', '.join(GPU_PEERS)} (default: all)",
     )
     parser.add_argument("--rounds", type=int, default=3, help="turns of each peer (default 3)")
     parser.add_argument(
@@ -150,14 +158,18 @@ def parse_arguments(
     )  # fmt: skip
     parser.add_argument(
         "--limit", type=float, default=DEFAULT_LIMIT, metavar="SECONDS",
-        help="for each turn of a peer (default %(default)s); one that needs more is stopped",
+        help="for each turn of a peer, on GPUs for each round of all (default %(default)s); what "
+        "needs more is stopped",
     )  # fmt: skip
-    parser.add_argument("--output", default=None, help="writes OUTPUT.json and OUTPUT.png")
+    parser.add_argument("--output", default=None, help="writes OUTPUT.json, and OUTPUT.png (CPUs)")
     options = parser.parse_args(arguments)
-    names = [str(Path(name).resolve()) if name.endswith(".py") else name
-             for name in options.peers.split(",")]  # fmt: skip
+    on_gpus = options.device == "gpu"
+    if options.dtype != "float32" and not on_gpus:
+        parser.error(f"--dtype {options.dtype} needs --device gpu")
+    given = options.peers.split(",") if options.peers else GPU_PEERS if on_gpus else DEFAULT_PEERS
+    names = [str(Path(name).resolve()) if name.endswith(".py") else name for name in given]
     try:
-        for name in names:
+        for name in () if on_gpus else names:
             peers.load(name)
         return options, [parse_size(size) for size in options.sizes.split(",")], names
     except (argparse.ArgumentTypeError, ValueError) as error:
@@ -171,7 +183,12 @@ def main(
 ) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options, sizes, names = parse_arguments(arguments, program, about)
-    collective, ranks = options.collective, options.num_proc
+    if options.device == "gpu":
+        from benchmarks import gpu
+
+        return gpu.main(options, sizes, names, program)
+    collective = options.collective
+    ranks = 2 if options.num_proc is None else options.num_proc
     found = collect(collective, names, ranks, sizes, options.rounds, options.budget, options.limit)
     table = rows(found.series, ranks, names, collective)
     here = machine.describe()

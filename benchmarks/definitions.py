@@ -40,10 +40,10 @@ class Definition:
     redop: str
     expected: Callable[[int, int, int], np.ndarray]
 
-    def elements(self, size: int, ranks: int) -> int:
-        """How many float32 a size holds: at least one, and with ``parted`` one for each rank."""
+    def elements(self, size: int, ranks: int, itemsize: int = 4) -> int:
+        """How many numbers a size holds: at least one, and with ``parted`` one for each rank."""
         parts = ranks if self.parted else 1
-        return parts * max(1, size // 4 // parts)
+        return parts * max(1, size // itemsize // parts)
 
 
 def _sum(total: int, ranks: int) -> np.ndarray:

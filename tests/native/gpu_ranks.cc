@@ -23,6 +23,7 @@ GpuStandin open_standin() {
   find(library, "standin_open", &found.open);
   find(library, "standin_misuse", &found.misuse);
   find(library, "standin_forget", &found.forget);
+  find(library, "standin_devices", &found.devices);
   find(library, "standin_enqueue", &found.enqueue);
   return found;
 }

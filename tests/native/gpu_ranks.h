@@ -18,6 +18,7 @@ struct GpuStandin {
   const char* (*open)();
   const char* (*misuse)();
   void (*forget)();
+  void (*devices)(int count);
   void (*enqueue)(void* stream, void (*function)(void*), void* argument);
 };
 

@@ -204,10 +204,10 @@ Plan random_plan_between_hosts(uint64_t seed, const std::vector<int>& members, i
 }
 
 Plan random_plan_on_gpus(uint64_t seed, const std::vector<int>& members, int process_set,
-                         size_t largest) {
+                         size_t largest, int gpus) {
   Plan plan = random_plan_between_hosts(seed, members, process_set, largest);
   plan.options = "";
-  plan.on_gpu = plan.collective != Collective::kBarrier;
+  plan.gpus = plan.collective != Collective::kBarrier ? gpus : 0;
   // NCCL has factors for sums only.
   if (plan.op != ReduceOp::kSum) plan.prescale = plan.postscale = 1;
   if (plan.twist == Twist::kOp) plan.prescale = plan.postscale = 1;
@@ -275,7 +275,7 @@ std::unique_ptr<TestRequest> Plan::request(size_t member) const {
     made->add(Bytes(made->element_size()), {1}, where, made->element_size());
   if (arrays() > 0) made->splits = splits[member];
   if (spoiled == Twist::kSplits) made->splits.assign(ranks(), rows[member][0] + 1);
-  if (on_gpu) made->gpu.emplace();
+  if (gpus > 0) made->gpu = OnGpu{members[member] % gpus, nullptr, nullptr};
   return made;
 }
 
@@ -300,7 +300,7 @@ void run_plan(const Plan& plan, int rank, Engine& engine) {
       EXPECT_CONTAINS(status.message(), "\n  rank " + std::to_string(r) + ": ");
     return;
   }
-  if (status.ok() && plan.on_gpu) status = engine.synchronize_gpu();
+  if (status.ok() && plan.gpus > 0) status = engine.synchronize_gpu();
   if (!status.ok()) fail(__FILE__, __LINE__, what + " failed: " + status.message());
   for (size_t i = 0; i < plan.arrays(); ++i) {
     const int64_t at = first_difference(plan.dtype, request->output(i), plan.expected(member, i));

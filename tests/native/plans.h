@@ -42,7 +42,7 @@ struct Plan {
   // Small whole numbers: any order of adding them gives the same bits.
   bool whole_numbers = false;
   std::string options;  // of the spec, such as "algorithm=ring "
-  bool on_gpu = false;
+  int gpus = 0;         // the ranks' arrays are on these, in turn; 0: in the memory of hosts
 
   size_t ranks() const { return members.size(); }
   size_t arrays() const { return tails.size(); }
@@ -64,9 +64,9 @@ Plan random_plan(uint64_t seed, const std::vector<int>& members, int process_set
 Plan random_plan_between_hosts(uint64_t seed, const std::vector<int>& members, int process_set,
                                size_t largest);
 
-// The same for arrays on GPUs.
+// The same for arrays on GPUs; all ranks share one if there is one.
 Plan random_plan_on_gpus(uint64_t seed, const std::vector<int>& members, int process_set,
-                         size_t largest);
+                         size_t largest, int gpus = 1);
 
 // Runs the plan on this rank, through submit() or run(), and compares. Fails the test with the
 // plan's description.

@@ -20,6 +20,7 @@ constexpr int kEagerLooks = 200;  // of a waiting caller, before it naps
 constexpr double kGrace = 1;  // seconds
 // A GPU on which not even an aborted kernel ends is not waited for any longer.
 constexpr double kAbortDeadline = 60;
+constexpr auto kRestDeadline = std::chrono::seconds(5);
 
 constexpr unsigned char kNoNumber = 0xFF;
 
@@ -65,11 +66,26 @@ GpuWatch::~GpuWatch() {
   news_.notify_all();
   if (thread_.joinable()) thread_.join();
   for (std::thread& thread : aborting_) thread.join();
+  // What a call that failed has left in the stream may still wait for a gate.
+  if (!comes_to_rest()) return;
   for (const auto& entry : under_way_)
     free_events_.insert(free_events_.end(), {entry->moved, entry->done});
   for (cuda::Event event : free_events_) driver_.EventDestroy(event);
   if (mending_) driver_.StreamDestroy(mending_);
   if (gates_) driver_.MemFreeHost(gates_);
+}
+
+bool GpuWatch::comes_to_rest() {
+  cuda::Event end = nullptr;
+  if (!take_event(&end).ok()) return false;
+  free_events_.push_back(end);
+  if (driver_.EventRecord(end, stream_) != cuda::kSuccess) return false;
+  const auto until = std::chrono::steady_clock::now() + kRestDeadline;
+  while (driver_.EventQuery(end) == cuda::kNotReady) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(kNap);
+  }
+  return true;
 }
 
 Status GpuWatch::take_event(cuda::Event* event) {
@@ -223,16 +239,22 @@ Status GpuWatch::wait_for_all() {
 }
 
 void GpuWatch::thread_main() {
-  const CurrentContext current(driver_, context_);
+  // Or asking for an event would end the capture of a graph on another thread.
+  int mode = cuda::kCaptureRelaxed;
+  driver_.ThreadExchangeStreamCaptureMode(&mode);
   Lock lock(mutex_);
-  if (!current.status().ok())
-    for (const auto& entry : under_way_) fail_locked(*entry->group, of(*entry, current.status()));
-  while (!closing_ && current.status().ok()) {
-    look();
-    if (under_way_.empty())
+  while (!closing_) {
+    if (under_way_.empty()) {
       news_.wait(lock, [&] { return closing_ || !under_way_.empty(); });
-    else
+    } else {
+      const CurrentContext current(driver_, context_);
+      if (!current.status().ok())
+        for (const auto& entry : under_way_)
+          fail_locked(*entry->group, of(*entry, current.status()));
+      else
+        look();
       news_.wait_for(lock, kLook, [&] { return closing_; });
+    }
   }
 }
 

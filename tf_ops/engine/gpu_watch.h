@@ -79,6 +79,7 @@ class GpuWatch {
   Status open_gates();
   Status enqueue_end(Enqueued& entry);
   Status take_event(cuda::Event* event);
+  bool comes_to_rest();
   void wait_until(Lock& lock, const std::function<bool()>& over);
   void thread_main();
   // These are called with the lock held.

@@ -29,7 +29,8 @@ constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kHostPortable = 1, kHostDeviceMap = 2;  // of memory of the host
 constexpr unsigned kWaitValueEqual = 1;
-constexpr int kCaptureNone = 0;  // of a stream
+constexpr int kCaptureNone = 0;     // of a stream
+constexpr int kCaptureRelaxed = 2;  // of a thread
 
 // RINGAR_CUDA_FUNCTIONS(F) calls F(name without "cu", exported name, type of its arguments).
 #define RINGAR_CUDA_FUNCTIONS(F)                                                                   \
@@ -48,6 +49,7 @@ constexpr int kCaptureNone = 0;  // of a stream
   F(StreamDestroy, cuStreamDestroy_v2, (Stream stream))                                            \
   F(StreamGetCtx, cuStreamGetCtx, (Stream stream, Context * context))                              \
   F(StreamIsCapturing, cuStreamIsCapturing, (Stream stream, int* status))                          \
+  F(ThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int* mode))               \
   F(StreamWaitEvent, cuStreamWaitEvent, (Stream stream, Event event, unsigned flags))              \
   F(StreamWaitValue32, cuStreamWaitValue32_v2,                                                     \
     (Stream stream, Pointer address, uint32_t value, unsigned flags))                              \

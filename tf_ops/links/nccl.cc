@@ -13,7 +13,9 @@ namespace {
 constexpr const char* kInstall =
     "Install one: pip install nvidia-nccl-cu12 (or -cu13 for CUDA 13), or name its file: "
     "RINGAR_NCCL_LIBRARY.";
-constexpr auto kLook = std::chrono::microseconds(50);
+// A group of calls reaches the GPU within some 10 us; ranks find each other in a second.
+constexpr int kEagerLooks = 1000;
+constexpr auto kNap = std::chrono::microseconds(50);
 
 std::string version_text(int version) {
   return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
@@ -50,6 +52,12 @@ nccl::Config nonblocking() {
   return config;
 }
 
+// Where NCCL writes a new communicator, for a split at some later time.
+struct Slot : std::unique_ptr<nccl::Comm> {
+  Slot() : unique_ptr(std::make_unique<nccl::Comm>(nullptr)) {}
+  bool is_filled() const { return __atomic_load_n(get(), __ATOMIC_ACQUIRE) != nullptr; }
+};
+
 nccl::RedOp plain(ReduceOp op) {
   switch (op) {
     case ReduceOp::kMin:
@@ -66,7 +74,8 @@ nccl::RedOp plain(ReduceOp op) {
 }  // namespace
 
 Status Nccl::check(const char* call, nccl::Result result, nccl::Comm comm) const {
-  if (result == nccl::kSuccess) return {};
+  // In progress: settle() sees how it ends.
+  if (result == nccl::kSuccess || result == nccl::kInProgress) return {};
   const char* const more = GetLastError(comm);
   std::string text = std::string(call) + " failed with " + GetErrorString(result) + " (" +
                      std::to_string(result) + ")";
@@ -113,9 +122,9 @@ nccl::DataType nccl_type(DataType type) {
 Status NcclCommunicator::create(const Nccl& nccl, const nccl::UniqueId& id, int ranks, int rank,
                                 const Wait& wait, std::unique_ptr<NcclCommunicator>* made) {
   nccl::Config config = nonblocking();
-  nccl::Comm comm = nullptr;
-  const nccl::Result result = nccl.CommInitRankConfig(&comm, ranks, id, rank, &config);
-  std::unique_ptr<NcclCommunicator> fresh(new NcclCommunicator(nccl, comm));
+  const Slot slot;
+  const nccl::Result result = nccl.CommInitRankConfig(slot.get(), ranks, id, rank, &config);
+  std::unique_ptr<NcclCommunicator> fresh(new NcclCommunicator(nccl, *slot));
   RINGAR_RETURN_IF_ERROR(fresh->settle("ncclCommInitRankConfig", result, wait));
   *made = std::move(fresh);
   return {};
@@ -124,11 +133,17 @@ Status NcclCommunicator::create(const Nccl& nccl, const nccl::UniqueId& id, int 
 Status NcclCommunicator::split(int color, int key, const Wait& wait,
                                std::unique_ptr<NcclCommunicator>* made) {
   nccl::Config config = nonblocking();
-  nccl::Comm comm = nullptr;
-  const nccl::Result result = nccl_.CommSplit(comm_, color, key, &comm, &config);
-  RINGAR_RETURN_IF_ERROR(settle("ncclCommSplit", result, wait));
-  if (!comm) return {};
-  std::unique_ptr<NcclCommunicator> fresh(new NcclCommunicator(nccl_, comm));
+  Slot slot;
+  const nccl::Result result = nccl_.CommSplit(comm_, color, key, slot.get(), &config);
+  Status settled = settle("ncclCommSplit", result, wait);
+  while (settled.ok() && color != nccl::kSplitNoColor && !slot.is_filled()) {
+    std::this_thread::sleep_for(kNap);
+    settled = wait();
+  }
+  if (!settled.ok()) slot.release();  // NCCL may still be about to write it
+  RINGAR_RETURN_IF_ERROR(settled);
+  if (color == nccl::kSplitNoColor) return {};
+  std::unique_ptr<NcclCommunicator> fresh(new NcclCommunicator(nccl_, *slot));
   RINGAR_RETURN_IF_ERROR(fresh->settle("ncclCommSplit", nccl::kInProgress, wait));
   *made = std::move(fresh);
   return {};
@@ -138,14 +153,20 @@ NcclCommunicator::~NcclCommunicator() {
   abort();
 }
 
-// A call that has returned "in progress" has succeeded when the communicator says so.
+// A call has succeeded when the communicator says so. Most return "in progress" before that, some
+// success in some versions.
 Status NcclCommunicator::settle(const char* call, nccl::Result result, const Wait& wait) {
-  while (result == nccl::kInProgress && comm_) {
+  if (result == nccl::kSuccess) result = nccl::kInProgress;
+  for (int looks = 0; result == nccl::kInProgress && comm_; ++looks) {
     RINGAR_RETURN_IF_ERROR(
         nccl_.check("ncclCommGetAsyncError", nccl_.CommGetAsyncError(comm_, &result), comm_));
     if (result != nccl::kInProgress) break;
+    if (looks < kEagerLooks) {
+      std::this_thread::yield();
+      continue;
+    }
     RINGAR_RETURN_IF_ERROR(wait());
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kNap);
   }
   return nccl_.check(call, result, comm_);
 }
@@ -188,7 +209,7 @@ Status NcclCommunicator::asynchronous_error() {
   nccl::Result result = nccl::kSuccess;
   RINGAR_RETURN_IF_ERROR(
       nccl_.check("ncclCommGetAsyncError", nccl_.CommGetAsyncError(comm_, &result), comm_));
-  return result == nccl::kInProgress ? Status() : nccl_.check("NCCL", result, comm_);
+  return nccl_.check("NCCL", result, comm_);
 }
 
 Status NcclCommunicator::finish(const Wait& wait) {

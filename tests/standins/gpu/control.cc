@@ -1,0 +1,225 @@
+// What tests control the library with, but for what belongs to one of its parts.
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <map>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "communicator.h"
+#include "driver.h"
+#include "memory.h"
+#include "per_thread.h"
+#include "standin.h"
+
+namespace standin {
+namespace {
+
+#define STANDIN_NAME(name, exported, arguments) #exported,
+const char* const kNames[] = {RINGAR_CUDA_FUNCTIONS(STANDIN_NAME)
+                                  RINGAR_NCCL_FUNCTIONS(STANDIN_NAME)};
+
+std::string plain(const std::string& call) {
+  const size_t end = call.size();
+  return end > 3 && call.compare(end - 3, 3, "_v2") == 0 ? call.substr(0, end - 3) : call;
+}
+
+double number_of(const char* variable, double otherwise) {
+  const char* const value = std::getenv(variable);
+  return value ? std::atof(value) : otherwise;
+}
+
+// Calls that are to fail: how many come before, and that one.
+using Failures = std::map<std::string, int>;
+
+Failures failures_of(const char* variable) {
+  Failures failures;
+  const char* const value = std::getenv(variable);
+  std::string rest = value ? value : "";
+  while (!rest.empty()) {
+    const size_t comma = rest.find(','), colon = rest.find(':');
+    failures[plain(rest.substr(0, colon))] =
+        colon < comma ? std::atoi(rest.c_str() + colon + 1) : 1;
+    rest = comma == std::string::npos ? "" : rest.substr(comma + 1);
+  }
+  return failures;
+}
+
+struct Control {
+  std::mutex mutex;
+  std::map<std::string, int> calls;
+  Failures now = failures_of("STANDIN_FAIL"), later = failures_of("STANDIN_FAIL_LATER");
+  std::vector<std::string> misuses;
+  std::atomic<int> devices{static_cast<int>(number_of("STANDIN_DEVICES", 1))};
+  std::atomic<int> nccl_version{22703};
+  std::atomic<double> patience{number_of("STANDIN_PATIENCE", 60)};
+};
+
+// Never destroyed: threads may still use it when the process ends.
+Control& control() {
+  static Control& instance = *new Control;
+  return instance;
+}
+
+bool is_the_one(Failures* failures, const std::string& call) {
+  const auto found = failures->find(call);
+  if (found == failures->end() || --found->second > 0) return false;
+  failures->erase(found);
+  return true;
+}
+
+void set(Failures Control::* which, const char* function, const char* call, int nth) {
+  static const std::set<std::string>& known = *[] {
+    auto* const names = new std::set<std::string>;
+    for (const char* name : kNames) names->insert(plain(name));
+    return names;
+  }();
+  if (!known.count(plain(call))) misuse(function, text("there is no call %s", call));
+  const std::lock_guard<std::mutex> lock(control().mutex);
+  if (nth > 0)
+    (control().*which)[plain(call)] = nth;
+  else
+    (control().*which).erase(plain(call));
+}
+
+}  // namespace
+
+bool fails(const char* call) {
+  const std::lock_guard<std::mutex> lock(control().mutex);
+  ++control().calls[plain(call)];
+  return is_the_one(&control().now, plain(call));
+}
+
+bool fails_later(const char* call) {
+  const std::lock_guard<std::mutex> lock(control().mutex);
+  return is_the_one(&control().later, plain(call));
+}
+
+void misuse(const std::string& call, const std::string& text) {
+  const std::string line = call + ": " + text;
+  std::fprintf(stderr, "GPU stand-in, process %d: misuse: %s\n", getpid(), line.c_str());
+  const std::lock_guard<std::mutex> lock(control().mutex);
+  control().misuses.push_back(line);
+}
+
+std::string text(const char* format, ...) {
+  char text[1000];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+const char* lend(const std::string& text) {
+  static auto& kept = *new PerThread<std::string>;
+  *kept = text;
+  return kept->c_str();
+}
+
+void pause() {
+  const timespec moment = {0, 50'000};
+  nanosleep(&moment, nullptr);
+}
+
+double now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+double patience() {
+  return control().patience;
+}
+int devices() {
+  return std::min(control().devices.load(), kMostDevices);
+}
+int nccl_version() {
+  return control().nccl_version;
+}
+
+void stay() {
+  static const bool once = [] {
+    Dl_info self;
+    return dladdr(reinterpret_cast<void*>(&stay), &self) &&
+           dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+  }();
+  (void)once;
+}
+
+}  // namespace standin
+
+using standin::control;
+
+extern "C" {
+
+void standin_fail(const char* call, int nth) {
+  standin::set(&standin::Control::now, __func__, call, nth);
+}
+
+void standin_fail_later(const char* call, int nth) {
+  standin::set(&standin::Control::later, __func__, call, nth);
+}
+
+int standin_calls(const char* call) {
+  const std::lock_guard<std::mutex> lock(control().mutex);
+  const auto found = control().calls.find(standin::plain(call));
+  return found == control().calls.end() ? 0 : found->second;
+}
+
+const char* standin_open() {
+  const standin::Memory& memory = standin::memory();
+  const size_t numbers[] = {standin::retained_contexts(),
+                            standin::streams().count(-1),
+                            standin::events().count(-1),
+                            memory.bytes(standin::Memory::kDevice, -1),
+                            memory.bytes(standin::Memory::kHost, -1),
+                            standin::communicators().count(-1),
+                            standin::open_redops(),
+                            standin::open_groups()};
+  size_t sum = 0;
+  for (size_t number : numbers) sum += number;
+  if (sum == 0) return "";
+  return standin::lend(
+      standin::text("contexts=%zu streams=%zu events=%zu device_bytes=%zu "
+                    "host_bytes=%zu communicators=%zu redops=%zu groups=%zu",
+                    numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5],
+                    numbers[6], numbers[7]));
+}
+
+const char* standin_misuse() {
+  standin::memory().look_after();
+  std::string lines;
+  const std::lock_guard<std::mutex> lock(control().mutex);
+  for (const std::string& line : control().misuses) lines += (lines.empty() ? "" : "\n") + line;
+  return standin::lend(lines);
+}
+
+void standin_forget() {
+  standin::memory().look_after();
+  const std::lock_guard<std::mutex> lock(control().mutex);
+  control().misuses.clear();
+  control().calls.clear();
+  control().now.clear();
+  control().later.clear();
+}
+
+void standin_pretend_version(int nccl_version) {
+  control().nccl_version = nccl_version;
+}
+void standin_devices(int count) {
+  control().devices = count;
+}
+void standin_patience(double seconds) {
+  control().patience = seconds;
+}
+
+}  // extern "C"

@@ -1,0 +1,69 @@
+// Where the ranks of a communicator meet: a file in /dev/shm that all of them map.
+//
+// It has a board that all read, and a channel for each ordered pair of ranks: two slots of 32 KiB,
+// and how many chunks have been written to them and read from them. Only pages that are used take
+// memory. The last rank to come unlinks the file.
+
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace standin {
+
+constexpr int kMostRanks = 64;
+
+struct Channel {
+  static constexpr size_t kSlot = 32 * 1024 - 128;
+
+  alignas(64) std::atomic<uint64_t> written;
+  alignas(64) std::atomic<uint64_t> read;
+  uint32_t bytes[2];
+  unsigned char slots[2][kSlot];
+};
+static_assert(sizeof(Channel) <= 64 * 1024);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+class Meeting {
+ public:
+  struct Board {
+    int32_t ranks;  // 0: nobody has come
+    struct {
+      bool is_there;
+      int32_t device, devices;
+    } places[kMostRanks];
+    std::atomic<int32_t> arrived, finalized;
+    std::atomic<int32_t> error;  // of all ranks; -1: its text is being written
+    char text[1024];
+  };
+
+  // Does not wait for the others. Null, and why, if that rank cannot come.
+  static std::shared_ptr<Meeting> come(const std::string& name, int ranks, int rank, int device,
+                                       std::string* why);
+  ~Meeting();
+  Meeting(const Meeting&) = delete;
+  void operator=(const Meeting&) = delete;
+
+  bool is_complete() const { return board().arrived == ranks; }
+  // Why these ranks cannot work together; "" if they can.
+  std::string objection() const;
+  Board& board() const { return *static_cast<Board*>(memory_); }
+  Channel& channel(int from, int to) const;
+
+  // The first error of a rank is that of all.
+  void fail(int code, const std::string& text);
+
+  const std::string name;
+  const int ranks;
+
+ private:
+  Meeting(const std::string& name, int ranks, void* memory)
+      : name(name), ranks(ranks), memory_(memory) {}
+
+  void* const memory_;
+};
+
+}  // namespace standin

@@ -1,0 +1,298 @@
+// NCCL's functions on communicators: how they begin, are split, and end.
+
+#include <sys/random.h>
+
+#include <cstdio>
+#include <cstring>
+#include <map>
+
+#include "communicator.h"
+#include "driver.h"
+#include "group.h"
+#include "operation.h"
+
+namespace standin {
+namespace {
+
+namespace nccl = ringar::nccl;
+
+constexpr char kName[] = "/ringar-gpu-standin-";
+
+struct Redop {
+  nccl::DataType type;
+  const Communicator* communicator;
+  Reduction reduction;
+};
+
+struct Redops {
+  std::mutex mutex;
+  nccl::RedOp next = 1000;
+  std::map<nccl::RedOp, Redop> all;
+};
+
+// Never destroyed, as all that threads may use when the process ends.
+Redops& redops() {
+  static auto& instance = *new Redops;
+  return instance;
+}
+
+nccl::Result refuse(const char* call, const std::string& why,
+                    nccl::Result error = nccl::kInvalidArgument) {
+  misuse(call, why);
+  note_error(why);
+  return error;
+}
+
+// NCCL reads the size first, for it differs between versions.
+nccl::Result check_config(const char* call, const nccl::Config* config) {
+  if (config->size != sizeof *config)
+    return refuse(call, text("a config of %zu bytes", config->size));
+  if (config->magic != nccl::Config().magic)
+    return refuse(call, text("the magic of a config is %#x", config->magic));
+  if (config->blocking != 0)
+    return refuse(
+        call, text("blocking is %d; communicators have to be nonblocking here", config->blocking));
+  return nccl::kSuccess;
+}
+
+// The names of split communicators are made of the name of the old one.
+std::string name_of_child(const std::string& parent, int split, int color) {
+  uint64_t hash = 14695981039346656037u;
+  for (const char c : parent + text("/%d/%d", split, color))
+    hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return parent.substr(0, std::strlen(kName) + 16) +
+         text("-%016llx", static_cast<unsigned long long>(hash));
+}
+
+// Who is in the child, and in which order; then the same as at the begin of any communicator.
+void split(Communicator& parent, int color, int key, nccl::Comm* child) {
+  Header own = {};
+  own.kind = Kind::kSplit;
+  own.peer = -1;
+  own.number = static_cast<uint64_t>(++parent.splits);
+  own.color = color;
+  own.key = key;
+  std::vector<Header> all;
+  if (!exchange_headers(parent, own, &all) || color == nccl::kSplitNoColor) return;
+  int ranks = 0, rank = 0;
+  for (int peer = 0; peer < parent.ranks; ++peer) {
+    const Header& other = all[static_cast<size_t>(peer)];
+    if (other.color != color) continue;
+    ++ranks;
+    rank += other.key < key || (other.key == key && peer < parent.rank);
+  }
+  const auto made = std::make_shared<Communicator>(ranks, rank, parent.device);
+  made->start([made, name = name_of_child(parent.meeting->name, parent.splits, color)] {
+    made->meet(name);
+  });
+  while (made->in_progress > 0) {
+    if (parent.is_aborted) made->is_aborted = true;
+    pause();
+  }
+  if (parent.is_aborted) return;
+  if (const nccl::Result error = made->state()) return parent.fail(error, last_error());
+  __atomic_store_n(child, communicators().add(made), __ATOMIC_RELEASE);
+}
+
+nccl::Result end(nccl::Comm comm, bool is_abort, const char* call) {
+  if (!comm) return nccl::kSuccess;
+  const auto found = communicators().remove(comm, call);
+  if (!found) return nccl::kInvalidArgument;
+  if (!is_abort && found->state() == nccl::kInProgress)
+    misuse(call, "communicator used while it is in progress");
+  else if (!is_abort && found->pending > 0)
+    misuse(call, text("%d operations are under way", found->pending.load()));
+  found->abort();
+  forget_redops(*found);
+  return nccl::kSuccess;
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> find_ready(nccl::Comm comm, const char* call, nccl::Result* error) {
+  const auto found = communicators().find(comm, call);
+  *error = found ? found->state() : nccl::kInvalidArgument;
+  if (*error == nccl::kInProgress)
+    *error = refuse(call, "communicator used while it is in progress");
+  else if (found && found->is_finalized && !*error)
+    *error = refuse(call, "communicator used after it was finalized");
+  return *error ? nullptr : found;
+}
+
+bool find_reduction(nccl::RedOp op, nccl::DataType type, const Communicator& communicator,
+                    const char* call, Reduction* found) {
+  found->op = op;
+  if (op >= nccl::kSum && op <= nccl::kAvg) return true;
+  const std::lock_guard<std::mutex> lock(redops().mutex);
+  const auto it = redops().all.find(op);
+  if (it == redops().all.end())
+    misuse(call, text("%d %s operation", op,
+                      op >= 1000 && op < redops().next ? "is a destroyed" : "is no"));
+  else if (it->second.communicator != &communicator || it->second.type != type)
+    misuse(call, text("operation %d is of another type or communicator", op));
+  else
+    *found = it->second.reduction;
+  return found->has_factor;
+}
+
+void forget_redops(const Communicator& communicator) {
+  const std::lock_guard<std::mutex> lock(redops().mutex);
+  for (auto it = redops().all.begin(); it != redops().all.end();)
+    it = it->second.communicator == &communicator ? redops().all.erase(it) : std::next(it);
+}
+
+size_t open_redops() {
+  const std::lock_guard<std::mutex> lock(redops().mutex);
+  return redops().all.size();
+}
+
+}  // namespace standin
+
+namespace ringar::nccl {
+
+using standin::communicators;
+using standin::find_ready;
+using standin::refuse;
+using standin::text;
+
+Result ncclGetVersion(int* version) {
+  STANDIN_CALL(kInternalError);
+  *version = standin::nccl_version();
+  return kSuccess;
+}
+
+// The first rank to come makes the file, so that an id that nobody uses leaves nothing behind.
+Result ncclGetUniqueId(UniqueId* id) {
+  STANDIN_CALL(kInternalError);
+  uint64_t random = 0;
+  if (getrandom(&random, sizeof random, 0) != sizeof random) return kSystemError;
+  *id = {};
+  std::snprintf(id->internal, sizeof id->internal, "%s%016llx", standin::kName,
+                static_cast<unsigned long long>(random));
+  return kSuccess;
+}
+
+Result ncclCommInitRankConfig(Comm* comm, int ranks, UniqueId id, int rank, Config* config) {
+  STANDIN_CALL(kInternalError);
+  const int device = standin::current_device();
+  if (device < 0) return refuse(__func__, "no current context", kUnhandledCudaError);
+  if (standin::in_group()) return refuse(__func__, "not in a group here", kInvalidUsage);
+  if (ranks < 1 || ranks > standin::kMostRanks || rank < 0 || rank >= ranks)
+    return refuse(__func__, text("rank %d of %d", rank, ranks));
+  if (std::memcmp(id.internal, standin::kName, std::strlen(standin::kName)) != 0)
+    return refuse(__func__, "the id is not of ncclGetUniqueId");
+  if (!config) return refuse(__func__, "without a config a communicator is blocking");
+  if (const Result error = standin::check_config(__func__, config)) return error;
+  const auto made = std::make_shared<standin::Communicator>(ranks, rank, device);
+  const bool never_ends = standin::fails_later(__func__);
+  made->start([made, name = std::string(id.internal, strnlen(id.internal, 64)), never_ends] {
+    if (never_ends) return made->fail(kRemoteError, "this communicator was to fail later");
+    made->meet(name);
+  });
+  *comm = communicators().add(made);
+  return kInProgress;
+}
+
+// It is the old communicator that is in progress; the new one is there when that is done.
+Result ncclCommSplit(Comm comm, int color, int key, Comm* child, Config* config) {
+  STANDIN_CALL(kInternalError);
+  Result error = kSuccess;
+  const auto parent = find_ready(comm, __func__, &error);
+  if (error) return error;
+  if (standin::in_group()) return refuse(__func__, "not in a group here", kInvalidUsage);
+  if (color < 0 && color != kSplitNoColor) return refuse(__func__, text("color %d", color));
+  if (config && (error = standin::check_config(__func__, config))) return error;
+  if (const int pending = parent->pending)
+    return refuse(__func__, text("%d operations are under way", pending), kInvalidUsage);
+  *child = nullptr;
+  const bool never_ends = standin::fails_later(__func__);
+  parent->start([its = parent.get(), color, key, child, never_ends] {
+    if (never_ends) return its->fail(kRemoteError, "this split was to fail later");
+    standin::split(*its, color, key, child);
+  });
+  return kInProgress;
+}
+
+Result ncclCommFinalize(Comm comm) {
+  STANDIN_CALL(kInternalError);
+  Result error = kSuccess;
+  const auto found = find_ready(comm, __func__, &error);
+  if (error) return error;
+  found->is_finalized = true;
+  found->start([its = found.get()] { its->finalize(); });
+  return kInProgress;
+}
+
+Result ncclCommDestroy(Comm comm) {
+  STANDIN_CALL(kInternalError);
+  return standin::end(comm, false, __func__);
+}
+
+Result ncclCommAbort(Comm comm) {
+  STANDIN_CALL(kInternalError);
+  return standin::end(comm, true, __func__);
+}
+
+Result ncclCommGetAsyncError(Comm comm, Result* error) {
+  STANDIN_CALL(kInternalError);
+  const auto found = communicators().find(comm, __func__);
+  if (!found) return kInvalidArgument;
+  *error = found->state();
+  return kSuccess;
+}
+
+Result ncclRedOpCreatePreMulSum(RedOp* op, void* scalar, DataType type, int residence, Comm comm) {
+  STANDIN_CALL(kInternalError);
+  Result error = kSuccess;
+  const auto found = find_ready(comm, __func__, &error);
+  if (error) return error;
+  const size_t size = standin::size_of(type);
+  if (size == 0) return refuse(__func__, text("there is no type %d", type));
+  if (residence != kScalarHostImmediate)
+    return refuse(__func__, text("residence %d is not known here", residence));
+  standin::Reduction reduction;
+  reduction.has_factor = true;
+  std::memcpy(reduction.factor, scalar, size);
+  standin::Redops& all = standin::redops();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  *op = all.next++;
+  all.all[*op] = {type, found.get(), reduction};
+  return kSuccess;
+}
+
+Result ncclRedOpDestroy(RedOp op, Comm comm) {
+  STANDIN_CALL(kInternalError);
+  const auto found = communicators().find(comm, __func__);
+  if (!found) return kInvalidArgument;
+  standin::Redops& all = standin::redops();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto it = all.all.find(op);
+  if (it == all.all.end() || it->second.communicator != found.get())
+    return refuse(__func__, text("%d is no operation of this communicator", op));
+  all.all.erase(it);
+  return kSuccess;
+}
+
+}  // namespace ringar::nccl
+
+extern "C" {
+
+const char* ncclGetErrorString(int code) {
+  static const char* const texts[] = {
+      "no error",
+      "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+      "unhandled system error (run with NCCL_DEBUG=INFO for details)",
+      "internal error - please report this issue to the NCCL developers",
+      "invalid argument (run with NCCL_DEBUG=WARN for details)",
+      "invalid usage (run with NCCL_DEBUG=WARN for details)",
+      "remote process exited or there was a network error",
+      "NCCL operation in progress",
+  };
+  return code >= 0 && code < 8 ? texts[code] : "unknown result code";
+}
+
+const char* ncclGetLastError(ringar::nccl::Comm) {
+  return standin::lend(standin::last_error());
+}
+
+}  // extern "C"

@@ -28,7 +28,7 @@ SCRIPTS := .ci/run $(shell find launchers tests benchmarks -name '*.sh' -o -name
 
 # The tests that run on 1 rank (plain pytest) and on each of RANKS. Plain pytest runs all others,
 # those on several hosts (tests/hosts) among them.
-RANK_TESTS := $(wildcard tests/collectives tests/keras tests/parallel)
+RANK_TESTS := $(wildcard tests/collectives tests/keras tests/parallel tests/cupy/collectives)
 
 # Seconds after which a step is stopped, whatever it is doing: nothing here may hang for ever.
 PLAIN_LIMIT ?= 1500

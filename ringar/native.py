@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +34,8 @@ class Config(ctypes.Structure):
         ("recursive_doubling_bytes", ctypes.POINTER(ctypes.c_int64)),
         ("recursive_doubling_count", ctypes.c_int32),
         ("generation", ctypes.c_int32),
+        ("cuda_library", ctypes.c_char_p),
+        ("nccl_library", ctypes.c_char_p),
     ]  # fmt: skip
 
     def set_link(
@@ -55,6 +57,9 @@ class _Array(ctypes.Structure):
         ("dims", ctypes.POINTER(ctypes.c_int64)),
     ]
 
+
+_NO_MEMORY = 1
+"""An address that is not followed."""
 
 _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
 
@@ -114,6 +119,7 @@ def library() -> ctypes.CDLL:
         _ALLOCATE,
         ctypes.c_void_p,
     ]
+    lib.ringar_run_on_gpu.argtypes = [*lib.ringar_run.argtypes, ctypes.c_int32, ctypes.c_void_p]
     lib.ringar_start_timeline.argtypes = [ctypes.c_char_p, ctypes.c_int32]
     lib.ringar_inline_bytes.restype = ctypes.c_int64
     lib.ringar_stats.restype = ctypes.c_void_p
@@ -138,12 +144,22 @@ def _int64s(values: Sequence[int]) -> Any:
     return (ctypes.c_int64 * len(values))(*values)
 
 
-def _describe(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None) -> Any:
+def _describe(
+    inputs: Sequence[int], shapes: Sequence[Sequence[int]], outputs: Sequence[int] | None
+) -> Any:
     arrays = (_Array * len(inputs))()
-    for i, array in enumerate(inputs):
-        output = outputs[i].ctypes.data if outputs is not None else None
-        arrays[i] = _Array(array.ctypes.data, output, array.ndim, _int64s(array.shape))
+    for i, shape in enumerate(shapes):
+        output = outputs[i] if outputs is not None else None
+        arrays[i] = _Array(inputs[i], output, len(shape), _int64s(shape))
     return arrays
+
+
+def _describe_numpy(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None) -> Any:
+    return _describe(
+        [array.ctypes.data for array in inputs],
+        [array.shape for array in inputs],
+        None if outputs is None else [array.ctypes.data for array in outputs],
+    )
 
 
 class Prepared:
@@ -160,7 +176,7 @@ class Prepared:
     ) -> None:
         self.inputs, self.outputs = list(inputs), list(outputs)
         self._run = library().ringar_run_prepared
-        arrays = _describe(self.inputs, self.outputs)
+        arrays = _describe_numpy(self.inputs, self.outputs)
         self._call = ctypes.c_void_p(library().ringar_prepare(spec.encode(), arrays, len(inputs)))
         if not self._call:
             raise errors.MismatchError(library().ringar_last_error().decode())
@@ -198,27 +214,108 @@ def run(
     """
     made: dict[int, np.ndarray] = {}
 
-    @_ALLOCATE
-    def allocate(_context: int, index: int, rows: int) -> int:
+    def allocate(index: int, rows: int) -> int:
         try:
             made[index] = np.empty((rows, *inputs[index].shape[1:]), inputs[index].dtype)
         except MemoryError:
             return 0
-        # An empty array may have no memory of its own, and 0 means failure.
-        return made[index].ctypes.data or inputs[index].ctypes.data or 1
+        return _address(made[index].ctypes.data)
 
-    arrays = _describe(inputs, outputs)
+    arrays = _describe_numpy(inputs, outputs)
+    received = _run(library().ringar_run, spec, arrays, allocate, splits, received_count)
+    results = list(outputs) if outputs is not None else [made[i] for i in range(len(inputs))]
+    return results, received
+
+
+def run_on_gpu(
+    spec: str,
+    inputs: Sequence[int],
+    shapes: Sequence[Sequence[int]],
+    outputs: Sequence[int] | None,
+    allocate: Callable[[int, int], int],
+    device: int,
+    stream: int,
+    *,
+    splits: Sequence[int] | None = None,
+    received_count: int = 0,
+) -> np.ndarray:
+    """Enqueues one collective on arrays of a GPU, in the order of a stream.
+
+    Args:
+        spec: the line of text that tf_ops/engine/spec.h describes.
+        inputs: the addresses of C-contiguous arrays of one dtype.
+        shapes: theirs.
+        outputs: addresses for the results, or None where only the exchange tells their rows.
+        allocate: ``(index, rows) -> address``, memory of that GPU for an output that has so many
+            rows. It is called on any thread; what it raises is raised here.
+        device: the GPU's number.
+        stream: the address of a CUDA stream, 0 for the default one.
+        splits: rows per rank.
+        received_count: how many row counts to return.
+
+    Returns:
+        The row counts that came.
+    """
+    arrays = _describe(
+        [_address(one) for one in inputs],
+        shapes,
+        None if outputs is None else [_address(one) for one in outputs],
+    )
+    return _run(
+        library().ringar_run_on_gpu,
+        spec,
+        arrays,
+        lambda index, rows: _address(allocate(index, rows)),
+        splits,
+        received_count,
+        device,
+        stream,
+    )
+
+
+def _address(of_array: int) -> int:
+    # An empty array may have no memory of its own, and null stands for no array at all.
+    return of_array or _NO_MEMORY
+
+
+def _run(
+    function: Any,
+    spec: str,
+    arrays: Any,
+    allocate: Callable[[int, int], int],
+    splits: Sequence[int] | None,
+    received_count: int,
+    *place: Any,
+) -> np.ndarray:
+    # No exception passes through native code: it is told of a failure, and we keep the exception.
+    failures: list[BaseException] = []
+
+    @_ALLOCATE
+    def callback(_context: int, index: int, rows: int) -> int:
+        try:
+            return allocate(index, rows)
+        except BaseException as error:
+            failures.append(error)
+            return 0
+
     received = np.zeros(received_count, np.int64)
-    code = library().ringar_run(
+    code = function(
         spec.encode(),
         arrays,
-        len(inputs),
+        len(arrays),
         _int64s(splits) if splits is not None else None,
         len(splits) if splits is not None else 0,
         received.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)) if received_count else None,
-        allocate,
+        callback,
         None,
+        *place,
     )
+    if failures:
+        raise failures.pop()  # not to keep alive the frames that it names
     check(code)
-    results = list(outputs) if outputs is not None else [made[i] for i in range(len(inputs))]
-    return results, received
+    return received
+
+
+def synchronize_gpu() -> None:
+    """Waits until all that this rank has enqueued on GPUs has come to its end."""
+    check(library().ringar_synchronize_gpu())

@@ -40,7 +40,7 @@ def grouped_allgather(
     tensors: Sequence[Any], *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
     """All-gathers many tensors at once; see :func:`ringar.allgather`."""
-    values = values_of(tensors)
+    values = values_of(tensors, "allgather")
     if not values:
         return []
     call, _ = calls.begin("allgather", process_set, name)

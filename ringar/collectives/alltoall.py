@@ -52,7 +52,7 @@ def alltoall(
         As :func:`ringar.allreduce`; splits that do not add up are a mismatch on all ranks.
     """
     call, ranks = calls.begin("alltoall", process_set, name)
-    (value,) = values_of([tensor])
+    (value,) = values_of([tensor], "alltoall")
     exchange = _exchange_array if isinstance(value, np.ndarray) else _exchange_tensor
     received, counts = exchange(call, value, splits, ranks.size())
     return received if splits is None else (received, counts)
@@ -61,8 +61,7 @@ def alltoall(
 def _exchange_array(
     call: Call, array: np.ndarray, splits: Any, ranks: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    rows = None if splits is None else [int(s) for s in _checked(call, splits).ravel()] or REFUSED
-    spec = call.spec(array.dtype.name)
+    spec, rows = call.spec(array.dtype.name), rows_of(call, splits)
     results, counts = native.run(spec, [array], None, splits=rows, received_count=ranks)
     return results[0], counts
 
@@ -82,6 +81,13 @@ def _exchange_tensor(
     received, counts = run_tensors(call, [tensor], rows)
     counts.set_shape([ranks])
     return received, counts
+
+
+def rows_of(call: Call, splits: Any) -> list[int] | None:
+    """Splits as the engine takes them from Python; None: even ones."""
+    if splits is None:
+        return None
+    return [int(rows) for rows in _checked(call, splits).ravel()] or REFUSED
 
 
 def _checked(call: Call, splits: Any) -> Any:

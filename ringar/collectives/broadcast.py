@@ -51,15 +51,20 @@ def grouped_broadcast(
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
     """Broadcasts many tensors at once; see :func:`ringar.broadcast`."""
-    values = values_of(tensors)
+    values = values_of(tensors, "broadcast")
     if not values:
         return []
     call, ranks = calls.begin("broadcast", process_set, name)
-    call = dataclasses.replace(call, root=_place_of(call, root_rank, ranks))
+    call = dataclasses.replace(call, root=place_of(call, root_rank, ranks))
     return run(call, values)
 
 
-def _place_of(call: Call, root_rank: int, ranks: ProcessSet) -> int:
+def place_of(call: Call, root_rank: int, ranks: ProcessSet) -> int:
+    """The place of a rank of the job in a process set.
+
+    Raises:
+        ValueError: it is not in there.
+    """
     if ranks is runtime.global_process_set:
         return int(root_rank)  # checked by the engine, which tells all ranks
     if root_rank not in ranks.ranks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -107,6 +107,17 @@ class Call:
         return dataclasses.replace(self, name=f"{self.name}/gradient", **{**defaults, **changes})
 
 
+def by_dtype(dtypes: Iterable[Any]) -> list[list[int]]:
+    """The places of each dtype, in the order in which the dtypes first appear.
+
+    What has one dtype travels together.
+    """
+    groups: dict[Any, list[int]] = {}
+    for i, dtype in enumerate(dtypes):
+        groups.setdefault(dtype, []).append(i)
+    return list(groups.values())
+
+
 def checked_algorithm(algorithm: Any) -> str:
     """What a :class:`Call` has for an argument `algorithm`.
 
@@ -130,14 +141,23 @@ def begin(
     *,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    function: str | None = None,
 ) -> tuple[Call, ProcessSet]:
     """A call on a process set (None: all ranks), with a name that all ranks find alike.
 
     Without a name a call in a graph is numbered within that graph: ranks may trace at different
     times and different often, but they trace the same functions. Each process set has numbers of
     its own, since ranks may be in different ones.
+
+    Args:
+        collective: its name.
+        process_set: the ranks that take part.
+        name: what the user calls it.
+        prescale: factor before a reduction.
+        postscale: factor after it.
+        function: what the user has called, if that is not `ringar.<collective>`.
     """
-    runtime._config(f"ringar.{collective}()")
+    runtime._config(f"{function or 'ringar.' + collective}()")
     ranks = process_set or runtime.global_process_set
     if ranks.process_set_id is None:
         raise ValueError(

@@ -22,7 +22,7 @@ from tensorflow.python.framework import ops as tf_ops
 
 from ringar import native
 from ringar.collectives import compiled
-from ringar.collectives.call import Call
+from ringar.collectives.call import Call, by_dtype
 
 Arguments = Callable[[Sequence[tf.Tensor], Any], Sequence[Any]]
 """``(tensors, rows per rank) -> inputs`` of the TensorFlow op."""
@@ -109,12 +109,9 @@ def run(call: Call, values: Sequence[Any]) -> list[Any]:
 
     Those of one dtype travel together, in the order in which the dtypes first appear.
     """
-    groups: dict[Any, list[int]] = {}
-    for i, value in enumerate(values):
-        groups.setdefault(value.dtype, []).append(i)
     run_group = run_arrays if is_numpy(values) else run_tensors
     results: list[Any] = [None] * len(values)
-    for places in groups.values():
+    for places in by_dtype(value.dtype for value in values):
         outputs = run_group(call, [values[i] for i in places])[: len(places)]
         for place, output in zip(places, outputs, strict=True):
             results[place] = output
@@ -126,25 +123,53 @@ def is_numpy(values: Sequence[Any]) -> bool:
     return all(isinstance(value, (np.ndarray, np.generic)) for value in values)
 
 
-def values_of(tensors: Iterable[Any]) -> list[Any]:
+def values_of(tensors: Iterable[Any], function: str) -> list[Any]:
     """What a user gave, as tensors, or as NumPy arrays if all are.
 
     Arrays are C-contiguous, in this machine's byte order, and scalars are without a dimension.
+
+    Args:
+        tensors: of a collective or a message.
+        function: its name, for errors.
+
+    Raises:
+        TypeError: an array on a GPU, which TensorFlow would take apart, number by number.
     """
     tensors = list(tensors)
     if not is_numpy(tensors):
         # Most are tensors already: asking TensorFlow takes longer than looking.
-        return [t if isinstance(t, tf.Tensor) else tf.convert_to_tensor(t) for t in tensors]
+        return [t if isinstance(t, tf.Tensor) else _tensor_of(t, function) for t in tensors]
     return [np.asarray(array, array.dtype.newbyteorder("="), order="C") for array in tensors]
+
+
+def _tensor_of(value: Any, function: str) -> tf.Tensor:
+    if hasattr(value, "__cuda_array_interface__"):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        remedy = (
+            f"ringar.cupy.{function} takes it"
+            if function in _COLLECTIVES
+            else "copy it to the host, for example with cupy.asnumpy"
+        )
+        raise TypeError(
+            f"ringar.{function} expected TensorFlow tensors or NumPy arrays; received a {kind}, "
+            f"which is on a GPU: {remedy}."
+        )
+    return tf.convert_to_tensor(value)
+
+
+def output_shapes(call: Call, shapes: Iterable[Sequence[int]]) -> list[list[int]] | None:
+    """The shapes of the results for inputs of ``shapes``; None where only the exchange tells."""
+    collective = _COLLECTIVES[call.collective]
+    if collective.ranks_may_differ:
+        return None
+    return [collective.output_shape(call, shape) for shape in shapes]
 
 
 def run_arrays(call: Call, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Runs a collective on NumPy arrays of one dtype and waits for its end."""
-    collective = _COLLECTIVES[call.collective]
-    outputs = None
-    if not collective.ranks_may_differ:
-        outputs = [np.empty(collective.output_shape(call, a.shape), a.dtype) for a in arrays]
-    return native.run(call.spec(arrays[0].dtype.name), arrays, outputs)[0]
+    dtype, shapes = arrays[0].dtype, output_shapes(call, [array.shape for array in arrays])
+    outputs = None if shapes is None else [np.empty(shape, dtype) for shape in shapes]
+    return native.run(call.spec(dtype.name), arrays, outputs)[0]
 
 
 def run_tensors(
@@ -231,9 +256,20 @@ def is_worth_waiting_for(tensors: Sequence[tf.Tensor]) -> bool:
     return sum(elements) * tensors[0].dtype.size <= limit
 
 
+def _has_factors_nccl_lacks(call: Call) -> bool:
+    """Whether a reduction other than a sum has factors."""
+    return call.op != "sum" and (call.prescale, call.postscale) != (1.0, 1.0)
+
+
 def _run_compiled(
     collective: Collective, call: Call, tensors: list[tf.Tensor]
 ) -> Sequence[tf.Tensor]:
+    if _has_factors_nccl_lacks(call) and compiled.target_device() == "GPU":
+        bare, dtype = dataclasses.replace(call, prescale=1.0, postscale=1.0), tensors[0].dtype
+        scaled = [tensor * tf.constant(call.prescale, dtype) for tensor in tensors]
+        reduced = _run_compiled(collective, bare, scaled)
+        return [tensor * tf.constant(call.postscale, dtype) for tensor in reduced]
+
     @tf.custom_gradient
     def differentiable(*inputs: tf.Tensor) -> Any:
         shapes = [compiled.static_shape(t, call) for t in inputs]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -50,14 +49,6 @@ def begin(
         )
         raise ValueError(f"`{argument}` must be {others}. Received: {argument}={peer!r}")
     return dataclasses.replace(call, root=int(peer))
-
-
-def by_dtype(things: Sequence[Any]) -> list[list[int]]:
-    """The places of those of each dtype, in the order in which the dtypes first appear."""
-    groups: dict[Any, list[int]] = {}
-    for i, thing in enumerate(things):
-        groups.setdefault(thing.dtype, []).append(i)
-    return list(groups.values())
 
 
 def check_dimensions(argument: str, shape: tf.TensorShape) -> None:

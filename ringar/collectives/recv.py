@@ -48,7 +48,7 @@ def recv(
     several = isinstance(specs, (list, tuple))
     wanted = [_checked(spec) for spec in (specs if several else [specs])]
     received: list[Any] = [None] * len(wanted)
-    for places in message.by_dtype(wanted):
+    for places in calls.by_dtype(spec.dtype for spec in wanted):
         group = [wanted[i] for i in places]
         shapes = [[-1 if d is None else d for d in spec.shape.as_list()] for spec in group]
         outputs = issue(

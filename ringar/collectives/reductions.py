@@ -34,7 +34,7 @@ def reduce(
 ) -> list[Any]:
     """Runs a collective that reduces; the arguments are those of :func:`ringar.allreduce`."""
     wire = compressors.checked(compression)
-    values = collectives.values_of(tensors)
+    values = collectives.values_of(tensors, collective)
     if not values:
         return []
     call, ranks = calls.begin(

@@ -56,10 +56,10 @@ def send(
     ```
     """
     call = message.begin("send", "to", to, process_set, name)
-    values = values_of(tensors if isinstance(tensors, (list, tuple)) else [tensors])
+    values = values_of(tensors if isinstance(tensors, (list, tuple)) else [tensors], "send")
     for value in values:
         message.check_dimensions("tensors", tf.TensorShape(value.shape))
-    for places in message.by_dtype(values):
+    for places in calls.by_dtype(value.dtype for value in values):
         group = [values[i] for i in places]
         if is_numpy(group):
             native.run(call.spec(group[0].dtype.name), group, group)

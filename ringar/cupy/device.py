@@ -17,8 +17,11 @@ _NULL = np.uint64(0)
 
 
 @functools.cache
-def load() -> Any:
+def load(function: str = "scan") -> Any:
     """CuPy, where it is installed and finds a GPU.
+
+    Args:
+        function: the one of `ringar.cupy` that needs it, for errors.
 
     Raises:
         ImportError: CuPy is not installed.
@@ -28,7 +31,7 @@ def load() -> Any:
         import cupy
     except ImportError as error:
         raise ImportError(
-            f"ringar.cupy.scan needs CuPy, which is missing: {error}. "
+            f"ringar.cupy.{function} needs CuPy, which is missing: {error}. "
             "Install it, for example with: pip install 'ringar[gpu]'"
         ) from error
     try:
@@ -37,9 +40,10 @@ def load() -> Any:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         count, reason = 0, str(error)
     if not count:
+        on_the_cpu = "parallel.scan.scan" if function == "scan" else function
         raise UnsupportedError(
-            f"ringar.cupy.scan expected a CUDA GPU with its driver; received: {reason}. "
-            "On the CPU use ringar.parallel.scan.scan"
+            f"ringar.cupy.{function} expected a CUDA GPU with its driver; received: {reason}. "
+            f"On the CPU use ringar.{on_the_cpu}"
         )
     return cupy
 

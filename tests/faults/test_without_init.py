@@ -46,11 +46,25 @@ OTHERS = [
     "differentiate",
     "shard",
 ]
+ON_GPUS = [
+    "allreduce",
+    "grouped_allreduce",
+    "allgather",
+    "grouped_allgather",
+    "reducescatter",
+    "grouped_reducescatter",
+    "broadcast",
+    "grouped_broadcast",
+    "alltoall",
+    "synchronize",
+]
 #: Functions that need no init, or ("train") are tried by another name.
 FREE = {
     *("init", "shutdown", "is_initialized", "stop_timeline", "DistributedOptimizer"),
     *("stats", "reset_stats"),
 }
+#: Of ringar.cupy.
+FREE_ON_GPUS = {"scan"}
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +84,7 @@ def test_every_public_function_is_tried() -> None:
         if callable(getattr(ringar, name)) and not isinstance(getattr(ringar, name), type)
     }
     assert functions - FREE <= {*COLLECTIVES, *OTHERS}
+    assert set(dir(ringar.cupy)) - FREE_ON_GPUS == set(ON_GPUS)
 
 
 @pytest.mark.parametrize("when", ["before init", "after shutdown"])
@@ -79,6 +94,14 @@ def test_collectives(outcomes: Outcomes, collective: str, mode: str, when: str) 
     (outcome,) = outcomes.of(f"{when}: {collective}, {mode}")
     name = collective.removeprefix("grouped_")
     outcome.expect("NotInitializedError", f"call ringar.init() before ringar.{name}()")
+
+
+@pytest.mark.parametrize("when", ["before init", "after shutdown"])
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_collectives_on_gpus(outcomes: Outcomes, name: str, when: str) -> None:
+    """They say so where there is no CuPy, too."""
+    (outcome,) = outcomes.of(f"{when}: cupy.{name}")
+    outcome.expect("NotInitializedError", f"call ringar.init() before ringar.cupy.{name}()")
 
 
 @pytest.mark.parametrize("when", ["before init", "after shutdown"])

@@ -6,6 +6,8 @@ slow           only with --slow
 
 On 3 and more ranks, which share the cores, a third of the variants of a test with many parameters
 runs, another one for each number of ranks; with --slow all of them.
+
+every_variant  all of them in any case
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
 """
 
@@ -30,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "ranks(*sizes): run only with these numbers of ranks",
         "job: starts jobs of its own, so it runs in plain pytest only",
         "slow: runs only with --slow",
+        "every_variant: no part of the variants on many ranks, but all of them",
         "deadline(seconds): the time after which this test counts as hung (default 120)",
     ):
         config.addinivalue_line("markers", marker)
@@ -59,7 +62,8 @@ def _thinned(items: list[pytest.Item]) -> list[pytest.Item]:
     for item in items:
         test = test_of(item)
         number[test] += 1
-        if variants[test] <= MANY or (number[test] + SIZE) % PART == 0:
+        whole = variants[test] <= MANY or item.get_closest_marker("every_variant")
+        if whole or (number[test] + SIZE) % PART == 0:
             kept.append(item)
     return kept
 

@@ -128,7 +128,7 @@ std::string Communicator::rejection_on_gpu(const Request& request) const {
   if (!usable.ok()) return usable.message();
   const CurrentContext current(world_.gpu->driver(), world_.gpu->context());
   if (!current.status().ok()) return current.status().message();
-  return world_.gpu->refuse_capture(request.gpu->stream).message();
+  return world_.gpu->refuse_stream(request.gpu->stream).message();
 }
 
 Status Communicator::failure() const {

@@ -96,8 +96,13 @@ Status Gpu::device_of(void* stream, int* device) {
   return RINGAR_CUDA(*driver, CtxGetDevice, device);
 }
 
-// A graph would repeat what NCCL does without the ranks having agreed on it.
-Status Gpu::refuse_capture(void* stream) const {
+// A graph would repeat what NCCL does without the ranks having agreed on it; and what another
+// thread does for the caller would go to a stream of that thread.
+Status Gpu::refuse_stream(void* stream) const {
+  if (stream == cuda::kStreamPerThread)
+    return {RINGAR_MISMATCH,
+            "expected a stream that is the same on all threads, received the default stream of "
+            "the calling thread (CU_STREAM_PER_THREAD); make a stream of your own current"};
   int capturing = cuda::kCaptureNone;
   RINGAR_RETURN_IF_ERROR(
       RINGAR_CUDA(*driver_, StreamIsCapturing, static_cast<cuda::Stream>(stream), &capturing));

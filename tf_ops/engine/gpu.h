@@ -42,7 +42,7 @@ class Gpu {
   cuda::Stream stream() const { return stream_; }
   GpuWatch& watch() { return *watch_; }
 
-  Status refuse_capture(void* stream) const;
+  Status refuse_stream(void* stream) const;
   // Has ringar's stream wait for what is in the caller's.
   Status begin(void* caller);
   // Closes what was enqueued since, and has the caller's stream wait for it.

@@ -9,6 +9,8 @@ import ringar
 from tests.collectives import common
 from tests.cupy.collectives.common import MOVED, Dtype, Gpu
 
+pytestmark = pytest.mark.every_variant
+
 TAILS: list[tuple[int, ...]] = [(), (3,), (0,), (2, 1, 5)]
 
 

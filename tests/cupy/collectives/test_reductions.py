@@ -12,6 +12,8 @@ from ringar.errors import MismatchError
 from tests.collectives import common
 from tests.cupy.collectives.common import FLOATING, REDUCIBLE, Dtype, Gpu, assert_close
 
+pytestmark = pytest.mark.every_variant
+
 SHAPES: list[tuple[int, ...]] = [(), (0,), (3, 0, 2), (1,), (7,), (5, 3, 7), (9000,)]
 TAILS: list[tuple[int, ...]] = [(), (3,), (0,), (2, 1, 5)]
 

@@ -1,4 +1,4 @@
-"""TensorFlow's tensors on a real GPU: through host memory, and in compiled functions through NCCL."""
+"""TensorFlow's tensors on a real GPU: through the host, and in compiled functions through NCCL."""
 
 from __future__ import annotations
 

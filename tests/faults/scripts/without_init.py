@@ -37,6 +37,18 @@ COLLECTIVES: dict[str, Scenario] = {
     "send": lambda make: ringar.send(make(ones(4)), 1),
     "recv": lambda make: ringar.recv(tf.TensorSpec([4]), 1),
 }
+ON_GPUS: dict[str, Callable[[], object]] = {
+    "cupy.allreduce": lambda: ringar.cupy.allreduce(None),
+    "cupy.grouped_allreduce": lambda: ringar.cupy.grouped_allreduce([None]),
+    "cupy.allgather": lambda: ringar.cupy.allgather(None),
+    "cupy.grouped_allgather": lambda: ringar.cupy.grouped_allgather([None]),
+    "cupy.reducescatter": lambda: ringar.cupy.reducescatter(None),
+    "cupy.grouped_reducescatter": lambda: ringar.cupy.grouped_reducescatter([None]),
+    "cupy.broadcast": lambda: ringar.cupy.broadcast(None, 0),
+    "cupy.grouped_broadcast": lambda: ringar.cupy.grouped_broadcast([None], 0),
+    "cupy.alltoall": lambda: ringar.cupy.alltoall(None),
+    "cupy.synchronize": ringar.cupy.synchronize,
+}
 OBJECTS: dict[str, Callable[[], object]] = {
     "broadcast_object": lambda: ringar.broadcast_object("x"),
     "allgather_object": lambda: ringar.allgather_object("x"),
@@ -70,7 +82,7 @@ def differentiate() -> None:
 
 
 def attempt_everything(when: str) -> None:
-    for name, function in {**ASKING, **SETS, **OBJECTS}.items():
+    for name, function in {**ASKING, **SETS, **OBJECTS, **ON_GPUS}.items():
         attempt(f"{when}: {name}", function)
     for name, scenario in COLLECTIVES.items():
         for mode, run in MODES.items():

@@ -1,0 +1,11 @@
+from .collective import synchronize as synchronize
+from .moves import allgather as allgather
+from .moves import alltoall as alltoall
+from .moves import broadcast as broadcast
+from .moves import grouped_allgather as grouped_allgather
+from .moves import grouped_broadcast as grouped_broadcast
+from .reductions import allreduce as allreduce
+from .reductions import grouped_allreduce as grouped_allreduce
+from .reductions import grouped_reducescatter as grouped_reducescatter
+from .reductions import reducescatter as reducescatter
+from .scan import scan as scan

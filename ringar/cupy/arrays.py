@@ -1,0 +1,201 @@
+"""What users give `ringar.cupy` for arrays, and where these lie: the GPU, its current stream."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringar.collectives.call import Call
+
+_ON_CUDA = 2
+"""The type of a CUDA GPU in DLPack."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A GPU and a stream of it; `with place:` makes both current.
+
+    Attributes:
+        cupy: CuPy.
+        device: a `cupy.cuda.Device`.
+        stream: a `cupy.cuda.Stream`.
+    """
+
+    cupy: Any
+    device: Any
+    stream: Any
+
+    def __enter__(self) -> None:
+        self.device.__enter__()
+        self.stream.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.stream.__exit__(*error)
+        self.device.__exit__(*error)
+
+
+def arrays_of(cupy: Any, call: Call, given: Iterable[Any]) -> list[Any]:
+    """What a user gave, as arrays of CuPy in the same memory.
+
+    Raises:
+        TypeError: something that is no array on a GPU.
+    """
+    return [one if isinstance(one, cupy.ndarray) else _taken(cupy, call, one) for one in given]
+
+
+def _taken(cupy: Any, call: Call, given: Any) -> Any:
+    on_host = isinstance(given, (np.ndarray, np.generic))
+    # DLPack first: there the producer's stream is waited for on the GPU, here on the host.
+    if not on_host and hasattr(given, "__dlpack_device__") and hasattr(given, "__dlpack__"):
+        on_host = int(given.__dlpack_device__()[0]) != _ON_CUDA
+        if not on_host:
+            return cupy.from_dlpack(given)
+    if hasattr(given, "__cuda_array_interface__"):
+        return cupy.asarray(given)
+    kind = f"{type(given).__module__}.{type(given).__qualname__}"
+    raise TypeError(
+        call.refusal(
+            "a cupy.ndarray, or an array on a GPU with __dlpack__ or __cuda_array_interface__",
+            f"a {kind}{' in host memory' if on_host else ''}",
+            f"ringar.{call.collective} takes NumPy arrays and TensorFlow tensors.",
+        )
+    )
+
+
+def place_of(cupy: Any, call: Call, arrays: Sequence[Any]) -> Place:
+    """The one GPU of all arrays, and the stream that is current there.
+
+    Raises:
+        ValueError: the arrays are on several GPUs.
+    """
+    numbers = list(dict.fromkeys(array.device.id for array in arrays))
+    if len(numbers) > 1:
+        raise ValueError(
+            call.refusal(
+                "arrays on one GPU",
+                f"arrays on GPUs {', '.join(map(str, numbers))}",
+                "Copy them to one, or call once for each.",
+            )
+        )
+    device = cupy.cuda.Device(numbers[0])
+    with device:
+        return Place(cupy, device, cupy.cuda.get_current_stream())
+
+
+def contiguous(place: Place, arrays: Iterable[Any]) -> list[Any]:
+    """The arrays themselves where they are C-contiguous, else copies; `place` must be current."""
+    return [a if a.flags.c_contiguous else place.cupy.ascontiguousarray(a) for a in arrays]
+
+
+def dtypes_of(call: Call, arrays: Sequence[Any], dtype: str | None) -> list[str]:
+    """What the arrays hold, by the names of the spec.
+
+    Raises:
+        ValueError: `dtype` is something else than None or "bfloat16".
+        TypeError: an array whose elements do not have two bytes, with "bfloat16".
+    """
+    if dtype is None:
+        return [array.dtype.name for array in arrays]
+    if dtype != "bfloat16":
+        raise ValueError(f'`dtype` must be None or "bfloat16". Received: dtype={dtype!r}')
+    for array in arrays:
+        if array.dtype.itemsize != 2:
+            raise TypeError(
+                call.refusal(
+                    'arrays of elements of 2 bytes, for dtype="bfloat16"',
+                    f"one of {array.dtype.name}",
+                    "Leave dtype out, or cast the array.",
+                )
+            )
+    return ["bfloat16"] * len(arrays)
+
+
+def outputs_of(
+    place: Place, call: Call, out: Iterable[Any], arrays: Sequence[Any], shapes: Sequence[Any]
+) -> list[Any]:
+    """What a user gave for the results of a collective, as arrays of CuPy in the same memory.
+
+    Args:
+        place: where the collective runs.
+        call: the collective.
+        out: what the user gave.
+        arrays: the collective's inputs, contiguous.
+        shapes: those of its results.
+
+    Raises:
+        TypeError: something that is no array on a GPU, or has another dtype.
+        ValueError: one of another shape, not contiguous, read-only, on another GPU, or in the
+            memory of another array of the call.
+    """
+    given = list(out)
+    if len(given) != len(arrays):
+        raise ValueError(
+            call.refusal(f"{len(arrays)} arrays in `out`", len(given), "Pass one for each array.")
+        )
+    outputs = arrays_of(place.cupy, call, given)
+    for one, output, array, shape in zip(given, outputs, arrays, shapes, strict=True):
+        _check_output(place, call, output, array, tuple(shape))
+        if not isinstance(one, place.cupy.ndarray) and _is_read_only(one):
+            raise ValueError(
+                call.refusal("in `out` an array that may be written", "one that may not", "Copy.")
+            )
+    _refuse_overlap(call, arrays, outputs)
+    return outputs
+
+
+def _check_output(
+    place: Place, call: Call, output: Any, array: Any, shape: tuple[int, ...]
+) -> None:
+    if output.dtype != array.dtype:
+        raise TypeError(
+            call.refusal(
+                f"in `out` an array of dtype {array.dtype.name}, as the input",
+                output.dtype.name,
+                "Results are not cast.",
+            )
+        )
+    wrong: tuple[object, object] | None = None
+    if tuple(output.shape) != shape:
+        wrong = f"of shape {shape}", tuple(output.shape)
+    elif not output.flags.c_contiguous:
+        wrong = "that is C-contiguous", f"one with strides {output.strides}"
+    elif output.device.id != place.device.id:
+        wrong = f"on GPU {place.device.id}, as the input", f"one on GPU {output.device.id}"
+    if wrong is not None:
+        expected, received = wrong
+        remedy = "cupy.empty makes one that can be used."
+        raise ValueError(call.refusal(f"in `out` an array {expected}", received, remedy))
+
+
+def _is_read_only(given: Any) -> bool:
+    described = getattr(given, "__cuda_array_interface__", None)
+    return described is not None and bool(described["data"][1])
+
+
+def _refuse_overlap(call: Call, arrays: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Raises ValueError where results would be written over what is still to be read or kept.
+
+    An allreduce and a broadcast work in place: there an output may be the input of its own place.
+    """
+    in_place = call.collective in ("allreduce", "broadcast")
+    ranges = [(output.data.ptr, output.nbytes, i, True) for i, output in enumerate(outputs)]
+    for i, (array, output) in enumerate(zip(arrays, outputs, strict=True)):
+        if not (in_place and array.data.ptr == output.data.ptr):
+            ranges.append((array.data.ptr, array.nbytes, i, False))
+    end, written = 0, False
+    for begin, length, i, is_output in sorted(ranges):
+        if length and begin < end and (written or is_output):
+            raise ValueError(
+                call.refusal(
+                    "arrays in `out` that share no memory with each other or with inputs"
+                    + (", but each with its own input as a whole" if in_place else ""),
+                    f"array {i}, which shares some",
+                    "Pass arrays of their own.",
+                )
+            )
+        if length:
+            written = is_output if begin >= end else written or is_output
+            end = max(end, begin + length)

@@ -1,0 +1,153 @@
+"""How any collective runs on CuPy arrays: it is enqueued, and nothing is waited for.
+
+What is computed is said by the same line of text as on the host, the spec
+(:mod:`ringar.collectives.collective`). The engine has a stream of its own on the GPU, which waits
+for the caller's current stream, and the caller's stream waits for it. Whatever is enqueued on the
+caller's stream afterwards finds the results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ringar import native, runtime
+from ringar.collectives import call as calls
+from ringar.collectives import collective as collectives
+from ringar.collectives.call import Call
+from ringar.cupy import device
+from ringar.cupy.arrays import Place, arrays_of, contiguous, dtypes_of, outputs_of, place_of
+from ringar.runtime import ProcessSet
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What a collective works on.
+
+    Attributes:
+        place: the GPU and the stream.
+        arrays: contiguous ones.
+        dtypes: what they hold, by the names of the spec.
+    """
+
+    place: Place
+    arrays: list[Any]
+    dtypes: list[str]
+
+    def of(self, places: Sequence[int]) -> Inputs:
+        """Some of them."""
+        arrays, dtypes = ([all_[i] for i in places] for all_ in (self.arrays, self.dtypes))
+        return Inputs(self.place, arrays, dtypes)
+
+
+def begin(
+    function: str, collective: str, process_set: ProcessSet | None, name: str | None, **factors: Any
+) -> tuple[Any, Call, ProcessSet]:
+    """CuPy, and a call as of :func:`ringar.collectives.call.begin`, for a function of this package.
+
+    Raises:
+        NotInitializedError: before :func:`ringar.init`.
+        ImportError: CuPy is not installed.
+        UnsupportedError: it finds no GPU.
+    """
+    full_name = f"ringar.cupy.{function}"
+    call, ranks = calls.begin(collective, process_set, name, function=full_name, **factors)
+    return device.load(function), call, ranks
+
+
+def inputs_of(cupy: Any, call: Call, given: Sequence[Any], dtype: str | None) -> Inputs:
+    """What a user gave, at least one array; where it is not contiguous, it is copied."""
+    arrays = arrays_of(cupy, call, given)
+    place = place_of(cupy, call, arrays)
+    dtypes = dtypes_of(call, arrays, dtype)
+    with place:
+        return Inputs(place, contiguous(place, arrays), dtypes)
+
+
+def checked_outputs(call: Call, inputs: Inputs, out: Sequence[Any] | None) -> list[Any] | None:
+    """What a user gave for the results, if anything; all is checked before anything is enqueued."""
+    if out is None:
+        return None
+    shapes = collectives.output_shapes(call, [array.shape for array in inputs.arrays])
+    assert shapes is not None, f"{call.collective} with outputs"
+    return outputs_of(inputs.place, call, out, inputs.arrays, shapes)
+
+
+def run_group(
+    call: Call,
+    inputs: Inputs,
+    outputs: Sequence[Any] | None = None,
+    *,
+    splits: Sequence[int] | None = None,
+    received_count: int = 0,
+) -> tuple[list[Any], np.ndarray]:
+    """Enqueues a collective on arrays of one dtype.
+
+    Returns:
+        The results, and the row counts that came.
+    """
+    place, arrays = inputs.place, inputs.arrays
+    results: list[Any] = [None] * len(arrays)
+
+    def allocate(index: int, rows: int) -> int:
+        with place:  # the engine may ask on a thread of its own
+            results[index] = _empty(place, (rows, *arrays[index].shape[1:]), arrays[index])
+        return int(results[index].data.ptr)
+
+    shapes = collectives.output_shapes(call, [array.shape for array in arrays])
+    with place:
+        if outputs is not None:
+            results = list(outputs)
+        elif shapes is not None:
+            pairs = zip(shapes, arrays, strict=True)
+            results = [_empty(place, tuple(shape), array) for shape, array in pairs]
+        received = native.run_on_gpu(
+            call.spec(inputs.dtypes[0]),
+            [array.data.ptr for array in arrays],
+            [array.shape for array in arrays],
+            None if shapes is None else [result.data.ptr for result in results],
+            allocate,
+            place.device.id,
+            place.stream.ptr,
+            splits=splits,
+            received_count=received_count,
+        )
+    return results, received
+
+
+def run(
+    call: Call,
+    inputs: Inputs,
+    outputs: Sequence[Any] | None = None,
+    run_one: Callable[..., tuple[list[Any], np.ndarray]] = run_group,
+) -> list[Any]:
+    """Enqueues a collective by `run_one`; results are in the places of the inputs.
+
+    Arrays of one dtype travel together, in the order in which the dtypes first appear.
+    """
+    results: list[Any] = [None] * len(inputs.arrays)
+    for places in calls.by_dtype(inputs.dtypes):
+        own = None if outputs is None else [outputs[i] for i in places]
+        for i, result in zip(places, run_one(call, inputs.of(places), own)[0], strict=True):
+            results[i] = result
+    return results
+
+
+def _empty(place: Place, shape: tuple[int, ...], like: Any) -> Any:
+    return place.cupy.empty(shape, like.dtype)
+
+
+def synchronize() -> None:
+    """Waits until all that this rank has enqueued on its GPU has come to its end.
+
+    Raises:
+        NotInitializedError: before :func:`ringar.init`.
+        PeerLostError: a rank died or left while a collective was under way.
+        DeadlineError: a rank did not come in time.
+        DeviceError: CUDA or NCCL has reported an error on this rank.
+    """
+    runtime._config("ringar.cupy.synchronize()")
+    native.synchronize_gpu()

@@ -1,0 +1,163 @@
+"""`ringar.cupy.allgather`, `broadcast` and `alltoall`, which move arrays and change no number."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ringar.collectives.alltoall import rows_of
+from ringar.collectives.broadcast import place_of
+from ringar.cupy import collective as collectives
+from ringar.runtime import ProcessSet
+
+
+def allgather(
+    array: Any,
+    *,
+    dtype: str | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """Concatenates the arrays of all ranks, which are on their GPUs, along the first dimension.
+
+    Args:
+        array: as of :func:`ringar.cupy.allreduce`, of at least one dimension. Ranks may differ in
+            the first dimension, and in no other; any dtype of numbers, and bool.
+        dtype: as of :func:`ringar.cupy.allreduce`.
+        name: in errors and timelines; must be equal on all ranks.
+        process_set: the ranks that take part; default all.
+
+    Returns:
+        A `cupy.ndarray` whose first dimension is the sum over the ranks. It is there, and an error
+        shows, as of :func:`ringar.cupy.allreduce`.
+
+    Raises:
+        As :func:`ringar.cupy.allreduce`; and what CuPy raises where there is no memory for the
+        result. The other ranks then get an error, too.
+    """
+    return _allgather("allgather", [array], dtype, name, process_set)[0]
+
+
+def grouped_allgather(
+    arrays: Sequence[Any],
+    *,
+    dtype: str | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[Any]:
+    """All-gathers many arrays at once; see :func:`ringar.cupy.allgather`."""
+    return _allgather("grouped_allgather", list(arrays), dtype, name, process_set)
+
+
+def _allgather(
+    function: str,
+    arrays: list[Any],
+    dtype: str | None,
+    name: str | None,
+    process_set: ProcessSet | None,
+) -> list[Any]:
+    if not arrays:
+        return []
+    cupy, call, _ = collectives.begin(function, "allgather", process_set, name)
+    return collectives.run(call, collectives.inputs_of(cupy, call, arrays, dtype))
+
+
+def broadcast(
+    array: Any,
+    root_rank: int = 0,
+    *,
+    dtype: str | None = None,
+    out: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """Sends the array on the root rank's GPU to the GPUs of all ranks.
+
+    Args:
+        array: as of :func:`ringar.cupy.allreduce`, of one shape and dtype on all ranks; any dtype
+            of numbers, and bool.
+        root_rank: a rank of the job, also with a process set.
+        dtype: as of :func:`ringar.cupy.allreduce`.
+        out: as of :func:`ringar.cupy.allreduce`; may be `array` itself.
+        name: in errors and timelines; must be equal on all ranks.
+        process_set: the ranks that take part; default all.
+
+    Returns:
+        `out`, or a `cupy.ndarray` with the root's values. They are there, and an error shows, as of
+        :func:`ringar.cupy.allreduce`.
+
+    Raises:
+        As :func:`ringar.cupy.allreduce`; a root out of range is a mismatch, and a ValueError if it
+        is not in the process set.
+    """
+    outputs = None if out is None else [out]
+    return _broadcast("broadcast", [array], root_rank, dtype, outputs, name, process_set)[0]
+
+
+def grouped_broadcast(
+    arrays: Sequence[Any],
+    root_rank: int = 0,
+    *,
+    dtype: str | None = None,
+    out: Sequence[Any] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[Any]:
+    """Broadcasts many arrays at once; see :func:`ringar.cupy.broadcast`."""
+    options = (root_rank, dtype, out, name, process_set)
+    return _broadcast("grouped_broadcast", list(arrays), *options)
+
+
+def _broadcast(
+    function: str,
+    arrays: list[Any],
+    root_rank: int,
+    dtype: str | None,
+    out: Sequence[Any] | None,
+    name: str | None,
+    process_set: ProcessSet | None,
+) -> list[Any]:
+    if not arrays:
+        return []
+    cupy, call, ranks = collectives.begin(function, "broadcast", process_set, name)
+    call = dataclasses.replace(call, root=place_of(call, root_rank, ranks))
+    inputs = collectives.inputs_of(cupy, call, arrays, dtype)
+    outputs = collectives.checked_outputs(call, inputs, out)
+    results = collectives.run(call, inputs, outputs)
+    return results if out is None else list(out)
+
+
+def alltoall(
+    array: Any,
+    splits: Any = None,
+    *,
+    dtype: str | None = None,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """Sends rows of an array on this rank's GPU to all ranks and receives rows from all ranks.
+
+    Args:
+        array: as of :func:`ringar.cupy.allreduce`, of at least one dimension; any dtype of numbers,
+            and bool. All dimensions but the first are the same on all ranks.
+        splits: how many rows, in order, go to each rank, in host memory; they add up to the first
+            dimension. Default: evenly, the first ranks getting one more where it cannot be divided.
+        dtype: as of :func:`ringar.cupy.allreduce`.
+        name: in errors and timelines; must be equal on all ranks.
+        process_set: the ranks that take part; default all.
+
+    Returns:
+        The rows received, in the order of the ranks, a `cupy.ndarray`; with ``splits``, a pair of
+        them and of the number of rows that came from each rank, a NumPy array (int64) that can be
+        read at once. Rows are there, and an error shows, as of :func:`ringar.cupy.allreduce`.
+
+    Raises:
+        As :func:`ringar.cupy.allgather`; splits that do not add up are a mismatch on all ranks.
+    """
+    cupy, call, ranks = collectives.begin("alltoall", "alltoall", process_set, name)
+    inputs = collectives.inputs_of(cupy, call, [array], dtype)
+    results, counts = collectives.run_group(
+        call, inputs, splits=rows_of(call, splits), received_count=ranks.size()
+    )
+    return results[0] if splits is None else (results[0], counts)

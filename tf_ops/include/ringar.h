@@ -101,9 +101,9 @@ RINGAR_EXPORT int ringar_run_on_gpu(const char* spec, const ringar_array* arrays
 // Waits until all that this rank has enqueued on GPUs has come to its end.
 RINGAR_EXPORT int ringar_synchronize_gpu(void);
 
-// The same as ringar_run for a collective that is run again and again on the same arrays (as MPI_Allreduce_init
-// does), with all outputs given: what can be done once is done in ringar_prepare. Null with an
-// error if the spec cannot be read.
+// The same as ringar_run for a collective that is run again and again on the same arrays (as
+// MPI_Allreduce_init does), with all outputs given: what can be done once is done in
+// ringar_prepare. Null with an error if the spec cannot be read.
 typedef struct ringar_call ringar_call;
 RINGAR_EXPORT ringar_call* ringar_prepare(const char* spec, const ringar_array* arrays,
                                           int32_t count);

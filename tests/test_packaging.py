@@ -78,7 +78,7 @@ def test_wheel_holds_every_module_and_the_libraries(wheel: Path) -> None:
         for p in (ROOT / "launchers").rglob("*.py")
     }
     assert modules <= names, modules - names
-    assert {"ringar/__init__.pyi", "ringar/py.typed"} <= names
+    assert {"ringar/__init__.pyi", "ringar/cupy/__init__.pyi", "ringar/py.typed"} <= names
     assert {name for name in names if name.endswith(".so")} == set(LIBRARIES)
     assert not [name for name in names if name.startswith(("tests", "tf_ops", "launchers"))]
 

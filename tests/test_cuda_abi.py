@@ -35,6 +35,7 @@ CONSTANTS = {
         "kHostDeviceMap": "CU_MEMHOSTALLOC_DEVICEMAP",
         "kWaitValueEqual": "CU_STREAM_WAIT_VALUE_EQ",
         "kCaptureNone": "CU_STREAM_CAPTURE_STATUS_NONE",
+        "kCaptureRelaxed": "CU_STREAM_CAPTURE_MODE_RELAXED",
     },
     "nccl": {
         "kSuccess": "ncclSuccess",
@@ -47,7 +48,8 @@ CONSTANTS = {
         "kSplitNoColor": "NCCL_SPLIT_NOCOLOR",
     },
 }
-OUR_OWN = {"kOldestVersion"}
+#: A version of ours, and a pointer, of which no compiler knows the value.
+OUR_OWN = {"kOldestVersion", "kStreamPerThread"}
 
 #: Types that agree: the same, or an enum for an int, or whole numbers of one size and sign; and so
 #: on behind pointers and in functions.

@@ -287,7 +287,8 @@ Status enqueue(Communicator& c, Request& request, const std::shared_ptr<Enqueued
   Gpu& gpu = *c.world().gpu;
   GpuGroup& group = *c.gpus();
   RINGAR_RETURN_IF_ERROR(open_gpus(c, group, 0, request.spec));
-  const std::lock_guard<std::mutex> lock(group.mutex());
+  gpu.watch().make_room();
+  const std::lock_guard<std::timed_mutex> lock(group.mutex());
   NcclCommunicator& communicator = group.communicator();
   nccl::RedOp op = nccl::kSum;
   if (reduces(request.spec.collective))
@@ -343,8 +344,11 @@ Status run_on_gpus(Communicator& c, Request& request) {
   entry->group = by_hosts ? c.gpus_here().get() : c.gpus().get();
   const Status enqueued =
       by_hosts ? enqueue_hierarchical(c, request, entry) : enqueue(c, request, entry);
-  if (!enqueued.ok())
+  if (!enqueued.ok()) {
     gpu.watch().fail(*entry->group, {enqueued.code(), c.current().prefix() + enqueued.message()});
+    // The caller may let go of arrays that NCCL still reads and writes.
+    (void)gpu.watch().comes_to_rest();
+  }
   return enqueued;
 }
 

@@ -32,12 +32,11 @@ constexpr auto kNap = std::chrono::microseconds(20);
 
 class Hierarchy {
  public:
-  Hierarchy(Communicator& c, const Request& request, nccl::RedOp op)
+  Hierarchy(Communicator& c, const Request& request)
       : c_(c),
         gpu_(*c.world().gpu),
         here_(*c.gpus_here()),
         spec_(request.spec),
-        op_(op),
         columns_(static_cast<size_t>(c.columns())) {
     spec_.prescale = spec_.postscale = 1;
     for (const Tensor& t : request.tensors)
@@ -47,8 +46,15 @@ class Hierarchy {
     slice_ = std::min(kSliceBytes, (even + kAlignment - 1) / kAlignment * kAlignment);
   }
 
-  Status run() {
+  // Before the group is locked: it may wait for what is under way.
+  Status prepare() {
+    gpu_.watch().make_room();
     for (size_t i = 0; i < 2; ++i) RINGAR_RETURN_IF_ERROR(gpu_.staging(i, slice_, &staging_[i]));
+    return {};
+  }
+
+  Status run(nccl::RedOp op) {
+    op_ = op;
     const size_t blocks = (array_.size() + block() - 1) / block();
     if (blocks > 0) RINGAR_RETURN_IF_ERROR(reduce_here(0));
     for (size_t k = 0; k < blocks; ++k) {
@@ -142,7 +148,7 @@ class Hierarchy {
   Gpu& gpu_;
   GpuGroup& here_;
   Spec spec_;  // of what travels between hosts
-  const nccl::RedOp op_;
+  nccl::RedOp op_ = nccl::kSum;
   const size_t columns_;
   VirtualArray array_;
   size_t slice_ = 0;
@@ -156,12 +162,14 @@ Status enqueue_hierarchical(Communicator& c, const Request& request,
   Gpu& gpu = *c.world().gpu;
   GpuGroup& here = *c.gpus_here();
   RINGAR_RETURN_IF_ERROR(open_gpus(c, here, c.first_here(), request.spec));
-  const std::lock_guard<std::mutex> lock(here.mutex());
+  Hierarchy hierarchy(c, request);
+  RINGAR_RETURN_IF_ERROR(hierarchy.prepare());
+  const std::lock_guard<std::timed_mutex> lock(here.mutex());
   nccl::RedOp op = nccl::kSum;
   RINGAR_RETURN_IF_ERROR(here.communicator().acquire(request.spec.op, request.spec.dtype,
                                                      factor_of(request.spec), &op));
   Status status = gpu.begin(request.gpu->stream);
-  if (status.ok()) status = Hierarchy(c, request, op).run();
+  if (status.ok()) status = hierarchy.run(op);
   here.communicator().release(op);
   RINGAR_RETURN_IF_ERROR(status);
   return gpu.end(request.gpu->stream, entry);

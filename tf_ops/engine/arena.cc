@@ -169,12 +169,19 @@ std::string Arena::death(int rank) const {
 
 std::string Arena::trouble(int rank) const {
   const Record& record = records_[rank];
-  const std::string who = "rank " + name(rank);
+  const std::string lost = loss(rank);
+  if (!lost.empty()) return lost;
+  if (record.generation.load() != generation_ || record.state.load() == kLeft)
+    return "rank " + name(rank) + " has left: it called ringar.shutdown() or its program ended";
+  return "";
+}
+
+std::string Arena::loss(int rank) const {
+  const Record& record = records_[rank];
   const std::string died = death(rank);
   if (!died.empty()) return died;
-  if (record.generation.load() != generation_ || record.state.load() == kLeft)
-    return who + " has left: it called ringar.shutdown() or its program ended";
-  if (record.state.load() == kGaveUp) return who + " has given up: " + record.why;
+  if (record.generation.load() == generation_ && record.state.load() == kGaveUp)
+    return "rank " + name(rank) + " has given up: " + record.why;
   return "";
 }
 

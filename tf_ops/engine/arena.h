@@ -49,6 +49,8 @@ class Arena {
 
   // Why `rank` will never answer, or "".
   std::string trouble(int rank) const;
+  // The same, but of a rank that has died or given up: one that leaves has done its part.
+  std::string loss(int rank) const;
   // The same, of a rank that has died without a word.
   std::string death(int rank) const;
 

@@ -42,19 +42,22 @@ std::string list(const std::vector<int>& ranks) {
 class Agreement : public Request {
  public:
   using Refusal = std::function<std::string()>;
+  using Conclusion = std::function<Status()>;
 
-  Agreement(Collective collective, std::string name, Refusal refusal = {})
-      : Request(spec_), refusal_(std::move(refusal)) {
+  Agreement(Collective collective, std::string name, Refusal refusal, Conclusion conclusion)
+      : Request(spec_), refusal_(std::move(refusal)), conclusion_(std::move(conclusion)) {
     spec_.collective = collective;
     spec_.name = std::move(name);
   }
   std::string rejection(int) const override { return refusal_ ? refusal_() : ""; }
   std::byte* allocate(size_t, int64_t) override { return nullptr; }
+  Status conclude() override { return conclusion_ ? conclusion_() : Status(); }
   void complete(const Status&) override {}
 
  private:
   Spec spec_;
   const Refusal refusal_;
+  const Conclusion conclusion_;
 };
 
 }  // namespace
@@ -166,9 +169,9 @@ Status Engine::create(const std::vector<int>& ranks, int* id) {
 }
 
 Status Engine::add_process_set(const std::vector<int>& ranks, int* id) {
-  Agreement agreement(Collective::kAddProcessSet, list(ranks));
-  RINGAR_RETURN_IF_ERROR(run(agreement));
-  return create(ranks, id);
+  Agreement agreement(Collective::kAddProcessSet, list(ranks), {},
+                      [&] { return create(ranks, id); });
+  return run(agreement);
 }
 
 // What a broken set has left under way must not arrive in another one: it keeps its slot.
@@ -179,13 +182,19 @@ Status Engine::remove_process_set(int id) {
     return "expected a process set whose collectives have all come to their end, received one of "
            "which one has failed";
   };
-  Agreement agreement(Collective::kRemoveProcessSet, std::to_string(id), refusal);
-  RINGAR_RETURN_IF_ERROR(run(agreement));
+  Agreement agreement(Collective::kRemoveProcessSet, std::to_string(id), refusal,
+                      [&] { return discard(id); });
+  return run(agreement);
+}
+
+Status Engine::discard(int id) {
+  std::unique_ptr<Communicator> removed;  // goes when others may look for sets again
   const std::lock_guard<std::mutex> lock(sets_mutex_);
   const auto area = areas_.find(id);
   if (id == 0 || area == areas_.end())
     return {RINGAR_MISMATCH,
             who() + "expected the id of an added process set, received " + std::to_string(id)};
+  removed.swap(sets_[id]);
   sets_.erase(id);
   const size_t bytes = Communicator::arena_bytes(area->second.ranks, world_.topology);
   if (bytes > 0 && world_.topology.arena_place(config_.rank) == 0)
@@ -228,6 +237,7 @@ Status Engine::execute(Request& request) {
   Communicator* set = communicator(request.spec.process_set, &status);
   if (!set) return status;
   status = set->run(request);
+  if (status.ok()) status = request.conclude();
   if (status.ok()) Traffic::instance().add(request, set->rank(), set->size());
   return status;
 }

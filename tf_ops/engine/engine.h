@@ -82,6 +82,7 @@ class Engine {
   void close_gpus();
   int free_slot() const;
   Status create(const std::vector<int>& ranks, int* id);
+  Status discard(int id);
   Communicator* communicator(int id, Status* status);
   Status execute(Request& request);
   // The other rank of a message, in the job; `refusal` tells why there is none.

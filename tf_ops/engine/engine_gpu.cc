@@ -36,6 +36,8 @@ Status Engine::split_gpus(Communicator* part) {
   if (!all || all->is_broken() || !all->gpus()->is_open()) return {};
   const CurrentContext current(gpu_->driver(), gpu_->context());
   Status split = current.status();
+  // NCCL splits a communicator that has nothing under way.
+  if (split.ok()) split = gpu_->watch().wait_for_all();
   if (split.ok()) split = all->gpus()->split(part ? part->gpus().get() : nullptr);
   return gpu_has_failed("add_process_set", split);
 }

@@ -39,22 +39,25 @@ Status Gpu::open(int device) {
   RINGAR_RETURN_IF_ERROR(current.status());
   RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, StreamCreate, &stream_, cuda::kStreamNonBlocking));
   RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, EventCreate, &ready_, cuda::kEventDisableTiming));
-  auto watch = std::make_unique<GpuWatch>(*driver_, context_, stream_);
-  RINGAR_RETURN_IF_ERROR(watch->open());
-  watch_ = std::move(watch);
-  return {};
+  watch_ = std::make_unique<GpuWatch>(*driver_, context_, stream_);
+  return watch_->open();
 }
 
+// What does not end on the GPU may still use all of it.
 void Gpu::close() {
   if (!context_) return;
+  bool all_ended = true;
   {
     const CurrentContext current(*driver_, context_);
-    watch_.reset();
-    for (Staging& staging : staging_) free(staging);
-    if (ready_) driver_->EventDestroy(ready_);
-    if (stream_) driver_->StreamDestroy(stream_);
+    if (watch_) all_ended = watch_->close();
+    if (all_ended) {
+      for (Staging& staging : staging_) free(staging);
+      if (ready_) driver_->EventDestroy(ready_);
+      if (stream_) driver_->StreamDestroy(stream_);
+    }
   }
-  driver_->DevicePrimaryCtxRelease(handle_);
+  if (all_ended) driver_->DevicePrimaryCtxRelease(handle_);
+  watch_.reset();
   ready_ = nullptr;
   stream_ = nullptr;
   context_ = nullptr;

@@ -6,7 +6,9 @@
 namespace ringar {
 namespace {
 
-constexpr double kFarewell = 2;  // seconds that closing waits for the other ranks
+// Closing waits for the other ranks: their GPUs may still read from this one's memory.
+constexpr double kFarewell = 30;                           // seconds
+constexpr auto kAbortDeadline = std::chrono::seconds(10);  // of a thread that aborts
 
 Patience without_stop(Patience patience) {
   patience.stop = nullptr;
@@ -31,7 +33,7 @@ Status GpuGroup::open(const nccl::UniqueId& id) {
 // Ranks of a part are ordered by their places in it; parts do not overlap, and are told apart by
 // the first rank of each.
 Status GpuGroup::split(GpuGroup* part) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::timed_mutex> lock(mutex_);
   std::unique_ptr<NcclCommunicator> made;
   const int color = part ? part->job_ranks_.front() : nccl::kSplitNoColor;
   RINGAR_RETURN_IF_ERROR(communicator_->split(color, part ? part->rank_ : 0, patience(), &made));
@@ -40,12 +42,14 @@ Status GpuGroup::split(GpuGroup* part) {
 }
 
 void GpuGroup::close(bool in_order) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!communicator_) return;
+  const std::unique_lock<std::timed_mutex> lock(mutex_, kAbortDeadline);
+  // An abort that does not end has the communicator for ever.
+  if (!lock.owns_lock() || !communicator_) return;
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(kFarewell);
   const auto wait = [&]() -> Status {
-    if (std::chrono::steady_clock::now() < until) return {};
-    return {RINGAR_DEADLINE, "other ranks have not closed their communicators"};
+    const std::string why = trouble();
+    if (why.empty() && std::chrono::steady_clock::now() < until) return {};
+    return {RINGAR_PEER_LOST, "not all ranks have closed their communicators: " + why};
   };
   // Who does not come to the farewell does not hold this rank back: destroying aborts.
   if (in_order && !is_broken()) (void)communicator_->finish(wait);
@@ -63,21 +67,21 @@ Current GpuGroup::current(const Signature& signature) const {
   Current current{set_.rank, set_.set_id, set_.slot, job_ranks_, set_.peers};
   current.signature = signature;
   // Who is through with the collective on its host has only enqueued it.
-  current.signature.sequence = UINT64_MAX;
+  current.signature.sequence = Peers::kLossOnly;
   return current;
 }
 
 std::string GpuGroup::trouble() const {
   for (int rank : job_ranks_) {
     if (rank == set_.rank || !world_.arena || !world_.topology.is_here(rank)) continue;
-    const std::string why = world_.arena->trouble(world_.topology.arena_place(rank));
+    const std::string why = world_.arena->loss(world_.topology.arena_place(rank));
     if (!why.empty()) return why;
   }
   return "";
 }
 
 Status GpuGroup::asynchronous_error() {
-  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  const std::unique_lock<std::timed_mutex> lock(mutex_, std::try_to_lock);
   return lock.owns_lock() && communicator_ ? communicator_->asynchronous_error() : Status();
 }
 
@@ -87,7 +91,7 @@ void GpuGroup::broke(const Status& why) {
 }
 
 void GpuGroup::abort() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::timed_mutex> lock(mutex_);
   if (communicator_) communicator_->abort();
 }
 

@@ -31,7 +31,7 @@ class GpuGroup : public std::enable_shared_from_this<GpuGroup> {
   Gpu& gpu() const { return *world_.gpu; }
 
   // Who uses the communicator holds this; abort() waits for it.
-  std::mutex& mutex() { return mutex_; }
+  std::timed_mutex& mutex() { return mutex_; }
   bool is_open() const { return communicator_ != nullptr; }
   NcclCommunicator& communicator() { return *communicator_; }
   Status open(const nccl::UniqueId& id);
@@ -65,7 +65,7 @@ class GpuGroup : public std::enable_shared_from_this<GpuGroup> {
   // What is under way is waited for also while this rank shuts down.
   const Patience patience_;
   const std::function<void(const Status&)> broken_;
-  std::mutex mutex_;
+  std::timed_mutex mutex_;
   std::unique_ptr<NcclCommunicator> communicator_;
   std::atomic<bool> is_broken_{false};
 };

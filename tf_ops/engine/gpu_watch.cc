@@ -16,13 +16,14 @@ constexpr auto kLook = std::chrono::milliseconds(20);
 constexpr auto kNap = std::chrono::microseconds(50);
 constexpr int kEagerLooks = 200;  // of a waiting caller, before it naps
 
-// A rank that leaves has done its part: what it has sent may still be on its way to this GPU.
+// What a rank has sent before it was lost may still be on its way to this GPU.
 constexpr double kGrace = 1;  // seconds
 // A GPU on which not even an aborted kernel ends is not waited for any longer.
 constexpr double kAbortDeadline = 60;
 constexpr auto kRestDeadline = std::chrono::seconds(5);
 
 constexpr unsigned char kNoNumber = 0xFF;
+constexpr int kHighest = -1000;  // of priorities: the device's highest is taken
 
 // An error of a collective that has been enqueued, as a message to the user begins.
 Status of(const Enqueued& entry, const Status& why) {
@@ -34,58 +35,79 @@ Status of(const Enqueued& entry, const Status& why) {
 GpuWatch::GpuWatch(const Cuda& driver, cuda::Context context, cuda::Stream stream)
     : driver_(driver), context_(context), stream_(stream) {}
 
+// Of the highest priority, so that it has a queue of the hardware's to itself: behind the wait for
+// a gate it would never come to open it.
 Status GpuWatch::open() {
-  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(driver_, StreamCreate, &mending_, cuda::kStreamNonBlocking));
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(driver_, StreamCreateWithPriority, &mending_,
+                                     cuda::kStreamNonBlocking, kHighest));
   return open_gates();
 }
 
 // Some virtual GPUs cannot wait for memory. Without gates, the outputs of what has failed hold
 // anything for a moment, before they are filled.
 Status GpuWatch::open_gates() {
-  constexpr size_t kBytes = kGates * sizeof(std::atomic<uint32_t>);
+  constexpr size_t kBytes = (kGates + 1) * sizeof(std::atomic<uint32_t>);
   RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(driver_, MemHostAlloc, &gates_, kBytes,
                                      cuda::kHostPortable | cuda::kHostDeviceMap));
   auto* const words = static_cast<std::atomic<uint32_t>*>(gates_);
-  for (size_t i = 0; i < kGates; ++i) new (&words[i]) std::atomic<uint32_t>(1);
+  for (size_t i = 0; i <= kGates; ++i) new (&words[i]) std::atomic<uint32_t>(1);
   RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(driver_, MemHostGetDevicePointer, &gates_there_, gates_, 0));
-  const cuda::Result tried =
-      driver_.StreamWaitValue32(mending_, gates_there_, 1, cuda::kWaitValueEqual);
-  if (tried == cuda::kNotSupported) {
+  // What mending takes, once, behind the last gate: the driver may load something for it.
+  const cuda::Pointer spare = gates_there_ + kGates * sizeof(uint32_t);
+  const cuda::Result waited = driver_.StreamWaitValue32(mending_, spare, 1, cuda::kWaitValueEqual);
+  if (waited == cuda::kNotSupported) {
     driver_.MemFreeHost(gates_);
     gates_ = nullptr;
     return {};
   }
-  return driver_.check("cuStreamWaitValue32", tried);
+  RINGAR_RETURN_IF_ERROR(driver_.check("cuStreamWaitValue32", waited));
+  RINGAR_RETURN_IF_ERROR(
+      RINGAR_CUDA(driver_, MemsetD8Async, spare, kNoNumber, sizeof(uint32_t), mending_));
+  return RINGAR_CUDA(driver_, StreamWriteValue32, mending_, spare, 1, 0);
 }
 
 GpuWatch::~GpuWatch() {
+  RINGAR_CHECK(closing_ || !thread_.joinable());
+}
+
+bool GpuWatch::close() {
   {
     const Lock lock(mutex_);
     closing_ = true;
   }
   news_.notify_all();
   if (thread_.joinable()) thread_.join();
-  for (std::thread& thread : aborting_) thread.join();
   // What a call that failed has left in the stream may still wait for a gate.
-  if (!comes_to_rest()) return;
+  if (has_stuck_ || !comes_to_rest()) return false;
   for (const auto& entry : under_way_)
     free_events_.insert(free_events_.end(), {entry->moved, entry->done});
   for (cuda::Event event : free_events_) driver_.EventDestroy(event);
   if (mending_) driver_.StreamDestroy(mending_);
   if (gates_) driver_.MemFreeHost(gates_);
+  return true;
 }
 
 bool GpuWatch::comes_to_rest() {
+  const auto until = std::chrono::steady_clock::now() + kRestDeadline;
+  const auto wait_while = [&](const std::function<bool()>& busy) {
+    while (busy()) {
+      if (std::chrono::steady_clock::now() > until) return false;
+      std::this_thread::sleep_for(kNap);
+    }
+    return true;
+  };
+  Lock lock(mutex_);
+  const auto aborting = aborting_;
   cuda::Event end = nullptr;
   if (!take_event(&end).ok()) return false;
+  lock.unlock();
+  const auto ended = [](const auto& abort) { return abort->load(); };
+  bool rests = wait_while([&] { return !std::all_of(aborting.begin(), aborting.end(), ended); });
+  rests = rests && driver_.EventRecord(end, stream_) == cuda::kSuccess &&
+          wait_while([&] { return driver_.EventQuery(end) == cuda::kNotReady; });
+  lock.lock();
   free_events_.push_back(end);
-  if (driver_.EventRecord(end, stream_) != cuda::kSuccess) return false;
-  const auto until = std::chrono::steady_clock::now() + kRestDeadline;
-  while (driver_.EventQuery(end) == cuda::kNotReady) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(kNap);
-  }
-  return true;
+  return rests;
 }
 
 Status GpuWatch::take_event(cuda::Event* event) {
@@ -96,9 +118,13 @@ Status GpuWatch::take_event(cuda::Event* event) {
   return {};
 }
 
-Status GpuWatch::follow(const std::shared_ptr<Enqueued>& entry) {
+void GpuWatch::make_room() {
   Lock lock(mutex_);
   wait_until(lock, [&] { return under_way_.size() < kGates; });
+}
+
+Status GpuWatch::follow(const std::shared_ptr<Enqueued>& entry) {
+  const Lock lock(mutex_);
   Status ended = take_event(&entry->moved);
   if (ended.ok()) ended = take_event(&entry->done);
   if (ended.ok()) ended = enqueue_end(*entry);
@@ -108,15 +134,11 @@ Status GpuWatch::follow(const std::shared_ptr<Enqueued>& entry) {
     return ended;
   }
   under_way_.push_back(entry);
-  if (entry->group->is_broken()) {
-    entry->failure = first_failure_;
-    if (entry->gate) entry->gate->store(0);
-  }
+  if (entry->group->is_broken()) shut(*entry, first_failure_);
   if (!thread_.joinable()) {
     thread_ = std::thread([this] { thread_main(); });
     pthread_setname_np(thread_.native_handle(), "ringar gpu");
   }
-  lock.unlock();
   news_.notify_all();
   return {};
 }
@@ -135,24 +157,52 @@ Status GpuWatch::enqueue_end(Enqueued& entry) {
 
 void GpuWatch::fail(GpuGroup& group, const Status& why) {
   const Lock lock(mutex_);
-  fail_locked(group, why);
+  fail_all(why);
+  break_group(group, why);
 }
 
-// The communicator is aborted by a thread of its own: that may wait for kernels which come behind a
-// gate that is to be opened here.
-void GpuWatch::fail_locked(GpuGroup& group, const Status& why) {
-  if (group.is_broken()) return;
+// All groups: kernels of one that wait for the rank that another one has lost would keep what is
+// behind them in the stream from ending, and the driver from freeing what an abort frees.
+void GpuWatch::fail_all(const Status& why) {
   if (first_failure_.ok()) first_failure_ = why;
-  for (const auto& entry : under_way_) {
-    if (entry->group != &group) continue;
-    if (entry->gate) entry->gate->store(0);
-    entry->failure = why;
-  }
+  for (const auto& entry : under_way_) shut(*entry, why);
+  for (const auto& entry : under_way_) break_group(*entry->group, why);
+}
+
+// By a thread of its own: an abort may block until the stream has passed all gates.
+void GpuWatch::break_group(GpuGroup& group, const Status& why) {
+  if (group.is_broken()) return;
   group.broke(why);
-  aborting_.emplace_back([this, kept = group.shared_from_this()] {
-    const CurrentContext current(driver_, context_);
-    kept->abort();
-  });
+  aborting_.push_back(std::make_shared<std::atomic<bool>>(false));
+  std::thread([&driver = driver_, context = context_, kept = group.shared_from_this(),
+               ended = aborting_.back()] {
+    {
+      const CurrentContext current(driver, context);
+      kept->abort();
+    }
+    ended->store(true);
+  }).detach();
+}
+
+// What has passed its gate already has been handed on: it was there before the failure.
+void GpuWatch::shut(Enqueued& entry, const Status& why) {
+  if (!entry.failure.ok()) return;
+  if (entry.gate) entry.gate->store(0);
+  if (driver_.EventQuery(entry.done) == cuda::kSuccess) {
+    if (entry.gate) entry.gate->store(1);
+    return;
+  }
+  entry.failure = why;
+  cuda::Result mended = driver_.StreamWaitEvent(mending_, entry.moved, 0);
+  for (const Enqueued::Range& range : entry.outputs)
+    if (mended == cuda::kSuccess)
+      mended = driver_.MemsetD8Async(reinterpret_cast<cuda::Pointer>(range.begin), kNoNumber,
+                                     range.bytes, mending_);
+  if (entry.gate && mended == cuda::kSuccess) {
+    const auto number = entry.gate - static_cast<std::atomic<uint32_t>*>(gates_);
+    driver_.StreamWriteValue32(mending_,
+                               gates_there_ + static_cast<size_t>(number) * sizeof(uint32_t), 1, 0);
+  }
 }
 
 void GpuWatch::look() {
@@ -162,20 +212,27 @@ void GpuWatch::look() {
       current_.emplace(front.group->current(front.signature));
       vigil_.emplace(front.group->patience_with_shutdown(), *current_);
     }
-    const cuda::Result moved = driver_.EventQuery(front.moved);
-    if (moved == cuda::kNotReady) {
-      if (front.failure.ok()) {
-        const Status wrong = check(front);
-        if (!wrong.ok()) fail_locked(*front.group, of(front, wrong));
-      }
-      if (front.failure.ok() || vigil_->seconds() < kAbortDeadline) return;
-    } else if (moved != cuda::kSuccess && front.failure.ok()) {
-      fail_locked(*front.group, of(front, driver_.check("cuEventQuery", moved)));
-    } else if (!front.failure.ok()) {
-      mend(front);
+    cuda::Result asked = cuda::kSuccess;
+    if (is_over(front, &asked)) {
+      retire_front();
+    } else if (front.failure.ok()) {
+      const Status wrong =
+          asked == cuda::kNotReady ? check(front) : driver_.check("cuEventQuery", asked);
+      if (wrong.ok()) return;
+      fail_all(of(front, wrong));
+      front.failure = first_failure_;  // also if it has just passed its gate
+    } else {
+      if (asked == cuda::kNotReady && vigil_->seconds() < kAbortDeadline) return;
+      has_stuck_ = true;
+      retire_front();
     }
-    retire_front();
   }
+}
+
+// What has failed is over when it has been mended, behind its gate.
+bool GpuWatch::is_over(const Enqueued& entry, cuda::Result* asked) const {
+  *asked = driver_.EventQuery(entry.failure.ok() ? entry.moved : entry.done);
+  return *asked == cuda::kSuccess;
 }
 
 // Why the front of what is under way will never end, if so.
@@ -192,20 +249,9 @@ Status GpuWatch::check(Enqueued& front) {
   return vigil_->seconds() - trouble_since_ < kGrace ? Status() : trouble;
 }
 
-// What is behind the gate already has been handed on: it was there before the failure.
-void GpuWatch::mend(Enqueued& entry) {
-  if (driver_.EventQuery(entry.done) != cuda::kSuccess || !entry.gate) {
-    for (const Enqueued::Range& range : entry.outputs)
-      driver_.MemsetD8Async(reinterpret_cast<cuda::Pointer>(range.begin), kNoNumber, range.bytes,
-                            mending_);
-    driver_.StreamSynchronize(mending_);
-  }
-}
-
 void GpuWatch::retire_front() {
   Enqueued& front = *under_way_.front();
-  if (front.gate) front.gate->store(1);
-  free_events_.insert(free_events_.end(), {front.moved, front.done});
+  if (!has_stuck_) free_events_.insert(free_events_.end(), {front.moved, front.done});
   front.is_over = true;
   under_way_.pop_front();
   vigil_.reset();
@@ -239,20 +285,13 @@ Status GpuWatch::wait_for_all() {
 }
 
 void GpuWatch::thread_main() {
-  // Or asking for an event would end the capture of a graph on another thread.
-  int mode = cuda::kCaptureRelaxed;
-  driver_.ThreadExchangeStreamCaptureMode(&mode);
   Lock lock(mutex_);
   while (!closing_) {
     if (under_way_.empty()) {
       news_.wait(lock, [&] { return closing_ || !under_way_.empty(); });
     } else {
       const CurrentContext current(driver_, context_);
-      if (!current.status().ok())
-        for (const auto& entry : under_way_)
-          fail_locked(*entry->group, of(*entry, current.status()));
-      else
-        look();
+      if (current.status().ok()) look();  // if not, who waits will hear of it
       news_.wait_for(lock, kLook, [&] { return closing_; });
     }
   }

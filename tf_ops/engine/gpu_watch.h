@@ -2,15 +2,18 @@
 //
 // A collective that was enqueued may fail later: a rank dies in the middle of it, and NCCL's kernel
 // waits for ever. So somebody looks after it now and then: a thread of its own, and whoever waits.
-// Where a rank is lost, NCCL reports an error, or the deadline has passed, the communicator is
-// aborted, and its kernels end with whatever they have written.
+// Where a rank is lost, NCCL reports an error, or the deadline has passed, all communicators that
+// have something under way are aborted, and their kernels end with whatever they have written.
 //
 // That must not be taken for a result. Behind each collective, ringar's stream waits for its gate,
-// a word of the host's memory that is 1 as long as all is well. Before a communicator is aborted,
-// the gates of all that it has under way are shut; behind a shut gate the outputs are filled with
-// bytes of 0xFF, not-a-number in all floating dtypes, and only then it is opened. So a failure
-// leaves no wrong numbers behind. The error itself is told to whoever waits, and by every later
-// collective of the process set.
+// a word of the host's memory that is 1 as long as all is well. Before anything is aborted, the
+// gates of all that is under way are shut, and in another stream it is enqueued, for each of them,
+//
+//     wait(moved) | outputs = 0xFF … | gate = 1
+//
+// So the GPU fills what has failed with not-a-number before it hands it on, and needs the host for
+// nothing more: who aborts may block in the driver until all of that has passed. The error itself
+// is told to whoever waits, and by every later collective of the process sets.
 
 #pragma once
 
@@ -63,10 +66,18 @@ class GpuWatch {
   GpuWatch& operator=(const GpuWatch&) = delete;
 
   Status open();
+  // Waits until there is room for one more; to be called before the group is locked.
+  void make_room();
   // Follows what was enqueued in the stream since the last call.
   Status follow(const std::shared_ptr<Enqueued>& entry);
-  // Ends all that a group has under way with an error, and aborts its communicator.
+  // Ends all that is under way with an error, and aborts its communicators and this one, whose
+  // kernels a call that failed may have left in the stream.
   void fail(GpuGroup& group, const Status& why);
+  // Waits a few seconds for the stream to come to rest, if it does.
+  bool comes_to_rest();
+  // Nothing is under way any longer, and nobody looks. False if something on the GPU does not end:
+  // then all that it may still use has to stay.
+  bool close();
 
   // These wait, looking after what is under way, and return the error of what has failed.
   Status wait_for(const Enqueued& entry);
@@ -74,19 +85,22 @@ class GpuWatch {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  static constexpr size_t kGates = 1024;  // as much may be under way
+  // As much may be under way: a few times that is what the driver's queues hold, and a call that
+  // finds them full blocks.
+  static constexpr size_t kGates = 64;
 
   Status open_gates();
   Status enqueue_end(Enqueued& entry);
   Status take_event(cuda::Event* event);
-  bool comes_to_rest();
   void wait_until(Lock& lock, const std::function<bool()>& over);
   void thread_main();
   // These are called with the lock held.
   void look();
   Status check(Enqueued& front);
-  void fail_locked(GpuGroup& group, const Status& why);
-  void mend(Enqueued& entry);
+  void fail_all(const Status& why);
+  void break_group(GpuGroup& group, const Status& why);
+  void shut(Enqueued& entry, const Status& why);
+  bool is_over(const Enqueued& entry, cuda::Result* asked) const;
   void retire_front();
 
   const Cuda& driver_;
@@ -108,7 +122,8 @@ class GpuWatch {
   double trouble_since_ = 0;
 
   Status first_failure_;
-  std::vector<std::thread> aborting_;
+  std::vector<std::shared_ptr<std::atomic<bool>>> aborting_;  // whether each has ended
+  bool has_stuck_ = false;  // something that does not end has been given up
   bool closing_ = false;
   std::thread thread_;
 };

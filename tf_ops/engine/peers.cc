@@ -137,7 +137,7 @@ std::string Peers::trouble(int job_rank, int set, uint64_t sequence) const {
   const Notice& known = known_[static_cast<size_t>(job_rank)];
   if (known.kind >= kGaveUp && finished_by(known, set) > sequence) return "";
   if (known.kind == kGaveUp) return who + " has given up: " + known.why;
-  if (known.kind == kLeft)
+  if (known.kind == kLeft && sequence != kLossOnly)
     return who + " has left: it called ringar.shutdown() or its program ended";
   if (arena_ && topology_.is_here(job_rank)) return arena_->death(topology_.arena_place(job_rank));
   return "";

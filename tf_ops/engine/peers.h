@@ -47,6 +47,8 @@ class Peers {
   // Notes that this rank has done its part in the collectives of a set up to here.
   void finished(int slot, int set, uint64_t collectives);
 
+  // In place of a sequence: whether a rank has died or given up, whatever it had done by then.
+  static constexpr uint64_t kLossOnly = UINT64_MAX;
   // Why a rank will never do its part in collective `sequence` of `set`, or "".
   std::string trouble(int job_rank, int set, uint64_t sequence) const;
   // Whether it has said that it waits there.

@@ -68,6 +68,9 @@ class Request {
   // there is none to be had.
   virtual std::byte* allocate(size_t index, int64_t rows) = 0;
 
+  // What belongs to it when the ranks have done it, before the next request.
+  virtual Status conclude() { return {}; }
+
   // The last call that a request gets; it may delete itself here.
   virtual void complete(const Status& status) = 0;
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "engine/request.h"
@@ -30,6 +31,11 @@ class CompiledRequest : public Request {
     return outputs_[index] ? outputs_[index] : &nothing;
   }
   void complete(const Status&) override {}
+  std::string rejection(int ranks) const override {
+    return refusal.empty() ? Request::rejection(ranks) : refusal;
+  }
+
+  std::string refusal;  // why this rank cannot take part, or ""
 
  private:
   std::vector<std::byte*> outputs_;

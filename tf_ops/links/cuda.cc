@@ -42,11 +42,15 @@ Status open_cuda(const std::string& library, const Cuda** driver) {
 }
 
 CurrentContext::CurrentContext(const Cuda& driver, cuda::Context context)
-    : driver_(driver), status_(RINGAR_CUDA(driver, CtxPushCurrent, context)) {}
+    : driver_(driver), status_(RINGAR_CUDA(driver, CtxPushCurrent, context)) {
+  if (status_.ok()) driver_.ThreadExchangeStreamCaptureMode(&capture_mode_);
+}
 
 CurrentContext::~CurrentContext() {
+  if (!status_.ok()) return;
   cuda::Context popped = nullptr;
-  if (status_.ok()) driver_.CtxPopCurrent(&popped);
+  driver_.ThreadExchangeStreamCaptureMode(&capture_mode_);
+  driver_.CtxPopCurrent(&popped);
 }
 
 }  // namespace ringar

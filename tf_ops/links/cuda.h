@@ -21,7 +21,8 @@ struct Cuda : cuda::Functions {
 // libcuda.so.1.
 Status open_cuda(const std::string& library, const Cuda** driver);
 
-// Makes a context current on this thread, and the one before it afterwards.
+// Makes a context current on this thread, and the one before it afterwards. Meanwhile the thread
+// may do what would end the capture of a CUDA graph on another one: ask for an event, say.
 class CurrentContext {
  public:
   CurrentContext(const Cuda& driver, cuda::Context context);
@@ -34,6 +35,7 @@ class CurrentContext {
  private:
   const Cuda& driver_;
   const Status status_;
+  int capture_mode_ = cuda::kCaptureRelaxed;
 };
 
 }  // namespace ringar

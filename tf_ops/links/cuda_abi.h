@@ -47,12 +47,16 @@ constexpr int kCaptureRelaxed = 2;  // of a thread
   F(CtxPopCurrent, cuCtxPopCurrent_v2, (Context * context))                                        \
   F(CtxGetDevice, cuCtxGetDevice, (Device * device))                                               \
   F(StreamCreate, cuStreamCreate, (Stream * stream, unsigned flags))                               \
+  F(StreamCreateWithPriority, cuStreamCreateWithPriority,                                          \
+    (Stream * stream, unsigned flags, int priority))                                               \
   F(StreamDestroy, cuStreamDestroy_v2, (Stream stream))                                            \
   F(StreamGetCtx, cuStreamGetCtx, (Stream stream, Context * context))                              \
   F(StreamIsCapturing, cuStreamIsCapturing, (Stream stream, int* status))                          \
   F(ThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int* mode))               \
   F(StreamWaitEvent, cuStreamWaitEvent, (Stream stream, Event event, unsigned flags))              \
   F(StreamWaitValue32, cuStreamWaitValue32_v2,                                                     \
+    (Stream stream, Pointer address, uint32_t value, unsigned flags))                              \
+  F(StreamWriteValue32, cuStreamWriteValue32_v2,                                                   \
     (Stream stream, Pointer address, uint32_t value, unsigned flags))                              \
   F(StreamSynchronize, cuStreamSynchronize, (Stream stream))                                       \
   F(EventCreate, cuEventCreate, (Event * event, unsigned flags))                                   \

@@ -33,6 +33,12 @@ namespace ringar::cuda {
 using standin::Arguments;
 using standin::text;
 
+// Streams have threads, which have no priorities.
+Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int) {
+  STANDIN_CALL(kUnknown);
+  return cuStreamCreate(stream, flags);
+}
+
 Result cuStreamCreate(Stream* stream, unsigned flags) {
   STANDIN_CALL(kUnknown);
   Arguments given(__func__);
@@ -97,6 +103,23 @@ Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
   if (!awaited->latest) return kSuccess;
   waiting->enqueue([mark = awaited->latest] {
     while (!mark->passed.load(std::memory_order_acquire)) standin::pause();
+  });
+  return kSuccess;
+}
+
+Result cuStreamWriteValue32_v2(Stream stream, Pointer address, uint32_t value, unsigned flags) {
+  STANDIN_CALL(kUnknown);
+  Arguments given(__func__);
+  const auto found = given.stream(stream);
+  given.need(flags == 0, text("flags %#x are not known here", flags));
+  given.need(address != 0 && address % sizeof value == 0, text("no aligned word: %#zx", address));
+  if (given.error) return given.error;
+  standin::must_rest(*found, __func__);
+  auto* const word = reinterpret_cast<uint32_t*>(address);
+  found->enqueue([word, value, device = given.device] {
+    const std::string wrong = standin::memory().wrong(word, sizeof value, device);
+    if (!wrong.empty()) return standin::misuse("cuStreamWriteValue32_v2", wrong);
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
   });
   return kSuccess;
 }

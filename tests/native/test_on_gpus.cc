@@ -159,6 +159,7 @@ TEST(on_gpus_refusals_reach_all_ranks) {
         return status.message();
       };
       EXPECT_CONTAINS(refused("op=max prescale=2", 0), "expected op=sum with factors on a GPU");
+      EXPECT_CONTAINS(refused("op=sum prescale=1e-30 postscale=1e-30", 0), "float32 can hold");
       EXPECT_CONTAINS(refused("op=sum algorithm=ring", 0), "where NCCL chooses");
       EXPECT_CONTAINS(refused("op=sum", 7), "cuDeviceGet failed with CUDA_ERROR_INVALID_DEVICE");
       gpu_standin().forget();  // which notes that there is no such device

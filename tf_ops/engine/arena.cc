@@ -18,7 +18,8 @@ struct alignas(1024) Arena::Record {
   std::atomic<uint32_t> generation;
   std::atomic<uint32_t> state;
   std::atomic<int32_t> pid;
-  char why[1000];  // stable once state is kGaveUp
+  std::atomic<uint32_t> gave_up_in;  // the last generation in which it did; they begin at 1
+  char why[992];                     // stable once it has, in that generation
   std::atomic<uint64_t> tuning;
 };
 
@@ -146,6 +147,7 @@ void Arena::give_up(const std::string& why) {
   const size_t n = fitting(why, sizeof mine.why - 1);
   std::memcpy(mine.why, why.data(), n);
   mine.why[n] = '\0';
+  mine.gave_up_in.store(generation_);
   mine.state.store(kGaveUp);
 }
 
@@ -180,7 +182,7 @@ std::string Arena::loss(int rank) const {
   const Record& record = records_[rank];
   const std::string died = death(rank);
   if (!died.empty()) return died;
-  if (record.generation.load() == generation_ && record.state.load() == kGaveUp)
+  if (record.gave_up_in.load() == generation_)
     return "rank " + name(rank) + " has given up: " + record.why;
   return "";
 }

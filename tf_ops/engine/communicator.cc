@@ -124,6 +124,11 @@ std::string Communicator::rejection_on_gpu(const Request& request) const {
   if (reduces(spec.collective) && spec.op != ReduceOp::kSum &&
       (spec.prescale != 1.0 || spec.postscale != 1.0))
     return "expected op=sum with factors on a GPU, received " + std::string(name_of(spec.op));
+  if (reduces(spec.collective) && is_floating(spec.dtype) &&
+      !nccl_has_factor(spec.dtype, factor_of(spec)))
+    return "expected factors whose product " + std::string(name_of(spec.dtype)) +
+           " can hold, in which NCCL multiplies, received " + std::to_string(spec.prescale) +
+           " and " + std::to_string(spec.postscale) + "; scale the arrays yourself";
   const Status usable = world_.gpu->use(request.gpu->device);
   if (!usable.ok()) return usable.message();
   const CurrentContext current(world_.gpu->driver(), world_.gpu->context());

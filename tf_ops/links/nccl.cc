@@ -1,6 +1,8 @@
 #include "links/nccl.h"
 
 #include <chrono>
+#include <cmath>
+#include <cstring>
 #include <mutex>
 #include <thread>
 
@@ -44,6 +46,19 @@ Status open_library(const std::string& file, Nccl* nccl) {
                                     " or later, received " + version_text(version) + " (" + name +
                                     "). " + kInstall};
   return library.complete();
+}
+
+// The factor in the arrays' dtype: a 1 of it, scaled.
+void scaled_one(DataType type, double factor, std::byte* scalar) {
+  constexpr uint16_t kOneFloat16 = 0x3c00, kOneBfloat16 = 0x3f80;
+  const float one32 = 1;
+  const double one64 = 1;
+  const void* one = &one32;
+  if (type == DataType::kFloat16) one = &kOneFloat16;
+  if (type == DataType::kBfloat16) one = &kOneBfloat16;
+  if (type == DataType::kFloat64) one = &one64;
+  const auto* const source = static_cast<const std::byte*>(one);
+  reduce({type, ReduceOp::kSum, factor}, &source, 1, scalar, 1);
 }
 
 nccl::Config nonblocking() {
@@ -149,6 +164,18 @@ Status NcclCommunicator::split(int color, int key, const Wait& wait,
   return {};
 }
 
+bool nccl_has_factor(DataType type, double factor) {
+  if (type == DataType::kFloat64) return true;
+  alignas(8) std::byte scalar[8];
+  scaled_one(type, factor, scalar);
+  float rounded = 0;
+  if (type == DataType::kFloat32)
+    std::memcpy(&rounded, scalar, sizeof rounded);
+  else
+    convert(type, DataType::kFloat32, scalar, reinterpret_cast<std::byte*>(&rounded), 1);
+  return (rounded != 0 || factor == 0) && (std::isfinite(rounded) || !std::isfinite(factor));
+}
+
 NcclCommunicator::~NcclCommunicator() {
   abort();
 }
@@ -183,17 +210,8 @@ Status NcclCommunicator::group(const std::function<Status()>& calls, const Wait&
 Status NcclCommunicator::acquire(ReduceOp op, DataType type, double factor, nccl::RedOp* made) {
   *made = plain(op);
   if (factor == 1.0) return {};
-  // The factor in the arrays' dtype: a 1 of it, scaled.
-  constexpr uint16_t kOneFloat16 = 0x3c00, kOneBfloat16 = 0x3f80;
-  const float one32 = 1;
-  const double one64 = 1;
-  const void* one = &one32;
-  if (type == DataType::kFloat16) one = &kOneFloat16;
-  if (type == DataType::kBfloat16) one = &kOneBfloat16;
-  if (type == DataType::kFloat64) one = &one64;
   alignas(8) std::byte scalar[8];
-  const auto* const source = static_cast<const std::byte*>(one);
-  reduce({type, ReduceOp::kSum, factor}, &source, 1, scalar, 1);
+  scaled_one(type, factor, scalar);
   return nccl_.check(
       "ncclRedOpCreatePreMulSum",
       nccl_.RedOpCreatePreMulSum(made, scalar, nccl_type(type), nccl::kScalarHostImmediate, comm_),

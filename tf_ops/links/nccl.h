@@ -29,6 +29,8 @@ Status open_nccl(const std::string& library, const Nccl** functions);
 
 // Of reductions; others move bytes.
 nccl::DataType nccl_type(DataType type);
+// Whether a floating dtype can hold the factor of a sum, which becomes neither 0 nor infinite.
+bool nccl_has_factor(DataType type, double factor);
 
 class NcclCommunicator {
  public:

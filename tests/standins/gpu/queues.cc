@@ -33,19 +33,28 @@ namespace ringar::cuda {
 using standin::Arguments;
 using standin::text;
 
-// Streams have threads, which have no priorities.
-Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int) {
-  STANDIN_CALL(kUnknown);
-  return cuStreamCreate(stream, flags);
-}
+namespace {
 
-Result cuStreamCreate(Stream* stream, unsigned flags) {
-  STANDIN_CALL(kUnknown);
-  Arguments given(__func__);
+Result create_stream(const char* function, Stream* stream, unsigned flags) {
+  Arguments given(function);
   given.need(flags <= kStreamNonBlocking, text("there are no flags %#x", flags));
   if (given.error) return given.error;
   *stream = standin::streams().add(std::make_shared<standin::Stream>(given.device));
   return kSuccess;
+}
+
+}  // namespace
+
+// Streams have threads, which have no priorities. (Not by calling the other function: TensorFlow
+// exports functions of the same names.)
+Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int) {
+  STANDIN_CALL(kUnknown);
+  return create_stream(__func__, stream, flags);
+}
+
+Result cuStreamCreate(Stream* stream, unsigned flags) {
+  STANDIN_CALL(kUnknown);
+  return create_stream(__func__, stream, flags);
 }
 
 // What was enqueued runs on.

@@ -19,7 +19,7 @@ constexpr int kEagerLooks = 200;  // of a waiting caller, before it naps
 // What a rank has sent before it was lost may still be on its way to this GPU.
 constexpr double kGrace = 1;  // seconds
 // A GPU on which not even an aborted kernel ends is not waited for any longer.
-constexpr double kAbortDeadline = 60;
+constexpr auto kAbortDeadline = std::chrono::seconds(60);
 constexpr auto kRestDeadline = std::chrono::seconds(5);
 
 constexpr unsigned char kNoNumber = 0xFF;
@@ -193,6 +193,7 @@ void GpuWatch::shut(Enqueued& entry, const Status& why) {
     return;
   }
   entry.failure = why;
+  entry.failed_at = std::chrono::steady_clock::now();
   cuda::Result mended = driver_.StreamWaitEvent(mending_, entry.moved, 0);
   for (const Enqueued::Range& range : entry.outputs)
     if (mended == cuda::kSuccess)
@@ -220,9 +221,10 @@ void GpuWatch::look() {
           asked == cuda::kNotReady ? check(front) : driver_.check("cuEventQuery", asked);
       if (wrong.ok()) return;
       fail_all(of(front, wrong));
-      front.failure = first_failure_;  // also if it has just passed its gate
+      if (front.failure.ok()) retire_front();  // it had just passed its gate
     } else {
-      if (asked == cuda::kNotReady && vigil_->seconds() < kAbortDeadline) return;
+      const auto waited = std::chrono::steady_clock::now() - front.failed_at;
+      if (asked == cuda::kNotReady && waited < kAbortDeadline) return;
       has_stuck_ = true;
       retire_front();
     }

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -54,6 +55,7 @@ struct Enqueued {
   cuda::Event done = nullptr;   // and the gate was open
   std::atomic<uint32_t>* gate = nullptr;
   Status failure{};
+  std::chrono::steady_clock::time_point failed_at{};
   bool is_over = false;
 };
 

@@ -141,6 +141,29 @@ TEST(gpu_calls_that_fail_between_hosts) {
     fail_once(Hosts{{1, 1}}, call, 1, "algorithm=hierarchical ");
 }
 
+// What is not given back stays; the numbers are right, and the end comes.
+TEST(gpu_calls_that_give_back_may_fail) {
+  for (const std::string call :
+       {"ncclCommFinalize", "ncclCommDestroy", "ncclRedOpDestroy", "cuEventDestroy",
+        "cuStreamDestroy", "cuStreamSynchronize", "cuMemFreeHost", "cuDevicePrimaryCtxRelease",
+        "cuThreadExchangeStreamCaptureMode"})
+    on_processes(2, [&](Rank& me) {
+      me.config.deadline = 10;
+      const auto begin = Clock::now();
+      {
+        const auto engine = engine_with_gpu(me);
+        EXPECT_OK(engine->start());
+        if (me.rank == 1) gpu_standin().fail(call.c_str(), 1);
+        const Status status = some_collectives(*engine, me, "");
+        // The first to ask, and so an error that both hear of.
+        if (call != "cuStreamSynchronize") EXPECT_OK(status);
+        me.meet(0);
+      }
+      if (me.rank == 1) EXPECT(gpu_standin().calls(call.c_str()) > 0);
+      EXPECT(seconds_since(begin) < 8);
+    });
+}
+
 // Rank 1 dies while its GPU still computes what `count` collectives wait for.
 std::vector<Ending> die_in_collectives(int size, int count) {
   return endings(size, [&](Rank& me) {

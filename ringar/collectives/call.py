@@ -78,6 +78,10 @@ class Call:
             f"received {received}. {remedy}"
         )
 
+    def has_factors_nccl_lacks(self) -> bool:
+        """Whether a reduction other than a sum has factors."""
+        return self.op != "sum" and (self.prescale, self.postscale) != (1.0, 1.0)
+
     @classmethod
     def parse(cls, spec: str) -> Call:
         """The inverse of :meth:`spec`."""

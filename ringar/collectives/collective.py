@@ -256,16 +256,12 @@ def is_worth_waiting_for(tensors: Sequence[tf.Tensor]) -> bool:
     return sum(elements) * tensors[0].dtype.size <= limit
 
 
-def _has_factors_nccl_lacks(call: Call) -> bool:
-    """Whether a reduction other than a sum has factors."""
-    return call.op != "sum" and (call.prescale, call.postscale) != (1.0, 1.0)
-
-
 def _run_compiled(
     collective: Collective, call: Call, tensors: list[tf.Tensor]
 ) -> Sequence[tf.Tensor]:
-    if _has_factors_nccl_lacks(call) and compiled.target_device() == "GPU":
-        bare, dtype = dataclasses.replace(call, prescale=1.0, postscale=1.0), tensors[0].dtype
+    dtype = tensors[0].dtype
+    if dtype.is_floating and call.has_factors_nccl_lacks() and compiled.target_device() == "GPU":
+        bare = dataclasses.replace(call, prescale=1.0, postscale=1.0)
         scaled = [tensor * tf.constant(call.prescale, dtype) for tensor in tensors]
         reduced = _run_compiled(collective, bare, scaled)
         return [tensor * tf.constant(call.postscale, dtype) for tensor in reduced]

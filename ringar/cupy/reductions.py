@@ -65,13 +65,13 @@ def allreduce(
         TypeError: what is no array on a GPU, or an `out` of another dtype; on this rank.
         ValueError: another argument that is none of those, or arrays on several GPUs; on this rank.
         MismatchError: ranks disagree on collective, shape, dtype, op or name; one of them works in
-            host memory, on another GPU than before, or captures its stream in a CUDA graph. On
-            every rank.
+            host memory, on another GPU than before, or captures its stream in a CUDA graph, or
+            cannot open its GPU or NCCL. On every rank.
         PeerLostError: a rank died or left.
         DeadlineError: a rank did not come in time.
         DeviceError: CUDA or NCCL has reported an error on this rank.
         ImportError: CuPy is not installed.
-        UnsupportedError: there is no GPU, no driver of CUDA, or no NCCL.
+        UnsupportedError: CuPy finds no GPU.
     """
     options = (op, algorithm, prescale_factor, postscale_factor, dtype, name, process_set)
     outputs = None if out is None else [out]
@@ -164,8 +164,7 @@ def _reduce(
     for one in dict.fromkeys(inputs.dtypes):
         refuse_integer_average(call, one, op)
     outputs = collectives.checked_outputs(call, inputs, out)
-    scaled_here = call.op != "sum" and (call.prescale, call.postscale) != (1.0, 1.0)
-    run_one = _run_scaled if scaled_here else collectives.run_group
+    run_one = _run_scaled if call.has_factors_nccl_lacks() else collectives.run_group
     results = collectives.run(call, inputs, outputs, run_one)
     return results if out is None else list(out)
 

@@ -4,8 +4,8 @@ ranks(n, ...)  only with these numbers of ranks (1 is plain pytest)
 job            starts jobs of its own: only in plain pytest, never under ringarrun
 slow           only with --slow
 
-On 3 and more ranks, which share the cores, a third of the variants of a test with many parameters
-runs, another one for each number of ranks; with --slow all of them.
+On 2 ranks half of the variants of a test with many parameters runs, and on more, which share the
+cores, a third, other ones for each number of ranks; with --slow all of them.
 
 every_variant  all of them in any case
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
@@ -19,8 +19,9 @@ import pytest
 
 from tests.plugin.place import SIZE
 
-#: So many ranks run a part of the variants, of tests that have more than so many.
-CROWD, MANY, PART = 3, 6, 3
+#: Of tests that have more variants than so many, several ranks run one of so many.
+MANY = 6
+PART = {1: 1, 2: 2}.get(SIZE, 3)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = config.getoption("--slow")
     selected = [item for item in items if _runs_here(item, slow)]
-    if SIZE >= CROWD and not slow:
+    if PART > 1 and not slow:
         selected = _thinned(selected)
     kept = set(selected)
     dropped = [item for item in items if item not in kept]
@@ -51,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _thinned(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Without two thirds of the variants of tests that have many; other ones on other sizes."""
+    """One in PART of the variants of tests that have many; other ones on other sizes."""
 
     def test_of(item: pytest.Item) -> str:
         return item.nodeid.partition("[")[0]

@@ -288,7 +288,8 @@ Status enqueue(Communicator& c, Request& request, const std::shared_ptr<Enqueued
   GpuGroup& group = *c.gpus();
   RINGAR_RETURN_IF_ERROR(open_gpus(c, group, 0, request.spec));
   gpu.watch().make_room();
-  const std::lock_guard<std::timed_mutex> lock(group.mutex());
+  const std::lock_guard<std::mutex> lock(group.mutex());
+  RINGAR_RETURN_IF_ERROR(group.failure());  // that the watch has seen meanwhile
   NcclCommunicator& communicator = group.communicator();
   nccl::RedOp op = nccl::kSum;
   if (reduces(request.spec.collective))

@@ -16,6 +16,7 @@
 // The sum of a host is NCCL's, in the arrays' dtype; between hosts float16 and bfloat16 are added
 // in float32, and `wire=` makes float32 narrow.
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -43,7 +44,7 @@ class Hierarchy {
       array_.append(t.input, t.output,
                     static_cast<size_t>(t.shape.elements()) * request.element_size());
     const size_t even = (array_.size() + columns_ - 1) / columns_;
-    slice_ = std::min(kSliceBytes, (even + kAlignment - 1) / kAlignment * kAlignment);
+    slice_ = std::clamp((even + kAlignment - 1) / kAlignment * kAlignment, kAlignment, kSliceBytes);
   }
 
   // Before the group is locked: it may wait for what is under way.
@@ -120,6 +121,7 @@ class Hierarchy {
       if (arrived == cuda::kSuccess) break;
       if (arrived != cuda::kNotReady) return gpu_.driver().check("cuEventQuery", arrived);
       RINGAR_RETURN_IF_ERROR(still_well());
+      RINGAR_RETURN_IF_ERROR(here_.communicator().asynchronous_error());
       std::this_thread::sleep_for(kNap);
     }
     VirtualArray slice;
@@ -164,7 +166,8 @@ Status enqueue_hierarchical(Communicator& c, const Request& request,
   RINGAR_RETURN_IF_ERROR(open_gpus(c, here, c.first_here(), request.spec));
   Hierarchy hierarchy(c, request);
   RINGAR_RETURN_IF_ERROR(hierarchy.prepare());
-  const std::lock_guard<std::timed_mutex> lock(here.mutex());
+  const std::lock_guard<std::mutex> lock(here.mutex());
+  RINGAR_RETURN_IF_ERROR(here.failure());
   nccl::RedOp op = nccl::kSum;
   RINGAR_RETURN_IF_ERROR(here.communicator().acquire(request.spec.op, request.spec.dtype,
                                                      factor_of(request.spec), &op));

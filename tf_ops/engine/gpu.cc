@@ -32,6 +32,11 @@ bool Gpu::is_open() {
 Status Gpu::open(int device) {
   RINGAR_RETURN_IF_ERROR(open_cuda(cuda_library_, &driver_));
   RINGAR_RETURN_IF_ERROR(open_nccl(nccl_library_, &nccl_));
+  int count = 0;
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, DeviceGetCount, &count));
+  if (device < 0 || device >= count)
+    return {RINGAR_MISMATCH, "expected a GPU from 0 to " + std::to_string(count - 1) +
+                                 ", received " + std::to_string(device)};
   RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, DeviceGet, &handle_, device));
   RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver_, DevicePrimaryCtxRetain, &context_, handle_));
   device_ = device;

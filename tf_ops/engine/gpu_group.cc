@@ -1,6 +1,7 @@
 #include "engine/gpu_group.h"
 
 #include <chrono>
+#include <thread>
 #include <utility>
 
 namespace ringar {
@@ -9,6 +10,7 @@ namespace {
 // Closing waits for the other ranks: their GPUs may still read from this one's memory.
 constexpr double kFarewell = 30;                           // seconds
 constexpr auto kAbortDeadline = std::chrono::seconds(10);  // of a thread that aborts
+constexpr auto kNap = std::chrono::milliseconds(1);
 
 Patience without_stop(Patience patience) {
   patience.stop = nullptr;
@@ -33,7 +35,7 @@ Status GpuGroup::open(const nccl::UniqueId& id) {
 // Ranks of a part are ordered by their places in it; parts do not overlap, and are told apart by
 // the first rank of each.
 Status GpuGroup::split(GpuGroup* part) {
-  const std::lock_guard<std::timed_mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   std::unique_ptr<NcclCommunicator> made;
   const int color = part ? part->job_ranks_.front() : nccl::kSplitNoColor;
   RINGAR_RETURN_IF_ERROR(communicator_->split(color, part ? part->rank_ : 0, patience(), &made));
@@ -42,7 +44,12 @@ Status GpuGroup::split(GpuGroup* part) {
 }
 
 void GpuGroup::close(bool in_order) {
-  const std::unique_lock<std::timed_mutex> lock(mutex_, kAbortDeadline);
+  const auto give_up = std::chrono::steady_clock::now() + kAbortDeadline;
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  while (!lock.owns_lock() && std::chrono::steady_clock::now() < give_up) {
+    std::this_thread::sleep_for(kNap);
+    (void)lock.try_lock();
+  }
   // An abort that does not end has the communicator for ever.
   if (!lock.owns_lock() || !communicator_) return;
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(kFarewell);
@@ -57,9 +64,15 @@ void GpuGroup::close(bool in_order) {
 }
 
 NcclCommunicator::Wait GpuGroup::patience() const {
-  auto vigil = std::make_shared<Vigil>(world_.patience, set_);
-  return [this, vigil] {
-    return vigil->check([this] { return trouble(); }, [] { return std::string("others"); });
+  struct Waiting {
+    Current current;
+    Vigil vigil;
+    Waiting(const Patience& patience, const Current& of) : current(of), vigil(patience, current) {}
+  };
+  auto waiting = std::make_shared<Waiting>(world_.patience, current(set_.signature));
+  return [this, waiting] {
+    RINGAR_RETURN_IF_ERROR(failure());
+    return waiting->vigil.check([this] { return trouble(); }, [] { return std::string("others"); });
   };
 }
 
@@ -81,17 +94,27 @@ std::string GpuGroup::trouble() const {
 }
 
 Status GpuGroup::asynchronous_error() {
-  const std::unique_lock<std::timed_mutex> lock(mutex_, std::try_to_lock);
+  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   return lock.owns_lock() && communicator_ ? communicator_->asynchronous_error() : Status();
 }
 
+Status GpuGroup::failure() const {
+  if (!is_broken()) return {};
+  const std::lock_guard<std::mutex> lock(failure_mutex_);
+  return failure_;
+}
+
 void GpuGroup::broke(const Status& why) {
+  {
+    const std::lock_guard<std::mutex> lock(failure_mutex_);
+    failure_ = why;
+  }
   is_broken_.store(true);
   broken_(why);
 }
 
 void GpuGroup::abort() {
-  const std::lock_guard<std::timed_mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (communicator_) communicator_->abort();
 }
 

@@ -31,7 +31,7 @@ class GpuGroup : public std::enable_shared_from_this<GpuGroup> {
   Gpu& gpu() const { return *world_.gpu; }
 
   // Who uses the communicator holds this; abort() waits for it.
-  std::timed_mutex& mutex() { return mutex_; }
+  std::mutex& mutex() { return mutex_; }
   bool is_open() const { return communicator_ != nullptr; }
   NcclCommunicator& communicator() { return *communicator_; }
   Status open(const nccl::UniqueId& id);
@@ -48,13 +48,14 @@ class GpuGroup : public std::enable_shared_from_this<GpuGroup> {
 
   // What messages about one collective begin with, and whom it is waited for in.
   Current current(const Signature& signature) const;
-  const Patience& patience_with_shutdown() const { return patience_; }
+  const Patience& patience_past_shutdown() const { return patience_; }
   // Why a rank will not do its part, or "".
   std::string trouble() const;
   // Of NCCL; nothing while somebody uses the communicator.
   Status asynchronous_error();
   void broke(const Status& why);
   bool is_broken() const { return is_broken_.load(); }
+  Status failure() const;  // why it is broken
   void abort();
 
  private:
@@ -65,8 +66,10 @@ class GpuGroup : public std::enable_shared_from_this<GpuGroup> {
   // What is under way is waited for also while this rank shuts down.
   const Patience patience_;
   const std::function<void(const Status&)> broken_;
-  std::timed_mutex mutex_;
+  std::mutex mutex_;
   std::unique_ptr<NcclCommunicator> communicator_;
+  mutable std::mutex failure_mutex_;
+  Status failure_;
   std::atomic<bool> is_broken_{false};
 };
 

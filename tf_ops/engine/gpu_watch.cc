@@ -22,6 +22,7 @@ constexpr double kGrace = 1;  // seconds
 constexpr auto kAbortDeadline = std::chrono::seconds(60);
 constexpr auto kRestDeadline = std::chrono::seconds(5);
 
+constexpr size_t kMendingAtOnce = 256;  // operations
 constexpr unsigned char kNoNumber = 0xFF;
 constexpr int kHighest = -1000;  // of priorities: the device's highest is taken
 
@@ -35,8 +36,8 @@ Status of(const Enqueued& entry, const Status& why) {
 GpuWatch::GpuWatch(const Cuda& driver, cuda::Context context, cuda::Stream stream)
     : driver_(driver), context_(context), stream_(stream) {}
 
-// Of the highest priority, so that it has a queue of the hardware's to itself: behind the wait for
-// a gate it would never come to open it.
+// Of the highest priority, which keeps it out of the hardware's queue of ringar's stream: behind
+// the wait for a gate it would never come to open it.
 Status GpuWatch::open() {
   RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(driver_, StreamCreateWithPriority, &mending_,
                                      cuda::kStreamNonBlocking, kHighest));
@@ -134,7 +135,7 @@ Status GpuWatch::follow(const std::shared_ptr<Enqueued>& entry) {
     return ended;
   }
   under_way_.push_back(entry);
-  if (entry->group->is_broken()) shut(*entry, first_failure_);
+  if (entry->group->is_broken() && shut(*entry, first_failure_)) mend(*entry);
   if (!thread_.joinable()) {
     thread_ = std::thread([this] { thread_main(); });
     pthread_setname_np(thread_.native_handle(), "ringar gpu");
@@ -162,11 +163,18 @@ void GpuWatch::fail(GpuGroup& group, const Status& why) {
 }
 
 // All groups: kernels of one that wait for the rank that another one has lost would keep what is
-// behind them in the stream from ending, and the driver from freeing what an abort frees.
+// behind them in the stream from ending, and the driver from freeing what an abort frees. Aborts
+// begin before the mending stream can be full of what waits for them, and after the first of it.
 void GpuWatch::fail_all(const Status& why) {
   if (first_failure_.ok()) first_failure_ = why;
-  for (const auto& entry : under_way_) shut(*entry, why);
-  for (const auto& entry : under_way_) break_group(*entry->group, why);
+  std::vector<Enqueued*> failed;
+  for (const auto& entry : under_way_)
+    if (entry->failure.ok() && shut(*entry, why)) failed.push_back(entry.get());
+  size_t enqueued = 0;
+  auto next = failed.begin();
+  for (; next != failed.end() && enqueued < kMendingAtOnce; ++next) enqueued += mend(**next);
+  for (Enqueued* entry : failed) break_group(*entry->group, why);
+  for (; next != failed.end(); ++next) mend(**next);
 }
 
 // By a thread of its own: an abort may block until the stream has passed all gates.
@@ -184,26 +192,33 @@ void GpuWatch::break_group(GpuGroup& group, const Status& why) {
   }).detach();
 }
 
-// What has passed its gate already has been handed on: it was there before the failure.
-void GpuWatch::shut(Enqueued& entry, const Status& why) {
-  if (!entry.failure.ok()) return;
+// False for what has passed its gate already and been handed on: it was there before the failure.
+bool GpuWatch::shut(Enqueued& entry, const Status& why) {
   if (entry.gate) entry.gate->store(0);
   if (driver_.EventQuery(entry.done) == cuda::kSuccess) {
     if (entry.gate) entry.gate->store(1);
-    return;
+    return false;
   }
   entry.failure = why;
   entry.failed_at = std::chrono::steady_clock::now();
+  return true;
+}
+
+// Returns how much it has enqueued.
+size_t GpuWatch::mend(Enqueued& entry) {
   cuda::Result mended = driver_.StreamWaitEvent(mending_, entry.moved, 0);
   for (const Enqueued::Range& range : entry.outputs)
     if (mended == cuda::kSuccess)
       mended = driver_.MemsetD8Async(reinterpret_cast<cuda::Pointer>(range.begin), kNoNumber,
                                      range.bytes, mending_);
-  if (entry.gate && mended == cuda::kSuccess) {
+  if (mended == cuda::kSuccess && entry.gate) {
     const auto number = entry.gate - static_cast<std::atomic<uint32_t>*>(gates_);
     driver_.StreamWriteValue32(mending_,
                                gates_there_ + static_cast<size_t>(number) * sizeof(uint32_t), 1, 0);
+  } else if (mended == cuda::kSuccess) {
+    driver_.EventRecord(entry.done, mending_);  // without a gate it is over when it is mended
   }
+  return entry.outputs.size() + 2;
 }
 
 void GpuWatch::look() {
@@ -211,16 +226,17 @@ void GpuWatch::look() {
     Enqueued& front = *under_way_.front();
     if (!vigil_) {
       current_.emplace(front.group->current(front.signature));
-      vigil_.emplace(front.group->patience_with_shutdown(), *current_);
+      vigil_.emplace(front.group->patience_past_shutdown(), *current_);
     }
     cuda::Result asked = cuda::kSuccess;
-    if (is_over(front, &asked)) {
+    if (has_ended(front, &asked)) {
       retire_front();
     } else if (front.failure.ok()) {
       const Status wrong =
           asked == cuda::kNotReady ? check(front) : driver_.check("cuEventQuery", asked);
       if (wrong.ok()) return;
       fail_all(of(front, wrong));
+      break_group(*front.group, first_failure_);
       if (front.failure.ok()) retire_front();  // it had just passed its gate
     } else {
       const auto waited = std::chrono::steady_clock::now() - front.failed_at;
@@ -231,8 +247,8 @@ void GpuWatch::look() {
   }
 }
 
-// What has failed is over when it has been mended, behind its gate.
-bool GpuWatch::is_over(const Enqueued& entry, cuda::Result* asked) const {
+// What has failed has ended when it is mended and behind its gate.
+bool GpuWatch::has_ended(const Enqueued& entry, cuda::Result* asked) const {
   *asked = driver_.EventQuery(entry.failure.ok() ? entry.moved : entry.done);
   return *asked == cuda::kSuccess;
 }

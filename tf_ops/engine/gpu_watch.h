@@ -101,8 +101,9 @@ class GpuWatch {
   Status check(Enqueued& front);
   void fail_all(const Status& why);
   void break_group(GpuGroup& group, const Status& why);
-  void shut(Enqueued& entry, const Status& why);
-  bool is_over(const Enqueued& entry, cuda::Result* asked) const;
+  bool shut(Enqueued& entry, const Status& why);
+  size_t mend(Enqueued& entry);
+  bool has_ended(const Enqueued& entry, cuda::Result* asked) const;
   void retire_front();
 
   const Cuda& driver_;

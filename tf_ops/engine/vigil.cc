@@ -69,7 +69,7 @@ Status Vigil::look_beyond_the_host() {
     if (!why.empty()) return lost(current_, why);
   }
   // Others ask only who waits in a collective.
-  if (current_.set_id >= 0 && seconds() > tell_at_) {
+  if (current_.set_id >= 0 && current_.sequence() != Peers::kLossOnly && seconds() > tell_at_) {
     tell_at_ *= 2;
     peers.waiting(current_.set_id, current_.sequence());
   }
@@ -78,7 +78,7 @@ Status Vigil::look_beyond_the_host() {
 
 // With several hosts, those that have not said that they wait in this collective, too.
 std::string Vigil::late_ranks(const Text& whom) const {
-  if (!current_.peers) return whom();
+  if (!current_.peers || current_.sequence() == Peers::kLossOnly) return whom();
   std::string late;
   for (int rank : current_.members)
     if (rank != current_.rank && !current_.peers->waits(rank, current_.set_id, current_.sequence()))

@@ -5,7 +5,7 @@
 //
 // The call returns when the collective has ended. XLA goes on enqueuing kernels otherwise, and a
 // failure that shows later could not be told to it any longer: an optimizer would have applied what
-// the outputs hold. The wait costs what the launch of the next kernels takes, some 10 us.
+// the outputs hold. The wait costs what the launch of the next kernels takes.
 
 #include <string_view>
 

@@ -16,7 +16,13 @@ Status open_library(const std::string& file, Cuda* driver) {
   RINGAR_CUDA_FUNCTIONS(RINGAR_FIND)
 #undef RINGAR_FIND
   RINGAR_RETURN_IF_ERROR(library.complete());
-  return RINGAR_CUDA(*driver, Init, 0);
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver, Init, 0));
+  int version = 0;
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(*driver, DriverGetVersion, &version));
+  if (version >= cuda::kOldestVersion) return {};
+  return {RINGAR_UNSUPPORTED, "expected a driver for CUDA 12 or later, received one for CUDA " +
+                                  std::to_string(version / 1000) + "." +
+                                  std::to_string(version / 10 % 100) + ". Update NVIDIA's driver."};
 }
 
 }  // namespace

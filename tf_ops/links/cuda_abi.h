@@ -26,6 +26,7 @@ using Event = struct CUevent_st*;
 
 constexpr Result kSuccess = 0, kInvalidValue = 1, kNotReady = 600, kNotSupported = 801;
 inline void* const kStreamPerThread = reinterpret_cast<void*>(2);
+constexpr int kOldestVersion = 12000;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kHostPortable = 1, kHostDeviceMap = 2;  // of memory of the host

@@ -15,7 +15,7 @@ namespace {
 constexpr const char* kInstall =
     "Install one: pip install nvidia-nccl-cu12 (or -cu13 for CUDA 13), or name its file: "
     "RINGAR_NCCL_LIBRARY.";
-// A group of calls reaches the GPU within some 10 us; ranks find each other in a second.
+// A group of calls should reach the GPU soon; ranks take longer to find each other.
 constexpr int kEagerLooks = 1000;
 constexpr auto kNap = std::chrono::microseconds(50);
 

@@ -79,6 +79,9 @@ test-long: $(LIBRARY)
 	$(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q --slow -m slow
 	$(MAKE) test-ranks SLOW=--slow RANKS_LIMIT=2400
 
+# It would wait a second at the end of each rank that is a process.
+export TSAN_OPTIONS ?= atexit_sleep_ms=0
+
 # ThreadSanitizer of older compilers does not find its way in widely randomized addresses.
 FIXED_ADDRESSES = $(shell setarch --addr-no-randomize true 2>/dev/null && \
   echo setarch --addr-no-randomize)

@@ -16,8 +16,10 @@ namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kPlans = 40;
+constexpr int64_t kManyBlocks = 1 << 20;  // elements
 #else
 constexpr int kPlans = 150;
+constexpr int64_t kManyBlocks = 4 << 20;
 #endif
 
 void run_random_plans(const Rank& me, uint64_t seed, size_t largest) {
@@ -87,7 +89,7 @@ TEST(collectives_of_many_blocks) {
   on_processes(3, [](Rank& me) {
     Engine engine(me.config);
     EXPECT_OK(engine.start());
-    for (int64_t elements : {(4 << 20) - 1, (4 << 20) + 1})
+    for (int64_t elements : {kManyBlocks - 1, kManyBlocks + 1})
       for (int in_place : {-1, 0, 1}) {
         Plan plan = random_plan(static_cast<uint64_t>(elements), all_ranks(me.size), 0, 64);
         plan.collective = Collective::kAllreduce;

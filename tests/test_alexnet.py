@@ -157,7 +157,7 @@ for plan in plans:
     [
         (2, 2, "split,all,hybrid,whole", "plain"),
         (2, 2, "split", "jit"),
-        (4, 2, "split,hybrid", "plain"),
+        pytest.param(4, 2, "split,hybrid", "plain", marks=pytest.mark.slow),
     ],
 )
 def test_every_plan_trains_as_one_process_does(

@@ -170,6 +170,7 @@ def test_options_that_cannot_be() -> None:
 
 
 @pytest.mark.job
+@pytest.mark.slow
 def test_a_small_run(tmp_path: Path) -> None:
     output = tmp_path / "pipeline"
     smallest = ["--blocks", "1", "--width", "4", "--batch", "8", "--rounds", "1", "--steps", "4",

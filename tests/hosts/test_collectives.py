@@ -48,7 +48,7 @@ LAYOUTS = [
     Layout((1, 1)),
     Layout((2, 2)),
     Layout((1, 1, 1, 1)),
-    Layout((2, 2, 2, 2)),
+    pytest.param(Layout((2, 2, 2, 2)), marks=pytest.mark.slow),
     Layout((2, 2), in_turn=True),
     Layout((3, 1)),
 ]

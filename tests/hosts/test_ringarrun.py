@@ -114,6 +114,7 @@ def test_a_host_dies() -> None:
     assert ending.left == [0, 0], ending
 
 
+@pytest.mark.slow
 def test_a_link_is_cut() -> None:
     """The deadline ends the ranks on both sides; nobody can end the daemon that was cut off."""
     ending = run("loop", lambda hosts: hosts[1].cut())

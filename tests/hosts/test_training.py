@@ -35,6 +35,7 @@ def test_training_equals_one_process(two: Hosts, tmp_path: Path) -> None:
     outcomes.job.check()
 
 
+@pytest.mark.slow
 def test_the_suite_of_one_host(two: Hosts, tmp_path: Path) -> None:
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITE]
     variables = {"RINGAR_TEST_HUB": str(tmp_path / "hub")}

@@ -30,10 +30,11 @@ SCRIPTS := .ci/run $(shell find launchers tests benchmarks -name '*.sh' -o -name
 # those on several hosts (tests/hosts) among them.
 RANK_TESTS := $(wildcard tests/collectives tests/keras tests/parallel tests/cupy/collectives)
 
-# Seconds after which a step is stopped, whatever it is doing: nothing here may hang for ever.
-PLAIN_LIMIT ?= 1500
-RANKS_LIMIT ?= 600
-NATIVE_LIMIT ?= 900
+# Seconds after which a step is stopped, whatever it is doing: nothing here may hang for ever. Each is
+# at least three times what the step takes on two cores. Deadlines that catch a hang belong to tests.
+PLAIN_LIMIT ?= 5400
+RANKS_LIMIT ?= 1800
+NATIVE_LIMIT ?= 2700
 LIMIT := timeout --kill-after=20
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2

@@ -292,7 +292,8 @@ def test_groups_are_parts(shape: tuple[int, ...]) -> None:
     whole = LocalResponseNormalization(alpha=0.5, groups=4)(x).numpy()
     part = LocalResponseNormalization(alpha=0.5, groups=2)
     expected = np.concatenate([part(half).numpy() for half in np.split(x, 2, -1)], -1)
-    np.testing.assert_array_equal(whole, expected)
+    # TensorFlow's kernels give other bits for other shapes on some processors.
+    np.testing.assert_allclose(whole, expected, rtol=1e-6)
     assert not np.allclose(whole, LocalResponseNormalization(alpha=0.5)(x))
 
 

@@ -91,10 +91,10 @@ def shard(
 
 
 def _place(process_set: Any) -> tuple[int, int]:
-    from ringar import runtime
+    from ringar.job import place
 
     if process_set is None:
-        return runtime.rank(), runtime.size()
+        return place.rank(), place.size()
     return process_set.rank(), process_set.size()
 
 

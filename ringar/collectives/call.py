@@ -9,9 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import errors, runtime
-from ringar.cost_model import ALGORITHMS
-from ringar.runtime import ProcessSet
+from ringar import errors
+from ringar.job import place, process_sets
+from ringar.job.cost_model import ALGORITHMS
+from ringar.job.process_sets import ProcessSet
 
 # Those of tf_ops/engine/types.cc.
 DTYPES = (
@@ -74,7 +75,7 @@ class Call:
         """
         name = f' "{self.name}"' if self.name else ""
         return (
-            f"rank {runtime.rank()} | {self.collective}{name}: expected {expected}; "
+            f"rank {place.rank()} | {self.collective}{name}: expected {expected}; "
             f"received {received}. {remedy}"
         )
 
@@ -161,8 +162,8 @@ def begin(
         postscale: factor after it.
         function: what the user has called, if that is not `ringar.<collective>`.
     """
-    runtime._config(f"{function or 'ringar.' + collective}()")
-    ranks = process_set or runtime.global_process_set
+    place.require(f"{function or 'ringar.' + collective}()")
+    ranks = process_set or process_sets.global_process_set
     if ranks.process_set_id is None:
         raise ValueError(
             Call(collective, name=name or "").refusal(

@@ -13,13 +13,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from ringar import runtime
 from ringar.collectives import allgather, allgather_object
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError
+from ringar.job import place
 from ringar.keras.optimizer import is_distributed
-from ringar.parallel import examples
-from ringar.parallel.lineage import check_outputs, cut_of
+from ringar.sharding import examples
+from ringar.sharding.cut import cut_of
+from ringar.sharding.lineage import check_outputs
 
 # What errors say of the exchange in which ranks were found to differ.
 _START = Call("allgather_object", name="start of training")
@@ -28,12 +29,12 @@ _WEIGHTS = Call("allgather", name="check of weights")
 
 def size(process_set: Any = None) -> int:
     """The number of ranks of `process_set`, or of the job."""
-    return int(runtime.size() if process_set is None else process_set.size())
+    return int(place.size() if process_set is None else process_set.size())
 
 
 def rank(process_set: Any = None) -> int:
     """This process' rank in `process_set`, or in the job."""
-    return int(runtime.rank() if process_set is None else process_set.rank())
+    return int(place.rank() if process_set is None else process_set.rank())
 
 
 def check_start(model: Any, params: dict[str, Any], process_set: Any = None) -> None:

@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from ringar.collectives import Max, Sum, allreduce
 from ringar.keras.reduction import Reduction
-from ringar.parallel.grid import Grid
-from ringar.parallel.lineage import cut_of
+from ringar.sharding.cut import cut_of
+from ringar.sharding.grid import Grid
 
 #: They scale updates by norms of whole variables, or factor them.
 _NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")

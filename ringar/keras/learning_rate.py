@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ringar import runtime
+from ringar.job import place
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
@@ -159,13 +159,13 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Say, after the last epoch of the warm-up, that it is done."""
         super().on_epoch_end(epoch, logs)
-        if epoch == self.warmup_epochs - 1 and self.verbose and runtime.rank() == 0:
+        if epoch == self.warmup_epochs - 1 and self.verbose and place.rank() == 0:
             done = f"finished gradual learning rate warmup to {self._current():g}."
             print(f"\nEpoch {epoch + 1}: {done}")
 
     def _warmup(self, epoch: float) -> float:
         assert self.steps_per_epoch is not None
-        ranks = runtime.size()
+        ranks = place.size()
         # One batch further, so that the last batch of the warm-up is trained with initial_lr
         # itself.
         epoch += 1 / self.steps_per_epoch

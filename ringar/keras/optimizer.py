@@ -29,10 +29,11 @@ from typing import Any
 
 import keras
 
-from ringar import buckets, runtime
 from ringar.collectives import Average
-from ringar.compression import Compression
+from ringar.collectives.compression import Compression
 from ringar.errors import NotInitializedError
+from ringar.job import place
+from ringar.keras import buckets
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 
@@ -108,8 +109,8 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
         compression: what the gradients travel as. `ringar.Compression.none`; `.fp16` or `.bf16`:
             float32 in that dtype between hosts, and as it is inside a host;
             `.powersgd(rank=2)`: large matrices as two factors of low rank, anywhere, with error
-            feedback (:mod:`ringar.powersgd`); its state stays with this object and is not saved. On
-            one rank, nothing.
+            feedback (`ringar.collectives.powersgd`); its state stays with this object and is not
+            saved. On one rank, nothing.
         algorithm: of the allreduces between hosts, as for `ringar.allreduce`.
         process_set: the ranks that train together; by default all.
         grid: a `ringar.parallel.Grid`, for a model with split layers: variables that are cut are
@@ -135,7 +136,7 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
             "ringar.DistributedOptimizer needs Keras' TensorFlow backend: set the environment "
             f"variable KERAS_BACKEND=tensorflow. Received: {keras.backend.backend()}"
         )
-    if not runtime.is_initialized():
+    if not place.is_initialized():
         raise NotInitializedError(
             "ringar.DistributedOptimizer was used before ringar.init(): call ringar.init() first."
         )

@@ -11,8 +11,8 @@ from ringar.collectives import allgather, broadcast_variables
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError
 from ringar.keras.checks import size
-from ringar.parallel import slots
-from ringar.parallel.lineage import cut_of
+from ringar.sharding import slots
+from ringar.sharding.cut import cut_of
 
 
 def broadcast_model(model: Any, root_rank: int, process_set: Any = None) -> None:

@@ -17,10 +17,11 @@ from ringar.collectives import allgather
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
-from ringar.parallel import lineage, slots
-from ringar.parallel.grid import Grid, needed
-from ringar.parallel.lineage import Cut, cut_of
+from ringar.keras.optimizer import DistributedOptimizer
 from ringar.parallel.split import Gather, Join, SplitConv2D, SplitDense
+from ringar.sharding import lineage, slots
+from ringar.sharding.cut import Cut, cut_of
+from ringar.sharding.grid import Grid, needed
 
 _Place = Callable[..., Any]
 
@@ -105,8 +106,6 @@ def split(
         ValueError: it is another kind of model, a name is not that of such a layer, or the parts do
             not divide the kernels of a layer that was named.
     """
-    from ringar.keras.optimizer import DistributedOptimizer  # which needs this package itself
-
     grid = needed(grid, "ringar.parallel.split")
     chosen = None if layers is None else set(layers)
     made: dict[int, tuple[Any, Any]] = {}

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 
 from ringar.collectives import allgather_object
-from ringar.parallel import examples
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
+from ringar.sharding import examples
 
 
 @dataclasses.dataclass(frozen=True)

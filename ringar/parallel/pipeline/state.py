@@ -16,10 +16,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from ringar import runtime
 from ringar.collectives import allgather_object, broadcast_object
-from ringar.parallel import slots
-from ringar.runtime import ProcessSet
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet
+from ringar.sharding import slots
 
 State = dict[Any, Any]
 
@@ -106,7 +106,7 @@ def on_rank_0(write: Callable[[], object]) -> None:
         Exception: on rank 0, what `write` raises, and then an OSError on all others.
     """
     trouble = None
-    if runtime.rank() == 0:
+    if place.rank() == 0:
         try:
             write()
         except Exception as error:  # the other ranks wait to hear of it
@@ -115,7 +115,7 @@ def on_rank_0(write: Callable[[], object]) -> None:
     if trouble is not None:
         raise trouble
     if said:
-        raise OSError(f"rank {runtime.rank()} | save: rank 0 could not write: {said}")
+        raise OSError(f"rank {place.rank()} | save: rank 0 could not write: {said}")
 
 
 def of_layers(layers: Iterable[Any]) -> State:

@@ -21,10 +21,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import computation, runtime
 from ringar.collectives.recv import recv
-from ringar.parallel.scan import chain, doubling
-from ringar.runtime import ProcessSet
+from ringar.job import process_sets
+from ringar.job.process_sets import ProcessSet
+from ringar.parallel.scan import chain, computation, doubling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def scan_across(
         NotInitializedError: before `ringar.init()`.
         MismatchError, DeadlineError, PeerLostError: as :func:`ringar.recv`.
     """
-    ranks = runtime.global_process_set if process_set is None else process_set
+    ranks = process_sets.global_process_set if process_set is None else process_set
     way = chain.Way(chain.levels_of(levels), computation.usable_threads(threads))
     matrices = tf.convert_to_tensor(matrices)
     if vector is None:

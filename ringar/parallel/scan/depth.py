@@ -27,12 +27,12 @@ import tensorflow as tf
 from ringar.collectives import Average, allgather
 from ringar.collectives.recv import recv
 from ringar.errors import OutOfMemoryError
+from ringar.job.process_sets import ProcessSet
 from ringar.parallel.scan import doubling
 from ringar.parallel.scan.elements import Element, compose
 from ringar.parallel.scan.route import Route, Share
 from ringar.parallel.scan.sparse import scipy_sparse
 from ringar.parallel.scan.stages import Chain, Stage
-from ringar.runtime import ProcessSet
 
 #: What must be the same on all ranks, and how to make it so.
 _SAME = (

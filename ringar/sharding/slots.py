@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringar.parallel.lineage import Cut, cut_of
+from ringar.sharding.cut import Cut, cut_of
 
 
 def owners(optimizer: Any, variables: list[Any]) -> list[tuple[Any | None, str]]:

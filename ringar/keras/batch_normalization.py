@@ -28,8 +28,8 @@ import tensorflow as tf
 from ringar.collectives import allgather, broadcast_object
 from ringar.collectives.call import as_it_is
 from ringar.errors import NotInitializedError, UnsupportedError
-from ringar.job import place, process_sets
-from ringar.job.process_sets import ProcessSet
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet, or_all
 from ringar.sharding import lineage
 from ringar.sharding.grid import Grid, needed
 
@@ -148,9 +148,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
                 f'SyncBatchNormalization "{self.name}": expected ringar.init() before training, '
                 "where statistics are those of all ranks; received none. Inference needs none."
             )
-        if self.process_set is not None:
-            return self.process_set
-        return process_sets.global_process_set if self.grid is None else self.grid.data_set
+        return or_all(self.process_set if self.grid is None else self.grid.data_set)
 
     def get_config(self) -> dict[str, Any]:
         """That of `BatchNormalization`, less what cannot be chosen; ranks are not in it."""

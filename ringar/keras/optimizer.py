@@ -36,6 +36,7 @@ from ringar.job import place
 from ringar.keras import buckets
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
+from ringar.sharding.slots import inner_optimizer
 
 _CLASSES: dict[type, type] = {}
 
@@ -167,15 +168,17 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
 
 def is_distributed(optimizer: Any) -> bool:
     """Whether `optimizer`, or the one in a `LossScaleOptimizer`, reduces over the ranks."""
-    return isinstance(optimizer, DistributedMixin) or isinstance(
-        getattr(optimizer, "inner_optimizer", None), DistributedMixin
-    )
+    return isinstance(inner_optimizer(optimizer), DistributedMixin)
+
+
+def reduction_of(optimizer: Any) -> Reduction | GridReduction | None:
+    """The reduction of a distributed optimizer, or of the one in a `LossScaleOptimizer`."""
+    return getattr(inner_optimizer(optimizer), "_reduction", None)
 
 
 def grid_of(optimizer: Any) -> Any:
     """The grid of a distributed optimizer, or of the one in a `LossScaleOptimizer`, or None."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return getattr(getattr(inner, "_reduction", None), "grid", None)
+    return getattr(reduction_of(optimizer), "grid", None)
 
 
 def _loss_scale(optimizer: Any) -> Any:
@@ -208,7 +211,7 @@ def _reduce_before_overflow_check() -> None:
     def apply(
         self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None
     ) -> None:
-        inner = self.inner_optimizer
+        inner = inner_optimizer(self)
         if not isinstance(inner, DistributedMixin):
             original(self, grads, trainable_variables)
             return

@@ -23,7 +23,7 @@ from ringar.collectives import Average, Max, Sum, allreduce, grouped_allreduce
 from ringar.collectives.call import checked_algorithm
 from ringar.collectives.compiled import is_compiling
 from ringar.collectives.compression import Compression, has_state
-from ringar.job import place
+from ringar.job.process_sets import or_all
 from ringar.keras import buckets
 from ringar.keras.low_rank import Exchange, LowRank
 from ringar.sharding.cut import cut_of
@@ -60,7 +60,7 @@ class Reduction:
     @property
     def size(self) -> int:
         """The number of ranks that reduce together."""
-        return int(place.size() if self.process_set is None else self.process_set.size())
+        return or_all(self.process_set).size()
 
     @property
     def is_identity(self) -> bool:

@@ -68,7 +68,7 @@ def merge(model: keras.Model) -> keras.Model:
             target.assign(_gathered(variable, cut_of(variable)))
     if getattr(model, "optimizer", None) is not None:
         whole.compile_from_config(model.get_compile_config())
-        cuts = slots.cuts(model.optimizer, model.trainable_variables)
+        cuts = slots.cuts(model.optimizer)
         pairs = zip(model.optimizer.variables, whole.optimizer.variables, cuts, strict=True)
         for variable, target, cut in pairs:
             target.assign(_gathered(variable, cut))
@@ -146,7 +146,7 @@ def split(
     if getattr(model, "optimizer", None) is not None:
         part.compile_from_config(model.get_compile_config())
         optimizer = DistributedOptimizer(part.optimizer, grid=grid)
-        cuts = slots.cuts(optimizer, part.trainable_variables)
+        cuts = slots.cuts(optimizer)
         pairs = zip(model.optimizer.variables, optimizer.variables, cuts, strict=True)
         for variable, target, cut in pairs:
             target.assign(_cut(variable, cut))

@@ -135,7 +135,7 @@ def of_optimizer(optimizer: Any, model: keras.Model) -> State | None:
 
     None if it is not clear to which weights they belong.
     """
-    return _state(optimizer, list(model.trainable_variables), _places(model))
+    return _state(optimizer, _places(model))
 
 
 def set_optimizer(optimizer: Any, model: keras.Model, state: State) -> None:
@@ -143,7 +143,7 @@ def set_optimizer(optimizer: Any, model: keras.Model, state: State) -> None:
 
     Of the steps that modules have counted it takes the most: one without weights counts none.
     """
-    keys = _keys(optimizer, list(model.trainable_variables), _places(model))
+    keys = _keys(optimizer, _places(model))
     for key, variable in zip(keys, optimizer.variables, strict=True):
         if key not in state:
             continue
@@ -156,13 +156,12 @@ def part_of_optimizer(optimizer: Any, variables: list[Any]) -> Any:
     """A new optimizer like this one for some of its variables, with what it keeps for them."""
     part = type(optimizer).from_config(optimizer.get_config())
     part.build(variables)
-    whole = list(optimizer._trainable_variables)
-    state = _state(optimizer, whole, {id(variable): (id(variable),) for variable in whole})
+    places = {id(variable): (id(variable),) for variable in optimizer._trainable_variables}
+    state = _state(optimizer, places)
     if state is None:
         _warn(optimizer)
         return part
-    keys = _keys(part, variables, {id(variable): (id(variable),) for variable in variables})
-    for key, variable in zip(keys, part.variables, strict=True):
+    for key, variable in zip(_keys(part, places), part.variables, strict=True):
         variable.assign(state[key])
     return part
 
@@ -176,19 +175,17 @@ def _places(model: keras.Model) -> dict[int, tuple[Any, ...]]:
     }
 
 
-def _keys(optimizer: Any, variables: list[Any], places: dict[int, tuple[Any, ...]]) -> list[Any]:
+def _keys(optimizer: Any, places: dict[int, tuple[Any, ...]]) -> list[Any]:
     """What each of the optimizer's variables is for: a weight, or, numbered, for none."""
     alone = itertools.count()
     return [
         (next(alone),) if owner is None else (*places[id(owner)], rest)
-        for owner, rest in slots.owners(optimizer, variables)
+        for owner, rest in slots.owners(optimizer)
     ]
 
 
-def _state(
-    optimizer: Any, variables: list[Any], places: dict[int, tuple[Any, ...]]
-) -> State | None:
-    keys = _keys(optimizer, variables, places)
+def _state(optimizer: Any, places: dict[int, tuple[Any, ...]]) -> State | None:
+    keys = _keys(optimizer, places)
     values = [np.asarray(keras.ops.convert_to_numpy(v)) for v in optimizer.variables]
     of_none = [value for key, value in zip(keys, values, strict=True) if len(key) == 1]
     if len(set(keys)) < len(keys) or any(value.ndim > 0 for value in of_none):

@@ -22,8 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringar.collectives.recv import recv
-from ringar.job import process_sets
-from ringar.job.process_sets import ProcessSet
+from ringar.job.process_sets import ProcessSet, or_all
 from ringar.parallel.scan import chain, computation, doubling
 
 
@@ -90,7 +89,7 @@ def scan_across(
         NotInitializedError: before `ringar.init()`.
         MismatchError, DeadlineError, PeerLostError: as :func:`ringar.recv`.
     """
-    ranks = process_sets.global_process_set if process_set is None else process_set
+    ranks = or_all(process_set)
     way = chain.Way(chain.levels_of(levels), computation.usable_threads(threads))
     matrices = tf.convert_to_tensor(matrices)
     if vector is None:

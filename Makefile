@@ -6,7 +6,8 @@
 #   make test-native  the C++ tests under AddressSanitizer and ThreadSanitizer
 #   make test-gpu     the tests that need an NVIDIA GPU, on those that there are
 #   make test-matrix  one wheel beside the oldest and the newest TensorFlow that ringar serves
-#   make lint         ruff, mypy, clang-format, shellcheck
+#   make lint         ruff, mypy, import-linter, clang-format, shellcheck
+#   make rooms        the picture of docs/architecture.md, from the imports
 #   make format       what lint would complain of, corrected
 #   make bench        every benchmark that fits into a quarter of an hour, with a report
 #   make bench-gpu    collectives on the NVIDIA GPUs that there are
@@ -39,7 +40,7 @@ LIMIT := timeout --kill-after=20
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: all demo test test-plain test-ranks test-long test-native test-gpu test-matrix lint format bench bench-gpu bench-hosts wheel clean distclean
+.PHONY: all demo test test-plain test-ranks test-long test-native test-gpu test-matrix lint rooms format bench bench-gpu bench-hosts wheel clean distclean
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY)
@@ -114,14 +115,21 @@ lint: $(STAMP) build/mypy/ringar
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p ringar -p tests $(addprefix -p ,$(wildcard benchmarks)) \
 	  $(addprefix -m ,$(subst /,.,$(patsubst %.py,%,setup.py $(wildcard examples/*.py))))
+	PYTHONPATH=build/mypy $(BIN)/python docs/pictures/rooms.py --check
+	cd build/mypy && $(abspath $(BIN))/lint-imports --no-cache --no-logo --config $(abspath pyproject.toml)
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
 	$(BIN)/shellcheck $(SCRIPTS)
 
-# mypy does not follow the map of an editable install: here is ringar with launchers/ in its place.
+# The picture of docs/architecture.md, drawn from the imports of ringar.
+rooms: $(STAMP) build/mypy/ringar
+	PYTHONPATH=build/mypy $(BIN)/python docs/pictures/rooms.py
+
+# mypy and import-linter do not follow the map of an editable install: here is ringar with launchers/ in
+# its place, in folders of links.
 .PHONY: build/mypy/ringar
 build/mypy/ringar:
-	@rm -rf $@ && mkdir -p $@
-	@ln -s $(filter-out %/__pycache__,$(abspath $(wildcard ringar/*) launchers)) $@/
+	@rm -rf $@ && mkdir -p $(@D)
+	@cp -rs $(abspath ringar) $(@D)/ && cp -rs $(abspath launchers) $@/
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix-only .

@@ -1,8 +1,8 @@
 """Draws docs/pictures/rooms.svg: the rooms of ringar, and which imports from which.
 
 Rooms and their order are those of the contract in pyproject.toml, arrows are the imports that grimp
-finds, and a room's sentence is the first of its docstring. An arrow that follows from others is left
-out: who imports from keras/ may import from whatever lies below it.
+finds, and a room's sentence is the first of its docstring. An arrow that follows from others is
+left out: a module that imports from keras/ may import from whatever lies below it.
 
     make rooms                              draws it
     python docs/pictures/rooms.py --check   fails if it is no longer true; `make lint` asks this
@@ -122,7 +122,8 @@ def draw() -> str:
             "<title>The rooms of ringar, and which imports from which</title>",
             f"<style>{STYLE}</style>",
             '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
-            'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" fill="#52606d"/></marker></defs>',
+            'markerHeight="7" orient="auto">',
+            '<path d="M0 0L8 4L0 8z" fill="#52606d"/></marker></defs>',
             f'<rect width="{width}" height="{height}" fill="#fff"/>',
             *lines,
             *boxes,

@@ -7,6 +7,7 @@
 #   make test-gpu     the tests that need an NVIDIA GPU, on those that there are
 #   make test-matrix  one wheel beside the oldest and the newest TensorFlow that ringar serves
 #   make lint         ruff, mypy, clang-format, shellcheck
+#   make docs         the documentation site, in build/site; a broken link or an undocumented name fails
 #   make format       what lint would complain of, corrected
 #   make bench        every benchmark that fits into a quarter of an hour, with a report
 #   make bench-gpu    collectives on the NVIDIA GPUs that there are
@@ -39,7 +40,7 @@ LIMIT := timeout --kill-after=20
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: all demo test test-plain test-ranks test-long test-native test-gpu test-matrix lint format bench bench-gpu bench-hosts wheel clean distclean
+.PHONY: all demo test test-plain test-ranks test-long test-native test-gpu test-matrix lint docs format bench bench-gpu bench-hosts wheel clean distclean
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY)
@@ -53,7 +54,7 @@ $(VENV)/bin/python:
 
 # The first install goes through build isolation, as a user's does.
 $(STAMP): pyproject.toml setup.py | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[tensorflow,test,build,lint]'
+	$(BIN)/python -m pip install --quiet --editable '.[tensorflow,test,build,lint,docs]'
 	@touch $@
 
 $(LIBRARY): $(SOURCES) ringar/version.py $(STAMP)
@@ -113,7 +114,7 @@ lint: $(STAMP) build/mypy/ringar
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p ringar -p tests $(addprefix -p ,$(wildcard benchmarks)) \
-	  $(addprefix -m ,$(subst /,.,$(patsubst %.py,%,setup.py $(wildcard examples/*.py))))
+	  $(addprefix -m ,$(subst /,.,$(patsubst %.py,%,setup.py $(wildcard examples/*.py docs/tools/*.py))))
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
 	$(BIN)/shellcheck $(SCRIPTS)
 
@@ -122,6 +123,10 @@ lint: $(STAMP) build/mypy/ringar
 build/mypy/ringar:
 	@rm -rf $@ && mkdir -p $@
 	@ln -s $(filter-out %/__pycache__,$(abspath $(wildcard ringar/*) launchers)) $@/
+
+# Strict: see mkdocs.yml. No request leaves the machine.
+docs: $(STAMP)
+	$(LIMIT) 600 env NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix-only .

@@ -1,4 +1,4 @@
-"""Write the options of `ringarrun` into its page, and hold the page's list of variables complete."""
+"""Write the options of `ringarrun` into its page, and check that the page has all variables."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _tables(parser: argparse.ArgumentParser) -> Iterator[str]:
             a for a in group._group_actions if a.option_strings and a.help != argparse.SUPPRESS
         ]
         if shown:
-            title = (group.title or "").partition(";")[0]
+            title = "general" if group.title == "options" else str(group.title).partition(";")[0]
             yield from ("", f"### {title[:1].upper()}{title[1:]}", "", "| | |", "|---|---|")
             yield from (f"| {_names(action)} | {_text(action.help or '')} |" for action in shown)
 

@@ -25,6 +25,7 @@ DIRECTIVE = re.compile(r"^::: (ringar[\w.]*)$", re.MULTILINE)
 
 log = logging.getLogger("mkdocs.hooks.names")  # warnings below `mkdocs` fail a strict build
 _placed: Counter[str] = Counter()
+_package: griffe.Module
 
 
 class Shadowed(griffe.Extension):

@@ -41,6 +41,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrite links to files of the repository as links of the site."""
     source = page.file.src_uri
+    if source == PAGES["README.md"]:
+        page.meta["hide"] = ["navigation", "toc"]  # the landing page has links of its own
     origin = {uri: document for document, uri in PAGES.items()}.get(source, f"docs/{source}")
 
     def rewrite(match: re.Match[str]) -> str:

@@ -50,7 +50,7 @@ class Trainer:
 
     def plan(self, bucket_bytes: int | None, first_bucket_bytes: int | None) -> Plan:
         """Which gradients travel together."""
-        from ringar import buckets
+        from ringar.keras import buckets
 
         if bucket_bytes is None:
             return ()
@@ -63,7 +63,7 @@ class Trainer:
         import keras
 
         import ringar
-        from ringar import buckets
+        from ringar.keras import buckets
 
         optimizer: Any = keras.optimizers.SGD(1e-4, name=OPTIMIZER)
         if bucket_bytes is not None:
@@ -116,7 +116,7 @@ def record(step: Step, count: int, folder: Path, rank: int) -> None:
     import tensorflow as tf
 
     import ringar
-    from ringar import timeline
+    from ringar.job import timeline
 
     timeline.record(str(folder / "timeline"))
     if rank == 0:

@@ -6,8 +6,8 @@ Small buckets leave early, while the backward pass still runs, but each costs a 
 and an op; one large bucket leaves when everything is there. Tries bucket sizes with the default
 first bucket, then first buckets with the default size, all of them in the same processes and in
 turn, beside the same step with no exchange at all. Sizes that make the same buckets for a model are
-measured once. DEFAULT_BUCKET_BYTES and DEFAULT_FIRST_BUCKET_BYTES in ringar/buckets.py are what
-this has shown.
+measured once. DEFAULT_BUCKET_BYTES and DEFAULT_FIRST_BUCKET_BYTES in ringar/keras/buckets.py are
+what this has shown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks import launch, machine, processes, report
 from benchmarks.collectives import parse_size
 from benchmarks.models import MODELS
-from ringar.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
+from ringar.keras.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
 
 Candidate = tuple[int, int]
 """Bytes of a bucket, and of the first one."""

@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks.gpu_cases import IN_PLACE, OUT_OF_PLACE, Case, cases
 from benchmarks.gpu_peers import PEERS, Arrays, Peer, Ranks, Run
 from benchmarks.ringar_peer import RingarPeer
-from ringar import nvidia
 from ringar.cupy import device
+from ringar.job import nvidia
 
 
 class Job(RingarPeer):

@@ -91,7 +91,7 @@ class Training:
     def exchange(self) -> Step:
         """The exchange of as many bytes, in the same buckets, and nothing else."""
         import ringar
-        from ringar import buckets
+        from ringar.keras import buckets
 
         variables = self.model.trainable_variables
         plan = [

@@ -41,7 +41,7 @@ from benchmarks.overlap_trace import (
     transfers,
     union,
 )
-from ringar.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
+from ringar.keras.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
 
 EVERYTHING = 1 << 50
 """Bytes of a bucket that holds all gradients."""

@@ -4,7 +4,7 @@ One step of one rank, all ranks being alike:
 
 - The forward pass takes a third of the computing time, the backward pass two thirds: it multiplies
   twice as much. Within the pass each layer takes its share of the multiply-adds, last layer first.
-- Gradients are dealt into buckets by ringar's own plan (`ringar.buckets.plan`).
+- Gradients are dealt into buckets by ringar's own plan (`ringar.keras.buckets.plan`).
 - A bucket leaves when its last gradient is there and the bucket before it is back, and takes the
   time of an allreduce of its bytes by the cost model (`ringar.cost_model`).
 - While a bucket is on its way, computing goes on at (1 - contention) of its speed: adding and
@@ -26,8 +26,13 @@ from dataclasses import dataclass
 
 from benchmarks.networks import Layer
 from ringar import cost_model
-from ringar.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES, Spec, plan
-from ringar.cost_model import Parameters
+from ringar.job.cost_model import Parameters
+from ringar.keras.buckets import (
+    DEFAULT_BUCKET_BYTES,
+    DEFAULT_FIRST_BUCKET_BYTES,
+    Spec,
+    plan,
+)
 
 FORWARD = 1 / 3
 """Of the computing time; the backward pass has the rest."""

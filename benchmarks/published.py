@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from benchmarks.networks import NETWORKS
 from benchmarks.prediction import Step, Workload, step
 from ringar import cost_model
-from ringar.cost_model import Parameters
+from ringar.job.cost_model import Parameters
 
 LINK = 25e9 / 8
 """Bytes/s of the network's cards."""

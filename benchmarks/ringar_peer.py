@@ -34,8 +34,8 @@ def in_engine(
     **options: Any,
 ) -> Callable[[], np.ndarray]:
     """A function that runs a collective on the same arrays each time and returns ``result``."""
-    from ringar import native
     from ringar.collectives.call import Call
+    from ringar.job import native
 
     spec = Call(collective, **options).spec(inputs[0].dtype.name)
     prepared = native.Prepared(spec, inputs, outputs)

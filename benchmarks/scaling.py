@@ -29,7 +29,7 @@ from benchmarks.overhead import failures
 from benchmarks.series import Series
 from benchmarks.training import train
 from ringar import cost_model
-from ringar.cost_model import Parameters
+from ringar.job.cost_model import Parameters
 
 SHORT, LONG = 4 << 10, 64 << 20
 """Bytes of the allreduces that latency and rate are taken from."""

@@ -31,8 +31,8 @@ from benchmarks.networks import NETWORKS, uniform
 from benchmarks.prediction import Workload, predict
 from benchmarks.simulate_plot import plot
 from ringar import cost_model
-from ringar.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
-from ringar.cost_model import Parameters
+from ringar.job.cost_model import Parameters
+from ringar.keras.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
 
 RANKS = "1,4,8,16,32,64,128,256,512,1024,2048,4096,10000"
 

@@ -39,7 +39,7 @@ def settings(ranks: int, cores: int) -> list[Setting]:
 
 
 def default(ranks: int, cores: int) -> Setting:
-    """What a rank gets with no option and no variable set, as ringar/threads.py has it."""
+    """What a rank gets with no option and no variable set, as ringar/job/threads.py has it."""
     share = max(1, cores // ranks)
     return share, max(2, share), "core" if ranks <= cores else "none"
 

@@ -7,7 +7,7 @@ import math
 import shlex
 from pathlib import Path
 
-from ringar import gpus
+from ringar.job import gpus
 from ringar.launchers import hosts
 from ringar.launchers.choose import LAUNCHERS
 from ringar.launchers.errors import UsageError

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from ringar.job.process_sets import or_all
+
 _DROP, _WRAP = "drop", "wrap"
 
 
@@ -91,11 +93,8 @@ def shard(
 
 
 def _place(process_set: Any) -> tuple[int, int]:
-    from ringar import runtime
-
-    if process_set is None:
-        return runtime.rank(), runtime.size()
-    return process_set.rank(), process_set.size()
+    ranks = or_all(process_set)
+    return ranks.rank(), ranks.size()
 
 
 def _is_dataset(data: Any) -> bool:

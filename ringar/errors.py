@@ -1,6 +1,6 @@
 """The exceptions of ringar: what the outside did wrong, with who, where, and what to do.
 
-Collectives on NumPy arrays, and the functions of :mod:`ringar.runtime`, raise these. Collectives on
+Collectives on NumPy arrays, and `ringar.rank` and its like, raise these. Collectives on
 TensorFlow tensors run inside TensorFlow, which raises its own classes with the same messages:
 ``InvalidArgumentError`` for a mismatch, ``AbortedError`` for a lost peer, ``DeadlineExceededError``
 and ``FailedPreconditionError``.

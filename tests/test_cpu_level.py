@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ringar import native
+from ringar.job import native
 
 pytestmark = pytest.mark.job
 
@@ -22,7 +22,7 @@ LEVELS = ["baseline", "avx2", "avx512"]
 SCRIPT = """
 import ctypes, sys
 import numpy as np
-from ringar import native
+from ringar.job import native
 
 lib = ctypes.CDLL(sys.argv[1])
 lib.ringar_cpu_level.restype = lib.ringar_last_error.restype = ctypes.c_char_p

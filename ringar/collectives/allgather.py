@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import runtime
 from ringar.collectives import call as calls
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define, run, values_of
-from ringar.runtime import ProcessSet
+from ringar.job import process_sets
+from ringar.job.process_sets import ProcessSet
 
 
 @calls.as_it_is
@@ -48,7 +48,7 @@ def grouped_allgather(
 
 
 def _rows_of_all(call: Call, rows: int) -> int:
-    return rows * runtime.size_of(call.process_set)
+    return rows * process_sets.size_of(call.process_set)
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:

@@ -10,11 +10,11 @@ import tensorflow as tf
 from ringar.collectives import call as calls
 from ringar.collectives import slices
 from ringar.collectives.collective import Backward, Collective, define
+from ringar.collectives.compression import Compression
 from ringar.collectives.ops import Average, ReduceOp
 from ringar.collectives.reductions import reduce
 from ringar.collectives.slopes import slopes
-from ringar.compression import Compression
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 
 @calls.as_it_is
@@ -37,7 +37,7 @@ def allreduce(
             float64, int8, uint8, int32 or int64, of one shape on all ranks.
         op: Sum, Average, Min, Max or Product. Average needs a floating dtype.
         compression: how float32 travels between hosts: ``Compression.none``, ``.fp16`` or
-            ``.bf16``; or a compressor of your own (:mod:`ringar.compression`).
+            ``.bf16``; or a compressor of your own (:mod:`ringar.collectives.compression`).
         algorithm: how ranks on several hosts go about it, the same on all ranks. "hierarchical":
             through shared memory inside a host, and every rank drives a slice of its own between
             the hosts. "ring" and "recursive_doubling": over all ranks through MPI, as if each had a

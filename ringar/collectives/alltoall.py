@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringar import errors, native
+from ringar import errors
 from ringar.collectives import call as calls
 from ringar.collectives import compiled
 from ringar.collectives.call import Call
@@ -19,7 +19,8 @@ from ringar.collectives.collective import (
     run_tensors,
     values_of,
 )
-from ringar.runtime import ProcessSet
+from ringar.job import native
+from ringar.job.process_sets import ProcessSet
 
 REFUSED = [-1]
 """Instead of no splits at all, which the engine takes for even ones: all ranks refuse these."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from ringar import native
 from ringar.collectives import call as calls
 from ringar.collectives import compiled
-from ringar.runtime import ProcessSet
+from ringar.job import native
+from ringar.job.process_sets import ProcessSet
 
 
 @calls.as_it_is

@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import runtime
 from ringar.collectives import call as calls
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define, run, values_of
-from ringar.runtime import ProcessSet
+from ringar.job import process_sets
+from ringar.job.process_sets import ProcessSet
 
 
 @calls.as_it_is
@@ -65,7 +65,7 @@ def place_of(call: Call, root_rank: int, ranks: ProcessSet) -> int:
     Raises:
         ValueError: it is not in there.
     """
-    if ranks is runtime.global_process_set:
+    if ranks is process_sets.global_process_set:
         return int(root_rank)  # checked by the engine, which tells all ranks
     if root_rank not in ranks.ranks:
         raise ValueError(
@@ -81,7 +81,7 @@ def place_of(call: Call, root_rank: int, ranks: ProcessSet) -> int:
 def _gradient(back: Backward) -> list[tf.Tensor]:
     """The root's tensor is what every rank uses, so it gets the sum; the others' is unused."""
     total = back.run("allreduce", back.upstream)
-    if runtime.place_in(back.call.process_set) == back.call.root:
+    if process_sets.place_in(back.call.process_set) == back.call.root:
         return total
     return [tf.zeros_like(t) for t in total]
 

@@ -9,15 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import errors, runtime
-from ringar.cost_model import ALGORITHMS
-from ringar.runtime import ProcessSet
-
-# Those of tf_ops/engine/types.cc.
-DTYPES = (
-    *("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64"),
-    *("bool", "int16", "uint16", "uint32", "uint64", "complex64", "complex128"),
-)
+from ringar import errors
+from ringar.collectives.dtypes import ITEM_BYTES
+from ringar.job import place
+from ringar.job.cost_model import ALGORITHMS
+from ringar.job.process_sets import ProcessSet, or_all
 
 as_it_is = tf.autograph.experimental.do_not_convert
 """Keeps AutoGraph from rewriting a function that is called in a ``tf.function``."""
@@ -43,10 +39,10 @@ class Call:
         Raises:
             UnsupportedError: a dtype that no collective takes, such as strings.
         """
-        if dtype not in DTYPES:
+        if dtype not in ITEM_BYTES:
             raise errors.UnsupportedError(
                 self.refusal(
-                    f"a dtype out of {', '.join(DTYPES)}",
+                    f"a dtype out of {', '.join(ITEM_BYTES)}",
                     dtype,
                     "Cast it first; ringar.broadcast_object and ringar.allgather_object take "
                     "anything that can be pickled.",
@@ -74,7 +70,7 @@ class Call:
         """
         name = f' "{self.name}"' if self.name else ""
         return (
-            f"rank {runtime.rank()} | {self.collective}{name}: expected {expected}; "
+            f"rank {place.rank()} | {self.collective}{name}: expected {expected}; "
             f"received {received}. {remedy}"
         )
 
@@ -161,8 +157,8 @@ def begin(
         postscale: factor after it.
         function: what the user has called, if that is not `ringar.<collective>`.
     """
-    runtime._config(f"{function or 'ringar.' + collective}()")
-    ranks = process_set or runtime.global_process_set
+    place.require(f"{function or 'ringar.' + collective}()")
+    ranks = or_all(process_set)
     if ranks.process_set_id is None:
         raise ValueError(
             Call(collective, name=name or "").refusal(

@@ -20,9 +20,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 
-from ringar import native
 from ringar.collectives import compiled
 from ringar.collectives.call import Call, by_dtype
+from ringar.job import native
 
 Arguments = Callable[[Sequence[tf.Tensor], Any], Sequence[Any]]
 """``(tensors, rows per rank) -> inputs`` of the TensorFlow op."""

@@ -18,8 +18,9 @@ from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import control_flow_util
 
-from ringar import errors, native
+from ringar import errors
 from ringar.collectives.call import Call
+from ringar.job import native
 
 # Of a dtype of which every release has variables on every device.
 _TOKEN = tf.TensorSpec([], tf.float32)

@@ -17,7 +17,7 @@ from ringar import errors
 from ringar.collectives import call as calls
 from ringar.collectives import compiled
 from ringar.collectives.call import Call
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 MOST_DIMENSIONS = 8
 """That an array of a message has: see Shape in tf_ops/engine/request.h."""

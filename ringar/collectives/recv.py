@@ -9,7 +9,7 @@ import tensorflow as tf
 from ringar.collectives import call as calls
 from ringar.collectives import message
 from ringar.collectives.collective import issue
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 
 @calls.as_it_is

@@ -7,16 +7,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import runtime
 from ringar.collectives import call as calls
 from ringar.collectives import compiled
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define
+from ringar.collectives.compression import Compression
 from ringar.collectives.ops import Average, ReduceOp
 from ringar.collectives.reductions import reduce
 from ringar.collectives.slopes import slopes
-from ringar.compression import Compression
-from ringar.runtime import ProcessSet
+from ringar.job import process_sets
+from ringar.job.process_sets import ProcessSet
 
 
 @calls.as_it_is
@@ -65,7 +65,9 @@ def share(rows: int, ranks: int, rank: int) -> int:
 
 
 def _own_share(call: Call, rows: int) -> int:
-    return share(rows, runtime.size_of(call.process_set), runtime.place_in(call.process_set))
+    return share(
+        rows, process_sets.size_of(call.process_set), process_sets.place_in(call.process_set)
+    )
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
@@ -79,7 +81,7 @@ def _gradient(back: Backward) -> list[tf.Tensor]:
 
 def _rows_of_all_ranks(back: Backward) -> list[tf.Tensor]:
     """The gradients of what all ranks kept, in the shapes of the inputs."""
-    ranks = runtime.size_of(back.call.process_set)
+    ranks = process_sets.size_of(back.call.process_set)
     if not compiled.is_compiling() or all(
         x.shape.rank == 0 or x.shape[0] % ranks == 0 for x in back.inputs
     ):

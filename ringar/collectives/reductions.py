@@ -1,7 +1,7 @@
 """What allreduce and reduce-scatter do alike before and after the exchange.
 
 They check the op, make an average a scaled sum, and do what the compressor says (what one may say
-is in ringar/compression.py).
+is in ringar/collectives/compression.py).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import compression as compressors
 from ringar.collectives import call as calls
 from ringar.collectives import collective as collectives
+from ringar.collectives import compression as compressors
 from ringar.collectives.call import Call
 from ringar.collectives.ops import Average, ReduceOp
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 
 def reduce(

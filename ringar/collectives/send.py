@@ -6,11 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import native
 from ringar.collectives import call as calls
 from ringar.collectives import message
 from ringar.collectives.collective import is_numpy, issue, values_of
-from ringar.runtime import ProcessSet
+from ringar.job import native
+from ringar.job.process_sets import ProcessSet
 
 
 @calls.as_it_is

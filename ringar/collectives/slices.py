@@ -10,13 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import compression as compressors
-from ringar import runtime
 from ringar.collectives import call as calls
+from ringar.collectives import compression as compressors
 from ringar.collectives.allgather import allgather
 from ringar.collectives.ops import Average, ReduceOp, Sum
 from ringar.collectives.reductions import refuse_integer_average
-from ringar.runtime import ProcessSet
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet
 
 
 def allreduce(
@@ -57,7 +57,7 @@ def allreduce(
     wide = values.dtype
     # Nothing is added on the way: values that are made narrower here lose what they would lose
     # between hosts. Where there is but one host, they lose nothing.
-    if narrow and wide == tf.float32 and runtime.local_size() < runtime.size():
+    if narrow and wide == tf.float32 and place.local_size() < place.size():
         values = tf.cast(values, narrow)
     where = {"process_set": process_set}
     gathered = allgather(values, name=name and f"{name}/values", **where)

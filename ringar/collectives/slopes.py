@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from ringar import runtime
 from ringar.collectives.collective import Backward
+from ringar.job import process_sets
 
 
 def slopes(back: Backward, results: list[tf.Tensor] | None = None) -> list[tf.Tensor]:
@@ -49,7 +49,7 @@ def _slopes_of_product(back: Backward) -> list[tf.Tensor]:
     for mine, everyone in zip(stacked, back.run("allgather", stacked), strict=True):
         ranks = tf.shape(everyone)[0]
         # All ranks hold the same rows; this rank's own is the one that its place says.
-        others = tf.range(ranks) != runtime.place_in(call.process_set)
+        others = tf.range(ranks) != process_sets.place_in(call.process_set)
         mask = tf.reshape(others, tf.concat([[ranks], tf.ones([tf.rank(mine) - 1], tf.int32)], 0))
         kept = tf.where(mask, everyone, tf.ones([], everyone.dtype))
         slopes.append(tf.reduce_prod(kept, axis=0) * (call.prescale * call.postscale))

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ringar import native, runtime
 from ringar.collectives import call as calls
 from ringar.collectives import collective as collectives
 from ringar.collectives.call import Call
 from ringar.cupy import device
 from ringar.cupy.arrays import Place, arrays_of, contiguous, dtypes_of, outputs_of, place_of
-from ringar.runtime import ProcessSet
+from ringar.job import native, place
+from ringar.job.process_sets import ProcessSet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,5 +149,5 @@ def synchronize() -> None:
         DeadlineError: a rank did not come in time.
         DeviceError: CUDA or NCCL has reported an error on this rank.
     """
-    runtime._config("ringar.cupy.synchronize()")
+    place.require("ringar.cupy.synchronize()")
     native.synchronize_gpu()

@@ -9,7 +9,7 @@ from typing import Any
 from ringar.collectives.alltoall import rows_of
 from ringar.collectives.broadcast import place_of
 from ringar.cupy import collective as collectives
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 
 def allgather(

@@ -14,7 +14,7 @@ from ringar.collectives.ops import Average, ReduceOp
 from ringar.collectives.reductions import refuse_integer_average, with_op
 from ringar.cupy import collective as collectives
 from ringar.cupy.collective import Inputs
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
 

@@ -25,13 +25,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ringar import runtime
 from ringar.collectives import allgather, broadcast_object
 from ringar.collectives.call import as_it_is
 from ringar.errors import NotInitializedError, UnsupportedError
-from ringar.parallel import lineage
-from ringar.parallel.grid import Grid, needed
-from ringar.runtime import ProcessSet
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet, or_all
+from ringar.sharding import lineage
+from ringar.sharding.grid import Grid, needed
 
 
 @keras.saving.register_keras_serializable(package="ringar")
@@ -143,14 +143,12 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     def _ranks(self) -> ProcessSet:
         """The ranks that share statistics."""
-        if not runtime.is_initialized():
+        if not place.is_initialized():
             raise NotInitializedError(
                 f'SyncBatchNormalization "{self.name}": expected ringar.init() before training, '
                 "where statistics are those of all ranks; received none. Inference needs none."
             )
-        if self.process_set is not None:
-            return self.process_set
-        return runtime.global_process_set if self.grid is None else self.grid.data_set
+        return or_all(self.process_set if self.grid is None else self.grid.data_set)
 
     def get_config(self) -> dict[str, Any]:
         """That of `BatchNormalization`, less what cannot be chosen; ranks are not in it."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from ringar.job.process_sets import or_all
 from ringar.keras import checks
 from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from ringar.keras.synchronize import average_logs, broadcast_model, end_epoch
@@ -120,7 +121,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
         """Silence the progress bars of all ranks but one."""
         super().set_params(params)
         # Keras hands the same dictionary to the progress bar after this callback.
-        if params and checks.size(self.process_set) > 1 and checks.rank(self.process_set) != 0:
+        ranks = or_all(self.process_set)
+        if params and ranks.size() > 1 and ranks.rank() != 0:
             params["verbose"] = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

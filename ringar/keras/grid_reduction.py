@@ -19,8 +19,9 @@ import tensorflow as tf
 
 from ringar.collectives import Max, Sum, allreduce
 from ringar.keras.reduction import Reduction
-from ringar.parallel.grid import Grid
-from ringar.parallel.lineage import cut_of
+from ringar.sharding.cut import cut_of
+from ringar.sharding.grid import Grid
+from ringar.sharding.slots import inner_optimizer
 
 #: They scale updates by norms of whole variables, or factor them.
 _NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
@@ -90,7 +91,7 @@ class GridReduction:
         cut = [i for i, v in enumerate(variables or ()) if cut_of(v) is not None]
         if self.grid.model == 1 or not cut:
             return list(gradients)
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        inner = inner_optimizer(optimizer)
         self._check(inner)
         if not inner.clipnorm and not inner.global_clipnorm:
             return list(gradients)

@@ -1,10 +1,10 @@
 """PowerSGD, the act: the state of an optimizer's variables, and a step with it.
 
-The steps and their names are those of :mod:`ringar.powersgd`. The state is each rank's own (errors
-differ between ranks; Q does not) and no part of `optimizer.variables`: the broadcast when training
-begins must not give all ranks the errors of one, and a saved model is to load as the optimizer it
-is, without ringar. A run that is resumed from a file thus begins with no errors: what one step had
-not yet sent is lost, as if that step's batch had been a little smaller.
+The steps and their names are those of `ringar.collectives.powersgd`. The state is each rank's own
+(errors differ between ranks; Q does not) and no part of `optimizer.variables`: the broadcast when
+training begins must not give all ranks the errors of one, and a saved model is to load as the
+optimizer it is, without ringar. A run that is resumed from a file thus begins with no errors: what
+one step had not yet sent is lost, as if that step's batch had been a little smaller.
 
 The state is in units of the true gradient, whatever a loss scale has made of it, for that scale may
 change from step to step. And it stays as it was in a step whose reduced gradients are not all
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringar.powersgd import PowerSGD, matrix_shape
+from ringar.collectives.powersgd import PowerSGD, matrix_shape
 
 Exchange = Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
 """A grouped allreduce: a result per tensor."""

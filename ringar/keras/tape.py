@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import buckets
 from ringar.collectives import Average
-from ringar.compression import Compression, checked
+from ringar.collectives.compression import Compression, checked
+from ringar.keras import buckets
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 

@@ -17,10 +17,11 @@ from ringar.collectives import allgather
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
-from ringar.parallel import lineage, slots
-from ringar.parallel.grid import Grid, needed
-from ringar.parallel.lineage import Cut, cut_of
+from ringar.keras.optimizer import DistributedOptimizer
 from ringar.parallel.split import Gather, Join, SplitConv2D, SplitDense
+from ringar.sharding import lineage, slots
+from ringar.sharding.cut import Cut, cut_of
+from ringar.sharding.grid import Grid, needed
 
 _Place = Callable[..., Any]
 
@@ -67,7 +68,7 @@ def merge(model: keras.Model) -> keras.Model:
             target.assign(_gathered(variable, cut_of(variable)))
     if getattr(model, "optimizer", None) is not None:
         whole.compile_from_config(model.get_compile_config())
-        cuts = slots.cuts(model.optimizer, model.trainable_variables)
+        cuts = slots.cuts(model.optimizer)
         pairs = zip(model.optimizer.variables, whole.optimizer.variables, cuts, strict=True)
         for variable, target, cut in pairs:
             target.assign(_gathered(variable, cut))
@@ -105,8 +106,6 @@ def split(
         ValueError: it is another kind of model, a name is not that of such a layer, or the parts do
             not divide the kernels of a layer that was named.
     """
-    from ringar.keras.optimizer import DistributedOptimizer  # which needs this package itself
-
     grid = needed(grid, "ringar.parallel.split")
     chosen = None if layers is None else set(layers)
     made: dict[int, tuple[Any, Any]] = {}
@@ -147,7 +146,7 @@ def split(
     if getattr(model, "optimizer", None) is not None:
         part.compile_from_config(model.get_compile_config())
         optimizer = DistributedOptimizer(part.optimizer, grid=grid)
-        cuts = slots.cuts(optimizer, part.trainable_variables)
+        cuts = slots.cuts(optimizer)
         pairs = zip(model.optimizer.variables, optimizer.variables, cuts, strict=True)
         for variable, target, cut in pairs:
             target.assign(_cut(variable, cut))

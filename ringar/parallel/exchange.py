@@ -28,7 +28,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringar.collectives import Sum, allgather, allreduce, alltoall
-from ringar.parallel.grid import Grid
+from ringar.sharding.grid import Grid
 
 
 def maps(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ringar.parallel.grid import Grid
+from ringar.sharding.grid import Grid
 
 
 class PartOf(keras.initializers.Initializer):

@@ -28,10 +28,11 @@ import keras
 import tensorflow as tf
 
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
-from ringar.parallel import exchange, lineage
-from ringar.parallel.examples import Digest
-from ringar.parallel.grid import Grid, needed
+from ringar.parallel import exchange
 from ringar.parallel.initial import PartOf
+from ringar.sharding import cut, lineage
+from ringar.sharding.examples import Digest
+from ringar.sharding.grid import Grid, needed
 
 READS = ("own", "all", "whole", "examples")
 WRITES = ("own", "addend")
@@ -84,7 +85,7 @@ class _Split:
 
     @property
     def writes_maps(self) -> str:
-        """What `ringar.parallel.lineage` sees behind the layer."""
+        """What `ringar.sharding.lineage` sees behind the layer."""
         return self.writes
 
     @property
@@ -178,7 +179,7 @@ class _Split:
         initializer = keras.initializers.get(kwargs["initializer"])
         kwargs["initializer"] = PartOf(initializer, axis, self.grid)
         variable = super().add_weight(*args, **kwargs)  # type: ignore[misc]
-        lineage.mark(variable, lineage.Cut(axis % len(variable.shape), self.grid))
+        cut.mark(variable, cut.Cut(axis % len(variable.shape), self.grid))
         return variable
 
     def read(self, x: tf.Tensor) -> tf.Tensor:

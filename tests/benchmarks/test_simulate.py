@@ -16,7 +16,7 @@ from benchmarks.networks import NETWORKS, Layer, uniform
 from benchmarks.prediction import Workload, predict, step
 from benchmarks.series import Series
 from ringar import cost_model
-from ringar.cost_model import Parameters
+from ringar.job.cost_model import Parameters
 
 pytestmark = pytest.mark.ranks(1)
 

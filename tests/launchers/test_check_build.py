@@ -106,7 +106,7 @@ def test_nccl_of_a_python_package_is_the_one_that_is_opened(library: str, tmp_pa
 
 
 def test_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ringar import nvidia
+    from ringar.job import nvidia
     from ringar.launchers import check_build
 
     monkeypatch.setattr(nvidia, "nccl_library", lambda: None)

@@ -1,4 +1,4 @@
-// The C interface of libringar.so: all that Python (ringar/native.py) and C programs call.
+// The C interface of libringar.so: all that Python (ringar/job/native.py) and C programs call.
 //
 // Every function that can fail returns 0 or a ringar_code; ringar_last_error() then tells, for the
 // calling thread, which rank failed in which collective, what was expected, what was received and

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import zlib
 from typing import Any
 
 import keras
-import numpy as np
 
 from ringar.collectives import allgather_object
-from ringar.parallel import examples
-from ringar.runtime import ProcessSet
+from ringar.collectives.digest import digest
+from ringar.job.process_sets import ProcessSet
+from ringar.sharding import examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +58,8 @@ class Batch:
 
     def digest(self) -> int:
         """A number that tells this batch from others."""
-        digest = 0
-        for tensor in keras.tree.flatten((self.inputs, self.y, self.sample_weight)):
-            if tensor is not None:
-                data = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
-                digest = zlib.crc32(data.data, digest)
-        return digest
+        tensors = keras.tree.flatten((self.inputs, self.y, self.sample_weight))
+        return digest(tensor for tensor in tensors if tensor is not None)
 
 
 class Reader:

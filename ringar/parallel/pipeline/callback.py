@@ -11,7 +11,7 @@ from ringar.collectives import allgather_object
 from ringar.keras import checks
 from ringar.keras.callbacks import Distributed
 from ringar.keras.synchronize import average_logs, broadcast_model
-from ringar.parallel.grid import Grid
+from ringar.sharding.grid import Grid
 
 
 def aligned(callbacks: Any, grid: Grid) -> list[Any]:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import broadcast_object
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 Numbers = dict[str, float]
 

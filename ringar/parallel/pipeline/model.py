@@ -10,17 +10,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ringar import runtime
 from ringar.collectives import allgather_object, broadcast_object
+from ringar.job import place
 from ringar.keras.optimizer import DistributedOptimizer
-from ringar.parallel import grid as grids
-from ringar.parallel.grid import Grid
 from ringar.parallel.pipeline import balance, cut, refusals, state
 from ringar.parallel.pipeline.batch import Batch, Reader, check_same
 from ringar.parallel.pipeline.callback import aligned
 from ringar.parallel.pipeline.metrics import Metrics
 from ringar.parallel.pipeline.module import Event, Module
 from ringar.parallel.pipeline.schedule import schedule as schedule_named
+from ringar.sharding import grid as grids
+from ringar.sharding.grid import Grid
 
 
 class Pipelined(keras.Model):
@@ -172,7 +172,7 @@ class Pipelined(keras.Model):
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """As for any Keras model, on every rank."""
         arguments = _named(super().fit, args, kwargs)
-        if runtime.size() > 1:
+        if place.size() > 1:
             tf.random.set_seed(broadcast_object(int(np.random.randint(2**31)), name="fit/seed"))
             arguments["callbacks"] = aligned(arguments.get("callbacks"), self.grid)
         self._first_is_compared = False
@@ -250,7 +250,7 @@ class Pipelined(keras.Model):
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
         self.wants_to_stop = bool(value)
-        if not value or runtime.size() == 1:
+        if not value or place.size() == 1:
             self._stops = bool(value)
 
     def agree_to_stop(self) -> None:
@@ -356,7 +356,7 @@ class Pipelined(keras.Model):
 def _grid(grid: Grid | None, modules: int | None) -> Grid:
     found = grids.needed(grid, "Pipelined") if grid is not None else grids.current()
     if grid is None and (found is None or modules not in (None, found.model)):
-        return Grid(model=runtime.size() if modules is None else modules)
+        return Grid(model=place.size() if modules is None else modules)
     assert found is not None
     if modules not in (None, found.model):
         raise ValueError(
@@ -378,7 +378,7 @@ def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size
         except Exception as error:  # every rank's
             return ValueError(f"rank 0 could not time the layers: {error}")
 
-    found = grid.agree(timed() if runtime.rank() == 0 else None)
+    found = grid.agree(timed() if place.rank() == 0 else None)
     if isinstance(found, ValueError):
         raise found
     return list(found)
@@ -395,4 +395,4 @@ def _named(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
     """Arguments by their names; only rank 0 draws a progress bar."""
     arguments = inspect.signature(method).bind(*args, **kwargs).arguments
     arguments |= arguments.pop("kwargs", {})
-    return arguments if runtime.rank() == 0 else {**arguments, "verbose": 0}
+    return arguments if place.rank() == 0 else {**arguments, "verbose": 0}

@@ -24,7 +24,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ringar import runtime
+from ringar.job import place
 from ringar.parallel.pipeline.batch import Batch
 from ringar.parallel.pipeline.cut import Network
 from ringar.parallel.pipeline.messages import recv_together, send_together
@@ -137,7 +137,7 @@ class Module:
         All ranks of a pipeline come here at the same point of their programs.
         """
         global _in_use
-        session = runtime._config("messages of a pipelined model")
+        session = place.require("messages of a pipelined model")
         if _in_use is not None and _in_use != (self, session):
             other, its_session = _in_use
             other._discard(receive=its_session is session)

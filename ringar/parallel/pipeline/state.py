@@ -16,10 +16,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from ringar import runtime
 from ringar.collectives import allgather_object, broadcast_object
-from ringar.parallel import slots
-from ringar.runtime import ProcessSet
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet
+from ringar.sharding import slots
 
 State = dict[Any, Any]
 
@@ -106,7 +106,7 @@ def on_rank_0(write: Callable[[], object]) -> None:
         Exception: on rank 0, what `write` raises, and then an OSError on all others.
     """
     trouble = None
-    if runtime.rank() == 0:
+    if place.rank() == 0:
         try:
             write()
         except Exception as error:  # the other ranks wait to hear of it
@@ -115,7 +115,7 @@ def on_rank_0(write: Callable[[], object]) -> None:
     if trouble is not None:
         raise trouble
     if said:
-        raise OSError(f"rank {runtime.rank()} | save: rank 0 could not write: {said}")
+        raise OSError(f"rank {place.rank()} | save: rank 0 could not write: {said}")
 
 
 def of_layers(layers: Iterable[Any]) -> State:
@@ -135,7 +135,7 @@ def of_optimizer(optimizer: Any, model: keras.Model) -> State | None:
 
     None if it is not clear to which weights they belong.
     """
-    return _state(optimizer, list(model.trainable_variables), _places(model))
+    return _state(optimizer, _places(model))
 
 
 def set_optimizer(optimizer: Any, model: keras.Model, state: State) -> None:
@@ -143,7 +143,7 @@ def set_optimizer(optimizer: Any, model: keras.Model, state: State) -> None:
 
     Of the steps that modules have counted it takes the most: one without weights counts none.
     """
-    keys = _keys(optimizer, list(model.trainable_variables), _places(model))
+    keys = _keys(optimizer, _places(model))
     for key, variable in zip(keys, optimizer.variables, strict=True):
         if key not in state:
             continue
@@ -156,13 +156,12 @@ def part_of_optimizer(optimizer: Any, variables: list[Any]) -> Any:
     """A new optimizer like this one for some of its variables, with what it keeps for them."""
     part = type(optimizer).from_config(optimizer.get_config())
     part.build(variables)
-    whole = list(optimizer._trainable_variables)
-    state = _state(optimizer, whole, {id(variable): (id(variable),) for variable in whole})
+    places = {id(variable): (id(variable),) for variable in optimizer._trainable_variables}
+    state = _state(optimizer, places)
     if state is None:
         _warn(optimizer)
         return part
-    keys = _keys(part, variables, {id(variable): (id(variable),) for variable in variables})
-    for key, variable in zip(keys, part.variables, strict=True):
+    for key, variable in zip(_keys(part, places), part.variables, strict=True):
         variable.assign(state[key])
     return part
 
@@ -176,19 +175,17 @@ def _places(model: keras.Model) -> dict[int, tuple[Any, ...]]:
     }
 
 
-def _keys(optimizer: Any, variables: list[Any], places: dict[int, tuple[Any, ...]]) -> list[Any]:
+def _keys(optimizer: Any, places: dict[int, tuple[Any, ...]]) -> list[Any]:
     """What each of the optimizer's variables is for: a weight, or, numbered, for none."""
     alone = itertools.count()
     return [
         (next(alone),) if owner is None else (*places[id(owner)], rest)
-        for owner, rest in slots.owners(optimizer, variables)
+        for owner, rest in slots.owners(optimizer)
     ]
 
 
-def _state(
-    optimizer: Any, variables: list[Any], places: dict[int, tuple[Any, ...]]
-) -> State | None:
-    keys = _keys(optimizer, variables, places)
+def _state(optimizer: Any, places: dict[int, tuple[Any, ...]]) -> State | None:
+    keys = _keys(optimizer, places)
     values = [np.asarray(keras.ops.convert_to_numpy(v)) for v in optimizer.variables]
     of_none = [value for key, value in zip(keys, values, strict=True) if len(key) == 1]
     if len(set(keys)) < len(keys) or any(value.ndim > 0 for value in of_none):

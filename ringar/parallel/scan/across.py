@@ -21,10 +21,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import computation, runtime
 from ringar.collectives.recv import recv
-from ringar.parallel.scan import chain, doubling
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet, or_all
+from ringar.parallel.scan import chain, computation, doubling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +89,7 @@ def scan_across(
         NotInitializedError: before `ringar.init()`.
         MismatchError, DeadlineError, PeerLostError: as :func:`ringar.recv`.
     """
-    ranks = runtime.global_process_set if process_set is None else process_set
+    ranks = or_all(process_set)
     way = chain.Way(chain.levels_of(levels), computation.usable_threads(threads))
     matrices = tf.convert_to_tensor(matrices)
     if vector is None:

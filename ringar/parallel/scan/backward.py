@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ringar.job.process_sets import ProcessSet
 from ringar.parallel.scan import stages, tree
 from ringar.parallel.scan.depth import Depth, call, pack
 from ringar.parallel.scan.elements import Element, compose
 from ringar.parallel.scan.route import Route, Share
-from ringar.runtime import ProcessSet
 
 #: `levels(elements, rows)`: how many to go up and down.
 Levels = Callable[[list[Element], int], int]

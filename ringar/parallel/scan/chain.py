@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import computation
+from ringar.parallel.scan import computation
 
 CHOSEN = -1
 """Levels that the library's cost model chooses (tf_ops/scan/choice.cc)."""

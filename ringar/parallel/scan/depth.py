@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,14 +24,16 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import Average, allgather
+from ringar.collectives.digest import digest
 from ringar.collectives.recv import recv
 from ringar.errors import OutOfMemoryError
+from ringar.job.process_sets import ProcessSet
+from ringar.keras.optimizer import reduction_of
 from ringar.parallel.scan import doubling
 from ringar.parallel.scan.elements import Element, compose
 from ringar.parallel.scan.route import Route, Share
 from ringar.parallel.scan.sparse import scipy_sparse
 from ringar.parallel.scan.stages import Chain, Stage
-from ringar.runtime import ProcessSet
 
 #: What must be the same on all ranks, and how to make it so.
 _SAME = (
@@ -207,18 +208,18 @@ class Depth:
         if not self._has_compared_weights:
             layers = {id(stage.layer): stage.layer for stage in self._chain.stages}.values()
             values = [np.asarray(weight) for layer in layers for weight in layer.weights]
-            weights = _digest([np.array([stage.shape for stage in self._chain.stages]), *values])
+            weights = digest([np.array([stage.shape for stage in self._chain.stages]), *values])
         trains = [[v.trainable for v in stage.layer.weights] for stage in self._chain.stages]
         flags = np.array([flag for layer in trains for flag in [*layer, 2]], np.int8)
-        columns = [_digest([inputs]), _digest(masks), _digest([flags]), weights]
+        columns = [digest([inputs]), digest(masks), digest([flags]), weights]
         return [np.array([columns], np.int64)]
 
     def _compare(self, everyone: np.ndarray) -> list[np.ndarray]:
         for digests, (what, remedy) in zip(everyone.T, _SAME, strict=True):
             if (digests != digests[0]).any():
                 each = ", ".join(
-                    f"{digest:08x} (rank {rank})"
-                    for digest, rank in zip(digests, self._ranks.ranks, strict=True)
+                    f"{its:08x} (rank {rank})"
+                    for its, rank in zip(digests, self._ranks.ranks, strict=True)
                 )
                 raise ValueError(
                     f"The ranks of `process_set` must have the same {what}, since they train one "
@@ -238,7 +239,7 @@ def check_optimizer(optimizer: Any) -> None:
     Raises:
         ValueError: it adds them up, or is one for layers that are split.
     """
-    its = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_reduction", None)
+    its = reduction_of(optimizer)
     if its is not None and getattr(its, "op", None) is not Average:
         raise ValueError(
             "The optimizer of a model with `process_set` must average gradients, if it is "
@@ -258,11 +259,3 @@ def call(function: Callable[..., Any], inputs: Sequence[Any], dtypes: Sequence[A
 def _shape(stages: Sequence[Stage]) -> tuple[int, int]:
     """Of an example's part of a product."""
     return stages[-1].shape[0], stages[0].shape[1]
-
-
-def _digest(arrays: Sequence[np.ndarray]) -> int:
-    digest = 0
-    for array in arrays:
-        digest = zlib.crc32(f"{array.dtype}{array.shape}".encode(), digest)
-        digest = zlib.crc32(np.ascontiguousarray(array).data.cast("B"), digest)
-    return digest

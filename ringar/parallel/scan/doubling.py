@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from ringar.collectives.send import send
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 P = TypeVar("P", bound="Part")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import computation
+from ringar.parallel.scan import computation
 from ringar.parallel.scan.chain import Way
 
 
@@ -26,7 +26,7 @@ class Cell:
         name: of its computations.
         gates: how many times the units its kernels have columns.
         kept: how many times the units it keeps for the way back, beside the states.
-        activation: the number of its activation, in ACTIVATIONS of ringar/keras/recurrent.py.
+        activation: the number of its activation, in ACTIVATIONS of ringar/parallel/scan/layers.py.
         recurrent_activation: that of its gates.
     """
 

@@ -10,11 +10,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ringar.job.process_sets import ProcessSet
 from ringar.parallel.scan import counting, depth, stages
 from ringar.parallel.scan.backward import Scan, add, cores
 from ringar.parallel.scan.elements import Element
 from ringar.parallel.scan.sparse import csr, scipy_sparse
-from ringar.runtime import ProcessSet
 
 
 @keras.saving.register_keras_serializable(package="ringar")
@@ -33,7 +33,7 @@ class Sequential(keras.Sequential):
 
     Products of matrices have ever fewer zeros and cost far more than those with a vector: for most
     nets the plain chain, `levels=0`, is the fastest on a few cores, and `keras.Sequential` is
-    faster still. `ringar.parallel.scan.analysis` counts what a scan of a given net costs.
+    faster still. `benchmarks.scan_analysis` counts what a scan of a given net costs.
 
     With a `process_set`, such as `ringar.global_process_set`, its ranks go backward through one
     model together. All must be given the same examples and begin with the same weights; both is

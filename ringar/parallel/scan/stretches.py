@@ -22,10 +22,10 @@ import tensorflow as tf
 from ringar.collectives.broadcast import broadcast
 from ringar.collectives.recv import recv
 from ringar.collectives.send import send
+from ringar.job.process_sets import ProcessSet
 from ringar.parallel.scan import across, doubling, recurrent
 from ringar.parallel.scan.chain import Way
 from ringar.parallel.scan.recurrent import Sequence
-from ringar.runtime import ProcessSet
 
 
 def states(sequence: Sequence, way: Way, ranks: ProcessSet) -> tf.Tensor:

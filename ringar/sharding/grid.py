@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringar import runtime
 from ringar.collectives import broadcast_object
-from ringar.runtime import ProcessSet, add_process_set, remove_process_set
+from ringar.job import place, process_sets
+from ringar.job.process_sets import ProcessSet, add_process_set, remove_process_set
 
 
 class Grid:
@@ -53,7 +53,7 @@ class Grid:
     """
 
     def __init__(self, data: int | None = None, model: int = 1) -> None:
-        size = runtime.size()
+        size = place.size()
         _check_count("model", model)
         if data is None and size % model == 0:
             data = size // model
@@ -67,7 +67,7 @@ class Grid:
                 "choose a grid that fills the job."
             )
         self.data, self.model = data, model
-        self.group, self.part = divmod(runtime.rank(), model)
+        self.group, self.part = divmod(place.rank(), model)
         groups = [_add([d * model + m for m in range(model)]) for d in range(data)]
         columns = [_add([d * model + m for d in range(data)]) for m in range(model)]
         self._sets = [*groups, *columns]
@@ -85,12 +85,12 @@ class Grid:
         for process_set in self._sets:
             if process_set.process_set_id:  # not the set of all ranks
                 remove_process_set(process_set)
-        if self.model_set is runtime.global_process_set:
+        if self.model_set is process_sets.global_process_set:
             self.model_set = ProcessSet(self.model_set.ranks)
 
     def agree(self, value: Any) -> Any:
         """What rank 0 has as `value`: for seeds. Collective over all ranks."""
-        return value if runtime.size() == 1 else broadcast_object(value, name="grid/agree")
+        return value if place.size() == 1 else broadcast_object(value, name="grid/agree")
 
     def share(self, count: int, what: str) -> int:
         """How many of `count` kernels or units each part gets.
@@ -135,8 +135,8 @@ def needed(grid: Grid | None, what: str) -> Grid:
 
 
 def _add(ranks: list[int]) -> ProcessSet:
-    if len(ranks) == runtime.size():
-        return runtime.global_process_set
+    if len(ranks) == place.size():
+        return process_sets.global_process_set
     return add_process_set(ranks)
 
 

@@ -1,6 +1,6 @@
 """What a scan over the layers of a net costs, level by level.
 
-    python -m ringar.parallel.scan.analysis --prune 0.97 --levels 2
+    python -m benchmarks.scan_analysis --prune 0.97 --levels 2
 
 prints the guaranteed zeros of the Jacobians of VGG-11, and the operations of the scan, as Wang, Bai
 and Pekhimenko do in "BPPSA: Scaling back-propagation by parallel scan algorithm" (MLSys 2020,
@@ -156,7 +156,7 @@ def levels_table(analysis: Analysis) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python -m ringar.parallel.scan.analysis",
+        prog="python -m benchmarks.scan_analysis",
         description="What a scan over the layers of a net costs, level by level.",
     )
     parser.add_argument("--model", choices=["vgg11"], default="vgg11")

@@ -6,7 +6,8 @@ messages, from when they are asked for to their end. Times are of one clock. Whi
 it is recorded, each rank writes a file of its own, ``<path>.rank<r>``, which is valid JSON after
 every event; in the end they are merged into ``<path>``.
 
-``ringarrun --timeline-filename t.json`` records a whole job.
+``ringarrun --timeline-filename t.json`` records a whole job. The launcher merges the files, so that
+this module does without TensorFlow and NumPy; `ringar.start_timeline` is in ringar/collectives/.
 """
 
 from __future__ import annotations
@@ -19,40 +20,18 @@ from typing import Any
 VARIABLE = "RINGAR_TIMELINE"
 
 
-def start_timeline(path: str | Path) -> None:
-    """Begins to record this rank's collectives. Every rank calls it, with the same path.
+def record(path: str, rank: int) -> None:
+    """Begin the file of this rank.
 
     Args:
-        path: the file that :func:`stop_timeline` will make.
+        path: the file that `merge` will make.
+        rank: this rank.
 
     Raises:
-        NotInitializedError: before ``ringar.init()``.
         UnsupportedError: the file cannot be written.
     """
-    record(str(Path(path).resolve()))
+    from ringar.job import native  # which needs NumPy
 
-
-def stop_timeline(path: str | Path) -> None:
-    """Ends the recording and merges the ranks' files. Collective over all ranks.
-
-    Args:
-        path: as for :func:`start_timeline`.
-    """
-    from ringar import native, runtime
-    from ringar.collectives import barrier
-
-    native.library().ringar_stop_timeline()
-    barrier(name="stop_timeline")
-    if runtime.rank() == 0:
-        merge(path)
-    barrier(name="stop_timeline")
-
-
-def record(path: str) -> None:
-    """Begins this rank's own file."""
-    from ringar import native, runtime
-
-    rank = runtime.rank()
     native.check(native.library().ringar_start_timeline(f"{path}.rank{rank}".encode(), rank))
 
 

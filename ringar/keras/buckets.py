@@ -16,31 +16,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ringar.collectives.dtypes import ITEM_BYTES
+
 #: A bucket is closed before it would grow beyond this many bytes.
 DEFAULT_BUCKET_BYTES = 8 * 1024 * 1024
 
 #: The first bucket is smaller, so that communication begins early in the backward pass.
 DEFAULT_FIRST_BUCKET_BYTES = 1024 * 1024
-
-_ITEM_BYTES = {
-    "bool": 1,
-    "int8": 1,
-    "uint8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int16": 2,
-    "uint16": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "int32": 4,
-    "uint32": 4,
-    "float32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
 
 
 @dataclass(frozen=True)
@@ -63,7 +45,7 @@ class Spec:
         dims = [d for d in self.shape if d is not None]
         if len(dims) < len(self.shape):
             return None
-        return math.prod(dims) * _ITEM_BYTES[self.dtype]
+        return math.prod(dims) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -180,8 +162,8 @@ def _dtype_name(dtype: Any) -> str:
     # TensorFlow's DType and NumPy's dtype have a name; Keras has plain strings; NumPy's scalar
     # types are classes.
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    if name not in _ITEM_BYTES:
+    if name not in ITEM_BYTES:
         raise ValueError(
-            f"Tensors must have one of the dtypes {', '.join(_ITEM_BYTES)}. Received: dtype={name}"
+            f"Tensors must have one of the dtypes {', '.join(ITEM_BYTES)}. Received: dtype={name}"
         )
     return name

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import allgather
-from ringar.parallel.grid import Grid
+from ringar.sharding.grid import Grid
 
 
 class Digest:

@@ -50,8 +50,8 @@ takes longer counts in full, the rest for one block. A short array is reduced by
 host and then travels whole, L times, by recursive doubling.
 
 The choice is a table made from these formulas (`recursive_doubling_bytes`, `table`). The parameters
-are measured at start (`measure`, `ringar.link_probe`) or read from the file that RINGAR_COST_MODEL
-names. NumPy is all it needs.
+are measured at start (`measure`, `ringar.job.link_probe`) or read from the file that
+RINGAR_COST_MODEL names. NumPy is all it needs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from typing import Any
 
 import numpy as np
 
-from ringar import link_probe
+from ringar.job import link_probe
 
 VARIABLE = "RINGAR_COST_MODEL"
 """Names a file with parameters, which are then not measured."""
@@ -362,7 +362,7 @@ def table(parameters: Parameters, most: int, ranks_per_host: int = 1) -> list[in
 
 
 def measure(comm: Any, hosts: Sequence[int]) -> Parameters:
-    """Measure the parameters in a fraction of a second; see `ringar.link_probe`. Collective.
+    """Measure the parameters in a fraction of a second; see `ringar.job.link_probe`. Collective.
 
     Args:
         comm: an mpi4py communicator of all ranks, in which nothing else is on its way.

@@ -13,8 +13,9 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-from ringar import errors, native, threads
+from ringar import errors
 from ringar.collectives import compiled
+from ringar.job import native, threads
 
 DTYPES = (tf.float32, tf.float64)
 MOST_THREADS = 1024

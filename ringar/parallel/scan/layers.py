@@ -12,10 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ringar import computation
-from ringar.parallel.scan import recurrent, stretches
+from ringar.job.process_sets import ProcessSet
+from ringar.parallel.scan import computation, recurrent, stretches
 from ringar.parallel.scan.chain import CHOSEN, WHOLE, Way, levels_of
-from ringar.runtime import ProcessSet
 
 #: In the order of `Activation` in tf_ops/scan/recurrent.h.
 ACTIVATIONS = ("linear", "tanh", "sigmoid", "relu", "hard_sigmoid")

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from ringar import nvidia
+from ringar.job import nvidia
 
 #: Whether each rank gets one GPU ("each", the default) or sees all that there are ("all").
 MODE_VARIABLE = "RINGAR_GPUS"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from ringar import native
+from ringar.job import native
 
 
 @dataclass(frozen=True)

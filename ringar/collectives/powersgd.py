@@ -39,7 +39,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_ITEM_BYTES = {"float32": 4, "float64": 8}
+from ringar.collectives.dtypes import ITEM_BYTES
+
+_COMPRESSED = ("float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class PowerSGD:
 
     def factor_rank(self, shape: Sequence[int], dtype: str = "float32") -> int:
         """The columns of the factors of a gradient of `shape`; 0: it is not compressed."""
-        if len(shape) < 2 or 0 in shape or dtype not in _ITEM_BYTES:
+        if len(shape) < 2 or 0 in shape or dtype not in _COMPRESSED:
             return 0
         rows, columns = matrix_shape(shape)
         rank = min(self.rank, rows, columns)
@@ -94,7 +96,7 @@ class PowerSGD:
         for shape in shapes:
             rank = self.factor_rank(shape, dtype)
             elements += rank * sum(matrix_shape(shape)) if rank else math.prod(shape)
-        return elements * _ITEM_BYTES[dtype]
+        return elements * ITEM_BYTES[dtype]
 
     def first_q(self, index: int, columns: int, rank: int) -> np.ndarray:
         """The Q [columns, rank], float64, with which the gradient number `index` begins."""

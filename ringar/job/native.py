@@ -13,7 +13,7 @@ import numpy as np
 
 from ringar import errors
 
-PATH = pathlib.Path(__file__).with_name("libringar.so")
+PATH = pathlib.Path(__file__).parents[1] / "libringar.so"
 
 
 class Config(ctypes.Structure):

@@ -10,14 +10,14 @@ A compressor is one of three things:
   in float32 and rounds the sum once. Inside a host nothing is made narrower, so that on one host
   results are those without compression, bit for bit. Other dtypes, float64 too, travel as they are.
 - It *has state* from one step to the next: `Compression.powersgd(...)`, an object with settings,
-  whose state a `DistributedOptimizer` keeps. Nothing else takes it (:mod:`ringar.powersgd`).
+  whose state a `DistributedOptimizer` keeps. Nothing else takes it (`powersgd.py`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ringar.powersgd import PowerSGD
+from ringar.collectives.powersgd import PowerSGD
 
 _WIRES = ("", "float16", "bfloat16")
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+__all__ = ["shard"]
+
 from ringar.job.process_sets import or_all
 
 _DROP, _WRAP = "drop", "wrap"

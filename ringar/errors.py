@@ -2,11 +2,22 @@
 
 Collectives on NumPy arrays, and `ringar.rank` and its like, raise these. Collectives on
 TensorFlow tensors run inside TensorFlow, which raises its own classes with the same messages:
-``InvalidArgumentError`` for a mismatch, ``AbortedError`` for a lost peer, ``DeadlineExceededError``
-and ``FailedPreconditionError``.
+`InvalidArgumentError` for a mismatch, `AbortedError` for a lost peer, `DeadlineExceededError`
+and `FailedPreconditionError`.
 """
 
 from __future__ import annotations
+
+__all__ = [
+    "DeadlineError",
+    "DeviceError",
+    "MismatchError",
+    "NotInitializedError",
+    "OutOfMemoryError",
+    "PeerLostError",
+    "RingarError",
+    "UnsupportedError",
+]
 
 
 class RingarError(RuntimeError):
@@ -17,7 +28,7 @@ class RingarError(RuntimeError):
 
 
 class NotInitializedError(RingarError):
-    """ringar was used before :func:`ringar.init` or after :func:`ringar.shutdown`."""
+    """ringar was used before `ringar.init` or after `ringar.shutdown`."""
 
 
 class MismatchError(RingarError, ValueError):
@@ -46,7 +57,7 @@ class UnsupportedError(RingarError, NotImplementedError):
 class DeviceError(RingarError):
     """CUDA or NCCL has reported an error on this rank. The process set cannot be used any longer.
 
-    The other ranks get a :class:`PeerLostError` with its text.
+    The other ranks get a `PeerLostError` with its text.
     """
 
 

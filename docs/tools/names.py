@@ -2,10 +2,11 @@
 
 Public are the names that `ringar/__init__.pyi` and `ringar/cupy/__init__.pyi` list, and of public
 modules the names in `__all__`. A page of the reference names each with `::: ringar.name`; a list of
-these names, with the first sentence of each docstring, is put before the first.
+these names, with the first sentence of each docstring, is put before the first. Wherever docstrings
+and pages have such a name in backticks, it becomes a link.
 
-`Shadowed` is an extension of griffe, which reads the sources for mkdocstrings; the functions with
-the names of events are hooks of MkDocs.
+`Names` is an extension of griffe, which reads the sources for mkdocstrings; the functions with the
+names of events are hooks of MkDocs.
 """
 
 from __future__ import annotations
@@ -22,62 +23,74 @@ from mkdocs.structure.pages import Page
 
 LISTS = ("ringar", "ringar.cupy")  # packages whose names are those of their __init__.pyi
 DIRECTIVE = re.compile(r"^::: (ringar[\w.]*)$", re.MULTILINE)
+MENTION = re.compile(r"(?<!\[)`(ringar(?:\.[a-zA-Z]\w*)+)(\(\))?`")
+FENCE = re.compile(r"(^ *```.*?^ *```$|^(?: {4}|<!).*?$)", re.MULTILINE | re.DOTALL)
 
 log = logging.getLogger("mkdocs.hooks.names")  # warnings below `mkdocs` fail a strict build
-_placed: Counter[str] = Counter()
 _package: griffe.Module
+_placed: Counter[str] = Counter()
 
 
-class Shadowed(griffe.Extension):
+class Names(griffe.Extension):
+    """Show names as Python does, and turn those that docstrings mention into links."""
+
+    def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
+        """Change the whole package, when all of it has been read."""
+        loader.resolve_aliases(implicit=False, external=False)
+        _unshadow(pkg)
+        public = set(_public(pkg))
+        for item in _objects(pkg):
+            if item.docstring:
+                item.docstring.value = _linked(item.docstring.value, public)
+
+
+def _unshadow(package: griffe.Module) -> None:
     """Let a name that a package imports win over its submodule of that name, as it does in Python.
 
     `ringar.collectives.allreduce` is the function for whoever imports it, and a file.
     """
-
-    def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
-        """Point aliases of a shadowed module at the name that shadows it."""
-        loader.resolve_aliases(implicit=False, external=False)
-        imported = {
-            f"{module.path}.{name}": loader.modules_collection[path]
-            for module in _modules(pkg)
-            for name, path in module.imports.items()
-            if path == f"{module.path}.{name}.{name}" or path.startswith(f"{pkg.path}.")
-            if _is_module(module.members.get(name)) and path != f"{module.path}.{name}"
-        }
-        aliases = [
-            (module, name, imported.get(member.final_target.path))
-            for module in _modules(pkg)
-            for name, member in module.members.items()
-            if member.is_alias and member.resolved and not member.final_target.is_alias
-        ]
-        for module, name, target in aliases:
+    modules = [item for item in _objects(package) if isinstance(item, griffe.Module)]
+    shadowing = {
+        f"{module.path}.{name}": _find(package, path)
+        for module in modules
+        for name, path in module.imports.items()
+        if isinstance(module.members.get(name), griffe.Module) and path.startswith("ringar.")
+        if path != f"{module.path}.{name}"
+    }
+    for module in modules:
+        for name, member in list(module.members.items()):
+            resolved = member.is_alias and getattr(member, "resolved", False)
+            target = shadowing.get(member.final_target.path if resolved else member.path)
             if target is not None:
                 module.members[name] = griffe.Alias(name, target, parent=module)
-        for path, target in imported.items():
-            parent = loader.modules_collection[path.rpartition(".")[0]]
-            parent.members[target.name] = griffe.Alias(target.name, target, parent=parent)
 
 
 def on_pre_build(config: MkDocsConfig) -> None:
     """Read the sources, and warn of public names and members without a docstring."""
     global _package
     _placed.clear()
-    _package = griffe.load(
-        "ringar", search_paths=["."], extensions=griffe.load_extensions(Shadowed)
-    )
+    extensions = griffe.load_extensions(Names)
+    _package = griffe.load("ringar", search_paths=["."], extensions=extensions)
     for path in _public(_package):
-        for name, member in _documented(path, _find(path)):
-            if not member.has_docstring:
+        for name, item in _documented(path, _find(_package, path)):
+            if not item.has_docstring:
                 log.warning("%s has no docstring", name)
+    for module in _public_modules(_package):
+        if module not in LISTS and not _find(_package, module).exports:
+            log.warning("%s has no __all__, which says what is public in it", module)
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Put a list of the names of a page before the first of them."""
+    """Link the names that a page mentions, and put a list of those that it explains first."""
+    public = set(_public(_package))
+    parts = FENCE.split(markdown)
+    parts[::2] = [_linked(text, public, page.file.src_uri) for text in parts[::2]]
+    markdown = "".join(parts)
     names = DIRECTIVE.findall(markdown)
     _placed.update(names)
     if not names:
         return markdown
-    rows = [f"| [`{name}`][{name}] | {_first_sentence(_find(name))} |" for name in names]
+    rows = [f"| [`{name}`][{name}] | {_first_sentence(name)} |" for name in names]
     table = "\n".join(["| | |", "|---|---|", *rows])
     return DIRECTIVE.sub(lambda match: f"{table}\n\n{match[0]}", markdown, count=1)
 
@@ -89,50 +102,80 @@ def on_env(env: Any, **_: Any) -> None:
             log.warning("%s is on %d pages of the reference, expected 1", path, _placed[path])
 
 
-def _public(package: griffe.Module) -> Iterator[str]:
-    """Yield the paths of all public names, those of public modules included."""
+def _linked(text: str, public: set[str], place: str = "") -> str:
+    """Return `text` with links for the public names in it; warn of names that are not there."""
+
+    def link(match: re.Match[str]) -> str:
+        name = match[1]
+        if name in public:
+            return f"[{match[0]}][{name}]"
+        if place and name not in LISTS and not _exists(name):
+            log.warning("%s mentions %s, which is not there", place, name)
+        return match[0]
+
+    return MENTION.sub(link, text)
+
+
+def _public_modules(package: griffe.Module) -> Iterator[str]:
+    """Yield the paths of the modules whose names are public."""
     paths = list(LISTS)
     while paths:
         path = paths.pop()
-        module = _find(path)
-        if path in LISTS:
-            names = [name for name in module.imports if name not in ("lazy_loader", "cupy")]
-        else:
-            names = [str(name) for name in module.exports or ()]
-            if not names:
-                log.warning("%s has no __all__, which says what is public in it", path)
-        for name in names:
-            if _find(f"{path}.{name}").is_module:
-                paths.append(f"{path}.{name}")
-            else:
+        yield path
+        paths += [
+            f"{path}.{name}"
+            for name in _names(package, path)
+            if (path, name) != ("ringar", "cupy")
+            if _find(package, f"{path}.{name}").is_module
+        ]
+
+
+def _public(package: griffe.Module) -> Iterator[str]:
+    """Yield the paths of all public names that are no modules."""
+    for path in _public_modules(package):
+        for name in _names(package, path):
+            if not _find(package, f"{path}.{name}").is_module:
                 yield f"{path}.{name}"
 
 
+def _names(package: griffe.Module, path: str) -> list[str]:
+    module = _find(package, path)
+    if path in LISTS:
+        return [name for name in module.imports if name != "lazy_loader"]
+    return [str(name) for name in module.exports or ()]
+
+
 def _documented(path: str, item: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what must have a docstring: an object, and the public members of a class."""
+    """Yield what must have a docstring: an object, and of a class the members not explained there."""
     yield path, item
     if item.is_class:
+        explained = set(
+            re.findall(r"^ +(\w+):", item.docstring.value, re.M) if item.docstring else ()
+        )
         for name, member in item.members.items():
-            explained = item.docstring and re.search(rf"^ +{name}:", item.docstring.value, re.M)
-            if not (name.startswith("_") or member.is_alias or explained):
+            if not (name.startswith("_") or member.is_alias or name in explained):
                 yield f"{path}.{name}", member
 
 
-def _find(path: str) -> Any:
-    return _package[path.removeprefix("ringar").lstrip(".")] if path != "ringar" else _package
+def _exists(path: str) -> bool:
+    try:
+        return _find(_package, path) is not None
+    except KeyError:
+        return False
 
 
-def _modules(module: griffe.Module) -> Iterator[griffe.Module]:
-    yield module
-    for member in module.members.values():
-        if isinstance(member, griffe.Module):
-            yield from _modules(member)
+def _find(package: griffe.Module, path: str) -> Any:
+    return package[path.removeprefix("ringar.")] if path != "ringar" else package
 
 
-def _is_module(member: Any) -> bool:
-    return isinstance(member, griffe.Module)
+def _objects(item: Any) -> Iterator[Any]:
+    yield item
+    for member in item.members.values():
+        if not member.is_alias:
+            yield from _objects(member)
 
 
-def _first_sentence(item: Any) -> str:
-    paragraph = item.docstring.value.split("\n\n")[0] if item.docstring else ""
+def _first_sentence(path: str) -> str:
+    docstring = _find(_package, path).docstring
+    paragraph = docstring.value.split("\n\n")[0] if docstring else ""
     return re.split(r"(?<=[.:]) ", " ".join(paragraph.split()))[0].replace("|", "\\|")

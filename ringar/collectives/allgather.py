@@ -30,7 +30,7 @@ def allgather(
         A tensor or array whose first dimension is the sum over the ranks.
 
     Raises:
-        As :func:`ringar.allreduce`.
+        As `ringar.allreduce`.
     """
     return grouped_allgather([tensor], name=name, process_set=process_set)[0]
 
@@ -39,7 +39,7 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[Any], *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
-    """All-gathers many tensors at once; see :func:`ringar.allgather`."""
+    """All-gathers many tensors at once; see `ringar.allgather`."""
     values = values_of(tensors, "allgather")
     if not values:
         return []

@@ -32,12 +32,12 @@ def allreduce(
     """Reduces a tensor over all ranks; every rank gets the result, bit for bit the same.
 
     Args:
-        tensor: a TensorFlow tensor or variable, a ``tf.IndexedSlices`` (whose rows are gathered; op
+        tensor: a TensorFlow tensor or variable, a `tf.IndexedSlices` (whose rows are gathered; op
             Sum or Average), or a NumPy array. float16, bfloat16 (both added in float32), float32,
             float64, int8, uint8, int32 or int64, of one shape on all ranks.
         op: Sum, Average, Min, Max or Product. Average needs a floating dtype.
-        compression: how float32 travels between hosts: ``Compression.none``, ``.fp16`` or
-            ``.bf16``; or a compressor of your own (:mod:`ringar.collectives.compression`).
+        compression: how float32 travels between hosts: `Compression.none`, `.fp16` or
+            `.bf16`; or a compressor of your own (`ringar.collectives.compression`).
         algorithm: how ranks on several hosts go about it, the same on all ranks. "hierarchical":
             through shared memory inside a host, and every rank drives a slice of its own between
             the hosts. "ring" and "recursive_doubling": over all ranks through MPI, as if each had a
@@ -80,9 +80,9 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Reduces many tensors as if they were one, without copying them together.
 
-    Arguments, results and errors are those of :func:`ringar.allreduce`, with a list of tensors.
+    Arguments, results and errors are those of `ringar.allreduce`, with a list of tensors.
     Tensors of different dtypes are allowed and travel one dtype after the other; a
-    ``tf.IndexedSlices`` is made dense.
+    `tf.IndexedSlices` is made dense.
     """
     options = (compression, prescale_factor, postscale_factor, name, process_set)
     chosen = calls.checked_algorithm(algorithm)

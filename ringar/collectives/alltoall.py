@@ -46,11 +46,11 @@ def alltoall(
         process_set: the ranks that take part; default all.
 
     Returns:
-        The rows received, in the order of the ranks; with ``splits``, a pair of them and of the
+        The rows received, in the order of the ranks; with `splits`, a pair of them and of the
         number of rows (int64) that came from each rank.
 
     Raises:
-        As :func:`ringar.allreduce`; splits that do not add up are a mismatch on all ranks.
+        As `ringar.allreduce`; splits that do not add up are a mismatch on all ranks.
     """
     call, ranks = calls.begin("alltoall", process_set, name)
     (value,) = values_of([tensor], "alltoall")

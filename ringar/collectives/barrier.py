@@ -19,7 +19,7 @@ def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -
         process_set: the ranks that take part; default all.
 
     Raises:
-        As :func:`ringar.allreduce`.
+        As `ringar.allreduce`.
     """
     call, _ = calls.begin("barrier", process_set, name)
     if compiled.is_compiling():

@@ -36,7 +36,7 @@ def broadcast(
         The root's values.
 
     Raises:
-        As :func:`ringar.allreduce`; a root out of range is a mismatch, and a ValueError if it is
+        As `ringar.allreduce`; a root out of range is a mismatch, and a ValueError if it is
         not in the process set.
     """
     return grouped_broadcast([tensor], root_rank, name=name, process_set=process_set)[0]
@@ -50,7 +50,7 @@ def grouped_broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """Broadcasts many tensors at once; see :func:`ringar.broadcast`."""
+    """Broadcasts many tensors at once; see `ringar.broadcast`."""
     values = values_of(tensors, "broadcast")
     if not values:
         return []
@@ -95,7 +95,7 @@ def broadcast_variables(
     """Gives all ranks the root rank's values of some variables, in place.
 
     Args:
-        variables: ``tf.Variable`` or ``keras.Variable`` objects, in the same order on all ranks.
+        variables: `tf.Variable` or `keras.Variable` objects, in the same order on all ranks.
         root_rank: a rank of the job.
         process_set: the ranks that take part; default all.
     """

@@ -16,7 +16,7 @@ from ringar.job.cost_model import ALGORITHMS
 from ringar.job.process_sets import ProcessSet, or_all
 
 as_it_is = tf.autograph.experimental.do_not_convert
-"""Keeps AutoGraph from rewriting a function that is called in a ``tf.function``."""
+"""Keeps AutoGraph from rewriting a function that is called in a `tf.function`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Call:
 
     @classmethod
     def parse(cls, spec: str) -> Call:
-        """The inverse of :meth:`spec`."""
+        """The inverse of `spec`."""
         head, name = spec.split(" name=", 1)
         collective, *pairs = head.split(" ")
         values = dict(pair.split("=", 1) for pair in pairs)
@@ -119,7 +119,7 @@ def by_dtype(dtypes: Iterable[Any]) -> list[list[int]]:
 
 
 def checked_algorithm(algorithm: Any) -> str:
-    """What a :class:`Call` has for an argument `algorithm`.
+    """What a `Call` has for an argument `algorithm`.
 
     Raises:
         ValueError: there is no such algorithm.

@@ -3,8 +3,8 @@
 The file of a collective defines what is its own: the TensorFlow op, how many rows come out, and the
 gradient. Here is what all have in common: the three ways to the engine. NumPy arrays go through the
 library's C interface, which waits for the result. TensorFlow tensors go through an op, in eager
-code as in a ``tf.function``. Inside ``tf.function(jit_compile=True)`` they go through an XLA custom
-call (:mod:`ringar.collectives.compiled`). All three carry the same line of text, the spec.
+code as in a `tf.function`. Inside `tf.function(jit_compile=True)` they go through an XLA custom
+call (`ringar.collectives.compiled`). All three carry the same line of text, the spec.
 
 The gradient of a collective is made of other collectives. It asks for them by name, so that no file
 of a collective needs another one.
@@ -25,7 +25,7 @@ from ringar.collectives.call import Call, by_dtype
 from ringar.job import native
 
 Arguments = Callable[[Sequence[tf.Tensor], Any], Sequence[Any]]
-"""``(tensors, rows per rank) -> inputs`` of the TensorFlow op."""
+"""`(tensors, rows per rank) -> inputs` of the TensorFlow op."""
 
 NO_SPLITS = np.zeros(0, np.int64)
 """Rows per rank where nothing is said of them: dealt out evenly."""
@@ -38,7 +38,7 @@ class Collective:
     Attributes:
         gradient: from the gradients of the outputs to those of the inputs.
         arguments: what its TensorFlow op takes. The op's first outputs are those of the tensors.
-        rows: how many rows this rank gets if all ranks bring ``rows``; None: as many.
+        rows: how many rows this rank gets if all ranks bring `rows`; None: as many.
         ranks_may_differ: in how many rows they bring. Then the exchange alone tells how many come
             out. Compiled code must know before, and takes the same number from all ranks.
         grouped: whether the op takes any number of tensors, or one.
@@ -51,7 +51,7 @@ class Collective:
     grouped: bool = True
 
     def output_shape(self, call: Call, shape: Sequence[int]) -> list[int]:
-        """The shape of a result, where all ranks bring an array of ``shape``."""
+        """The shape of a result, where all ranks bring an array of `shape`."""
         if self.rows is None:
             return list(shape)
         # The engine refuses a scalar, on all ranks: it has to get that far.
@@ -77,7 +77,7 @@ class Backward:
     def run(
         self, collective: str, tensors: Sequence[tf.Tensor], splits: Any = NO_SPLITS, **changes: Any
     ) -> list[tf.Tensor]:
-        """Another collective of the same ranks, unscaled; ``changes``: of its :class:`Call`."""
+        """Another collective of the same ranks, unscaled; `changes`: of its `Call`."""
         call = self.call.gradient(collective=collective, **changes)
         return list(run_tensors(call, list(tensors), splits)[: len(tensors)])
 
@@ -105,7 +105,7 @@ def define(name: str, collective: Collective) -> None:
 
 
 def run(call: Call, values: Sequence[Any]) -> list[Any]:
-    """Runs a collective on the arrays or tensors that :func:`values_of` returns, in their places.
+    """Runs a collective on the arrays or tensors that `values_of` returns, in their places.
 
     Those of one dtype travel together, in the order in which the dtypes first appear.
     """
@@ -158,7 +158,7 @@ def _tensor_of(value: Any, function: str) -> tf.Tensor:
 
 
 def output_shapes(call: Call, shapes: Iterable[Sequence[int]]) -> list[list[int]] | None:
-    """The shapes of the results for inputs of ``shapes``; None where only the exchange tells."""
+    """The shapes of the results for inputs of `shapes`; None where only the exchange tells."""
     collective = _COLLECTIVES[call.collective]
     if collective.ranks_may_differ:
         return None
@@ -175,7 +175,7 @@ def run_arrays(call: Call, arrays: list[np.ndarray]) -> list[np.ndarray]:
 def run_tensors(
     call: Call, tensors: list[tf.Tensor], splits: Any = NO_SPLITS
 ) -> Sequence[tf.Tensor]:
-    """Runs a collective on tensors of one dtype; ``splits``: rows per rank (not compiled).
+    """Runs a collective on tensors of one dtype; `splits`: rows per rank (not compiled).
 
     Returns:
         A result per tensor, followed by whatever else the op has for outputs (not compiled).
@@ -202,7 +202,7 @@ def issue(collective: str, *arguments: Any, wait: bool, **attributes: Any) -> li
         collective: its name.
         arguments: the op's inputs.
         wait: whether it holds its thread until it is done; if not, it draws a turn before.
-        attributes: the op's, such as its ``spec``.
+        attributes: the op's, such as its `spec`.
 
     Returns:
         The op's outputs.

@@ -32,7 +32,7 @@ def reduce(
     *,
     algorithm: str = "",
 ) -> list[Any]:
-    """Runs a collective that reduces; the arguments are those of :func:`ringar.allreduce`."""
+    """Runs a collective that reduces; the arguments are those of `ringar.allreduce`."""
     wire = compressors.checked(compression)
     values = collectives.values_of(tensors, collective)
     if not values:

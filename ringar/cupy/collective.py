@@ -1,7 +1,7 @@
 """How any collective runs on CuPy arrays: it is enqueued, and nothing is waited for.
 
 What is computed is said by the same line of text as on the host, the spec
-(:mod:`ringar.collectives.collective`). The engine has a stream of its own on the GPU, which waits
+(`ringar.collectives.collective`). The engine has a stream of its own on the GPU, which waits
 for the caller's current stream, and the caller's stream waits for it. Whatever is enqueued on the
 caller's stream afterwards finds the results.
 """
@@ -46,10 +46,10 @@ class Inputs:
 def begin(
     function: str, collective: str, process_set: ProcessSet | None, name: str | None, **factors: Any
 ) -> tuple[Any, Call, ProcessSet]:
-    """CuPy, and a call as of :func:`ringar.collectives.call.begin`, for a function of this package.
+    """CuPy, and a call as of `ringar.collectives.call.begin`, for a function of this package.
 
     Raises:
-        NotInitializedError: before :func:`ringar.init`.
+        NotInitializedError: before `ringar.init`.
         ImportError: CuPy is not installed.
         UnsupportedError: it finds no GPU.
     """
@@ -144,7 +144,7 @@ def synchronize() -> None:
     """Waits until all that this rank has enqueued on its GPU has come to its end.
 
     Raises:
-        NotInitializedError: before :func:`ringar.init`.
+        NotInitializedError: before `ringar.init`.
         PeerLostError: a rank died or left while a collective was under way.
         DeadlineError: a rank did not come in time.
         DeviceError: CUDA or NCCL has reported an error on this rank.

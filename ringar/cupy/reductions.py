@@ -38,7 +38,7 @@ def allreduce(
     be. It has no gradient.
 
     What fails afterwards (a rank died, say) fills the result with bytes of 0xFF, which are NaN in
-    all floating dtypes. The error is raised by :func:`ringar.cupy.synchronize` and by all later
+    all floating dtypes. The error is raised by `ringar.cupy.synchronize` and by all later
     collectives of the process set.
 
     Args:
@@ -92,7 +92,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Reduces many arrays on this rank's GPU at once.
 
-    Arguments, results and errors are those of :func:`ringar.cupy.allreduce`, with lists of arrays
+    Arguments, results and errors are those of `ringar.cupy.allreduce`, with lists of arrays
     for `arrays` and `out`. Arrays of different dtypes are allowed and travel one dtype after the
     other.
     """
@@ -113,7 +113,7 @@ def reducescatter(
 ) -> Any:
     """Reduces an array on this rank's GPU over all ranks and leaves each rank a share of the rows.
 
-    Arguments and errors are those of :func:`ringar.cupy.allreduce`; the array has at least one
+    Arguments and errors are those of `ringar.cupy.allreduce`; the array has at least one
     dimension, and `out` has the shape of the share and memory of its own.
 
     Returns:
@@ -136,7 +136,7 @@ def grouped_reducescatter(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """Reduce-scatters many arrays at once; see :func:`ringar.cupy.reducescatter`."""
+    """Reduce-scatters many arrays at once; see `ringar.cupy.reducescatter`."""
     options = (op, None, prescale_factor, postscale_factor, dtype, name, process_set)
     return _reduce("grouped_reducescatter", "reducescatter", arrays, out, *options)
 

@@ -68,11 +68,13 @@ import numpy as np
 
 from ringar.job import link_probe
 
+__all__ = ["Parameters", "allreduce_seconds", "load", "save"]
+
 VARIABLE = "RINGAR_COST_MODEL"
 """Names a file with parameters, which are then not measured."""
 
 ALGORITHMS = ("auto", "ring", "recursive_doubling", "hierarchical")
-"""Ways of an allreduce over several hosts, as :func:`ringar.allreduce` explains them."""
+"""Ways of an allreduce over several hosts, as `ringar.allreduce` explains them."""
 
 MAX_RECURSIVE_DOUBLING_BYTES = 256 * 1024
 """Recursive doubling needs room for a whole message; the native library has this much."""

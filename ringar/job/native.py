@@ -17,7 +17,7 @@ PATH = pathlib.Path(__file__).parents[1] / "libringar.so"
 
 
 class Config(ctypes.Structure):
-    """``ringar_config`` of ringar.h."""
+    """`ringar_config` of ringar.h."""
 
     _fields_ = [
         *[
@@ -134,7 +134,7 @@ def library() -> ctypes.CDLL:
 
 
 def check(code: int) -> None:
-    """Raises what the library reports for this thread, if ``code`` is not 0."""
+    """Raises what the library reports for this thread, if `code` is not 0."""
     if code:
         message = library().ringar_last_error().decode(errors="replace")
         raise errors.from_code(code, message)
@@ -182,7 +182,7 @@ class Prepared:
             raise errors.MismatchError(library().ringar_last_error().decode())
 
     def run(self) -> None:
-        """Runs the collective and waits for its end. Raises as :func:`ringar.allreduce`."""
+        """Runs the collective and waits for its end. Raises as `ringar.allreduce`."""
         code = self._run(self._call)
         if code:
             check(code)
@@ -246,7 +246,7 @@ def run_on_gpu(
         inputs: the addresses of C-contiguous arrays of one dtype.
         shapes: theirs.
         outputs: addresses for the results, or None where only the exchange tells their rows.
-        allocate: ``(index, rows) -> address``, memory of that GPU for an output that has so many
+        allocate: `(index, rows) -> address`, memory of that GPU for an output that has so many
             rows. It is called on any thread; what it raises is raised here.
         device: the GPU's number.
         stream: the address of a CUDA stream, 0 for the default one.

@@ -15,7 +15,7 @@ class ProcessSet:
         ranks: ranks of the job, in the order that the set numbers them. The order and the ranks
             must be the same on every rank of the job.
 
-    A set can be used after :func:`add_process_set`.
+    A set can be used after `ringar.add_process_set`.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -89,7 +89,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         process_set: the set, or its ranks.
 
     Returns:
-        The set, with its ``process_set_id``.
+        The set, with its `process_set_id`.
 
     Raises:
         ValueError: no ranks, a rank that is not of this job, a rank twice, or a set added before.

@@ -27,15 +27,15 @@ def init(
     `ringarrun`, or by `mpirun` or `srun` where mpi4py is installed.
 
     Args:
-        intra_op_threads: threads that one TensorFlow op may use; see :mod:`ringar.threads`.
+        intra_op_threads: threads that one TensorFlow op may use; see `ringar.threads`.
         inter_op_threads: TensorFlow ops that may run at once.
         deadline: seconds after which a collective that waits for a rank fails (environment:
-            ``RINGAR_DEADLINE``; default 600).
-        stall_warning: seconds after which it says whom it waits for (``RINGAR_STALL_WARNING``; 30).
-        start_timeout: seconds to wait here for the other ranks (``RINGAR_START_TIMEOUT``; 120).
+            `RINGAR_DEADLINE`; default 600).
+        stall_warning: seconds after which it says whom it waits for (`RINGAR_STALL_WARNING`; 30).
+        start_timeout: seconds to wait here for the other ranks (`RINGAR_START_TIMEOUT`; 120).
 
     Raises:
-        DeadlineError: a rank did not call ``init`` in time.
+        DeadlineError: a rank did not call `init` in time.
         MismatchError: the ranks have different versions of ringar or settings, or MPI sees other
             ranks than were started.
         UnsupportedError: MPI has started the ranks, but cannot be used.

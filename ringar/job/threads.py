@@ -16,6 +16,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+__all__ = ["configure", "cores", "inter_op_threads", "intra_op_threads"]
+
 INTRA_OP_VARIABLE = "RINGAR_INTRA_OP_THREADS"
 INTER_OP_VARIABLE = "RINGAR_INTER_OP_THREADS"
 

@@ -64,7 +64,7 @@ class Bucket:
 
     @property
     def label(self) -> str:
-        """The indices in short, for names; see :func:`label`."""
+        """The indices in short, for names; see `label`."""
         return label(self.indices)
 
 

@@ -62,7 +62,7 @@ class LowRank:
         combine: Exchange,
         loss_scale: Any = None,
     ) -> tuple[list[tf.Tensor], Callable[[tf.Tensor], None]]:
-        """Reduce gradients that :meth:`takes` says yes to.
+        """Reduce gradients that `takes` says yes to.
 
         Args:
             gradients: this rank's.

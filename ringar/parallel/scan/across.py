@@ -9,8 +9,8 @@ a product each, where the chain on one rank takes n.
 What travels is a matrix and a vector per example; from a rank whose part reaches back to the
 beginning, where the vector is, a vector alone.
 
-Within this file vectors are rows, so that a map is ``v -> v Q + g`` and "first X, then Y" is the
-product ``Q_X Q_Y``. P ranks of a process set have places 0 ... P - 1 in the order of the chain,
+Within this file vectors are rows, so that a map is `v -> v Q + g` and "first X, then Y" is the
+product `Q_X Q_Y`. P ranks of a process set have places 0 ... P - 1 in the order of the chain,
 which is the reverse of their own for an adjoint one.
 """
 
@@ -28,7 +28,7 @@ from ringar.parallel.scan import chain, computation, doubling
 
 @dataclasses.dataclass(frozen=True)
 class Element:
-    """A map ``v -> v Q + g``, or, without a matrix, the vector that has come through it.
+    """A map `v -> v Q + g`, or, without a matrix, the vector that has come through it.
 
     Attributes:
         vector: g, or the vector, (batch, size).
@@ -63,12 +63,12 @@ def scan_across(
     threads: int | None = None,
     process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
-    """The scan of :func:`ringar.parallel.scan.scan`, of a chain that is cut over ranks.
+    """The scan of `ringar.parallel.scan.scan`, of a chain that is cut over ranks.
 
     Every rank of the process set calls it with its stretch, rank 0 with the first steps. Stretches
     may differ in length, and may be empty. Differentiable once; gradients of the other ranks'
     losses with respect to this rank's matrices are included, as if all stretches were one chain and
-    all losses one sum. Not in compiled functions, since :func:`ringar.send` is not.
+    all losses one sum. Not in compiled functions, since `ringar.send` is not.
 
     Args:
         matrices: (n, batch, size, size) of this rank; batch, size and dtype alike on all ranks.
@@ -87,7 +87,7 @@ def scan_across(
     Raises:
         TypeError, ValueError: as the scan.
         NotInitializedError: before `ringar.init()`.
-        MismatchError, DeadlineError, PeerLostError: as :func:`ringar.recv`.
+        MismatchError, DeadlineError, PeerLostError: as `ringar.recv`.
     """
     ranks = or_all(process_set)
     way = chain.Way(chain.levels_of(levels), computation.usable_threads(threads))

@@ -1,6 +1,6 @@
 """The scan of a chain of dense matrices: the op, and its gradient.
 
-``tf_ops/scan/scan.cc`` has the algorithm. The gradient of a chain is another one, through the same
+`tf_ops/scan/scan.cc` has the algorithm. The gradient of a chain is another one, through the same
 matrices in the other direction,
 
     v_t = M_t v_{t-1} + a_t      d_{t-1} = M_t^T d_t + (what comes in at v_{t-1})
@@ -51,10 +51,10 @@ def scan(
 ) -> tf.Tensor:
     """Applies a chain of matrices to a vector and returns the vector after each of them.
 
-    ``v_0 = vector``, ``v_t = M_t v_{t-1} (+ a_t)``, for each example of a batch: the exclusive scan
-    of [v_0, M_1, ..., M_n, end] without the identity that it begins with. With ``adjoint=True`` it
-    is what back-propagation does with the Jacobians ``J_t`` of steps t = 1 ... n: ``v_n = vector``,
-    ``v_{t-1} = J_t^T v_t (+ a_{t-1})``. Nothing has to be transposed or reversed for it.
+    `v_0 = vector`, `v_t = M_t v_{t-1} (+ a_t)`, for each example of a batch: the exclusive scan
+    of [v_0, M_1, ..., M_n, end] without the identity that it begins with. With `adjoint=True` it
+    is what back-propagation does with the Jacobians `J_t` of steps t = 1 ... n: `v_n = vector`,
+    `v_{t-1} = J_t^T v_t (+ a_{t-1})`. Nothing has to be transposed or reversed for it.
 
     Differentiable in matrices, vector and addends, any number of times (in compiled functions
     once). Results for different `levels` differ by rounding, as long as the products of matrices
@@ -62,12 +62,12 @@ def scan(
     are not. A value that is infinite or NaN at one step reaches those results that depend on it.
 
     Args:
-        matrices: (n, batch, size, size), float32 or float64; ``matrices[t - 1]`` belongs to step t.
+        matrices: (n, batch, size, size), float32 or float64; `matrices[t - 1]` belongs to step t.
         vector: (batch, size).
         addends: (n, batch, size), in the order of the matrices, or None.
         adjoint: whether to go from the end to the beginning, with transposed matrices.
         levels: how many levels of the tree go up before a serial pass over what is left. 0 is the
-            serial chain, ``ceil(log2(n + 1))`` or more the whole scan; None: what a cost model
+            serial chain, `ceil(log2(n + 1))` or more the whole scan; None: what a cost model
             likes best.
         threads: how many to use; as many as TensorFlow's intra-op pool has if None.
 
@@ -179,7 +179,7 @@ def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
 
 
 def levels_of(levels: Any) -> int:
-    """The number that stands for `levels` of :func:`scan`; raises ValueError for none."""
+    """The number that stands for `levels` of `scan`; raises ValueError for none."""
     if levels is None:
         return CHOSEN
     if isinstance(levels, bool) or not isinstance(levels, numbers.Integral) or levels < 0:
@@ -188,7 +188,7 @@ def levels_of(levels: Any) -> int:
 
 
 def check(matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None = None) -> None:
-    """Raises for dtypes and shapes that :func:`scan` cannot use."""
+    """Raises for dtypes and shapes that `scan` cannot use."""
     given = {"matrices": matrices, "vector": vector}
     if addends is not None:
         given["addends"] = addends

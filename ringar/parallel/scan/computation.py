@@ -1,6 +1,6 @@
-"""What a rank computes alone in the native library: eager, in a ``tf.function`` and compiled.
+"""What a rank computes alone in the native library: eager, in a `tf.function` and compiled.
 
-The counterpart of :mod:`ringar.collectives.collective`, without an engine: a TensorFlow op that is
+The counterpart of `ringar.collectives.collective`, without an engine: a TensorFlow op that is
 done when its kernel returns, or an XLA custom call. tf_ops/kernels/computation.h describes both.
 """
 
@@ -34,7 +34,7 @@ def compute(
 ) -> list[tf.Tensor]:
     """Runs a computation.
 
-    A ``tf.function`` that was traced outside of XLA cannot be called from a compiled one: it has
+    A `tf.function` that was traced outside of XLA cannot be called from a compiled one: it has
     the op, which XLA does not know.
 
     Args:

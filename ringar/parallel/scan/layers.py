@@ -32,7 +32,7 @@ _ARGUMENTS = """
             all of them, the number of steps need not. With `return_sequences` a rank gets the
             states of its own steps, and if asked the state after them; otherwise all get the last
             state of the whole sequence. Weights get the gradient of the whole sequence where
-            gradients are averaged over the ranks, as :class:`ringar.DistributedOptimizer` does it;
+            gradients are averaged over the ranks, as `ringar.DistributedOptimizer` does it;
             with a loss that is a mean over steps, stretches must be of one length for that. All
             ranks have at least one step, call the layer equally often, in `evaluate` and `predict`
             too, and take gradients of a loss that depends on its output. Not part of the config, so
@@ -78,7 +78,7 @@ class _ScanRecurrent(_Layer):
     def inner_loop(
         self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
     ) -> Any:
-        """Runs all steps; called by ``keras.layers.RNN.call``."""
+        """Runs all steps; called by `keras.layers.RNN.call`."""
         if training and self._steps_differ():
             # Not super(): keras.layers.GRU, in search of cuDNN, expects one mask for all gates.
             return keras.layers.RNN.inner_loop(
@@ -177,7 +177,7 @@ class _ScanRecurrent(_Layer):
 @keras.saving.register_keras_serializable(package="ringar", name="ScanSimpleRNN")
 class ScanSimpleRNN(_ScanRecurrent, keras.layers.SimpleRNN):  # noqa: D101
     __doc__ = (
-        """Keras' SimpleRNN, ``h_t = activation(x_t W + h_{t-1} U + b)``, with native kernels.
+        """Keras' SimpleRNN, `h_t = activation(x_t W + h_{t-1} U + b)`, with native kernels.
 """
         + _ARGUMENTS
     )
@@ -191,7 +191,7 @@ class ScanGRU(_ScanRecurrent, keras.layers.GRU):  # noqa: D101
     __doc__ = (
         """Keras' GRU, with native kernels.
 
-    As its cuDNN form, for ``reset_after=True`` (Keras' default).
+    As its cuDNN form, for `reset_after=True` (Keras' default).
 """
         + _ARGUMENTS
     )

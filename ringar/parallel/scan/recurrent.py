@@ -2,9 +2,9 @@
 
 The op multiplies the inputs with the kernel, too, a few steps at a time, so that nothing larger
 than the states is written. tf_ops/scan/recurrent.h has the formulas of both cells and of their
-Jacobians. The way back goes from ``dL/dh_t`` of each step to the one before it, either by a kernel
+Jacobians. The way back goes from `dL/dh_t` of each step to the one before it, either by a kernel
 that carries the gradients of the batch through the chain, or by the scan of
-``tf_ops/scan/scan.cc`` over Jacobians that are made as they are needed.
+`tf_ops/scan/scan.cc` over Jacobians that are made as they are needed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def simple_rnn(activation: int) -> Cell:
 
 
 def gru(activation: int, recurrent_activation: int) -> Cell:
-    """Keras' GRU with ``reset_after=True``."""
+    """Keras' GRU with `reset_after=True`."""
     return Cell("gru", 3, 4, activation, recurrent_activation)
 
 
@@ -98,7 +98,7 @@ def states(sequence: Sequence, way: Way) -> tf.Tensor:
 def last_state(sequence: Sequence, way: Way) -> tf.Tensor:
     """The state after the last step, (batch, units); there must be one.
 
-    Cheaper on the way back than the last of :func:`states`: nothing comes in at other steps.
+    Cheaper on the way back than the last of `states`: nothing comes in at other steps.
     """
     return _run(sequence, way, last_only=True)
 
@@ -122,11 +122,11 @@ def backward(
     d_last: tf.Tensor | None,
     way: Way,
 ) -> list[tf.Tensor]:
-    """Gradients of what :meth:`Sequence.given` lists.
+    """Gradients of what `Sequence.given` lists.
 
     Args:
         sequence: the call.
-        written: what :func:`forward` has returned for it.
+        written: what `forward` has returned for it.
         d_states: gradients with respect to the states, (batch, steps, units), or None.
         d_last: one more with respect to the last state, (batch, units), or None.
         way: how.
@@ -146,11 +146,11 @@ def backward(
 
 
 def jacobians(sequence: Sequence, written: list[tf.Tensor], threads: int) -> tf.Tensor:
-    """``dh_t/dh_{t-1}``, (steps, batch, units, units).
+    """`dh_t/dh_{t-1}`, (steps, batch, units, units).
 
     Args:
         sequence: the call.
-        written: what :func:`forward` has returned for it.
+        written: what `forward` has returned for it.
         threads: how many to use.
     """
     batch, steps, units = written[0].shape

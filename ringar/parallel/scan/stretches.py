@@ -2,13 +2,13 @@
 
 Forward there is no way around the order of the steps: a rank gets the state before its first step
 from the rank before it, and hands the state after its last step on. Backward the chain of Jacobians
-is scanned across ranks (:mod:`ringar.parallel.scan.across`): the last rank goes back through its
+is scanned across ranks (`ringar.parallel.scan.across`): the last rank goes back through its
 steps while those in the middle reduce theirs; in log2(P) rounds all learn what comes into them from
 the later ranks; then they go back through their own steps, again at the same time.
 
 Each rank's weight gradients are those of its own steps; their sum is that of the sequence. Where
 all ranks have the same loss, or losses of their own whose mean is the loss, an average over the
-ranks, as :class:`ringar.DistributedOptimizer` makes it, is the gradient: what each rank gets back
+ranks, as `ringar.DistributedOptimizer` makes it, is the gradient: what each rank gets back
 holds the losses of all ranks added up.
 """
 

@@ -37,25 +37,28 @@ class Names(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
         """Change the whole package, when all of it has been read."""
         loader.resolve_aliases(implicit=False, external=False)
-        _unshadow(pkg)
+        items = list(_objects(pkg))
+        for item in items:
+            if item.is_class and "__init__" not in item.members and "__init__" in item.all_members:
+                item.members["__init__"] = item.all_members["__init__"]
+        _unshadow(pkg, [item for item in items if isinstance(item, griffe.Module)])
         public = set(_public(pkg))
-        for item in _objects(pkg):
+        for item in items:
             if item.docstring:
-                item.docstring.value = _linked(item.docstring.value, public)
+                item.docstring.value = _linked(item.docstring.value, pkg, public, item.path)
 
 
-def _unshadow(package: griffe.Module) -> None:
+def _unshadow(package: griffe.Module, modules: list[griffe.Module]) -> None:
     """Let a name that a package imports win over its submodule of that name, as it does in Python.
 
     `ringar.collectives.allreduce` is the function for whoever imports it, and a file.
     """
-    modules = [item for item in _objects(package) if isinstance(item, griffe.Module)]
     shadowing = {
         f"{module.path}.{name}": _find(package, path)
         for module in modules
         for name, path in module.imports.items()
-        if isinstance(module.members.get(name), griffe.Module) and path.startswith("ringar.")
-        if path != f"{module.path}.{name}"
+        if isinstance(module.members.get(name), griffe.Module)
+        if path.startswith("ringar.") and path != f"{module.path}.{name}"
     }
     for module in modules:
         for name, member in list(module.members.items()):
@@ -84,7 +87,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Link the names that a page mentions, and put a list of those that it explains first."""
     public = set(_public(_package))
     parts = FENCE.split(markdown)
-    parts[::2] = [_linked(text, public, page.file.src_uri) for text in parts[::2]]
+    parts[::2] = [_linked(text, _package, public, page.file.src_uri) for text in parts[::2]]
     markdown = "".join(parts)
     names = DIRECTIVE.findall(markdown)
     _placed.update(names)
@@ -102,14 +105,16 @@ def on_env(env: Any, **_: Any) -> None:
             log.warning("%s is on %d pages of the reference, expected 1", path, _placed[path])
 
 
-def _linked(text: str, public: set[str], place: str = "") -> str:
+def _linked(text: str, package: griffe.Module, public: set[str], place: str) -> str:
     """Return `text` with links for the public names in it; warn of names that are not there."""
 
     def link(match: re.Match[str]) -> str:
         name = match[1]
         if name in public:
             return f"[{match[0]}][{name}]"
-        if place and name not in LISTS and not _exists(name):
+        try:
+            _find(package, name)
+        except KeyError:
             log.warning("%s mentions %s, which is not there", place, name)
         return match[0]
 
@@ -146,7 +151,7 @@ def _names(package: griffe.Module, path: str) -> list[str]:
 
 
 def _documented(path: str, item: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what must have a docstring: an object, and of a class the members not explained there."""
+    """Yield what must have a docstring: `item`, and members that a class does not explain."""
     yield path, item
     if item.is_class:
         explained = set(
@@ -155,13 +160,6 @@ def _documented(path: str, item: Any) -> Iterator[tuple[str, Any]]:
         for name, member in item.members.items():
             if not (name.startswith("_") or member.is_alias or name in explained):
                 yield f"{path}.{name}", member
-
-
-def _exists(path: str) -> bool:
-    try:
-        return _find(_package, path) is not None
-    except KeyError:
-        return False
 
 
 def _find(package: griffe.Module, path: str) -> Any:

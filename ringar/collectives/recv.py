@@ -16,7 +16,7 @@ from ringar.job.process_sets import ProcessSet
 def recv(
     specs: Any, source: int, *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Any:
-    """Receives tensors from another rank, which calls `ringar.send`.
+    """Receive tensors from another rank, which calls `ringar.send`.
 
     The n-th message from a rank goes to the n-th `recv` from it. In a `tf.function` the wait
     holds up nothing but what needs the result, and later messages from the same rank.
@@ -38,8 +38,9 @@ def recv(
             `ringar.send`. (An `InvalidArgumentError`, as for collectives on tensors.)
         ValueError: `source` is no other rank of the process set, or a spec is none.
         UnsupportedError: in a function that is compiled (`jit_compile=True`), or for strings.
-        DeadlineError, PeerLostError: as `ringar.allreduce`. What a rank has sent before it
-            has left is still received (between hosts: a long message within half a second).
+        DeadlineError: the sender did not send in time.
+        PeerLostError: the sender died or left. What it has sent before is still received (between
+            hosts: a long message within half a second).
 
     Example:
         See `ringar.send`.

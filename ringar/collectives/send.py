@@ -17,7 +17,7 @@ from ringar.job.process_sets import ProcessSet
 def send(
     tensors: Any, to: int, *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> None:
-    """Sends tensors to another rank, which calls `ringar.recv`.
+    """Send tensors to another rank, which calls `ringar.recv`.
 
     What a rank sends to another one arrives in the order in which it was sent, whatever process
     sets are named. Each pair of ranks has two buffers in each direction: a send is done when its
@@ -41,7 +41,8 @@ def send(
             later messages of this rank fail, too, and the ranks that wait for them.
         ValueError: `to` is no other rank of the process set.
         UnsupportedError: in a function that is compiled (`jit_compile=True`), or for strings.
-        DeadlineError, PeerLostError: as `ringar.allreduce`.
+        DeadlineError: the receiver did not come in time.
+        PeerLostError: the receiver died or left.
 
     Messages have no gradient: what is computed from what was sent is another rank's.
 

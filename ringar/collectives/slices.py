@@ -28,7 +28,7 @@ def allreduce(
     name: str | None,
     process_set: ProcessSet | None,
 ) -> tf.IndexedSlices:
-    """What `ringar.allreduce` does with slices."""
+    """Reduce slices over all ranks by gathering the rows of all ranks."""
     call, ranks = calls.begin("allreduce", process_set, name or "slices")
     if op not in (Sum, Average):
         raise ValueError(

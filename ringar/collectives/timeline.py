@@ -8,7 +8,7 @@ from ringar.job import place, timeline
 
 
 def start_timeline(path: str | Path) -> None:
-    """Begins to record this rank's collectives. Every rank calls it, with the same path.
+    """Begin to record this rank's collectives. Every rank calls it, with the same path.
 
     Args:
         path: the file that `ringar.stop_timeline` will make.
@@ -21,7 +21,7 @@ def start_timeline(path: str | Path) -> None:
 
 
 def stop_timeline(path: str | Path) -> None:
-    """Ends the recording and merges the ranks' files. Collective over all ranks.
+    """End the recording and merge the ranks' files. Collective over all ranks.
 
     Args:
         path: as for `ringar.start_timeline`.

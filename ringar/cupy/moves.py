@@ -19,11 +19,11 @@ def allgather(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Concatenates the arrays of all ranks, which are on their GPUs, along the first dimension.
+    """Concatenate the arrays of all ranks, which are on their GPUs, along the first dimension.
 
     Args:
-        array: as of `ringar.cupy.allreduce`, of at least one dimension. Ranks may differ in
-            the first dimension, and in no other; any dtype of numbers, and bool.
+        array: as of `ringar.cupy.allreduce`, of at least one dimension. Ranks may differ in the
+            first dimension, and in no other; any dtype of numbers, and bool.
         dtype: as of `ringar.cupy.allreduce`.
         name: in errors and timelines; must be equal on all ranks.
         process_set: the ranks that take part; default all.
@@ -33,8 +33,9 @@ def allgather(
         shows, as of `ringar.cupy.allreduce`.
 
     Raises:
-        As `ringar.cupy.allreduce`; and what CuPy raises where there is no memory for the
-        result. The other ranks then get an error, too.
+        RingarError: as `ringar.cupy.allreduce`.
+        cupy.cuda.memory.OutOfMemoryError: there is no memory for the result. The other ranks then
+            get an error, too.
     """
     return _allgather("allgather", [array], dtype, name, process_set)[0]
 
@@ -46,7 +47,7 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """All-gathers many arrays at once; see `ringar.cupy.allgather`."""
+    """All-gather many arrays at once; see `ringar.cupy.allgather`."""
     return _allgather("grouped_allgather", list(arrays), dtype, name, process_set)
 
 
@@ -72,7 +73,7 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Sends the array on the root rank's GPU to the GPUs of all ranks.
+    """Send the array on the root rank's GPU to the GPUs of all ranks.
 
     Args:
         array: as of `ringar.cupy.allreduce`, of one shape and dtype on all ranks; any dtype
@@ -88,8 +89,9 @@ def broadcast(
         `ringar.cupy.allreduce`.
 
     Raises:
-        As `ringar.cupy.allreduce`; a root out of range is a mismatch, and a ValueError if it
-        is not in the process set.
+        RingarError: as `ringar.cupy.allreduce`.
+        MismatchError: also for a root out of range.
+        ValueError: the root is not in the process set.
     """
     outputs = None if out is None else [out]
     return _broadcast("broadcast", [array], root_rank, dtype, outputs, name, process_set)[0]
@@ -104,7 +106,7 @@ def grouped_broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """Broadcasts many arrays at once; see `ringar.cupy.broadcast`."""
+    """Broadcast many arrays at once; see `ringar.cupy.broadcast`."""
     options = (root_rank, dtype, out, name, process_set)
     return _broadcast("grouped_broadcast", list(arrays), *options)
 
@@ -136,7 +138,7 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Sends rows of an array on this rank's GPU to all ranks and receives rows from all ranks.
+    """Send rows of an array on this rank's GPU to all ranks and receive rows from all ranks.
 
     Args:
         array: as of `ringar.cupy.allreduce`, of at least one dimension; any dtype of numbers,
@@ -153,7 +155,8 @@ def alltoall(
         read at once. Rows are there, and an error shows, as of `ringar.cupy.allreduce`.
 
     Raises:
-        As `ringar.cupy.allgather`; splits that do not add up are a mismatch on all ranks.
+        RingarError: as `ringar.cupy.allgather`.
+        MismatchError: also for splits that do not add up, on all ranks.
     """
     cupy, call, ranks = collectives.begin("alltoall", "alltoall", process_set, name)
     inputs = collectives.inputs_of(cupy, call, [array], dtype)

@@ -27,7 +27,7 @@ GPU_VARIABLE = "RINGAR_GPU"
 
 
 def mode(environ: Mapping[str, str]) -> str:
-    """What RINGAR_GPUS asks for.
+    """Return what RINGAR_GPUS asks for.
 
     Raises:
         ValueError: it is neither "each" nor "all".

@@ -21,7 +21,9 @@ def init(
     stall_warning: float | None = None,
     start_timeout: float | None = None,
 ) -> None:
-    """Joins the job and waits for all its ranks. Does nothing if that was done before.
+    """Join the job and wait for all its ranks.
+
+    A second call does nothing.
 
     Without a launcher the job has one rank, and everything works unchanged. Ranks may be started by
     `ringarrun`, or by `mpirun` or `srun` where mpi4py is installed.
@@ -63,7 +65,7 @@ def init(
 
 
 def _on_all_ranks(joined: mpi.Place | None, step: Callable[[], None]) -> None:
-    """Takes a step of `init`; raises on all ranks of a job that MPI has started if one fails."""
+    """Take a step of `init`; raise on all ranks of a job that MPI has started if one fails."""
     error = None
     try:
         step()
@@ -93,7 +95,10 @@ def _start(config: native.Config, joined: mpi.Place | None) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the job. Other ranks that still wait for this one get an error that says so."""
+    """Leave the job.
+
+    Other ranks that still wait for this one get an error that says so.
+    """
     global _joined, _has_failed
     if not place.is_initialized():
         return

@@ -36,7 +36,7 @@ def record(path: str, rank: int) -> None:
 
 
 def merge(path: str | Path) -> int:
-    """Makes one file of the ranks' files and removes those.
+    """Merge the ranks' files into one and remove them.
 
     Args:
         path: the file to make.

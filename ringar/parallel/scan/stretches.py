@@ -29,12 +29,12 @@ from ringar.parallel.scan.recurrent import Sequence
 
 
 def states(sequence: Sequence, way: Way, ranks: ProcessSet) -> tf.Tensor:
-    """The states after each step of this rank's stretch, (batch, steps, units)."""
+    """Return the states after each step of this rank's stretch, (batch, steps, units)."""
     return _run(sequence, way, ranks, last_only=False)
 
 
 def last_state(sequence: Sequence, way: Way, ranks: ProcessSet) -> tf.Tensor:
-    """The state after the last step of the last rank, (batch, units), on all ranks."""
+    """Return the state after the last step of the last rank, (batch, units), on all ranks."""
     own = _run(sequence, way, ranks, last_only=True)
     return broadcast(own, ranks.ranks[-1], name="sequence/last_state", process_set=ranks)
 
@@ -75,7 +75,7 @@ def _back(
     way: Way,
     ranks: ProcessSet,
 ) -> list[tf.Tensor]:
-    """The gradients of this rank's stretch, what later ranks make of theirs included.
+    """Return the gradients of this rank's stretch, what later ranks make of theirs included.
 
     `d_last` is what comes in at the last state on this rank; it is in `d_states`, if there are any.
     """
@@ -102,7 +102,7 @@ def _reduce(
     d_last: tf.Tensor,
     way: Way,
 ) -> across.Element:
-    """This stretch, as a map of what comes in at its last state."""
+    """Return this stretch, as a map of what comes in at its last state."""
     addends = None
     if d_states is not None:  # that of h_t comes in where the vector is dL/dh_t; none at h_0
         by_step = tf.transpose(d_states, [1, 0, 2])

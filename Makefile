@@ -7,6 +7,7 @@
 #   make test-gpu     the tests that need an NVIDIA GPU, on those that there are
 #   make test-matrix  one wheel beside the oldest and the newest TensorFlow that ringar serves
 #   make lint         ruff, mypy, import-linter, clang-format, shellcheck
+#   make docs         the documentation site, in build/site; a broken link or an undocumented name fails
 #   make rooms        the picture of docs/architecture.md, from the imports
 #   make format       what lint would complain of, corrected
 #   make bench        every benchmark that fits into a quarter of an hour, with a report
@@ -40,7 +41,7 @@ LIMIT := timeout --kill-after=20
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: all demo test test-plain test-ranks test-long test-native test-gpu test-matrix lint rooms format bench bench-gpu bench-hosts wheel clean distclean
+.PHONY: all demo test test-plain test-ranks test-long test-native test-gpu test-matrix lint docs rooms format bench bench-gpu bench-hosts wheel clean distclean
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY)
@@ -54,7 +55,7 @@ $(VENV)/bin/python:
 
 # The first install goes through build isolation, as a user's does.
 $(STAMP): pyproject.toml setup.py | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[tensorflow,test,build,lint]'
+	$(BIN)/python -m pip install --quiet --editable '.[tensorflow,test,build,lint,docs]'
 	@touch $@
 
 $(LIBRARY): $(SOURCES) ringar/version.py $(STAMP)
@@ -114,15 +115,15 @@ lint: $(STAMP) build/mypy/ringar
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p ringar -p tests $(addprefix -p ,$(wildcard benchmarks)) \
-	  $(addprefix -m ,$(subst /,.,$(patsubst %.py,%,setup.py $(wildcard examples/*.py))))
-	PYTHONPATH=build/mypy $(BIN)/python docs/pictures/rooms.py --check
+	  $(addprefix -m ,$(subst /,.,$(patsubst %.py,%,setup.py $(wildcard examples/*.py docs/tools/*.py))))
+	PYTHONPATH=build/mypy $(BIN)/python docs/tools/rooms.py --check
 	cd build/mypy && $(abspath $(BIN))/lint-imports --no-cache --no-logo --config $(abspath pyproject.toml)
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
 	$(BIN)/shellcheck $(SCRIPTS)
 
 # The picture of docs/architecture.md, drawn from the imports of ringar.
 rooms: $(STAMP) build/mypy/ringar
-	PYTHONPATH=build/mypy $(BIN)/python docs/pictures/rooms.py
+	PYTHONPATH=build/mypy $(BIN)/python docs/tools/rooms.py
 
 # mypy and import-linter do not follow the map of an editable install: here is ringar with launchers/ in
 # its place, in folders of links.
@@ -130,6 +131,10 @@ rooms: $(STAMP) build/mypy/ringar
 build/mypy/ringar:
 	@rm -rf $@ && mkdir -p $(@D)
 	@cp -rs $(abspath ringar) $(@D)/ && cp -rs $(abspath launchers) $@/
+
+# Strict: see mkdocs.yml. No request leaves the machine.
+docs: $(STAMP)
+	$(LIMIT) 600 env NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix-only .

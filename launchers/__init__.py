@@ -1,4 +1,4 @@
-"""The launcher, ``ringarrun``: it starts the ranks of a job, watches them and ends them together.
+"""The launcher, `ringarrun`: it starts the ranks of a job, watches them and ends them together.
 
 A job walks one way through these files. What is asked for becomes a choice, the choice a plan, and
 plans are plain data::

@@ -1,4 +1,4 @@
-"""``python -m ringar.launchers`` is ``ringarrun``."""
+"""`python -m ringar.launchers` is `ringarrun`."""
 
 from __future__ import annotations
 

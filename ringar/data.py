@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+__all__ = ["shard"]
+
 from ringar.job.process_sets import or_all
 
 _DROP, _WRAP = "drop", "wrap"
@@ -128,7 +130,7 @@ def _shard_dataset(dataset: Any, rank: int, size: int, remainder: str) -> Any:
 
 
 def _deal_rounds(dataset: Any, rank: int, size: int) -> Any:
-    """Element `rank` of each round of `size`, passed on when the whole round is there."""
+    """Return element `rank` of each round of `size`, passed on when the whole round is there."""
     import tensorflow as tf
 
     def own_element(*window: Any) -> Any:

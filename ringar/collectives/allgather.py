@@ -18,7 +18,7 @@ from ringar.job.process_sets import ProcessSet
 def allgather(
     tensor: Any, *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Any:
-    """Concatenates the tensors of all ranks along the first dimension.
+    """Concatenate the tensors of all ranks along the first dimension.
 
     Args:
         tensor: a TensorFlow tensor or a NumPy array of at least one dimension. Ranks may differ in
@@ -30,7 +30,7 @@ def allgather(
         A tensor or array whose first dimension is the sum over the ranks.
 
     Raises:
-        As :func:`ringar.allreduce`.
+        RingarError: as `ringar.allreduce`.
     """
     return grouped_allgather([tensor], name=name, process_set=process_set)[0]
 
@@ -39,7 +39,7 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[Any], *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
-    """All-gathers many tensors at once; see :func:`ringar.allgather`."""
+    """All-gather many tensors at once; see `ringar.allgather`."""
     values = values_of(tensors, "allgather")
     if not values:
         return []

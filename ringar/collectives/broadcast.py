@@ -23,7 +23,7 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Sends the root rank's tensor to all ranks.
+    """Send the root rank's tensor to all ranks.
 
     Args:
         tensor: a TensorFlow tensor or variable or a NumPy array, of one shape and dtype on all
@@ -36,8 +36,9 @@ def broadcast(
         The root's values.
 
     Raises:
-        As :func:`ringar.allreduce`; a root out of range is a mismatch, and a ValueError if it is
-        not in the process set.
+        RingarError: as `ringar.allreduce`.
+        MismatchError: also for a root out of range.
+        ValueError: the root is not in the process set.
     """
     return grouped_broadcast([tensor], root_rank, name=name, process_set=process_set)[0]
 
@@ -50,7 +51,7 @@ def grouped_broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """Broadcasts many tensors at once; see :func:`ringar.broadcast`."""
+    """Broadcast many tensors at once; see `ringar.broadcast`."""
     values = values_of(tensors, "broadcast")
     if not values:
         return []
@@ -60,7 +61,7 @@ def grouped_broadcast(
 
 
 def place_of(call: Call, root_rank: int, ranks: ProcessSet) -> int:
-    """The place of a rank of the job in a process set.
+    """Return the place of a rank of the job in a process set.
 
     Raises:
         ValueError: it is not in there.
@@ -92,10 +93,10 @@ define("broadcast", Collective(_gradient))
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int = 0, *, process_set: ProcessSet | None = None
 ) -> None:
-    """Gives all ranks the root rank's values of some variables, in place.
+    """Give all ranks the root rank's values of some variables, in place.
 
     Args:
-        variables: ``tf.Variable`` or ``keras.Variable`` objects, in the same order on all ranks.
+        variables: `tf.Variable` or `keras.Variable` objects, in the same order on all ranks.
         root_rank: a rank of the job.
         process_set: the ranks that take part; default all.
     """

@@ -16,7 +16,7 @@ from ringar.job.cost_model import ALGORITHMS
 from ringar.job.process_sets import ProcessSet, or_all
 
 as_it_is = tf.autograph.experimental.do_not_convert
-"""Keeps AutoGraph from rewriting a function that is called in a ``tf.function``."""
+"""Keeps AutoGraph from rewriting a function that is called in a `tf.function`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Call:
     name: str = ""
 
     def spec(self, dtype: str = "uint8", shapes: Sequence[Sequence[int]] = ()) -> str:
-        """The line of text that tf_ops/engine/spec.h describes.
+        """Return the line of text that tf_ops/engine/spec.h describes.
 
         Raises:
             UnsupportedError: a dtype that no collective takes, such as strings.
@@ -61,7 +61,7 @@ class Call:
         return text + f"name={self.name}"
 
     def refusal(self, expected: str, received: object, remedy: str) -> str:
-        """The text of an error that Python finds, in the form of those that the engine finds.
+        """Return the text of an error that Python finds, in the form of the engine's errors.
 
         Args:
             expected: what would have been right.
@@ -75,12 +75,12 @@ class Call:
         )
 
     def has_factors_nccl_lacks(self) -> bool:
-        """Whether a reduction other than a sum has factors."""
+        """Return whether a reduction other than a sum has factors."""
         return self.op != "sum" and (self.prescale, self.postscale) != (1.0, 1.0)
 
     @classmethod
     def parse(cls, spec: str) -> Call:
-        """The inverse of :meth:`spec`."""
+        """Return the inverse of `spec`."""
         head, name = spec.split(" name=", 1)
         collective, *pairs = head.split(" ")
         values = dict(pair.split("=", 1) for pair in pairs)
@@ -97,7 +97,7 @@ class Call:
         )
 
     def gradient(self, **changes: Any) -> Call:
-        """A call for the gradient of this one: the same ranks, another name, unscaled.
+        """Return a call for the gradient of this one: the same ranks, another name, unscaled.
 
         Of an allreduce it travels as the tensors did, if it is an allreduce itself.
         """
@@ -108,7 +108,7 @@ class Call:
 
 
 def by_dtype(dtypes: Iterable[Any]) -> list[list[int]]:
-    """The places of each dtype, in the order in which the dtypes first appear.
+    """Return the places of each dtype, in the order in which the dtypes first appear.
 
     What has one dtype travels together.
     """
@@ -119,7 +119,7 @@ def by_dtype(dtypes: Iterable[Any]) -> list[list[int]]:
 
 
 def checked_algorithm(algorithm: Any) -> str:
-    """What a :class:`Call` has for an argument `algorithm`.
+    """Return the name of an algorithm as a `Call` has it: "" for the engine's choice.
 
     Raises:
         ValueError: there is no such algorithm.
@@ -143,7 +143,7 @@ def begin(
     postscale: float = 1.0,
     function: str | None = None,
 ) -> tuple[Call, ProcessSet]:
-    """A call on a process set (None: all ranks), with a name that all ranks find alike.
+    """Return a call on a process set (None: all ranks), with a name that all ranks find alike.
 
     Without a name a call in a graph is numbered within that graph: ranks may trace at different
     times and different often, but they trace the same functions. Each process set has numbers of

@@ -21,7 +21,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Sends the root rank's object to all ranks.
+    """Send the root rank's object to all ranks.
 
     Args:
         obj: anything that can be pickled; ignored on other ranks than the root.
@@ -47,7 +47,7 @@ def broadcast_object(
 def allgather_object(
     obj: Any, *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
-    """Collects one object from every rank.
+    """Collect one object from every rank.
 
     Args:
         obj: anything that can be pickled.

@@ -46,7 +46,7 @@ _COMPRESSED = ("float32", "float64")
 
 @dataclass(frozen=True)
 class PowerSGD:
-    """The settings of PowerSGD, as the argument `compression` of `ringar.DistributedOptimizer`.
+    """Send large gradients as two factors of low rank, with error feedback.
 
     float32 and float64 gradients are compressed; those of other dtypes, and sparse ones, are not.
 
@@ -77,7 +77,7 @@ class PowerSGD:
             )
 
     def factor_rank(self, shape: Sequence[int], dtype: str = "float32") -> int:
-        """The columns of the factors of a gradient of `shape`; 0: it is not compressed."""
+        """Return the columns of the factors of a gradient of `shape`; 0 if it is not compressed."""
         if len(shape) < 2 or 0 in shape or dtype not in _COMPRESSED:
             return 0
         rows, columns = matrix_shape(shape)
@@ -86,7 +86,7 @@ class PowerSGD:
         return rank if smaller else 0
 
     def sent_bytes(self, shapes: Iterable[Sequence[int]], dtype: str = "float32") -> int:
-        """The bytes that are reduced over the ranks in one step, for gradients of these shapes.
+        """Return the bytes that one step reduces over the ranks, for gradients of these shapes.
 
         Args:
             shapes: of all dense gradients, those that are not compressed included.
@@ -99,12 +99,12 @@ class PowerSGD:
         return elements * ITEM_BYTES[dtype]
 
     def first_q(self, index: int, columns: int, rank: int) -> np.ndarray:
-        """The Q [columns, rank], float64, with which the gradient number `index` begins."""
+        """Return the Q [columns, rank], float64, with which the gradient number `index` begins."""
         return np.random.default_rng([self.seed, index]).standard_normal((columns, rank))
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of the matrix as which a tensor of at least two dimensions is seen.
+    """Return rows and columns of the matrix that a tensor of at least two dimensions makes.
 
     Either the first or the last dimension is kept and the others become one, whichever makes fewer
     rows and columns together: the channels that come out of a convolution, the features that go

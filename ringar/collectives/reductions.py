@@ -32,7 +32,7 @@ def reduce(
     *,
     algorithm: str = "",
 ) -> list[Any]:
-    """Runs a collective that reduces; the arguments are those of :func:`ringar.allreduce`."""
+    """Run a collective that reduces; the arguments are those of `ringar.allreduce`."""
     wire = compressors.checked(compression)
     values = collectives.values_of(tensors, collective)
     if not values:
@@ -53,7 +53,7 @@ def reduce(
 
 
 def with_op(call: Call, op: ReduceOp, ranks: int) -> Call:
-    """The call with its op; an average is a scaled sum.
+    """Return the call with its op; an average is a scaled sum.
 
     Raises:
         ValueError: something else than a ReduceOp.
@@ -72,7 +72,7 @@ def with_op(call: Call, op: ReduceOp, ranks: int) -> Call:
 
 
 def refuse_integer_average(call: Call, dtype: Any, op: ReduceOp) -> None:
-    """Raises ValueError where an average would be cut off to an integer."""
+    """Raise ValueError where an average would be cut off to an integer."""
     if op is Average and not tf.as_dtype(dtype).is_floating:
         raise ValueError(
             call.refusal(

@@ -1,6 +1,6 @@
 """Allreduce of sparse gradients: the rows of all ranks, one after the other.
 
-``tf.IndexedSlices`` may name a row more than once, and whoever uses them adds up what it finds. The
+`tf.IndexedSlices` may name a row more than once, and whoever uses them adds up what it finds. The
 sum over the ranks is therefore their concatenation.
 """
 
@@ -28,7 +28,7 @@ def allreduce(
     name: str | None,
     process_set: ProcessSet | None,
 ) -> tf.IndexedSlices:
-    """What :func:`ringar.allreduce` does with slices."""
+    """Reduce slices over all ranks by gathering the rows of all ranks."""
     call, ranks = calls.begin("allreduce", process_set, name or "slices")
     if op not in (Sum, Average):
         raise ValueError(

@@ -10,7 +10,7 @@ from ringar.job import native
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of one name, layer or collective.
+    """Count the calls and the bytes of one name, layer or collective.
 
     Attributes:
         calls: how many collectives have ended well.
@@ -67,5 +67,5 @@ def stats(by: str = "name") -> dict[str, Traffic]:
 
 
 def reset_stats() -> None:
-    """Begin to count anew."""
+    """Set the counts of `stats` to zero."""
     native.library().ringar_reset_stats()

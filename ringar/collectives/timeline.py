@@ -8,23 +8,23 @@ from ringar.job import place, timeline
 
 
 def start_timeline(path: str | Path) -> None:
-    """Begins to record this rank's collectives. Every rank calls it, with the same path.
+    """Begin to record this rank's collectives. Every rank calls it, with the same path.
 
     Args:
-        path: the file that :func:`stop_timeline` will make.
+        path: the file that `ringar.stop_timeline` will make.
 
     Raises:
-        NotInitializedError: before ``ringar.init()``.
+        NotInitializedError: before `ringar.init()`.
         UnsupportedError: the file cannot be written.
     """
     timeline.record(str(Path(path).resolve()), place.rank())
 
 
 def stop_timeline(path: str | Path) -> None:
-    """Ends the recording and merges the ranks' files. Collective over all ranks.
+    """End the recording and merge the ranks' files. Collective over all ranks.
 
     Args:
-        path: as for :func:`start_timeline`.
+        path: as for `ringar.start_timeline`.
     """
     from ringar.collectives import barrier
     from ringar.job import native, place

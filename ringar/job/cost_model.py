@@ -68,11 +68,13 @@ import numpy as np
 
 from ringar.job import link_probe
 
+__all__ = ["Parameters", "allreduce_seconds", "load", "save"]
+
 VARIABLE = "RINGAR_COST_MODEL"
 """Names a file with parameters, which are then not measured."""
 
 ALGORITHMS = ("auto", "ring", "recursive_doubling", "hierarchical")
-"""Ways of an allreduce over several hosts, as :func:`ringar.allreduce` explains them."""
+"""Ways of an allreduce over several hosts, as `ringar.allreduce` explains them."""
 
 MAX_RECURSIVE_DOUBLING_BYTES = 256 * 1024
 """Recursive doubling needs room for a whole message; the native library has this much."""
@@ -86,7 +88,7 @@ LANES, LEAST_PIECE_BYTES, PIECE_BYTES = 24, 16384, 64000
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the network and the hosts can do, in seconds and bytes per second.
+    """Describe the network and the hosts, in seconds and bytes per second.
 
     Attributes:
         latency: seconds of a short message between hosts, while all hosts send at once.
@@ -119,7 +121,7 @@ class Parameters:
 
 
 def _check(nbytes: float, hosts: int, ranks_per_host: int, flows: int) -> None:
-    """Refuses what no job can have."""
+    """Refuse what no job can have."""
     if nbytes < 0:
         raise ValueError(f"`nbytes`: expected 0 or more, received {nbytes}")
     counts = (("hosts", hosts), ("ranks_per_host", ranks_per_host), ("flows", flows))
@@ -129,7 +131,7 @@ def _check(nbytes: float, hosts: int, ranks_per_host: int, flows: int) -> None:
 
 
 def pieces(segment: float, lanes: int = LANES) -> int:
-    """Into how many pieces a segment of so many bytes is cut; 1 for one lane."""
+    """Return into how many pieces a segment of so many bytes is cut; 1 for one lane."""
     if lanes == 1:
         return 1
     return max(1, math.ceil(segment / min(max(segment / lanes, LEAST_PIECE_BYTES), PIECE_BYTES)))
@@ -143,7 +145,7 @@ def ring(
     flows: int = 1,
     lanes: int = LANES,
 ) -> float:
-    """Seconds of a ring allreduce over all ranks, neighbors on the same host where possible.
+    """Predict the seconds of a ring allreduce over all ranks, neighbors on one host where possible.
 
     Args:
         parameters: of the network and the hosts.
@@ -180,7 +182,7 @@ def ring(
 
 
 def _exchanges(ranks: int) -> list[tuple[np.ndarray, np.ndarray, bool]]:
-    """The rounds of recursive doubling: senders, receivers, and whether what comes is added."""
+    """Return the rounds of recursive doubling: senders, receivers, and whether they add."""
     power = 1 << (ranks.bit_length() - 1)
     extra = ranks - power
     pairs = np.arange(extra) * 2
@@ -196,7 +198,7 @@ def _exchanges(ranks: int) -> list[tuple[np.ndarray, np.ndarray, bool]]:
 def recursive_doubling(
     parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1, flows: int = 1
 ) -> float:
-    """Seconds of an allreduce by recursive doubling over all ranks, numbered host by host.
+    """Predict the seconds of an allreduce by recursive doubling over all ranks, host by host.
 
     Ranks of a host that send to other hosts in the same round share its link. What is longer than
     MAX_RECURSIVE_DOUBLING_BYTES goes in parts, one after the other.
@@ -232,7 +234,7 @@ def recursive_doubling(
 
 
 def local_allreduce(parameters: Parameters, nbytes: float, ranks: int) -> float:
-    """Seconds of an allreduce in the shared memory of one host; 0 for one rank."""
+    """Predict the seconds of an allreduce in the shared memory of one host; 0 for one rank."""
     _check(nbytes, 1, ranks, 1)
     if ranks == 1:
         return 0.0
@@ -242,13 +244,13 @@ def local_allreduce(parameters: Parameters, nbytes: float, ranks: int) -> float:
 
 
 def opening(parameters: Parameters, hosts: int, ranks_per_host: int = 1) -> float:
-    """Seconds until all ranks know that all have come and agree; 0 for one rank."""
+    """Predict the seconds until all ranks know that all have come and agree; 0 for one rank."""
     local = parameters.local_latency if ranks_per_host > 1 else 0.0
     return local + recursive_doubling(parameters, 0, hosts)
 
 
 def short(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1) -> float:
-    """Seconds of an allreduce whose arrays travel in the messages of the opening.
+    """Predict the seconds of an allreduce whose arrays travel in the messages of the opening.
 
     Args:
         parameters: of the network and the hosts.
@@ -264,7 +266,7 @@ def short(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int
 
 
 def long(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1) -> float:
-    """Seconds of an allreduce in shared memory and by rings of slices between the hosts.
+    """Predict the seconds of an allreduce in shared memory and by rings between the hosts.
 
     Arguments are those of `short`.
     """
@@ -279,7 +281,7 @@ def long(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int 
 def hierarchical(
     parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1
 ) -> float:
-    """Seconds of an allreduce as `algorithm="auto"` does it: `short` or `long`, by the table.
+    """Predict the seconds of an allreduce with `algorithm="auto"`: `short` or `long`, by the table.
 
     Args:
         parameters: of the network and the hosts.
@@ -299,7 +301,7 @@ def hierarchical(
 def allreduce_seconds(
     parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int, algorithm: str
 ) -> float:
-    """Seconds of an allreduce, the opening included, by the name that `allreduce` knows.
+    """Predict the seconds of an allreduce between hosts.
 
     Args:
         parameters: of the network and the hosts.
@@ -328,7 +330,7 @@ def recursive_doubling_bytes(
     ranks_per_host: int = 1,
     most: int = MAX_RECURSIVE_DOUBLING_BYTES,
 ) -> int:
-    """The longest array for which recursive doubling between the hosts is faster than the ring.
+    """Return the longest array for which recursive doubling is faster than the ring.
 
     Args:
         parameters: of the network and the hosts.
@@ -357,7 +359,7 @@ def recursive_doubling_bytes(
 
 
 def table(parameters: Parameters, most: int, ranks_per_host: int = 1) -> list[int]:
-    """`recursive_doubling_bytes` for 0, 1, ... `most` hosts: the index is their number."""
+    """Return `recursive_doubling_bytes` for 0, 1, ... `most` hosts."""
     return [recursive_doubling_bytes(parameters, n, ranks_per_host) for n in range(most + 1)]
 
 
@@ -378,7 +380,7 @@ def measure(comm: Any, hosts: Sequence[int]) -> Parameters:
 
 
 def to_dict(parameters: Parameters) -> dict[str, float]:
-    """Parameters as plain data, as in the file."""
+    """Return parameters as plain data, as in the file."""
     return dataclasses.asdict(parameters)
 
 
@@ -388,7 +390,7 @@ def save(path: str | Path, parameters: Parameters) -> None:
 
 
 def from_dict(values: Any, where: str) -> Parameters:
-    """Parameters from plain data; `where` tells errors what it was read from.
+    """Return parameters from plain data; `where` tells errors what it was read from.
 
     Raises:
         ValueError: if a key is missing or unknown, or a value is not a number or out of range.
@@ -424,7 +426,7 @@ def load(path: str | Path) -> Parameters:
 
 
 def from_environment(environ: Mapping[str, str]) -> Parameters | None:
-    """The parameters in the file that RINGAR_COST_MODEL names; None where it is not set.
+    """Return the parameters in the file that RINGAR_COST_MODEL names; None where it is not set.
 
     Raises:
         ValueError: as `load`; the message begins with the variable.

@@ -5,7 +5,7 @@ twice. `ringarrun` starts its ranks with one visible GPU each, and there is noth
 Where mpirun or srun alone has started the ranks, all of them see all GPUs, and TensorFlow would
 take the memory of each: `ringar.init()` then shows it one.
 
-RINGAR_GPUS=all (or ``ringarrun --gpus all``) leaves the choice to the program.
+RINGAR_GPUS=all (or `ringarrun --gpus all`) leaves the choice to the program.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GPU_VARIABLE = "RINGAR_GPU"
 
 
 def mode(environ: Mapping[str, str]) -> str:
-    """What RINGAR_GPUS asks for.
+    """Return what RINGAR_GPUS asks for.
 
     Raises:
         ValueError: it is neither "each" nor "all".

@@ -48,7 +48,7 @@ _ADDED, _COPIED = 256 << 10, 16 << 20
 
 
 def measure(comm: Any, hosts: Sequence[int]) -> dict[str, float]:
-    """The fields of `ringar.cost_model.Parameters`, which see. Collective.
+    """Return the fields of `ringar.cost_model.Parameters`, which see. Collective.
 
     Args:
         comm: an mpi4py communicator of all ranks, in which nothing else is on its way.
@@ -89,7 +89,7 @@ def measure(comm: Any, hosts: Sequence[int]) -> dict[str, float]:
 
 
 def _link(comm: Any) -> tuple[float, float]:
-    """Seconds of a small message, and bytes/s of large ones, to the next rank of `comm`."""
+    """Measure the seconds of a small message and the bytes/s of large ones to the next rank."""
     small = np.zeros(_SMALL, np.uint8), np.zeros(_SMALL, np.uint8)
     for _ in range(_WARM_UP):
         _exchange(comm, *small)
@@ -113,7 +113,7 @@ def _link(comm: Any) -> tuple[float, float]:
 
 
 def _exchange(comm: Any, given: np.ndarray, got: np.ndarray) -> None:
-    """Sends to the next rank and receives from the one before, in pieces.
+    """Send to the next rank and receive from the one before, in pieces.
 
     Ranks that share a core would spin through each other's time slices: between looks they yield.
     """
@@ -137,7 +137,7 @@ def _finish(requests: list[Any]) -> None:
 
 
 def _timed(call: Callable[[], Any], times: int) -> list[float]:
-    """Seconds of each of some calls."""
+    """Return the seconds of each of some calls."""
     marks = [time.perf_counter()]
     for _ in range(times):
         call()
@@ -146,7 +146,7 @@ def _timed(call: Callable[[], Any], times: int) -> list[float]:
 
 
 def _adder_and_copier() -> tuple[float, float]:
-    """Bytes/s that this rank adds, and copies."""
+    """Measure the bytes/s that this rank adds, and copies."""
     received, mine = np.ones((2, _ADDED // 4), np.float32)
     adding = median(_timed(lambda: np.add(received, mine, out=mine), 9))
     source, target = np.ones((2, _COPIED // 4), np.float32)
@@ -155,5 +155,5 @@ def _adder_and_copier() -> tuple[float, float]:
 
 
 def _barrier(comm: Any) -> float:
-    """Seconds until the ranks of `comm` have waited for each other."""
+    """Measure the seconds until the ranks of `comm` have waited for each other."""
     return median(_timed(comm.Barrier, 9))

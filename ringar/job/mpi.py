@@ -48,7 +48,7 @@ _TAG = 32_766  # MPI promises tags up to 32,767
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where this rank is in the job, and how it reaches the others.
+    """Hold this rank's place in the job, and how it reaches the others.
 
     Attributes:
         hosts: of each rank of the job, the number of its host.
@@ -74,7 +74,7 @@ class Place:
         return len(self.hosts)
 
     def local(self, rank: int) -> int:
-        """The number of a rank on its host."""
+        """Return the number of a rank on its host."""
         return self.hosts[:rank].count(self.hosts[rank])
 
     @property
@@ -90,7 +90,7 @@ class Place:
 
 
 def has_started_us(environ: Mapping[str, str]) -> bool:
-    """Whether this process is a rank that mpirun, mpiexec or srun has started."""
+    """Return whether this process is a rank that mpirun, mpiexec or srun has started."""
     if environ.get(LAUNCHER_VARIABLE) == "mpi" or launched_size(environ) > 1:
         return True
     # mpirun -np 1, or a script that has gone through MPI by itself.
@@ -99,7 +99,7 @@ def has_started_us(environ: Mapping[str, str]) -> bool:
 
 
 def launched_size(environ: Mapping[str, str]) -> int:
-    """How many ranks were started, as far as the environment tells; else 1."""
+    """Return how many ranks were started, as far as the environment tells; else 1."""
     for variable in (JOB_SIZE_VARIABLE, *_SIZE_VARIABLES):
         if environ.get(variable, "").isdigit():
             return int(environ[variable])
@@ -107,7 +107,7 @@ def launched_size(environ: Mapping[str, str]) -> int:
 
 
 def join(start_timeout: float) -> Place:
-    """Finds the other ranks. Collective over all ranks of MPI's world.
+    """Find the other ranks. Collective over all ranks of MPI's world.
 
     Args:
         start_timeout: seconds to wait for them.
@@ -159,7 +159,7 @@ def join(start_timeout: float) -> Place:
 
 
 def agree(communicator: Any, error: Exception | None) -> None:
-    """Has all ranks go on, or none. Collective.
+    """Have all ranks go on, or none. Collective.
 
     Args:
         communicator: of all ranks.
@@ -186,7 +186,7 @@ def agree(communicator: Any, error: Exception | None) -> None:
 
 
 def leave(place: Place, *, failed: bool) -> None:
-    """Gives back what `join` has made, after the native library has let go of it.
+    """Give back what `join` has made, after the native library has let go of it.
 
     Args:
         place: what `join` has returned.
@@ -208,7 +208,7 @@ _unfinished: list[tuple[Any, np.ndarray]] = []  # transfers that nobody waits fo
 
 
 def is_in_job() -> bool:
-    """Whether this process takes part in a job of MPI, or has done so."""
+    """Return whether this process takes part in a job of MPI, or has done so."""
     return _joined_in == os.getpid()
 
 
@@ -255,7 +255,7 @@ def _check_world(mpi: Any, environ: Mapping[str, str], who: str) -> None:
 
 
 def _meet(mpi: Any, world: Any, timeout: float, who: str) -> None:
-    """Waits until all ranks are here; a barrier of MPI would wait for ever, and name nobody."""
+    """Wait until all ranks are here; a barrier of MPI would wait for ever, and name nobody."""
     rank, size = world.Get_rank(), world.Get_size()
     verdict = np.zeros(size, np.int8)  # 1: absent
     deadline = time.monotonic() + timeout
@@ -297,7 +297,7 @@ def _meet(mpi: Any, world: Any, timeout: float, who: str) -> None:
 
 
 def _own_communicator(mpi: Any, world: Any) -> Any:
-    """A duplicate of `world`, the same one from `join` to `join`, and never freed.
+    """Return a duplicate of `world`, the same one from `join` to `join`, and never freed.
 
     A notice may come when its receiver has left already. Open MPI keeps what comes for a freed
     communicator for the next one that gets its number, which may be any, and ends the process if
@@ -322,7 +322,7 @@ def _compare(world: Any, who: str) -> None:
 
 
 def _share_memory(local: Any, who: str) -> tuple[int, errors.UnsupportedError | None]:
-    """A file in /dev/shm that all ranks of this host have open, without a name from then on.
+    """Return a file in /dev/shm that all ranks of this host have open, without a name from then on.
 
     It stays open until `leave`: its locks tell the others that this process lives.
 
@@ -359,7 +359,7 @@ def _share_memory(local: Any, who: str) -> tuple[int, errors.UnsupportedError | 
 
 
 def _tell_of_bound_cpus(local: Any) -> None:
-    """Finds out whether mpirun or srun has bound the ranks of this host to CPUs of their own."""
+    """Find out whether mpirun or srun has bound the ranks of this host to CPUs of their own."""
     mine = frozenset(os.sched_getaffinity(0))
     others = local.allgather(mine)
     if any(its != mine for its in others):
@@ -373,7 +373,7 @@ def _link_library(mpi: Any) -> Path:
 
 
 def _table(world: Any, hosts: list[int]) -> list[int]:
-    """Rank 0 reads the parameters, if there is a file: the ranks must not choose differently."""
+    """Return the table of `recursive_doubling_bytes`; rank 0 alone reads a file of parameters."""
     count = len(set(hosts))
     if count == 1:
         return []

@@ -7,7 +7,7 @@ import sys
 
 
 class _LastAct:
-    """Ends the process when Python lets go of it.
+    """End the process when Python lets go of it.
 
     Args:
         code: the exit code.
@@ -22,7 +22,7 @@ class _LastAct:
 
 
 def end_without_finalize(code: int) -> None:
-    """Has the process end with `code` where mpi4py would call MPI_Finalize.
+    """Have the process end with `code` where mpi4py would call MPI_Finalize.
 
     MPI_Finalize waits for all ranks, also for those that never come, and while it waits no launcher
     sees that this rank has failed, or with which code.
@@ -37,7 +37,7 @@ def end_without_finalize(code: int) -> None:
 
 
 def code_of_uncaught_exception() -> int:
-    """The exit code of a program that ends by an exception which nothing has caught; else 0.
+    """Return the exit code of a program that ends by an exception which nothing has caught; else 0.
 
     To be asked when the interpreter ends. `sys.exit` leaves no trace that could be seen there.
     """

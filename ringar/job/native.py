@@ -17,7 +17,7 @@ PATH = pathlib.Path(__file__).parents[1] / "libringar.so"
 
 
 class Config(ctypes.Structure):
-    """``ringar_config`` of ringar.h."""
+    """`ringar_config` of ringar.h."""
 
     _fields_ = [
         *[
@@ -41,7 +41,7 @@ class Config(ctypes.Structure):
     def set_link(
         self, hosts: Sequence[int], library: pathlib.Path, communicator: int, table: Sequence[int]
     ) -> None:
-        """Fills in what a job that MPI has started has more than one on a single host."""
+        """Fill in what a job that MPI has started has more than one on a single host."""
         self.hosts = (ctypes.c_int32 * len(hosts))(*hosts)
         self.link_library = str(library).encode()
         self.link_communicator = communicator
@@ -77,7 +77,7 @@ def _tensorflow() -> ModuleType:
 
 @functools.cache
 def ops() -> ModuleType:
-    """The TensorFlow ops of the library, as functions.
+    """Return the TensorFlow ops of the library, as functions.
 
     Until TensorFlow 2.18 a part of its C API lives in libtensorflow_cc.so.2, which Python opens
     privately: it is opened once more for all to see, before the library looks for the C API.
@@ -98,13 +98,13 @@ def ops() -> ModuleType:
 
 
 def op(collective: str, *, wait: bool) -> Any:
-    """The function of a TensorFlow op: one that waits for the end, or one that is asynchronous."""
+    """Return the function of a TensorFlow op, which waits for the end or is asynchronous."""
     return getattr(ops(), f"ringar_{collective}" if wait else f"ringar_{collective}_async")
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The library's C interface (tf_ops/include/ringar.h)."""
+    """Return the library's C interface (tf_ops/include/ringar.h)."""
     ops()  # first: the library registers its ops when it is opened, if TensorFlow is there
     lib = ctypes.CDLL(str(PATH))
     for name in ("ringar_version", "ringar_cpu_level", "ringar_last_error"):
@@ -134,7 +134,7 @@ def library() -> ctypes.CDLL:
 
 
 def check(code: int) -> None:
-    """Raises what the library reports for this thread, if ``code`` is not 0."""
+    """Raise what the library reports for this thread, if `code` is not 0."""
     if code:
         message = library().ringar_last_error().decode(errors="replace")
         raise errors.from_code(code, message)
@@ -163,7 +163,7 @@ def _describe_numpy(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] 
 
 
 class Prepared:
-    """A collective that is run again and again on the same NumPy arrays.
+    """Prepare a collective that runs again and again on the same NumPy arrays.
 
     Args:
         spec: the line of text that tf_ops/engine/spec.h describes.
@@ -182,7 +182,7 @@ class Prepared:
             raise errors.MismatchError(library().ringar_last_error().decode())
 
     def run(self) -> None:
-        """Runs the collective and waits for its end. Raises as :func:`ringar.allreduce`."""
+        """Run the collective and wait for its end. Raises as `ringar.allreduce`."""
         code = self._run(self._call)
         if code:
             check(code)
@@ -200,7 +200,7 @@ def run(
     splits: Sequence[int] | None = None,
     received_count: int = 0,
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Runs one collective on NumPy arrays, waiting for its end.
+    """Run one collective on NumPy arrays, waiting for its end.
 
     Args:
         spec: the line of text that tf_ops/engine/spec.h describes.
@@ -239,14 +239,14 @@ def run_on_gpu(
     splits: Sequence[int] | None = None,
     received_count: int = 0,
 ) -> np.ndarray:
-    """Enqueues one collective on arrays of a GPU, in the order of a stream.
+    """Enqueue one collective on arrays of a GPU, in the order of a stream.
 
     Args:
         spec: the line of text that tf_ops/engine/spec.h describes.
         inputs: the addresses of C-contiguous arrays of one dtype.
         shapes: theirs.
         outputs: addresses for the results, or None where only the exchange tells their rows.
-        allocate: ``(index, rows) -> address``, memory of that GPU for an output that has so many
+        allocate: `(index, rows) -> address`, memory of that GPU for an output that has so many
             rows. It is called on any thread; what it raises is raised here.
         device: the GPU's number.
         stream: the address of a CUDA stream, 0 for the default one.
@@ -317,5 +317,5 @@ def _run(
 
 
 def synchronize_gpu() -> None:
-    """Waits until all that this rank has enqueued on GPUs has come to its end."""
+    """Wait until all that this rank has enqueued on GPUs has come to its end."""
     check(library().ringar_synchronize_gpu())

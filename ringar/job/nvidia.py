@@ -23,7 +23,7 @@ _ENTRY = re.compile(r"\d+|(GPU|MIG)-\S+")
 
 
 def cuda_library(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The file of the CUDA driver to open; None: libcuda.so.1, where the system's loader finds it.
+    """Return the file of the CUDA driver to open; None for the system's libcuda.so.1.
 
     The file need not exist. Whoever opens it says so, when the first collective on a GPU comes.
     """
@@ -31,7 +31,7 @@ def cuda_library(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def nccl_library(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The file of NCCL to open; None: libnccl.so.2, where the system's loader finds it.
+    """Return the file of NCCL to open; None: libnccl.so.2, where the system's loader finds it.
 
     It is the one that RINGAR_NCCL_LIBRARY names, which need not exist, or that of the PyPI packages
     nvidia-nccl-cu12 and nvidia-nccl-cu13, which use the same place.
@@ -46,12 +46,12 @@ def nccl_library(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def has_driver() -> bool:
-    """Whether the driver of NVIDIA is loaded in the kernel, and this process can reach it."""
+    """Return whether NVIDIA's driver is loaded in the kernel, and this process can reach it."""
     return _DRIVER.is_dir() or (_DEVICES / "nvidiactl").exists()
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The GPUs that a process with this environment may use, as CUDA_VISIBLE_DEVICES names them.
+    """Return the GPUs that this environment allows, as CUDA_VISIBLE_DEVICES names them.
 
     As CUDA does, this takes what stands before the first entry that names no GPU: a scheduler hides
     all of them with "", "-1" or "NoDevFiles". Without the variable they are counted from 0.
@@ -68,7 +68,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def _count() -> int:
-    """How many GPUs this process can reach."""
+    """Return how many GPUs this process can reach."""
     folders = sum(1 for _ in _DRIVER.glob("gpus/*"))
     files = sum(1 for path in _DEVICES.glob("nvidia[0-9]*") if path.name[6:].isdecimal())
     # A container may have the files of its own GPUs only, and see the folders of all; the files are

@@ -132,30 +132,30 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This process' number in the job, from 0."""
+    """Return the number of this process in the job, from 0."""
     return int(require("ringar.rank()").rank)
 
 
 def size() -> int:
-    """How many ranks the job has."""
+    """Return how many ranks the job has."""
     return int(require("ringar.size()").size)
 
 
 def local_rank() -> int:
-    """This process' number on its host, from 0."""
+    """Return the number of this process on its host, from 0."""
     return int(require("ringar.local_rank()").local_rank)
 
 
 def local_size() -> int:
-    """How many ranks run on this host."""
+    """Return how many ranks run on this host."""
     return int(require("ringar.local_size()").local_size)
 
 
 def cross_rank() -> int:
-    """The number of this host among those that have a rank of this local rank."""
+    """Return the number of this host among those that have a rank of this local rank."""
     return int(require("ringar.cross_rank()").cross_rank)
 
 
 def cross_size() -> int:
-    """How many hosts have a rank of this local rank."""
+    """Return how many hosts have a rank of this local rank."""
     return int(require("ringar.cross_size()").cross_size)

@@ -9,13 +9,17 @@ from ringar.job import native, place
 
 
 class ProcessSet:
-    """Some ranks of the job, which run collectives among themselves.
+    """Name some ranks of the job, which run collectives among themselves.
 
     Args:
         ranks: ranks of the job, in the order that the set numbers them. The order and the ranks
             must be the same on every rank of the job.
 
-    A set can be used after :func:`add_process_set`.
+    Attributes:
+        ranks: the ranks of the job that are members.
+        process_set_id: the number of the set; None before `ringar.add_process_set`.
+
+    A set can be used after `ringar.add_process_set`.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -23,16 +27,16 @@ class ProcessSet:
         self.process_set_id: int | None = None
 
     def size(self) -> int:
-        """How many ranks the set has."""
+        """Return how many ranks the set has."""
         return len(self.ranks)
 
     def rank(self) -> int:
-        """This rank's place in the set, from 0; -1 if it is not a member."""
+        """Return the place of this rank in the set, from 0; -1 if it is not a member."""
         me = place.rank()
         return self.ranks.index(me) if me in self.ranks else -1
 
     def included(self) -> bool:
-        """Whether this rank is a member."""
+        """Return whether this rank is a member."""
         return self.rank() >= 0
 
     def __repr__(self) -> str:
@@ -79,7 +83,7 @@ def end() -> None:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Makes a process set usable. Collective: every rank of the job calls it, members or not.
+    """Make a process set usable. Collective: every rank of the job calls it, members or not.
 
     A rank runs its collectives one after the other, in the order of issue, whatever their process
     sets. Ranks that share two sets must therefore issue the collectives of both in one order; two
@@ -89,7 +93,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         process_set: the set, or its ranks.
 
     Returns:
-        The set, with its ``process_set_id``.
+        The set, with its `process_set_id`.
 
     Raises:
         ValueError: no ranks, a rank that is not of this job, a rank twice, or a set added before.
@@ -115,7 +119,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> None:
-    """Takes a process set out of use. Collective over all ranks of the job.
+    """Take a process set out of use. Collective over all ranks of the job.
 
     Raises:
         ValueError: the set was never added, or is that of all ranks.
@@ -132,10 +136,10 @@ def remove_process_set(process_set: ProcessSet) -> None:
 
 
 def size_of(process_set_id: int) -> int:
-    """How many ranks a process set has."""
+    """Return how many ranks a process set has."""
     return _in_use[process_set_id].size()
 
 
 def place_in(process_set_id: int) -> int:
-    """This rank's place in a process set, -1 if it is not a member."""
+    """Return this rank's place in a process set, -1 if it is not a member."""
     return _in_use[process_set_id].rank()

@@ -21,21 +21,23 @@ def init(
     stall_warning: float | None = None,
     start_timeout: float | None = None,
 ) -> None:
-    """Joins the job and waits for all its ranks. Does nothing if that was done before.
+    """Join the job and wait for all its ranks.
+
+    A second call does nothing.
 
     Without a launcher the job has one rank, and everything works unchanged. Ranks may be started by
     `ringarrun`, or by `mpirun` or `srun` where mpi4py is installed.
 
     Args:
-        intra_op_threads: threads that one TensorFlow op may use; see :mod:`ringar.threads`.
+        intra_op_threads: threads that one TensorFlow op may use; see `ringar.threads`.
         inter_op_threads: TensorFlow ops that may run at once.
         deadline: seconds after which a collective that waits for a rank fails (environment:
-            ``RINGAR_DEADLINE``; default 600).
-        stall_warning: seconds after which it says whom it waits for (``RINGAR_STALL_WARNING``; 30).
-        start_timeout: seconds to wait here for the other ranks (``RINGAR_START_TIMEOUT``; 120).
+            `RINGAR_DEADLINE`; default 600).
+        stall_warning: seconds after which it says whom it waits for (`RINGAR_STALL_WARNING`; 30).
+        start_timeout: seconds to wait here for the other ranks (`RINGAR_START_TIMEOUT`; 120).
 
     Raises:
-        DeadlineError: a rank did not call ``init`` in time.
+        DeadlineError: a rank did not call `init` in time.
         MismatchError: the ranks have different versions of ringar or settings, or MPI sees other
             ranks than were started.
         UnsupportedError: MPI has started the ranks, but cannot be used.
@@ -63,7 +65,7 @@ def init(
 
 
 def _on_all_ranks(joined: mpi.Place | None, step: Callable[[], None]) -> None:
-    """Takes a step of `init`; raises on all ranks of a job that MPI has started if one fails."""
+    """Take a step of `init`; raise on all ranks of a job that MPI has started if one fails."""
     error = None
     try:
         step()
@@ -93,7 +95,10 @@ def _start(config: native.Config, joined: mpi.Place | None) -> None:
 
 
 def shutdown() -> None:
-    """Leaves the job. Other ranks that still wait for this one get an error that says so."""
+    """Leave the job.
+
+    Other ranks that still wait for this one get an error that says so.
+    """
     global _joined, _has_failed
     if not place.is_initialized():
         return

@@ -16,6 +16,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+__all__ = ["configure", "cores", "inter_op_threads", "intra_op_threads"]
+
 INTRA_OP_VARIABLE = "RINGAR_INTRA_OP_THREADS"
 INTER_OP_VARIABLE = "RINGAR_INTER_OP_THREADS"
 
@@ -27,7 +29,7 @@ _MIN_INTER_OP = 2
 
 
 def cores(local_size: int = 1) -> int:
-    """The cores that this rank should use.
+    """Return how many cores this rank should use.
 
     Args:
         local_size: the number of ranks on this host.
@@ -77,12 +79,12 @@ def configure(
 
 
 def intra_op_threads() -> int:
-    """The size of the intra-op pool; 0 if it was left to TensorFlow."""
+    """Return the size of the intra-op pool; 0 if it was left to TensorFlow."""
     return int(_threading().get_intra_op_parallelism_threads())
 
 
 def inter_op_threads() -> int:
-    """The size of the inter-op pool; 0 if it was left to TensorFlow."""
+    """Return the size of the inter-op pool; 0 if it was left to TensorFlow."""
     return int(_threading().get_inter_op_parallelism_threads())
 
 

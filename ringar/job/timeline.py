@@ -3,10 +3,10 @@
 Each rank has two rows: its collectives, with the stretches of copying, reducing and waiting for a
 named rank inside, and what is under way beside them: requests that wait for their turn, and
 messages, from when they are asked for to their end. Times are of one clock. While
-it is recorded, each rank writes a file of its own, ``<path>.rank<r>``, which is valid JSON after
-every event; in the end they are merged into ``<path>``.
+it is recorded, each rank writes a file of its own, `<path>.rank<r>`, which is valid JSON after
+every event; in the end they are merged into `<path>`.
 
-``ringarrun --timeline-filename t.json`` records a whole job. The launcher merges the files, so that
+`ringarrun --timeline-filename t.json` records a whole job. The launcher merges the files, so that
 this module does without TensorFlow and NumPy; `ringar.start_timeline` is in ringar/collectives/.
 """
 
@@ -36,7 +36,7 @@ def record(path: str, rank: int) -> None:
 
 
 def merge(path: str | Path) -> int:
-    """Makes one file of the ranks' files and removes those.
+    """Merge the ranks' files into one and remove them.
 
     Args:
         path: the file to make.

@@ -27,14 +27,14 @@ DEFAULT_FIRST_BUCKET_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Spec:
-    """What the plan needs to know of one tensor; None is a dimension not known in advance."""
+    """Describe one tensor for the plan; None is a dimension not known in advance."""
 
     shape: tuple[int | None, ...]
     dtype: str
 
     @classmethod
     def of(cls, tensor: Any) -> Spec:
-        """The spec of whatever has `.shape` and `.dtype`: a variable, a tensor, a spec."""
+        """Return the spec of whatever has `.shape` and `.dtype`: a variable, a tensor, a spec."""
         return cls(
             tuple(None if d is None else int(d) for d in tensor.shape), _dtype_name(tensor.dtype)
         )
@@ -64,12 +64,12 @@ class Bucket:
 
     @property
     def label(self) -> str:
-        """The indices in short, for names; see :func:`label`."""
+        """The indices in short, for names; see `label`."""
         return label(self.indices)
 
 
 def label(indices: Iterable[int]) -> str:
-    """Indices, highest first, in short: "7-4,2". Errors show where ranks have other ones."""
+    """Return indices in short, highest first: "7-4,2". Errors show where ranks have other ones."""
     runs: list[list[int]] = []
     for index in indices:
         if runs and runs[-1][-1] == index + 1:
@@ -144,7 +144,7 @@ def _plan_dtype(
 
 
 def _split_last(specs: Sequence[Spec | None], last: Bucket, limit: int) -> list[Bucket]:
-    """Leaves what comes last of all, behind which nothing is left to compute, in a small bucket."""
+    """Leave what comes last of all, behind which nothing is left to compute, in a small bucket."""
     sizes = {i: spec.bytes or 0 for i in last.indices if (spec := specs[i]) is not None}
     count, total = 0, 0
     while count < len(last.indices) and total + sizes[last.indices[-1 - count]] <= limit:

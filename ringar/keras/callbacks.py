@@ -28,7 +28,7 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Gives all ranks the weights and the optimizer state of one rank when training begins.
+    """Give all ranks the weights and the optimizer state of one rank when training begins.
 
     Seeds stay each rank's own, so that dropout masks differ between ranks. A model that is built
     only by its first batch gets its weights after that batch: build it before `fit` where the first
@@ -67,7 +67,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages the metrics of an epoch over the ranks, for the callbacks after it.
+    """Average the metrics of an epoch over the ranks, for the callbacks after it.
 
     Put it before ReduceLROnPlateau, EarlyStopping, ModelCheckpoint and whatever else reads metrics.
 
@@ -85,7 +85,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class Distributed(BroadcastGlobalVariablesCallback):
-    """What `fit` needs on several ranks, in one callback.
+    """Do all that `fit` needs on several ranks: broadcast, average metrics, check.
 
     - When training begins, all ranks get the weights and the optimizer state of `root_rank`.
     - At the end of an epoch, metrics are averaged over the ranks, validation included, for the

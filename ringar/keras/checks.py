@@ -104,7 +104,7 @@ def check_weights(model: Any, process_set: Any = None) -> None:
 
 
 def _is_same(variable: Any, of_ranks: np.ndarray) -> bool:
-    """Whether ranks that must have the same value have it."""
+    """Return whether ranks that must have the same value have it."""
     cut = cut_of(variable)
     if cut is None:
         return bool((of_ranks == of_ranks[0]).all())

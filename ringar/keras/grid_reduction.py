@@ -28,7 +28,7 @@ _NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
 
 
 class GridReduction:
-    """Reduces gradients as `ringar.keras.reduction.Reduction` does, on a grid.
+    """Reduce gradients as `ringar.keras.reduction.Reduction` does, on a grid.
 
     Args:
         over_all: for variables that every rank has whole.
@@ -49,7 +49,7 @@ class GridReduction:
         variables: Sequence[Any] | None = None,
         loss_scale: Any = None,
     ) -> list[Any]:
-        """As `Reduction`; the variables must be known."""
+        """Reduce as `Reduction` does; the variables must be known."""
         if self.grid.model == 1:
             return self._over_all(gradients, variables, loss_scale)
         if variables is None:
@@ -138,7 +138,7 @@ class GridReduction:
             )
 
     def _spread_overflow(self, reduced: list[Any], cut: list[int]) -> None:
-        """An overflow in a part is one of the whole: all ranks of the group skip the step."""
+        """Let all ranks of a model group skip the step if a gradient of one part overflowed."""
         parts = [reduced[i] for i in cut if reduced[i] is not None]
         if not parts:
             return
@@ -164,7 +164,7 @@ def _square_sum(gradient: Any) -> tf.Tensor:
 
 
 def _limit(gradient: Any, norm: tf.Tensor, limit: Any) -> Any:
-    """`gradient` times `limit` / `norm`, where the norm is greater."""
+    """Return `gradient` times `limit` / `norm`, where the norm is greater."""
     factor = tf.where(norm > limit, limit / norm, 1.0)
     if isinstance(gradient, tf.IndexedSlices):
         values = gradient.values * tf.cast(factor, gradient.values.dtype)

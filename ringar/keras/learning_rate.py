@@ -19,7 +19,7 @@ from ringar.sharding.slots import inner_optimizer
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Sets the learning rate to `initial_lr * multiplier` between two epochs.
+    """Set the learning rate to `initial_lr * multiplier` between two epochs.
 
     Args:
         initial_lr: the learning rate that is multiplied.
@@ -123,7 +123,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from `initial_lr / size()` to `initial_lr`, batch by batch.
+    """Raise the learning rate from `initial_lr / size()` to `initial_lr`, batch by batch.
 
     For an `initial_lr` that was scaled by the number of ranks: Goyal et al., "Accurate, large
     minibatch SGD: training ImageNet in 1 hour" (2017). With `epoch` as a fraction, `lr = initial_lr

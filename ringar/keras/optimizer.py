@@ -42,7 +42,7 @@ _CLASSES: dict[type, type] = {}
 
 
 class DistributedMixin:
-    """What a distributed optimizer adds to its base class."""
+    """Reduce gradients over the ranks before the base class applies them."""
 
     _reduction: Reduction | GridReduction
     _reduction_is_done: bool
@@ -77,7 +77,7 @@ class DistributedMixin:
 
     @contextmanager
     def reduction_done(self) -> Iterator[None]:
-        """Within this context `apply` takes gradients that have been reduced already."""
+        """Return a context in which `apply` takes gradients that have been reduced already."""
         self._reduction_is_done = True
         try:
             yield
@@ -167,22 +167,22 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether `optimizer`, or the one in a `LossScaleOptimizer`, reduces over the ranks."""
+    """Return whether `optimizer`, or the one in a `LossScaleOptimizer`, reduces over the ranks."""
     return isinstance(inner_optimizer(optimizer), DistributedMixin)
 
 
 def reduction_of(optimizer: Any) -> Reduction | GridReduction | None:
-    """The reduction of a distributed optimizer, or of the one in a `LossScaleOptimizer`."""
+    """Return the reduction of a distributed optimizer, or of the one in a `LossScaleOptimizer`."""
     return getattr(inner_optimizer(optimizer), "_reduction", None)
 
 
 def grid_of(optimizer: Any) -> Any:
-    """The grid of a distributed optimizer, or of the one in a `LossScaleOptimizer`, or None."""
+    """Return the grid of a distributed optimizer, or of the one in a `LossScaleOptimizer`."""
     return getattr(reduction_of(optimizer), "grid", None)
 
 
 def _loss_scale(optimizer: Any) -> Any:
-    """What a `LossScaleOptimizer` multiplies losses by now; None for other optimizers."""
+    """Return what a `LossScaleOptimizer` multiplies losses by now; None for other optimizers."""
     # Not yet built, it begins with the first.
     return getattr(optimizer, "dynamic_scale", getattr(optimizer, "initial_scale", None))
 

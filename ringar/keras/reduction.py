@@ -31,7 +31,7 @@ from ringar.sharding.cut import cut_of
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are reduced; `DistributedOptimizer` documents the fields."""
+    """Reduce gradients over the ranks; `DistributedOptimizer` documents the fields."""
 
     op: Any
     compression: Any
@@ -213,7 +213,7 @@ class Reduction:
 
 
 def _all_finite(reduced: Sequence[Any]) -> tf.Tensor:
-    """Whether no gradient overflowed, on any rank: what all ranks have is the same."""
+    """Return whether no gradient overflowed, on any rank: what all ranks have is the same."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in reduced if g is not None]
     floats = [value for value in values if value.dtype.is_floating]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in floats])

@@ -14,7 +14,7 @@ from ringar.keras.reduction import Reduction
 
 
 class DistributedGradientTape:
-    """A `tf.GradientTape` whose `gradient` returns gradients reduced over the ranks.
+    """Record like a `tf.GradientTape` and return gradients reduced over the ranks.
 
     Apply them with a plain optimizer: a `DistributedOptimizer` would reduce them once more.
 

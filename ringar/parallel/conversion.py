@@ -156,7 +156,7 @@ def split(
 def _rebuild(
     model: keras.Model, place: Callable[[Any], _Place], last: Callable[[Any], Any] = lambda x: x
 ) -> keras.Model:
-    """Calls `place(layer)` in place of each layer, on new inputs."""
+    """Call `place(layer)` in place of each layer, on new inputs."""
     graph = getattr(model, "_functional", None) or model  # of a Sequential
     if not hasattr(graph, "_run_through_graph"):
         raise ValueError(
@@ -197,7 +197,7 @@ def _whole_layer(layer: Any) -> Any:
 
 
 def _parts_at(layer: Any) -> int:
-    """Into how many parts the input of a layer is split."""
+    """Return into how many parts the input of a layer is split."""
     tensor = layer.input
     if lineage.split_axis(tensor) is None:
         return 1
@@ -205,7 +205,7 @@ def _parts_at(layer: Any) -> int:
 
 
 def _part_of(layer: Any, x: Any, grid: Grid, chosen: set[str] | None) -> Any:
-    """The layer's part, if it is one to be cut."""
+    """Return the layer's part, if it is one to be cut."""
     kind = {
         keras.layers.Conv2D: SplitConv2D, GroupedConv2D: SplitConv2D,
         keras.layers.Dense: SplitDense, GroupedDense: SplitDense,
@@ -233,7 +233,7 @@ def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_layer(layer: Any, x: Any, grid: Grid, sync_batch_norm: bool) -> Any:
-    """A layer that is not cut, for this rank's maps if its input is split."""
+    """Return a layer that is not cut, for this rank's maps if its input is split."""
     config = layer.get_config()
     is_split = _is_split(x)
     if is_split and isinstance(layer, keras.layers.Identity):
@@ -257,7 +257,7 @@ def _is_split(x: Any) -> bool:
 def _joined_where_needed(
     make: Callable[[Any], Any], grid: Grid, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Calls a layer on its inputs as they are, or on whole ones if it must have them."""
+    """Call a layer on its inputs as they are, or on whole ones if it must have them."""
     try:
         outputs = make(args[0])(*args, **kwargs)
         for output in keras.tree.flatten(outputs):

@@ -14,7 +14,7 @@ ATTRIBUTE = "_ringar_cut"
 
 @dataclass(frozen=True)
 class Cut:
-    """How a variable of one rank is a part of a whole one.
+    """Say how a variable of one rank is a part of a whole one.
 
     Attributes:
         axis: along which the parts are joined.
@@ -26,7 +26,7 @@ class Cut:
 
 
 def cut_of(variable: Any) -> Cut | None:
-    """How a variable is cut; None: every rank has it whole."""
+    """Return how a variable is cut; None: every rank has it whole."""
     return getattr(variable, ATTRIBUTE, None)
 
 

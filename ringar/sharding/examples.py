@@ -17,7 +17,7 @@ from ringar.sharding.grid import Grid
 
 
 class Digest:
-    """Of the first batch that a layer sees since `reset`."""
+    """Compute a digest of the first batch that a layer sees since `reset`."""
 
     def __init__(self) -> None:
         with tf.init_scope():
@@ -36,12 +36,12 @@ class Digest:
             tf.cond(tf.equal(self._value, 0), note, lambda: self._value.read_value())
 
     def reset(self) -> None:
-        """Forget it."""
+        """Forget the digest."""
         self._value.assign(0)
 
     @property
     def value(self) -> int:
-        """0: no batch was seen."""
+        """The digest; 0 if no batch was seen."""
         return int(self._value.numpy())
 
 
@@ -68,7 +68,7 @@ def check(digests: list[tuple[str, Digest]], grid: Grid) -> None:
 
 
 def refusal(received: str, digests: Iterable[int], ranks: Iterable[int]) -> ValueError:
-    """The error of ranks that were fed different examples.
+    """Return the error of ranks that were fed different examples.
 
     Args:
         received: what differs.

@@ -23,7 +23,7 @@ from ringar.job.process_sets import ProcessSet, add_process_set, remove_process_
 
 
 class Grid:
-    """The ranks of the job as `data` x `model`. Collective: every rank makes the same grid.
+    """Arrange the ranks of the job as `data` x `model`. Collective: every rank makes the same grid.
 
     The grid that was made last is the current one, in which layers of `ringar.layers` are made
     unless they are given another.
@@ -89,11 +89,11 @@ class Grid:
             self.model_set = ProcessSet(self.model_set.ranks)
 
     def agree(self, value: Any) -> Any:
-        """What rank 0 has as `value`: for seeds. Collective over all ranks."""
+        """Return rank 0's `value`, such as a seed. Collective over all ranks."""
         return value if place.size() == 1 else broadcast_object(value, name="grid/agree")
 
     def share(self, count: int, what: str) -> int:
-        """How many of `count` kernels or units each part gets.
+        """Return how many of `count` kernels or units each part gets.
 
         Raises:
             ValueError: if the parts cannot get equally many.
@@ -113,12 +113,12 @@ _current: Grid | None = None
 
 
 def current() -> Grid | None:
-    """The grid that was made last, if it is still open."""
+    """Return the grid that was made last, if it is still open."""
     return _current if _current is not None and _current.is_open else None
 
 
 def needed(grid: Grid | None, what: str) -> Grid:
-    """`grid`, or else the current one.
+    """Return `grid`, or else the current one.
 
     Raises:
         ValueError: there is none.

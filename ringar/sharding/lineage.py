@@ -21,7 +21,7 @@ from ringar.sharding.cut import Cut, mark
 
 
 def own(layer: Any, grid: Any) -> None:
-    """Mark the variables of a layer that treats each map by itself, and sees this rank's only.
+    """Mark the variables of a layer that sees this rank's channels only as parts.
 
     Args:
         layer: a built `BatchNormalization` or `PReLU`.
@@ -63,7 +63,7 @@ _PER_MAP = {
 
 
 def split_axis(tensor: Any) -> int | None:
-    """The axis along which a symbolic tensor is split; None: it is not, as far as can be seen.
+    """Return the axis along which a symbolic tensor is split; None if it seems to be whole.
 
     Raises:
         ValueError: something on the way does not treat each map by itself.
@@ -88,7 +88,7 @@ _AXIS = "_ringar_split_axis"
 
 
 def _axis(tensor: Any, operation: Any, inputs: list[Any]) -> int | None:
-    """The axis of a tensor whose operation's inputs are known."""
+    """Return the axis of a tensor whose operation's inputs are known."""
     if operation is None or not inputs:
         return None
     writes = getattr(operation, "writes_maps", None)
@@ -134,13 +134,13 @@ def check_outputs(model: Any) -> None:
 
 
 def maker(tensor: Any) -> Any:
-    """The layer or operation that a symbolic tensor comes from; None for an input."""
+    """Return the layer or operation that a symbolic tensor comes from; None for an input."""
     operation, inputs = _origin(tensor)
     return operation if inputs else None
 
 
 def source(tensor: Any) -> Any:
-    """The layer on which the maps of a symbolic tensor begin; None: the model's input."""
+    """Return the layer on which the maps of a symbolic tensor begin; None: the model's input."""
     operation, inputs = _origin(tensor)
     while inputs and not hasattr(operation, "writes_maps"):
         operation, inputs = _origin(inputs[0])
@@ -148,7 +148,7 @@ def source(tensor: Any) -> Any:
 
 
 def layers_within(tensor: Any) -> list[Any]:
-    """The layers with weights between a symbolic tensor and where its split begins."""
+    """Return the layers with weights between a symbolic tensor and where its split begins."""
     found: dict[int, Any] = {}
     seen, stack = set(), [tensor]
     while stack:
@@ -172,7 +172,7 @@ def _origin(tensor: Any) -> tuple[Any, list[Any]]:
 
 
 def _through(operation: Any, axis: int, before: Any, after: Any) -> int:
-    """The axis behind an operation that is no split layer and no join."""
+    """Return the axis behind an operation that is no split layer and no join."""
     if isinstance(operation, keras.layers.Permute):
         return axis if axis == 0 else 1 + operation.dims.index(axis)
     if isinstance(operation, keras.layers.Flatten):

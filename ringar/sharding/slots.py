@@ -52,7 +52,7 @@ def cuts(optimizer: Any) -> list[Cut | None]:
 
 
 def _with_nested(optimizer: Any) -> Iterator[Any]:
-    """`optimizer` and those that it hands variables to, as those that scale losses do."""
+    """Yield `optimizer` and those that it hands variables to, as those that scale losses do."""
     yield optimizer
     for value in vars(optimizer).values():
         for one in value if isinstance(value, (list, tuple)) else [value]:
@@ -61,7 +61,7 @@ def _with_nested(optimizer: Any) -> Iterator[Any]:
 
 
 def _pairs(slots: Any, variables: list[Any]) -> Iterator[tuple[Any, Any]]:
-    """The members of an attribute and their variables, if it has one member for each variable."""
+    """Return the members of an attribute and their variables, if it has one for each variable."""
     if isinstance(slots, dict):
         keys = {key: v for i, v in enumerate(variables) for key in (i, id(v), v.path)}
         yield from ((slot, keys[key]) for key, slot in slots.items() if key in keys)

@@ -1,6 +1,6 @@
-"""What a rank computes alone in the native library: eager, in a ``tf.function`` and compiled.
+"""What a rank computes alone in the native library: eager, in a `tf.function` and compiled.
 
-The counterpart of :mod:`ringar.collectives.collective`, without an engine: a TensorFlow op that is
+The counterpart of `ringar.collectives.collective`, without an engine: a TensorFlow op that is
 done when its kernel returns, or an XLA custom call. tf_ops/kernels/computation.h describes both.
 """
 
@@ -22,7 +22,7 @@ MOST_THREADS = 1024
 
 
 def absent(dtype: tf.DType) -> tf.Tensor:
-    """What stands for an optional input that is not there."""
+    """Return a tensor that stands for an optional input that is not there."""
     return tf.zeros([0], dtype)
 
 
@@ -32,9 +32,9 @@ def compute(
     outputs: Sequence[tf.TensorSpec],
     **options: int | bool,
 ) -> list[tf.Tensor]:
-    """Runs a computation.
+    """Run a computation.
 
-    A ``tf.function`` that was traced outside of XLA cannot be called from a compiled one: it has
+    A `tf.function` that was traced outside of XLA cannot be called from a compiled one: it has
     the op, which XLA does not know.
 
     Args:
@@ -88,7 +88,7 @@ def _compiled(
 
 
 def usable_threads(asked: Any) -> int:
-    """How many threads a computation may use: those asked for, else as many as TensorFlow's own.
+    """Return how many threads a computation may use: by default as many as TensorFlow's.
 
     Raises:
         ValueError: if what is asked for is no number of threads.

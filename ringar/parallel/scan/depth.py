@@ -48,7 +48,7 @@ _SAME = (
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The product of some Jacobians, or, without any, dl/dh for a batch; in TensorFlow.
+    """Hold the product of some Jacobians, or, without any, dl/dh for a batch; in TensorFlow.
 
     Attributes:
         arrays: of `pack`.
@@ -59,7 +59,7 @@ class Part:
     stages: tuple[Stage, ...] = ()
 
     def then(self, after: Part) -> Part:
-        """The Jacobians of both."""
+        """Return the Jacobians of both."""
         count, of_both = len(self.arrays), self.stages and self.stages + after.stages
 
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -70,12 +70,12 @@ class Part:
         return Part(call(run, [*self.arrays, *after.arrays], dtypes), of_both)
 
     def tensors(self) -> list[Any]:
-        """What travels."""
+        """Return the tensors to send."""
         return self.arrays
 
 
 def pack(value: np.ndarray | Element) -> list[np.ndarray]:
-    """The arrays of gradients, or of a matrix.
+    """Return the arrays of gradients, or of a matrix.
 
     Raises:
         OutOfMemoryError: there are too many numbers for indices of 32 bits.
@@ -93,7 +93,7 @@ def pack(value: np.ndarray | Element) -> list[np.ndarray]:
 
 
 def unpack(arrays: Sequence[np.ndarray], stages: Sequence[Stage]) -> Any:
-    """The gradients or the matrix of some arrays."""
+    """Return the gradients or the matrix of some arrays."""
     if not stages:
         return arrays[0]
     data, indices, indptr = arrays
@@ -108,7 +108,7 @@ def unpack(arrays: Sequence[np.ndarray], stages: Sequence[Stage]) -> Any:
 
 
 class Depth:
-    """The ranks that go backward through a net together.
+    """Go backward through a net on several ranks together.
 
     Args:
         chain: the net.
@@ -120,7 +120,7 @@ class Depth:
         self._has_compared_weights = False
 
     def share(self, route: Route) -> Share:
-        """What this rank does.
+        """Return this rank's share of the work.
 
         Raises:
             NotInitializedError: before `ringar.init()`.
@@ -138,7 +138,7 @@ class Depth:
         return Share(route.share(line), route.positions, line)
 
     def come_in(self, arrays: list[Any], route: Route, share: Share, last: Any) -> Any:
-        """What comes into this rank's stretch, dl/dh for the batch; None into the first one.
+        """Return dl/dh for the batch as it enters this rank's stretch; None for the first one.
 
         Args:
             arrays: what this rank has of its own, packed; empty for the last one on the way.
@@ -171,7 +171,7 @@ class Depth:
         return None if incoming is None else incoming.arrays[0]
 
     def gather(self, route: Route, slopes: dict[int, list[Any]]) -> dict[int, list[Any]]:
-        """The gradients of all ranks' stages, by number, of this rank's."""
+        """Return the gradients of all ranks' stages, by number, of this rank's."""
         weights = {
             number: self._chain.stages[number].layer.trainable_weights
             for number in sorted(route.wanted)
@@ -193,7 +193,7 @@ class Depth:
         }
 
     def check(self, inputs: Any, masks: Sequence[Any]) -> None:
-        """Compares examples and masks of Dropout between the ranks; before the first step, weights.
+        """Compare examples and masks of Dropout between the ranks; before the first step, weights.
 
         Raises:
             ValueError: on all ranks, if they differ; in a graph TensorFlow's InvalidArgumentError.
@@ -234,7 +234,7 @@ class Depth:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuses distributed optimizers that do not average: all ranks have the same gradients.
+    """Refuse distributed optimizers that do not average: all ranks have the same gradients.
 
     Raises:
         ValueError: it adds them up, or is one for layers that are split.
@@ -250,12 +250,12 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def call(function: Callable[..., Any], inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
-    """`tf.numpy_function` of a function that returns a list, however many are in it."""
+    """Call `tf.numpy_function` with a function that returns a list of any length."""
     found = tf.numpy_function(function, list(inputs), list(dtypes))
     # Of no outputs a graph returns the operation, and of one eager code no list.
     return tf.nest.flatten(found) if dtypes else []
 
 
 def _shape(stages: Sequence[Stage]) -> tuple[int, int]:
-    """Of an example's part of a product."""
+    """Return the shape of an example's part of a product."""
     return stages[-1].shape[0], stages[0].shape[1]

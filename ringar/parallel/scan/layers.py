@@ -19,43 +19,11 @@ from ringar.parallel.scan.chain import CHOSEN, WHOLE, Way, levels_of
 #: In the order of `Activation` in tf_ops/scan/recurrent.h.
 ACTIVATIONS = ("linear", "tanh", "sigmoid", "relu", "hard_sigmoid")
 
-_ARGUMENTS = """
-    Args:
-        units, activation, ...: as those of the Keras layer. An activation is one of "tanh",
-            "sigmoid", "relu", "hard_sigmoid" and "linear" (None).
-        backward: how gradients go back through the steps. "serial" carries the vectors of the batch
-            through the chain, "scan" takes the parallel scan, a number of levels its hybrid; "auto"
-            chooses by a cost model of steps, units, batch and threads.
-        threads: how many of them to use; as many as TensorFlow's intra-op pool has if None.
-        process_set: ranks that hold one stretch each of every sequence, the first of them the first
-            steps; None where every rank has whole sequences. Batch and features must be the same on
-            all of them, the number of steps need not. With `return_sequences` a rank gets the
-            states of its own steps, and if asked the state after them; otherwise all get the last
-            state of the whole sequence. Weights get the gradient of the whole sequence where
-            gradients are averaged over the ranks, as :class:`ringar.DistributedOptimizer` does it;
-            with a loss that is a mean over steps, stretches must be of one length for that. All
-            ranks have at least one step, call the layer equally often, in `evaluate` and `predict`
-            too, and take gradients of a loss that depends on its output. Not part of the config, so
-            that a layer that is saved, copied or wrapped (`Bidirectional`, `clone_model`) has none.
-            Not compiled by XLA.
-
-    Input and output shapes, masks, `return_sequences`, `return_state`, `stateful` and
-    `go_backwards` are those of the Keras layer. float16 and bfloat16 are computed in float32
-    within. Gradients of gradients are not supported. Training runs through Keras' own loop with
-    `recurrent_dropout`, and where `dropout` takes other inputs from each gate, as a GRU's does with
-    `implementation=1`.
-
-    Raises:
-        ValueError: for another activation, or a `backward` or `threads` out of range; with a
-            `process_set`, for `stateful`, `go_backwards`, dropout and masks.
-"""
-
-
 _Layer: Any = object  # what comes after it in the order of bases
 
 
 class _ScanRecurrent(_Layer):
-    """What both layers have in common, before the Keras layer in the order of bases."""
+    """Run both layers' steps natively; comes before the Keras layer in the order of bases."""
 
     def __init__(
         self,
@@ -78,7 +46,7 @@ class _ScanRecurrent(_Layer):
     def inner_loop(
         self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
     ) -> Any:
-        """Runs all steps; called by ``keras.layers.RNN.call``."""
+        """Run all steps; called by `keras.layers.RNN.call`."""
         if training and self._steps_differ():
             # Not super(): keras.layers.GRU, in search of cuDNN, expects one mask for all gates.
             return keras.layers.RNN.inner_loop(
@@ -105,7 +73,7 @@ class _ScanRecurrent(_Layer):
         return outputs[:, -1], outputs, [states[:, -1]]
 
     def get_config(self) -> dict[str, Any]:
-        """The Keras layer's config, `backward` and `threads`."""
+        """Return the Keras layer's config, `backward` and `threads`."""
         return {**super().get_config(), "backward": self.backward, "threads": self.threads}
 
     def _sequence(
@@ -126,12 +94,12 @@ class _ScanRecurrent(_Layer):
         return recurrent.Sequence(self._cell_kind, *[*cast, mask])
 
     def _steps_differ(self) -> bool:
-        """Whether dropout is more than one mask of the inputs."""
+        """Return whether dropout is more than one mask of the inputs."""
         each_gate = getattr(self.cell, "dropout_mask_count", None) is not None
         return bool(self.cell.recurrent_dropout or (self.cell.dropout and each_gate))
 
     def _drop(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The inputs without what dropout takes."""
+        """Apply dropout to the inputs."""
         mask = self.cell.get_dropout_mask(inputs[:, 0])
         return inputs if mask is None else inputs * mask[:, None]
 
@@ -175,26 +143,62 @@ class _ScanRecurrent(_Layer):
 
 
 @keras.saving.register_keras_serializable(package="ringar", name="ScanSimpleRNN")
-class ScanSimpleRNN(_ScanRecurrent, keras.layers.SimpleRNN):  # noqa: D101
-    __doc__ = (
-        """Keras' SimpleRNN, ``h_t = activation(x_t W + h_{t-1} U + b)``, with native kernels.
-"""
-        + _ARGUMENTS
-    )
+class ScanSimpleRNN(_ScanRecurrent, keras.layers.SimpleRNN):
+    """Run Keras' SimpleRNN, `h_t = activation(x_t W + h_{t-1} U + b)`, with native kernels.
+
+    Args:
+        units: the number of units.
+        *args: as of the Keras layer.
+        backward: how gradients go back through the steps. "serial" carries the vectors of the batch
+            through the chain, "scan" takes the parallel scan, a number of levels its hybrid; "auto"
+            chooses by a cost model of steps, units, batch and threads.
+        threads: how many threads to use; as many as TensorFlow's intra-op pool has if None.
+        process_set: ranks that hold one stretch each of every sequence, the first of them the first
+            steps; None where every rank has whole sequences. Batch and features must be the same on
+            all of them, the number of steps need not. With `return_sequences` a rank gets the
+            states of its own steps, and if asked the state after them; otherwise all get the last
+            state of the whole sequence. Weights get the gradient of the whole sequence where
+            gradients are averaged over the ranks, as `ringar.DistributedOptimizer` does it;
+            with a loss that is a mean over steps, stretches must be of one length for that. All
+            ranks have at least one step, call the layer equally often, in `evaluate` and `predict`
+            too, and take gradients of a loss that depends on its output. Not part of the config, so
+            that a layer that is saved, copied or wrapped (`Bidirectional`, `clone_model`) has none.
+            Not compiled by XLA.
+        **kwargs: as of the Keras layer. An activation is one of "tanh", "sigmoid", "relu",
+            "hard_sigmoid" and "linear" (None).
+
+    Input and output shapes, masks, `return_sequences`, `return_state`, `stateful` and
+    `go_backwards` are those of the Keras layer. float16 and bfloat16 are computed in float32
+    within. Gradients of gradients are not supported. Training runs through Keras' own loop with
+    `recurrent_dropout`, and where `dropout` takes other inputs from each gate, as a GRU's does with
+    `implementation=1`.
+
+    Raises:
+        ValueError: for another activation, or a `backward` or `threads` out of range; with a
+            `process_set`, for `stateful`, `go_backwards`, dropout and masks.
+    """
 
     def _kind(self) -> recurrent.Cell:
         return recurrent.simple_rnn(_activation(self, "activation"))
 
 
 @keras.saving.register_keras_serializable(package="ringar", name="ScanGRU")
-class ScanGRU(_ScanRecurrent, keras.layers.GRU):  # noqa: D101
-    __doc__ = (
-        """Keras' GRU, with native kernels.
+class ScanGRU(_ScanRecurrent, keras.layers.GRU):
+    """Run Keras' GRU, in the form with `reset_after=True`, with native kernels.
 
-    As its cuDNN form, for ``reset_after=True`` (Keras' default).
-"""
-        + _ARGUMENTS
-    )
+    Args:
+        units: the number of units.
+        *args: as of the Keras layer.
+        backward: as of `ringar.layers.ScanSimpleRNN`.
+        threads: as of `ringar.layers.ScanSimpleRNN`.
+        process_set: as of `ringar.layers.ScanSimpleRNN`.
+        **kwargs: as of the Keras layer.
+
+    All that `ringar.layers.ScanSimpleRNN` says of activations, shapes, masks and dtypes holds here.
+
+    Raises:
+        ValueError: as of `ringar.layers.ScanSimpleRNN`, and for `reset_after=False`.
+    """
 
     def _kind(self) -> recurrent.Cell:
         if not self.cell.reset_after:

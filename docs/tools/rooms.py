@@ -5,7 +5,7 @@ finds, and a room's sentence is the first of its docstring. An arrow that follow
 left out: a module that imports from keras/ may import from whatever lies below it.
 
     make rooms                              draws it
-    python docs/pictures/rooms.py --check   fails if it is no longer true; `make lint` asks this
+    python docs/tools/rooms.py --check   fails if it is no longer true; `make lint` asks this
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PICTURE = Path(__file__).with_suffix(".svg")
+PICTURE = Path(__file__).parents[1] / "pictures" / "rooms.svg"
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 #: Rooms beside the column in the middle, left (-) and right of it.

@@ -40,7 +40,7 @@ hosts    -H HOST:N,...           hosts, and how many ranks each takes
 output   --[no-]prefix, --output-filename DIR, --timeline-filename FILE,
          --verbose, --dry-run
 seconds  --start-timeout, --deadline, --stall-warning, --failure-grace
-about    --help-all: all of this in detail, --check-build, --version
+about    --help, --help-all: each option in detail, --check-build, --version
 """
 
 _DESCRIPTION = """\
@@ -168,7 +168,8 @@ class _Summary(argparse.Action):
     """Print `--help`, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        parser.exit(message=_SUMMARY)
+        print(_SUMMARY, end="")
+        parser.exit()
 
 
 def parser() -> argparse.ArgumentParser:

@@ -110,15 +110,16 @@ def module_fault(name: str, folders: Sequence[str]) -> str:
     if name.endswith(".py") or "/" in name:
         guess = name.removesuffix(".py").strip("./").replace("/", ".")
         return f"{expected}, received the name of a file{did_you_mean([f'-m {guess}', name])}"
-    package, path = "", [*folders, *sys.path]
+    path: Sequence[str] | None = [*folders, *sys.path]
     for part in _prefixes(name):
-        spec = _find(part, path)
+        package, dot, last = part.rpartition(".")
+        spec = _find(part, path or ())
         if spec is None:
-            known = _names(path if package else folders)
-            hints = (package + close for close in close_to(part.rpartition(".")[2], known))
+            known = _names((path or ()) if package else folders)
+            hints = (package + dot + close for close in close_to(last, known))
             return f"{expected}, but there is no {part}{did_you_mean(hints)}"
-        package, path = f"{part}.", list(spec.submodule_search_locations or ())
-    if spec.submodule_search_locations is not None and not _find(f"{name}.__main__", path):
+        path = spec.submodule_search_locations
+    if path is not None and not _find(f"{name}.__main__", path):
         return f"{expected} to run, but {name} is a package without {name}.__main__"
     return ""
 
@@ -141,7 +142,7 @@ def _find(name: str, path: Sequence[str]) -> ModuleSpec | None:
     """
     portions: list[str] = []
     for folder in path:
-        importer = pkgutil.get_importer(folder)
+        importer = pkgutil.get_importer(folder or os.getcwd())
         spec = importer.find_spec(name) if importer else None
         if spec is not None and spec.loader is not None:
             return spec

@@ -128,22 +128,28 @@ def test_a_long_line_without_end_takes_no_report_with_it() -> None:
     assert sorted(result.stderr.splitlines()) == [f"[{rank}] {'x' * 10240}" for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("hosts", [("-np", "3", *MPIRUN), TWO_HOSTS], ids=["one host", "two"])
+ONE_HOST = ("-np", "3", *MPIRUN)
+EXIT = ("exit 3", 3, "rank 1 of 3 on .* failed with exit code 3")
+KILL = ("kill -9 $$", 137, r"rank 1 of 3 on .* was killed by signal 9 \(SIGKILL\)")
+
+
 @pytest.mark.parametrize(
-    ("end", "code", "says"),
+    ("hosts", "end", "code", "says"),
     [
-        ("exit 3", 3, "rank 1 of 3 on .* failed with exit code 3"),
-        ("kill -9 $$", 137, r"rank 1 of 3 on .* was killed by signal 9 \(SIGKILL\)"),
+        pytest.param(ONE_HOST, *KILL, id="a signal on one host"),
+        pytest.param(TWO_HOSTS, *EXIT, id="an exit code on two"),
+        pytest.param(ONE_HOST, *EXIT, id="an exit code on one host", marks=pytest.mark.slow),
+        pytest.param(TWO_HOSTS, *KILL, id="a signal on two", marks=pytest.mark.slow),
     ],
 )
 def test_a_failed_rank_ends_the_job_and_leaves_the_others_a_moment(
     hosts: tuple[str, ...], end: str, code: int, says: str, agent: Path
 ) -> None:
-    # Rank 0 gets 2 s after the failure: enough for what it does last.
-    others = "sleep 1.5; echo last words; sleep 100"
+    # Rank 0 gets 2 s after the failure, enough for its last words.
+    others = "sleep 0.5; echo last words; sleep 100"
     program = shell(f"if [ {RANK} = 1 ]; then {end}; fi; {others}")
     started = time.monotonic()
-    result = launch(*hosts, "--failure-grace", "3", *program, env={"RINGAR_SSH": str(agent)})
+    result = launch(*hosts, "--failure-grace", "2", *program, env={"RINGAR_SSH": str(agent)})
     assert time.monotonic() - started < 30
     assert result.returncode == code, result.stderr
     assert re.search(says, result.stderr.splitlines()[-1])
@@ -176,7 +182,9 @@ def test_an_mpirun_that_ends_without_some_rank_has_not_succeeded(tmp_path: Path)
     assert result.returncode == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_signals_reach_all_ranks(number: int, agent: Path) -> None:
     program = shell("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.1; done")
     with Launcher(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(agent)}) as launcher:

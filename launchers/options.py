@@ -330,7 +330,9 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_timeouts(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("times, in seconds; the defaults are those of ringar.init()")
+    group = parser.add_argument_group(
+        "timeouts, in seconds; the defaults are those of ringar.init()"
+    )
     group.add_argument(
         "--start-timeout",
         metavar="S",

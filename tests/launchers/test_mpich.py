@@ -66,7 +66,7 @@ def run(python: str, what: str, program: Sequence[str], ready: str) -> str:
 @pytest.mark.parametrize("what", ["end", "die"])
 def test_jobs_end(python: str, what: str) -> None:
     text = run(python, what, ["-c", PROGRAM], "ready: rank {} of 2")
-    assert ("PeerLostError: rank 0" in text) == (what == "die")
+    assert ("[0] PeerLostError: rank 0" in text) == (what == "die")
 
 
 @pytest.mark.slow

@@ -43,11 +43,9 @@ pytestmark = [pytest.mark.job, pytest.mark.skipif(bool(missing()), reason=missin
 MPIRUN = ("--launcher", "mpirun")
 TWO_HOSTS = ("-H", "localhost:1,127.0.0.2:2")
 SHOW = (
-    sys.executable,
-    "-c",
     "import json, os; from mpi4py import MPI; w = MPI.COMM_WORLD; print(json.dumps([w.rank, w.size,"
     " w.allreduce(w.rank), {k: v for k, v in os.environ.items() if k.startswith(('RINGAR_', 'MY_'))"
-    "}, sorted(os.sched_getaffinity(0))]))",
+    "}, sorted(os.sched_getaffinity(0))]))"
 )
 RANK = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
 
@@ -67,8 +65,10 @@ exec env -i HOME=/ PATH=/usr/bin:/bin THERE=1 {mark} sh -c "$*"
     return path
 
 
-def test_ranks_form_one_world() -> None:
-    result = launch("-np", "3", *MPIRUN, "-x", "MY_A=1 2,3\n4", "--deadline", "5", *SHOW)
+def test_ranks_of_a_module_form_one_world(tmp_path: Path) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    options = ("-x", "MY_A=1 2,3\n4", "-x", f"PYTHONPATH={tmp_path}", "--deadline", "5")
+    result = launch("-np", "3", *MPIRUN, *options, "-m", "show")
     assert result.returncode == 0, result.stderr
     found = {}
     for line in result.stdout.splitlines():
@@ -104,14 +104,16 @@ def test_environment_crosses_to_another_host(agent: Path) -> None:
     assert "-p 22 127.0.0.2 " in asked[-1]  # mpirun's daemon
 
 
-def test_lines_stay_whole_and_files_are_kept(tmp_path: Path, agent: Path) -> None:
-    code = (
+def test_lines_of_a_script_stay_whole_and_files_are_kept(tmp_path: Path, agent: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
         "import os; r = os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK']\n"
         "for i in range(2000): print('rank', r, 'line', i, 'x' * 100, 'end')"
     )
     folder = tmp_path / "logs"
     result = launch(
-        *TWO_HOSTS, "--output-filename", str(folder), *python(code), env={"RINGAR_SSH": str(agent)}
+        *(*TWO_HOSTS, "--output-filename", str(folder), str(script)),
+        env={"RINGAR_SSH": str(agent)},
     )
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from ringar.launchers import verdict
+from ringar.launchers import failures
 from ringar.launchers.ranks import ExitStatus
 
 
 def a_rank(number: int, code: int = 1, words: tuple[bytes, ...] = (), stopped: bool = False) -> Any:
-    """What the verdict looks at."""
+    """A rank as far as the report needs it."""
     return SimpleNamespace(
         number=number,
         status=ExitStatus(code=code),
@@ -25,9 +25,9 @@ LOST_IN_TENSORFLOW = (b"tensorflow.python.framework.errors_impl.AbortedError: ra
 
 def test_cause_is_the_first_that_does_not_report_a_lost_peer() -> None:
     first, second, third = a_rank(0, words=LOST), a_rank(2, words=LOST_IN_TENSORFLOW), a_rank(1)
-    assert verdict.cause([first, second, third]) is third
-    assert verdict.cause([third, first]) is third
-    assert verdict.cause([second, first]) is second
+    assert failures.cause([first, second, third]) is third
+    assert failures.cause([third, first]) is third
+    assert failures.cause([second, first]) is second
 
 
 @pytest.mark.parametrize(
@@ -42,15 +42,15 @@ def test_cause_is_the_first_that_does_not_report_a_lost_peer() -> None:
 def test_ranks_are_listed_shortly(others: list[int], names: str) -> None:
     first = a_rank(0, 4)
     ranks = [first, *(a_rank(number, stopped=True) for number in others)]
-    text, _ = verdict.report(ranks, [first])
+    text, _ = failures.report(ranks, [first])
     assert text == f"rank 0 of {len(ranks)} failed with exit code 4; {names} stopped"
 
 
 def test_last_words_are_those_of_the_cause() -> None:
     first, other = a_rank(3, words=(b"a", b"b")), a_rank(0, words=LOST)
-    _, tail = verdict.report([other, first], [other, first])
+    _, tail = failures.report([other, first], [other, first])
     assert tail[1:] == [b"[3] a", b"[3] b"]
-    assert verdict.report([first], [first])[1] == []
+    assert failures.report([first], [first])[1] == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is said about a job that failed: which rank was the cause, how it ended, its last words."""
+"""The report on a failed job: the rank that was the cause, how it ended, its last lines."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from ringar.launchers.errors import UsageError
 from ringar.launchers.ranks import Rank
 
-#: What a rank writes that fails because another rank is gone: ringar's own exception, TensorFlow's,
-#: and the message of both, which is all that compiled code passes on, and all that is left in the
-#: last lines of a long error of a graph.
+#: The last lines of a rank that failed because another rank is gone have one of these: ringar's own
+#: exception, TensorFlow's, or the message of both. Compiled code passes only the message on, and a
+#: long error of a graph ends with it.
 _LOST_PEER = (b"PeerLostError", b"AbortedError", b"expected all ranks to take part, but rank")
 
 
@@ -22,7 +22,7 @@ def is_consequence(rank: Rank) -> bool:
 
 
 def cause(failures: Sequence[Rank]) -> Rank:
-    """The rank that the others failed because of.
+    """Return the rank whose failure made the others fail.
 
     It is the one that died first. A rank that reports a lost peer is passed over if there is
     another: the lost peer may take longer to leave Python than the rank that noticed.
@@ -34,14 +34,14 @@ def cause(failures: Sequence[Rank]) -> Rank:
 
 
 def report(ranks: Sequence[Rank], failures: Sequence[Rank]) -> tuple[str, list[bytes]]:
-    """What to say at the end of a job that failed.
+    """Return the report at the end of a failed job.
 
     Args:
         ranks: all ranks that were started.
         failures: those that failed, in the order of their death; not empty.
 
     Returns:
-        The verdict in one line, and before it the last lines of the rank that was the cause.
+        The summary in one line, and the last lines of the rank that was the cause.
     """
     first = cause(failures)
     tail: list[bytes] = []
@@ -62,7 +62,7 @@ def report(ranks: Sequence[Rank], failures: Sequence[Rank]) -> tuple[str, list[b
 
 
 def cannot_execute(program: str, error: OSError) -> UsageError:
-    """The error for a program that is there but does not start."""
+    """Return the error for a program that exists but does not start."""
     missing = error.errno == errno.ENOENT
     hint = (
         " (is the interpreter in its first line there?)"
@@ -75,12 +75,12 @@ def cannot_execute(program: str, error: OSError) -> UsageError:
 
 
 def cannot_write(path: Path, error: OSError) -> UsageError:
-    """The error for a file of --output-filename that cannot be written."""
+    """Return the error for a file of `--output-filename` that cannot be written."""
     return UsageError(f"--output-filename: cannot write {str(path)!r}: {error.strerror}")
 
 
 def ending(rank: Rank) -> str:
-    """How a rank that failed ended, in the words of the verdict."""
+    """Describe how a failed rank ended."""
     status = rank.status
     if status is None or not status.signal:
         return f"failed with {status}"
@@ -92,7 +92,7 @@ def _names(ranks: Sequence[Rank]) -> str:
     numbers = sorted(rank.number for rank in ranks)
     if len(numbers) == 1:
         return f"rank {numbers[0]}"
-    # Runs of more than two are shortened: with 64 ranks the list would hide the verdict.
+    # Runs of more than two are shortened: with 64 ranks the list would hide the rest.
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

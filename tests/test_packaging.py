@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bare_machine import without_compilers
 from tests.plugin.jobs import ROOT
 
 pytestmark = pytest.mark.job
@@ -62,7 +63,8 @@ def wheel(built: Path) -> Path:
 
 
 def test_wheel_is_bound_to_the_platform_alone(wheel: Path) -> None:
-    assert re.fullmatch(rf"ringar-{re.escape(VERSION)}-py3-none-\w*linux\w*\.whl", wheel.name)
+    platform = rf"manylinux_2_27_{os.uname().machine}"
+    assert wheel.name == f"ringar-{VERSION}-py3-none-{platform}.whl"
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(f"ringar-{VERSION}.dist-info/WHEEL").decode()
     assert "Root-Is-Purelib: false" in metadata
@@ -116,20 +118,12 @@ def test_source_archive_holds_what_a_build_needs(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
-    for folder, kinds in {"tf_ops": "*.cc *.h *.inc *.txt", "launchers": "*.py"}.items():
+    native = "*.cc *.h *.inc *.txt *.cmake *.map"
+    for folder, kinds in {"tf_ops": native, "launchers": "*.py"}.items():
         files = {str(p.relative_to(ROOT)) for k in kinds.split() for p in (ROOT / folder).rglob(k)}
         assert files
         assert files <= names, files - names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
-
-
-def without_compilers(folder: Path) -> dict[str, str]:
-    """Returns an environment whose PATH has a shell and no compiler."""
-    folder.mkdir()
-    for tool in ("sh", "env", "ls", "uname"):
-        (folder / tool).symlink_to(shutil.which(tool) or f"/bin/{tool}")
-    environment = {k: v for k, v in os.environ.items() if k not in ("CXX", "CC")}
-    return {**environment, "PATH": str(folder)}
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ need = @command -v $(1) >/dev/null || { \
   echo 'ringar: expected $(1) on PATH, found none: apt-get install $(2)' >&2; exit 1; }
 
 # What qemu does not do as a kernel would is skipped, with the reason.
-AARCH64_TESTS := build/native-tests-aarch64
+AARCH64_TESTS := build/native-aarch64
 test-native-aarch64: $(STAMP)
 	$(call need,aarch64-linux-gnu-g++,g++-aarch64-linux-gnu)
 	$(call need,qemu-aarch64-static,qemu-user-static)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import setup
 from tests.bare_machine import without_compilers
 from tests.plugin.jobs import ROOT
 
@@ -69,6 +70,24 @@ def test_wheel_is_bound_to_the_platform_alone(wheel: Path) -> None:
         metadata = archive.read(f"ringar-{VERSION}.dist-info/WHEEL").decode()
     assert "Root-Is-Purelib: false" in metadata
     assert "Tag: py3-none-" in metadata
+
+
+@pytest.mark.parametrize(
+    ("needed", "platform"),
+    [
+        ("GLIBC_2.2.5 GLIBC_2.18", "manylinux_2_27_x86_64"),
+        ("GLIBC_2.34 GLIBC_2.4", "manylinux_2_34_x86_64"),
+        ("GLIBC_2.17 GLIBCXX_3.4.30", "linux_x86_64"),
+    ],
+)
+def test_a_wheel_is_named_after_what_its_libraries_need(
+    tmp_path: Path, needed: str, platform: str
+) -> None:
+    for name, versions in {"one": needed, "other": "GLIBC_2.2.5"}.items():
+        (tmp_path / name).write_bytes(b"\0".join([b"", *versions.encode().split(), b""]))
+    libraries = [tmp_path / "one", tmp_path / "other"]
+    assert setup.portable_platform("linux_x86_64", libraries) == platform
+    assert setup.portable_platform("linux_x86_64", [tmp_path / "unbuilt"]) == "linux_x86_64"
 
 
 def test_wheel_holds_every_module_and_the_libraries(wheel: Path) -> None:

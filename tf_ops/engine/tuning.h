@@ -33,6 +33,11 @@ struct LinkTuning {
 // For an array of so many bytes on the wire, of which each of `ranks` ranks gets a segment.
 LinkTuning link_tuning(size_t bytes, int ranks);
 
+// What shared memory is mapped in multiples of: 4 KiB, or up to 64 KiB on some aarch64 kernels. All
+// ranks of a host have the same. `page=65536` in RINGAR_TUNING asks for larger ones.
+size_t page_bytes();
+size_t page_up(size_t bytes);  // the next multiple of it
+
 // 0, or a number that stands for the text in RINGAR_TUNING.
 uint64_t tuning_override();
 

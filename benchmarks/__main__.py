@@ -1,6 +1,6 @@
 """Everything that fits into a quarter of an hour, with a report: ``python -m benchmarks``.
 
-Writes to benchmarks/results/: report.md with the tables, the musts beside what was measured, and
+Writes to benchmarks/results/: report.md with the tables, the targets beside what was measured, and
 the pictures, and a JSON file per question. What fails is named in the report, and the rest goes
 on. Exits with 1 if a result was wrong or a training job failed; a must that is missed is said in
 the report and changes no exit code, since machines differ.
@@ -17,13 +17,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import collectives, machine, overhead, peers, report, scaling
-from benchmarks.definitions import DEFINITIONS
-from benchmarks.musts import MIB, Figures, musts
+from benchmarks import peers
+from benchmarks.collectives import __main__ as collectives
+from benchmarks.harness import machine, report
+from benchmarks.harness.command import parse_size
+from benchmarks.harness.definitions import DEFINITIONS
 from benchmarks.peers.ringar_group import RESNET50_BYTES
+from benchmarks.targets import MIB, Figures, targets
+from benchmarks.training import __main__ as overhead
+from benchmarks.training import scaling
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
-SIZES = [collectives.parse_size(size) for size in collectives.DEFAULT_SIZES]
+SIZES = [parse_size(size) for size in collectives.DEFAULT_SIZES]
 FEW_SIZES = [4 << 10, MIB, 64 * MIB]
 COMPARISONS = (
     ("allreduce", "allreduce", 2, SIZES, list(collectives.DEFAULT_PEERS)),
@@ -100,8 +105,8 @@ class Report:
         self.failed |= bool(missing)
 
     def write(self, minutes: float) -> str:
-        """Writes report.md; returns its head, the musts beside what was measured."""
-        rows = [must.row() for must in musts(self.figures, SIZES)]
+        """Writes report.md; returns its head, the targets beside what was measured."""
+        rows = [target.row() for target in targets(self.figures, SIZES)]
         head = (
             f"# What was measured\n\n{machine.headline(machine.describe())}. Medians over "
             f"{self.rounds} turns, {minutes:.0f} minutes in all, by `python -m benchmarks`; least "

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks import collectives
+from benchmarks.collectives import __main__ as collectives
 
 
 def main(arguments: list[str] | None = None) -> int:

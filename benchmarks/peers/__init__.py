@@ -7,7 +7,7 @@ An adapter module has
 - ``command(environment, ranks, program)``: the command line that starts ``program`` on that many
   ranks of this machine, given the environment's folder;
 - ``class Peer``: made once on every rank, with ``rank``, ``size``, ``barrier()``, and a method for
-  each collective of ``benchmarks.definitions`` that it has, such as ``allreduce(array)``, which
+  each collective of ``benchmarks.harness.definitions`` that it has, such as ``allreduce(array)``, which
   returns a function that runs the collective on ``array`` each time it is called and returns the
   result;
 - ``COMMUNICATES = False``, if its results mean nothing and only its times count.
@@ -27,8 +27,9 @@ from types import ModuleType
 
 
 def names() -> list[str]:
-    """All adapters there are."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    """Returns the names of all adapters; what several of them share is in files named `*_peer.py`."""
+    found = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name for name in found if not name.endswith("_peer"))
 
 
 def load(name: str) -> ModuleType:

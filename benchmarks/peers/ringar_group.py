@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.ringar_peer import REQUIREMENTS, RingarPeer, command, in_engine  # noqa: F401
+from benchmarks.peers.ringar_peer import REQUIREMENTS, RingarPeer, command, in_engine  # noqa: F401
 
 TITLE = "ringar (engine, 214 arrays in a group)"
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.harness.report import KIB, MIB
 from benchmarks.harness.targets import Target
 from benchmarks.peers.ringar_group import RESNET50_BYTES
 
-KIB, MIB = 2**10, 2**20
 Row = dict[str, Any]
 
 
 @dataclass
 class Figures:
-    """Looks up what was measured; NaN where something is missing."""
+    """Looks up measured figures, which are NaN where a measurement is missing."""
 
     allreduce: dict[tuple[int, str, int], Row] = field(default_factory=dict)
     """By ranks, peer and bytes."""
@@ -22,25 +22,25 @@ class Figures:
     """By model, processes, and whether with ringar."""
 
     def seconds(self, peer: str, size: int, ranks: int = 2, key: str = "seconds") -> float:
-        """The median, or what ``key`` says."""
+        """Returns the median, or another figure of the row, named by `key`."""
         row = self.allreduce.get((ranks, peer, size))
         return row[key] if row else float("nan")
 
     def against(self, peer: str, sizes: list[int], ranks: int = 2) -> list[float]:
-        """The peer's median time over ringar's, for each size."""
+        """Returns the peer's median time over ringar's, for each size."""
         return [
             self.seconds(peer, size, ranks) / self.seconds("ringar_engine", size, ranks)
             for size in sizes
         ]
 
     def of_plain(self, model: str, processes: int) -> float:
-        """Steps/s in percent of those of as many plain processes."""
+        """Returns steps/s in percent of those of as many plain processes."""
         row = self.overhead.get((model, processes, True))
         return 100 * row["of_plain"] if row else float("nan")
 
 
 def targets(f: Figures, sizes: list[int]) -> list[Target]:
-    """All of them; ``sizes`` are those that allreduce was measured with."""
+    """Returns all targets; `sizes` are those that allreduce was measured with."""
     small = [size for size in sizes if size <= 64 * KIB]
     middle = [size for size in sizes if 256 * KIB <= size <= 4 * MIB]
     large = [64 * MIB, 256 * MIB]
@@ -65,15 +65,16 @@ def targets(f: Figures, sizes: list[int]) -> list[Target]:
         faster("256 KiB to 4 MiB", 2.2, "Open MPI", middle),
         faster("4 B to 64 KiB, engine,", 1, "Open MPI", small),
         Target("allreduce 4 KiB, engine", 2, " us",
-             [1e6 * f.seconds("ringar_engine", 4 * KIB)], at_most=True),
+               [1e6 * f.seconds("ringar_engine", 4 * KIB)], at_most=True),
         Target("allreduce 4 KiB in tf.function, median, beyond the fastest call of an empty op", 60,
-             " us", [1e6 * added], at_most=True),
+               " us", [1e6 * added], at_most=True),
         Target("214 gradients of ResNet-50, 102 MB, grouped, against one array", 1.15, "x", [group],
-             at_most=True),
+               at_most=True),
         Target("tiny MLP, two ranks, of two plain processes", 85, "%", [f.of_plain("mlp", 2)]),
-        Target("small CNN, two ranks, of two plain processes", 94, "%", [f.of_plain("small_cnn", 2)]),
+        Target("small CNN, two ranks, of two plain processes", 94, "%",
+               [f.of_plain("small_cnn", 2)]),
         Target("one rank of plain Keras, tiny MLP and small CNN", 98, "%",
-             [f.of_plain("mlp", 1), f.of_plain("small_cnn", 1)]),
+               [f.of_plain("mlp", 1), f.of_plain("small_cnn", 1)]),
         faster("64 MiB, four ranks,", 2.5, "Open MPI", [64 * MIB], ranks=4),
     ]  # fmt: skip
 

@@ -6,117 +6,34 @@
 Peers are run in turn, several rounds of each, so that a noisy minute hits all of them. Every result
 is checked in the run that is timed; a wrong element makes the exit code 1. Peers that lack a
 collective, cannot be installed, crash or hang are named, and the others go on. On GPUs
-(``--device gpu``) the peers are NCCL through CuPy and a copy on the device: benchmarks/gpu/__main__.py.
+(`--device gpu`) the peers are NCCL through CuPy and a copy on the device: benchmarks/gpu.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from benchmarks import peers
-from benchmarks.harness import jobs, machine, processes, report
+from benchmarks.collectives.measure import LIMIT, collect
+from benchmarks.collectives.plot import plot
+from benchmarks.collectives.report import rows, table_text
+from benchmarks.harness import command, machine, report
 from benchmarks.harness.command import parse_size
-from benchmarks.harness.definitions import DEFINITIONS, ROOT_RANK
-from benchmarks.harness.series import Series, slowest_rank
+from benchmarks.harness.definitions import DEFINITIONS
 
 DEFAULT_SIZES = ("4", "1K", "4K", "64K", "256K", "1M", "4M", "16M", "64M", "256M")
-DEFAULT_LIMIT = 300.0
 DEFAULT_PEERS = ("ringar_engine", "ringar_op", "empty_op", "memcpy", "openmpi", "mpich")
 GPU_PEERS = ("ringar", "nccl", "copy")
-
-
-@dataclass
-class Measured:
-    """What came of a comparison."""
-
-    series: dict[tuple[str, int], Series] = field(default_factory=dict)
-    """By peer and size."""
-    versions: dict[str, str] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    """Why a peer has no times, or fewer than it should have."""
-
-
-def collect(
-    collective: str,
-    names: list[str],
-    ranks: int,
-    sizes: list[int],
-    rounds: int,
-    budget_bytes: int,
-    limit: float = DEFAULT_LIMIT,
-) -> Measured:
-    """Measures all peers in turn, ``rounds`` times, each for at most ``limit`` seconds a turn.
-
-    A peer that fails once is not tried again.
-    """
-    found = Measured()
-    for name in names:
-        if not hasattr(peers.load(name).Peer, collective):
-            found.missing[name] = f"it has no {collective}"
-    options = {"collective": collective, "sizes": sizes, "budget_bytes": budget_bytes}
-    for number in range(rounds):
-        for name in names:
-            if name in found.missing:
-                continue
-            print(f"round {number + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
-            try:
-                reports = jobs.measure_peer(name, ranks, options, deadline=limit)
-            except processes.JobFailedError as error:
-                found.missing[name] = str(error)
-                continue
-            found.versions[name] = reports[0]["version"]
-            for i, size in enumerate(sizes):
-                one = found.series.setdefault((name, size), Series())
-                one.rounds.append(slowest_rank(reports, i))
-                one.wrong += sum(r["results"][i]["wrong"] for r in reports)
-    return found
-
-
-def rows(
-    series: dict[tuple[str, int], Series],
-    ranks: int,
-    names: list[str],
-    collective: str = "allreduce",
-) -> list[dict[str, Any]]:
-    """The table as plain data, size by size."""
-    definition = DEFINITIONS[collective]
-    table = []
-    order = {name: i for i, name in enumerate(names)}
-    for (name, size), one in sorted(series.items(), key=lambda kv: (kv[0][1], order[kv[0][0]])):
-        elements = definition.elements(size, ranks)
-        algbw = 4 * elements / one.seconds / 1e9
-        table.append(
-            {
-                "collective": collective,
-                "bytes": 4 * elements,
-                "elements": elements // ranks if definition.parted else elements,
-                "type": "float32",
-                "redop": definition.redop,
-                "root": ROOT_RANK if collective == "broadcast" else -1,
-                "peer": name,
-                "title": peers.load(name).TITLE,
-                "algbw": algbw,
-                "busbw": algbw * definition.factor(ranks),
-                **one.summary(),
-            }
-        )
-    return table
 
 
 def parse_arguments(
     arguments: list[str], program: str, about: str | None
 ) -> tuple[argparse.Namespace, list[int], list[str]]:
-    """Options, sizes, and peers: names, and absolute paths of files."""
+    """Returns the options, the sizes, and the peers: names, and absolute paths of files."""
     what = "; ".join(f"{name}: {one.size_is}" for name, one in DEFINITIONS.items())
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {program}",
-        description=about,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.parser(program, about, "writes OUTPUT.json, and OUTPUT.png (CPUs)")
     parser.add_argument(
         "--collective", choices=list(DEFINITIONS), default="allreduce", help="default %(default)s"
     )
@@ -143,11 +60,10 @@ def parse_arguments(
         help="how many bytes to communicate per size and turn, which sets the number of calls",
     )  # fmt: skip
     parser.add_argument(
-        "--limit", type=float, default=DEFAULT_LIMIT, metavar="SECONDS",
+        "--limit", type=float, default=LIMIT, metavar="SECONDS",
         help="for each turn of a peer, on GPUs for each round of all (default %(default)s); what "
         "needs more is stopped",
     )  # fmt: skip
-    parser.add_argument("--output", default=None, help="writes OUTPUT.json, and OUTPUT.png (CPUs)")
     options = parser.parse_args(arguments)
     on_gpus = options.device == "gpu"
     if options.dtype != "float32" and not on_gpus:
@@ -172,7 +88,7 @@ def main(
     if options.device == "gpu":
         from benchmarks.gpu import __main__ as gpu
 
-        return gpu.main(options, sizes, names, program)
+        return gpu.compare(options, sizes, names, program)
     collective = options.collective
     ranks = 2 if options.num_proc is None else options.num_proc
     found = collect(collective, names, ranks, sizes, options.rounds, options.budget, options.limit)
@@ -180,14 +96,14 @@ def main(
     here = machine.describe()
     print(f"# {collective} on {ranks} ranks: {machine.headline(here)}")
     print(f"# size: {DEFINITIONS[collective].size_is}; times are medians of {options.rounds} turns")
-    print(report.collective_table(table))
+    print(table_text(table))
     titles = {peers.load(name).TITLE: why for name, why in found.missing.items()}
     print(report.missing_lines(titles), end="")
     if options.output:
         data = {"machine": here, "ranks": ranks, "rows": table}
         data.update(versions=found.versions, missing=found.missing)
         report.write_json(options.output, data)
-        report.plot_collective(options.output, table, ranks)
+        plot(options.output, table, ranks)
     wrong = sum(row["wrong"] for row in table)
     if wrong:
         print(f"{wrong} wrong elements", file=sys.stderr)

@@ -1,10 +1,10 @@
-"""At which sizes should the engine change its way?
+"""At which sizes should the engine change its algorithm?
 
-    python -m benchmarks.collectives.crossover              # measures and prints
-    python -m benchmarks.collectives.crossover --write      # and writes tf_ops/engine/tuning_table.inc
+    python -m benchmarks.collectives.crossover          # measures and prints
+    python -m benchmarks.collectives.crossover --write  # writes tf_ops/engine/tuning_table.inc
 
-Three sizes, for each number of ranks (tf_ops/engine/tuning.h says what they do). Each is tried by
-way of RINGAR_TUNING, all candidates in turn and several rounds of them:
+Finds three sizes for each number of ranks (tf_ops/engine/tuning.h says what they do). RINGAR_TUNING
+sets each candidate, all of them in turn and in several rounds:
 
 slice
     an allreduce of 1, 4 and 16 MiB with each; the smallest whose times are within 3% of the best.
@@ -26,10 +26,12 @@ from contextlib import contextmanager
 from math import prod
 from statistics import median
 
-from benchmarks.harness import jobs, machine, processes, report
+from benchmarks.collectives.measure import measure_peer
+from benchmarks.harness import machine, report
+from benchmarks.harness.processes import JobFailedError
+from benchmarks.harness.report import KIB, MIB
 from benchmarks.harness.series import slowest_rank
 
-KIB, MIB = 2**10, 2**20
 TABLE = machine.ROOT / "tf_ops" / "engine" / "tuning_table.inc"
 
 SLICES = [32 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB]
@@ -68,9 +70,9 @@ def measure(
         for tuning, times in zip(tunings, found, strict=True):
             print(f"round {number + 1} of {rounds}: {ranks} ranks, {tuning}", file=sys.stderr)
             with tuned(tuning):
-                reports = jobs.measure_peer(peer, ranks, options, deadline=300)
+                reports = measure_peer(peer, ranks, options, deadline=300)
             if any(result["wrong"] for r in reports for result in r["results"]):
-                raise processes.JobFailedError(f"wrong results with RINGAR_TUNING={tuning}")
+                raise JobFailedError(f"wrong results with RINGAR_TUNING={tuning}")
             for index, size in enumerate(sizes):
                 times[size].append(median(slowest_rank(reports, index)))
     return [{size: median(values) for size, values in times.items()} for times in found]
@@ -133,9 +135,9 @@ def choose(ranks: int, rounds: int, inline: int | None) -> Choice:
 def table_text(choices: list[Choice]) -> str:
     """The table as C++: beyond the last number of ranks, slices shrink as ranks grow in number."""
     head = (
-        "// Written by `python -m benchmarks.collectives.crossover --write`: for up to so many ranks, bytes of "
-        "a slice,\n// of a small allreduce, of a request that is run by the thread that issues "
-        "it.\n// clang-format off\n"
+        "// Written by `python -m benchmarks.collectives.crossover --write`: for up to so many "
+        "ranks,\n// bytes of a slice, of a small allreduce, of a request that is run by the thread "
+        "that issues it.\n// clang-format off\n"
     )
     last, slice_bytes, small, inline = choices[-1]
     rows = [f"{{{', '.join(map(str, choice))}}}," for choice in choices]
@@ -147,8 +149,11 @@ def table_text(choices: list[Choice]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.collectives.crossover", description=__doc__,
-                                     formatter_class=argparse.RawTextHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.collectives.crossover",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--ranks", default="2,4,8", help="numbers of ranks (default 2,4,8)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each case (default 3)")
     parser.add_argument("--write", action="store_true", help="write the table; then build again")

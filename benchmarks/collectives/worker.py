@@ -1,25 +1,23 @@
-"""What runs on every rank of a measurement: ``python -m benchmarks.collectives.worker peer options-as-json``.
+"""Measures a peer on one rank: `python -m benchmarks.collectives.worker OPTIONS`.
 
 Needs only NumPy and the peer. Every result is checked before and after it is timed.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import peers
 from benchmarks.harness.definitions import DEFINITIONS, given
+from benchmarks.harness.worker import read_options, write_report
 
 
 def time_calls(run: Callable[[], Any], calls: int) -> list[float]:
-    """Seconds of each of ``calls`` calls."""
+    """Returns the seconds of each of `calls` calls."""
     clock = time.perf_counter
     times = []
     for _ in range(calls):
@@ -30,12 +28,12 @@ def time_calls(run: Callable[[], Any], calls: int) -> list[float]:
 
 
 def calls_for(size: int, budget_bytes: int) -> int:
-    """How often to repeat: often for small sizes, a few times for large ones."""
+    """Returns how often to repeat: often for small sizes, a few times for large ones."""
     return max(7, min(400, budget_bytes // max(size, 1)))
 
 
 def wrong_elements(run: Callable[[], Any], array: np.ndarray, expected: np.ndarray) -> int:
-    """Counts what one call on ``array`` gets wrong; a result of another size is all wrong."""
+    """Counts wrong elements of a call on `array`; a result of another shape is all wrong."""
     result = np.asarray(run())
     if result.shape != expected.shape:
         return expected.size
@@ -48,7 +46,7 @@ def wrong_elements(run: Callable[[], Any], array: np.ndarray, expected: np.ndarr
 def measure(
     peer: Any, collective: str, size: int, communicates: bool, budget_bytes: int
 ) -> dict[str, Any]:
-    """Times a collective of ``size`` bytes of float32 and counts wrong elements."""
+    """Times a collective of `size` bytes of float32 and counts wrong elements."""
     definition = DEFINITIONS[collective]
     total = definition.elements(size, peer.size)
     array = given(collective, total, peer.rank, peer.size)
@@ -67,21 +65,16 @@ def measure(
 
 
 def main() -> None:
-    name, options = sys.argv[1], json.loads(sys.argv[2])
-    module = peers.load(name)
+    options = read_options()
+    module = peers.load(options["peer"])
     peer = module.Peer()
     communicates = getattr(module, "COMMUNICATES", True)
     results = [
         measure(peer, options["collective"], size, communicates, options["budget_bytes"])
         for size in options["sizes"]
     ]
-    report = {
-        "peer": name,
-        "rank": peer.rank,
-        "version": getattr(peer, "version", ""),
-        "results": results,
-    }
-    Path(options["folder"], f"{peer.rank}.json").write_text(json.dumps(report))
+    report = {"rank": peer.rank, "version": getattr(peer, "version", ""), "results": results}
+    write_report(options, peer.rank, report)
     peer.barrier()
 
 

@@ -12,25 +12,22 @@ peers. Exits with 1 where a result is wrong, with 2 where there is no GPU.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import tempfile
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import cases as gpu_cases
 from benchmarks.gpu import report as gpu_report
 from benchmarks.gpu.peers import PEERS
-from benchmarks.harness import launch, machine, report
+from benchmarks.harness import machine, report, targets
 from benchmarks.harness.definitions import DEFINITIONS
-from benchmarks.harness.processes import JobFailedError, run_command
+from benchmarks.harness.jobs import Reports, run_worker
+from benchmarks.harness.processes import JobFailedError
 from ringar.cupy import device
 from ringar.errors import UnsupportedError
 
 MULTI_RANK = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 """Lets NCCL, from 2.30 on, have several ranks on one GPU."""
-Reports = list[dict[str, Any]]
 
 
 def count_gpus() -> int:
@@ -51,15 +48,12 @@ def environment(ranks: int, gpus: int) -> dict[str, str]:
 def run_ranks(
     ranks: int, options: dict[str, Any], deadline: float, env: dict[str, str]
 ) -> Reports:  # fmt: skip
-    """Runs benchmarks.gpu.worker and returns the reports of its ranks, in their order.
+    """Runs `benchmarks.gpu.worker` and returns the reports of its ranks.
 
     Raises:
-        JobFailedError: it did not end well.
+        JobFailedError: the job failed.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        program = ["-m", "benchmarks.gpu.worker", json.dumps({**options, "folder": folder})]
-        run_command(launch.ringarrun(Path(), ranks, program), deadline=deadline, env=env)
-        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+    return run_worker("benchmarks.gpu.worker", options, ranks, deadline=deadline, env=env)
 
 
 def heading(collective: str, reports: Reports, here: dict[str, Any], gpus: int) -> list[str]:
@@ -109,9 +103,9 @@ def text(
     missing = {PEERS[name].title: why for name, why in reports[0]["missing"].items()}
     if missing:
         parts.append(report.missing_lines(missing).rstrip())
-    found = [target.row() for target in gpu_report.targets(all_rows, len(reports))]
+    found = gpu_report.targets(all_rows, len(reports))
     if found:
-        parts.append(report.table(["what", "must", "measured", "reached"], found))
+        parts.append(targets.table(found))
     return "\n\n".join(parts)
 
 
@@ -126,8 +120,8 @@ def refusal(ranks: int, dtype: str, names: list[str]) -> str:
     return ""
 
 
-def main(arguments: argparse.Namespace, sizes: list[int], names: list[str], program: str) -> int:
-    """Measures, with the options of `benchmarks.collectives`."""
+def compare(arguments: argparse.Namespace, sizes: list[int], names: list[str], program: str) -> int:
+    """Measures with the options of `benchmarks.collectives` and returns the exit code."""
     try:
         gpus = count_gpus()
     except (ImportError, UnsupportedError) as error:
@@ -164,3 +158,14 @@ def main(arguments: argparse.Namespace, sizes: list[int], names: list[str], prog
     if "ringar" in missing:
         print(f"{program}: ringar was not measured: {missing['ringar']}", file=sys.stderr)
     return 1 if wrong or "ringar" in missing else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    from benchmarks.collectives import __main__ as collectives
+
+    arguments = sys.argv[1:] if arguments is None else arguments
+    return collectives.main(["--device", "gpu", *arguments], "benchmarks.gpu", __doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

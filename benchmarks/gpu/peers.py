@@ -1,8 +1,8 @@
-"""What is compared on GPUs: ringar, NCCL through CuPy's bindings, and a copy on the device.
+"""The peers on GPUs: ringar, NCCL through CuPy's bindings, and a copy on the device.
 
-A peer has a method for each collective of `benchmarks.harness.definitions`, which is given the arrays of a
-case and returns a function that enqueues the collective on the peer's stream, each time it is
-called, and returns the arrays in which the results will be.
+A peer has a method for each collective of `benchmarks.harness.definitions`. The method gets the
+arrays of a case and returns a function. Each call of that function enqueues the collective on the
+peer's stream and returns the arrays in which the results will be.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was measured on GPUs, as rows of plain data, tables, and targets."""
+"""The rows, tables and targets of measurements on GPUs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 from benchmarks.gpu.cases import GROUP, IN_PLACE, OUT_OF_PLACE, Case
 from benchmarks.gpu.peers import PEERS
 from benchmarks.harness.definitions import DEFINITIONS, ROOT_RANK
-from benchmarks.harness.report import size_text, table
+from benchmarks.harness.report import MIB, size_text, table
 from benchmarks.harness.series import Series
 from benchmarks.harness.targets import Target
-from benchmarks.targets import MIB
 
 KINDS = ("time", "events", "enqueue", "latency")
 """Of timings, as `benchmarks.gpu.worker` names them."""

@@ -1,4 +1,4 @@
-"""One rank of a measurement on GPUs: ``python -m benchmarks.gpu.worker options-as-json``.
+"""Measures peers on one rank and its GPU: `python -m benchmarks.gpu.worker OPTIONS`.
 
 Peers are measured in turn, in several rounds, on the same arrays. Every result is checked in the
 run that is timed.
@@ -7,16 +7,14 @@ run that is timed.
 from __future__ import annotations
 
 import ctypes
-import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.cases import IN_PLACE, OUT_OF_PLACE, Case, cases
 from benchmarks.gpu.peers import PEERS, Arrays, Peer, Ranks, Run
+from benchmarks.harness.worker import read_options, write_report
 from benchmarks.peers.ringar_peer import RingarPeer
 from ringar import nvidia
 from ringar.cupy import device
@@ -228,11 +226,11 @@ def open_nccl() -> ctypes.CDLL:
 
 
 def main() -> None:
-    options = json.loads(sys.argv[1])
+    options = read_options()
     job = Job()
     nccl_version()  # opens it, before CuPy finds another one
     report = measure(job, device.load("allreduce"), options)
-    Path(options["folder"], f"{job.rank}.json").write_text(json.dumps(report))
+    write_report(options, job.rank, report)
     job.barrier()
 
 

@@ -1,1 +1,1 @@
-"""What benchmarks share: the machine, jobs and their processes, tables, targets, pictures."""
+"""What all benchmarks share: the machine, jobs and their processes, tables, targets, pictures."""

@@ -6,36 +6,33 @@
 Makes hosts on this machine (tests/hosts): network namespaces whose links have a rate, so that a
 figure is the link's and not the machine's. On them it measures ringar and Open MPI's own
 MPI_Allreduce in turn, in the same processes, and checks every result; then training steps. Prints
-the rows beside what they must reach, and writes OUTPUT.json, which `benchmarks.simulate --check`
-reads. Exits with 1 on a wrong result or a job that failed; a must that is missed changes nothing.
+the rows beside their targets, and writes OUTPUT.json, which `benchmarks.simulate --check` reads.
+Exits with 1 on a wrong result or a job that failed; a missed target changes nothing.
 
-The bound of an allreduce of S bytes on N hosts is 2(N-1)/N x S / payload rate: what each must send
-whatever the algorithm (benchmarks.harness.definitions). The payload rate is the part of the link's rate
-that is not headers; one TCP stream between two of the hosts is measured beside it. What a host has
-sent is counted by its token bucket: every frame, with Ethernet, IP and TCP headers, and
-acknowledgements. Frames are jumbo frames by default, whose headers are 0.7%; of 1500 bytes
-(--mtu 1500), 4.6%.
+The bound of an allreduce of S bytes on N hosts is 2(N-1)/N x S / payload rate: each host has to
+send as much, whatever the algorithm. The payload rate is the link's rate without headers. The rate
+of one TCP stream between two of the hosts is measured beside it. The token bucket of a host counts
+the bytes that it sends: every frame, with Ethernet, IP and TCP headers, and acknowledgements.
+Headers are 0.7% of jumbo frames, the default, and 4.6% of frames of 1500 bytes (--mtu 1500).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import machine, report
+from benchmarks.harness import command, launch, machine, report
 from benchmarks.harness.definitions import DEFINITIONS
-from benchmarks.harness.processes import JobFailedError, run_command
+from benchmarks.harness.jobs import Reports, run_worker
+from benchmarks.harness.processes import JobFailedError
+from benchmarks.harness.report import KIB, MIB
 from benchmarks.harness.series import Series, slowest_rank
 from benchmarks.hosts import report as hosts_report
-from tests.hosts import JUMBO_MTU, Hosts, find_open_mpi, open_mpi, stream, unavailable
+from tests.hosts import JUMBO_MTU, Hosts, find_open_mpi, stream, unavailable
 
-KIB, MIB = 2**10, 2**20
 RATES = {2: 500.0, 4: 300.0, 8: 200.0}
 """Mbit/s of a host, by their number: all together stay below what this machine's cores can move."""
 SIZES = ((32 * MIB, 3), (8 * MIB, 5), (MIB, 15), (64 * KIB, 50), (KIB, 1000))
@@ -49,7 +46,7 @@ OPEN_MPI_RING = ("--mca", "coll_tuned_use_dynamic_rules", "1",
 
 @dataclass(frozen=True)
 class Case:
-    """One job: where, what, and who."""
+    """One job: the hosts, the sizes, and the peers."""
 
     hosts: int
     ranks_per_host: int = 1
@@ -75,7 +72,7 @@ CASES = (
 
 @dataclass
 class Measured:
-    """What came of it all."""
+    """Rows, and the reasons of those that are missing."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     training: list[dict[str, Any]] = field(default_factory=list)
@@ -88,29 +85,26 @@ class Measured:
         return sum(row["wrong"] for row in (*self.rows, *self.training))
 
 
-def run_job(
+def run_on_hosts(
     hosts: Hosts,
     ranks_per_host: int,
-    module: str,
+    worker: str,
     job: dict[str, Any],
     options: Sequence[str] = (),
-) -> list[dict[str, Any]]:
-    """Runs a module on all ranks of the hosts and returns their reports, in rank order.
+) -> Reports:
+    """Runs a worker of this folder on all ranks of the hosts and returns their reports.
 
     Raises:
-        JobFailedError: it did not end well.
+        JobFailedError: the job failed.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        program = [sys.executable, "-m", module, json.dumps({**job, "folder": folder})]
-        variables = {"PYTHONPATH": str(machine.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-        command = open_mpi(hosts, ranks_per_host, program, variables=variables, options=options)
-        run_command(hosts[0].command(*command), deadline=LIMIT)
-        ranks = len(hosts) * ranks_per_host
-        return [json.loads(Path(folder, f"{r}.json").read_text()) for r in range(ranks)]
+    return run_worker(
+        f"benchmarks.hosts.{worker}", job, len(hosts) * ranks_per_host, deadline=LIMIT,
+        command=launch.on_hosts(hosts, ranks_per_host, options),
+    )  # fmt: skip
 
 
-def sent_per_call(reports: list[dict[str, Any]], index: int) -> tuple[float, float]:
-    """Bytes that the busiest host sends per call: with headers, and within the TCP streams."""
+def sent_per_call(reports: Reports, index: int) -> tuple[float, float]:
+    """Returns the bytes per call of the busiest host: with headers, and of the TCP streams."""
     from tests.hosts import Traffic
 
     calls = reports[0]["results"][index]["calls"]
@@ -119,9 +113,9 @@ def sent_per_call(reports: list[dict[str, Any]], index: int) -> tuple[float, flo
 
 
 def row(
-    case: Case, hosts: Hosts, reports: list[dict[str, Any]], index: int, stream_rate: float
+    case: Case, hosts: Hosts, reports: Reports, index: int, stream_rate: float
 ) -> dict[str, Any]:
-    """One peer and size, as plain data."""
+    """Returns the row of one peer and size, as plain data."""
     one = reports[0]["results"][index]
     series = Series(wrong=sum(r["results"][index]["wrong"] for r in reports))
     for number in range(len(one["rounds"])):
@@ -157,9 +151,7 @@ def measure(case: Case, rounds: int, mtu: int, found: Measured) -> None:
     with Hosts(case.hosts, rate_mbit=case.rate_mbit, mtu=mtu) as hosts:
         stream_rate = stream.measure(hosts[0], hosts[1], PROBE_BYTES)
         try:
-            reports = run_job(
-                hosts, case.ranks_per_host, "benchmarks.hosts.worker", job, case.options
-            )
+            reports = run_on_hosts(hosts, case.ranks_per_host, "worker", job, case.options)
         except JobFailedError as error:
             found.missing[str(case)] = str(error)
             return
@@ -173,7 +165,7 @@ def measure_training(rounds: int, mtu: int, found: Measured, *, batch: int, step
     job = {"rounds": rounds, "mtu": mtu, "batch": batch, "steps": steps}
     with Hosts(2, rate_mbit=RATES[2], mtu=mtu) as hosts:
         try:
-            reports = run_job(hosts, 1, "benchmarks.hosts.fit_worker", job)
+            reports = run_on_hosts(hosts, 1, "fit_worker", job)
         except JobFailedError as error:
             found.missing["training"] = str(error)
             return
@@ -181,11 +173,7 @@ def measure_training(rounds: int, mtu: int, found: Measured, *, batch: int, step
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m benchmarks.hosts",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    result = command.parser("benchmarks.hosts", __doc__)
     add = result.add_argument
     add("--hosts", default="2,4,8", help="numbers of hosts (default %(default)s)")
     add("--rounds", type=int, default=3, help="turns of each peer (default 3)")
@@ -193,7 +181,6 @@ def parser() -> argparse.ArgumentParser:
     add("--skip", default="", help="of allreduce,training: what to leave out")
     add("--batch", type=int, default=16, help="of the training step (default %(default)s)")
     add("--steps", type=int, default=3, help="training steps per turn (default %(default)s)")
-    add("--output", default=None, help="writes OUTPUT.json")
     return result
 
 

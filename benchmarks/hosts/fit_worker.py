@@ -1,31 +1,28 @@
-"""Trains on every rank of a job, with communication as long as computation.
+"""Trains with as much communication as computation.
 
-    python -m benchmarks.hosts.fit_worker OPTIONS-AS-JSON
+    python -m benchmarks.hosts.fit_worker OPTIONS
 
 Measures a step without exchange first, sets the rate of the link so that the exchange alone takes
-as long, and then measures both, and the step that has both, in turn. Ranks are on hosts of one rank
-each. In the end the weights of all ranks are compared.
+as long, and then measures both, and the step that has both, in turn. Each host has one rank. In the
+end the weights of all ranks are compared.
 
 No step can be shorter than a forward pass and an exchange, since the first gradient comes after the
 forward pass. A step of equal parts can therefore come near the longer of them only if forward
-passes are cheap: the model is one of depthwise convolutions, whose gradients take TensorFlow eight
-times as long as their outputs, and of dense layers above them, which have nearly all the weights
-and whose gradients come first.
+passes are cheap. So the model has depthwise convolutions, whose gradients take TensorFlow eight
+times as long as their outputs. Nearly all weights are in the dense layers above them, whose
+gradients come first.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.worker import weights_differ
+from benchmarks.harness.worker import read_options, weights_differ, write_report
 from tests.hosts.hosts import bucket, payload_part
 
 Step = Callable[[], Any]
@@ -64,7 +61,7 @@ class Training:
         self._kept: list[Any] = []
 
     def step(self, distributed: bool) -> Step:
-        """A training step, as ``fit`` runs it, with or without the exchange of gradients."""
+        """A training step, as `fit` runs it, with or without the exchange of gradients."""
         import keras
 
         import ringar
@@ -146,7 +143,7 @@ def balance(training: Training, compute: float, mtu: int) -> float:
 
 
 def main() -> None:
-    options = json.loads(sys.argv[1])
+    options = read_options()
     import ringar
 
     ringar.init(intra_op_threads=1, inter_op_threads=2)
@@ -168,14 +165,13 @@ def main() -> None:
     for _ in range(2):
         steps["both"]()
     report = {
-        "rank": ringar.rank(),
         "rate_mbit": rate,
         "gradient_bytes": training.gradient_bytes,
         "seconds": found,
         "processor": busy,
         "wrong": weights_differ(training.model),
     }
-    Path(options["folder"], f"{ringar.rank()}.json").write_text(json.dumps(report))
+    write_report(options, ringar.rank(), report)
     ringar.shutdown()
 
 

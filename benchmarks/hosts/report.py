@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.hosts`: what was measured between hosts, beside what it must be."""
+"""The tables of `benchmarks.hosts`: what was measured between hosts, beside its targets."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness import machine, report
-from benchmarks.harness.targets import Target
+from benchmarks.harness.report import KIB, MIB
+from benchmarks.harness.series import slowest
+from benchmarks.harness.targets import Target, table
 
-KIB, MIB = 2**10, 2**20
 LARGE = 32 * MIB
 _PREDICTED_FROM = MIB
 """Smaller ones are at the mercy of two cores' scheduler, not of the link."""
@@ -17,22 +18,19 @@ Row = dict[str, Any]
 
 
 def training_row(reports: list[Row]) -> Row:
-    """Medians over the rounds of the slowest rank; ``ratio`` compares each round with itself."""
+    """Returns medians over the slowest rank's rounds; `ratio` compares each with itself."""
     names = reports[0]["seconds"]
-    slowest = {
-        name: [max(times) for times in zip(*(r["seconds"][name] for r in reports), strict=True)]
-        for name in names
-    }
+    times = {name: slowest(r["seconds"][name] for r in reports) for name in names}
     ratios = [
         both / max(compute, communicate)
         for both, compute, communicate in zip(
-            slowest["both"], slowest["compute"], slowest["communicate"], strict=True
+            times["both"], times["compute"], times["communicate"], strict=True
         )
     ]
     return {
         "rate_mbit": reports[0]["rate_mbit"],
         "gradient_bytes": reports[0]["gradient_bytes"],
-        **{name: median(times) for name, times in slowest.items()},
+        **{name: median(rounds) for name, rounds in times.items()},
         **{
             f"{name}_processor": max(median(r["processor"][name]) for r in reports)
             for name in names
@@ -45,7 +43,10 @@ def training_row(reports: list[Row]) -> Row:
 
 
 def as_data(rows: list[Row]) -> dict[str, list[Row]]:
-    """`rows`: what the cost model must predict (`benchmarks.simulate.measured`); `others`: the rest."""
+    """Returns as `rows` those that the cost model should predict, and `others`.
+
+    `benchmarks.simulate.measured` compares them with the model.
+    """
     predicted = [r for r in rows if r["peer"] == "ringar" and r["bytes"] >= _PREDICTED_FROM]
     return {"rows": predicted, "others": [r for r in rows if r not in predicted]}
 
@@ -56,7 +57,7 @@ def _of(rows: list[Row], peer: str, size: int, **wanted: Any) -> list[Row]:
 
 
 def targets(rows: list[Row], training: list[Row]) -> list[Target]:
-    """All of them; what was not measured says so."""
+    """Returns all targets, those without measurements included."""
     nothing = [float("nan")]
     large = _of(rows, "ringar", LARGE)
     pairs = _of(rows, "ringar", LARGE, ranks_per_host=2, algorithm="hierarchical")
@@ -68,19 +69,19 @@ def targets(rows: list[Row], training: list[Row]) -> list[Target]:
     counts = ", ".join(str(r["hosts"]) for r in large)
     return [
         Target(f"allreduce 32 MiB on {counts or '2, 4, 8'} hosts, of the bound", 94, "%",
-             [100 * r["of_bound"] for r in large] or nothing),
+               [100 * r["of_bound"] for r in large] or nothing),
         Target("bytes sent per rank, headers and all, of 2(N-1)/N x bytes", 102, "%",
-             [100 * r["sent"] / r["due"] for r in large] or nothing, at_most=True),
-        Target("2 hosts x 2 ranks, hierarchical: bytes sent per host, of those of 2 ranks", 102, "%",
-             [100 * r["sent"] / r["due"] for r in pairs] or nothing, at_most=True),
+               [100 * r["sent"] / r["due"] for r in large] or nothing, at_most=True),
+        Target("2 hosts x 2 ranks, hierarchical: bytes sent per host, of those of 2 ranks", 102,
+               "%", [100 * r["sent"] / r["due"] for r in pairs] or nothing, at_most=True),
         Target("training step, of the longer of computing and communicating", 1.15, "x",
-             [r["ratio"] for r in training] or nothing, at_most=True),
+               [r["ratio"] for r in training] or nothing, at_most=True),
         Target("allreduce 1 KiB on 4 hosts against Open MPI", 1, "x", small or nothing),
     ]  # fmt: skip
 
 
 def allreduce_table(rows: list[Row]) -> str:
-    """A row per peer, size and job."""
+    """Returns a row per peer, size and job."""
     headers = ["hosts", "ranks", "Mbit/s", "size", "peer", "algorithm", "time", "min", "max",
                "of bound", "sent", "payload", "#wrong"]  # fmt: skip
     lines = []
@@ -89,16 +90,15 @@ def allreduce_table(rows: list[Row]) -> str:
         parts = [f"{r['of_bound']:.1%}", f"{r['sent'] / r['due']:.1%}",
                  f"{r['sent_payload'] / r['due']:.1%}"]  # fmt: skip
         lines.append(
-            [r["hosts"], r["ranks_per_host"], f"{r['rate_mbit']:g}", report.size_text(r["bytes"])]
-            + [r["peer"], r["algorithm"]]
-            + [report.time_text(r[key]) for key in ("seconds", "min", "max")]
-            + [*(parts if large else ["", "", ""]), r["wrong"]]
-        )
+            [r["hosts"], r["ranks_per_host"], f"{r['rate_mbit']:g}", report.size_text(r["bytes"]),
+             r["peer"], r["algorithm"], *report.spread(r), *(parts if large else [""] * 3),
+             r["wrong"]]
+        )  # fmt: skip
     return report.table(headers, lines)
 
 
 def stream_table(rows: list[Row]) -> str:
-    """What one TCP stream reached, beside the rate that the bounds are computed with."""
+    """Returns the rate of one TCP stream beside the rate that bounds are computed with."""
     jobs = {(r["hosts"], r["ranks_per_host"], r["peer"]): r for r in rows}
     seen: dict[float, Row] = {r["stream_rate"]: r for r in jobs.values()}
     lines = [
@@ -111,7 +111,7 @@ def stream_table(rows: list[Row]) -> str:
 
 
 def training_table(rows: list[Row]) -> str:
-    """Steps, what they consist of, and how long each rank had a processor for them."""
+    """Returns the steps and their parts, with the processor time of each."""
     headers = ["gradients", "Mbit/s", "forward", "computing", "processor", "communicating",
                "processor", "both", "processor", "ratio", "min", "max", "#wrong"]  # fmt: skip
     keys = ("forward", "compute", "compute_processor", "communicate", "communicate_processor",
@@ -129,13 +129,12 @@ def training_table(rows: list[Row]) -> str:
 def text(
     rows: list[Row], training: list[Row], here: dict[str, Any], mtu: int, versions: dict[str, str]
 ) -> str:
-    """Everything, the targets first."""
+    """Returns the targets, then all tables."""
     peers = ", ".join(f"{name} {version}" for name, version in versions.items())
-    lines = [target.row() for target in targets(rows, training)]
     parts = [
         f"# Between hosts: {machine.headline(here)}",
         f"# {peers}; frames of {mtu} bytes; times are medians, and least and greatest, of rounds",
-        report.table(["what", "must", "measured", "reached"], lines),
+        table(targets(rows, training)),
     ]
     if rows:
         parts += ["", allreduce_table(rows), "", stream_table(rows)]

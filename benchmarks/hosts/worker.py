@@ -1,27 +1,23 @@
-"""What runs on every rank of a measurement between hosts.
-
-    python -m benchmarks.hosts.worker OPTIONS-AS-JSON
+"""Measures allreduces between hosts on one rank: `python -m benchmarks.hosts.worker OPTIONS`.
 
 ringar and Open MPI have their turns in the same processes, so that both see the same minute, link
-and neighbors. Every result is checked. What a host sends is read from its interface, before and
-after each turn.
+and neighbors. Every result is checked. The bytes that a host sends are read from its interface,
+before and after each turn.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.collectives.worker import time_calls, wrong_elements
 from benchmarks.harness.definitions import DEFINITIONS, given
+from benchmarks.harness.worker import read_options, write_report
 from tests.hosts.hosts import ASK_TRAFFIC, count_traffic
 
 Run = Callable[[], np.ndarray]
@@ -64,14 +60,14 @@ def sent() -> tuple[int, int]:
 
 
 def peer(name: str, array: np.ndarray) -> Run:
-    """How a peer reduces ``array``: "openmpi", "ringar", or "ringar:ALGORITHM"."""
+    """How a peer reduces `array`: "openmpi", "ringar", or "ringar:ALGORITHM"."""
     if name == "openmpi":
         return of_open_mpi(array)
     return of_ringar(array, name.partition(":")[2] or None)
 
 
 def measure(names: list[str], size: int, calls: int, rounds: int) -> list[dict[str, Any]]:
-    """Times and counts allreduces of ``size`` bytes of float32: a report per peer."""
+    """Times and counts allreduces of `size` bytes of float32: a report per peer."""
     import ringar
 
     count, rank, ranks = size // 4, ringar.rank(), ringar.size()
@@ -98,13 +94,12 @@ def measure(names: list[str], size: int, calls: int, rounds: int) -> list[dict[s
 
 
 def main() -> None:
-    options = json.loads(sys.argv[1])
+    options = read_options()
     import ringar
 
     start = time.perf_counter()
     ringar.init()
     report = {
-        "rank": ringar.rank(),
         "init": time.perf_counter() - start,
         "versions": versions(),
         "parameters": cost_parameters(),
@@ -114,7 +109,7 @@ def main() -> None:
             for one in measure(options["peers"], size, calls, options["rounds"])
         ],
     }
-    Path(options["folder"], f"{ringar.rank()}.json").write_text(json.dumps(report))
+    write_report(options, ringar.rank(), report)
     ringar.barrier()
     ringar.shutdown()
 

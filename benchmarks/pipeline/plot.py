@@ -1,8 +1,8 @@
-"""What the modules do while they train, side by side: the picture of docs/parallel.md.
+"""Draws what the modules do while they train: the picture of docs/pipeline.md.
 
     python -m benchmarks.pipeline.plot build/pipeline.json docs/pictures/pipeline.png
 
-A panel per schedule, a row per module, over the same stretch of time. Boxes are forward and
+A panel per schedule, a row per module, over the same span of time. Boxes are forward and
 backward passes with the number of their batch; one batch is followed in another color.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import report
+from benchmarks.harness.plot import pyplot, save
 
 STEPS = 4.5
 """Of the slowest schedule."""
@@ -110,10 +111,6 @@ def draw(data: dict[str, Any], path: str) -> None:
     Raises:
         ValueError: nothing was measured that it could show.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
 
     table = [row for row in data["rows"] if row.get("timeline")]
@@ -121,7 +118,7 @@ def draw(data: dict[str, Any], path: str) -> None:
         raise ValueError("expected measurements of modules; received none of them")
     span = STEPS * max(row["seconds"] for row in table)
     height = 0.75 + 0.42 * len(table[0]["timeline"])
-    figure, panels = plt.subplots(len(table), 1, sharex=True, squeeze=False,
+    figure, panels = pyplot().subplots(len(table), 1, sharex=True, squeeze=False,
                                   figsize=(10, 1.0 + height * len(table)))  # fmt: skip
     for axes, row in zip(panels[:, 0], table, strict=True):
         _panel(axes, row, span)
@@ -134,10 +131,7 @@ def draw(data: dict[str, Any], path: str) -> None:
              "waits"]  # fmt: skip
     figure.tight_layout(rect=(0, 0, 1, 1 - 0.3 / figure.get_figheight()))
     figure.legend(boxes, names, ncols=5, frameon=False, fontsize=9, loc="upper left")
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=130)
-    plt.close(figure)
+    save(figure, path)
 
 
 if __name__ == "__main__":

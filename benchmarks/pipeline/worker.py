@@ -1,25 +1,21 @@
-"""One process of `benchmarks.pipeline`: ``python -m benchmarks.pipeline.worker OPTIONS-AS-JSON``.
+"""Trains a residual CNN by one plan on one rank: `python -m benchmarks.pipeline.worker OPTIONS`.
 
-Trains a residual CNN as one plan says: in one process with plain Keras, data-parallel, or in
-modules. The first steps are for their losses, each on a batch of its own, which must be those of
-`reference_losses`. Later ones are timed, all in a row, for modules that meet after each step would
-be no pipeline: from the end of one step to the end of another, on the rank's own clock.
+A plan is one process with plain Keras, data parallelism, or modules. The first steps are for their
+losses, each on a batch of its own: these losses must be those of `reference_losses`. Later steps
+are timed, all in a row, since modules that wait for each other after each step are no pipeline:
+from the end of one step to the end of another, on the rank's own clock.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.worker import now_bytes, peak_bytes
+from benchmarks.harness.worker import now_bytes, peak_bytes, read_options, start, write_report
 
 CLASSES, SIDE, STAGES = 10, 32, 3
 BATCHES, CHECKED_STEPS, WARM_STEPS = 8, 6, 4
@@ -30,7 +26,7 @@ Report = dict[str, Any]
 
 
 def residual(blocks: int, width: int) -> Any:
-    """Three stages of so many blocks, of 32 x 32, 16 x 16 and 8 x 8 pixels; no batch statistics.
+    """Builds three stages of blocks, of 32 x 32, 16 x 16 and 8 x 8 pixels; no batch statistics.
 
     As many multiplications in each stage, so that the middle, where it is cut in two, has few
     pixels. A block begins as almost the identity, without which it would need normalization.
@@ -60,7 +56,7 @@ def residual(blocks: int, width: int) -> Any:
 
 
 def data(batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Some batches, the same in every process: (BATCHES, batch, ...)."""
+    """Returns some batches, the same in every process: (BATCHES, batch, ...)."""
     random = np.random.default_rng(5)
     images = random.normal(size=(BATCHES, batch, SIDE, SIDE, 3)).astype(np.float32)
     return images, random.integers(0, CLASSES, (BATCHES, batch))
@@ -82,7 +78,7 @@ def loss() -> Any:
 def reference_losses(
     model: Any, batches: Sequence[tuple[Any, Any]], cuts: Sequence[str], staleness: Sequence[int]
 ) -> list[float]:
-    """The update rule of pipelined training, on one process and the whole model.
+    """Applies the update rule of pipelined training to the whole model in one process.
 
     In step t module k applies the gradient of batch t - s_k at the weights that this batch has met,
     with an optimizer of its own, and nothing in the first s_k steps.
@@ -125,7 +121,7 @@ def reference_losses(
 
 @dataclass
 class Window:
-    """The steps that are timed, and what is to be done where they begin and end."""
+    """The steps that are timed, with functions to call at their begin and end."""
 
     first: int
     last: int
@@ -135,7 +131,7 @@ class Window:
     end: float = 0.0
 
     def note(self, step: int, logs: Any = None) -> None:
-        """After each step, counted from 0."""
+        """Is called after each step, counted from 0."""
         if step + 1 == self.first:
             self.at_begin()
             self.begin = time.monotonic()
@@ -145,12 +141,12 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """Of one step."""
+        """The seconds of one step."""
         return (self.end - self.begin) / (self.last - self.first)
 
 
 def shares(events: Sequence[dict[str, Any]], begin: float, end: float) -> dict[str, float]:
-    """Which part of the time between `begin` and `end` events of each kind take."""
+    """Returns the part of the time from `begin` to `end` that each kind of event takes."""
     found: dict[str, float] = {}
     for event in events:
         inside = min(event["end"], end) - max(event["begin"], begin)
@@ -159,7 +155,7 @@ def shares(events: Sequence[dict[str, Any]], begin: float, end: float) -> dict[s
 
 
 def pipelined(options: Options, cuts: list[str] | None) -> Any:
-    """The model in modules."""
+    """Returns the model in modules."""
     import ringar
 
     return ringar.parallel.Pipelined(
@@ -170,12 +166,12 @@ def pipelined(options: Options, cuts: list[str] | None) -> Any:
 
 
 def find_cuts(options: Options) -> Report:
-    """Where the library cuts the model, whose layers it times."""
+    """Returns the cuts that `Pipelined` chooses from the times of the layers."""
     return {"cuts": pipelined(options, None).cuts}
 
 
 def references(options: Options) -> Report:
-    """The losses of each update rule in `staleness`."""
+    """Returns the losses of each update rule in `staleness`."""
     batches = list(zip(*data(options["batch"]), strict=True))[:CHECKED_STEPS]
     model = residual(options["blocks"], options["width"])
     weights = model.get_weights()
@@ -187,7 +183,7 @@ def references(options: Options) -> Report:
 
 
 def train(options: Options) -> Report:
-    """Checked steps, steps to get warm, and timed steps."""
+    """Runs steps that are checked, steps to get warm, and timed steps."""
     import keras
     import tensorflow as tf
 
@@ -245,28 +241,16 @@ def train(options: Options) -> Report:
 
 
 TASKS = {"cuts": find_cuts, "references": references}
-"""What is no plan to train."""
+"""Jobs that are no plan to train, by name."""
 
 
 def main() -> None:
-    options = json.loads(sys.argv[1])
-    if options["ranks"] == 1:
-        # Before anything runs, for threads inherit it.
-        os.sched_setaffinity(0, options["cores"])
-    import tensorflow as tf
-
-    rank = 0
-    if options["ranks"] == 1:
-        tf.config.threading.set_intra_op_parallelism_threads(options["threads"])
-        tf.config.threading.set_inter_op_parallelism_threads(options["threads"])
-    else:
+    options = read_options()
+    rank = start(options, deadline=120)
+    write_report(options, rank, TASKS.get(options["plan"], train)(options))
+    if options["ranks"] > 1:
         import ringar
 
-        ringar.init(intra_op_threads=1, deadline=120)
-        rank = ringar.rank()
-    report = TASKS.get(options["plan"], train)(options)
-    Path(options["folder"], f"{rank}.json").write_text(json.dumps(report))
-    if options["ranks"] > 1:
         ringar.shutdown()
 
 

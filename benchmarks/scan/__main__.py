@@ -1,14 +1,14 @@
-"""Where does going back by a scan pay, and how fast are ringar's recurrent layers beside Keras'?
+"""Where is a backward pass by a scan faster, and how fast are ringar's recurrent layers?
 
     python -m benchmarks.scan --output build/scan
     python -m benchmarks.scan --quick
 
 The grid of the paper (Wang, Bai, Pekhimenko, BPPSA, arXiv:1907.10134): a tanh RNN of 20 units that
 tells ten kinds of bit sequences apart (examples/bits.py), 10 to 30,000 steps with 16 examples and 2
-to 256 examples with 1000 steps. Keras' SimpleRNN in `tf.function`, alone and with jit_compile=True;
-`ringar.layers.ScanSimpleRNN` with its serial kernel, the scan, the hybrid of 3 levels and the
-automatic choice, the latter also compiled. One process with one thread and with two, bound to as
-many cores, and two ranks that share the batch, or the steps.
+to 256 examples with 1000 steps. Measures Keras' SimpleRNN in `tf.function`, alone and with
+jit_compile=True, and `ringar.layers.ScanSimpleRNN` with its serial kernel, the scan, the hybrid of
+3 levels and the automatic choice, the last also compiled. Each runs in one process with one thread
+and with two, bound to as many cores, and on two ranks that share the batch, or the steps.
 
 Forward: the layer alone, without a tape. Step: forward, the loss, the gradients of all weights.
 Backward: a step less a forward pass, both called one after the other; Jacobians, which the scan
@@ -16,24 +16,23 @@ makes on its way, included. Jacobians: the op that makes all of them, where they
 Every round has a turn of each way, and is compared with itself.
 
 Loss and gradients of each way must be those of Keras' `tf.function`, and those of Keras the same
-with any number of threads and ranks. Exits with 1 where they are not, or where a job failed; a must
-that is missed changes nothing.
+with any number of threads and ranks. Exits with 1 where they are not, or where a job failed; a
+missed target changes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import launch, machine, report
-from benchmarks.harness.processes import JobFailedError, run_command
+from benchmarks.harness import command, launch, machine, report
+from benchmarks.harness import targets as bounds
+from benchmarks.harness.jobs import Reports, run_worker
+from benchmarks.harness.processes import JobFailedError
 from benchmarks.scan import crossover as scan_crossover
 from benchmarks.scan import report as scan_report
 from benchmarks.scan.cells import (
@@ -50,11 +49,7 @@ from benchmarks.scan.cells import (
 )
 from benchmarks.scan.worker import TOLERANCE, WAYS
 
-MODULE = "benchmarks.scan.worker"
 LIMIT = 900.0
-
-Reports = list[dict[str, Any]]
-"""Of the ranks of one job."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ class Job:
 
 @dataclass
 class Measured:
-    """What came of it all."""
+    """The times of all jobs, and the reasons of those that are missing."""
 
     times: Found = field(default_factory=dict)
     costs: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -95,26 +90,23 @@ def run(job: Job, options: dict[str, Any]) -> Reports:
     """Runs a job.
 
     Raises:
-        JobFailedError: it did not end well.
+        JobFailedError: the job failed, or this machine has too few cores.
     """
     place, usable = job.place, sorted(os.sched_getaffinity(0))
     if place.ranks * place.threads > len(usable):
         raise JobFailedError(f"needs {place.ranks * place.threads} cores, there are {len(usable)}")
     cells = [[cell.steps, cell.batch, cell.units] for cell in job.cells]
-    with tempfile.TemporaryDirectory() as folder:
-        text = json.dumps({
-            **options, "cells": cells, "costs": job.costs, "ranks": place.ranks,
-            "threads": place.threads, "cores": usable[-place.threads :], "folder": folder,
-        })  # fmt: skip
-        command = [sys.executable, "-m", MODULE, text]
-        if place.ranks > 1:
-            command = launch.ringarrun(Path(sys.prefix), place.ranks, command[1:])
-        run_command(command, deadline=LIMIT)
-        return [json.loads(Path(folder, f"{r}.json").read_text()) for r in range(place.ranks)]
+    options = {
+        **options, "cells": cells, "costs": job.costs, "ranks": place.ranks,
+        "threads": place.threads, "cores": usable[-place.threads :],
+    }  # fmt: skip
+    return run_worker(
+        "benchmarks.scan.worker", options, place.ranks, deadline=LIMIT, command=launch.one_process
+    )
 
 
 def add(found: Measured, job: Job, reports: Reports) -> None:
-    """Keeps times of the slowest rank, and what is wrong on any of them."""
+    """Keeps the times of the slowest rank, and the wrong results of all ranks."""
     for number, cell in enumerate(job.cells):
         mine = [one["cells"][number] for one in reports]
         found.times.setdefault(job.place, {})[cell] = slowest(mine)
@@ -145,17 +137,14 @@ def measure(jobs: list[Job], options: dict[str, Any]) -> Measured:
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m benchmarks.scan",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    result = command.parser(
+        "benchmarks.scan", __doc__, "writes OUTPUT.json, for benchmarks.scan.plot"
     )
     option = result.add_argument
     option("--rounds", type=int, default=5, help="turns of each way (default %(default)s)")
     option("--budget", type=float, default=0.05, help="seconds of a turn (default %(default)s)")
     option("--quick", action="store_true", help="few small cells, one round: does it run?")
     option("--fault", choices=list(WAYS), help="spoils the results of a way: is it found?")
-    option("--output", default=None, help="writes OUTPUT.json, for benchmarks.scan.plot")
     return result
 
 
@@ -168,9 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     targets = scan_report.targets(found.times)
     print(f"# An RNN of 20 units and its way back, {machine.headline(here)}\n")
     print(scan_report.text(found.times, found.costs))
-    print(
-        report.table(["what", "must", "measured", "reached"], [target.row() for target in targets])
-    )
+    print(bounds.table(targets))
     print(report.missing_lines(found.missing), end="")
     if options.output:
         report.write_json(options.output, {

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import machine, report
+from benchmarks.harness import command, machine, report
 from benchmarks.harness.series import Series
 from benchmarks.scan.rnn import Weights, count_wrong, forward, on_gpu, serial
 from ringar.cupy import device, plan, scan
@@ -172,7 +172,7 @@ def row(setting: Setting, found: dict[str, Series], wrong: int, processors: int)
 def rows_text(rows: list[dict[str, Any]]) -> str:
     """A table."""
     ways = list(dict.fromkeys(name for one in rows for name in one["ways"]))
-    headers = ["steps", "batch", "stretches of"]
+    headers = ["steps", "batch", "spans of"]
     headers += [f"{name.replace('_', ' ')} (min, max)" for name in ways]
     headers += ["backward, x", "step, x", "#wrong"]
     return report.table(headers, [_line(one, ways) for one in rows])
@@ -183,8 +183,7 @@ def _line(one: dict[str, Any], ways: list[str]) -> list[str]:
         times = one["ways"].get(name)
         if times is None:
             return "-"
-        text = {key: report.time_text(times[key]) for key in ("seconds", "min", "max")}
-        return f"{text['seconds']} ({text['min']}, {text['max']})"
+        return "{} ({}, {})".format(*report.spread(times))
 
     def ratio(what: str) -> str:
         both = [one["ways"].get(f"{who}_{what}") for who in ("cudnn", "ringar")]
@@ -205,16 +204,11 @@ def find_torch() -> tuple[Any, str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m benchmarks.scan_gpu",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    result = command.parser("benchmarks.scan_gpu", __doc__)
     add = result.add_argument
     add("--rounds", type=int, default=5, help="(default %(default)s)")
     add("--repeats", type=int, default=10, help="of each way in a round (default %(default)s)")
     add("--most-steps", type=int, default=STEPS[-1], help="(default %(default)s)")
-    add("--output", default=None, help="writes OUTPUT.json")
     return result
 
 

@@ -1,4 +1,4 @@
-"""Who wins where, and how many workers a scan needs: the pictures of docs/scan.md.
+"""Draws the fastest way in each cell, and the workers that a scan needs: pictures of docs/scan.md.
 
     python -m benchmarks.scan.plot build/scan.json docs/pictures/scan.png
     python -m benchmarks.scan.plot build/scan.json docs/pictures/scan_crossover.png --crossover
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.plot import pyplot, save
 from benchmarks.scan import crossover as scan_crossover
 from benchmarks.scan.cells import PLACES, UNITS, WHATS, Cell, Found, Times, from_rows, is_by_steps
 from benchmarks.scan.worker import OWN, WAYS
@@ -90,10 +91,6 @@ def draw(data: dict[str, Any], path: str) -> None:
     Raises:
         ValueError: nothing was measured that it could show.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
 
     all_found = from_rows(data["cells"])
@@ -104,7 +101,7 @@ def draw(data: dict[str, Any], path: str) -> None:
     by_steps = sorted((c for c in known if is_by_steps(c)), key=lambda cell: cell.steps)
     fixed = max((c.steps for c in known if not is_by_steps(c)), default=by_steps[-1].steps)
     by_batch = sorted((c for c in known if c.steps == fixed), key=lambda cell: cell.batch)
-    figure, panels = plt.subplots(
+    figure, panels = pyplot().subplots(
         len(WHATS), 2, figsize=(14.5, 1.6 + len(WHATS) * (0.62 * len(found) + 0.75)),
         width_ratios=[len(by_steps), len(by_batch)],
     )  # fmt: skip
@@ -127,7 +124,7 @@ def draw(data: dict[str, Any], path: str) -> None:
                   loc="upper left", bbox_to_anchor=(0.005, 1 - 0.36 * inch))  # fmt: skip
     figure.text(0.995, 1 - 0.5 * inch, "Below it: the scan itself. Within 5% the first of the "
                 "legend wins.", va="center", ha="right", fontsize=9, color="0.35")  # fmt: skip
-    _save(figure, path)
+    save(figure, path)
 
 
 def _crossover_panel(axes: Any, costs: scan_crossover.Costs, units: np.ndarray) -> Any:
@@ -155,18 +152,15 @@ def _crossover_panel(axes: Any, costs: scan_crossover.Costs, units: np.ndarray) 
 
 def draw_crossover(data: dict[str, Any], path: str) -> None:
     """Writes the picture of the model; the right half from what was measured, if it was."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     panels = {"By operations: a product is H vectors": scan_crossover.ARITHMETIC}
     seconds = {int(units): (pair[0], pair[1]) for units, pair in data.get("costs", {}).items()}
     if seconds:
         panels["With the times of one core of this machine"] = scan_crossover.measured(seconds)
     units = np.geomspace(1, 256, 120)
-    figure, axes = plt.subplots(1, len(panels), figsize=(2 + 5.3 * len(panels), 5), sharey=True,
-                                squeeze=False, layout="constrained")  # fmt: skip
+    figure, axes = pyplot().subplots(
+        1, len(panels), figsize=(2 + 5.3 * len(panels), 5), sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
     for one, (title, costs) in zip(axes[0], panels.items(), strict=True):
         colors = _crossover_panel(one, costs, units)
         one.set_title(title, loc="left", fontsize=11)
@@ -180,16 +174,7 @@ def draw_crossover(data: dict[str, Any], path: str) -> None:
     bar.ax.minorticks_off()
     figure.suptitle("From how many workers on a scan beats the serial chain", x=0.01, ha="left",
                     fontsize=13)  # fmt: skip
-    _save(figure, path)
-
-
-def _save(figure: Any, path: str) -> None:
-    import matplotlib.pyplot as plt
-
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=130)
-    plt.close(figure)
+    save(figure, path)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What benchmarks.scan_gpu computes: a tanh RNN, its backward pass by a scan, and the check."""
+"""A tanh RNN, its backward pass by a scan, and the check of its gradients."""
 
 from __future__ import annotations
 

@@ -1,28 +1,25 @@
-"""One process of `benchmarks.scan`: ``python -m benchmarks.scan.worker OPTIONS-AS-JSON``.
+"""Runs and times a recurrent layer on one rank: `python -m benchmarks.scan.worker OPTIONS`.
 
 For each cell every way to run the paper's network (examples/bits.py) begins with the same weights
 and the same bits; loss and gradients must be those of Keras' `tf.function`. Then all are timed in
 turn, some rounds: a call of the forward pass and a call of the whole step one after the other, as
-often as fits into the time of a turn. The pass back is the difference of such a pair. Figures are
-medians. On several ranks each has its part of the batch, or of the steps, and the gradients are
-averaged.
+often as fits into the time of a turn. The backward pass is the difference of such a pair. Figures
+are medians. On several ranks each has its part of the batch, or its shard of the sequences, and the
+gradients are averaged.
 """
 
 from __future__ import annotations
 
 import gc
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.worker import read_options, start, write_report
 from benchmarks.scan.cells import Cell
 
 TOLERANCE = 1e-4
@@ -36,13 +33,13 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run the recurrent layer: Keras', or ringar's with a way back."""
+    """One way to run the recurrent layer: Keras', or ringar's with one of its backward passes."""
 
     title: str
     backward: str | int | None = None
     jit: bool = False
     over: bool = False
-    """Each rank has a part of the steps of all sequences, not all steps of a part of them."""
+    """Each rank has a shard of all sequences, not a part of the sequences."""
 
 
 WAYS = {
@@ -60,7 +57,7 @@ REFERENCE = "keras"
 
 
 def ways(ranks: int) -> dict[str, Way]:
-    """Those that there are with so many ranks."""
+    """Returns the ways that exist with so many ranks."""
     return {name: way for name, way in WAYS.items() if not way.over or ranks > 1}
 
 
@@ -74,7 +71,7 @@ class Case:
 
 
 class Job:
-    """A cell's data and weights in this process, of the part that is its rank's."""
+    """The data and weights of a cell, of the part that belongs to this rank."""
 
     def __init__(self, cell: Cell, options: Options) -> None:
         import keras
@@ -89,7 +86,7 @@ class Job:
         own = slice(self.rank * part, (self.rank + 1) * part)
         self.x, self.y = tf.constant(x[own]), tf.constant(y[own])
         begin, end = (place * cell.steps // self.ranks for place in (self.rank, self.rank + 1))
-        self.stretch, self.all_y = tf.constant(x[:, begin:end]), tf.constant(y)
+        self.shard, self.all_y = tf.constant(x[:, begin:end]), tf.constant(y)
         self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         first = keras.layers.SimpleRNN(cell.units)
         self.dense = keras.layers.Dense(bits.CLASSES)
@@ -98,7 +95,7 @@ class Job:
         self.weights = first.get_weights()
 
     def layer(self, way: Way, **options: Any) -> Any:
-        """The layer of a way, with the weights that all have."""
+        """Returns the layer of a way, with the weights that all ways have."""
         import keras
 
         import ringar
@@ -116,13 +113,13 @@ class Job:
         return layer
 
     def case(self, way: Way) -> Case:
-        """Two functions of TensorFlow, which take as much to be called."""
+        """Returns two functions of TensorFlow, whose calls cost the same."""
         import tensorflow as tf
 
         import ringar
 
         layer = self.layer(way)
-        x, y = (self.stretch, self.all_y) if way.over else (self.x, self.y)
+        x, y = (self.shard, self.all_y) if way.over else (self.x, self.y)
         variables = [v.value for v in layer.trainable_variables + self.dense.trainable_variables]
 
         @tf.function(jit_compile=way.jit, autograph=False)
@@ -139,7 +136,7 @@ class Job:
         return Case(lambda: forward(x), lambda: step(x, y), layer)
 
     def jacobians(self, case: Case) -> Callable[[], list[Any]] | None:
-        """What makes the Jacobians of all steps, where memory is enough for them."""
+        """Returns a function that makes all Jacobians, or None if they are too large."""
         import tensorflow as tf
 
         from ringar.parallel.scan import recurrent
@@ -157,14 +154,14 @@ class Job:
         return make
 
     def wait_for_others(self) -> None:
-        """Ranks begin a call together; there is no waiting on one."""
+        """Lets the ranks begin a call together."""
         if self.ranks > 1:
             import ringar
 
             ringar.barrier()
 
     def same_on_all(self, value: Any) -> Any:
-        """That of rank 0."""
+        """Returns the value of rank 0."""
         if self.ranks == 1:
             return value
         import ringar
@@ -172,7 +169,7 @@ class Job:
         return ringar.broadcast_object(value)
 
     def results(self, case: Case) -> list[np.ndarray]:
-        """The loss of the whole batch and its gradients; traces and compiles."""
+        """Returns the loss of the whole batch and its gradients; traces and compiles."""
         case.forward()
         loss, *gradients = case.step()
         if self.ranks > 1:
@@ -182,9 +179,9 @@ class Job:
         return [np.asarray(result, np.float64) for result in (loss, *gradients)]
 
     def every_step(self, way: Way) -> list[np.ndarray]:
-        """Gradients of inputs and weights where every state of this rank has a weight of its own.
+        """Returns gradients of inputs and weights for a loss of all states of this rank.
 
-        A loss of the last state alone would not do: its gradient is gone after some hundred steps.
+        The gradient of a loss of the last state alone vanishes after some hundred steps.
         """
         import tensorflow as tf
 
@@ -194,35 +191,35 @@ class Job:
         factors = tf.constant(np.random.default_rng(11).normal(size=size), tf.float32)
 
         @tf.function(jit_compile=way.jit, autograph=False)
-        def slopes(x: Any) -> Any:
+        def derivatives(x: Any) -> Any:
             with tf.GradientTape() as tape:
                 tape.watch(x)
                 loss = tf.reduce_sum(layer(x) * factors)
             return tape.gradient(loss, [x, *variables])
 
-        return [np.asarray(slope, np.float64) for slope in slopes(self.x)]
+        return [np.asarray(one, np.float64) for one in derivatives(self.x)]
 
     def seconds(self, function: Callable[[], list[Any]]) -> float:
-        """Of one call, its result there."""
+        """Returns the seconds of one call, until its result is there."""
         self.wait_for_others()
         start = time.perf_counter()
         function()[0].numpy()
         return time.perf_counter() - start
 
     def turn(self, case: Case, calls: int) -> list[float]:
-        """Medians of a forward pass, of a step less the pass before it, and of a step."""
+        """Returns medians of a forward pass, of a step less that pass, and of a step."""
         pairs = [(self.seconds(case.forward), self.seconds(case.step)) for _ in range(calls)]
         rows = [(forward, step - forward, step) for forward, step in pairs]
         return [median(column) for column in zip(*rows, strict=True)]
 
     def calls(self, functions: list[Callable[[], list[Any]]], budget: float) -> int:
-        """How many of all of them fit into so many seconds; the same on all ranks."""
+        """Returns how many calls of all of them fit into a budget; the same on all ranks."""
         once = sum(self.seconds(function) for function in functions)
         return int(self.same_on_all(min(max(int(budget / once), 1), MOST_CALLS)))
 
 
 def difference(results: list[np.ndarray], expected: list[np.ndarray]) -> str:
-    """Says what differs too much; nothing if all is well."""
+    """Returns which result differs too much, or an empty string."""
     for number, (mine, theirs) in enumerate(zip(results, expected, strict=False)):
         off = np.linalg.norm(mine - theirs) / np.linalg.norm(theirs)
         if not off <= TOLERANCE:  # so written, NaN is wrong, too
@@ -231,7 +228,7 @@ def difference(results: list[np.ndarray], expected: list[np.ndarray]) -> str:
 
 
 def check(job: Job, cases: dict[str, Case], fault: str | None) -> tuple[dict[str, str], Any]:
-    """What is wrong, by way, and the norms of the reference."""
+    """Returns wrong results by way, and the norms of the reference."""
     whole, wrong = job.results(cases[REFERENCE]), {}
     expected = whole + job.every_step(WAYS[REFERENCE])
     for name, case in cases.items():
@@ -248,7 +245,7 @@ def check(job: Job, cases: dict[str, Case], fault: str | None) -> tuple[dict[str
 
 
 def measure(cell: Cell, options: Options) -> Report:
-    """A cell by all ways."""
+    """Measures a cell by all ways."""
     job, budget = Job(cell, options), options["budget"]
     cases = {name: job.case(way) for name, way in ways(job.ranks).items()}
     wrong, norms = check(job, cases, options["fault"])
@@ -266,9 +263,10 @@ def measure(cell: Cell, options: Options) -> Report:
 
 
 def costs(units: int, threads: int) -> tuple[float, float]:
-    """Seconds of a product of two matrices, and of a matrix and a vector, for one chain.
+    """Returns the seconds of a product of two matrices, and of a matrix and a vector.
 
-    From long chains less short ones, so that calls cost nothing; in the cache, if it is possible.
+    Each is the time of a long chain less that of a short one, which leaves the cost of calls out.
+    The matrices stay in the cache where possible.
     """
     import tensorflow as tf
 
@@ -288,39 +286,30 @@ def costs(units: int, threads: int) -> tuple[float, float]:
             times.append(time.perf_counter() - start)
         return min(times[2:])
 
-    def slope(function: Callable[[Any], Any]) -> float:
+    def per_matrix(function: Callable[[Any], Any]) -> float:
         more = fastest(lambda: function(whole)) - fastest(lambda: function(part))
         return max(more, 1e-9) / (long - long // 4)
 
-    product = slope(lambda m: chain.reduce_chain(m, None, adjoint=True, way=way))
-    apply = slope(lambda m: chain.scan(m, vector, adjoint=True, levels=0, threads=threads))
+    product = per_matrix(lambda m: chain.reduce_chain(m, None, adjoint=True, way=way))
+    apply = per_matrix(lambda m: chain.scan(m, vector, adjoint=True, levels=0, threads=threads))
     return product, apply
 
 
 def main() -> None:
-    options = json.loads(sys.argv[1])
-    if options["ranks"] == 1:
-        # Before anything runs, for threads inherit it.
-        os.sched_setaffinity(0, options["cores"])
+    options = read_options()
+    rank = options["rank"] = start(options, deadline=240)
     import tensorflow as tf
 
-    options["rank"] = 0
-    if options["ranks"] == 1:
-        tf.config.threading.set_intra_op_parallelism_threads(options["threads"])
-        tf.config.threading.set_inter_op_parallelism_threads(options["threads"])
-    else:
-        import ringar
-
-        ringar.init(intra_op_threads=options["threads"], deadline=240)
-        options["rank"] = ringar.rank()
     report: Report = {"cells": []}
     for numbers in options["cells"]:
         report["cells"].append(measure(Cell(*numbers), options))
         tf.keras.backend.clear_session()
         gc.collect()
     report["costs"] = {units: costs(units, options["threads"]) for units in options["costs"]}
-    Path(options["folder"], f"{options['rank']}.json").write_text(json.dumps(report))
+    write_report(options, rank, report)
     if options["ranks"] > 1:
+        import ringar
+
         ringar.shutdown()
 
 

@@ -6,14 +6,14 @@
     python -m benchmarks.simulate --check build/bench-hosts.json
 
 Prints, for up to 10,000 ranks, how long an allreduce of all gradients takes by each algorithm, how
-long a training step takes whose buckets travel beside the backward pass (`benchmarks.simulate.prediction`
+long a training step takes whose buckets travel beside the backward pass (simulate/prediction.py
 says how it is computed and what is left out), and the efficiency against ranks that do not
 communicate. Then compares what the same model says of Horovod's published scaling on 16, 128 and
-512 GPUs with what was published (`benchmarks.simulate.published` has sources and assumptions). Without
-options it is those machines that are scaled: 4 GPUs per server, 25 Gbit/s.
+512 GPUs with what was published (simulate/published.py has sources and assumptions). The defaults
+are those machines: 4 GPUs per server, 25 Gbit/s.
 
 `--check FILE` compares predicted with measured allreduce times of 2, 4 and 8 hosts, in the form
-that `benchmarks.simulate.measured` describes.
+that simulate/measured.py describes.
 
 Exits with 1 where a prediction is too far from what was published (5 points) or measured (15%).
 """
@@ -25,7 +25,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.harness import report
+from benchmarks.harness import command, report
 from benchmarks.harness.command import parse_size
 from benchmarks.simulate import measured, published
 from benchmarks.simulate.networks import NETWORKS, uniform
@@ -50,11 +50,7 @@ def positive(text: str) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="python -m benchmarks.simulate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    found = command.parser("benchmarks.simulate", __doc__, "writes OUTPUT.json and OUTPUT.png")
     add = found.add_argument
     add("--models", default=",".join(NETWORKS), help="default %(default)s, on the GPUs published")
     add("--parameters", type=positive, help="instead: trainable parameters of your model")
@@ -81,7 +77,6 @@ def parser() -> argparse.ArgumentParser:
     add("--no-overlap", action="store_true", help="buckets leave after the backward pass")
     add("--contention", type=float, default=published.CONTENTION,
         help="part of its speed that computing loses meanwhile (default %(default)s)")  # fmt: skip
-    found.add_argument("--output", help="writes OUTPUT.json and OUTPUT.png")
     found.add_argument("--check", metavar="FILE", help="compares with measured times, nothing else")
     return found
 

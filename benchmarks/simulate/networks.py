@@ -1,13 +1,12 @@
 """Three networks as lists of layers: how many parameters each has, and how much work it is.
 
-What a prediction needs to know of a model (`benchmarks.simulate.prediction`): the gradients of the last
-layers are ready first, and how soon depends on the work of the layers. So each layer has its
-trainable parameters and its multiply-adds for one image, in the order of the forward pass. Layers
-are counted from the papers: VGG-16 (Simonyan and Zisserman 2015, configuration D), ResNet-101 (He
-et al. 2016), Inception-V3 (Szegedy et al. 2016, without the auxiliary classifier). A convolution
-with batch normalization has no bias; normalization adds a scale and an offset per channel (in
-Inception-V3 an offset only), which are counted with their convolution. A test compares the sums
-with keras.applications.
+A prediction needs to know when gradients are ready: those of the last layers come first, and how
+soon depends on the work of the layers. So each layer has its trainable parameters and its
+multiply-adds for one image, in the order of the forward pass. The layers are those of the papers:
+VGG-16 (Simonyan and Zisserman 2015, configuration D), ResNet-101 (He et al. 2016), Inception-V3
+(Szegedy et al. 2016, without the auxiliary classifier). A convolution with batch normalization has
+no bias; normalization adds a scale and an offset per channel (in Inception-V3 an offset only),
+which are counted with their convolution. A test compares the sums with keras.applications.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import report
+from benchmarks.harness.plot import pyplot, save
 from benchmarks.simulate import published
 from benchmarks.simulate.networks import TITLES
 
@@ -73,13 +73,8 @@ def _published(axes: Any, comparisons: list[published.Comparison]) -> None:
 
 
 def plot(path: str, table: list[dict[str, Any]], comparisons: list[published.Comparison]) -> None:
-    """Draws all three to ``path``.png."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(ncols=3, figsize=(15, 4.4))
+    """Draws all three to `path`.png."""
+    figure, panels = pyplot().subplots(ncols=3, figsize=(15, 4.4))
     _allreduce(panels[0], table)
     _efficiency(panels[1], table)
     _published(panels[2], comparisons)
@@ -96,7 +91,4 @@ def plot(path: str, table: list[dict[str, Any]], comparisons: list[published.Com
     panels[0].set_xlim(3, 12000)
     panels[2].set_xlim(0.9, 1400)
     figure.tight_layout()
-    target = Path(path).with_suffix(".png")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=130)
-    plt.close(figure)
+    save(figure, path)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from benchmarks.simulate.networks import Layer
 from ringar import cost_model
@@ -58,8 +59,29 @@ class Workload:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of all layers."""
+        """The gradients of all layers."""
         return ITEM_BYTES * sum(layer.parameters for layer in self.layers)
+
+    @cached_property
+    def ready(self) -> list[tuple[float, int]]:
+        """For each bucket in order: when the backward pass alone completes it, and its bytes.
+
+        Times are seconds of backward computing.
+        """
+        backward = self.seconds * (1 - FORWARD)
+        work = sum(layer.work for layer in self.layers)
+        after = []  # for each layer: the work of it and of all that the pass does before it
+        done = 0
+        for layer in reversed(self.layers):
+            done += layer.work
+            after.append(done)
+        after.reverse()
+        specs = [Spec((layer.parameters,), "float32") for layer in self.layers]
+        return [
+            (backward * after[min(bucket.indices)] / work if self.overlap else backward,
+             bucket.bytes)
+            for bucket in plan(specs, self.bucket, self.first_bucket)
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,33 +104,11 @@ class Step:
         return self.compute / self.total
 
 
-def ready_times(workload: Workload) -> list[tuple[float, int]]:
-    """For each bucket, in order: when the backward pass alone completes it, and its bytes.
-
-    Times are seconds of backward computing.
-    """
-    backward = workload.seconds * (1 - FORWARD)
-    work = sum(layer.work for layer in workload.layers)
-    after = []  # for each layer: the work of it and of all that the pass does before it
-    done = 0
-    for layer in reversed(workload.layers):
-        done += layer.work
-        after.append(done)
-    after.reverse()
-    specs = [Spec((layer.parameters,), "float32") for layer in workload.layers]
-    buckets = plan(specs, workload.bucket, workload.first_bucket)
-    return [
-        (backward * after[min(bucket.indices)] / work if workload.overlap else backward,
-         bucket.bytes)
-        for bucket in buckets
-    ]  # fmt: skip
-
-
 def step(workload: Workload, allreduce: Callable[[float], float]) -> Step:
     """Walks through one step; ``allreduce`` gives the seconds of so many bytes."""
     backward = workload.seconds * (1 - FORWARD)
     clock, computed, communicated = 0.0, 0.0, 0.0  # from the begin of the backward pass
-    for ready, nbytes in ready_times(workload):
+    for ready, nbytes in workload.ready:
         if computed < ready:  # the link waits for the gradient
             clock += ready - computed
             computed = ready

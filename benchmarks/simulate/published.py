@@ -38,6 +38,7 @@ Rates within a server do not matter as long as they are above the network's: 10 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from benchmarks.simulate.networks import NETWORKS
 from benchmarks.simulate.prediction import Step, Workload, step
@@ -91,6 +92,7 @@ def parameters(efficiency: float = EFFICIENCY, latency: float = LATENCY) -> Para
     )
 
 
+@cache
 def workload(model: str, contention: float = CONTENTION) -> Workload:
     """What tf_cnn_benchmarks trains on each GPU."""
     return Workload(

@@ -7,8 +7,8 @@ One process on all cores, data parallelism, the split of the paper, every layer 
 the hybrid of split dense and data-parallel convolutions (examples/alexnet.py), all with the same
 global batch; then data parallelism, the split and the hybrid on two hosts behind slow links
 (tests/hosts; needs root, iproute2 and Open MPI). Losses of the first steps must be those of one
-process. Prints the rows beside what they must reach; exits with 1 on wrong numbers or a job that
-failed, a must that is missed changes nothing.
+process. Prints the rows beside their targets. Exits with 1 on wrong numbers or a job that failed; a
+missed target changes nothing.
 
 Bytes are those that a rank must send (`ringar.stats`), per image of the global batch. Memory is the
 peak of a process beyond what it had before the model was made.
@@ -17,20 +17,18 @@ peak of a process beyond what it had before the model was made.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import launch, machine, report
-from benchmarks.harness.processes import JobFailedError, run_command
-from benchmarks.harness.series import Series
+from benchmarks.harness import command, launch, machine, report
+from benchmarks.harness import targets as bounds
+from benchmarks.harness.jobs import Reports, run_worker
+from benchmarks.harness.processes import JobFailedError
+from benchmarks.harness.series import Series, slowest
 from benchmarks.harness.targets import Target
-from tests.hosts import JUMBO_MTU, Hosts, find_open_mpi, open_mpi, unavailable
+from tests.hosts import JUMBO_MTU, Hosts, find_open_mpi, unavailable
 
-MODULE = "benchmarks.split.worker"
 RANKS, LIMIT, RATE_MBIT = 2, 900.0, 200.0
 TOLERANCE = 1e-4
 """Relative, of losses: two steps in float32, summed in another order."""
@@ -63,7 +61,7 @@ EQUALS = {PARALLEL: ONE, SPLIT: ONE, HYBRID: ONE, ALL: UNGROUPED}
 
 @dataclass
 class Measured:
-    """What came of it all."""
+    """Rows by plan, and the reasons of those that are missing."""
 
     local: dict[Plan, dict[str, Any]] = field(default_factory=dict)
     hosts: dict[Plan, dict[str, Any]] = field(default_factory=dict)
@@ -71,12 +69,11 @@ class Measured:
     wrong: int = 0
 
 
-def summary(reports: list[dict[str, Any]], batch: int) -> dict[str, Any]:
-    """One job's row, as plain data: times of the slowest rank, the rest of the busiest."""
+def summary(reports: Reports, batch: int) -> dict[str, Any]:
+    """Returns a job's row as plain data: times of the slowest rank, the rest of the busiest."""
     series = Series()
     for number in range(len(reports[0]["rounds"])):
-        turns = zip(*(r["rounds"][number] for r in reports), strict=True)
-        series.rounds.append([max(times) for times in turns])
+        series.rounds.append(slowest(r["rounds"][number] for r in reports))
     sent = [sum(r["bytes"].values()) for r in reports]
     return {
         **series.summary(),
@@ -95,27 +92,18 @@ def run(plan: Plan, job: dict[str, Any], hosts: Hosts | None = None) -> dict[str
     """Runs a plan and returns its row.
 
     Raises:
-        JobFailedError: it did not end well.
+        JobFailedError: the job failed.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        options = json.dumps({**job, **plan.options, "folder": folder})
-        program = ["-m", MODULE, options]
-        if hosts is not None:
-            variables = {"PYTHONPATH": str(machine.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-            command = open_mpi(hosts, 1, [sys.executable, *program], variables=variables)
-            command = hosts[0].command(*command)
-        elif plan.ranks == 1:
-            command = [sys.executable, *program]
-        else:
-            command = launch.ringarrun(Path(sys.prefix), plan.ranks, program)
-        run_command(command, deadline=LIMIT)
-        reports = [json.loads(Path(folder, f"{r}.json").read_text()) for r in range(plan.ranks)]
+    reports = run_worker(
+        "benchmarks.split.worker", {**job, **plan.options}, plan.ranks, deadline=LIMIT,
+        command=launch.one_process if hosts is None else launch.on_hosts(hosts, 1),
+    )  # fmt: skip
     return summary(reports, job["batch"])
 
 
 def measure(found: dict[Plan, dict[str, Any]], plans: list[Plan], job: dict[str, Any],
             missing: dict[str, str], hosts: Hosts | None = None) -> None:  # fmt: skip
-    """Adds a row for each plan, or why there is none."""
+    """Adds a row for each plan, or the reason why there is none."""
     where = "on two hosts" if hosts is not None else "here"
     for plan in plans:
         print(f"{plan.title}, {where}", file=sys.stderr, flush=True)
@@ -127,7 +115,7 @@ def measure(found: dict[Plan, dict[str, Any]], plans: list[Plan], job: dict[str,
 
 
 def wrong_losses(local: dict[Plan, dict[str, Any]], others: dict[Plan, dict[str, Any]]) -> int:
-    """How many losses of the first steps differ from those of one process."""
+    """Counts losses of the first steps that differ from those of one process."""
     count = 0
     for plan, row in others.items():
         reference = local.get(EQUALS.get(plan, plan))
@@ -138,7 +126,7 @@ def wrong_losses(local: dict[Plan, dict[str, Any]], others: dict[Plan, dict[str,
 
 
 def targets(found: Measured) -> list[Target]:
-    """All of them; what was not measured says so."""
+    """Returns all targets, those without measurements included."""
 
     def ratio(rows: dict[Plan, dict[str, Any]], over: Plan, under: Plan, *keys: str) -> list[float]:
         if over not in rows or under not in rows:
@@ -149,20 +137,20 @@ def targets(found: Measured) -> list[Target]:
     halves = [100 * part for part in ratio(local, SPLIT, ONE, "parameters", "slots")]
     return [
         Target("split: parameters and optimizer state per rank, of one process", 50, "%", halves,
-             at_most=True),
+               at_most=True),
         Target("bytes per step, data-parallel over hybrid", 10, "x",
-             ratio(local, PARALLEL, HYBRID, "bytes")),
+               ratio(local, PARALLEL, HYBRID, "bytes")),
         Target(f"step on two hosts at {RATE_MBIT:g} Mbit/s, data-parallel over hybrid", 3, "x",
-             ratio(hosts, PARALLEL, HYBRID, "seconds")),
+               ratio(hosts, PARALLEL, HYBRID, "seconds")),
     ]  # fmt: skip
 
 
 def rows_text(rows: dict[Plan, dict[str, Any]]) -> str:
-    """A table."""
+    """Returns the table of all plans."""
     headers = ["plan", "ranks", "step", "min", "max", "images/s", "memory per rank",
                "parameters per rank", "sent per image"]  # fmt: skip
     lines = [
-        [plan.title, plan.ranks, *(report.time_text(row[key]) for key in ("seconds", "min", "max")),
+        [plan.title, plan.ranks, *report.spread(row),
          f"{row['images']:.3g}", report.size_text(row["memory"]), f"{row['parameters']:,}",
          report.size_text(int(row["bytes_per_image"]))]
         for plan, row in rows.items() if plan is not UNGROUPED
@@ -171,7 +159,7 @@ def rows_text(rows: dict[Plan, dict[str, Any]]) -> str:
 
 
 def layers_text(rows: dict[Plan, dict[str, Any]]) -> str:
-    """Which layers communicate: bytes of a rank per step."""
+    """Returns the bytes that a rank sends per step for each layer."""
     names = sorted({name for row in rows.values() for name in row["by_layer"]})
     lines = [
         [plan.title, *(report.size_text(int(row["by_layer"].get(name, 0))) for name in names)]
@@ -181,17 +169,12 @@ def layers_text(rows: dict[Plan, dict[str, Any]]) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="python -m benchmarks.split",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    result = command.parser("benchmarks.split", __doc__)
     add = result.add_argument
     add("--batch", type=int, default=64, help="images of a step in all (default %(default)s)")
     add("--rounds", type=int, default=3, help="(default 3)")
     add("--steps", type=int, default=2, help="steps per round (default %(default)s)")
     add("--skip", default="", help="hosts: leave out what needs them")
-    add("--output", default=None, help="writes OUTPUT.json")
     return result
 
 
@@ -212,8 +195,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(rows_text(found.local) + "\n\n" + layers_text(found.local) + "\n")
     if found.hosts:
         print(f"Two hosts, {RATE_MBIT:g} Mbit/s:\n\n{rows_text(found.hosts)}\n")
-    print(report.table(["what", "must", "measured", "reached"],
-                       [target.row() for target in targets(found)]))  # fmt: skip
+    print(bounds.table(targets(found)))
     print(report.missing_lines(found.missing), end="")
     if options.output:
         report.write_json(options.output, {

@@ -1,4 +1,4 @@
-"""Who talks to whom when AlexNet is split over two ranks: the picture of docs/parallel.md.
+"""Draws what AlexNet on two ranks sends, for `benchmarks.split`: the picture of docs/parallel.md.
 
     python -m benchmarks.split.plot build/split.json docs/pictures/parallel.png
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import report
+from benchmarks.harness.plot import pyplot, save
 
 LAYERS = ("images", "conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8", "join")
 CONVOLUTIONS, DENSE = LAYERS[1:6], LAYERS[6:9]
@@ -54,7 +55,7 @@ def _arrow(axes: Any, start: tuple[float, float], end: tuple[float, float], colo
     })  # fmt: skip
 
 
-def _traffic(axes: Any, sent: dict[str, float]) -> None:
+def _activations(axes: Any, sent: dict[str, float]) -> None:
     """Arrows between the ranks where activations travel, with the bytes of a rank and step."""
     for column, layer in enumerate(LAYERS[1:], 1):
         for center in ROWS:  # within a rank, from layer to layer
@@ -87,17 +88,12 @@ def _gradients(axes: Any, plan: str, sent: float) -> None:
 
 def draw(data: dict[str, Any], path: str) -> None:
     """Writes the picture of what `benchmarks.split` has measured."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     rows = {row["plan"]: row for row in data["local"]}
-    figure, panels = plt.subplots(len(TITLES), 1, figsize=(10, 8.6))
+    figure, panels = pyplot().subplots(len(TITLES), 1, figsize=(10, 8.6))
     for axes, (plan, title) in zip(panels, TITLES.items(), strict=True):
         sent = rows[plan]["by_layer"]
         _boxes(axes, plan)
-        _traffic(axes, sent)
+        _activations(axes, sent)
         _gradients(axes, plan, sent.get("gradients", 0))
         total = report.size_text(int(rows[plan]["bytes"]))
         held = rows[plan]["parameters"] / 1e6
@@ -113,8 +109,7 @@ def draw(data: dict[str, Any], path: str) -> None:
     )
     figure.text(0.06, 0.012, note, fontsize=8.5, color="0.35")
     figure.subplots_adjust(left=0.06, right=0.985, top=0.955, bottom=0.03, hspace=0.16)
-    figure.savefig(Path(path), dpi=130)
-    plt.close(figure)
+    save(figure, path)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,17 @@
-"""Trains AlexNet on every rank of a job by one plan, and writes down what it took.
+"""Trains AlexNet by one plan on one rank: `python -m benchmarks.split.worker OPTIONS`.
 
-    python -m benchmarks.split.worker OPTIONS-AS-JSON
-
-Two steps of every plan begin with the same weights and the same images, without dropout: their
-losses must be those of one process. Then steps are timed. Ranks that split the net all compute for
-the whole batch; the others for their share of it.
+The first two steps of every plan begin with the same weights and the same images, without dropout:
+their losses must be those of one process. Then steps are timed. Ranks that split the net all
+compute for the whole batch; the others for their share of it.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness.worker import now_bytes, peak_bytes
+from benchmarks.harness.worker import now_bytes, peak_bytes, read_options, write_report
 
 CLASSES, SIDE = 1000, 227
 CHECKED_STEPS = 2
@@ -25,14 +20,14 @@ SPLIT_EXAMPLES = ("hybrid", "whole")
 
 
 def batch(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """One global batch, the same in every process."""
+    """Returns one global batch, the same in every process."""
     rng = np.random.default_rng(5)
     images = rng.normal(size=(size, SIDE, SIDE, 3)).astype(np.float32)
     return images, rng.integers(0, CLASSES, size)
 
 
 def main() -> None:
-    options = json.loads(sys.argv[1])
+    options = read_options()
     import keras
     import tensorflow as tf
 
@@ -76,7 +71,6 @@ def main() -> None:
     traffic = ringar.stats(by="layer")
     steps = options["rounds"] * options["steps"]
     result = {
-        "rank": ringar.rank(),
         "losses": history.history["loss"],
         "rounds": rounds,
         "parameters": int(model.count_params()),
@@ -84,7 +78,7 @@ def main() -> None:
         "memory": peak_bytes() - before,
         "bytes": {name: one.bytes / steps for name, one in traffic.items() if one.bytes},
     }
-    Path(options["folder"], f"{ringar.rank()}.json").write_text(json.dumps(result))
+    write_report(options, ringar.rank(), result)
     ringar.shutdown()
 
 

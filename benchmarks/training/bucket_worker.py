@@ -1,26 +1,25 @@
-"""What runs on every rank of a comparison of buckets: ``python -m benchmarks.training.bucket_worker JSON``.
+"""Trains one model in several ways: `python -m benchmarks.training.bucket_worker OPTIONS`.
 
-All candidates train the same model in the same processes and are timed in turn, which tells apart
-what jobs of their own would not: two jobs of the same program differ by more than two bucket sizes
-do. A candidate is a bucket size and a first bucket's size in bytes; None trains without any
-exchange, which is what no plan can beat. Candidates that make the same plan for this model are one.
-In the end the weights of all ranks are compared.
+All candidates train the same model in the same processes and are timed in turn: two jobs of the
+same program differ by more than two bucket sizes do. A candidate is the size of a bucket and that
+of the first bucket in bytes. None trains without any exchange, which is faster than any plan.
+Candidates with the same plan for this model are one. In the end the weights of all ranks are
+compared.
 
-With a folder for it, steps of the first candidate are recorded afterwards: by ringar's timeline on
-every rank, and by TensorFlow's profiler on rank 0.
+With the option "record", this many steps of the first candidate are recorded afterwards: by
+ringar's timeline on every rank, and by TensorFlow's profiler on rank 0.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.worker import weights_differ
+from benchmarks.harness.worker import read_options, weights_differ, write_report
 
 Step = Callable[[], Any]
 Plan = tuple[str, ...]
@@ -31,7 +30,7 @@ OPTIMIZER = "optimizer"
 
 
 class Trainer:
-    """A model and its batch; makes training steps, as ``fit`` runs them, that share its weights."""
+    """A model and its batch; makes training steps, as `fit` runs them, that share its weights."""
 
     def __init__(self, name: str, rank: int) -> None:
         import keras
@@ -49,7 +48,7 @@ class Trainer:
         self._compiled: list[Any] = []
 
     def plan(self, bucket_bytes: int | None, first_bucket_bytes: int | None) -> Plan:
-        """Which gradients travel together."""
+        """Returns the labels of the buckets."""
         from ringar import buckets
 
         if bucket_bytes is None:
@@ -59,7 +58,7 @@ class Trainer:
         return tuple(bucket.label for bucket in plan)
 
     def step(self, bucket_bytes: int | None, first_bucket_bytes: int | None) -> Step:
-        """A step whose gradients travel in such buckets; with None, not at all."""
+        """Returns a step whose gradients travel in such buckets, or with None not at all."""
         import keras
 
         import ringar
@@ -83,7 +82,7 @@ class Trainer:
         return lambda: function(self.iterator)
 
     def wrong_weights(self, steps: list[Step]) -> int:
-        """Lets all ranks begin with the same weights, takes ``steps``, and compares."""
+        """Takes `steps` from the same weights on all ranks and counts weights that then differ."""
         import ringar
 
         ringar.broadcast_variables(self.model.variables, root_rank=0)
@@ -94,7 +93,7 @@ class Trainer:
 
 
 def in_turn(steps: list[Step], rounds: int, count: int) -> list[list[float]]:
-    """Seconds per step, a list per candidate with a value per round."""
+    """Returns seconds per step: a list per candidate, with a value per round."""
     import ringar
 
     found: list[list[float]] = [[] for _ in steps]
@@ -112,7 +111,7 @@ def in_turn(steps: list[Step], rounds: int, count: int) -> list[list[float]]:
 
 
 def record(step: Step, count: int, folder: Path, rank: int) -> None:
-    """Writes ``timeline.rank<r>`` on every rank, and on rank 0 ``ops.json`` of the same clock."""
+    """Writes `timeline.rank<r>` on every rank, and on rank 0 `ops.json` of the same clock."""
     import tensorflow as tf
 
     import ringar
@@ -141,14 +140,15 @@ def record(step: Step, count: int, folder: Path, rank: int) -> None:
 def read_profile(
     folder: Path, marks: list[tuple[int, int]]
 ) -> tuple[list[tuple[str, float, float]], float]:
-    """TensorFlow's operations as (name:type, begin, end), and by how much the clock may be wrong.
+    """Reads TensorFlow's operations and the error of their clock from a profile.
 
     Args:
         folder: what was given to the profiler.
         marks: the event "clock-<i>" began between these times, in ns of CLOCK_MONOTONIC.
 
     Returns:
-        Times in microseconds of CLOCK_MONOTONIC, in the order of their begin.
+        (name:type, begin, end) of each operation, in microseconds of CLOCK_MONOTONIC and in the
+        order of their begin; and by how many microseconds these may be wrong.
     """
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -172,11 +172,11 @@ def read_profile(
 
 
 def main() -> None:
-    options = json.loads(sys.argv[1])
+    options = read_options()
     import ringar
 
     ringar.init(intra_op_threads=options.get("intra"), inter_op_threads=options.get("inter"))
-    rank, folder = ringar.rank(), Path(options["folder"])
+    rank = ringar.rank()
     trainer = Trainer(options["model"], rank)
     candidates = [tuple(candidate or (None, None)) for candidate in options["candidates"]]
     plans = [trainer.plan(*candidate) for candidate in candidates]
@@ -188,10 +188,9 @@ def main() -> None:
     seconds = dict(zip(steps, times, strict=True))
     wrong = trainer.wrong_weights([step for plan, step in steps.items() if plan])
     if options.get("record"):
-        record(steps[plans[0]], options["record"], folder, rank)
-    report = {"rank": rank, "plans": plans, "seconds": [seconds[plan] for plan in plans],
-              "wrong": wrong}  # fmt: skip
-    (folder / f"{rank}.json").write_text(json.dumps(report))
+        record(steps[plans[0]], options["record"], Path(options["folder"]), rank)
+    ordered = [seconds[plan] for plan in plans]
+    write_report(options, rank, {"plans": plans, "seconds": ordered, "wrong": wrong})
 
 
 if __name__ == "__main__":

@@ -13,23 +13,17 @@ this has shown.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
-import tempfile
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from benchmarks.harness import launch, machine, processes, report
+from benchmarks.harness import command, machine, processes, report
 from benchmarks.harness.command import parse_size
+from benchmarks.harness.series import slowest
+from benchmarks.training.jobs import DEFAULT, Candidate, train_in_turn
 from benchmarks.training.models import MODELS
 from ringar.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
-
-Candidate = tuple[int, int]
-"""Bytes of a bucket, and of the first one."""
-
-DEFAULT: Candidate = (DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES)
 
 STEPS = {"mlp": 300, "small_cnn": 20, "alexnet": 1, "resnet50": 1}
 """Steps per round and candidate."""
@@ -47,22 +41,16 @@ def candidates(sizes: list[int], firsts: list[int]) -> list[Candidate]:
 
 
 def measure(model: str, tried: list[Candidate], options: argparse.Namespace) -> dict[str, Any]:
-    """Trains with all candidates in one job: the slowest rank's seconds per step and round.
+    """Trains with all candidates in one job: seconds per step of the slowest rank in each round.
 
     Raises:
-        JobFailedError: the job did not end well.
+        JobFailedError: the job failed.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        job = {"model": model, "candidates": [*tried, None], "rounds": options.rounds,
-               "steps": options.steps or STEPS[model], "folder": folder}  # fmt: skip
-        program = ["-m", "benchmarks.training.bucket_worker", json.dumps(job)]
-        command = launch.ringarrun(Path(), options.num_proc, program, bind_to=options.bind_to)
-        processes.run_command(command, deadline=900)
-        ranks = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
-    seconds = [
-        [max(times) for times in zip(*(rank["seconds"][i] for rank in ranks), strict=True)]
-        for i in range(len(tried) + 1)
-    ]
+    ranks = train_in_turn(
+        options.num_proc, options.bind_to, model=model, candidates=[*tried, None],
+        rounds=options.rounds, steps=options.steps or STEPS[model],
+    )  # fmt: skip
+    seconds = [slowest(rank["seconds"][i] for rank in ranks) for i in range(len(tried) + 1)]
     plans = [tuple(plan) for plan in ranks[0]["plans"]]
     return {"plans": plans, "seconds": seconds, "wrong": sum(rank["wrong"] for rank in ranks)}
 
@@ -115,14 +103,14 @@ def candidate_text(candidate: Candidate) -> str:
     return f"{report.size_text(candidate[0])}, first {report.size_text(candidate[1])}"
 
 
-def print_table(table: list[dict[str, Any]]) -> None:
-    """A line per model and candidate."""
+def table_text(table: list[dict[str, Any]]) -> str:
+    """Returns a line per model and candidate."""
     lines = []
     for row in table:
         if row["same_as"]:
             figures = [f"the same as {candidate_text(row['same_as'])}", "", "", "", ""]
         else:
-            figures = [report.time_text(row[key]) for key in ("seconds", "min", "max")]
+            figures = report.spread(row)
             figures.append(f"{row['ratio']:.3f}")
             figures.append(f"{row['ratio_low']:.3f} to {row['ratio_high']:.3f}")
         sizes = ["no exchange", ""]
@@ -131,15 +119,11 @@ def print_table(table: list[dict[str, Any]]) -> None:
         lines.append([row["model"], *sizes, row["buckets"], *figures])
     headers = ["model", "bucket", "first", "buckets", "step", "min", "max", "of the default's",
                "quartiles"]  # fmt: skip
-    print(report.table(headers, lines))
+    return report.table(headers, lines)
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="python -m benchmarks.training.buckets",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    found = command.parser("benchmarks.training.buckets", __doc__)
     found.add_argument("--models", default="small_cnn,alexnet", help=f"of {', '.join(MODELS)}")
     found.add_argument("-np", "--num-proc", type=int, default=2, help="ranks (default 2)")
     found.add_argument("--bind-to", default="auto", help="core, none, numa (default: as ringarrun)")
@@ -147,7 +131,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--first-sizes", default="64K,256K,1M,4M,8M", help="of the first bucket")
     found.add_argument("--rounds", type=int, default=12)
     found.add_argument("--steps", type=int, default=None, help="steps per round")
-    found.add_argument("--output", default=None, help="writes OUTPUT.json")
     return found
 
 
@@ -170,14 +153,14 @@ def main(arguments: list[str] | None = None) -> int:
     here = machine.describe()
     print(f"# bucket sizes on {options.num_proc} ranks, bind to {options.bind_to}: "
           f"{machine.headline(here)}")  # fmt: skip
-    print_table(table)
+    print(table_text(table))
     for model, why in failures.items():
         print(f"{model}: not measured ({why})")
     if table:
         best, means = choice(table)
-        verdict = "stays" if best == DEFAULT else "should change"
-        print(f"the default ({candidate_text(DEFAULT)}) {verdict}: best is {candidate_text(best)}, "
-              f"{means[best]:.3f} of the default's step")  # fmt: skip
+        conclusion = "stays" if best == DEFAULT else "should change"
+        print(f"the default ({candidate_text(DEFAULT)}) {conclusion}: best is "
+              f"{candidate_text(best)}, {means[best]:.3f} of the default's step")  # fmt: skip
     if wrong:
         print(f"{wrong} weights differ between the ranks")
     if options.output:

@@ -19,28 +19,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness import launch, machine, processes, report
+from benchmarks.harness import command, machine, report
 from benchmarks.harness.command import parse_size
+from benchmarks.harness.jobs import Reports
+from benchmarks.harness.processes import JobFailedError
+from benchmarks.harness.series import slowest
+from benchmarks.training.jobs import train_in_turn
 from benchmarks.training.models import MODELS
-from benchmarks.training.overlap_trace import (
-    PHASES,
-    Op,
-    Span,
-    Transfer,
-    beside,
-    chrome_trace,
-    phase_of,
-    rows,
-    transfers,
-    union,
-)
+from benchmarks.training.overlap_trace import Span, bytes_text, chrome_trace, rows, transfers
+from benchmarks.training.plot import plot_step
 from ringar.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
 
 EVERYTHING = 1 << 50
@@ -51,32 +44,23 @@ STEPS = {"mlp": 200, "small_cnn": 20, "alexnet": 2, "resnet50": 2}
 
 CANDIDATES = ("in buckets", "in one bucket", "no exchange")
 
-KINDS = ("queued", "waiting", "reducing", "copying")
 
-COLORS = {
-    "forward": "#8fa3b8", "backward": "#51606e", "optimizer": "#b39ac6", "queued": "#bdbdbd",
-    "waiting": "#f2b248", "reducing": "#2474b5", "copying": "#58a868", "running": "#bcd6ec",
-}  # fmt: skip
-
-
-def measure(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Runs the job, which leaves its records in ``folder``, and returns the ranks' reports."""
+def measure(options: argparse.Namespace, folder: Path) -> Reports:
+    """Runs the job, which leaves its records in `folder`, and returns the ranks' reports."""
     first = min(options.bucket, options.first_bucket)
-    candidates = [[options.bucket, first], [EVERYTHING, EVERYTHING], None]
-    job = {"model": options.model, "candidates": candidates, "rounds": options.rounds,
-           "steps": options.steps or STEPS[options.model], "record": options.record,
-           "intra": options.intra, "inter": options.inter, "folder": str(folder)}  # fmt: skip
-    program = ["-m", "benchmarks.training.bucket_worker", json.dumps(job)]
-    command = launch.ringarrun(Path(), options.num_proc, program, bind_to=options.bind_to)
-    processes.run_command(command, deadline=600)
-    return [json.loads((folder / f"{r}.json").read_text()) for r in range(options.num_proc)]
+    return train_in_turn(
+        options.num_proc, options.bind_to, deadline=600, model=options.model,
+        candidates=[[options.bucket, first], [EVERYTHING, EVERYTHING], None],
+        rounds=options.rounds, steps=options.steps or STEPS[options.model], record=options.record,
+        intra=options.intra, inter=options.inter, folder=str(folder),
+    )  # fmt: skip
 
 
 def step_times(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Seconds per step of each way to train: of the slowest rank, over the rounds."""
+    """Returns seconds per step of each way to train: of the slowest rank, over the rounds."""
     table = []
     for index, candidate in enumerate(CANDIDATES):
-        rounds = [max(times) for times in zip(*(r["seconds"][index] for r in reports), strict=True)]
+        rounds = slowest(r["seconds"][index] for r in reports)
         table.append({"gradients": candidate, "seconds": median(rounds),
                       "min": min(rounds), "max": max(rounds)})  # fmt: skip
     return table
@@ -87,18 +71,14 @@ def gain(reports: list[dict[str, Any]]) -> tuple[float, float, float]:
 
     Each round is compared with itself, so that a slow minute of the machine changes both sides.
     """
-    slowest = [
-        [max(times) for times in zip(*(r["seconds"][i] for r in reports), strict=True)]
-        for i in (0, 1)
-    ]
-    won = sorted(one - buckets for buckets, one in zip(*slowest, strict=True))
+    both = [slowest(r["seconds"][i] for r in reports) for i in (0, 1)]
+    won = sorted(one - buckets for buckets, one in zip(*both, strict=True))
     return median(won), won[len(won) // 4], won[-1 - len(won) // 4]
 
 
 def print_tables(table: list[dict[str, Any]], times: list[dict[str, Any]]) -> None:
     """Step times, and a row per bucket."""
-    lines = [[r["gradients"]] + [report.time_text(r[key]) for key in ("seconds", "min", "max")]
-             for r in times]  # fmt: skip
+    lines = [[r["gradients"], *report.spread(r)] for r in times]
     print(report.table(["gradients travel", "step", "min", "max"], lines))
     total = table[-1]
     print(f"\nrecorded steps, ms: step {total['step']:.2f}, backward pass ends at "
@@ -121,73 +101,9 @@ def middle_step(steps: list[Span]) -> Span:
     return sorted(steps, key=lambda step: step[1] - step[0])[len(steps) // 2]
 
 
-def plot(path: str, step: Span, ops: list[Op], found: list[Transfer], title: str) -> None:
-    """Draws one step to ``path``.png: a row per phase, then one per bucket."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    inside = [one for one in found if step[0] <= one.begin < step[1]]
-    mine = {
-        phase: [op[1:] for op in ops if phase_of(op[0]) == phase and step[0] <= op[1] < step[1]]
-        for phase in PHASES
-    }
-    labels = [*PHASES, *(re.sub(r"bucket_(\d+):(.*)", r"bucket \1  (\2)", b.name) for b in inside)]
-    figure, axes = plt.subplots(figsize=(10, 1.5 + 0.36 * len(labels)))
-
-    def bars(row: int, spans: list[Span], color: str) -> None:
-        axes.broken_barh([((b - step[0]) / 1e3, (e - b) / 1e3) for b, e in spans],
-                         (row - 0.36, 0.72), facecolors=COLORS[color], zorder=3)  # fmt: skip
-
-    for row, phase in enumerate(PHASES):
-        bars(row, mine[phase], phase)
-    for begin, end in union(mine["backward"]):
-        axes.axvspan((begin - step[0]) / 1e3, (end - step[0]) / 1e3, color="#eef0f2", lw=0)
-    for row, one in enumerate(inside, len(PHASES)):
-        bars(row, [(one.begin, one.end)], "running")
-        for kind in KINDS:
-            bars(row, one.stretches.get(kind, []), kind)
-        _caption(axes, row, one, step, mine["backward"])
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.set_xlim(0, (step[1] - step[0]) / 1e3)
-    axes.set_xlabel("ms since the step's begin; shaded: an operation of the backward pass runs")
-    axes.set_title(title, fontsize=10, loc="left", pad=24)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=COLORS[kind]) for kind in (*KINDS, "running")]
-    names = [*KINDS, "running (details beyond the first 256)"]
-    axes.legend(handles, names, ncols=5, frameon=False, fontsize=8, loc="lower left",
-                bbox_to_anchor=(-0.01, 0.99), borderaxespad=0)  # fmt: skip
-    figure.tight_layout()
-    target = Path(path).with_suffix(".png")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=130)
-    plt.close(figure)
-
-
-def _caption(axes: Any, row: int, one: Transfer, step: Span, backward: list[Span]) -> None:
-    """Size, time and part beside the backward pass, on the side of the bar that has the room."""
-    length = one.end - one.begin
-    text = (f"{bytes_text(one.bytes)}, {report.time_text(length / 1e6)}, "
-            f"{beside((one.begin, one.end), backward) / length:.0%} beside backward")  # fmt: skip
-    late = one.end - step[0] > 0.6 * (step[1] - step[0])
-    at = (one.submitted if late else one.end) - step[0]
-    axes.annotate(text, (at / 1e3, row), xytext=(-6 if late else 6, 0), fontsize=8, va="center",
-                  textcoords="offset points", ha="right" if late else "left", zorder=4)  # fmt: skip
-
-
-def bytes_text(size: int) -> str:
-    """Three digits, in kB or MB."""
-    return f"{size / 1e6:.3g} MB" if size >= 1e6 else f"{size / 1e3:.3g} kB"
-
-
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="python -m benchmarks.training.overlap",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    found = command.parser(
+        "benchmarks.training.overlap", __doc__, "writes OUTPUT.json and OUTPUT.png"
     )
     found.add_argument("--model", default="small_cnn", choices=list(MODELS))
     found.add_argument("-np", "--num-proc", type=int, default=2, help="ranks (default 2)")
@@ -199,7 +115,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--rounds", type=int, default=12, help="timed rounds (default 12)")
     found.add_argument("--steps", type=int, default=None, help="steps per round")
     found.add_argument("--record", type=int, default=15, help="recorded steps (default 15)")
-    found.add_argument("--output", default=None, help="writes OUTPUT.json and OUTPUT.png")
     return found
 
 
@@ -209,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder = Path(name)
         try:
             reports = measure(options, folder)
-        except processes.JobFailedError as error:
+        except JobFailedError as error:
             print(f"not measured: {error}")
             return 1
         record = json.loads((folder / "ops.json").read_text())
@@ -239,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
             "machine": here, "rows": table, "steps": times}})  # fmt: skip
         title = (f"One training step, rank 0 of {options.num_proc}, {options.model}, "
                  f"bind to {options.bind_to}")  # fmt: skip
-        plot(options.output, middle_step(steps), ops, found, title)
+        plot_step(options.output, middle_step(steps), ops, found, title)
     return 1 if wrong else 0
 
 

@@ -1,7 +1,8 @@
 """Steps as intervals: TensorFlow's operations beside ringar's collectives, on one clock.
 
-What `benchmarks.training.overlap` computes from the records of `benchmarks.training.bucket_worker`: which part of the
-backward pass a bucket lay beside, and the Chrome trace that holds both. All of it is plain data.
+`benchmarks.training.overlap` computes from the records of `benchmarks.training.bucket_worker` which
+part of a bucket lies beside the backward pass, and the Chrome trace of both. All of it is plain
+data.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Transfer:
     submitted: float
     begin: float
     end: float
-    stretches: dict[str, list[Span]] = field(default_factory=dict)
+    spans: dict[str, list[Span]] = field(default_factory=dict)
     """Queued, waiting, reducing, copying: when. Of a large bucket only the first 256 are known."""
     totals: dict[str, float] = field(default_factory=dict)
     """The same, added up, complete."""
@@ -67,21 +68,26 @@ def transfers(events: list[dict[str, Any]]) -> list[Transfer]:
                          {"queued": begin - submitted, **totals})
             )  # fmt: skip
     found.sort(key=lambda transfer: transfer.begin)
-    _add_stretches(found, spans)
+    _add_spans(found, spans)
     return found
 
 
-def _add_stretches(found: list[Transfer], spans: list[dict[str, Any]]) -> None:
+def _add_spans(found: list[Transfer], spans: list[dict[str, Any]]) -> None:
     kinds = {"copy": "copying", "reduce": "reducing"}
-    stretches = sorted(
+    known = sorted(
         (event["ts"], event["ts"] + event["dur"], kinds.get(event["name"], "waiting"))
         for event in spans
         if event["name"] in kinds or event["name"].startswith("wait for rank")
     )
     for transfer in found:
-        for begin, end, kind in stretches:
+        for begin, end, kind in known:
             if transfer.begin <= begin and end <= transfer.end + 0.01:
-                transfer.stretches.setdefault(kind, []).append((begin, end))
+                transfer.spans.setdefault(kind, []).append((begin, end))
+
+
+def bytes_text(size: int) -> str:
+    """Returns a size with three digits, in kB or MB."""
+    return f"{size / 1e6:.3g} MB" if size >= 1e6 else f"{size / 1e3:.3g} kB"
 
 
 def union(spans: Iterable[Span]) -> list[Span]:

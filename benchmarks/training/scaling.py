@@ -1,7 +1,7 @@
 """How many images per second do N ranks train, against N times those of one?
 
     python -m benchmarks.training.scaling
-    python -m benchmarks.training.scaling --models alexnet,resnet50 --ranks 1,2 --output build/scaling
+    python -m benchmarks.training.scaling --models alexnet,resnet50 --output build/scaling
 
 Weak scaling, as in Horovod's paper: one thread and one batch per rank, so that the work grows with
 the ranks and ideal is a straight line. The weights of all ranks are compared after each run; a
@@ -18,17 +18,16 @@ lies between predicted and plain is not communication.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from typing import Any
 
-from benchmarks.collectives import __main__ as collectives
-from benchmarks.harness import machine, report
+from benchmarks.collectives import measure
+from benchmarks.harness import command, machine, report
 from benchmarks.harness.series import Series
-from benchmarks.training.__main__ import failures
-from benchmarks.training.jobs import train
+from benchmarks.training.jobs import Case, cases, collect, failures
 from benchmarks.training.models import GRADIENT_BYTES, MODELS
+from benchmarks.training.plot import plot_scaling
 from ringar import cost_model
 from ringar.cost_model import Parameters
 
@@ -37,7 +36,7 @@ SHORT, LONG = 4 << 10, 64 << 20
 
 
 def host_parameters(short: float, long: float) -> Parameters:
-    """The model's parameters of one host whose two ranks took so long for SHORT and LONG bytes.
+    """Returns the cost model's parameters of a host, given the times of SHORT and LONG bytes.
 
     A short allreduce is two waits. A long one copies half of the array twice and adds it once, at
     one rate here, since both are the memory's. Nothing is known of other hosts: they are taken to
@@ -49,42 +48,28 @@ def host_parameters(short: float, long: float) -> Parameters:
 
 
 def measure_host() -> Parameters | None:
-    """Those of this machine; None if an allreduce on two ranks cannot be measured."""
-    found = collectives.collect("allreduce", ["ringar_engine"], 2, [SHORT, LONG], 1, 1 << 30)
+    """Returns those of this machine, or None if an allreduce on two ranks cannot be measured."""
+    found = measure.collect("allreduce", ["ringar_engine"], 2, [SHORT, LONG], 1, 1 << 30)
     times = [found.series.get(("ringar_engine", size)) for size in (SHORT, LONG)]
     short, long = (one.seconds if one else 0.0 for one in times)
     return host_parameters(short, long) if 0 < short < long else None
 
 
-def collect(
-    models: list[str], ranks: list[int], rounds: int
-) -> dict[tuple[str, int, bool], Series]:
-    """Measures every model and number of ranks in turn, ``rounds`` times."""
-    cases = [(m, n, ringar) for m in models for n in ranks for ringar in (False, True)]
-    found = {case: Series() for case in cases}
-    for number in range(rounds):
-        for (model, n, with_ringar), result in found.items():
-            what = "ringar" if with_ringar else "plain"
-            print(f"round {number + 1} of {rounds}: {model}, {n} x {what}", file=sys.stderr)
-            train(model, n, result, with_ringar=with_ringar)
-    return found
-
-
 def predicted_rate(
     parameters: Parameters, model: str, ranks: int, alone: float, cores: int
 ) -> float:
-    """Images/s of all ranks, given the seconds of a step of one that communicates with none."""
+    """Returns images/s of all ranks, given the seconds of a step of one rank alone."""
     turns = max(1.0, ranks / cores)
     exchange = cost_model.local_allreduce(parameters, GRADIENT_BYTES[model], ranks)
     return ranks * MODELS[model][1] / (turns * (alone + exchange))
 
 
 def rows(
-    found: dict[tuple[str, int, bool], Series],
+    found: dict[Case, Series],
     parameters: Parameters | None = None,
     cores: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Plain data, a row per case that ended well; with parameters also what they predict."""
+    """Returns plain data, a row per case that succeeded; `parameters` add predictions."""
     table = []
     for (model, n, with_ringar), result in found.items():
         alone = found.get((model, 1, False))
@@ -105,8 +90,8 @@ def rows(
     return table
 
 
-def print_table(table: list[dict[str, Any]]) -> None:
-    """Images per second and efficiency."""
+def table_text(table: list[dict[str, Any]]) -> str:
+    """Returns images per second and efficiency."""
     headers = ["model", "ranks", "with", "images/s", "min", "max", "ideal", "efficiency",
                "predicted", "#wrong"]  # fmt: skip
     lines = [
@@ -116,36 +101,33 @@ def print_table(table: list[dict[str, Any]]) -> None:
         + [f"{row['predicted']:.4g}" if row["ringar"] and "predicted" in row else "", row["wrong"]]
         for row in table
     ]
-    print(report.table(headers, lines))
+    return report.table(headers, lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.training.scaling",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.parser(
+        "benchmarks.training.scaling", __doc__, "writes OUTPUT.json and OUTPUT.png"
     )
     parser.add_argument("--models", default="mlp,small_cnn,alexnet", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--output", default=None, help="writes OUTPUT.json and OUTPUT.png")
     options = parser.parse_args(arguments)
     ranks = [int(n) for n in options.ranks.split(",")]
     if 1 not in ranks:
         parser.error("--ranks must contain 1, which ideal is taken from")
     parameters = measure_host() if max(ranks) > 1 else None
-    found = collect(options.models.split(","), ranks, options.rounds)
+    found = collect(cases(options.models.split(","), ranks), options.rounds)
     table = rows(found, parameters)
     here = machine.describe()
     print(f"# scaling: {machine.headline(here)}")
-    print_table(table)
+    print(table_text(table))
     missing = failures(found)
     print(report.missing_lines(missing), end="")
     if options.output:
         report.write_json(options.output, {
             "machine": here, "rows": table, "missing": missing,
             "parameters": vars(parameters) if parameters else None})  # fmt: skip
-        report.plot_scaling(options.output, table)
+        plot_scaling(options.output, table)
     return 1 if missing or any(row["wrong"] for row in table) else 0
 
 

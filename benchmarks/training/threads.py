@@ -12,19 +12,18 @@ of the input pipeline, plain Keras spends up to 0.45 s, so that 100 steps of 8 o
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import os
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import launch, machine, processes, report
-from benchmarks.harness.series import Series
-from benchmarks.training import buckets
+from benchmarks.harness import command, machine, report
+from benchmarks.harness.processes import JobFailedError
+from benchmarks.harness.series import Series, slowest
+from benchmarks.training.buckets import STEPS
+from benchmarks.training.jobs import DEFAULT, train_in_turn
 from benchmarks.training.models import MODELS
+from benchmarks.training.plot import plot_threads
 
 Setting = tuple[int, int, str]
 """Intra-op threads, inter-op threads, binding."""
@@ -46,27 +45,22 @@ def default(ranks: int, cores: int) -> Setting:
 
 
 def train(model: str, ranks: int, setting: Setting, result: Series) -> None:
-    """Runs a job and adds its times to ``result``.
+    """Runs a job and adds its times to `result`.
 
     A job that fails is noted there and not tried again.
     """
     if result.failure:
         return
     intra, inter, binding = setting
-    with tempfile.TemporaryDirectory() as folder:
-        job = {"model": model, "candidates": [buckets.DEFAULT], "rounds": 5,
-               "steps": buckets.STEPS[model], "intra": intra, "inter": inter,
-               "folder": folder}  # fmt: skip
-        program = ["-m", "benchmarks.training.bucket_worker", json.dumps(job)]
-        command = launch.ringarrun(Path(), ranks, program, bind_to=binding)
-        try:
-            processes.run_command(command, deadline=900)
-        except processes.JobFailedError as error:
-            result.failure = str(error)
-            return
-        reports = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
-    times = zip(*(report["seconds"][0] for report in reports), strict=True)
-    result.rounds.append([max(slowest) for slowest in times])
+    try:
+        reports = train_in_turn(
+            ranks, binding, model=model, candidates=[DEFAULT], rounds=5,
+            steps=STEPS[model], intra=intra, inter=inter,
+        )  # fmt: skip
+    except JobFailedError as error:
+        result.failure = str(error)
+        return
+    result.rounds.append(slowest(report["seconds"][0] for report in reports))
     result.wrong += sum(report["wrong"] for report in reports)
 
 
@@ -123,60 +117,14 @@ def verdict(table: list[dict[str, Any]], usual: Setting, ranks: int) -> str:
     return "\n".join(lines)
 
 
-def plot(path: str, table: list[dict[str, Any]], title: str) -> None:
-    """Draws images/s against intra-op threads to ``path``.png: a line per inter-op and binding."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    numbers = [*sorted({row["intra"] for row in table} - {0}), 0]
-    bindings = sorted({row["bind_to"] for row in table})
-    figure, panels = plt.subplots(
-        1, len(bindings), sharey=True, squeeze=False, figsize=(1 + 4.2 * len(bindings), 4.2)
-    )
-    for axes, binding in zip(panels[0], bindings, strict=True):
-        inters = sorted({row["inter"] for row in table})
-        for place, inter in enumerate(inters):
-            mine = sorted(
-                (r for r in table if (r["inter"], r["bind_to"]) == (inter, binding)),
-                key=lambda row: numbers.index(row["intra"]),
-            )
-            # Side by side, so that whiskers do not hide each other.
-            x = [numbers.index(r["intra"]) + 0.06 * (place - len(inters) / 2) for r in mine]
-            rate = [r["rate"] for r in mine]
-            whiskers = [[r["rate"] * (1 - r["seconds"] / r["max"]) for r in mine],
-                        [r["rate"] * (r["seconds"] / r["min"] - 1) for r in mine]]  # fmt: skip
-            name = f"{inter} inter-op" if inter else "0 and 0: TensorFlow's choice"
-            color = f"C{place}" if inter else "#555555"
-            axes.errorbar(x, rate, whiskers, fmt="-o" if inter else "D", color=color, label=name,
-                          capsize=3)  # fmt: skip
-        axes.set_xticks(range(len(numbers)), [str(n) if n else "0" for n in numbers])
-        axes.set_xlim(-0.5, len(numbers) - 0.5)
-        axes.set_title(f"--bind-to {binding}", fontsize=10)
-        axes.set_xlabel("intra-op threads per rank")
-        axes.grid(True, axis="y", alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0][0].set_ylabel("images per second of all ranks")
-    panels[0][0].set_ylim(bottom=0)
-    panels[0][0].legend(frameon=False, fontsize=8, loc="lower left")
-    figure.suptitle(title, fontsize=11)
-    figure.tight_layout()
-    figure.savefig(Path(path).with_suffix(".png"), dpi=130)
-    plt.close(figure)
-
-
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.training.threads",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.parser(
+        "benchmarks.training.threads", __doc__, "writes OUTPUT.json and OUTPUT.png"
     )
     parser.add_argument("--model", default="small_cnn", choices=list(MODELS))
     parser.add_argument("-np", "--num-proc", type=int, default=2, help="ranks (default 2)")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--inter", default=None, help="only these inter-op threads, as in 1,2")
-    parser.add_argument("--output", default=None, help="writes OUTPUT.json and OUTPUT.png")
     options = parser.parse_args(arguments)
     cores = len(os.sched_getaffinity(0))
     tried = [
@@ -190,8 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"# threads for {options.model} on {options.num_proc} ranks: {machine.headline(here)}")
     headers = ["intra-op", "inter-op", "bind to", "images/s", "step", "min", "max"]
     lines = [
-        [row["intra"], row["inter"], row["bind_to"], f"{row['rate']:.4g}"]
-        + [report.time_text(row[key]) for key in ("seconds", "min", "max")]
+        [row["intra"], row["inter"], row["bind_to"], f"{row['rate']:.4g}", *report.spread(row)]
         for row in table
     ]
     print(report.table(headers, lines))
@@ -203,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.output:
         report.write_json(options.output, {"machine": here, "rows": table})
         title = f"{options.model} on {options.num_proc} ranks, {here['cores']} cores"
-        plot(options.output, table, f"{title}: median, least and greatest of the rounds")
+        plot_threads(options.output, table, f"{title}: median, least and greatest of the rounds")
     failed = any(result.failure for result in found.values())
     return 1 if failed or any(row["wrong"] for row in table) else 0
 

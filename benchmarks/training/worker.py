@@ -1,30 +1,27 @@
-"""What runs on every rank of a training measurement: ``python -m benchmarks.training.worker options``.
+"""Trains a model on one rank: `python -m benchmarks.training.worker OPTIONS`.
 
-Trains a model with ``fit``, plainly or with ringar, and writes the seconds of every epoch after the
-first, from its first step to the end of its callbacks. What ``fit`` does before and after is left
-out: tearing down its input pipeline, Keras sleeps for some 0.4 s, with ringar and without, which
-would hide what a step costs. With ringar the weights of all ranks are compared at the end.
+Trains with `fit`, plainly or with ringar, and reports the seconds of every epoch after the first,
+from its first step to the end of its callbacks. The begin and the end of `fit` do not count: Keras
+sleeps some 0.4 s while it tears down its input pipeline, with ringar and without, which would hide
+what a step costs. With ringar the weights of all ranks are compared at the end.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.worker import weights_differ
+from benchmarks.harness.worker import read_options, weights_differ, write_report
 
 
-def meet(folder: str, rank: int, ranks: int, turn: int) -> None:
-    """Waits for the other processes, which know of each other by files alone.
+def wait_for_others(folder: str, rank: int, ranks: int, turn: int) -> None:
+    """Waits for the other processes by means of files, since plain ones know no other way.
 
-    Plain processes are side by side only while all of them train: one that starts early has the
-    machine to itself.
+    Plain processes share the machine only while all of them train.
     """
     Path(folder, f"{rank}.turn-{turn}").touch()
     while len(list(Path(folder).glob(f"*.turn-{turn}"))) < ranks:
@@ -32,7 +29,7 @@ def meet(folder: str, rank: int, ranks: int, turn: int) -> None:
 
 
 def main() -> None:
-    options = json.loads(sys.argv[1])
+    options = read_options()
     with_ringar = options["ringar"]
     import keras
     import tensorflow as tf
@@ -60,7 +57,7 @@ def main() -> None:
         turn = 0
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            meet(options["folder"], rank, ranks, self.turn)
+            wait_for_others(options["folder"], rank, ranks, self.turn)
             self.turn += 1
             self._start = time.perf_counter()
 
@@ -84,8 +81,7 @@ def main() -> None:
     times = [epoch() for _ in range(options["epochs"])]
     wrong = weights_differ(model) if with_ringar else 0
     wrong += sum(int(np.count_nonzero(~np.isfinite(w))) for w in model.get_weights())
-    report = {"rank": rank, "seconds": times, "batch": batch, "wrong": wrong}
-    Path(options["folder"], f"{rank}.json").write_text(json.dumps(report))
+    write_report(options, rank, {"seconds": times, "wrong": wrong})
 
 
 if __name__ == "__main__":

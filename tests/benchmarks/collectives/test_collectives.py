@@ -12,8 +12,9 @@ import pytest
 
 from benchmarks import allreduce, peers
 from benchmarks.collectives import __main__ as collectives
-from benchmarks.collectives import worker
-from benchmarks.harness import jobs, processes, report
+from benchmarks.collectives import measure, worker
+from benchmarks.collectives import report as collective_report
+from benchmarks.harness import processes
 from benchmarks.harness.command import parse_size
 from benchmarks.harness.definitions import DEFINITIONS
 from benchmarks.harness.series import Series
@@ -43,11 +44,11 @@ def test_every_adapter_says_what_it_is() -> None:
 
 def test_rows_have_the_rates_of_nccl_tests() -> None:
     series = {("memcpy", 1 << 20): Series([[1e-3, 3e-3, 2e-3], [4e-3], [6e-3]])}
-    (row,) = collectives.rows(series, 4, ["memcpy"])
+    (row,) = collective_report.rows(series, 4, ["memcpy"])
     assert (row["seconds"], row["min"], row["max"]) == (4e-3, 2e-3, 6e-3)
     assert row["algbw"] == pytest.approx((1 << 20) / 4e-3 / 1e9)
     assert row["busbw"] == pytest.approx(row["algbw"] * 1.5)
-    assert "1 MiB" in report.collective_table([row])
+    assert "1 MiB" in collective_report.table_text([row])
 
 
 def test_resnet50_has_214_gradients() -> None:
@@ -139,7 +140,7 @@ def test_a_wrong_result_fails_the_run(
 ) -> None:
     result = {"size": 4, "times": [1e-6], "wrong": 1}
     reports = [{"version": "", "results": [result]}]
-    monkeypatch.setattr(jobs, "measure_peer", lambda *_arguments, **_options: reports)
+    monkeypatch.setattr(measure, "measure_peer", lambda *_arguments, **_options: reports)
     assert allreduce.main(["--peers", "memcpy", "--sizes", "4", "--rounds", "1"]) == 1
     assert "wrong" in capsys.readouterr().err
 

@@ -1,9 +1,9 @@
-"""What benchmarks/collectives/crossover.py chooses from times that are made up, and the table it writes."""
+"""The choices of `collectives.crossover` from times that are made up, and its table."""
 
 from __future__ import annotations
 
 from benchmarks.collectives import crossover
-from benchmarks.collectives.crossover import KIB, MIB
+from benchmarks.harness.report import KIB, MIB
 
 
 def test_the_smallest_slice_near_the_best_is_chosen() -> None:

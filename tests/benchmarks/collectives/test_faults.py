@@ -93,6 +93,7 @@ def test_a_peer_that_fails_is_named_and_the_others_go_on(
     assert not [pid for pid in pids(tmp_path) if alive(pid)]
 
 
+@pytest.mark.slow
 def test_a_peer_that_cannot_be_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,8 +125,17 @@ def test_an_unknown_peer_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
     assert "peer must be a file or one of" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("launcher", ["plain", "ringarrun"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [
+        ("plain", signal.SIGKILL),
+        ("ringarrun", signal.SIGINT),
+        pytest.param("plain", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("plain", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("ringarrun", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("ringarrun", signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupted_harness_leaves_no_process(
     tmp_path: Path, launcher: str, number: signal.Signals
 ) -> None:

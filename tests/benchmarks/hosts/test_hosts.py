@@ -32,7 +32,7 @@ def verdicts(rows: list[dict[str, Any]], training: list[dict[str, Any]]) -> list
     return [target.row()[-1] for target in hosts_report.targets(rows, training)]
 
 
-def test_musts_of_what_was_measured() -> None:
+def test_targets_of_what_was_measured() -> None:
     rows = [
         row("ringar", 32 * MIB, 1.05),
         row("Open MPI", 32 * MIB, 2.0),
@@ -49,7 +49,7 @@ def test_musts_of_what_was_measured() -> None:
     assert verdicts(rows, [{"ratio": 1.2}]) == ["no"] * 5
 
 
-def test_musts_of_nothing() -> None:
+def test_targets_of_nothing() -> None:
     assert verdicts([], []) == ["not measured"] * 5
 
 
@@ -86,6 +86,7 @@ def test_cases_stay_within_the_rates_of_the_bound() -> None:
 
 
 @pytest.mark.job
+@pytest.mark.slow
 @pytest.mark.deadline(150)
 def test_a_short_run() -> None:
     pytest.importorskip("mpi4py")

@@ -15,10 +15,11 @@ import pytest
 from benchmarks.harness.machine import ROOT
 from benchmarks.pipeline import __main__ as pipeline
 from benchmarks.pipeline import plot as pipeline_plot
+from benchmarks.pipeline import report
 from benchmarks.pipeline import worker as pipeline_worker
-from benchmarks.pipeline.__main__ import Measured
+from benchmarks.pipeline.report import Measured
 
-CHOSEN = pipeline.plans(2)
+CHOSEN = report.plans(2)
 LOSSES = [2.3, 2.2, 2.1]
 
 
@@ -62,7 +63,7 @@ def measured() -> Measured:
 
 
 def test_a_row_compares_each_round_with_itself() -> None:
-    row = pipeline.rows(measured(), CHOSEN, batch=60)["delayed"]
+    row = report.rows(measured(), CHOSEN, batch=60)["delayed"]
     assert (row["seconds"], row["min"], row["max"]) == (3.0, 2.0, 4.0)
     assert (row["times"], row["times_min"], row["times_max"]) == (1.5, 1.5, 1.5)
     assert (row["images"], row["memory"], row["bytes"]) == (20.0, [7, 6], [1000.0, 1000.0])
@@ -91,15 +92,15 @@ def test_a_window_is_from_the_end_of_a_step_to_the_end_of_another() -> None:
     assert window.seconds == pytest.approx((window.end - window.begin) / 3)
 
 
-def test_musts_are_of_two_modules() -> None:
-    table = pipeline.rows(measured(), CHOSEN, batch=60)
-    found = pipeline.targets(table, 2)
+def test_targets_are_of_two_modules() -> None:
+    table = report.rows(measured(), CHOSEN, batch=60)
+    found = report.targets(table, 2)
     assert [target.measured for target in found] == [[1.5], [2.0]]
     assert all("yes" in target.row() for target in found)
-    assert all("not measured" in target.row() for target in pipeline.targets({}, 2))
-    assert pipeline.targets(table, 3) == []
-    assert "1.50x at most; published: delayed 1.37x, decoupled 1.85x" in pipeline.published_text(2)
-    assert "2.00x" in pipeline.published_text(4)
+    assert all("not measured" in target.row() for target in report.targets({}, 2))
+    assert report.targets(table, 3) == []
+    assert "1.50x at most; published: delayed 1.37x, decoupled 1.85x" in report.published_text(2)
+    assert "2.00x" in report.published_text(4)
 
 
 def test_losses_of_another_update_rule_are_counted() -> None:
@@ -125,7 +126,7 @@ def test_the_reference_without_delay_is_keras() -> None:
     model = pipeline_worker.residual(1, 2)
     weights = model.get_weights()
     losses = {}
-    for name, late in (("none", [0, 0]), ("one", [1, 0]), ("two", [2, 0])):
+    for name, late in (("none", [0, 0]), ("two", [2, 0])):
         model.set_weights(weights)
         cuts = ["block1_0"]
         losses[name] = pipeline_worker.reference_losses(model, batches, cuts, late)
@@ -136,17 +137,21 @@ def test_the_reference_without_delay_is_keras() -> None:
         model.reset_metrics()  # older versions of Keras return a mean over all batches so far
         found.append(model.train_on_batch(*batch))
     np.testing.assert_allclose(found, losses["none"], rtol=1e-5)
-    assert losses["none"][0] == losses["one"][0] == losses["two"][0]
+    assert losses["none"][0] == losses["two"][0]
     assert pipeline.told_apart(losses)
 
 
-def test_the_picture_and_the_table(tmp_path: Path) -> None:
-    table = pipeline.rows(measured(), CHOSEN, batch=60)
-    pipeline_plot.draw({"rows": list(table.values())}, str(tmp_path / "pipeline.png"))
-    assert (tmp_path / "pipeline.png").stat().st_size > 10_000
-    text = pipeline.rows_text(table)
+def test_the_table() -> None:
+    text = report.rows_text(report.rows(measured(), CHOSEN, batch=60))
     assert "33%, 33%" in text
     assert "1.50x (1.50 to 1.50)" in text
+
+
+@pytest.mark.slow
+def test_the_picture(tmp_path: Path) -> None:
+    table = report.rows(measured(), CHOSEN, batch=60)
+    pipeline_plot.draw({"rows": list(table.values())}, str(tmp_path / "pipeline.png"))
+    assert (tmp_path / "pipeline.png").stat().st_size > 10_000
     with pytest.raises(ValueError, match="expected measurements of modules"):
         pipeline_plot.draw({"rows": [table["one"]]}, str(tmp_path / "none.png"))
 

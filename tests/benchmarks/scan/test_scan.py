@@ -241,6 +241,7 @@ def test_wrong_results_are_named() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_pictures(tmp_path: Path) -> None:
     data = {
         "cells": scan_cells.to_rows(measured()),
@@ -251,14 +252,17 @@ def test_pictures(tmp_path: Path) -> None:
     for picture in tmp_path.glob("*.png"):
         assert picture.stat().st_size > 20_000
     assert len(list(tmp_path.glob("*.png"))) == 2
+    with pytest.raises(ValueError, match="expected measurements of cells"):
+        scan_plot.draw({"cells": []}, str(tmp_path / "none.png"))
+
+
+def test_the_winner_of_a_cell() -> None:
     assert scan_plot.winner(times(), "step") == ("auto_jit", "10x\nscan 1.7x")
     assert scan_plot.winner(times(), "forward") == ("auto_jit", "10x")
     equal = times()
     equal.rounds["keras_jit"] = [(0.9e-3, 0.9e-3, 1e-3)] * 2
     assert scan_plot.winner(equal, "step")[0] == "keras_jit"
     assert scan_plot.winner(equal, "step")[1].startswith("0.8x")
-    with pytest.raises(ValueError, match="expected measurements of cells"):
-        scan_plot.draw({"cells": []}, str(tmp_path / "none.png"))
 
 
 # --- real runs
@@ -284,6 +288,7 @@ def test_a_quick_run(tmp_path: Path) -> None:
     assert data["missing"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.job
 def test_a_wrong_result_makes_it_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -6,17 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
-from benchmarks.harness import report
-from benchmarks.harness.series import Series
 from benchmarks.simulate import __main__ as simulate
 from benchmarks.simulate import measured, published
 from benchmarks.simulate.networks import NETWORKS, Layer, uniform
 from benchmarks.simulate.prediction import Workload, predict, step
-from benchmarks.training import scaling
 from benchmarks.training.models import GRADIENT_BYTES, MODELS
 from ringar import cost_model
 from ringar.cost_model import Parameters
@@ -42,6 +37,7 @@ def test_networks_have_the_parameters_of_the_papers() -> None:
 
 
 @pytest.mark.job
+@pytest.mark.slow
 def test_networks_are_those_of_keras() -> None:
     """The two that keras.applications has in the papers' form, layer by layer in any order."""
     keras = pytest.importorskip("keras")
@@ -204,12 +200,17 @@ def test_check_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "expected an object with a list `rows`" in capsys.readouterr().err
 
 
-def test_the_whole_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "simulated"
-    assert simulate.main(["--output", str(output), "--ranks", "1,8,512,10000"]) == 0
+def test_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate.main(["--ranks", "1,8,512,10000"]) == 0
     text = capsys.readouterr().out
     assert "| vgg16        | 10000   | 2500    |" in text
     assert "| vgg16        | 512    | 68.0%       |" in text
+
+
+@pytest.mark.slow
+def test_the_files(tmp_path: Path) -> None:
+    output = tmp_path / "simulated"
+    assert simulate.main(["--output", str(output), "--ranks", "1,8,512,10000"]) == 0
     data = json.loads(output.with_suffix(".json").read_text())
     assert len(data["rows"]) == 3 * 4 * 3
     assert len(data["published"]) == 9
@@ -218,22 +219,10 @@ def test_the_whole_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cost_model.save(tmp_path / "model.json", SLOW)
-    own = [
-        "--parameters",
-        "1e6",
-        "--step",
-        "0.1",
-        "--ranks",
-        "1,2",
-        "--ranks-per-host",
-        "1",
-        "--algorithms",
-        "ring",
-        "--no-overlap",
-        "--cost-model",
-        str(tmp_path / "model.json"),
-    ]
-    assert simulate.main(own) == 0  # fmt: skip
+    own = ["--parameters", "1e6", "--step", "0.1", "--ranks", "1,2", "--ranks-per-host", "1",
+           "--algorithms", "ring", "--no-overlap", "--cost-model",
+           str(tmp_path / "model.json")]  # fmt: skip
+    assert simulate.main(own) == 0
     # 4 MB in one bucket of 1 MiB and others of up to 8: the ring's bytes at 100 MB/s, and latency.
     line = next(li for li in capsys.readouterr().out.splitlines() if li.startswith("| 1 M param")
                 and "| 2 " in li)  # fmt: skip
@@ -248,27 +237,3 @@ def test_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert simulate.main(wrong) == 2
         assert message in capsys.readouterr().err
-
-
-def test_prediction_in_the_scaling_chart(tmp_path: Path) -> None:
-    parameters = scaling.host_parameters(short=2e-6, long=8e-3)
-    # What it was made from comes out again.
-    assert cost_model.local_allreduce(parameters, scaling.LONG, 2) == pytest.approx(8e-3)
-    assert cost_model.local_allreduce(parameters, 0, 2) == pytest.approx(2e-6)
-    found = {("small_cnn", n, ringar): Series([[9e-3]]) for n in (1, 2, 4) for ringar in (0, 1)}
-    table = scaling.rows({(m, n, bool(r)): s for (m, n, r), s in found.items()}, parameters, 2)
-    predicted = {row["ranks"]: row["predicted"] for row in table}
-    exchange = cost_model.local_allreduce(parameters, GRADIENT_BYTES["small_cnn"], 2)
-    assert predicted[1] == pytest.approx(32 / 9e-3)
-    assert predicted[2] == pytest.approx(2 * 32 / (9e-3 + exchange))
-    assert predicted[4] < predicted[2]  # on two cores, in turns
-    assert "predicted" not in scaling.rows({("mlp", 1, False): Series([[1e-3]])})[0]
-    panel = Figure().add_subplot()
-    report._scaling_panel(panel, table)
-    (dashed,) = [line for line in panel.lines if line.get_linestyle() == "--"]
-    assert np.asarray(dashed.get_ydata()).tolist() == [predicted[n] for n in (1, 2, 4)]
-    report.plot_scaling(str(tmp_path / "with"), table)
-    without = [{k: v for k, v in row.items() if k != "predicted"} for row in table]
-    report.plot_scaling(str(tmp_path / "without"), without)
-    pictures = [(tmp_path / name).read_bytes() for name in ("with.png", "without.png")]
-    assert pictures[0] != pictures[1]

@@ -52,11 +52,17 @@ def test_losses_that_are_not_those_of_one_process_are_counted() -> None:
     assert split.wrong_losses(local, others) == 3
 
 
-def test_the_picture_and_the_tables(tmp_path: Path) -> None:
-    rows = {PARALLEL: row(sent=2e8), SPLIT: row(sent=4e6), HYBRID: row(sent=1e7)}
-    data = {"job": {"batch": 64}, "local": [{"plan": p.title, **r} for p, r in rows.items()]}
+ROWS = {PARALLEL: row(sent=2e8), SPLIT: row(sent=4e6), HYBRID: row(sent=1e7)}
+
+
+def test_the_tables() -> None:
+    assert "| hybrid " in split.rows_text(ROWS)
+    assert "sent per step by" in split.layers_text(ROWS)
+
+
+@pytest.mark.slow
+def test_the_picture(tmp_path: Path) -> None:
+    data = {"job": {"batch": 64}, "local": [{"plan": p.title, **r} for p, r in ROWS.items()]}
     (tmp_path / "split.json").write_text(json.dumps(data))
     split_plot.draw(data, str(tmp_path / "split.png"))
     assert (tmp_path / "split.png").stat().st_size > 10_000
-    assert "| hybrid " in split.rows_text(rows)
-    assert "sent per step by" in split.layers_text(rows)

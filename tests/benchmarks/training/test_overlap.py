@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.machine import ROOT
-from benchmarks.training import buckets, overlap
+from benchmarks.training import buckets, jobs, overlap
 from benchmarks.training import overlap_trace as trace
 
 GRADIENT = "Call/gradient_tape/dense/MatMul/MatMul_1:_MklMatMul"
@@ -67,7 +67,7 @@ def test_time_beside_others_counts_once() -> None:
 def test_table_of_a_made_up_step() -> None:
     found = trace.transfers(TIMELINE)
     assert [one.name for one in found] == ["bucket_0:3", "bucket_1:2-0"]
-    assert found[0].stretches == {
+    assert found[0].spans == {
         "queued": [(3000.0, 3500.0)],
         "waiting": [(3500.0, 4400.0)],
         "reducing": [(4400.0, 4500.0)],
@@ -103,7 +103,7 @@ def test_gain_compares_rounds_with_themselves() -> None:
 
 def test_buckets_choose_only_what_wins_clearly() -> None:
     tried = buckets.candidates([2 << 20, 1 << 30], [64 << 10])
-    assert tried[0] == buckets.DEFAULT
+    assert tried[0] == jobs.DEFAULT
     assert (8 << 20, 64 << 10) in tried
     assert tried[-1] == (1 << 30, 1 << 30)
     plans = [(str(i),) for i in range(len(tried))]
@@ -118,14 +118,15 @@ def test_buckets_choose_only_what_wins_clearly() -> None:
     assert table[2]["same_as"] == tried[1]
     assert table[-1]["bucket"] is None
     assert table[-1]["ratio"] == pytest.approx(0.9)
-    assert buckets.choice(table)[0] == buckets.DEFAULT, "no exchange is no candidate"
+    assert buckets.choice(table)[0] == jobs.DEFAULT, "no exchange is no candidate"
     found["seconds"][3] = [0.9, 1.9, 1.2]
-    assert buckets.choice(buckets.rows("mlp", tried, found))[0] == buckets.DEFAULT
+    assert buckets.choice(buckets.rows("mlp", tried, found))[0] == jobs.DEFAULT
     found["seconds"][3] = [0.9, 1.9, 0.9]
     assert buckets.choice(buckets.rows("mlp", tried, found))[0] == tried[3]
 
 
 @pytest.mark.job
+@pytest.mark.slow
 def test_a_small_run_writes_a_trace_and_a_picture(tmp_path: Path) -> None:
     output = tmp_path / "overlap"
     smallest = ["--model", "mlp", "--rounds", "2", "--steps", "2", "--record", "3"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.harness.series import Series
-from benchmarks.training import threads
+from benchmarks.training import plot, threads
 
 
 def table(seconds: dict[threads.Setting, list[float]]) -> list[dict[str, Any]]:
@@ -36,7 +38,8 @@ def test_verdict_tells_noise_from_a_gain() -> None:
     assert "RINGAR_INTRA_OP_THREADS=0 RINGAR_INTER_OP_THREADS=0 ringarrun -np 2" in clear
 
 
+@pytest.mark.slow
 def test_picture(tmp_path: Path) -> None:
     seconds = {setting: [1.0, 1.1, 1.3] for setting in threads.settings(2, 2)}
-    threads.plot(str(tmp_path / "threads"), table(seconds), "a title")
+    plot.plot_threads(str(tmp_path / "threads"), table(seconds), "a title")
     assert (tmp_path / "threads.png").read_bytes().startswith(b"\x89PNG")

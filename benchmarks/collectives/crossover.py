@@ -48,7 +48,7 @@ Choice = tuple[int, int, int, int]
 
 @contextmanager
 def tuned(text: str) -> Iterator[None]:
-    """Ranks started within this context have RINGAR_TUNING=text."""
+    """Sets RINGAR_TUNING for the ranks that are started within this context."""
     os.environ["RINGAR_TUNING"] = text
     try:
         yield
@@ -59,7 +59,7 @@ def tuned(text: str) -> Iterator[None]:
 def measure(
     peer: str, ranks: int, sizes: list[int], tunings: list[str], rounds: int
 ) -> list[Times]:
-    """The median time of each size under each tuning.
+    """Returns the median time of each size under each tuning.
 
     Raises:
         JobFailedError: a job did not end well.
@@ -79,13 +79,13 @@ def measure(
 
 
 def choose_slice(times: list[Times]) -> int:
-    """The smallest slice within 3% of the best, in the geometric mean over the sizes."""
+    """Returns the smallest slice within 3% of the best, in the geometric mean over the sizes."""
     means = [prod(t.values()) ** (1 / len(t)) for t in times]
     return next(s for s, mean in zip(SLICES, means, strict=True) if mean <= 1.03 * min(means))
 
 
 def choose_small(one_exchange: Times, blocks: Times) -> int:
-    """The largest size up to which one exchange is never slower; 0 if it always is."""
+    """Returns the largest size up to which one exchange is never slower, or 0."""
     best = 0
     for size in sorted(one_exchange):
         if one_exchange[size] > blocks[size]:
@@ -95,12 +95,12 @@ def choose_small(one_exchange: Times, blocks: Times) -> int:
 
 
 def choose_inline(woken: float, inline: float, engine: Times) -> int:
-    """The largest size that the engine reduces while its thread would wake up."""
+    """Returns the largest size that the engine reduces while its thread would wake up."""
     return max((size for size, t in engine.items() if t <= woken - inline), default=0)
 
 
 def choose(ranks: int, rounds: int, inline: int | None) -> Choice:
-    """Measures for so many ranks, prints what was seen, and chooses."""
+    """Measures on so many ranks, prints the times, and chooses."""
     slices = measure("ringar_engine", ranks, SLICE_SIZES, [f"slice={s}" for s in SLICES], rounds)
     chosen = choose_slice(slices)
     print(f"\n## {ranks} ranks: slice {report.size_text(chosen)}\n")
@@ -133,7 +133,7 @@ def choose(ranks: int, rounds: int, inline: int | None) -> Choice:
 
 
 def table_text(choices: list[Choice]) -> str:
-    """The table as C++: beyond the last number of ranks, slices shrink as ranks grow in number."""
+    """Returns the table as C++, in which slices shrink beyond the last number of ranks."""
     head = (
         "// Written by `python -m benchmarks.collectives.crossover --write`: for up to so many "
         "ranks,\n// bytes of a slice, of a small allreduce, of a request that is run by the thread "

@@ -31,7 +31,7 @@ MULTI_RANK = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
 
 def count_gpus() -> int:
-    """How many GPUs this process sees.
+    """Counts the GPUs that this process sees.
 
     Raises:
         ImportError: CuPy is not installed.
@@ -41,7 +41,7 @@ def count_gpus() -> int:
 
 
 def environment(ranks: int, gpus: int) -> dict[str, str]:
-    """What the ranks get beyond this process' environment."""
+    """Returns the variables that the ranks get beyond those of this process."""
     return MULTI_RANK if ranks > gpus else {}
 
 
@@ -57,7 +57,7 @@ def run_ranks(
 
 
 def heading(collective: str, reports: Reports, here: dict[str, Any], gpus: int) -> list[str]:
-    """What the figures come from."""
+    """Returns the lines that say where the figures come from."""
     cards = Counter(one["gpu"]["bus"] for one in reports)
     names = ", ".join(dict.fromkeys(one["gpu"]["card"] for one in reports))
     on_each = ", ".join(str(count) for count in sorted(set(cards.values())))
@@ -76,7 +76,7 @@ def heading(collective: str, reports: Reports, here: dict[str, Any], gpus: int) 
 def text(
     reports: Reports, all_rows: list[dict[str, Any]], options: dict[str, Any], lines: list[str]
 ) -> str:  # fmt: skip
-    """All that is printed."""
+    """Returns the text of all tables."""
     collective = options["collective"]
     asked = {case.bytes for case in gpu_cases.sizes(options, len(reports))}
     plain = [row for row in all_rows if row["arrays"] == 1 and row["bytes"] in asked]
@@ -110,7 +110,7 @@ def text(
 
 
 def refusal(ranks: int, dtype: str, names: list[str]) -> str:
-    """Why these arguments cannot be measured, or ""."""
+    """Returns why these arguments cannot be measured, or an empty string."""
     unknown = [name for name in names if name not in PEERS]
     if unknown:
         return f"peers on GPUs are {', '.join(PEERS)}. Received: {', '.join(unknown)}"

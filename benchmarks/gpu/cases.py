@@ -1,4 +1,4 @@
-"""What is measured on GPUs, as plain data: cases, how often each is called, and what is right.
+"""The cases on GPUs as plain data: arrays, numbers of calls, and right results.
 
 The harness and every rank make the same cases from the same options.
 """
@@ -57,21 +57,21 @@ class Case:
         return np.split(whole, np.cumsum(self.parts)[:-1]) if self.parts else [whole]
 
     def given(self, rank: int, ranks: int) -> list[np.ndarray]:
-        """What a rank gives: small whole numbers, so that sums in any order are exact."""
+        """Returns the input of a rank: small whole numbers, whose sums in any order are exact."""
         whole = given(self.collective, self.total, rank, ranks)
         return self.arrays(whole.astype(self.dtype))
 
     def expected(self, rank: int, ranks: int) -> list[np.ndarray]:
-        """The right result of one call."""
+        """Returns the right result of one call."""
         whole = DEFINITIONS[self.collective].expected(self.total, rank, ranks)
         return self.arrays(whole.astype(self.dtype))
 
     def calls(self, budget_bytes: int) -> int:
-        """How many calls are enqueued before a synchronization; the same on all ranks."""
+        """Returns the number of calls before a synchronization, the same on all ranks."""
         return max(FEWEST_CALLS, min(MOST_CALLS, budget_bytes // self.bytes))
 
     def growth(self, ranks: int, calls: int) -> np.floating[Any] | None:
-        """What one result is to be multiplied with to give that of `calls` calls in place.
+        """Returns the factor from one result to that of `calls` calls in place, if it is known.
 
         After the first allreduce all ranks have the same numbers, and each further one multiplies
         them with the number of ranks. If that is a power of two, and sums of fewer ranks are exact,
@@ -88,12 +88,12 @@ class Case:
 
 
 def most_ranks(dtype: str) -> int:
-    """Up to so many ranks one sum is exact, in any order."""
+    """Returns the largest number of ranks whose sum is exact in any order."""
     return LARGEST_EXACT[dtype] // LARGEST_GIVEN
 
 
 def sizes(options: dict[str, Any], ranks: int) -> list[Case]:
-    """One for each size, each on one array.
+    """Returns a case for each size, each on one array.
 
     Args:
         options: "collective", "dtype", and "sizes" in bytes.
@@ -107,7 +107,7 @@ def sizes(options: dict[str, Any], ranks: int) -> list[Case]:
 
 
 def cases(options: dict[str, Any], ranks: int) -> list[Case]:
-    """All: the sizes, and for allreduce a group of gradients and one array of as many bytes."""
+    """Returns the sizes, and for allreduce a group of gradients and one array of its bytes."""
     found = sizes(options, ranks)
     if options["collective"] == "allreduce":
         found += [Case("allreduce", options["dtype"], sum(GROUP), parts) for parts in (GROUP, ())]

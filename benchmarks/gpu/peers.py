@@ -30,7 +30,7 @@ class Ranks(Protocol):
 
 
 class Peer:
-    """What all have in common.
+    """The base of all peers.
 
     Making one must need no other rank: what does is done by `connect`, which no rank begins before
     all have made theirs. Either raises where the peer cannot be measured.
@@ -50,10 +50,10 @@ class Peer:
         """Raises if anything that was enqueued has failed."""
 
     def close(self) -> None:
-        """Gives back what is not given back by itself."""
+        """Releases what Python does not release by itself."""
 
     def run(self, collective: str, inputs: Arrays, outputs: Arrays) -> Run:
-        """The function that enqueues a collective."""
+        """Returns a function that enqueues a collective."""
         made: Run = getattr(self, collective)(inputs, outputs)
         return made
 

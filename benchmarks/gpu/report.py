@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 def rows(reports: list[dict[str, Any]], cases: list[Case]) -> list[Row]:
-    """One for each case and peer; "placements" has the figures of each placement."""
+    """Returns a row for each case and peer; "placements" has the figures of each placement."""
     found: dict[tuple[int, str], Row] = {}
     for of_all in zip(*(report["results"] for report in reports), strict=True):
         number, peer, placement = (of_all[0][key] for key in ("case", "peer", "placement"))
@@ -44,7 +44,7 @@ def _row(case: Case, peer: str, ranks: int) -> Row:
 
 
 def _figures(of_all: tuple[dict[str, Any], ...], case: Case, ranks: int) -> dict[str, Any]:
-    """Seconds of the slowest rank of each round: a collective ends when all have ended."""
+    """Returns the times of the slowest rank, since a collective ends on all ranks."""
     rounds = list(zip(*(result["rounds"] for result in of_all), strict=True))
     figures: dict[str, Any] = {}
     for kind in KINDS:
@@ -59,12 +59,12 @@ def _figures(of_all: tuple[dict[str, Any], ...], case: Case, ranks: int) -> dict
 
 
 def wrong_elements(all_rows: list[Row]) -> int:
-    """Of all cases, peers and placements."""
+    """Counts the wrong elements of all cases, peers and placements."""
     return sum(one["wrong"] for row in all_rows for one in row["placements"].values())
 
 
 def _microseconds(figures: dict[str, Any] | None, kind: str) -> list[str]:
-    """Median, and least and greatest of the rounds."""
+    """Returns the median, and the least and greatest of the rounds."""
     if figures is None:
         return ["-", "-"]
     values = (1e6 * figures[kind][key] for key in ("seconds", "min", "max"))
@@ -77,7 +77,7 @@ def _placements(all_rows: list[Row]) -> list[str]:
 
 
 def throughput_table(all_rows: list[Row]) -> str:
-    """The columns of nccl-tests, with the peer and the spread of the rounds."""
+    """Returns the columns of nccl-tests, with the peer and the spread of the rounds."""
     keys = ("elements", "type", "redop", "root", "arrays", "title")
     headers = ["size", "count", "type", "redop", "root", "arrays", "peer"]
     placements = _placements(all_rows)
@@ -98,7 +98,7 @@ def throughput_table(all_rows: list[Row]) -> str:
 
 
 def latency_table(all_rows: list[Row]) -> str:
-    """Each call waited for; and of calls that are not, the part of the host and that of the GPU."""
+    """Returns the times of single calls, and the host's and the GPU's part of enqueued ones."""
     placements = _placements(all_rows)
     headers = ["size", "arrays", "peer"]
     for placement in placements:
@@ -117,7 +117,7 @@ def latency_table(all_rows: list[Row]) -> str:
 
 
 def find(all_rows: list[Row], peer: str, size: int, arrays: int = 1) -> Row | None:
-    """The row of a peer and size."""
+    """Finds the row of a peer and size."""
     wanted = (peer, size, arrays)
     return next((r for r in all_rows if (r["peer"], r["bytes"], r["arrays"]) == wanted), None)
 
@@ -125,7 +125,7 @@ def find(all_rows: list[Row], peer: str, size: int, arrays: int = 1) -> Row | No
 def ratio(
     row: Row | None, other: Row | None, placement: str = OUT_OF_PLACE, kind: str = "time"
 ) -> float:
-    """One time over another; NaN where one was not measured."""
+    """Returns one time over another, or NaN where one was not measured."""
     if row is None or other is None:
         return float("nan")
     both = [one["placements"].get(placement) for one in (row, other)]
@@ -135,7 +135,7 @@ def ratio(
 
 
 def targets(all_rows: list[Row], ranks: int) -> list[Target]:
-    """Of allreduce: of one rank, or of several."""
+    """Returns the targets of allreduce on one rank, or on several."""
     plain = [row for row in all_rows if row["arrays"] == 1 and row["peer"] == "ringar"]
     if not plain or plain[0]["collective"] != "allreduce":
         return []

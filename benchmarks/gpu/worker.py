@@ -21,7 +21,7 @@ from ringar.cupy import device
 
 
 class Job(RingarPeer):
-    """The ranks that ringar has."""
+    """The ranks of a job of ringar."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Job(RingarPeer):
 
 
 def attempt(ranks: Ranks, step: Callable[[], Any]) -> tuple[Any, str]:
-    """What a step returns, and why it failed on the first rank on which it did, or ""."""
+    """Runs a step and returns its result, and why it failed on any rank, or an empty string."""
     result, error = None, ""
     try:
         result = step()
@@ -43,7 +43,7 @@ def attempt(ranks: Ranks, step: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def connected(ranks: Ranks, cupy: Any, names: list[str]) -> tuple[dict[str, Peer], dict[str, str]]:
-    """The peers that can be measured, and why the others cannot: the same on all ranks."""
+    """Returns the peers that can be measured, and why others cannot: the same on all ranks."""
     found, missing = {}, {}
     for name in names:
         peer, error = attempt(ranks, lambda name=name: PEERS[name](cupy, ranks))  # type: ignore[misc]
@@ -57,7 +57,7 @@ def connected(ranks: Ranks, cupy: Any, names: list[str]) -> tuple[dict[str, Peer
 
 
 class Bench:
-    """The arrays of a case on this rank's device, and what is done with them."""
+    """The arrays of a case on this rank's device, and the measurements on them."""
 
     def __init__(self, cupy: Any, ranks: Ranks, case: Case, calls: int) -> None:
         self._cupy, self._ranks, self.case, self._calls = cupy, ranks, case, calls
@@ -69,7 +69,7 @@ class Bench:
         cupy.cuda.Device().synchronize()
 
     def _reset(self, peer: Peer, placement: str) -> None:
-        """Results that a later call leaves as they are must not look right."""
+        """Spoils the outputs, so that a call that does nothing gives a wrong result."""
         for output, given in zip(self._outputs, self._given, strict=True):
             if placement == IN_PLACE:
                 output[...] = given
@@ -91,7 +91,7 @@ class Bench:
         return wrong
 
     def measure(self, peer: Peer, placement: str) -> dict[str, Any]:
-        """One turn of a peer: both timings, in seconds, and the number of wrong elements."""
+        """Measures one turn of a peer: both timings, in seconds, and wrong elements."""
         in_place = placement == IN_PLACE
         inputs = self._outputs if in_place else self._given
         with peer.stream:
@@ -116,7 +116,7 @@ class Bench:
         return self._wrong(peer, results)
 
     def _throughput(self, peer: Peer, run: Run) -> tuple[dict[str, Any], Arrays]:
-        """Seconds of one of many calls that are enqueued and then waited for, as in nccl-tests.
+        """Times many calls that are enqueued and then waited for, as nccl-tests does.
 
         "enqueue" is the part of the host, "events" the time between CUDA events.
         """
@@ -137,7 +137,7 @@ class Bench:
         return {name: seconds / calls for name, seconds in times.items()}, results
 
     def _latency(self, peer: Peer, placement: str, run: Run) -> tuple[list[float], Arrays]:
-        """Seconds of each call if each is waited for."""
+        """Times calls each of which is waited for."""
         clock, synchronize, times = time.perf_counter, peer.stream.synchronize, []
         results: Arrays = []
         if placement == OUT_OF_PLACE:
@@ -154,7 +154,7 @@ class Bench:
 
 
 def measure(ranks: Ranks, cupy: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """All cases and peers on this rank; "results" are in the same order on all ranks."""
+    """Measures all cases and peers on this rank, in the same order on all ranks."""
     number = ranks.local_rank % cupy.cuda.runtime.getDeviceCount()
     cupy.cuda.Device(number).use()
     found, missing = connected(ranks, cupy, options["peers"])
@@ -182,7 +182,7 @@ def measure(ranks: Ranks, cupy: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(cupy: Any, number: int) -> dict[str, Any]:
-    """The card, and the versions of what drives it."""
+    """Returns the card, and the versions of its software."""
     runtime = cupy.cuda.runtime
     return {
         "card": runtime.getDeviceProperties(number)["name"].decode(),
@@ -200,7 +200,7 @@ def _dotted(version: int, major: int, minor: int) -> str:
 
 
 def driver_version() -> str:
-    """Of the driver in the kernel, which CUDA does not tell."""
+    """Returns the version of the driver in the kernel, which CUDA does not tell."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
@@ -210,7 +210,7 @@ def driver_version() -> str:
 
 
 def nccl_version() -> str:
-    """Of the NCCL that ringar opens."""
+    """Returns the version of the NCCL that ringar opens."""
     version = ctypes.c_int()
     try:
         code = open_nccl().ncclGetVersion(ctypes.byref(version))
@@ -221,7 +221,7 @@ def nccl_version() -> str:
 
 
 def open_nccl() -> ctypes.CDLL:
-    """The NCCL that ringar opens; if CuPy asks for libnccl.so.2 afterwards, it gets the same."""
+    """Opens the NCCL that ringar opens, which CuPy then finds as libnccl.so.2."""
     return ctypes.CDLL(nvidia.nccl_library() or "libnccl.so.2")
 
 

@@ -1,4 +1,4 @@
-"""What each collective is: what its size counts, what rate that means, and what is right.
+"""The definition of each collective: its size, its rate, and its right result.
 
 Sizes and busbw are those of nccl-tests. A size is the larger of the two arrays of a rank, so that
 algbw = size / time compares all collectives; busbw = algbw * factor is the rate at which a rank's
@@ -17,7 +17,7 @@ _PERIOD = 251  # a prime, so that no part of an array looks like another
 
 
 def contribution(rank: int, count: int) -> np.ndarray:
-    """What a rank gives: small whole numbers, so that sums in any order are exact."""
+    """Returns the numbers of a rank: small and whole, so that sums in any order are exact."""
     pattern = ((np.arange(_PERIOD) * 7 + rank * 3) % _PERIOD).astype(np.float32)
     return np.tile(pattern, -(-count // _PERIOD))[:count]
 
@@ -41,7 +41,7 @@ class Definition:
     expected: Callable[[int, int, int], np.ndarray]
 
     def elements(self, size: int, ranks: int, itemsize: int = 4) -> int:
-        """How many numbers a size holds: at least one, and with ``parted`` one for each rank."""
+        """Returns the elements of a size: at least one, and with `parted` one for each rank."""
         parts = ranks if self.parted else 1
         return parts * max(1, size // itemsize // parts)
 
@@ -104,5 +104,5 @@ DEFINITIONS = {
 
 
 def given(collective: str, total: int, rank: int, ranks: int) -> np.ndarray:
-    """What a rank gives to a collective of ``total`` elements."""
+    """Returns the input of a rank for a collective of `total` elements."""
     return contribution(rank, total // ranks if collective == "allgather" else total)

@@ -1,4 +1,4 @@
-"""A Python environment for each peer that cannot live beside the others, made once and kept."""
+"""The Python environments of peers that cannot share one, made once and kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CannotInstallError(RuntimeError):
 
 
 def ensure(name: str, requirements: tuple[str, ...], *, deadline: float = 600) -> Path:
-    """The folder of the environment for ``name``, with ``requirements`` installed.
+    """Makes the environment for `name` with its `requirements` and returns its folder.
 
     Raises:
         CannotInstallError: they cannot be installed here.

@@ -1,4 +1,4 @@
-"""What a figure depends on: the machine, the versions, the commit."""
+"""The machine, the versions and the commit that a figure depends on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _cpu_model() -> str:
@@ -43,7 +43,7 @@ def _version(package: str) -> str | None:
 
 
 def describe() -> dict[str, Any]:
-    """The machine, versions, commit and time of a measurement."""
+    """Returns the machine, versions, commit and time of a measurement."""
     versions = {name: _version(name) for name in ("tensorflow", "keras", "numpy", "ringar")}
     return {
         "cpu": _cpu_model(),
@@ -58,7 +58,7 @@ def describe() -> dict[str, Any]:
 
 
 def headline(machine: dict[str, Any]) -> str:
-    """One line for the head of a table."""
+    """Returns one line for the head of a table."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
         f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_gib']} GiB, "

@@ -1,4 +1,4 @@
-"""Runs a job of many processes with a time limit, and sees to it that nothing of it remains."""
+"""Runs a job of many processes with a deadline and leaves none of them behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class JobFailedError(RuntimeError):
-    """A job did not end well; the message is the end of its output, ``output`` all of it."""
+    """A job did not end well; the message is the end of its output, `output` all of it."""
 
     def __init__(self, message: str, output: str = "") -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ def run_command(command: list[str], *, deadline: float, env: dict[str, str] | No
     is killed, the job's first process gets SIGTERM from the kernel.
 
     Raises:
-        JobFailedError: it failed, or outlasted ``deadline`` seconds and was stopped.
+        JobFailedError: it failed, or outlasted `deadline` seconds and was stopped.
     """
     mark = uuid.uuid4().hex
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
@@ -75,13 +75,13 @@ def _end_with_parent() -> None:
 
 
 def _last_words(text: str) -> str:
-    """The last three lines that say something: launchers draw boxes of dashes and equal signs."""
+    """Returns the last three lines with words: launchers draw boxes of dashes and equal signs."""
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip("-=* \t")]
     return " / ".join(lines[-3:])[-300:]
 
 
 def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM lets a launcher end its ranks and remove its files."""
+    """Sends SIGTERM, on which a launcher ends its ranks and removes its files."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         try:

@@ -27,7 +27,7 @@ class Series:
         return median(self.medians)
 
     def summary(self) -> dict[str, Any]:
-        """Median, min and max over the rounds' medians, the fastest single time, and ``wrong``."""
+        """Returns median, min and max of the rounds' medians, the fastest time, and `wrong`."""
         return {
             "seconds": self.seconds,
             "min": min(self.medians),

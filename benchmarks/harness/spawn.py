@@ -1,4 +1,4 @@
-"""Starts a command N times side by side: ``spawn.py N command...``, for peers without a launcher.
+"""Starts a command N times side by side: `spawn.py N command...`, for peers without a launcher.
 
 Ranks find each other through RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and BENCH_PORTS, and are
 bound to as many cores as ringarrun gives a rank. The first that fails, or SIGTERM, ends all.
@@ -14,7 +14,7 @@ import sys
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listened on a moment ago."""
+    """Returns ports that no process listened on a moment ago."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))

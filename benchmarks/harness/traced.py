@@ -9,9 +9,9 @@ import numpy as np
 
 
 def in_function(function: Callable[[Any], Any], array: np.ndarray) -> Callable[[], Any]:
-    """A function that calls a traced ``tf.function`` on the same tensor each time.
+    """Returns a function that calls a traced `tf.function` on the same tensor each time.
 
-    ``function`` must have one parameter and no others with defaults: with those each call of the
+    `function` must have one parameter and no others with defaults: with those each call of the
     traced function is bound anew by Python code, which takes up to a millisecond.
     """
     import tensorflow as tf

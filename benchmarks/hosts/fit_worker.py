@@ -32,7 +32,7 @@ LEARNING_RATE = 1e-4
 
 
 def build() -> Any:
-    """The model: 30.0 MB of weights, most of them in dense layers."""
+    """Builds the model: 30.0 MB of weights, most of them in dense layers."""
     import keras
 
     layers = keras.layers
@@ -46,7 +46,7 @@ def build() -> Any:
 
 
 class Training:
-    """The model, its batch, and what is measured of it."""
+    """The model, its batch, and the functions that are measured."""
 
     def __init__(self, rank: int, batch: int) -> None:
         import keras
@@ -61,7 +61,7 @@ class Training:
         self._kept: list[Any] = []
 
     def step(self, distributed: bool) -> Step:
-        """A training step, as `fit` runs it, with or without the exchange of gradients."""
+        """Returns a training step of `fit`, with or without the exchange of gradients."""
         import keras
 
         import ringar
@@ -77,7 +77,7 @@ class Training:
         return lambda: function(self._data)
 
     def forward(self) -> Step:
-        """A forward pass."""
+        """Returns a forward pass."""
         import tensorflow as tf
 
         inputs = tf.constant(self.inputs)
@@ -86,7 +86,7 @@ class Training:
         return lambda: function().numpy()
 
     def exchange(self) -> Step:
-        """The exchange of as many bytes, in the same buckets, and nothing else."""
+        """Returns the exchange alone: as many bytes, in the same buckets."""
         import ringar
         from ringar import buckets
 
@@ -105,12 +105,12 @@ class Training:
 
     @property
     def gradient_bytes(self) -> int:
-        """What a step exchanges."""
+        """The bytes that a step exchanges."""
         return int(sum(np.prod(v.shape) for v in self.model.trainable_variables)) * 4
 
 
 def seconds(run: Step, calls: int) -> tuple[float, float]:
-    """Seconds per call from when all ranks are there until all have ended, and of a processor."""
+    """Returns seconds per call until all ranks have ended, and seconds of the processor."""
     import ringar
 
     run()
@@ -124,7 +124,7 @@ def seconds(run: Step, calls: int) -> tuple[float, float]:
 
 
 def set_rate(rate_mbit: float) -> None:
-    """Sets what this host may send."""
+    """Sets the rate of this host's link."""
     words = ["tc", "qdisc", "change", "dev", "eth0", *bucket(rate_mbit)]
     subprocess.run(words, check=True, capture_output=True)
 

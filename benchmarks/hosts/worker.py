@@ -24,7 +24,7 @@ Run = Callable[[], np.ndarray]
 
 
 def of_ringar(array: np.ndarray, algorithm: str | None) -> Run:
-    """An allreduce by ringar's engine; the algorithm is its own choice if None."""
+    """Returns an allreduce by ringar's engine, which chooses the algorithm if it is None."""
     from benchmarks.peers.ringar_peer import in_engine
 
     result = np.empty_like(array)
@@ -33,7 +33,7 @@ def of_ringar(array: np.ndarray, algorithm: str | None) -> Run:
 
 
 def of_open_mpi(array: np.ndarray) -> Run:
-    """An allreduce by MPI, on the communicator that the user's code has."""
+    """Returns an allreduce by MPI, on the communicator of user code."""
     from mpi4py import MPI
 
     result = np.empty_like(array)
@@ -46,7 +46,7 @@ def of_open_mpi(array: np.ndarray) -> Run:
 
 
 def sent() -> tuple[int, int]:
-    """Bytes and frames that this host has sent, headers included, as its bucket has counted them.
+    """Returns the bytes and frames, headers included, that this host's bucket has counted.
 
     One rank per host asks; (0, 0) on the others.
     """
@@ -60,7 +60,7 @@ def sent() -> tuple[int, int]:
 
 
 def peer(name: str, array: np.ndarray) -> Run:
-    """How a peer reduces `array`: "openmpi", "ringar", or "ringar:ALGORITHM"."""
+    """Returns the allreduce of a peer: "openmpi", "ringar", or "ringar:ALGORITHM"."""
     if name == "openmpi":
         return of_open_mpi(array)
     return of_ringar(array, name.partition(":")[2] or None)
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of ringar, and of the MPI that is its peer and its link."""
+    """Returns the versions of ringar, and of the MPI that is its peer and its link."""
     from mpi4py import MPI
 
     import ringar
@@ -125,7 +125,7 @@ def versions() -> dict[str, str]:
 
 
 def cost_parameters() -> dict[str, float]:
-    """The cost model's parameters, measured now on these hosts."""
+    """Measures the cost model's parameters on these hosts."""
     from mpi4py import MPI
 
     import ringar

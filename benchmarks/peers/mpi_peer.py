@@ -1,4 +1,4 @@
-"""The peer that both MPI libraries share; which one it is, the environment decides."""
+"""The peer of both MPI libraries; the environment decides which one it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the adapters that run inside a ringar job have in common.
+"""The base of adapters that run inside a job of ringar.
 
 TensorFlow is imported where a rank needs it: the harness, which reads only titles, starts at once.
 """
@@ -33,7 +33,7 @@ def in_engine(
     collective: str,
     **options: Any,
 ) -> Callable[[], np.ndarray]:
-    """A function that runs a collective on the same arrays each time and returns ``result``."""
+    """Returns a function that runs a collective on the same arrays and returns `result`."""
     from ringar import native
     from ringar.collectives.call import Call
 

@@ -8,13 +8,10 @@ backward passes with the number of their batch; one batch is followed in another
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import report
-from benchmarks.harness.plot import pyplot, save
+from benchmarks.harness.plot import main, pyplot, save
 
 STEPS = 4.5
 """Of the slowest schedule."""
@@ -28,7 +25,7 @@ Events = list[dict[str, Any]]
 
 
 def begin_of_view(ranks: list[Events], span: float) -> float:
-    """The first forward pass of a batch in the first module, so that `span` lies in the middle."""
+    """Returns the begin of a forward pass in the first module that puts `span` in the middle."""
     last = min(max(event["end"] for event in events) for events in ranks)
     passes: dict[int, float] = {}
     for event in ranks[0]:
@@ -40,7 +37,7 @@ def begin_of_view(ranks: list[Events], span: float) -> float:
 
 
 def inside(ranks: list[Events], begin: float, end: float) -> list[Events]:
-    """What can be seen, from 0 on, in seconds; batches are counted from the oldest of them."""
+    """Returns the visible events, in seconds from 0 on; batches are counted from the oldest."""
     seen = [[event for event in events if event["begin"] < end and event["end"] > begin]
             for events in ranks]  # fmt: skip
     oldest = min(event["batch"] for events in seen for event in events)
@@ -53,7 +50,7 @@ def inside(ranks: list[Events], begin: float, end: float) -> list[Events]:
 
 
 def followed(ranks: list[Events]) -> int:
-    """The second batch that the first module begins in the view: all its passes can be seen."""
+    """Returns the second batch that the first module begins, all of whose passes are visible."""
     begun = [event["batch"] for event in ranks[0]
              if event["what"] == "forward" and event["begin"] >= -1e-9]  # fmt: skip
     numbers = sorted(set(begun))
@@ -61,7 +58,7 @@ def followed(ranks: list[Events]) -> int:
 
 
 def _boxes(axes: Any, row: int, events: Events, span: float, followed_batch: int) -> None:
-    """One module."""
+    """Draws the row of one module."""
     from matplotlib.patches import Rectangle
 
     for event in events:
@@ -85,7 +82,7 @@ def _boxes(axes: Any, row: int, events: Events, span: float, followed_batch: int
 
 
 def _panel(axes: Any, row: dict[str, Any], span: float) -> None:
-    """One schedule."""
+    """Draws the panel of one schedule."""
     ranks = row["timeline"]
     begin = begin_of_view(ranks, span)
     seen = inside(ranks, begin, begin + span)
@@ -135,4 +132,4 @@ def draw(data: dict[str, Any], path: str) -> None:
 
 
 if __name__ == "__main__":
-    draw(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2])
+    main("benchmarks.pipeline.plot", __doc__, draw=draw)

@@ -75,7 +75,7 @@ class Measured:
 
 
 def plan(quick: bool = False) -> list[Job]:
-    """All jobs."""
+    """Returns all jobs."""
     if quick:
         few = grid(quick)
         return [Job(ONE, few + small_cells(quick), (1, 20)), Job(RANKS, few[-1:])]

@@ -1,4 +1,4 @@
-"""What `benchmarks.scan` measures, and what came of it, as plain data."""
+"""The cells that `benchmarks.scan` measures and their times, as plain data."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Cell:
 
     @property
     def jacobian_bytes(self) -> int:
-        """Of all of them at once."""
+        """The bytes of all Jacobians at once."""
         return 4 * self.steps * self.batch * self.units**2
 
 
 @dataclass(frozen=True)
 class Place:
-    """What works on it: so many processes, which share the batch, of so many threads."""
+    """The processes that share a batch, and their threads."""
 
     title: str
     ranks: int
@@ -51,7 +51,7 @@ CENTER = Cell(1000, 16)
 
 
 def grid(quick: bool = False) -> list[Cell]:
-    """The paper's cells: first those by steps, then the others by batch."""
+    """Returns the paper's cells: first those by steps, then the others by batch."""
     if quick:
         return [Cell(10, 16), Cell(60, 16), Cell(60, 2)]
     by_steps = [Cell(steps, 16) for steps in STEPS]
@@ -60,7 +60,7 @@ def grid(quick: bool = False) -> list[Cell]:
 
 
 def small_cells(quick: bool = False) -> list[Cell]:
-    """Few units, where a product costs little more than a vector."""
+    """Returns cells with few units, where a product costs little more than a vector."""
     if quick:
         return [Cell(60, 16, 2)]
     sizes = [(1000, 16), (10, 16), (1000, 2), (1000, 256)]
@@ -68,38 +68,38 @@ def small_cells(quick: bool = False) -> list[Cell]:
 
 
 def is_by_steps(cell: Cell) -> bool:
-    """Whether a cell of the grid is one of those with growing sequences."""
+    """Returns whether a cell of the grid is one of those with growing sequences."""
     return cell.batch == 16
 
 
 @dataclass
 class Times:
-    """Of one cell in one place: by way and round, the seconds of each of WHATS."""
+    """The times of a cell in a place: by way and round, the seconds of each of WHATS."""
 
     rounds: dict[str, list[Turn]] = field(default_factory=dict)
     jacobians: list[float] = field(default_factory=list)
     """Seconds of the op that makes all Jacobians, by round; none where they need too much."""
 
     def of(self, way: str, what: str) -> list[float]:
-        """Seconds by round."""
+        """Returns seconds by round."""
         return [max(turn[WHATS.index(what)], SHORTEST) for turn in self.rounds[way]]
 
     def seconds(self, way: str, what: str) -> float:
         return median(self.of(way, what))
 
     def best(self, ways: Iterable[str], what: str) -> str:
-        """The fastest of them."""
+        """Returns the fastest of some ways."""
         known = [way for way in ways if way in self.rounds]
         return min(known, key=lambda way: self.seconds(way, what))
 
     def faster(self, way: str, than: str, what: str) -> float:
-        """How many times: the median over rounds, each compared with itself."""
+        """Returns how many times faster a way is: median over rounds, each compared with itself."""
         pairs = zip(self.of(than, what), self.of(way, what), strict=True)
         return median(theirs / ours for theirs, ours in pairs)
 
 
 def slowest(reports: list[dict[str, Any]]) -> Times:
-    """Of the reports of all ranks on one cell."""
+    """Returns the times of the slowest rank, given the reports of all ranks on a cell."""
     ways = {
         way: [
             (max(one[0] for one in turn), max(one[1] for one in turn), max(one[2] for one in turn))
@@ -115,7 +115,7 @@ Found = dict[Place, dict[Cell, Times]]
 
 
 def to_rows(found: Found) -> list[dict[str, Any]]:
-    """For a JSON file: what can be drawn and read again."""
+    """Returns rows for a JSON file, from which pictures are drawn."""
     rows = []
     for place, cells in found.items():
         for cell, times in cells.items():
@@ -131,7 +131,7 @@ def to_rows(found: Found) -> list[dict[str, Any]]:
 
 
 def from_rows(rows: list[dict[str, Any]]) -> Found:
-    """What `to_rows` has written."""
+    """Reads the rows that `to_rows` has made."""
     found: Found = {}
     for row in rows:
         rounds = {way: [(turn[0], turn[1], turn[2]) for turn in entry["rounds"]]

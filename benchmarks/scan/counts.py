@@ -1,4 +1,4 @@
-"""What the scan of tf_ops/scan/scan.cc computes, counted, and the time that follows from it.
+"""Counts the operations of the scan of tf_ops/scan/scan.cc, and predicts its time from them.
 
 Counts are those of one example, of the way back through `length` steps with a tree of so many
 `levels`. They are exact: tests/benchmarks/test_scan.py walks the tree node by node and compares.
@@ -24,7 +24,7 @@ WHOLE = 62
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each is done."""
+    """The number of operations of each kind."""
 
     products: int = 0
     applies: int = 0
@@ -41,18 +41,18 @@ class Counts:
         return Counts(self.products * factor, self.applies * factor, self.jacobians * factor)
 
     def operations(self, units: int) -> int:
-        """Multiplications and additions."""
+        """Returns the number of multiplications and additions."""
         square = units * units
         return 2 * self.products * square * units + (2 * self.applies + self.jacobians) * square
 
 
 def tree_levels(length: int) -> int:
-    """Of the whole tree over the vector and `length` Jacobians."""
+    """Returns the levels of the whole tree over the vector and `length` Jacobians."""
     return math.ceil(math.log2(length + 1))
 
 
 def _kept(level: int, at_edge: bool) -> Counts:
-    """Up-sweep to a full node; at the left edge the vector takes the place of the first leaf."""
+    """Counts the up-sweep to a full node, whose first leaf is the vector at the left edge."""
     if level == 0:
         return Counts()  # a leaf is made where it is used
     leaves = 1 << level
@@ -62,12 +62,12 @@ def _kept(level: int, at_edge: bool) -> Counts:
 
 
 def _carried(level: int) -> Counts:
-    """A vector through a node; a leaf is made for it."""
+    """Counts taking a vector through a node; a leaf is made for it."""
     return Counts(0, 1, 1 if level == 0 else 0)
 
 
 def _swept(level: int, at_edge: bool) -> Counts:
-    """Down-sweep within a full node; at the left edge the up-sweep has done a vector per level."""
+    """Counts the down-sweep within a full node, which has fewer vectors at the left edge."""
     if level == 0:
         return Counts()
     leaves = 1 << level
@@ -77,7 +77,7 @@ def _swept(level: int, at_edge: bool) -> Counts:
 
 
 def count(length: int, levels: int = WHOLE) -> Counts:
-    """What the way back through `length` steps, one or more, takes for an example."""
+    """Counts the backward pass of an example through `length` steps, one or more."""
     positions = length + 1
     levels = min(levels, tree_levels(length))
     blocks = math.ceil(positions / (1 << levels))
@@ -98,24 +98,24 @@ def count(length: int, levels: int = WHOLE) -> Counts:
 
 
 def operations(length: int, batch: int, units: int, levels: int = WHOLE) -> int:
-    """Of the pass back of a layer: the scan, and the recurrent kernel's gradient."""
+    """Returns those of a layer's backward pass: the scan, and the recurrent kernel's gradient."""
     return batch * (count(length, levels).operations(units) + 2 * length * units * units)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What was fitted, in seconds."""
+    """Fitted rates, in seconds."""
 
     call: float
     operation: float
 
     def seconds(self, amount: float) -> float:
-        """Predicted for so many operations."""
+        """Returns the predicted seconds of so many operations."""
         return self.call + amount * self.operation
 
 
 def fit(amounts: Sequence[float], seconds: Sequence[float]) -> Rates:
-    """Rates, none below 0, that make the sum of (predicted / measured - 1)^2 least.
+    """Fits rates, none below 0, with the least sum of (predicted / measured - 1)^2.
 
     Args:
         amounts: operations of each measurement; there must be one.

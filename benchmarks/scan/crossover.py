@@ -45,7 +45,7 @@ class Costs:
     apply: Callable[[float], float]
 
     def ratio(self, units: float) -> float:
-        """R: what a step of the scan costs, in steps of the chain."""
+        """Returns R, the cost of a step of the scan in steps of the chain."""
         return (self.product(units) + self.apply(units)) / self.apply(units)
 
 
@@ -53,7 +53,7 @@ ARITHMETIC = Costs(lambda units: 2 * units**3, lambda units: 2 * units**2)
 
 
 def measured(seconds: Mapping[int, tuple[float, float]]) -> Costs:
-    """Costs by H from (product, apply), straight lines between them where both axes are log."""
+    """Returns costs by H from (product, apply), interpolated on logarithmic axes."""
     known = np.log(sorted(seconds))
 
     def between(which: int) -> Callable[[float], float]:
@@ -64,18 +64,18 @@ def measured(seconds: Mapping[int, tuple[float, float]]) -> Costs:
 
 
 def serial_cost(units: float, length: int, costs: Costs) -> float:
-    """Of the chain."""
+    """Returns the cost of the chain."""
     return length * costs.apply(units)
 
 
 def scan_cost(units: float, length: int, workers: int, costs: Costs) -> float:
-    """Of the scan with so many workers."""
+    """Returns the cost of the scan with so many workers."""
     rounds = length / workers + math.log2(workers)
     return rounds * (costs.product(units) + costs.apply(units))
 
 
 def workers_needed(units: float, length: int, costs: Costs, most: int = MOST) -> int | None:
-    """The fewest with which the scan is faster than the chain; None if `most` are not enough."""
+    """Returns the fewest with which the scan beats the chain, or None if `most` do not."""
     workers = np.arange(1, most + 1)
     faster = (1 / workers + np.log2(workers) / length) * costs.ratio(units) < 1
     return int(workers[faster.argmax()]) if faster.any() else None
@@ -84,7 +84,7 @@ def workers_needed(units: float, length: int, costs: Costs, most: int = MOST) ->
 def table(
     units: Iterable[float], lengths: Iterable[int], costs: Costs, most: int = MOST
 ) -> np.ndarray:
-    """Workers needed, a row per H and a column per length; NaN where no number is enough."""
+    """Returns the workers needed, by H and length; NaN where no number is enough."""
     columns = list(lengths)
     rows = [[workers_needed(h, n, costs, most) for n in columns] for h in units]
     return np.array(rows, dtype=float)  # None becomes NaN

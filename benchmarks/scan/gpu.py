@@ -38,21 +38,21 @@ BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True)
 class Setting:
-    """One row."""
+    """The size of a case."""
 
     steps: int
     batch: int
 
 
 def settings(most_steps: int) -> list[Setting]:
-    """The paper's, without those that have more steps."""
+    """Returns the paper's settings up to so many steps."""
     by_steps = [Setting(steps, 16) for steps in STEPS]
     by_batch = [Setting(1000, batch) for batch in BATCHES]
     return [one for one in dict.fromkeys(by_steps + by_batch) if one.steps <= most_steps]
 
 
 class Case:
-    """Data of a setting on the GPU, and what is timed."""
+    """The data of a setting on the GPU, and the functions that are timed."""
 
     def __init__(self, cupy: Any, torch: Any, setting: Setting, seed: int = 0) -> None:
         self.cupy, self.setting = cupy, setting
@@ -71,7 +71,7 @@ class Case:
         self.h = self.torch.forward() if self.torch else forward(cupy, self.weights, self.x)
 
     def ways(self) -> dict[str, Callable[[], Any]]:
-        """What is timed, by name."""
+        """Returns the functions that are timed, by name."""
         ways: dict[str, Callable[[], Any]] = {"ringar_backward": self._backward}
         if self.torch:
             peer = self.torch
@@ -86,7 +86,7 @@ class Case:
         return self.backward(self.weights, self.x, self.h, self.gradient)
 
     def wrong(self) -> int:
-        """Gradients of states that are not those of a serial chain in float64."""
+        """Counts gradients of states that differ from those of a serial chain in float64."""
         cupy = self.cupy
         found = self.backward.states(self.weights, self.h, self.gradient)
         recurrent, h = self.weights.recurrent.astype(float), self.h.astype(float)
@@ -95,7 +95,7 @@ class Case:
         return count_wrong(cupy, found, expected)
 
     def wrong_on_cpu(self) -> int:
-        """The same against the serial product on the CPU."""
+        """Counts those that differ from the serial product on the CPU."""
         found = self.backward.states(self.weights, self.h, self.gradient).get()
         expected = serial(self.weights.recurrent.get(), self.h.get(), self.gradient.get())
         return count_wrong(np, found, expected)
@@ -118,27 +118,27 @@ class _Torch:
         self._last: Any = None
 
     def forward(self) -> Any:
-        """States, as a CuPy array, without what cuDNN needs to go back."""
+        """Returns the states as a CuPy array, without what cuDNN needs for a backward pass."""
         with self._torch.no_grad():
             return self._cupy.from_dlpack(self._rnn(self._x)[0])
 
     def prepare(self) -> None:
-        """The forward pass of a training step."""
+        """Runs the forward pass of a training step."""
         self._rnn.zero_grad(set_to_none=True)
         self._last = self._rnn(self._x)[0][-1]
 
     def backward(self) -> None:
-        """After `prepare`."""
+        """Runs the backward pass, after `prepare`."""
         self._last.backward(self._gradient)
 
     def step(self) -> None:
-        """Forward and backward."""
+        """Runs both passes."""
         self.prepare()
         self.backward()
 
 
 def measure(case: Case, rounds: int, repeats: int) -> dict[str, Series]:
-    """Times of all ways, in turn; what precedes a backward pass is not timed."""
+    """Times all ways in turn, backward passes without their forward pass."""
     cupy = case.cupy
     found = {name: Series() for name in case.ways()}
     start, end = cupy.cuda.Event(), cupy.cuda.Event()
@@ -162,7 +162,7 @@ def measure(case: Case, rounds: int, repeats: int) -> dict[str, Series]:
 
 
 def row(setting: Setting, found: dict[str, Series], wrong: int, processors: int) -> dict[str, Any]:
-    """Plain data of a setting."""
+    """Returns the row of a setting as plain data."""
     made = plan.choose(setting.steps, setting.batch, UNITS, 4, processors)
     widths = [r.width for r in made.rounds]
     return {"steps": setting.steps, "batch": setting.batch, "widths": widths, "wrong": wrong,
@@ -170,7 +170,7 @@ def row(setting: Setting, found: dict[str, Series], wrong: int, processors: int)
 
 
 def rows_text(rows: list[dict[str, Any]]) -> str:
-    """A table."""
+    """Returns the table of all settings."""
     ways = list(dict.fromkeys(name for one in rows for name in one["ways"]))
     headers = ["steps", "batch", "spans of"]
     headers += [f"{name.replace('_', ' ')} (min, max)" for name in ways]
@@ -195,7 +195,7 @@ def _line(one: dict[str, Any], ways: list[str]) -> list[str]:
 
 
 def find_torch() -> tuple[Any, str]:
-    """PyTorch, or why there is none."""
+    """Returns PyTorch, or why there is none."""
     try:
         import torch
     except ImportError as error:

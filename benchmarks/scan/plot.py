@@ -12,14 +12,11 @@ scan_crossover.png: the model of benchmarks/scan/crossover.py, up to 10,000 work
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.plot import pyplot, save
+from benchmarks.harness.plot import main, pyplot, save
 from benchmarks.scan import crossover as scan_crossover
 from benchmarks.scan.cells import PLACES, UNITS, WHATS, Cell, Found, Times, from_rows, is_by_steps
 from benchmarks.scan.worker import OWN, WAYS
@@ -38,12 +35,12 @@ TIE = 0.05
 
 
 def times_text(ratio: float) -> str:
-    """2.1x, 21x, 210x."""
+    """Returns a ratio as 2.1x, 21x or 210x."""
     return f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:.0f}x"
 
 
 def winner(times: Times, what: str) -> tuple[str, str]:
-    """The fastest way, or the first of them that are so nearly, and the text in its cell."""
+    """Returns the first of the ways that are nearly the fastest, and the text of its cell."""
     # All of ringar's ways go forward with the same kernel.
     others = ("serial", "scan", "hybrid") if what == "forward" else ()
     ways = [way for way in WAYS if way in times.rounds and way not in others]
@@ -57,7 +54,7 @@ def winner(times: Times, what: str) -> tuple[str, str]:
 
 
 def _panel(axes: Any, found: Found, what: str, cells: list[Cell], number: str) -> set[str]:
-    """One grid; returns the ways that win somewhere."""
+    """Draws one grid and returns the ways that win somewhere."""
     from matplotlib.patches import Rectangle
 
     won = set()
@@ -128,7 +125,7 @@ def draw(data: dict[str, Any], path: str) -> None:
 
 
 def _crossover_panel(axes: Any, costs: scan_crossover.Costs, units: np.ndarray) -> Any:
-    """Colors for the number of workers, and lines where it is a round one."""
+    """Draws the number of workers in colors, with lines at round numbers."""
     from matplotlib.colors import LogNorm
 
     lengths = np.unique(np.geomspace(10, 30_000, 160).astype(int))
@@ -177,15 +174,5 @@ def draw_crossover(data: dict[str, Any], path: str) -> None:
     save(figure, path)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scan.plot")
-    parser.add_argument("data", help="what benchmarks.scan has written")
-    parser.add_argument("picture")
-    parser.add_argument("--crossover", action="store_true", help="draws the model instead")
-    options = parser.parse_args()
-    data = json.loads(Path(options.data).read_text())
-    (draw_crossover if options.crossover else draw)(data, options.picture)
-
-
 if __name__ == "__main__":
-    main()
+    main("benchmarks.scan.plot", __doc__, draw=draw, crossover=draw_crossover)

@@ -18,23 +18,23 @@ TABLE_UNITS = (1, 4, 8, 20, 64, 256)
 
 
 def on_grid(cells: Mapping[Cell, Times]) -> dict[Cell, Times]:
-    """Those of the paper's grid."""
+    """Returns the cells of the paper's grid."""
     return {cell: times for cell, times in cells.items() if cell.units == UNITS}
 
 
 def known_ways(cells: Mapping[Cell, Times]) -> list[str]:
-    """Those that were measured."""
+    """Returns the ways that were measured in all cells."""
     return [way for way in WAYS if all(way in times.rounds for times in cells.values())]
 
 
 def spread(seconds: list[float], middle: float) -> str:
-    """Milliseconds: the median of the rounds, the least and the greatest."""
+    """Returns milliseconds: the median of the rounds, the least and the greatest."""
     least, most = min(seconds), max(seconds)
     return f"{1e3 * middle:.3g} [{1e3 * least:.3g}, {1e3 * most:.3g}]"
 
 
 def times_text(cells: Mapping[Cell, Times], what: str) -> str:
-    """A row per cell, a column per way."""
+    """Returns a table with a row per cell and a column per way."""
     ways = known_ways(cells)
     headers = [f"{what}, ms", *(WAYS[way].title for way in ways)]
     rows = []
@@ -48,7 +48,7 @@ def times_text(cells: Mapping[Cell, Times], what: str) -> str:
 
 
 def small_text(cells: Mapping[Cell, Times]) -> str:
-    """Few units: the scan itself against Keras."""
+    """Returns the table of few units: the scan itself against Keras."""
     small = {cell: times for cell, times in cells.items() if cell.units != UNITS}
     ways = known_ways(small)
     headers = ["backward, ms", *(WAYS[way].title for way in ways), "scan faster than Keras"]
@@ -64,7 +64,7 @@ def small_text(cells: Mapping[Cell, Times]) -> str:
 def predictions(
     cells: Mapping[Cell, Times],
 ) -> tuple[scan_counts.Rates, dict[Cell, tuple[float, float]]]:
-    """Fitted rates, and by cell the predicted and the measured seconds of the scan."""
+    """Returns fitted rates, and the predicted and measured seconds of the scan by cell."""
     grid = on_grid(cells)
     amounts = [scan_counts.operations(c.steps, c.batch, c.units) for c in grid]
     seconds = [times.seconds("scan", "backward") for times in grid.values()]
@@ -74,7 +74,7 @@ def predictions(
 
 
 def prediction_text(cells: Mapping[Cell, Times]) -> str:
-    """Operations of the scan, and whether its time follows them."""
+    """Returns the table of the scan's operations beside its time."""
     rates, found = predictions(cells)
     rows = []
     for cell, (predicted, seconds) in found.items():
@@ -95,7 +95,7 @@ def prediction_text(cells: Mapping[Cell, Times]) -> str:
 
 
 def crossover_text(costs: Mapping[int, tuple[float, float]]) -> str:
-    """Workers that a scan needs to beat the chain, by arithmetic and by what was measured here."""
+    """Returns the workers that a scan needs to beat the chain, by arithmetic and as measured."""
     lengths = scan_crossover.LENGTHS
     both = {"by operations": scan_crossover.ARITHMETIC}
     if costs:
@@ -113,7 +113,7 @@ def crossover_text(costs: Mapping[int, tuple[float, float]]) -> str:
 
 
 def text(found: Found, costs: Mapping[int, tuple[float, float]]) -> str:
-    """All tables; times are medians of the rounds, least and greatest in brackets."""
+    """Returns all tables; times are medians of the rounds, least and greatest in brackets."""
     parts = []
     for place, cells in found.items():
         parts.append(f"## {place.title}")
@@ -128,7 +128,7 @@ def text(found: Found, costs: Mapping[int, tuple[float, float]]) -> str:
 
 
 def targets(found: Found) -> list[Target]:
-    """All of them, with one thread unless they say otherwise; what is not measured says so."""
+    """Returns all targets, those without measurements included; most are of one thread."""
     cells = found.get(ONE, {})
     center = cells.get(CENTER)
 
@@ -156,7 +156,7 @@ def targets(found: Found) -> list[Target]:
 
 
 def least_automatic(place: Place, cells: Mapping[Cell, Times]) -> Target:
-    """The automatic choice's step where it gains least over each of Keras' two."""
+    """Returns the target of the automatic choice, where it gains least over Keras."""
     figures, wheres = [], []
     for keras in KERAS:
         ratios = {

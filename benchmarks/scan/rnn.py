@@ -24,7 +24,7 @@ class Weights:
 
 
 def forward(arrays: Any, weights: Weights, x: Any) -> Any:
-    """States h_1 … h_n [n, batch, units] for x [n, batch, inputs], from h_0 = 0."""
+    """Returns states h_1 … h_n [n, batch, units] for x [n, batch, inputs], from h_0 = 0."""
     states = arrays.empty((*x.shape[:2], len(weights.bias)), x.dtype)
     h = arrays.zeros_like(states[0])
     for t, now in enumerate(x @ weights.inputs.T + weights.bias):
@@ -48,11 +48,11 @@ class Backward:
     jacobians: Callable[[Any, Any], Any]
 
     def states(self, weights: Weights, h: Any, gradient: Any) -> Any:
-        """dl/dh_0 … dl/dh_n for states h_1 … h_n and dl/dh_n."""
+        """Returns dl/dh_0 … dl/dh_n for states h_1 … h_n and dl/dh_n."""
         return self.scan(self.jacobians(h[..., None], weights.recurrent), gradient, adjoint=True)
 
     def __call__(self, weights: Weights, x: Any, h: Any, gradient: Any) -> Weights:
-        """The gradients of the weights."""
+        """Returns the gradients of the weights."""
         inner = self.states(weights, h, gradient)[1:] * (1 - h * h)
         rows = inner.reshape(-1, inner.shape[-1])
         batch = h.shape[1]
@@ -61,13 +61,13 @@ class Backward:
 
 
 def on_gpu(cupy: Any) -> Backward:
-    """With Jacobians formed by one small kernel."""
+    """Returns the backward pass on a GPU, where one small kernel forms the Jacobians."""
     kernel = cupy.ElementwiseKernel("T h, T w", "T j", "j = (1 - h * h) * w", "rnn_jacobians")
     return Backward(cupy, scan, kernel)
 
 
 def serial(recurrent: np.ndarray, h: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    """dl/dh_0 … dl/dh_n in float64, on the CPU, one product after the other."""
+    """Returns dl/dh_0 … dl/dh_n in float64, on the CPU, one product after the other."""
     out = np.empty((len(h) + 1, *gradient.shape))
     out[-1] = gradient
     for t in range(len(h), 0, -1):
@@ -76,7 +76,7 @@ def serial(recurrent: np.ndarray, h: np.ndarray, gradient: np.ndarray) -> np.nda
 
 
 def count_wrong(arrays: Any, result: Any, expected: Any) -> int:
-    """Of how many steps and examples the gradient is wrong; not finite is wrong."""
+    """Counts steps and examples whose gradient is wrong or not finite."""
     size, off = (arrays.abs(a).max(-1) for a in (expected, result - expected))
     if arrays is not np:
         size, off = size.get(), off.get()

@@ -39,7 +39,7 @@ RANKS = "1,4,8,16,32,64,128,256,512,1024,2048,4096,10000"
 
 
 def positive(text: str) -> float:
-    """A number above 0, as an option's type."""
+    """Reads a number above 0, as an option's type."""
     try:
         value = float(text)
     except ValueError:
@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def network_of(options: argparse.Namespace) -> Parameters:
-    """The cost model's parameters."""
+    """Returns the cost model's parameters."""
     if options.cost_model:
         return cost_model.load(options.cost_model)
     return Parameters(
@@ -95,7 +95,7 @@ def network_of(options: argparse.Namespace) -> Parameters:
 
 
 def workloads(options: argparse.Namespace) -> dict[str, Workload]:
-    """What is trained, by name.
+    """Returns the workloads by name.
 
     Raises:
         ValueError: if a model is not known, or a model of one's own lacks its time.
@@ -124,7 +124,7 @@ def workloads(options: argparse.Namespace) -> dict[str, Workload]:
 def rows(
     models: dict[str, Workload], network: Parameters, ranks: list[int], local: int, names: list[str]
 ) -> list[dict[str, Any]]:
-    """Plain data, a row per model, number of ranks and algorithm."""
+    """Returns plain data, a row per model, number of ranks and algorithm."""
     found = []
     for model, workload in models.items():
         for n in ranks:
@@ -143,8 +143,8 @@ def rows(
     return found
 
 
-def print_table(table: list[dict[str, Any]]) -> None:
-    """A line per model and number of ranks: allreduce and efficiency by each algorithm."""
+def table_text(table: list[dict[str, Any]]) -> str:
+    """Returns a line per model and number of ranks: allreduce and efficiency by algorithm."""
     names = list(dict.fromkeys(row["algorithm"] for row in table))
     cases: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
     for row in table:
@@ -157,19 +157,19 @@ def print_table(table: list[dict[str, Any]]) -> None:
         + [f"{by[name]['efficiency']:.1%}" for name in names]
         for (model, ranks), by in cases.items()
     ]
-    print(report.table(headers, lines))
+    return report.table(headers, lines)
 
 
-def print_published(comparisons: list[published.Comparison]) -> None:
-    """Predicted beside published."""
+def published_text(comparisons: list[published.Comparison]) -> str:
+    """Returns the predicted beside the published efficiencies."""
     headers = ["model", "GPUs", "published", "predicted", "within 5 points"]
     lines = [
         [one.model, one.gpus, f"{one.published:.1%}", f"{one.predicted.efficiency:.1%}",
          "yes" if one.within else "no"]
         for one in comparisons
     ]  # fmt: skip
-    print("\nHorovod, 4 Pascal GPUs per server, 25 Gbit/s, ring over all GPUs, 64 MiB buckets:\n")
-    print(report.table(headers, lines))
+    title = "Horovod, 4 Pascal GPUs per server, 25 Gbit/s, ring over all GPUs, 64 MiB buckets:"
+    return f"\n{title}\n\n{report.table(headers, lines)}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -190,9 +190,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"benchmarks.simulate: {error}", file=sys.stderr)
         return 2
     print(f"# {network}, {options.ranks_per_host} ranks per host\n")
-    print_table(table)
+    print(table_text(table))
     comparisons = published.compare()
-    print_published(comparisons)
+    print(published_text(comparisons))
     if options.output:
         report.write_json(options.output, {
             "parameters": vars(network), "ranks_per_host": options.ranks_per_host, "rows": table,

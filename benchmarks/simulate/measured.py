@@ -78,7 +78,7 @@ def _row(values: Any, common: Any, where: str) -> Row:
 
 
 def read(path: str | Path) -> list[Row]:
-    """The rows of a file, with predictions.
+    """Reads the rows of a file and adds predictions.
 
     Raises:
         ValueError: if the file is not of the form above.
@@ -94,7 +94,7 @@ def read(path: str | Path) -> list[Row]:
 
 
 def check(path: str | Path) -> tuple[str, bool]:
-    """A table of a file's rows, and whether all predictions are near and no host count is missing.
+    """Returns a table of a file's rows, and whether all are there and near their prediction.
 
     Raises:
         ValueError: as `read`.

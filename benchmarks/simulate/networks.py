@@ -31,18 +31,18 @@ class Layer:
 def convolution(
     side: int, channels: int, filters: int, kernel: tuple[int, int], extra: int
 ) -> Layer:
-    """A convolution whose output is ``side`` x ``side``; ``extra`` parameters per filter."""
+    """Returns a convolution whose output is `side` x `side`; `extra` parameters per filter."""
     weights = kernel[0] * kernel[1] * channels * filters
     return Layer(weights + extra * filters, side * side * weights)
 
 
 def dense(inputs: int, outputs: int) -> Layer:
-    """A fully connected layer with bias."""
+    """Returns a fully connected layer with bias."""
     return Layer(inputs * outputs + outputs, inputs * outputs)
 
 
 def vgg16() -> list[Layer]:
-    """13 convolutions of 3x3 and three dense layers: 138.4 million parameters, 124 in the dense."""
+    """Returns VGG-16: 138.4 million parameters, 124 million of them in dense layers."""
     layers, channels, side = [], 3, 224
     for filters, repeats in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         for _ in range(repeats):
@@ -53,7 +53,7 @@ def vgg16() -> list[Layer]:
 
 
 def resnet101() -> list[Layer]:
-    """33 bottlenecks of three convolutions: 44.5 million parameters, spread over all layers."""
+    """Returns ResNet-101: 44.5 million parameters, spread over all layers."""
     layers, channels, side = [convolution(112, 3, 64, (7, 7), extra=2)], 64, 56
     for stage, blocks in enumerate((3, 4, 23, 3)):
         width = 64 << stage
@@ -75,7 +75,7 @@ Branch = Sequence[tuple[int, int, int]]
 
 
 def _branches(side: int, channels: int, branches: Sequence[Branch]) -> list[Layer]:
-    """Branches that all read the same input."""
+    """Returns the layers of branches that all read the same input."""
     layers = []
     for branch in branches:
         inputs = channels
@@ -86,7 +86,7 @@ def _branches(side: int, channels: int, branches: Sequence[Branch]) -> list[Laye
 
 
 def inception_v3() -> list[Layer]:
-    """Eleven blocks of parallel branches: 23.8 million parameters, most in the last blocks.
+    """Returns Inception-V3: 23.8 million parameters, most in the last blocks.
 
     Strided convolutions count at the block's output, the 1x1 before them at its input side.
     """
@@ -115,7 +115,7 @@ def inception_v3() -> list[Layer]:
 
 
 def uniform(parameters: int, layers: int = 50) -> list[Layer]:
-    """A network of which only the size is known: equal layers of equal work."""
+    """Returns a network of so many parameters in equal layers of equal work."""
     each, rest = divmod(parameters, layers)
     return [Layer(each + (1 if i < rest else 0), 1) for i in range(layers)]
 

@@ -15,12 +15,12 @@ STYLES = {"hierarchical": "-", "ring": "--", "recursive_doubling": ":"}
 
 
 def _title(model: str) -> str:
-    """As the papers spell it."""
+    """Returns a model's name as the papers spell it."""
     return TITLES.get(model, model)
 
 
 def _allreduce(axes: Any, table: list[dict[str, Any]]) -> None:
-    """Time of all gradients of one model against ranks, a line per algorithm."""
+    """Draws the time of one model's gradients against ranks, a line per algorithm."""
     from matplotlib.ticker import FuncFormatter
 
     model = max(table, key=lambda row: row["bytes"])["model"]
@@ -39,7 +39,7 @@ def _allreduce(axes: Any, table: list[dict[str, Any]]) -> None:
 
 
 def _efficiency(axes: Any, table: list[dict[str, Any]]) -> None:
-    """Efficiency against ranks, a color per model, for the algorithms that do for long messages."""
+    """Draws efficiency against ranks, a color per model, for the algorithms of long messages."""
     models = list(dict.fromkeys(row["model"] for row in table))
     names = [name for name in STYLES if any(row["algorithm"] == name for row in table)][:2]
     for color, model in zip(MODEL_COLORS, models, strict=False):
@@ -56,7 +56,7 @@ def _efficiency(axes: Any, table: list[dict[str, Any]]) -> None:
 
 
 def _published(axes: Any, comparisons: list[published.Comparison]) -> None:
-    """Published efficiencies as points on the predicted lines."""
+    """Draws published efficiencies as points on the predicted lines."""
     ranks = [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
     for color, model in zip(MODEL_COLORS, published.ONE_GPU, strict=False):
         line = [published.predict(model, n) for n in ranks]

@@ -39,7 +39,7 @@ ITEM_BYTES = 4
 
 @dataclass(frozen=True)
 class Workload:
-    """What every rank trains.
+    """The training step of every rank.
 
     Attributes:
         layers: in the order of the forward pass.
@@ -100,12 +100,12 @@ class Step:
 
     @property
     def efficiency(self) -> float:
-        """Against ranks that do not communicate."""
+        """The efficiency against ranks that do not communicate."""
         return self.compute / self.total
 
 
 def step(workload: Workload, allreduce: Callable[[float], float]) -> Step:
-    """Walks through one step; ``allreduce`` gives the seconds of so many bytes."""
+    """Walks through one step; `allreduce` gives the seconds of so many bytes."""
     backward = workload.seconds * (1 - FORWARD)
     clock, computed, communicated = 0.0, 0.0, 0.0  # from the begin of the backward pass
     for ready, nbytes in workload.ready:
@@ -127,7 +127,7 @@ def predict(
     ranks_per_host: int,
     algorithm: str = "auto",
 ) -> Step:
-    """A step on ``ranks`` ranks, as many on each host as fit.
+    """Predicts a step on `ranks` ranks, with full hosts.
 
     Raises:
         ValueError: if the ranks do not fill their hosts.

@@ -82,7 +82,7 @@ class Comparison:
 
 
 def parameters(efficiency: float = EFFICIENCY, latency: float = LATENCY) -> Parameters:
-    """Of those servers."""
+    """Returns the cost model's parameters of those servers."""
     return Parameters(
         latency=latency,
         bandwidth=efficiency * LINK,
@@ -94,7 +94,7 @@ def parameters(efficiency: float = EFFICIENCY, latency: float = LATENCY) -> Para
 
 @cache
 def workload(model: str, contention: float = CONTENTION) -> Workload:
-    """What tf_cnn_benchmarks trains on each GPU."""
+    """Returns the workload of tf_cnn_benchmarks on each GPU."""
     return Workload(
         NETWORKS[model](), BATCH / ONE_GPU[model], FUSION, FUSION, contention=contention
     )
@@ -107,7 +107,7 @@ def predict(
     latency: float = LATENCY,
     contention: float = CONTENTION,
 ) -> Step:
-    """A step on so many GPUs, four per server: whole segments travel around a ring of all."""
+    """Predicts a step on GPUs, four per server, with whole segments in a ring of all GPUs."""
     network = parameters(efficiency, latency)
     local = min(gpus, RANKS_PER_HOST)
 
@@ -120,7 +120,7 @@ def predict(
 def compare(
     efficiency: float = EFFICIENCY, latency: float = LATENCY, contention: float = CONTENTION
 ) -> list[Comparison]:
-    """All published figures beside their prediction, in the order of `PUBLISHED`."""
+    """Returns all published figures beside their prediction, in the order of `PUBLISHED`."""
     return [
         Comparison(gpus, model, predict(model, gpus, efficiency, latency, contention), published)
         for gpus, figures in PUBLISHED.items()
@@ -129,7 +129,7 @@ def compare(
 
 
 def search(without: str = "") -> tuple[float, float, float]:
-    """The numbers of the grid that come closest to the figures, those of ``without`` left out."""
+    """Searches the grid for the numbers nearest to the figures, except those of `without`."""
     grid = [(e / 20, 1e-6 * us, c / 20)
             for e in range(12, 21) for us in range(0, 45, 5) for c in range(9)]  # fmt: skip
 

@@ -8,13 +8,10 @@ rank holds; arrows are activations and their gradients, bars under a column grad
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import report
-from benchmarks.harness.plot import pyplot, save
+from benchmarks.harness.plot import main, pyplot, save
 
 LAYERS = ("images", "conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8", "join")
 CONVOLUTIONS, DENSE = LAYERS[1:6], LAYERS[6:9]
@@ -30,7 +27,7 @@ HEIGHT, WIDTH = 0.9, 0.52
 
 
 def _boxes(axes: Any, plan: str) -> None:
-    """The layers of both ranks."""
+    """Draws the layers of both ranks."""
     from matplotlib.patches import FancyBboxPatch
 
     for column, layer in enumerate(LAYERS[1:-1], 1):
@@ -56,7 +53,7 @@ def _arrow(axes: Any, start: tuple[float, float], end: tuple[float, float], colo
 
 
 def _activations(axes: Any, sent: dict[str, float]) -> None:
-    """Arrows between the ranks where activations travel, with the bytes of a rank and step."""
+    """Draws arrows where activations travel, with the bytes of a rank and step."""
     for column, layer in enumerate(LAYERS[1:], 1):
         for center in ROWS:  # within a rank, from layer to layer
             start = column - 1 + (WIDTH / 2 if column > 1 else 0.45)
@@ -74,7 +71,7 @@ def _activations(axes: Any, sent: dict[str, float]) -> None:
 
 
 def _gradients(axes: Any, plan: str, sent: float) -> None:
-    """Double arrows below the layers that both ranks have whole."""
+    """Draws bars below the layers that both ranks have whole."""
     columns = [i for i, layer in enumerate(LAYERS) if 1 <= i <= 8 and layer not in SPLIT[plan]]
     if sent <= 0 or not columns:
         return
@@ -113,4 +110,4 @@ def draw(data: dict[str, Any], path: str) -> None:
 
 
 if __name__ == "__main__":
-    draw(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2])
+    main("benchmarks.split.plot", __doc__, draw=draw)

@@ -33,7 +33,7 @@ _CLEARLY = 0.01
 
 
 def candidates(sizes: list[int], firsts: list[int]) -> list[Candidate]:
-    """The default first, then each size with the default of the other, then all in one bucket."""
+    """Returns the default, each size with the other's default, and one bucket for all."""
     found = [DEFAULT]
     found += [(size, min(size, DEFAULT_FIRST_BUCKET_BYTES)) for size in sizes]
     found += [(DEFAULT_BUCKET_BYTES, min(first, DEFAULT_BUCKET_BYTES)) for first in firsts]
@@ -56,10 +56,10 @@ def measure(model: str, tried: list[Candidate], options: argparse.Namespace) -> 
 
 
 def rows(model: str, tried: list[Candidate], found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Plain data, a row per candidate and one of no exchange.
+    """Returns plain data, a row per candidate and one of no exchange.
 
-    ``ratio``, with its quartiles, is the step over the default's in the same round, so that a slow
-    minute of the machine changes both; ``same_as`` is the candidate that makes the same buckets.
+    `ratio`, with its quartiles, is the step over the default's in the same round, so that a slow
+    minute of the machine changes both; `same_as` is the candidate that makes the same buckets.
     """
     table = []
     for i, (plan, times) in enumerate(zip(found["plans"], found["seconds"], strict=True)):
@@ -77,7 +77,7 @@ def rows(model: str, tried: list[Candidate], found: dict[str, Any]) -> list[dict
 
 
 def choice(table: list[dict[str, Any]]) -> tuple[Candidate, dict[Candidate, float]]:
-    """The candidate to be the default, and each one's step over the default's: the models' mean.
+    """Returns the best default, and each candidate's step over the default's (models' mean).
 
     The default is kept unless another one wins by more than a hundredth in the mean, and in three
     quarters of its rounds with each of the models.
@@ -99,7 +99,7 @@ def choice(table: list[dict[str, Any]]) -> tuple[Candidate, dict[Candidate, floa
 
 
 def candidate_text(candidate: Candidate) -> str:
-    """Such as "8 MiB, first 1 MiB"."""
+    """Returns a candidate as "8 MiB, first 1 MiB"."""
     return f"{report.size_text(candidate[0])}, first {report.size_text(candidate[1])}"
 
 

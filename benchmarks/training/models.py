@@ -8,7 +8,7 @@ import numpy as np
 
 
 def mlp() -> Any:
-    """Two dense layers of 32 units: a step that is all overhead."""
+    """Builds two dense layers of 32 units, whose step is all overhead."""
     import keras
 
     layers = [keras.layers.Dense(32, activation="relu"), keras.layers.Dense(32)]
@@ -16,7 +16,7 @@ def mlp() -> Any:
 
 
 def small_cnn() -> Any:
-    """Two convolutions and two dense layers: 2.1 million parameters, 8.5 MB of gradients."""
+    """Builds two convolutions and two dense layers: 2.1 million parameters, 8.5 MB."""
     import keras
 
     return keras.Sequential(
@@ -34,7 +34,7 @@ def small_cnn() -> Any:
 
 
 def alexnet() -> Any:
-    """AlexNet in one column (Krizhevsky 2014): 58.6 of 61 million parameters in dense layers."""
+    """Builds AlexNet (Krizhevsky 2014): 58.6 of 61 million parameters in dense layers."""
     import keras
 
     layers = keras.layers
@@ -58,7 +58,7 @@ def alexnet() -> Any:
 
 
 def resnet50() -> Any:
-    """keras.applications.ResNet50 with random weights: 214 gradients, 102 MB."""
+    """Builds keras.applications.ResNet50 with random weights: 214 gradients, 102 MB."""
     import keras
 
     return keras.applications.ResNet50(weights=None, classifier_activation=None)
@@ -83,7 +83,7 @@ GRADIENT_BYTES = {
 
 
 def data_for(model: Any, examples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random inputs and targets of the model's shapes."""
+    """Returns random inputs and targets of the model's shapes."""
     random = np.random.default_rng(0)
     inputs = random.normal(size=(examples, *model.input_shape[1:])).astype(np.float32)
     targets = random.normal(size=(examples, *model.output_shape[1:])).astype(np.float32)

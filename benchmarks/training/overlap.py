@@ -67,7 +67,7 @@ def step_times(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def gain(reports: list[dict[str, Any]]) -> tuple[float, float, float]:
-    """Seconds per step that buckets win over one bucket: median over the rounds, and quartiles.
+    """Returns seconds per step that buckets win over one bucket: median and quartiles.
 
     Each round is compared with itself, so that a slow minute of the machine changes both sides.
     """
@@ -77,7 +77,7 @@ def gain(reports: list[dict[str, Any]]) -> tuple[float, float, float]:
 
 
 def print_tables(table: list[dict[str, Any]], times: list[dict[str, Any]]) -> None:
-    """Step times, and a row per bucket."""
+    """Prints step times, and a row per bucket."""
     lines = [[r["gradients"], *report.spread(r)] for r in times]
     print(report.table(["gradients travel", "step", "min", "max"], lines))
     total = table[-1]
@@ -97,7 +97,7 @@ def print_tables(table: list[dict[str, Any]], times: list[dict[str, Any]]) -> No
 
 
 def middle_step(steps: list[Span]) -> Span:
-    """The step of median length."""
+    """Returns the step of median length."""
     return sorted(steps, key=lambda step: step[1] - step[0])[len(steps) // 2]
 
 

@@ -40,7 +40,7 @@ class Transfer:
 
 
 def phase_of(op: str) -> str | None:
-    """Which part of a step ``name:type`` belongs to; None for the collectives themselves."""
+    """Returns the part of a step that `name:type` belongs to, or None for collectives."""
     name, _, kind = op.rpartition(":")
     if kind.startswith("Ringar"):
         return None
@@ -50,7 +50,7 @@ def phase_of(op: str) -> str | None:
 
 
 def transfers(events: list[dict[str, Any]]) -> list[Transfer]:
-    """The gradients' buckets in the timeline of one rank, in the order of their begin."""
+    """Returns the buckets in the timeline of one rank, in the order of their begin."""
     spans = [event for event in events if event["ph"] == "X"]
     ends = {event["id2"]["local"]: event["ts"] for event in events if event["ph"] == "e"}
     queued = {(event["name"], ends.get(event["id2"]["local"])): event["ts"]
@@ -91,7 +91,7 @@ def bytes_text(size: int) -> str:
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """The same times with nothing covered twice, in order."""
+    """Returns the same times in order, with nothing covered twice."""
     merged: list[Span] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:
@@ -102,16 +102,16 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 def beside(span: Span, others: Iterable[Span]) -> float:
-    """Microseconds of ``span`` in which at least one of ``others`` runs."""
+    """Returns the microseconds of `span` in which at least one of `others` runs."""
     return sum(max(0.0, min(span[1], e) - max(span[0], b)) for b, e in union(others))
 
 
 def rows(steps: list[Span], ops: list[Op], found: list[Transfer]) -> list[dict[str, Any]]:
-    """A row per bucket, then one of all: medians over ``steps``, in milliseconds.
+    """Returns a row per bucket, then one of all: medians over `steps`, in milliseconds.
 
-    ``leaves`` is when the bucket is handed over and ``backward_ends`` when the last operation of
-    the backward pass does, since the step's begin; ``ms`` is from the begin of the collective to
-    its end, ``beside`` how much of that lies beside operations of the backward pass.
+    `leaves` is when the bucket is handed over and `backward_ends` when the last operation of
+    the backward pass does, since the step's begin; `ms` is from the begin of the collective to
+    its end, `beside` how much of that lies beside operations of the backward pass.
     """
     backward = [(begin, end) for name, begin, end in ops if phase_of(name) == "backward"]
     samples: dict[str, list[dict[str, float]]] = {}
@@ -140,7 +140,7 @@ def rows(steps: list[Span], ops: list[Op], found: list[Transfer]) -> list[dict[s
 
 
 def lanes(spans: list[Span]) -> list[int]:
-    """A row for each of ``spans``, which are in the order of their begin, so that none overlap."""
+    """Returns a row for each of `spans`, ordered by begin, such that none overlap in a row."""
     ends: list[float] = []
     chosen = []
     for begin, end in spans:
@@ -153,7 +153,7 @@ def lanes(spans: list[Span]) -> list[int]:
 def chrome_trace(
     steps: list[Span], ops: list[Op], timelines: list[list[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """TensorFlow's rows above ringar's, as Chrome trace events from the first step's begin on."""
+    """Returns a Chrome trace: TensorFlow's rows above ringar's, from the first step on."""
     origin, last, top = steps[0][0], steps[-1][1], 1000  # a process that no rank is
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": top, "tid": 0, "name": "process_name",

@@ -46,7 +46,7 @@ def plot_scaling(path: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _scaling_panel(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """One model."""
+    """Draws the panel of one model."""
     ranks = sorted({row["ranks"] for row in rows})
     width = 0.36
     for offset, with_ringar, color, label in (
@@ -153,7 +153,7 @@ def plot_step(path: str, step: Span, ops: list[Op], found: list[Transfer], title
 
 
 def _caption(axes: Any, row: int, one: Transfer, step: Span, backward: list[Span]) -> None:
-    """Size, time and part beside the backward pass, on the side of the bar that has the room."""
+    """Writes size, time and part beside the backward pass on the free side of the bar."""
     length = one.end - one.begin
     text = (f"{bytes_text(one.bytes)}, {time_text(length / 1e6)}, "
             f"{beside((one.begin, one.end), backward) / length:.0%} beside backward")  # fmt: skip

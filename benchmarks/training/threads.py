@@ -6,7 +6,7 @@ Tries intra-op x inter-op threads x binding, and 0 x 0, which leaves both pools 
 in a job of its own and all of them in turn. Prints the best setting with the command line that uses
 it, and whether that is more than the noise better than what ringarrun does without any option.
 
-Steps are those of ``fit``, but without its begin and end: after its last callback, when it lets go
+Steps are those of `fit`, but without its begin and end: after its last callback, when it lets go
 of the input pipeline, plain Keras spends up to 0.45 s, so that 100 steps of 8 or 9 ms take 1.30 s.
 """
 
@@ -30,7 +30,7 @@ Setting = tuple[int, int, str]
 
 
 def settings(ranks: int, cores: int) -> list[Setting]:
-    """What is worth trying: powers of two up to all cores for one op, 1 or more ops at once."""
+    """Returns settings to try: powers of two up to all cores, and one or more ops at once."""
     intra = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= max(1, cores)]
     inter = [1, 2, 4] if cores > 1 else [1, 2]
     binding = ["core", "none"] if ranks <= cores else ["none"]
@@ -39,7 +39,7 @@ def settings(ranks: int, cores: int) -> list[Setting]:
 
 
 def default(ranks: int, cores: int) -> Setting:
-    """What a rank gets with no option and no variable set, as ringar/threads.py has it."""
+    """Returns the setting of a rank with no option and no variable, as in ringar/threads.py."""
     share = max(1, cores // ranks)
     return share, max(2, share), "core" if ranks <= cores else "none"
 
@@ -65,7 +65,7 @@ def train(model: str, ranks: int, setting: Setting, result: Series) -> None:
 
 
 def search(tried: list[Setting], model: str, ranks: int, rounds: int) -> dict[Setting, Series]:
-    """Measures all settings in turn, ``rounds`` times."""
+    """Measures all settings in turn, `rounds` times."""
     found = {setting: Series() for setting in tried}
     for number in range(rounds):
         for setting, result in found.items():
@@ -75,7 +75,7 @@ def search(tried: list[Setting], model: str, ranks: int, rounds: int) -> dict[Se
 
 
 def rows(found: dict[Setting, Series], batch: int, ranks: int) -> list[dict[str, Any]]:
-    """Plain data, fastest first."""
+    """Returns plain data, fastest first."""
     table = [
         {"intra": intra, "inter": inter, "bind_to": binding, **result.summary(),
          "rate": ranks * batch / result.seconds}
@@ -86,7 +86,7 @@ def rows(found: dict[Setting, Series], batch: int, ranks: int) -> list[dict[str,
 
 
 def command_line(row: dict[str, Any], ranks: int) -> str:
-    """How a user gets this setting."""
+    """Returns the command line of a setting."""
     return (
         f"RINGAR_INTRA_OP_THREADS={row['intra']} RINGAR_INTER_OP_THREADS={row['inter']} "
         f"ringarrun -np {ranks} --bind-to {row['bind_to']} python train.py"
@@ -94,7 +94,7 @@ def command_line(row: dict[str, Any], ranks: int) -> str:
 
 
 def verdict(table: list[dict[str, Any]], usual: Setting, ranks: int) -> str:
-    """The best setting, and whether it is worth an option.
+    """Returns the best setting, and whether it is worth an option.
 
     Args:
         table: the rows, fastest first.

@@ -14,7 +14,7 @@ from benchmarks.harness import report
 from benchmarks.harness.plot import main, pyplot, save
 
 LAYERS = ("images", "conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8", "join")
-CONVOLUTIONS, DENSE = LAYERS[1:6], LAYERS[6:9]
+DENSE = LAYERS[6:9]
 TITLES = {
     "data-parallel": "Data-parallel: gradients travel, of every layer",
     "split as in the paper": "Split as in the paper: activations travel, into some layers",

@@ -89,9 +89,9 @@ def test_wrong_results_are_counted() -> None:
     ("collective", "peer"),
     [
         ("allgather", "ringar_op"),
-        ("reducescatter", "ringar_engine"),
-        ("broadcast", "ringar_op"),
-        ("alltoall", "ringar_engine"),
+        pytest.param("reducescatter", "ringar_engine", marks=pytest.mark.slow),
+        pytest.param("broadcast", "ringar_op", marks=pytest.mark.slow),
+        pytest.param("alltoall", "ringar_engine", marks=pytest.mark.slow),
     ],
 )
 def test_other_collectives_are_right(

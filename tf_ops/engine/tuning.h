@@ -1,6 +1,6 @@
 // The sizes at which the engine changes its way, as measured.
 //
-// They come from tuning_table.inc, which `python -m benchmarks.crossover` derives and writes.
+// They come from tuning_table.inc, which `python -m benchmarks.collectives.crossover` writes.
 // RINGAR_TUNING=slice=131072,small=65536,inline=65536,piece=65536,lanes=24 overrides some or all of
 // them; that is how the benchmark tries them. All ranks must have the same (Arena::join sees to
 // it), since slices lay out the memory that they share.

@@ -118,7 +118,7 @@ def record(step: Step, count: int, folder: Path, rank: int) -> None:
     import ringar
     from ringar.job import timeline
 
-    timeline.record(str(folder / "timeline"))
+    timeline.record(str(folder / "timeline"), rank)
     if rank == 0:
         tf.profiler.experimental.start(str(folder))
     ringar.barrier()

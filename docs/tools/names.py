@@ -91,7 +91,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     markdown = "".join(parts)
     names = DIRECTIVE.findall(markdown)
     _placed.update(names)
-    if not names:
+    for name in set(names) - public:
+        log.warning("%s has a place for %s, which is not public", page.file.src_uri, name)
+    if not names or not public.issuperset(names):
         return markdown
     rows = [f"| [`{name}`][{name}] | {_first_sentence(name)} |" for name in names]
     table = "\n".join(["| | |", "|---|---|", *rows])

@@ -178,4 +178,4 @@ def _objects(item: Any) -> Iterator[Any]:
 def _first_sentence(path: str) -> str:
     docstring = _find(_package, path).docstring
     paragraph = docstring.value.split("\n\n")[0] if docstring else ""
-    return re.split(r"(?<=[.:]) ", " ".join(paragraph.split()))[0].replace("|", "\\|")
+    return re.split(r"(?<=[.]) ", " ".join(paragraph.split()))[0].replace("|", "\\|")

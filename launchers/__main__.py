@@ -1,4 +1,4 @@
-"""`python -m ringar.launchers` is `ringarrun`."""
+"""Run `ringarrun`, as `python -m ringar.launchers`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The hosts that a scheduler has given to this job: SLURM, PBS and LSF.
+"""Read the hosts that a scheduler has given to this job: SLURM, PBS or LSF.
 
-Each tells a job's script its hosts in the environment: SLURM as a compressed list and a list of
-counts, PBS as a file with one line per slot, LSF as a file of that form or as pairs in a variable.
+The environment of a job's script names the hosts: with SLURM as a compressed list and a list of
+counts, with PBS as a file with one line per slot, with LSF as a file of that form or as pairs in a
+variable.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a scheduler has given: `scheduler` is "SLURM", "PBS" or "LSF"."""
+    """The hosts of a job of `scheduler`: "SLURM", "PBS" or "LSF"."""
 
     scheduler: str
     hosts: tuple[Host, ...]
 
 
 def find(environ: Mapping[str, str]) -> Allocation | None:
-    """The allocation that this process runs in; None outside of any.
+    """Return the allocation that this process runs in; None outside of any.
 
     Raises:
-        UsageError: there is one, but its variables do not have the form that they should have.
+        UsageError: there is one, but its variables have an unknown form.
     """
     if "SLURM_JOB_ID" in environ:
         return Allocation("SLURM", _slurm(environ))
@@ -58,7 +59,7 @@ def _slurm(environ: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def counts(text: str) -> Iterator[int]:
-    """The numbers in a list of SLURM's: `4(x2),2` is 4, 4, 2."""
+    """Yield the numbers in a list of SLURM: `4(x2),2` is 4, 4, 2."""
     for part in text.split(",") if text else ():
         match = _COUNT.fullmatch(part)
         if match is None:
@@ -67,7 +68,7 @@ def counts(text: str) -> Iterator[int]:
 
 
 def expand(nodes: str) -> Iterator[str]:
-    """The names in a list of SLURM's: `a[1-2,05],b` is a1, a2, a05, b."""
+    """Yield the names in a list of SLURM: `a[1-2,05],b` is a1, a2, a05, b."""
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
         yield from _expand_one(part)
 

@@ -1,16 +1,16 @@
-"""Asking another program something, with a deadline."""
+"""Run a command and collect its answer, with a timeout."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
 
-PATIENCE = 60.0
-"""Seconds for an answer: a cold network disk and a busy controller are slow."""
+TIMEOUT = 60.0
+"""Seconds for an answer; a cold network disk and a busy controller are slow."""
 
 
 def ask(words: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs a command with nothing to read, and returns what it wrote.
+    """Run a command without input and return its output.
 
     Args:
         words: the command line.
@@ -18,7 +18,7 @@ def ask(words: Sequence[str], environ: Mapping[str, str]) -> subprocess.Complete
 
     Raises:
         OSError: it cannot be started.
-        subprocess.TimeoutExpired: no answer within `PATIENCE`.
+        subprocess.TimeoutExpired: no answer within `TIMEOUT`.
     """
     return subprocess.run(
         words,
@@ -26,6 +26,6 @@ def ask(words: Sequence[str], environ: Mapping[str, str]) -> subprocess.Complete
         text=True,
         env=dict(environ),
         stdin=subprocess.DEVNULL,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )

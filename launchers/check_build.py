@@ -1,6 +1,6 @@
-"""`ringarrun --check-build`: what ringar finds on this machine, without importing any of it.
+"""Report what ringar finds on this machine, for `ringarrun --check-build`.
 
-The report says of each part whether it is there, in which version, and what its absence means.
+The report tells whether each part is there, its version, and what its absence means.
 Versions come from the metadata of installed packages, so that TensorFlow is not imported.
 """
 
@@ -52,13 +52,13 @@ def main() -> int:
         lines.append(str(finding))
         if finding.name == "native library":
             able = bool(finding.found)
-    # In one piece, so that a reader which stops early (`| head`) does no harm.
+    # In one piece, so that a reader that stops early (`| head`) causes no error.
     sys.stdout.write("\n".join([*lines, ""]))
     return 0 if able else 1
 
 
 def ringar_version() -> str:
-    """The version of this package."""
+    """Return the version of this package."""
     try:
         from ringar.version import __version__
     except ImportError:
@@ -67,7 +67,7 @@ def ringar_version() -> str:
 
 
 def findings() -> Iterator[Finding]:
-    """Look at everything, one line of the report after the other."""
+    """Yield the lines of the report."""
     yield _native_library()
     yield Finding("ringar", "Python", None, f"{platform.python_version()} ({sys.executable})")
     yield from _frameworks()
@@ -139,7 +139,7 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _cuda() -> tuple[bool, str]:
-    """Whether the driver that ringar would open can be used, and which it is."""
+    """Return whether ringar can use the CUDA driver, and the driver's version."""
     driver, where = _open(nvidia.cuda_library(), "libcuda.so.1")
     if driver is None:
         return False, where
@@ -150,7 +150,7 @@ def _cuda() -> tuple[bool, str]:
 
 
 def _nccl() -> tuple[bool, str]:
-    """Whether the NCCL that ringar would open can be used, and which it is."""
+    """Return whether ringar can use NCCL, and its version."""
     library, where = _open(nvidia.nccl_library(), "libnccl.so.2")
     if library is None:
         return False, f"{where}; {_INSTALL_NCCL}"
@@ -166,7 +166,7 @@ def _nccl() -> tuple[bool, str]:
 
 
 def _open(path: str | None, of_system: str) -> tuple[ctypes.CDLL | None, str]:
-    """A library and where it is, or why there is none; without a path, that of the system."""
+    """Open a library, that of the system without a path; return it and its place, or the error."""
     try:
         return ctypes.CDLL(path or of_system), path or f"{of_system} of the system"
     except OSError as error:
@@ -201,12 +201,11 @@ def _first_version(*packages: str) -> str | None:
 
 
 def _find_library(library: str) -> str | None:
-    """Where an MPI library is: in this environment, or where the system's loader finds it."""
+    """Return the place of an MPI library: in this environment, or where the loader finds it."""
     inside = Path(sys.prefix) / "lib" / library
     if inside.exists():
         return str(inside)
-    # A process of its own: an MPI library may do things when it is loaded, and two do not go
-    # together.
+    # In another process: an MPI library may have effects when it is loaded, and two of them clash.
     code = f"import ctypes; ctypes.CDLL({library!r})"
     result = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, timeout=20, check=False
@@ -248,7 +247,7 @@ def _nccl_version(library: ctypes.CDLL) -> tuple[int, ...]:
 
 
 def _cpu_info() -> tuple[str, frozenset[str]]:
-    """The model of the CPU and its feature flags, as Linux names them."""
+    """Return the model of the CPU and its feature flags, as Linux names them."""
     model, flags = "unknown", frozenset[str]()
     try:
         text = Path("/proc/cpuinfo").read_text()

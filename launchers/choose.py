@@ -1,7 +1,7 @@
-"""Which launcher starts the ranks, on which hosts, and how many of them.
+"""Choose the launcher, the hosts and the number of ranks.
 
-`auto` goes from the particular to the general: hosts that the user named, then those of the
-scheduler's allocation, then this host.
+`auto` prefers the hosts that the user has named to those of the scheduler's allocation, and these
+to this host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Choice:
 
     `hosts` holds the ranks that each host gets, in order. It is empty where srun asks the
     scheduler for hosts itself. `scheduler` is None outside of allocations. `second` is the launcher
-    to take if this one turns out not to be able to start the MPI that is there.
+    to take if this one cannot start the MPI that is there.
     """
 
     launcher: str
@@ -37,8 +37,8 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
     """Choose the launcher and lay the ranks out.
 
     Raises:
-        UsageError: the hosts and the launcher do not go together, there are fewer slots than
-            ranks, or nothing says how many ranks there shall be.
+        UsageError: the launcher cannot serve the hosts, there are fewer slots than ranks, or the
+            number of ranks is unknown.
     """
     given = allocation.find(environ) if request.launcher != "local" else None
     hosts, source = request.hosts, request.source
@@ -61,11 +61,17 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
     if num_proc is None:
         raise UsageError(
             "expected -np N, the number of ranks to start, received none; "
-            "for example: ringarrun -np 2 python train.py"
+            + ("options of ringarrun come before the program, " if _misplaced(request) else "")
+            + "for example: ringarrun -np 2 train.py"
         )
     if launcher == "mpirun" and not layout:
         layout = (Host("localhost", num_proc),)
     return Choice(launcher, num_proc, layout, scheduler, second)
+
+
+def _misplaced(request: Request) -> bool:
+    """Whether the number of ranks stands behind the program, which gets it."""
+    return not {"-np", "-n", "--num-proc"}.isdisjoint(request.command)
 
 
 def _automatic(
@@ -97,7 +103,7 @@ def _check_local(request: Request, hosts: tuple[Host, ...]) -> None:
 
 
 def _of_agent(request: Request) -> dict[str, object]:
-    """The options that say how mpirun reaches other hosts."""
+    """Return the options for the way in which mpirun reaches other hosts."""
     return {
         "-p": request.ssh_port,
         "-i": request.ssh_identity,
@@ -106,7 +112,7 @@ def _of_agent(request: Request) -> dict[str, object]:
 
 
 def _refuse(options: Mapping[str, object], reason: str) -> None:
-    """Raise if some of `options` are given, which would do nothing."""
+    """Raise `UsageError` if any of `options` is given, since it would have no effect."""
     given = [name for name, value in options.items() if value]
     if given:
         raise UsageError(

@@ -89,7 +89,7 @@ def _merge_timeline(path: Path, num_proc: int) -> None:
 def _fill_standard_streams() -> None:
     """Open /dev/null in place of a standard stream that the caller has closed.
 
-    Otherwise the next file opened here, a pipe or the arena, would become "standard output".
+    Otherwise the next file opened here, such as a pipe, would become "standard output".
     """
     for fd in (0, 1, 2):
         try:

@@ -1,4 +1,4 @@
-"""What goes into the command of mpirun or srun, and what comes out: two plain data types."""
+"""The input and the output of the builders of commands for mpirun and srun, as plain data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringar.launchers.ssh import Agent
 
 @dataclass(frozen=True)
 class Start:
-    """What shall be started.
+    """The job for which a command is built.
 
     Attributes:
         program: the words that every rank runs: the guard, and behind it the user's program.
@@ -41,7 +41,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, and the variables that are set for it beside those that are there."""
+    """A command line, and the variables that are set for it in addition to the environment."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""Which CPUs this process may use, and how they are dealt out to the ranks of one host.
+"""Find the CPUs that this process may use, and deal them out to the ranks of one host.
 
-Two hardware threads of one core are usually numbered far apart (0 and 8 of 16). Cutting the list of
-numbers in two would give each rank one half of every core, the slowest way there is, so that CPUs
-are first put in the order of the machine: package, NUMA node, core, thread.
+Two hardware threads of one core usually have numbers far apart (0 and 8 of 16). Half of the list of
+numbers would then be one half of every core, the slowest choice. So CPUs are first put in the order
+of the machine: package, NUMA node, core, thread.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Cpu:
 
     @property
     def physical_core(self) -> tuple[int, int, int]:
-        """What two hardware threads of the same core have in common."""
+        """The core of this hardware thread: two threads of one core have the same."""
         return (self.package, self.node, self.core)
 
 
 def available() -> list[Cpu]:
-    """The CPUs that this process may run on, in the order of the machine."""
+    """Return the CPUs that this process may run on, in the order of the machine."""
     return sorted(_read(number) for number in os.sched_getaffinity(0))
 
 
 def split(cpus: Sequence[Cpu], parts: int) -> list[tuple[int, ...]]:
-    """Deal `cpus` out into `parts` disjoint sets of neighbours.
+    """Deal `cpus` out into `parts` disjoint sets of neighbors.
 
     No core is shared between two sets unless there are more parts than cores. Sizes differ by at
     most one core, and the first sets are the larger ones, because rank 0 also logs and saves.
@@ -69,7 +69,7 @@ def split(cpus: Sequence[Cpu], parts: int) -> list[tuple[int, ...]]:
 
 
 def whole_nodes(cpus: Sequence[Cpu], parts: int) -> list[tuple[int, ...]]:
-    """Give each of `parts` ranks all CPUs of one NUMA node, neighbours on the same node.
+    """Give each of `parts` ranks all CPUs of one NUMA node, neighbors on the same node.
 
     Args:
         cpus: the CPUs to deal out; at least one.

@@ -1,4 +1,4 @@
-"""What the launcher raises for a request that it cannot carry out."""
+"""The error of the launcher."""
 
 from __future__ import annotations
 

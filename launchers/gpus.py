@@ -1,8 +1,8 @@
-"""Which GPU each rank of a host gets: one, in turn.
+"""Deal the GPUs of a host out to its ranks: one each, in turn.
 
-A rank with one visible GPU uses that one, whatever it runs: TensorFlow takes the memory of all GPUs
-that it sees, and CuPy uses the first of them. The host is that of the rank, so that a job of mpirun
-or srun asks here from its guards.
+A rank with one visible GPU uses that one, in any program: TensorFlow takes the memory of all GPUs
+that it sees, and CuPy uses the first of them. Each host is asked for its own GPUs, so in a job of
+mpirun or srun the guards call this module.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _SHARED = (
 
 
 def of_ranks(environ: Mapping[str, str], local_size: int) -> tuple[str | None, ...]:
-    """The GPU of each rank of this host, as CUDA_VISIBLE_DEVICES names it; None: left as it is.
+    """Return the GPU of each rank of this host, as CUDA_VISIBLE_DEVICES names it; None: unchanged.
 
     Args:
         environ: the environment that the ranks would have.
         local_size: the number of ranks on this host.
 
     Raises:
-        UsageError: RINGAR_GPUS has a value that it cannot have.
+        UsageError: RINGAR_GPUS has an unknown value.
     """
     check(environ)
     visible = nvidia.visible_gpus(environ) if gpus.mode(environ) == "each" else ()
@@ -40,16 +40,16 @@ def deal(visible: Sequence[str], local_size: int) -> tuple[str | None, ...]:
 
 
 def variables(gpu: str | None) -> dict[str, str]:
-    """What a rank's environment says of its GPU."""
+    """Return the variables that give a rank its GPU."""
     return {} if gpu is None else {nvidia.VISIBLE_VARIABLE: gpu, gpus.GPU_VARIABLE: gpu}
 
 
 def describe(dealt: Mapping[int, str | None], rank: str = "rank") -> str:
-    """Who has which GPU, in one line; "" if there are none.
+    """Describe in one line which rank has which GPU; "" if there are none.
 
     Args:
         dealt: the GPU by number of the rank.
-        rank: what the numbers are.
+        rank: the noun for the numbers: "rank" or "local rank".
     """
     ranks: dict[str, list[int]] = {}
     for number, gpu in dealt.items():
@@ -67,7 +67,7 @@ def describe(dealt: Mapping[int, str | None], rank: str = "rank") -> str:
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """Raise UsageError unless RINGAR_GPUS has a value that it can have."""
+    """Raise `UsageError` if RINGAR_GPUS has an unknown value."""
     try:
         gpus.mode(environ)
     except ValueError as error:

@@ -1,16 +1,16 @@
-"""The guard of one rank of a job that mpirun or srun starts: it runs the user's program below it.
+"""The guard of one rank of a job that mpirun or srun starts: it runs the user's program.
 
     mpirun (or srun) -> on each host, for each rank: guard.py -> the program
 
-With it, ranks on other hosts have what ranks of a local job have from `ringarrun` itself: CPUs and
-a GPU of their own, whole lines of output with the rank in front, files of their output, and an end
-that leaves nothing behind.
+The guard gives ranks on other hosts what `ringarrun` gives ranks of a local job: CPUs and a GPU of
+their own, whole lines of output with the rank in front, files of their output, and an end that
+leaves no process behind.
 
-It is also why the others learn of a failure. mpirun and srun kill all ranks as soon as one has
-ended with an error: within milliseconds, and without a word. So the guard of a rank that failed
-says so, waits `--grace` seconds, and only then ends with the rank's exit code; meanwhile the other
-ranks raise ringar's own error, which names what was lost. The guard of a rank that was killed by a
-signal is no different, where mpirun by itself might not even notice.
+The guard also gives the other ranks time to report a failure. mpirun and srun kill all ranks within
+milliseconds after one has ended with an error. So the guard of a failed rank reports the failure,
+waits `--grace` seconds, and only then ends with the rank's exit code. Meanwhile the other ranks
+raise ringar's own error, which names the lost rank. The guard does the same for a rank that was
+killed by a signal, which mpirun might not even notice.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringar.launchers import cpus, gpus, plan, verdict
+from ringar.launchers import cpus, failures, gpus, plan
 from ringar.launchers.allocation import counts
 from ringar.launchers.errors import UsageError
 from ringar.launchers.local import LocalJob
 from ringar.launchers.plan import JobPlan, RankPlan
+from ringar.launchers.program import check_executable
 
-_PARENT_CHECK = 1.0  # seconds between two looks whether mpirun's daemon still lives
-_TICK = 0.01  # and between two looks whether it has read all
+_PARENT_CHECK = 1.0  # seconds between two checks that mpirun's daemon still lives
+_TICK = 0.01  # seconds between two checks that it has read all output
 
 CONSEQUENCE = "it had lost a peer"
 _REPORT = (
@@ -46,13 +47,13 @@ _REPORT = (
 
 
 def reports(job: str) -> re.Pattern[bytes]:
-    """How guards of `job` report the end of their ranks, for `supervisor.py` to search for.
+    """Return the pattern of the lines in which guards of `job` report the end of their ranks.
 
     A report may stand behind the unfinished line of another rank, for mpirun passes the output of
-    ranks on in pieces. What ranks write themselves does not have the job's name in it.
+    ranks on in pieces. The job's name in it tells it from the output of the ranks.
 
-    An end without fault is reported, too, and counted: after the death of a whole host, Open MPI's
-    mpirun ends with exit code 0.
+    Guards report an end without fault, too: after the death of a whole host, Open MPI's mpirun ends
+    with exit code 0, and only the missing report tells.
     """
     return re.compile(_REPORT % re.escape(job.encode()))
 
@@ -68,8 +69,8 @@ class Place:
     by_srun: bool = False
 
 
-#: The variables that say so: of Open MPI, of hydra, and of srun, which says it last, for inside an
-#: allocation the others may have been started by srun, too.
+#: The variables of Open MPI, of hydra, and of srun. Those of srun come last: inside an allocation,
+#: srun may have started the daemons of the other two.
 _VARIABLES = (
     (
         "OMPI_COMM_WORLD_RANK",
@@ -83,10 +84,10 @@ _VARIABLES = (
 
 
 def place(environ: Mapping[str, str]) -> Place:
-    """Where this rank is, by the variables of what started it.
+    """Return the place of this rank, by the variables that mpirun or srun has set.
 
     Raises:
-        UsageError: neither mpirun nor srun has started this process.
+        UsageError: neither of them has started this process.
     """
     for names in _VARIABLES:
         if all(name in environ for name in names):
@@ -113,7 +114,7 @@ class GuardedJob(LocalJob):
         self._parent = os.getppid()
         self._host = socket.gethostname()
 
-    def _make_arena(self) -> int:
+    def _make_segment(self) -> int:
         return -1  # the ranks of a host find each other by MPI, and make one
 
     def _stdin(self, plan: RankPlan) -> int:
@@ -139,8 +140,8 @@ class GuardedJob(LocalJob):
             self._linger(_PARENT_CHECK)
             if self.signal:
                 return
-        text = verdict.ending(rank)
-        if verdict.is_consequence(rank):
+        text = failures.ending(rank)
+        if failures.is_consequence(rank):
             text += f"; {CONSEQUENCE}"
         self._say_to_supervisor(rank.plan, text)
         self._flush()
@@ -160,7 +161,7 @@ class GuardedJob(LocalJob):
         self._err.line(text.encode(errors="replace"))
 
     def _linger(self, seconds: float) -> None:
-        """Leave the other ranks time to fail by themselves; a signal ends it."""
+        """Leave the other ranks time to fail by themselves, up to a signal."""
         self._update_interests()  # the screens, which would always be ready
         end = time.monotonic() + seconds
         while not self.signal and (left := end - time.monotonic()) > 0:
@@ -171,14 +172,14 @@ class GuardedJob(LocalJob):
 
 
 def _unread(fd: int) -> bool:
-    """Whether something is in the pipe `fd` that its reader has not read yet."""
+    """Whether the pipe `fd` holds bytes that its reader has not read yet."""
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return False
     return any(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
 
 
 def make_plan(options: argparse.Namespace, here: Place) -> JobPlan:
-    """The plan of the one rank."""
+    """Plan the job of the one rank."""
     usable = cpus.available()
     sets = plan.cpu_sets(options.bind_to, here.local_size, usable)
     own = sets[here.local_rank]
@@ -194,7 +195,7 @@ def make_plan(options: argparse.Namespace, here: Place) -> JobPlan:
         gpu=gpu[here.local_rank],
     )
     return JobPlan(
-        # Every rank's own, so that what one leaves behind can be told from its neighbours.
+        # Each rank's own, which tells the processes of one rank from those of its neighbors.
         job=f"{options.job}.{here.rank}",
         command=tuple(options.command),
         ranks=(rank,),
@@ -205,9 +206,9 @@ def make_plan(options: argparse.Namespace, here: Place) -> JobPlan:
 
 
 def _notice(here: Place, gpu: Sequence[str | None]) -> str:
-    """Which GPUs the ranks of this host have: one of them says it for all, as far as it knows.
+    """Describe the GPUs of this host's ranks, in the guard of its first rank; "" in the others.
 
-    srun may show other GPUs to each rank (`--gpus-per-task`), and so each speaks for itself.
+    srun may show other GPUs to each rank (`--gpus-per-task`), so each guard describes its own.
     """
     if here.by_srun:
         text = gpus.describe({here.rank: gpu[here.local_rank]})
@@ -228,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         here = place(os.environ)
-        plan.check_program(options.command, os.environ.get("PATH"))
+        check_executable(options.command[0], os.environ.get("PATH"))
         return GuardedJob(make_plan(options, here), options.grace).run()
     except UsageError as error:
         print(f"ringarrun: error: on {socket.gethostname()}: {error}", file=sys.stderr)

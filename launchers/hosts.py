@@ -1,4 +1,4 @@
-"""Which hosts a job may use, and how many ranks each takes: `-H` and the forms of host files.
+"""Read the hosts of a job and their slots, from `-H` or a host file.
 
 A host list names hosts with their slots, `h1:4,h2:4`. A host file has one host per line, in the
 form of Open MPI and Horovod (`h1 slots=4`) or of MPICH (`h1:4`). Ranks fill the hosts in the
@@ -33,7 +33,7 @@ class Host:
 
 
 def parse(text: str) -> tuple[Host, ...]:
-    """The hosts of `-H`: names with their slots, separated by commas.
+    """Parse the value of `-H`: names with their slots, separated by commas.
 
     Args:
         text: for example `"h1:4,h2:4"`; a host without a number has one slot.
@@ -54,10 +54,10 @@ def parse(text: str) -> tuple[Host, ...]:
 
 
 def read(path: Path) -> tuple[Host, ...]:
-    """The hosts of a host file.
+    """Read a host file.
 
-    Each line holds `host`, `host slots=4`, `host slots=4 max_slots=8` or `host:4`; what follows a
-    `#` is a comment.
+    Each line holds `host`, `host slots=4`, `host slots=4 max_slots=8` or `host:4`; a comment begins
+    with `#`.
 
     Raises:
         UsageError: the file cannot be read, names no host, names one twice, or has a line of
@@ -131,7 +131,7 @@ def _without_duplicates(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
 
 
 def collect(names: Sequence[str]) -> tuple[Host, ...]:
-    """The hosts of a list that names each host once per slot, as schedulers write them."""
+    """Count the slots of hosts in a list with one name per slot, as schedulers write it."""
     slots: dict[str, int] = {}
     for name in names:
         slots[name] = slots.get(name, 0) + 1
@@ -142,9 +142,9 @@ def fill(hosts: Sequence[Host], num_proc: int | None, source: str) -> tuple[Host
     """Lay `num_proc` ranks out on `hosts`, in their order.
 
     Args:
-        hosts: what there is.
+        hosts: the hosts, with their slots.
         num_proc: the number of ranks; None for one per slot.
-        source: where the hosts come from, for the message.
+        source: the origin of the hosts, for the message.
 
     Returns:
         The hosts that get ranks; `slots` is the number that each gets.
@@ -170,7 +170,7 @@ def fill(hosts: Sequence[Host], num_proc: int | None, source: str) -> tuple[Host
 
 
 def is_this_host(name: str) -> bool:
-    """Whether `name` is one of this host's own names."""
+    """Return whether `name` is a name of this host."""
     own = socket.gethostname()
     names = {own, own.partition(".")[0]}
     return name in _LOCAL_NAMES or name in names or name.partition(".")[0] == own

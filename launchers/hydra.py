@@ -1,9 +1,10 @@
-"""The command line of hydra, the mpirun of MPICH and its relatives.
+"""Build the command line of hydra, the mpirun of MPICH and its relatives.
 
-Values of variables stay in the environment, and `-genvlist` names them. hydra has no option for
-arguments of ssh; it reads them from a variable. It stops the job as soon as one rank has ended with
-an error, by SIGKILL; the guards and their janitors clean up after that. What it has to say of it, a
-banner, it may print on standard output, between the lines of the ranks.
+- The values of variables stay in the environment, and `-genvlist` names them.
+- hydra has no option for arguments of ssh; it reads them from a variable.
+- As soon as one rank has ended with an error, hydra sends SIGKILL to the others; the guards and
+  their janitors clean up after that.
+- hydra may print a banner about it on standard output, between the lines of the ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ringar.launchers.errors import UsageError
 
 
 def command(start: Start) -> Command:
-    """The command that starts the ranks.
+    """Return the command that starts the ranks.
 
     Raises:
         UsageError: several network interfaces, or a subnet, which hydra does not take.
@@ -32,7 +33,7 @@ def command(start: Start) -> Command:
                 f"--ssh-command: expected a program without arguments for {start.mpi}, "
                 f"received {' '.join(start.agent.program)!r}; write a script"
             )
-        # Whatever hydra takes for ssh gets its option -x, which blaunch and scripts do not know.
+        # hydra calls an agent of kind ssh with -x, which blaunch and scripts do not know.
         kind = "ssh" if os.path.basename(start.agent.program[0]) == "ssh" else "rsh"
         words += ["-launcher", kind, "-launcher-exec", start.agent.program[0]]
         if start.agent.options:
@@ -47,7 +48,7 @@ def command(start: Start) -> Command:
 
 
 def network(start: Start) -> dict[str, str]:
-    """The variables that make MPICH use one interface: for UCX, and for libfabric's TCP.
+    """Return the variables that make MPICH use one interface: for UCX, and for libfabric's TCP.
 
     Raises:
         UsageError: there are several, or a subnet.

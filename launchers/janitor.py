@@ -1,10 +1,10 @@
 """The process that cleans up when the launcher cannot, because it was killed.
 
-It is started by the launcher as a program of its own, in a session of its own, so that what strikes
-the launcher's process group misses it. It reads the process id of each rank from a pipe whose other
-end the launcher holds. When the launcher is gone, however it went, the pipe ends, and the janitor
-kills what is left of the job. The ranks themselves die with the launcher (PR_SET_PDEATHSIG); the
-janitor is for what they have started.
+The launcher starts it as a program of its own, in a session of its own, so that a signal to the
+launcher's process group misses it. It reads the process id of each rank from a pipe whose other end
+the launcher holds. When the launcher is gone, however it ended, the pipe ends, and the janitor
+kills the rest of the job. The kernel ends the ranks with the launcher (PR_SET_PDEATHSIG); the
+janitor ends the processes that the ranks have started.
 
 This file runs without the rest of ringar (`python -I -S janitor.py FD JOB`): the standard library
 only.
@@ -19,12 +19,12 @@ import sys
 import time
 from collections.abc import Iterable
 
-_PATIENCE = 10.0  # seconds for which the janitor kills what keeps appearing
+_TIMEOUT = 10.0  # seconds for which the janitor kills processes that keep appearing
 _PAUSE = 0.02
 
 
 def members(job: str, variable: str = "RINGAR_JOB") -> set[int]:
-    """The living processes of `job`: all that inherited its id, in `variable`.
+    """Return the living processes of `job`: all that inherited its id, in `variable`.
 
     A process that has not been reaped yet has no environment and is not among them.
     """
@@ -44,7 +44,7 @@ def members(job: str, variable: str = "RINGAR_JOB") -> set[int]:
 
 
 def signal_job(job: str, groups: Iterable[int], *signals: int) -> set[int]:
-    """Send `signals` to all processes of `job`: the process groups `groups`, and who left them.
+    """Send `signals` to all processes of `job`: those in `groups`, and those that left them.
 
     Returns:
         The members of the job that were found before they were signalled.
@@ -80,11 +80,11 @@ def _wait_for_end(fd: int) -> list[int]:
 
 
 def main(fd: int, job: str) -> None:
-    """Wait for the launcher to go, then kill what is left of `job`."""
+    """Wait for the end of the launcher, then kill the rest of `job`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
     groups = _wait_for_end(fd)
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _TIMEOUT
     # The groups once and at first: when they are empty, their numbers may come to mean other
     # processes.
     found = signal_job(job, groups, signal.SIGKILL)

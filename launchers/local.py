@@ -1,19 +1,18 @@
-"""Run a planned job on this host: start its ranks, carry their output, end them together.
+"""Run a planned job on this host: start its ranks, pass their output on, end them together.
 
-One thread and one loop do it all, and the loop never waits for whoever reads the output: a stopped
-terminal must not keep the launcher from noticing that a rank has died.
+One thread runs one loop. The loop never blocks on the reader of the output: a stopped terminal must
+not keep the launcher from noticing that a rank has died.
 
-The job ends in one of four ways, and always the same way out: SIGTERM to what still runs,
-KILL_GRACE seconds later SIGKILL, until no process of the job is left.
+Four events end a job, all in the same way: the launcher sends SIGTERM to the processes that still
+run, and SIGKILL `graces.KILL` seconds later, until no process of the job is left.
 
-- All ranks have exited; what they left in the background gets LEFTOVER_GRACE seconds to follow.
-- A rank has failed; see `verdict.py` for which one is named.
-- The launcher got a signal; the second one means SIGKILL at once.
-- Nobody reads the output any more.
+- All ranks have exited. Their background processes get `graces.LEFTOVER` seconds to follow.
+- A rank has failed. `failures.py` chooses the rank to name.
+- The launcher got a signal. A second signal means SIGKILL at once.
+- The reader of the output has closed it.
 
 If the launcher itself is killed, the kernel kills the ranks (PR_SET_PDEATHSIG) and the janitor
-kills the rest. The memory that the ranks share has no name, and goes with the last process that
-holds it.
+kills the rest. The ranks' shared segment has no name; it goes with the last process that holds it.
 """
 
 from __future__ import annotations
@@ -28,17 +27,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import BinaryIO
 
-from ringar.launchers import janitor, verdict
+from ringar.launchers import failures, graces, janitor
 from ringar.launchers.output import BACKLOG, Stream, screens
 from ringar.launchers.plan import JobPlan, RankPlan
 from ringar.launchers.ranks import ExitWatch, Rank, spawn
 from ringar.launchers.signals import Signals
 
-KILL_GRACE = 3.0  # seconds from SIGTERM to SIGKILL
-LEFTOVER_GRACE = 1.0  # seconds for background processes after the last rank has exited
-CAUSE_GRACE = 1.0  # seconds to wait for the failure behind "a peer is lost"
-_GIVE_UP = 5.0  # seconds after SIGKILL: a process that the kernel cannot end (a hung network disk)
-_TICK = 0.02  # how often to look, once the end has begun
+_GIVE_UP = 5.0  # seconds after SIGKILL: the kernel cannot end a process on a hung network disk
+_TICK = 0.02  # seconds between two looks, once the end has begun
 
 
 def run(job: JobPlan) -> int:
@@ -56,9 +52,8 @@ class LocalJob:
     def __init__(self, job: JobPlan) -> None:
         self.job = job
         self.ranks: list[Rank] = []
-        self.failures: list[
-            Rank
-        ] = []  # in the order of their death, as far as they were not told to stop
+        #: The ranks that failed before they were told to stop, in the order of their death.
+        self.failures: list[Rank] = []
         self.signal = 0  # the first signal that told the launcher to stop
         self._signal_count = 0
         self._out, self._err = screens()
@@ -67,7 +62,7 @@ class LocalJob:
         self._exits = ExitWatch()
         self._poll = selectors.PollSelector()
         self._interests: dict[int, int] = {}
-        self._arena = self._make_arena()
+        self._segment = self._make_segment()
         self._janitor: subprocess.Popen[bytes] | None = None
         self._janitor_pipe = -1
 
@@ -99,11 +94,12 @@ class LocalJob:
             self._err.message(self.job.notice)
         for plan in self.job.ranks:
             self._start_rank(plan)
-        if self._arena >= 0:
-            os.close(self._arena)
+        if self._segment >= 0:
+            os.close(self._segment)
 
-    def _make_arena(self) -> int:
-        return os.memfd_create("ringar-arena")
+    def _make_segment(self) -> int:
+        """Make the shared segment of the ranks and return its file descriptor; -1 for none."""
+        return os.memfd_create("ringar-shared-segment")
 
     def _start_janitor(self) -> None:
         reader, self._janitor_pipe = os.pipe()
@@ -133,13 +129,13 @@ class LocalJob:
             process = spawn(
                 self.job,
                 plan,
-                arena=self._arena,
+                segment=self._segment,
                 janitor=self._janitor_pipe,
                 stdin=self._stdin(plan),
                 outputs=(pipes[0][1], pipes[1][1]),
             )
         except OSError as error:
-            raise verdict.cannot_execute(self.job.command[0], error) from error
+            raise failures.cannot_execute(self.job.command[0], error) from error
         finally:
             for _, writer in pipes:
                 os.close(writer)
@@ -160,7 +156,7 @@ class LocalJob:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 copy = open(path, "wb", buffering=0)  # noqa: SIM115 (the stream closes it)
             except OSError as error:
-                raise verdict.cannot_write(path, error) from error
+                raise failures.cannot_write(path, error) from error
         return Stream(
             fd,
             self._out if name == "stdout" else self._err,
@@ -182,7 +178,7 @@ class LocalJob:
                 key.data()
 
     def _step(self, now: float) -> bool:
-        """Do what is due; return whether the job has come to its end."""
+        """Take the actions that are due; return whether the job has ended."""
         for rank in self._exits.ended():
             self._on_exit(rank, now)
         for stream in self._streams():
@@ -196,11 +192,11 @@ class LocalJob:
         if not running and not janitor.members(self.job.job):
             return True
         if not running and self._term_at is None:
-            self._term_at = now + LEFTOVER_GRACE
+            self._term_at = now + graces.LEFTOVER
         return self._stop_if_due(now)
 
     def _stop_if_due(self, now: float) -> bool:
-        """Send the signals that are due; return whether all hope of an end is lost."""
+        """Send the signals that are due; return whether processes outlive SIGKILL."""
         if self._kill_at is not None and now >= self._kill_at:
             self._signal_all(signal.SIGKILL)
             if now >= self._kill_at + _GIVE_UP:
@@ -208,7 +204,7 @@ class LocalJob:
                 self._err.message(f"processes that could not be killed: {left}")
                 return True
         elif self._kill_at is None and self._term_at is not None and now >= self._term_at:
-            self._kill_at = now + KILL_GRACE
+            self._kill_at = now + graces.KILL
             for rank in self.ranks:
                 rank.stopped = rank.status is None
             # A stopped process (SIGSTOP) sees SIGTERM only after SIGCONT.
@@ -219,13 +215,13 @@ class LocalJob:
         janitor.signal_job(self.job.job, [rank.pid for rank in self.ranks], *signals)
 
     def _on_exit(self, rank: Rank, now: float) -> None:
-        rank.stderr.drain()  # its last words say what kind of failure it was
+        rank.stderr.drain()  # its last lines tell the kind of failure
         self._say(f"rank {rank.number}: ended with {rank.status}")
         if rank.status is None or rank.status.ok or rank.stopped or self.signal:
             return
         self.failures.append(rank)
         # A rank that only reports a lost peer may overtake that peer on the way out.
-        grace = CAUSE_GRACE if verdict.is_consequence(rank) else 0.0
+        grace = graces.CAUSE if failures.is_consequence(rank) else 0.0
         self._term_at = min(now + grace, self._term_at or now + grace)
 
     def _on_signal(self, number: int) -> None:
@@ -287,7 +283,7 @@ class LocalJob:
             stream.copy_error = None
 
     def _flush(self) -> None:
-        """Write what is left to write, for as long as somebody reads it."""
+        """Write the rest of the output, for as long as somebody reads it."""
         for screen in (self._out, self._err):
             screen.release()
         signals = self._signal_count
@@ -299,7 +295,7 @@ class LocalJob:
     # The end
 
     def _end(self) -> None:
-        """Leave nothing behind, whatever has happened."""
+        """Kill every process of the job, and close all files."""
         give_up = time.monotonic() + _GIVE_UP
         self._signal_all(signal.SIGKILL)
         while not all(rank.has_ended() for rank in self.ranks) and time.monotonic() < give_up:
@@ -322,7 +318,7 @@ class LocalJob:
         for stream in self._streams():  # what was read last
             self._warn_of_copy(stream)
         if self.failures:
-            text, tail = verdict.report(self.ranks, self.failures)
+            text, tail = failures.report(self.ranks, self.failures)
             for line in tail:
                 self._err.line(line)
             self._err.message(text)
@@ -331,7 +327,7 @@ class LocalJob:
 
     def _exit_code(self) -> int:
         if self.failures:
-            status = verdict.cause(self.failures).status
+            status = failures.cause(self.failures).status
             return status.exit_code if status else 1
         return 128 + self.signal if self.signal else 0
 
@@ -341,10 +337,10 @@ class LocalJob:
 
 
 def rank_stdin(rank: int) -> int:
-    """The standard input of a rank: that of the launcher for rank 0, nothing for the others.
+    """Return the standard input of a rank: that of the launcher for rank 0, nothing for the others.
 
-    A rank is in a session of its own, where the terminal's job control does not hold it: started in
-    the background, it would read what is typed for the shell, and so it gets nothing either.
+    A rank is in a session of its own, where the terminal's job control does not hold it. Started in
+    the background, it would read the input of the shell; so it gets nothing, either.
     """
     if rank != 0:
         return subprocess.DEVNULL

@@ -1,8 +1,8 @@
-"""Which MPI the ranks will use, and the `mpirun` that belongs to it.
+"""Find the MPI that the ranks will use, and the `mpirun` that belongs to it.
 
-There are two families, whose programs do not start each other's ranks: an `mpirun` of the other
-one starts N jobs of one rank. mpi4py says which library the ranks will load; it is asked in a
-process of its own, for a launcher loads no MPI.
+There are two families of MPI. An `mpirun` of one family starts ranks of the other as N jobs of one
+rank. mpi4py knows the library that the ranks will load; another process asks it, so that the
+launcher loads no MPI.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Mpi:
 
 
 def interpreter(command: Sequence[str], path: str | None) -> str:
-    """The Python that ranks run: that of the command, or this one where it names none."""
+    """Return the Python that ranks run: that of the command, or this one where it names none."""
     name = os.path.basename(command[0]) if command else ""
     if re.fullmatch(r"python[\d.]*", name) and (found := shutil.which(command[0], path=path)):
         return os.path.abspath(found)
@@ -56,7 +56,7 @@ def interpreter(command: Sequence[str], path: str | None) -> str:
 
 
 def identify(text: str) -> Mpi | None:
-    """The MPI whose library or program describes itself with `text`; None for an unknown one."""
+    """Parse the description that an MPI library or program gives of itself; None if unknown."""
     if match := re.search(r"Open ?MPI\)?[\s:v]*([\d.]+\w*)", text):
         return Mpi(OPEN_MPI, match[1])
     if match := re.search(r"Intel\(R\) MPI Library.*?([\d.]+)", text):
@@ -67,7 +67,7 @@ def identify(text: str) -> Mpi | None:
 
 
 def of_mpi4py(python: str, environ: Mapping[str, str]) -> Mpi:
-    """The MPI that mpi4py loads in `python`.
+    """Return the MPI that mpi4py loads in `python`.
 
     Args:
         python: the interpreter's path.
@@ -103,10 +103,10 @@ def of_mpi4py(python: str, environ: Mapping[str, str]) -> Mpi:
 
 
 def find_mpirun(library: Mpi, python: str, environ: Mapping[str, str]) -> Mpi:
-    """The `mpirun` for ranks that load `library`: beside `python`, or else in PATH.
+    """Return the `mpirun` for ranks that load `library`: beside `python`, or else in PATH.
 
     Raises:
-        UsageError: there is none, or only such as belong to another MPI; the message names both.
+        UsageError: there is none, or only those of another MPI; the message names both.
     """
     others = []
     for path in _candidates(python, environ.get("PATH")):

@@ -1,8 +1,8 @@
-"""The plan of a job that mpirun or srun starts: one command and its environment, as plain data.
+"""Plan a job that mpirun or srun starts: one command and its environment, as plain data.
 
-Both start the same thing on every host: for each rank a guard (`guard.py`), which runs the user's
-program below itself. What differs between Open MPI, hydra and SLURM is in `openmpi.py`, `hydra.py`
-and `srun.py`, each a function from a `Start` to a `Command`.
+Both start a guard (`guard.py`) for each rank on every host, which runs the user's program. The
+differences between Open MPI, hydra and SLURM are in `openmpi.py`, `hydra.py` and `srun.py`, each a
+function from a `Start` to a `Command`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from ringar.launchers.choose import Choice
 from ringar.launchers.command import Command, Start
 from ringar.launchers.hosts import Host
 from ringar.launchers.mpi import Mpi
+from ringar.launchers.program import Program
 from ringar.launchers.request import Request
 
 #: Tell ranks that MPI has started them, and how many there are; see docs/architecture.md.
 LAUNCHER_VARIABLE = "RINGAR_LAUNCHER"
 SIZE_VARIABLE = "RINGAR_JOB_SIZE"
 
-#: What ranks on other hosts get of the launcher's environment, beside what `-x` names.
+#: The variables that ranks on other hosts get in addition to those of `-x`.
 _FORWARDED = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PYTHONUNBUFFERED")
 _FORWARDED_PREFIXES = (
     *("RINGAR_", "TF_", "XLA_", "KERAS_", "OMP_", "CUDA_", "NCCL_"),
@@ -40,14 +41,14 @@ class MpiJob:
         job: its name, which no other job has.
         launcher: "mpirun" or "srun".
         mpi: the MPI that mpi4py loads on this host, and so must on all.
-        command: what starts it, and the variables that are set for it.
+        command: the command that starts it, and the variables that are set for it.
         environment: the whole environment of that command.
         hosts: how many ranks each host gets.
         python: the interpreter that all hosts must have.
-        program: what the user wants to run.
+        program: the user's script, module or program.
         agent: how other hosts are reached; None where srun does it.
         failure_grace: seconds that ranks have for their own errors after one has failed.
-        arguments: what the user has added to that command.
+        arguments: the user's own arguments of that command.
     """
 
     job: str
@@ -58,14 +59,14 @@ class MpiJob:
     environment: Mapping[str, str] = field(repr=False)
     hosts: tuple[Host, ...]
     python: str
-    program: tuple[str, ...]
+    program: Program
     agent: ssh.Agent | None
     failure_grace: float
     arguments: tuple[str, ...] = ()
     verbose: bool = False
 
     def shell(self) -> str:
-        """What to type into a shell for the same job: `--dry-run` prints it."""
+        """Return the shell command for the same job, as `--dry-run` prints it."""
         guard = self.command.words.index("--") + 1
         words = self.command.words
         groups = [f"{name}={value}" for name, value in self.command.environment.items()]
@@ -79,7 +80,7 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob
     """Plan a job of mpirun or srun.
 
     Args:
-        request: what was asked for.
+        request: the user's request.
         choice: the launcher and the hosts.
         environ: the launcher's environment.
 
@@ -88,20 +89,20 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob
     """
     job = plan.new_job_id()
     added = plan.variables(request, environ)
-    plan.check_program(request.command, added.get("PATH", environ.get("PATH")))
+    program = plan.program(request, {**environ, **added})
     plan.check_output_folder(request.output_folder)
     added |= {LAUNCHER_VARIABLE: "mpi", SIZE_VARIABLE: str(choice.num_proc)}
     base = {name: value for name, value in environ.items() if name not in plan.RESERVED}
     base.setdefault("PYTHONUNBUFFERED", "1")
     ranks = {**base, **added}
-    python = mpi.interpreter(request.command, ranks.get("PATH"))
+    python = mpi.interpreter(program.command, ranks.get("PATH"))
     library = mpi.of_mpi4py(python, ranks)
     launcher = choice.launcher
     if launcher == "srun" and choice.second is not None and srun.obstacle(library, ranks):
         launcher = choice.second
     agent = _agent(request, choice, environ, launcher)
     start = Start(
-        program=(*_guard(request, choice, job, python), *request.command),
+        program=(*_guard(request, choice, job, python), *program.command),
         num_proc=choice.num_proc,
         hosts=choice.hosts,
         exported=_exported(ranks, added),
@@ -124,7 +125,7 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob
         environment={**ranks, **command.environment},
         hosts=choice.hosts,
         python=python,
-        program=request.command,
+        program=program,
         agent=agent,
         failure_grace=request.failure_grace,
         arguments=request.mpi_args,
@@ -141,7 +142,7 @@ def _build(start: Start, launcher: str) -> Command:
 def _agent(
     request: Request, choice: Choice, environ: Mapping[str, str], launcher: str
 ) -> ssh.Agent | None:
-    """How to reach the hosts; None if srun does it, as in an allocation of SLURM by default."""
+    """Return the agent that reaches the hosts; None if srun does, the default in SLURM."""
     asked = (request.ssh_command, request.ssh_port, request.ssh_identity, environ.get(ssh.VARIABLE))
     if launcher == "srun" or (choice.scheduler == "SLURM" and not any(asked)):
         return None
@@ -166,14 +167,14 @@ def _guard(request: Request, choice: Choice, job: str, python: str) -> list[str]
 
 
 def _exported(ranks: Mapping[str, str], added: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of the variables that go to ranks on other hosts."""
+    """Return the names of the variables that go to ranks on other hosts."""
     names = {name for name in _FORWARDED if name in ranks}
     names |= {name for name in ranks if name.startswith(_FORWARDED_PREFIXES)}
-    # The agent's name is this host's business, and that of a rank's processes is the guard's.
+    # Only this host calls the agent, and each guard sets the reserved variables of its rank.
     names -= {ssh.VARIABLE, *plan.RESERVED}
     return tuple(sorted(names | set(added)))
 
 
 def working_folder() -> str:
-    """The folder that ranks start in, on every host."""
+    """Return the folder that ranks start in, on every host."""
     return os.getcwd()

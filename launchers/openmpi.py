@@ -1,16 +1,16 @@
-"""The command line of Open MPI's mpirun, of versions 5 (PRRTE) and 4 (ORTE).
+"""Build the command line of Open MPI's mpirun, of versions 5 (PRRTE) and 4 (ORTE).
 
 - The values of variables stay in mpirun's environment, and `-x` names them: blanks, commas and
   newlines then need no quoting.
-- Ranks are bound to CPUs by their guards, as in a local job, so that mpirun must not.
-- Daemons are started from this host alone (no tree): the check before the start has tried these
-  ways and no others.
-- A host that falls silent is given up after about 25 seconds; by default it would be minutes.
-- A rank that ends with an error is what ends the job; its guard delays that (see `guard.py`).
+- Guards bind the ranks to CPUs, as in a local job, so mpirun must not.
+- All daemons are started from this host (no tree): the check before the start has tried these
+  connections and no others.
+- mpirun gives a silent host up after about 25 seconds; by default it would take minutes.
+- mpirun ends the job when a rank has ended with an error; its guard delays that (see `guard.py`).
 - Without fault tolerance Open MPI itself aborts a rank whose peer on another host has gone ("Socket
-  closed"), before ringar can say what was lost. `--with-ft ulfm` makes it an error that ringar
-  passes on, at the price of `pml ob1`, which knows TCP and shared memory only. So it is used where
-  there is nothing else anyway: on hosts without an RDMA network.
+  closed"), before ringar can name the lost rank. `--with-ft ulfm` makes it an error that ringar
+  passes on, but needs `pml ob1`, which knows TCP and shared memory only. So it is used on hosts
+  without an RDMA network, which have nothing else.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ringar.launchers.command import Command, Start
 
 #: Seconds that mpirun leaves the guards between SIGTERM and SIGKILL: they leave the ranks 3.
 _SIGKILL_TIMEOUT = 6
-#: After how many seconds of silence a host is asked whether it lives, how often, and at what pace.
+#: The seconds of silence after which a host is probed, those between probes, and their number.
 _KEEPALIVE = {"time": 10, "intvl": 5, "probes": 3}
 
 
 def command(start: Start) -> Command:
-    """The command that starts the ranks."""
+    """Return the command that starts the ranks."""
     assert start.mpirun is not None
     words = [start.mpirun.place]
     if os.geteuid() == 0:
         words.append("--allow-run-as-root")
-    # Attached, the daemons' own errors are seen, and they go when their ssh goes.
+    # Attached daemons show their own errors, and end with their ssh.
     words += ["--leave-session-attached", "-np", str(start.num_proc)]
     if _has_prrte(start) and "--with-ft" not in start.arguments and not has_rdma():
         words += ["--with-ft", "ulfm"]
@@ -50,7 +50,7 @@ def command(start: Start) -> Command:
 
 
 def has_rdma() -> bool:
-    """Whether this host, and so the others, has a network of the kind of InfiniBand."""
+    """Return whether this host has an RDMA network; the others are taken to be alike."""
     devices = Path("/sys/class/infiniband")
     return devices.is_dir() and any(devices.iterdir())
 
@@ -64,7 +64,7 @@ def _has_prrte(start: Start) -> bool:
 
 
 def _runtime(start: Start) -> dict[str, str]:
-    """Parameters of the runtime below Open MPI, which starts daemons on the hosts."""
+    """Return the parameters of Open MPI's runtime, which starts daemons on the hosts."""
     found: dict[str, str] = {}
     if start.agent is not None:
         ssh = "plm_ssh" if _has_prrte(start) else "plm_rsh"

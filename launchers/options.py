@@ -1,11 +1,13 @@
-"""The options of `ringarrun`: what may be asked for, how it is read, and what `--help` says."""
+"""The options of `ringarrun`: their names, their types, and the text of `--help`."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 from ringar.job import gpus
 from ringar.launchers import hosts
@@ -13,16 +15,49 @@ from ringar.launchers.choose import LAUNCHERS
 from ringar.launchers.errors import UsageError
 from ringar.launchers.plan import MAX_LOCAL_RANKS, check_num_proc
 from ringar.launchers.request import Request
+from ringar.launchers.suggest import close_to, did_you_mean
+
+#: What `--help` prints: one screen of 24 lines with 80 columns. `--help-all` has the details.
+_SUMMARY = """\
+usage: ringarrun -np N [options] [--] train.py | program [argument ...]
+       ringarrun -np N [options] -m package.module [argument ...]
+
+Start a Python script, a Python module or a program on N ranks, show their
+output, and end them together.
+
+  ringarrun -np 4 train.py --epochs 3           4 ranks on this machine
+  ringarrun -H h1:4,h2:4 -m package.train       8 ranks on two hosts
+
+ranks    -np N                   how many (default with hosts: all their slots)
+         -m                      what runs is a module, as with python -m
+         -x NAME[=VALUE]         set a variable, or pass on that of this host
+         --bind-to core|numa|none, --gpus each|all
+hosts    -H HOST:N,...           hosts, and how many ranks each takes
+         --hostfile FILE         the same, a host per line
+         --launcher auto|local|mpirun|srun, --network-interface NAME,
+         --ssh-port N, --ssh-identity-file FILE, --ssh-command PROGRAM,
+         --mpi-args 'ARG ...'
+output   --[no-]prefix, --output-filename DIR, --timeline-filename FILE,
+         --verbose, --dry-run
+seconds  --start-timeout, --deadline, --stall-warning, --failure-grace
+about    --help, --help-all: each option in detail, --check-build, --version
+"""
 
 _DESCRIPTION = """\
-Start a program on several ranks, show their output, and end them together.
+Start a Python script, a Python module or a program on N ranks, show their output, and end them
+together.
 """
 
 _EPILOG = """\
 examples:
-  ringarrun -np 4 python train.py --epochs 3
-  ringarrun -np 2 -x TF_CPP_MIN_LOG_LEVEL=2 --output-filename logs -- python train.py
+  ringarrun -np 4 train.py --epochs 3
+  ringarrun -np 2 -m package.train --epochs 3
+  ringarrun -np 2 -x TF_CPP_MIN_LOG_LEVEL=2 --output-filename logs -- train.sh
   ringarrun --check-build
+
+what the ranks run:
+  A file that ends in .py, and a module after -m, run with the Python of ringarrun. Whatever else is
+  a program: ringarrun -np 2 python train.py runs the first python in PATH.
 
 what the ranks get:
   The environment of ringarrun, what -x adds, PYTHONUNBUFFERED=1 unless it is set, and RINGAR_RANK,
@@ -43,6 +78,10 @@ how a job ends:
 """
 
 
+#: What options of torchrun are here, where the spelling does not tell.
+_OF_TORCHRUN = {"--nproc-per-node": ["-np"], "--nnodes": ["--hosts"]}
+
+
 def _num_proc(text: str) -> int:
     try:
         number = int(text)
@@ -50,7 +89,7 @@ def _num_proc(text: str) -> int:
         raise UsageError(
             f"-np: expected the number of ranks to start, from 1 to {MAX_LOCAL_RANKS}, "
             f"received {text!r}; "
-            "for example: ringarrun -np 2 python train.py"
+            "for example: ringarrun -np 2 train.py"
         ) from None
     # The upper limit depends on the machine and is checked with the plan.
     check_num_proc(min(number, 1))
@@ -84,30 +123,92 @@ def _words(text: str) -> tuple[str, ...]:
         ) from None
 
 
+def _one_of(*names: str) -> Callable[[str], str]:
+    """Return the type of an option that takes one of `names`."""
+
+    def convert(text: str) -> str:
+        if text in names:
+            return text
+        raise argparse.ArgumentTypeError(
+            f"expected {', '.join(names[:-1])} or {names[-1]}, received {text!r}"
+            + did_you_mean(close_to(text, names))
+        )
+
+    return convert
+
+
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors are one line, with a suggestion for an unknown option."""
 
-    def error(self, message: str) -> None:  # type: ignore[override]
-        self.exit(2, f"ringarrun: error: {message}; see ringarrun --help\n")
+    def error(self, message: str) -> NoReturn:
+        end = " See" if message.endswith("?") else "; see"
+        self.exit(2, f"ringarrun: error: {message}{end} ringarrun --help\n")
 
-    def parse_args(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def parse_args(self, *args: Any, **kwargs: Any) -> argparse.Namespace:  # type: ignore[override]
         try:
-            return super().parse_args(*args, **kwargs)
+            options, unknown = self.parse_known_args(*args, **kwargs)
         except UsageError as error:
             self.exit(error.code, f"ringarrun: error: {error}\n")
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            close = _OF_TORCHRUN.get(name.replace("_", "-")) or close_to(name, known)
+            self.error(f"unknown option {name}{did_you_mean(close)}")
+        return options
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Drop abbreviations, which argparse takes for options of one dash whatever it is told."""
+        found = super()._get_option_tuples(option_string)
+        return [
+            match for match in found if option_string.startswith(match[1]) and match[0].nargs != 0
+        ]
+
+
+class _Summary(argparse.Action):
+    """Print `--help`, and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        print(_SUMMARY, end="")
+        parser.exit()
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+    """Return the parser of the command line."""
     parser = _Parser(
         prog="ringarrun",
-        usage="ringarrun -np N [options] [--] program [arguments …]",
+        usage="ringarrun -np N [options] [--] train.py | program [argument ...]\n"
+        "       ringarrun -np N [options] -m package.module [argument ...]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
+    _add_rank_options(parser)
+    _add_host_options(parser)
+    _add_output_options(parser)
+    _add_timeouts(parser)
+    group = parser.add_argument_group("about")
+    group.add_argument("-h", "--help", action=_Summary, nargs=0, help="the most used, on a screen")
+    group.add_argument("--help-all", action="help", help="show this, and exit")
+    group.add_argument(
+        "-cb",
+        "--check-build",
+        action="store_true",
+        help="report what ringar finds on this machine, and exit",
+    )
+    group.add_argument("-v", "--version", action="store_true", help="print the version, and exit")
     parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        help="the script, module or program that every rank runs, and its arguments",
+    )
+    return parser
+
+
+def _add_rank_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("ranks")
+    group.add_argument(
         "-np",
         "-n",
         "--num-proc",
@@ -115,7 +216,13 @@ def parser() -> argparse.ArgumentParser:
         type=_num_proc,
         help="how many ranks to start (default: the slots of all hosts, if hosts are given)",
     )
-    parser.add_argument(
+    group.add_argument(
+        "-m",
+        "--module",
+        action="store_true",
+        help="run a Python module, as python -m does; its name and its arguments come last",
+    )
+    group.add_argument(
         "-x",
         dest="exports",
         metavar="NAME[=VALUE]",
@@ -123,35 +230,21 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         help="set a variable for the ranks, or pass on the one that is set here; may be repeated",
     )
-    parser.add_argument(
+    group.add_argument(
         "--bind-to",
-        choices=("core", "numa", "none"),
+        metavar="{core,numa,none}",
+        type=_one_of("core", "numa", "none"),
         help="core: each rank gets its own CPUs, as many as there are for each; numa: all CPUs of "
         "one NUMA node, which ranks may share; none: the system decides (default: core, unless "
         "there are more ranks than CPUs)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--gpus",
-        choices=gpus.MODES,
+        metavar="{each,all}",
+        type=_one_of(*gpus.MODES),
         help="each: each rank sees one GPU of its host, in turn; all: it sees all of them, as "
         "CUDA_VISIBLE_DEVICES has it (default: RINGAR_GPUS, else each)",
     )
-    _add_host_options(parser)
-    _add_output_options(parser)
-    _add_timeouts(parser)
-    parser.add_argument(
-        "-cb",
-        "--check-build",
-        action="store_true",
-        help="report what ringar finds on this machine, and exit",
-    )
-    parser.add_argument("-v", "--version", action="store_true", help="print the version, and exit")
-    parser.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        help="the program that every rank runs, and its arguments",
-    )
-    return parser
 
 
 def _add_host_options(parser: argparse.ArgumentParser) -> None:
@@ -173,7 +266,8 @@ def _add_host_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--launcher",
-        choices=LAUNCHERS,
+        metavar="{auto,local,mpirun,srun}",
+        type=_one_of(*LAUNCHERS),
         default="auto",
         help="who starts the ranks (default: auto: srun in an allocation of SLURM; mpirun if other "
         "hosts are named or given by PBS or LSF; ringarrun itself on this host alone)",
@@ -236,7 +330,9 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_timeouts(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("times, in seconds; the defaults are those of ringar.init()")
+    group = parser.add_argument_group(
+        "timeouts, in seconds; the defaults are those of ringar.init()"
+    )
     group.add_argument(
         "--start-timeout",
         metavar="S",
@@ -268,7 +364,7 @@ def _add_timeouts(parser: argparse.ArgumentParser) -> None:
 
 
 def request(options: argparse.Namespace) -> Request:
-    """What the parsed options ask for.
+    """Turn the parsed options into a request.
 
     Raises:
         UsageError: they contradict each other, or the host file cannot be read.
@@ -282,6 +378,7 @@ def request(options: argparse.Namespace) -> Request:
     return Request(
         num_proc=options.num_proc,
         command=command,
+        module=options.module,
         hosts=named,
         source=str(options.hostfile or "-H"),
         launcher=options.launcher,

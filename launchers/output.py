@@ -1,4 +1,4 @@
-"""How the output of the ranks reaches the screen: whole lines, each with its rank in front.
+"""Pass the output of the ranks to the screen: whole lines, each with its rank in front.
 
 A `Stream` follows one stream (stdout or stderr) of one rank and passes complete lines to a
 `Screen`, one of the two streams of the launcher itself. Rank 0 may also have an unfinished line on
@@ -18,17 +18,17 @@ from typing import BinaryIO
 
 #: Bytes that wait for the screen before the ranks have to wait too.
 BACKLOG = 1 << 20
-#: Seconds after which an unfinished line of rank 0 is shown: a prompt, most likely.
+#: Seconds after which an unfinished line of rank 0, most likely a prompt, is shown.
 PROMPT_DELAY = 0.2
 #: An unfinished line longer than this is cut.
 _LONGEST_LINE = 1 << 16
-_CHUNK = 4096  # what a pipe that is ready takes without blocking (PIPE_BUF)
+_CHUNK = 4096  # bytes that a ready pipe takes without blocking (PIPE_BUF)
 _TAIL_LINES = 40
 _LARGEST_PIPE = 1 << 21  # bytes; above the default of /proc/sys/fs/pipe-max-size
 
 
 class Screen:
-    """One output of the launcher. It is written only when it takes bytes and never blocks."""
+    """One output of the launcher, which is written without blocking."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -40,13 +40,13 @@ class Screen:
 
     @property
     def waiting(self) -> int:
-        """How many bytes have not been written yet."""
+        """The number of bytes that have not been written yet."""
         return len(self._waiting)
 
     def write_some(self) -> None:
-        """Write what fits, whole lines if possible; call it when the descriptor is ready.
+        """Write some bytes, whole lines if possible; call it when the descriptor is ready.
 
-        Whoever reads the pipe may carry the output of other ranks, too, piece by piece.
+        The reader of the pipe may mix the output of other ranks in between two writes.
         """
         end = self._waiting.rfind(b"\n", 0, _CHUNK) + 1 or _CHUNK
         try:
@@ -83,7 +83,7 @@ class Screen:
             self.line(b"ringarrun: " + line.encode(errors="replace"))
 
     def owned_by(self, stream: Stream) -> bool:
-        """Whether the unfinished line on this screen is that of `stream`."""
+        """Return whether the unfinished line on this screen belongs to `stream`."""
         return self._open is stream
 
     def take(self, stream: Stream) -> None:
@@ -101,7 +101,7 @@ class Screen:
 
 
 def screens() -> tuple[Screen, Screen]:
-    """The screens for standard output and error; the same one twice if both are one file."""
+    """Return the screens for standard output and error; the same one twice if both are one file."""
     out = Screen(1)
     first, second = os.fstat(1), os.fstat(2)
     same = (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
@@ -142,7 +142,7 @@ class Stream:
         os.set_blocking(fd, False)
 
     def read_some(self) -> bool:
-        """Take what the pipe holds, 64 KiB at most; return whether there may be more."""
+        """Read from the pipe, 64 KiB at most; return whether it may hold more."""
         if self.closed:
             return False
         try:
@@ -157,13 +157,13 @@ class Stream:
         return True
 
     def drain(self) -> None:
-        """Take all that the pipe holds, but no more: whoever else has it open may go on writing."""
+        """Read all that the pipe holds now; background processes may go on writing to it."""
         for _ in range(_LARGEST_PIPE >> 16):
             if not self.read_some():
                 return
 
     def close(self) -> None:
-        """Show what is left and close the pipe and the file."""
+        """Show the unfinished line, and close the pipe and the file."""
         if self.closed:
             return
         self.closed = True
@@ -174,7 +174,7 @@ class Stream:
             self._copy.close()
 
     def prompt_due(self) -> float | None:
-        """When the unfinished line should be shown (time.monotonic()), or None."""
+        """Return the time (`time.monotonic()`) to show the unfinished line at, or None."""
         if self._live and not self._raw and len(self._line) > self._shown and not self.closed:
             return self._since + PROMPT_DELAY
         return None
@@ -185,11 +185,11 @@ class Stream:
             self._show_unfinished()
 
     def tail(self) -> list[bytes]:
-        """The last lines that were written, 40 at most."""
+        """Return the last lines, 40 at most."""
         return list(self._tail)
 
     def redrawn(self) -> bytes:
-        """The unfinished line as the screen shows it."""
+        """Return the unfinished line as the screen shows it."""
         return self._prefix + last_frame(self._line[: self._shown])
 
     def _keep_copy(self, data: bytes) -> None:
@@ -248,7 +248,7 @@ class Stream:
         return data.replace(b"\r", b"\r" + self._prefix)
 
     def _cut(self) -> None:
-        """Keep the unfinished line short: drop the frames that were drawn over, or end it."""
+        """Keep the unfinished line short: drop overdrawn frames, or end the line."""
         if len(self._line) <= _LONGEST_LINE:
             return
         frame = last_frame(self._line)
@@ -260,7 +260,7 @@ class Stream:
 
 
 def last_frame(line: bytes | bytearray) -> bytes:
-    """What a terminal shows of a line: what came after the last carriage return.
+    """Return the part of a line that a terminal shows: all after the last carriage return.
 
     Backspaces at either end only move the cursor and are left out.
     """

@@ -1,14 +1,13 @@
-"""From what was asked to what will run: a job as plain data, before anything is started.
+"""Plan a job on this host, as plain data, before anything is started.
 
-A plan says which ranks there are, on which CPUs and GPU, and with which environment; `local.py`
-follows it. Whatever is wrong with the request is found here, so that a bad request starts nothing.
+A plan holds the command, the ranks, their CPUs and GPUs, and their environment; `local.py` runs it.
+The errors of a request are found here, so that a bad request starts nothing.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from ringar.launchers import cpus as cpus_module
 from ringar.launchers import gpus as gpus_module
 from ringar.launchers.cpus import Cpu
 from ringar.launchers.errors import UsageError
+from ringar.launchers.program import Program, resolve
 from ringar.launchers.request import Request
 
 #: The most ranks that one host runs, unless it has more CPUs than this.
@@ -45,8 +45,7 @@ RESERVED = frozenset(
 class RankPlan:
     """One rank: its place in the job, the CPUs that it is bound to, and its GPU (None: any).
 
-    With `by_mpi`, MPI has started the rank and knows its place; only CPUs and GPU are the
-    launcher's.
+    With `by_mpi`, MPI has started the rank and knows its place; the launcher gives it CPUs and GPU.
     """
 
     rank: int
@@ -61,7 +60,7 @@ class RankPlan:
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
 
     def environment(self) -> dict[str, str]:
-        """The variables that tell this rank its place."""
+        """Return the variables that tell this rank its place."""
         variables = {}
         if not self.by_mpi:
             variables = {
@@ -73,8 +72,8 @@ class RankPlan:
                 "RINGAR_CROSS_SIZE": str(self.cross_size),
             }
         if self.cpus is not None:
-            # Tells ringar.threads how many of the CPUs it sees are its own, and that they need no
-            # dividing by the local size.
+            # Tells ringar.threads the number of its own CPUs, which it need not divide by the
+            # local size.
             variables["RINGAR_BOUND_CPUS"] = str(max(1, len(self.cpus) // self.sharing))
         return variables | gpus_module.variables(self.gpu)
 
@@ -90,10 +89,10 @@ class JobPlan:
     prefix: bool = True
     output_folder: Path | None = None
     verbose: bool = False
-    notice: str = ""  # which is shown when the job starts
+    notice: str = ""  # a message that is shown when the job starts
 
     def rank_environment(self, rank: RankPlan, base: Mapping[str, str]) -> dict[str, str]:
-        """The whole environment of `rank`, on top of `base`, the launcher's own."""
+        """Return the environment of `rank`, on top of `base`, that of the launcher."""
         merged = {name: value for name, value in base.items() if name not in RESERVED}
         merged.setdefault("PYTHONUNBUFFERED", "1")
         merged.update(self.environment)
@@ -102,7 +101,7 @@ class JobPlan:
         return merged
 
     def shell(self) -> str:
-        """What runs where, a line per rank: `--dry-run` prints it."""
+        """Return CPUs and command of each rank, a line per rank, as `--dry-run` prints them."""
         lines = []
         for rank in self.ranks:
             where = "any CPU" if rank.cpus is None else f"CPUs {','.join(map(str, rank.cpus))}"
@@ -112,7 +111,7 @@ class JobPlan:
         return "\n".join(lines)
 
     def output_path(self, rank: int, stream: str) -> Path | None:
-        """The file that keeps `stream` of `rank`, named as Horovod does: DIR/rank.03/stderr."""
+        """Return the file for `stream` of `rank`, named as Horovod does: DIR/rank.03/stderr."""
         if self.output_folder is None:
             return None
         width = len(str(self.ranks[0].size - 1))
@@ -125,23 +124,23 @@ def make(
     """Plan a job on this host.
 
     Args:
-        request: what was asked for.
+        request: the user's request.
         num_proc: the number of ranks to start.
         environ: the launcher's environment, the source of `-x NAME` and of PATH.
         cpus: the CPUs that may be used.
 
     Raises:
-        UsageError: the request cannot be carried out; the message says why and what to do.
+        UsageError: the request cannot be carried out; the message has the cause and the remedy.
     """
     check_num_proc(num_proc, limit=max(MAX_LOCAL_RANKS, len(cpus)))
     environment = variables(request, environ)
-    check_program(request.command, environment.get("PATH", environ.get("PATH")))
+    command = program(request, {**environ, **environment}).command
     check_output_folder(request.output_folder)
     sets = cpu_sets(request.bind_to, num_proc, cpus)
     gpu = gpus_module.of_ranks({**environ, **environment}, num_proc)
     return JobPlan(
         job=new_job_id(),
-        command=request.command,
+        command=command,
         ranks=tuple(
             RankPlan(
                 r, num_proc, r, num_proc, cpus=sets[r], sharing=sets.count(sets[r]), gpu=gpu[r]
@@ -157,19 +156,19 @@ def make(
 
 
 def new_job_id() -> str:
-    """A name for a job that no other job has."""
+    """Return a name that no other job has."""
     return os.urandom(8).hex()
 
 
 def variables(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that all ranks get because the user asked for them.
+    """Return the variables that all ranks get by the user's options.
 
     Args:
-        request: what was asked for: `-x`, `--gpus`, times, the timeline.
+        request: the user's request, of which `-x`, `--gpus`, timeouts and timeline matter.
         environ: the launcher's environment, the source of `-x NAME`.
 
     Raises:
-        UsageError: a variable is not set, or not the user's to set; no timeline can be written.
+        UsageError: a variable is not set, or is reserved; the timeline cannot be written.
     """
     found = _exports(request.exports, environ)
     found.update(_timeouts(request))
@@ -183,11 +182,11 @@ def variables(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_num_proc(num_proc: int, limit: int = MAX_LOCAL_RANKS) -> None:
-    """Raise UsageError unless one host can run `num_proc` ranks."""
+    """Raise `UsageError` unless one host can run `num_proc` ranks."""
     if num_proc < 1:
         raise UsageError(
             f"-np: expected the number of ranks to start, from 1 to {limit}, received {num_proc}; "
-            "for example: ringarrun -np 2 python train.py"
+            "for example: ringarrun -np 2 train.py"
         )
     if num_proc > limit:
         raise UsageError(
@@ -196,34 +195,17 @@ def check_num_proc(num_proc: int, limit: int = MAX_LOCAL_RANKS) -> None:
         )
 
 
-def check_program(command: Sequence[str], path: str | None) -> None:
-    """Raise UsageError unless the program, the first word of `command`, can be executed.
+def program(request: Request, environ: Mapping[str, str]) -> Program:
+    """Find out what the ranks run.
 
     Args:
-        command: the program and its arguments.
-        path: the PATH in which the ranks will look for it.
+        request: the user's request.
+        environ: the environment that the ranks will have.
+
+    Raises:
+        UsageError: it is not there, or cannot be run.
     """
-    if not command:
-        raise UsageError(
-            "expected a program to run after the options, received none; "
-            "for example: ringarrun -np 2 python train.py"
-        )
-    program = command[0]
-    if shutil.which(program, path=path):
-        return
-    hint = ""
-    if program.endswith(".py") and os.path.exists(program):
-        hint = f"; to run it with Python: ringarrun … python {program}"
-    elif program == "python" and shutil.which("python3", path=path):
-        hint = "; there is a python3"
-    if os.path.isdir(program):
-        raise UsageError(f"{program}: expected a program to run, received a directory", 126)
-    if os.path.dirname(program) and os.path.exists(program):
-        raise UsageError(
-            f"{program}: expected a program to run, but this file is not executable{hint}", 126
-        )
-    where = "no such file" if os.path.dirname(program) else "found nowhere in PATH"
-    raise UsageError(f"{program}: expected a program to run, but it is {where}{hint}", 127)
+    return resolve(request.command, request.module, environ.get("PATH"), environ.get("PYTHONPATH"))
 
 
 def _exports(exports: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -251,17 +233,17 @@ def _timeouts(request: Request) -> dict[str, str]:
         "RINGAR_DEADLINE": request.deadline,
         "RINGAR_STALL_WARNING": request.stall_warning,
     }
-    # What is not asked for is left to the environment, and then to the library's own default.
+    # Without an option the environment decides, and else the default of the library.
     return {name: f"{value:.12g}" for name, value in seconds.items() if value is not None}
 
 
 def cpu_sets(
     bind_to: str | None, size: int, cpus: Sequence[Cpu]
 ) -> Sequence[tuple[int, ...] | None]:
-    """The CPUs of each of `size` ranks of one host, for `--bind-to`; None: not bound.
+    """Return the CPUs of each of `size` ranks of one host, for `--bind-to`; None: not bound.
 
     Raises:
-        UsageError: each rank shall have CPUs of its own, and there are not enough.
+        UsageError: with `core`, there are fewer CPUs than ranks.
     """
     if bind_to == "core" and size > len(cpus):
         raise UsageError(
@@ -283,7 +265,7 @@ def _check_timeline(path: Path) -> None:
 
 
 def check_output_folder(folder: Path | None) -> None:
-    """Raise UsageError unless `folder`, made here if it is missing, can be written."""
+    """Make `folder` if it is missing; raise `UsageError` unless it can be written."""
     if folder is None:
         return
     try:

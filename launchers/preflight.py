@@ -1,11 +1,12 @@
-"""Whether all hosts can take part, found out before anything is started on any of them.
+"""Check that all hosts can take part, before anything starts on any of them.
 
-Each host is asked the same: is the interpreter there, at the same path; can it import ringar and
-load mpi4py's MPI, and are they of the same version as here; are the folder and the program there?
-mpirun would say so, too, of the first host and in words of its own, with ranks running elsewhere.
+Each host answers the same questions. Is the interpreter there, at the same path? Can it import
+ringar and load mpi4py's MPI, and are both of the same version as here? Are the folder and the
+program there? mpirun would report such faults only for the first host and in its own words, while
+ranks run on others.
 
-Hosts are asked at once, through the agent that mpirun will use. In an allocation of SLURM there may
-be no ssh, and one srun asks all of them. So it does outside of an allocation, as a job of its own.
+All hosts are asked at once, through the agent that mpirun will use. In an allocation of SLURM there
+may be no ssh, so one srun asks all of them; outside of an allocation that srun is a job of its own.
 """
 
 from __future__ import annotations
@@ -25,26 +26,29 @@ from ringar.launchers.mpi import Mpi, identify
 from ringar.launchers.mpi_plan import MpiJob, working_folder
 
 #: Seconds that all hosts together have for their answers.
-PATIENCE = 60.0
-_END_PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL for an srun without an answer
+TIMEOUT = 60.0
+_KILL_GRACE = 5.0  # seconds from SIGTERM to SIGKILL for an srun that does not answer
 
 _MARK = "RINGAR-PREFLIGHT "
 
-# Runs on each host, in its interpreter: no quotes of the double kind, and nothing that Python 3.6
-# could not parse. Whatever cannot be imported is an answer, too.
+# Runs on each host, in its interpreter: no double quotes, and only syntax of Python 3.6.
+# A failed import is an answer, too.
 _QUESTION = f"""\
 import json, os, shutil, socket, sys
-folder, program = sys.argv[1:]
+folder, program, script, module = sys.argv[1:]
 answer = dict(
     host=os.environ.get('SLURMD_NODENAME') or socket.gethostname(),
     python='.'.join(map(str, sys.version_info[:3])),
     folder=os.path.isdir(folder),
     program=bool(shutil.which(os.path.join(folder, program) if '/' in program else program)),
+    script=not script or os.path.isfile(os.path.join(folder, script)),
 )
 try:
     from ringar.version import __version__
     answer['ringar'] = __version__  # first: another version may lack what comes next
     import ringar.launchers.guard
+    from ringar.launchers.program import module_fault
+    answer['module_fault'] = module_fault(module, [folder]) if module else ''
 except Exception as error:
     answer['ringar_error'] = str(error) or repr(error)
 try:
@@ -61,7 +65,7 @@ os._exit(0)
 
 @dataclass(frozen=True)
 class _Reply:
-    """What came back from one host: its answer, or how the attempt ended without one."""
+    """The reply of one host: its answer, or how the attempt ended without one."""
 
     answer: Mapping[str, Any] | None
     code: int = 0
@@ -90,12 +94,14 @@ def check(job: MpiJob) -> None:
 
 
 def _question(job: MpiJob) -> list[str]:
-    return [job.python, "-c", _QUESTION, working_folder(), job.program[0]]
+    program = job.program
+    words = [program.command[0], program.script, program.module]
+    return [job.python, "-c", _QUESTION, working_folder(), *words]
 
 
 def _ask_all(job: MpiJob, names: Sequence[str]) -> dict[str, _Reply]:
     assert job.agent is not None
-    # Where a rank finds its modules and libraries is where the question must look.
+    # The question must look for modules and libraries where a rank does.
     forwarded = [
         f"{name}={job.environment[name]}"
         for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
@@ -108,7 +114,7 @@ def _ask_all(job: MpiJob, names: Sequence[str]) -> dict[str, _Reply]:
         for name in names
     }
     processes = {name: _start(job, command) for name, command in commands.items()}
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     try:
         return {name: _reply(process, end) for name, process in processes.items()}
     finally:
@@ -134,14 +140,14 @@ def _reply(process: subprocess.Popen[str], end: float) -> _Reply:
     try:
         out, err = process.communicate(timeout=max(0.1, end - time.monotonic()))
     except subprocess.TimeoutExpired:
-        return _Reply(None, -1, f"no answer in {PATIENCE:.0f} s")
+        return _Reply(None, -1, f"no answer in {TIMEOUT:.0f} s")
     answers = _answers(out)
     said = [line.strip() for line in err.splitlines() if line.strip()]
     return _Reply(answers[0] if answers else None, process.returncode, said[-1] if said else "")
 
 
 def _answers(out: str) -> list[Mapping[str, Any]]:
-    """The answers in an output, which may begin with what a login prints."""
+    """Return the answers in an output, which may begin with the banner of a login."""
     lines = [line.partition(_MARK) for line in out.splitlines()]
     return [json.loads(text) for _, mark, text in lines if mark]
 
@@ -166,27 +172,27 @@ def _ask_slurm(job: MpiJob, names: Sequence[str]) -> dict[str, _Reply]:
 
 
 def _of_a_new_job(job: MpiJob) -> list[str]:
-    """More words for srun where it has to ask for an allocation: the same account and partition."""
+    """Return more words for an srun that has to ask for an allocation: account and partition."""
     if "SLURM_JOB_ID" in job.environment:
         return []
-    # Rather the word of srun that the hosts are busy than a wait in a queue, which has no end.
-    return [*job.arguments, "--output=all", "--error=all", f"--immediate={PATIENCE / 2:.0f}"]
+    # An error of srun that the hosts are busy is better than an endless wait in a queue.
+    return [*job.arguments, "--output=all", "--error=all", f"--immediate={TIMEOUT / 2:.0f}"]
 
 
 def _wait_for_srun(process: subprocess.Popen[str]) -> tuple[str, str]:
     try:
-        return process.communicate(timeout=PATIENCE)
+        return process.communicate(timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
-        process.terminate()  # it then gives back what it has asked for
+        process.terminate()  # srun then releases its allocation
     try:
-        return process.communicate(timeout=_END_PATIENCE)
+        return process.communicate(timeout=_KILL_GRACE)
     except subprocess.TimeoutExpired:
         process.kill()
         return process.communicate()
 
 
 def _fault(job: MpiJob, name: str, reply: _Reply) -> str:
-    """What keeps a host from taking part, and what to do; "" if nothing."""
+    """Return the fault of a host that cannot take part, and the remedy; "" if it can."""
     answer = reply.answer
     if answer is None:
         return _no_answer(job, name, reply)
@@ -211,8 +217,13 @@ def _fault(job: MpiJob, name: str, reply: _Reply) -> str:
             "start from a folder that all hosts share"
         )
     if not answer["program"]:
-        return f"expected the program {job.program[0]}, but it is not there; install it"
-    return ""
+        return f"expected the program {job.program.command[0]}, but it is not there; install it"
+    if not answer["script"]:
+        return (
+            f"expected the script {job.program.script} in {working_folder()}, but it is not there; "
+            "copy it, or start from a folder that all hosts share"
+        )
+    return str(answer["module_fault"])
 
 
 def _differs(there: Mpi | None, here: Mpi) -> bool:

@@ -1,4 +1,4 @@
-"""The process of one rank: how it is started, how it ended, and who ended first."""
+"""The process of one rank: its start, its exit status, and the order in which ranks end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Rank:
 
     @property
     def number(self) -> int:
-        """Its rank."""
+        """Its rank in the job."""
         return self.plan.rank
 
     @property
@@ -71,7 +71,7 @@ class Rank:
         return self.stdout, self.stderr
 
     def has_ended(self) -> bool:
-        """Look whether it has ended, and set `status` if so.
+        """Set `status` if it has ended; return whether it has.
 
         The process is not reaped: while it is a zombie, no other process can get its number, and
         its process group can be signalled safely until the end of the job.
@@ -89,12 +89,12 @@ class Rank:
 
 
 class ExitWatch:
-    """Tells which ranks have ended, in the order in which they ended.
+    """Lists ranks in the order in which they ended.
 
     When one rank dies the others follow within milliseconds, and a busy launcher sees them all dead
-    at once. The order says which one was the cause: an epoll set lists its members in the order in
-    which they became ready. On a kernel before 5.3, which has no pidfd, ranks killed by a signal
-    come first and then the lower ones.
+    at once. The order tells the cause: an epoll set lists its members in the order in which they
+    became ready. On a kernel before 5.3, which has no pidfd, ranks killed by a signal come first,
+    and then the lower ones.
     """
 
     def __init__(self) -> None:
@@ -118,11 +118,11 @@ class ExitWatch:
 
     @property
     def poll_interval(self) -> float | None:
-        """Seconds after which to call `ended` although the descriptor is silent; None: never."""
+        """Seconds after which to call `ended` without an event; None: never."""
         return 0.02 if self._without else None
 
     def ended(self) -> list[Rank]:
-        """The ranks that have ended since the last call, first the one that ended first."""
+        """Return the ranks that have ended since the last call, in the order of their end."""
         ranks = []
         for pidfd, _ in self._epoll.poll(0):
             rank = self._by_pidfd.pop(pidfd)
@@ -144,16 +144,22 @@ class ExitWatch:
 
 
 def spawn(
-    job: JobPlan, rank: RankPlan, *, arena: int, janitor: int, stdin: int, outputs: tuple[int, int]
+    job: JobPlan,
+    rank: RankPlan,
+    *,
+    segment: int,
+    janitor: int,
+    stdin: int,
+    outputs: tuple[int, int],
 ) -> subprocess.Popen[bytes]:
     """Start the process of `rank`.
 
     Args:
         job: the job that it belongs to.
         rank: its place and its CPUs.
-        arena: file descriptor of the memory that the ranks of this host share; it is inherited.
-            A rank that MPI has started needs none (-1), and inherits what MPI handed down.
-        janitor: the pipe of the janitor, which hears of the process before the program begins.
+        segment: the file descriptor of the shared segment of this host's ranks, which the process
+            inherits. With -1 (ranks that MPI has started) it inherits all files of MPI instead.
+        janitor: the pipe of the janitor, which gets the process id before the program begins.
         stdin: its standard input.
         outputs: its standard output and standard error.
 
@@ -161,23 +167,23 @@ def spawn(
         OSError: the program cannot be executed.
     """
     environment = job.rank_environment(rank, os.environ)
-    if arena >= 0:
-        environment["RINGAR_ARENA_FD"] = str(arena)
+    if segment >= 0:
+        environment["RINGAR_ARENA_FD"] = str(segment)
     return subprocess.Popen(
         job.command,
         stdin=stdin,
         stdout=outputs[0],
         stderr=outputs[1],
         env=environment,
-        close_fds=arena >= 0,
-        pass_fds=(arena,) if arena >= 0 else (),
+        close_fds=segment >= 0,
+        pass_fds=(segment,) if segment >= 0 else (),
         start_new_session=True,
         preexec_fn=_before_program(rank.cpus, janitor),
     )
 
 
 def bound_to_launcher(number: int) -> Callable[[], None]:
-    """What a process does between fork and exec to get signal `number` if the launcher dies.
+    """Return a `preexec_fn` by which a process gets signal `number` when the launcher dies.
 
     Python is safe there: the launcher has only one thread.
     """
@@ -193,7 +199,7 @@ def bound_to_launcher(number: int) -> Callable[[], None]:
 
 
 def _before_program(cpus: tuple[int, ...] | None, janitor: int) -> Callable[[], None]:
-    """What a rank does between fork and exec."""
+    """Return the `preexec_fn` of a rank."""
     bind_to_launcher = bound_to_launcher(signal.SIGKILL)
 
     def prepare() -> None:
@@ -201,7 +207,7 @@ def _before_program(cpus: tuple[int, ...] | None, janitor: int) -> Callable[[], 
         with contextlib.suppress(OSError):  # someone has killed the janitor
             os.write(janitor, b"%d\n" % os.getpid())
         if cpus is not None:
-            # CPUs may have been taken away meanwhile; to be bound is no condition for running.
+            # CPUs may have been taken away meanwhile; a rank runs unbound, too.
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, cpus)
 

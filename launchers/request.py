@@ -1,4 +1,4 @@
-"""What the user asked for: the options of `ringarrun` as plain data."""
+"""The request of a user: the options of `ringarrun` as plain data."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from ringar.launchers.hosts import Host
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for; one field per option of `ringarrun`.
+    """The options of one call of `ringarrun`, one field for each.
 
-    `hosts` holds those of `-H` or `--hostfile` and `source` names the option; without either,
+    `command` holds the words behind the options, the first of which is a module with `module`.
+    `hosts` holds the hosts of `-H` or `--hostfile` and `source` names the option; without either,
     `hosts` is empty. `num_proc` is None where the number of slots decides.
     """
 
     num_proc: int | None
     command: tuple[str, ...]
+    module: bool = False
     hosts: tuple[Host, ...] = ()
     source: str = ""
     launcher: str = "auto"

@@ -1,4 +1,4 @@
-"""How the launcher hears signals: between two steps of its loop, never in the middle of one."""
+"""Receive signals between two steps of the launcher's loop, never in the middle of one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class Signals:
-    """A context in which SIGINT, SIGTERM and SIGHUP do nothing but make a file descriptor readable.
+    """A context in which SIGINT, SIGTERM and SIGHUP only make a file descriptor readable.
 
     Args:
         action: called with the number of each signal, from `clear`.
@@ -24,11 +24,11 @@ class Signals:
         self._previous_fd = -1
 
     def fileno(self) -> int:
-        """A file descriptor that is readable after a signal."""
+        """Return a file descriptor that is readable after a signal."""
         return self._reader
 
     def clear(self) -> None:
-        """Make the file descriptor unreadable again, and act on the signals."""
+        """Make the file descriptor unreadable again, and handle the signals."""
         for number in os.read(self._reader, 64):
             self._action(number)
 
@@ -49,4 +49,4 @@ class Signals:
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """The signal's number arrives through the wakeup file descriptor."""
+    """Do nothing: the signal's number arrives through the wakeup file descriptor."""

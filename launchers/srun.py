@@ -1,8 +1,8 @@
-"""The command line of SLURM's srun, and whether it can start the ranks of an MPI here.
+"""Build the command line of SLURM's srun, and check that it can start the ranks of an MPI here.
 
 srun starts the ranks itself and offers them a PMI to find each other: Open MPI needs `pmix`, the
-MPICH family `pmi2`. Which of them a site's SLURM has is the site's choice. With none of them each
-rank would be a job of its own.
+MPICH family `pmi2`. The site chooses which of them its SLURM has. With neither, each rank would be
+a job of its own.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import subprocess
 from collections.abc import Mapping
 
 from ringar.launchers import hydra
-from ringar.launchers.ask import PATIENCE, ask
+from ringar.launchers.ask import TIMEOUT, ask
 from ringar.launchers.command import Command, Start
 from ringar.launchers.errors import UsageError
 from ringar.launchers.mpi import OPEN_MPI, Mpi
 
 
 def command(start: Start) -> Command:
-    """The command that starts the ranks.
+    """Return the command that starts the ranks.
 
     Raises:
         UsageError: srun is not there or cannot start this MPI, or hosts get unequal shares.
@@ -33,10 +33,10 @@ def command(start: Start) -> Command:
     words = [*basic(start.environ), f"--mpi={pmi(start.mpi)}", f"--ntasks={start.num_proc}"]
     if start.hosts:
         words += _layout(start)
-    # The guards bind the ranks; what a rank's guard cannot do is to widen what srun has narrowed.
+    # The guards bind the ranks. They cannot widen the set of CPUs that srun leaves them.
     words += ["--cpu-bind=none", "--kill-on-bad-exit=1", "--input=0", "--export=ALL"]
     if per_task := start.environ.get("SLURM_CPUS_PER_TASK"):
-        words.append(f"--cpus-per-task={per_task}")  # since 22.05 srun does not look at it
+        words.append(f"--cpus-per-task={per_task}")  # srun ignores the variable since 22.05
     environment: dict[str, str] = {}
     if start.interfaces:
         if start.mpi.family == OPEN_MPI:
@@ -47,20 +47,20 @@ def command(start: Start) -> Command:
 
 
 def basic(environ: Mapping[str, str]) -> list[str]:
-    """The first words of every call of srun."""
+    """Return the first words of every call of srun."""
     words = [shutil.which("srun", path=environ.get("PATH")) or "srun"]
-    if "SLURM_STEP_ID" in environ:  # from inside a step, whose CPUs would be waited for
+    if "SLURM_STEP_ID" in environ:  # inside a step, srun would wait for the step's CPUs
         words.append("--overlap")
     return words
 
 
 def pmi(mpi: Mpi) -> str:
-    """How ranks of `mpi` find each other under srun, in the words of `srun --mpi`."""
+    """Return the argument of `srun --mpi` for ranks of `mpi`."""
     return "pmix" if mpi.family == OPEN_MPI else "pmi2"
 
 
 def obstacle(mpi: Mpi, environ: Mapping[str, str]) -> str:
-    """Why srun cannot start ranks of `mpi`; "" if it can."""
+    """Return the reason why srun cannot start ranks of `mpi`; "" if it can."""
     if not shutil.which("srun", path=environ.get("PATH")):
         return "expected srun, but it is found nowhere in PATH"
     kind = pmi(mpi)
@@ -71,7 +71,7 @@ def obstacle(mpi: Mpi, environ: Mapping[str, str]) -> str:
         try:
             result = ask(words, environ)
         except subprocess.TimeoutExpired:
-            return f"expected an answer of {' '.join(words)}, received none in {PATIENCE:.0f} s"
+            return f"expected an answer of {' '.join(words)}, received none in {TIMEOUT:.0f} s"
         answer = result.stdout + result.stderr
         if words is listed and kind not in answer.split():
             return f"{mpi} needs srun --mpi={kind}, which this SLURM does not have"
@@ -82,7 +82,7 @@ def obstacle(mpi: Mpi, environ: Mapping[str, str]) -> str:
 
 
 def _layout(start: Start) -> list[str]:
-    """Which nodes to use, and how many ranks on each: equally many, or as the scheduler has it."""
+    """Return the words for the nodes and their ranks: equally many on each, or in blocks."""
     shares = {host.slots for host in start.hosts}
     words = [f"--nodes={len(start.hosts)}"]
     words.append(f"--nodelist={','.join(host.name for host in start.hosts)}")

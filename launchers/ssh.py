@@ -1,8 +1,8 @@
-"""The program that runs a command on another host: ssh, or what takes its place.
+"""Find the agent, the program that runs a command on another host: ssh, or one in its place.
 
-It is called as `PROGRAM [options] HOST COMMAND`, by the check of the hosts as well as by mpirun, so
-that what has been checked is what is used. `--ssh-command` or RINGAR_SSH name another one: a
-scheduler's own (`blaunch`, `pbs_tmrsh`), or a script.
+Both the check of the hosts and mpirun call it as `PROGRAM [options] HOST COMMAND`, so the job uses
+what the check has tried. `--ssh-command` or RINGAR_SSH name another program: a scheduler's own
+(`blaunch`, `pbs_tmrsh`), or a script.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _OF_SCHEDULER = {"LSF": "blaunch", "PBS": "pbs_tmrsh"}
 
 @dataclass(frozen=True)
 class Agent:
-    """How to reach another host: the program, and what it is told before the host's name."""
+    """The program that reaches another host, and its options, which precede the host's name."""
 
     program: tuple[str, ...] = ("ssh",)
     options: tuple[str, ...] = ()
 
     def command(self, host: str, remote: Sequence[str]) -> list[str]:
-        """The command that runs `remote`, words that the other host's shell will see quoted."""
+        """Return the command that runs `remote`, quoted for the shell of the other host."""
         return [*self.program, *self.options, host, shlex.join(remote)]
 
     def __str__(self) -> str:
@@ -47,17 +47,17 @@ def agent(
     environ: Mapping[str, str],
     scheduler: str | None = None,
 ) -> Agent:
-    """The agent for a job.
+    """Return the agent for a job.
 
     Args:
         command: that of `--ssh-command`; "" for RINGAR_SSH, the scheduler's program or ssh.
         port: that of `-p`.
         identity: the file of `-i`.
         environ: the launcher's environment.
-        scheduler: whose allocation this is, if it is one.
+        scheduler: the scheduler of the allocation; None outside of any.
 
     Raises:
-        UsageError: there is no such program, or an option that mpirun could not pass on.
+        UsageError: there is no such program, or mpirun could not pass an option on.
     """
     path = environ.get("PATH")
     text = command or environ.get(VARIABLE, "")
@@ -71,11 +71,11 @@ def agent(
             f"{text or '--ssh-command'}: expected a program that runs commands on other hosts, "
             "but it is found nowhere in PATH; install ssh, or name another: --ssh-command PROGRAM"
         )
-    # By its path: mpirun looks only in its own PATH, and nothing shall depend on the folder.
+    # As an absolute path: mpirun would look it up in its own PATH, from its own folder.
     program = (os.path.abspath(found), *words[1:])
     options: list[str] = []
     if os.path.basename(words[0]) == "ssh":
-        # Nobody is there to answer a question.
+        # ssh must not ask questions: nobody would answer.
         options += ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT}"]
     if port is not None:
         options += ["-p", str(port)]

@@ -1,15 +1,15 @@
 """Run a planned job of mpirun or srun: start the one command, pass its output on, end it.
 
-mpirun and srun watch the ranks; what is left to do here is what they do not:
+mpirun and srun watch the ranks. The supervisor adds:
 
-- Signals. The first one becomes SIGTERM (for srun, too), which they pass on to the guards; the
-  second one, or END_GRACE seconds, becomes SIGKILL.
-- Time. mpirun and srun end the job when the guard of a rank that failed ends, which is failure
-  grace seconds after its report. Where they have not, SETTLE seconds later, they are told to: hydra
-  leaves ranks on other hosts alone, and any of them may wait for a host that is gone.
-- The verdict. mpirun's exit code may be that of a rank that was killed for another's fault, or 0
-  although a host has died. The guards' reports, read from the standard error that passes through
-  here, say who was first, and whether all ranks have come to their end.
+- Signals. The first one becomes SIGTERM (for srun, too), which mpirun and srun pass on to the
+  guards. The second one becomes SIGKILL, and so do `graces.COMMAND_KILL` seconds.
+- Timeouts. mpirun and srun end the job when the guard of a failed rank ends, `--failure-grace`
+  seconds after its report. `graces.SETTLE` seconds later the supervisor ends them: hydra leaves
+  ranks on other hosts alone, and any of them may wait for a host that is gone.
+- The cause. mpirun's exit code may be that of a rank that was killed for another's fault, or 0
+  although a host has died. The supervisor reads the guards' reports from the standard error, which
+  tell the rank that failed first, and whether all ranks have ended.
 
 The command runs in a session of its own, so that Ctrl-C reaches it once, by way of this process.
 """
@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ringar.launchers import graces
 from ringar.launchers.guard import CONSEQUENCE, reports
 from ringar.launchers.local import rank_stdin
 from ringar.launchers.mpi_plan import MpiJob
@@ -32,8 +33,6 @@ from ringar.launchers.output import BACKLOG, Screen
 from ringar.launchers.ranks import ExitStatus, bound_to_launcher
 from ringar.launchers.signals import Signals
 
-SETTLE = 3.0  # seconds that mpirun or srun may take to end a job by themselves
-END_GRACE = 12.0  # seconds from SIGTERM to SIGKILL: the guards take 3 and mpirun 6 at most
 _TICK = 0.1
 _LONGEST_LINE = 1 << 16
 _LONGEST_REPORT = 1 << 10
@@ -41,7 +40,7 @@ _LONGEST_REPORT = 1 << 10
 
 @dataclass(frozen=True)
 class Failure:
-    """What a guard has reported: the whole line, the rank, and how it ended."""
+    """The report of a guard: the whole line, the rank, and how it ended."""
 
     line: bytes
     rank: int
@@ -85,7 +84,7 @@ class Supervisor:
                 process.stderr.close()
             status = process.wait()
             self._pass_on(self._line)
-            self._verdict(status)
+            self._report(status)
             while self._screen.waiting and not self._screen.broken:
                 self._screen.write_some()
         return self._exit_code(status)
@@ -128,7 +127,7 @@ class Supervisor:
             pass
 
     def _read(self, fd: int) -> bool:
-        """Take what the command has written; return whether there may be more."""
+        """Read the output of the command; return whether there may be more."""
         try:
             data = os.read(fd, 1 << 16)
         except BlockingIOError:
@@ -153,7 +152,7 @@ class Supervisor:
         if match is None:
             self._pass_on(line + b"\n")
             return
-        self._pass_on(line[: match.start()])  # of another rank, and its end is still to come
+        self._pass_on(line[: match.start()])  # the unfinished line of another rank
         if match["well"]:
             self.ended.add(int(match["rank"]))
         else:
@@ -168,7 +167,7 @@ class Supervisor:
         consequence = CONSEQUENCE.encode() in match["rest"]
         self.failures.append(Failure(line, int(match["rank"]), status, consequence))
         if self._term_at is None:
-            self._term_at = time.monotonic() + self.job.failure_grace + SETTLE
+            self._term_at = time.monotonic() + self.job.failure_grace + graces.SETTLE
 
     def _on_signal(self, number: int) -> None:
         now = time.monotonic()
@@ -183,7 +182,7 @@ class Supervisor:
             if now >= self._kill_at:
                 self._kill(process)
         elif self._term_at is not None and now >= self._term_at:
-            self._kill_at = now + END_GRACE
+            self._kill_at = now + graces.COMMAND_KILL
             process.terminate()
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
@@ -194,7 +193,7 @@ class Supervisor:
                 process.send_signal(signal.SIGINT)
                 time.sleep(_TICK)
             try:
-                process.wait(END_GRACE)
+                process.wait(graces.COMMAND_KILL)
             except subprocess.TimeoutExpired:
                 process.kill()
             return
@@ -208,12 +207,12 @@ class Supervisor:
         return next(iter(own or self.failures), None)
 
     def _lost(self, status: int) -> list[int]:
-        """The ranks of which nobody has heard the end, though the command says that all is well."""
+        """Return the ranks without a report of their end, though the command ended with 0."""
         if status != 0 or self.failures or self.signal:
             return []
         return sorted(set(range(self.job.size)) - self.ended)
 
-    def _verdict(self, status: int) -> None:
+    def _report(self, status: int) -> None:
         cause = self._cause()
         if cause is not None and not self.signal:
             if cause.line != self._last:  # mpirun, or other ranks, have said something since

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from ringar.job import native
 
 pytestmark = pytest.mark.job
 
-LEVELS = ["baseline", "avx2", "avx512"]
+LEVELS = ["baseline", "neon"] if platform.machine() == "aarch64" else ["baseline", "avx2", "avx512"]
 # Only the C interface of the library: no TensorFlow, a fraction of a second.
 SCRIPT = """
 import ctypes, sys

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,10 +36,17 @@ class Form:
     pmi: str = "pmix pmi2"
     rdma: bool = False
     gpus: int = 0
+    program: str = "python train.py"
 
 
 FORMS = {
     "local": Form("-np 2"),
+    "local_script": Form("-np 2", program="train.py"),
+    "local_module": Form("-np 2 -m", program="package.train"),
+    "openmpi_script": Form(HOSTS, program="train.py"),
+    "openmpi_module": Form(f"{HOSTS} -m", program="package.train"),
+    "hydra_module": Form(f"{HOSTS} --module", mpi=MPICH, program="package.train"),
+    "srun_script": Form("", environ=SLURM, program="train.py"),
     "local_launcher": Form("-np 2 --launcher local"),
     "local_hosts": Form("-H localhost:3 -np 2 --deadline 60"),
     "local_gpus": Form("-np 3", gpus=2),
@@ -124,6 +132,8 @@ FILES = {
     "mpich.txt": "h1:4  # the big one\nh2:2\n",
     "nodes.txt": "n1\nn1\nn2\nn2\n",
     "key": "",
+    "train.py": "",
+    "package/train.py": "",
 }
 
 
@@ -135,6 +145,7 @@ def dry_run(
     form: Form, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
     make_site(folder / "bin", form.mpi, form.programs, form.pmi)
+    (folder / "package").mkdir()
     for name, text in FILES.items():
         (folder / name).write_text(text)
     environ = {name: value.replace("TMP", str(folder)) for name, value in form.environ.items()}
@@ -142,13 +153,15 @@ def dry_run(
         monkeypatch.delenv(name)
     for name, value in {"PATH": f"{folder}/bin:/usr/bin:/bin", **environ}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "executable", f"{folder}/bin/python")
     monkeypatch.setattr(plan, "new_job_id", lambda: "0123456789abcdef")
     monkeypatch.setattr(cpus, "available", lambda: [cpus.Cpu(0, 0, n, n) for n in range(4)])
     monkeypatch.setattr(nvidia, "_count", lambda: form.gpus)
     monkeypatch.setattr(openmpi, "has_rdma", lambda: form.rdma)
     monkeypatch.setattr(os, "geteuid", lambda: 0 if form.root else 1000)
     words = [word.replace("TMP", str(folder)) for word in split(form)]
-    code = main([*words, "--dry-run", "python", "train.py", "--epochs", "3"])
+    code = main([*words, "--dry-run", *form.program.split(), "--epochs", "3"])
     captured = capsys.readouterr()
     assert captured.err == ""
     assert code == 0
@@ -164,7 +177,7 @@ def test_form(
 ) -> None:
     write = "RINGAR_WRITE_GOLDEN" in os.environ
     form = FORMS[name]
-    line = f"$ {shlex.join(['ringarrun', *split(form)])} --dry-run python train.py --epochs 3"
+    line = f"$ {shlex.join(['ringarrun', *split(form)])} --dry-run {form.program} --epochs 3"
     text = f"{line}\n{dry_run(form, tmp_path, monkeypatch, capsys)}"
     path = GOLDEN / f"{name}.txt"
     if write:

@@ -15,7 +15,7 @@ import pytest
 
 from ringar.launchers.errors import UsageError
 from ringar.launchers.guard import Place, place, reports
-from tests.launchers.helpers import Launcher, python, shell, wait_until
+from tests.launchers.helpers import QUICK, Launcher, python, shell, wait_until
 
 GUARD = (sys.executable, "-m", "ringar.launchers.guard", "--job", "test", "--grace", "0.1")
 SECOND_OF_THREE = {
@@ -102,8 +102,8 @@ def test_output_is_whole_lines_with_the_rank(tmp_path: Path) -> None:
 )
 def test_a_failure_is_reported_and_held_back(code: str, exit_code: int, says: str) -> None:
     started = time.monotonic()
-    result = guard("--grace", "1.5", "--", *shell(code))
-    assert time.monotonic() - started > 1.5
+    result = guard("--grace", "0.6", "--", *shell(code))
+    assert time.monotonic() - started > 0.6
     assert result.returncode == exit_code
     report = result.stderr.splitlines()[-1]
     assert report.startswith("ringarrun test.1: rank 1 of 3 on ")
@@ -139,13 +139,15 @@ def test_a_program_that_is_not_there() -> None:
 
 
 def test_what_the_rank_leaves_behind_ends_with_it() -> None:
-    assert guard("--", *shell("sleep 100 & setsid sleep 100 & exit 0")).returncode == 0
+    words = shell("sleep 100 & setsid sleep 100 & exit 0")
+    assert guard("--", *words, env={**SECOND_OF_THREE, **QUICK}).returncode == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_rank_ends_with_its_guard(number: int) -> None:
     code = "trap '' TERM; setsid sleep 100 & echo ready; sleep 100; sleep 100"
-    with Launcher("--", *shell(code), env=SECOND_OF_THREE, command=GUARD) as launcher:
+    env = {**SECOND_OF_THREE, **QUICK}
+    with Launcher("--", *shell(code), env=env, command=GUARD) as launcher:
         assert launcher.process.stdout is not None
         assert launcher.process.stdout.readline() == "ready\n"
         launcher.signal(number)

@@ -43,11 +43,9 @@ pytestmark = [pytest.mark.job, pytest.mark.skipif(bool(missing()), reason=missin
 MPIRUN = ("--launcher", "mpirun")
 TWO_HOSTS = ("-H", "localhost:1,127.0.0.2:2")
 SHOW = (
-    sys.executable,
-    "-c",
     "import json, os; from mpi4py import MPI; w = MPI.COMM_WORLD; print(json.dumps([w.rank, w.size,"
     " w.allreduce(w.rank), {k: v for k, v in os.environ.items() if k.startswith(('RINGAR_', 'MY_'))"
-    "}, sorted(os.sched_getaffinity(0))]))",
+    "}, sorted(os.sched_getaffinity(0))]))"
 )
 RANK = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
 
@@ -67,8 +65,10 @@ exec env -i HOME=/ PATH=/usr/bin:/bin THERE=1 {mark} sh -c "$*"
     return path
 
 
-def test_ranks_form_one_world() -> None:
-    result = launch("-np", "3", *MPIRUN, "-x", "MY_A=1 2,3\n4", "--deadline", "5", *SHOW)
+def test_ranks_of_a_module_form_one_world(tmp_path: Path) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    options = ("-x", "MY_A=1 2,3\n4", "-x", f"PYTHONPATH={tmp_path}", "--deadline", "5")
+    result = launch("-np", "3", *MPIRUN, *options, "-m", "show")
     assert result.returncode == 0, result.stderr
     found = {}
     for line in result.stdout.splitlines():
@@ -104,14 +104,16 @@ def test_environment_crosses_to_another_host(agent: Path) -> None:
     assert "-p 22 127.0.0.2 " in asked[-1]  # mpirun's daemon
 
 
-def test_lines_stay_whole_and_files_are_kept(tmp_path: Path, agent: Path) -> None:
-    code = (
+def test_lines_of_a_script_stay_whole_and_files_are_kept(tmp_path: Path, agent: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
         "import os; r = os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK']\n"
         "for i in range(2000): print('rank', r, 'line', i, 'x' * 100, 'end')"
     )
     folder = tmp_path / "logs"
     result = launch(
-        *TWO_HOSTS, "--output-filename", str(folder), *python(code), env={"RINGAR_SSH": str(agent)}
+        *(*TWO_HOSTS, "--output-filename", str(folder), str(script)),
+        env={"RINGAR_SSH": str(agent)},
     )
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
@@ -128,22 +130,28 @@ def test_a_long_line_without_end_takes_no_report_with_it() -> None:
     assert sorted(result.stderr.splitlines()) == [f"[{rank}] {'x' * 10240}" for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("hosts", [("-np", "3", *MPIRUN), TWO_HOSTS], ids=["one host", "two"])
+ONE_HOST = ("-np", "3", *MPIRUN)
+EXIT = ("exit 3", 3, "rank 1 of 3 on .* failed with exit code 3")
+KILL = ("kill -9 $$", 137, r"rank 1 of 3 on .* was killed by signal 9 \(SIGKILL\)")
+
+
 @pytest.mark.parametrize(
-    ("end", "code", "says"),
+    ("hosts", "end", "code", "says"),
     [
-        ("exit 3", 3, "rank 1 of 3 on .* failed with exit code 3"),
-        ("kill -9 $$", 137, r"rank 1 of 3 on .* was killed by signal 9 \(SIGKILL\)"),
+        pytest.param(ONE_HOST, *KILL, id="a signal on one host"),
+        pytest.param(TWO_HOSTS, *EXIT, id="an exit code on two"),
+        pytest.param(ONE_HOST, *EXIT, id="an exit code on one host", marks=pytest.mark.slow),
+        pytest.param(TWO_HOSTS, *KILL, id="a signal on two", marks=pytest.mark.slow),
     ],
 )
 def test_a_failed_rank_ends_the_job_and_leaves_the_others_a_moment(
     hosts: tuple[str, ...], end: str, code: int, says: str, agent: Path
 ) -> None:
-    # Rank 0 gets 2 s after the failure: enough for what it does last.
-    others = "sleep 1.5; echo last words; sleep 100"
+    # Rank 0 gets 2 s after the failure, enough for its last words.
+    others = "sleep 0.5; echo last words; sleep 100"
     program = shell(f"if [ {RANK} = 1 ]; then {end}; fi; {others}")
     started = time.monotonic()
-    result = launch(*hosts, "--failure-grace", "3", *program, env={"RINGAR_SSH": str(agent)})
+    result = launch(*hosts, "--failure-grace", "2", *program, env={"RINGAR_SSH": str(agent)})
     assert time.monotonic() - started < 30
     assert result.returncode == code, result.stderr
     assert re.search(says, result.stderr.splitlines()[-1])
@@ -176,7 +184,9 @@ def test_an_mpirun_that_ends_without_some_rank_has_not_succeeded(tmp_path: Path)
     assert result.returncode == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_signals_reach_all_ranks(number: int, agent: Path) -> None:
     program = shell("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.1; done")
     with Launcher(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(agent)}) as launcher:

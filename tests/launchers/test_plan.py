@@ -166,12 +166,14 @@ def test_program_is_looked_up_in_the_path_of_the_ranks(tmp_path: Path) -> None:
     assert make(command=("my-program",), exports=(f"PATH={tmp_path}",)).command == ("my-program",)
 
 
-def test_program_that_is_not_executable(tmp_path: Path) -> None:
+def test_scripts_and_modules_become_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "train.py"
     script.touch()
-    with pytest.raises(UsageError, match=r"not executable; .* python .*train\.py") as caught:
-        make(command=(str(script),))
-    assert caught.value.code == 126
-    with pytest.raises(UsageError, match="received a directory") as caught:
-        make(command=(str(tmp_path),))
-    assert caught.value.code == 126
+    assert make(command=(str(script), "-x")).command == (sys.executable, str(script), "-x")
+    found = make(command=("train", "-x"), module=True, exports=(f"PYTHONPATH={tmp_path}",))
+    assert found.command == (sys.executable, "-m", "train", "-x")
+    with pytest.raises(UsageError, match="there is no train") as caught:
+        make(command=("train",), module=True)
+    assert caught.value.code == 127

@@ -17,6 +17,7 @@ from ringar.launchers.errors import UsageError
 from ringar.launchers.hosts import Host
 from ringar.launchers.mpi import OPEN_MPI, Mpi
 from ringar.launchers.mpi_plan import MpiJob
+from ringar.launchers.program import Program
 from ringar.launchers.ssh import Agent
 from ringar.version import __version__
 from tests.launchers.programs import OPEN_MPI_5, write
@@ -26,6 +27,8 @@ GOOD = {
     "python": "3.11.2",
     "folder": True,
     "program": True,
+    "script": True,
+    "module_fault": "",
     "ringar": __version__,
     "mpi": OPEN_MPI_5[0],
 }
@@ -44,6 +47,8 @@ ANSWERS: dict[str, dict[str, object]] = {
     "othermpi": without(mpi="MPICH Version: 5.0.2"),
     "nofolder": without(folder=False),
     "noprogram": without(program=False),
+    "noscript": without(script=False),
+    "nomodule": without(module_fault="-m a: expected a Python module, but there is no a"),
 }
 
 
@@ -65,7 +70,14 @@ def agent(tmp_path: Path) -> Agent:
     return Agent((str(tmp_path / "agent"),))
 
 
-def job(agent: Agent, *names: str, program: str = "sh", python: str = sys.executable) -> MpiJob:
+def job(
+    agent: Agent,
+    *names: str,
+    program: str = "sh",
+    script: str = "",
+    module: str = "",
+    python: str = sys.executable,
+) -> MpiJob:
     return MpiJob(
         job="test",
         size=len(names),
@@ -75,7 +87,7 @@ def job(agent: Agent, *names: str, program: str = "sh", python: str = sys.execut
         environment={"PATH": "/usr/bin:/bin"},
         hosts=tuple(Host(name) for name in names),
         python=python,
-        program=(program,),
+        program=Program((program,), script, module),
         agent=agent,
         failure_grace=1.0,
     )
@@ -83,7 +95,7 @@ def job(agent: Agent, *names: str, program: str = "sh", python: str = sys.execut
 
 def faults(agent: Agent, *names: str) -> list[str]:
     with pytest.raises(UsageError) as caught:
-        preflight.check(job(agent, *names))
+        preflight.check(job(agent, *names, script="train.py"))
     assert caught.value.code == 1
     return str(caught.value).splitlines()
 
@@ -105,6 +117,8 @@ def test_good_hosts(agent: Agent) -> None:
         ("othermpi", "expected Open MPI 5.0.11 for mpi4py, as here, received MPICH 5.0.2; install"),
         ("nofolder", "which ranks start in, but it is not there; start from a folder that all"),
         ("noprogram", "expected the program sh, but it is not there; install it"),
+        ("noscript", "expected the script train.py in /"),
+        ("nomodule", "-m a: expected a Python module, but there is no a"),
     ],
 )
 def test_each_fault_has_its_words(agent: Agent, name: str, fault: str) -> None:
@@ -123,10 +137,10 @@ def test_all_hosts_at_fault_are_named(agent: Agent) -> None:
 def test_hosts_are_asked_at_once_and_not_for_ever(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "PATIENCE", 2.0)
+    monkeypatch.setattr(preflight, "TIMEOUT", 1.0)
     started = time.monotonic()
     lines = faults(agent, "slow", "good", "slow2", "slow")
-    assert "no answer in 2 s" in lines[1]
+    assert "no answer in 1 s" in lines[1]
     assert time.monotonic() - started < 10
 
 
@@ -141,10 +155,10 @@ def test_a_host_without_mpi_is_asked_for_real(agent: Agent) -> None:
     assert "mpi4py does not load an MPI" in text or "expected the program no-such" in text
 
 
-def ask(stub: Path) -> dict[str, object]:
+def ask(stub: Path, folder: str = "/", script: str = "", module: str = "") -> dict[str, object]:
     """What this Python answers to the question with `stub` before its other packages."""
     out = subprocess.run(
-        [sys.executable, "-c", preflight._QUESTION, "/", "sh"],
+        [sys.executable, "-c", preflight._QUESTION, folder, "sh", script, module],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(stub)},
         cwd=stub,
         capture_output=True,
@@ -152,6 +166,17 @@ def ask(stub: Path) -> dict[str, object]:
         check=True,
     ).stdout
     return dict(preflight._answers(out)[0])
+
+
+def test_scripts_and_modules_are_looked_up_in_the_folder_of_the_job(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/train.py").touch()
+    here = str(tmp_path / "here")
+    answer = ask(tmp_path, here, script="train.py")
+    assert (answer["script"], answer["module_fault"]) == (True, "")
+    answer = ask(tmp_path, here, script=f"{here}/other.py", module="train")
+    assert (answer["script"], answer["module_fault"]) == (False, "")
+    assert "there is no train" in str(ask(tmp_path, "/", module="train")["module_fault"])
 
 
 def test_an_older_ringar_without_a_guard_tells_its_version(tmp_path: Path) -> None:
@@ -223,7 +248,7 @@ def test_an_srun_that_answers_with_another_version(tmp_path: Path) -> None:
 def test_an_srun_that_answers_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, srun: str, fault: str
 ) -> None:
-    monkeypatch.setattr(preflight, "PATIENCE", 1.0)
+    monkeypatch.setattr(preflight, "TIMEOUT", 0.5)
     started = time.monotonic()
     with pytest.raises(UsageError) as caught:
         preflight.check(srun_job(tmp_path, srun, "h1", "h2"))
@@ -243,7 +268,10 @@ def test_srun_is_not_asked_where_nobody_knows_the_hosts(tmp_path: Path) -> None:
 def test_tensorflow_is_not_imported() -> None:
     code = preflight._QUESTION.replace("os._exit(0)", "print(sorted(sys.modules))")
     out = subprocess.run(
-        [sys.executable, "-c", code, "/", "sh"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, "/", "sh", "", "os"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert "'ringar.launchers.guard'" in out
     assert "'tensorflow'" not in out

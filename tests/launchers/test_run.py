@@ -53,15 +53,15 @@ def test_environment_is_passed_on() -> None:
         assert rank["PYTHONUNBUFFERED"] == ""
 
 
-def test_ranks_share_an_arena_without_a_name() -> None:
+def test_ranks_share_a_segment_without_a_name() -> None:
     code = """
 import mmap, os, time
 rank, fd = int(os.environ["RINGAR_RANK"]), int(os.environ["RINGAR_ARENA_FD"])
 os.ftruncate(fd, 4096)
-arena = mmap.mmap(fd, 4096)
-arena[rank] = 1
+segment = mmap.mmap(fd, 4096)
+segment[rank] = 1
 end = time.monotonic() + 30
-while arena[:3] != b"\\1\\1\\1":
+while segment[:3] != b"\\1\\1\\1":
     assert time.monotonic() < end
     time.sleep(0.01)
 print(os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_nlink)
@@ -69,7 +69,7 @@ print(os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_nlink)
     result = launch("-np", "3", *python(code))
     assert result.returncode == 0, result.stderr
     for line in result.stdout.splitlines():
-        assert "/memfd:ringar-arena (deleted) 0" in line
+        assert "/memfd:ringar-shared-segment (deleted) 0" in line
 
 
 def test_ranks_inherit_no_other_file() -> None:
@@ -79,8 +79,8 @@ print(*sorted(os.listdir("/proc/self/fd"), key=int))
 print(os.environ["RINGAR_ARENA_FD"])
 """
     result = launch("-np", "1", *python(code))
-    files, arena = (line.split() for line in result.stdout.splitlines())
-    assert {"0", "1", "2", *arena} < set(files)
+    files, segment = (line.split() for line in result.stdout.splitlines())
+    assert {"0", "1", "2", *segment} < set(files)
     assert len(files) == 5  # the last one is the folder that is being listed
 
 

@@ -137,9 +137,9 @@ def test_more_ranks_than_tasks(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize(("end", "code"), [("exit 3", 3), ("kill -9 $$", 137)])
 def test_a_failed_rank_ends_the_job(environ: dict[str, str], end: str, code: int) -> None:
     rank = "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$SLURM_PROCID}}"
-    program = ("sh", "-c", f"if [ {rank} = 1 ]; then {end}; fi; sleep 1; echo last; sleep 100")
+    program = ("sh", "-c", f"if [ {rank} = 1 ]; then {end}; fi; sleep 0.5; echo last; sleep 100")
     started = time.monotonic()
-    result = allocate(environ, *LAUNCHER, "--failure-grace", "3", *program)
+    result = allocate(environ, *LAUNCHER, "--failure-grace", "2", *program)
     assert time.monotonic() - started < 40
     assert "rank 1 of 2 on " in result.stderr.splitlines()[-1]
     assert result.stdout == "[0] last\n"

@@ -75,9 +75,8 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made = Server(tmp_path_factory.mktemp("sshd"))
-    separation = Path("/run/sshd")  # a path that sshd is built with
-    own = not separation.exists()
-    separation.mkdir(exist_ok=True)
+    # A path that sshd is built with. It stays: another process of these tests may need it, too.
+    Path("/run/sshd").mkdir(exist_ok=True)
     assert SSHD is not None
     with open(made.folder / "log", "wb") as log:
         process = subprocess.Popen(
@@ -89,8 +88,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     finally:
         process.terminate()
         process.wait(20)
-        if own:
-            separation.rmdir()
 
 
 def test_ranks_on_hosts_behind_ssh(server: Server) -> None:

@@ -10,6 +10,7 @@ from ringar.launchers import supervisor
 from ringar.launchers.command import Command
 from ringar.launchers.mpi import OPEN_MPI, Mpi
 from ringar.launchers.mpi_plan import MpiJob
+from ringar.launchers.program import Program
 
 WELL = "ringarrun ab12.{0}: rank {0} of 2 on h{0} ended well\n"
 FAILED = "ringarrun ab12.1: rank 1 of 2 on h1 failed with exit code 3\n"
@@ -19,7 +20,7 @@ SHOWN = "ringarrun: rank 1 of 2 on h1 failed with exit code 3\n"
 def run(capfd: pytest.CaptureFixture[str], *pieces: str, code: int = 0) -> tuple[int, str]:
     """The exit code and the screen of a job whose mpirun says `pieces`, and then ends."""
     # Each piece is read by itself; none is empty.
-    script = 'for piece; do printf %s "$piece" >&2; sleep 0.05; done; exit ' + str(code)
+    script = 'for piece; do printf %s "$piece" >&2; sleep 0.03; done; exit ' + str(code)
     job = MpiJob(
         job="ab12",
         size=2,
@@ -29,7 +30,7 @@ def run(capfd: pytest.CaptureFixture[str], *pieces: str, code: int = 0) -> tuple
         environment=os.environ,
         hosts=(),
         python="python",
-        program=("train.py",),
+        program=Program(("train.py",)),
         agent=None,
         failure_grace=60.0,
     )
@@ -61,7 +62,7 @@ def test_a_report_in_two_reads(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(capfd, part + FAILED[:20], FAILED[20:], code=1) == (3, f"{part}\n{SHOWN}")
 
 
-def test_the_verdict_is_last(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_cause_is_last(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(capfd, FAILED, "unfinished", code=1) == (3, f"{SHOWN}unfinished\n{SHOWN}")
 
 

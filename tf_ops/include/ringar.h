@@ -68,7 +68,7 @@ typedef struct ringar_array {
 typedef void* (*ringar_allocate)(void* context, int32_t index, int64_t rows);
 
 RINGAR_EXPORT const char* ringar_version(void);
-RINGAR_EXPORT const char* ringar_cpu_level(void);  // "avx512", "avx2" or "baseline"
+RINGAR_EXPORT const char* ringar_cpu_level(void);  // "avx512", "avx2", "neon" or "baseline"
 
 RINGAR_EXPORT int ringar_init(const ringar_config* config);
 RINGAR_EXPORT void ringar_shutdown(void);

@@ -33,7 +33,7 @@ class Sequential(keras.Sequential):
 
     Products of matrices have ever fewer zeros and cost far more than those with a vector: for most
     nets the plain chain, `levels=0`, is the fastest on a few cores, and `keras.Sequential` is
-    faster still. `benchmarks.scan_analysis` counts what a scan of a given net costs.
+    faster still. `benchmarks.scan.analysis` counts what a scan of a given net costs.
 
     With a `process_set`, such as `ringar.global_process_set`, its ranks go backward through one
     model together. All must be given the same examples and begin with the same weights; both is

@@ -33,7 +33,7 @@ made, whose results have ever fewer zeros.
 which have the vector; the whole rest is matrix times vector. Of m elements, the chain makes m - 2
 products in m - 2 rounds. All levels make less than 2m products, in 2 log2(m) - 2 rounds whose
 products are independent of each other. What that gains depends on the products of matrices, which
-cost more than those with a vector: `benchmarks.scan_analysis` counts.
+cost more than those with a vector: `benchmarks.scan.analysis` counts.
 
 **Across ranks.** `reduce` and `sweep` are apart so that the elements may be, too: a rank reduces
 its stretch of the chain (`plan(..., whole=True)`) to one element, a scan over ranks turns these

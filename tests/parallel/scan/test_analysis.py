@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import scan_analysis as analysis
+from benchmarks.scan import analysis
 from ringar.parallel.scan import counting, tree
 from ringar.parallel.scan.counting import Counter, Product, Round
 from ringar.parallel.scan.elements import Element, compose

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ringar.launchers import failures
+from ringar.launchers.ranks import ExitStatus
+
+
+def a_rank(number: int, code: int = 1, words: tuple[bytes, ...] = (), stopped: bool = False) -> Any:
+    """A rank as far as the report needs it."""
+    return SimpleNamespace(
+        number=number,
+        status=ExitStatus(code=code),
+        stderr=SimpleNamespace(tail=lambda: list(words)),
+        stopped=stopped,
+    )
+
+
+LOST = (b"Traceback", b"ringar.errors.PeerLostError: rank 0 | rank 1 is gone")
+LOST_IN_TENSORFLOW = (b"tensorflow.python.framework.errors_impl.AbortedError: rank 2 | ...",)
+
+
+def test_cause_is_the_first_that_does_not_report_a_lost_peer() -> None:
+    first, second, third = a_rank(0, words=LOST), a_rank(2, words=LOST_IN_TENSORFLOW), a_rank(1)
+    assert failures.cause([first, second, third]) is third
+    assert failures.cause([third, first]) is third
+    assert failures.cause([second, first]) is second
+
+
+@pytest.mark.parametrize(
+    ("others", "names"),
+    [
+        ([1], "rank 1 was"),
+        ([1, 2], "ranks 1, 2 were"),
+        ([1, 2, 3], "ranks 1 to 3 were"),
+        ([1, 3, 4, 5, 7], "ranks 1, 3 to 5, 7 were"),
+    ],
+)
+def test_ranks_are_listed_shortly(others: list[int], names: str) -> None:
+    first = a_rank(0, 4)
+    ranks = [first, *(a_rank(number, stopped=True) for number in others)]
+    text, _ = failures.report(ranks, [first])
+    assert text == f"rank 0 of {len(ranks)} failed with exit code 4; {names} stopped"
+
+
+def test_last_words_are_those_of_the_cause() -> None:
+    first, other = a_rank(3, words=(b"a", b"b")), a_rank(0, words=LOST)
+    _, tail = failures.report([other, first], [other, first])
+    assert tail[1:] == [b"[3] a", b"[3] b"]
+    assert failures.report([first], [first])[1] == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "text"),
+    [
+        (ExitStatus(), 0, "exit code 0"),
+        (ExitStatus(code=7), 7, "exit code 7"),
+        (ExitStatus(signal=9), 137, "signal 9 (SIGKILL)"),
+        (ExitStatus(signal=64), 192, "signal 64"),
+    ],
+)
+def test_exit_status(status: ExitStatus, code: int, text: str) -> None:
+    assert status.exit_code == code
+    assert status.ok == (code == 0)
+    assert str(status).startswith(text)

@@ -70,7 +70,7 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
 
 
 def _misplaced(request: Request) -> bool:
-    """Whether the number of ranks stands behind the program, which gets it."""
+    """Return whether the number of ranks stands behind the program, which gets it."""
     return not {"-np", "-n", "--num-proc"}.isdisjoint(request.command)
 
 

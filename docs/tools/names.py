@@ -24,6 +24,7 @@ from mkdocs.structure.pages import Page
 LISTS = ("ringar", "ringar.cupy")  # packages whose names are those of their __init__.pyi
 DIRECTIVE = re.compile(r"^::: (ringar[\w.]*)$", re.MULTILINE)
 MENTION = re.compile(r"(?<!\[)`(ringar(?:\.[a-zA-Z]\w*)+)(\(\))?`")
+ROLE = re.compile(r":\w+:`|(?<!`)``(?!`)")
 FENCE = re.compile(r"(^ *```.*?^ *```$|^(?: {4}|<!).*?$)", re.MULTILINE | re.DOTALL)
 
 log = logging.getLogger("mkdocs.hooks.names")  # warnings below `mkdocs` fail a strict build
@@ -78,6 +79,9 @@ def on_pre_build(config: MkDocsConfig) -> None:
         for name, item in _documented(path, _find(_package, path)):
             if not item.has_docstring:
                 log.warning("%s has no docstring", name)
+    for item in _objects(_package):
+        if item.docstring and ROLE.search(item.docstring.value):
+            log.warning("%s has a docstring that is not Markdown: use single backticks", item.path)
     for module in _public_modules(_package):
         if module not in LISTS and not _find(_package, module).exports:
             log.warning("%s has no __all__, which says what is public in it", module)
@@ -91,7 +95,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     markdown = "".join(parts)
     names = DIRECTIVE.findall(markdown)
     _placed.update(names)
-    if not names:
+    for name in set(names) - public:
+        log.warning("%s has a place for %s, which is not public", page.file.src_uri, name)
+    if not names or not public.issuperset(names):
         return markdown
     rows = [f"| [`{name}`][{name}] | {_first_sentence(name)} |" for name in names]
     table = "\n".join(["| | |", "|---|---|", *rows])
@@ -110,6 +116,9 @@ def _linked(text: str, package: griffe.Module, public: set[str], place: str) -> 
 
     def link(match: re.Match[str]) -> str:
         name = match[1]
+        parent = name.rpartition(".")[0]
+        if parent in public and _find(package, parent).is_attribute:
+            name = parent  # a member of an object, whose class the sources do not tell
         if name in public:
             return f"[{match[0]}][{name}]"
         try:
@@ -176,4 +185,4 @@ def _objects(item: Any) -> Iterator[Any]:
 def _first_sentence(path: str) -> str:
     docstring = _find(_package, path).docstring
     paragraph = docstring.value.split("\n\n")[0] if docstring else ""
-    return re.split(r"(?<=[.:]) ", " ".join(paragraph.split()))[0].replace("|", "\\|")
+    return re.split(r"(?<=[.]) ", " ".join(paragraph.split()))[0].replace("|", "\\|")

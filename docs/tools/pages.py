@@ -6,6 +6,7 @@ host too. Here they are rewritten for the site, which has the files of `docs/` a
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 import runpy
@@ -22,6 +23,9 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
+LOADED = re.compile(r'<(?:script|link|img|iframe)\b[^>]*?(?:src|href)="((?:https?:)?//[^"]+)"')
+
+log = logging.getLogger("mkdocs.hooks.pages")  # warnings below `mkdocs` fail a strict build
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -54,6 +58,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"]({posixpath.relpath(uri, posixpath.dirname(source) or '.')}{separator}{anchor})"
 
     return re.sub(r"\]\(([^)\s]+)\)", rewrite, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Warn of what a page would load from the network."""
+    for address in LOADED.findall(output):
+        log.warning("%s loads %s from the network", page.file.src_uri, address)
+    return output
 
 
 def _place(target: str, config: MkDocsConfig, files: Files) -> str:

@@ -68,7 +68,7 @@ class Room:
 
 
 def rooms() -> dict[str, Room]:
-    """Returns the rooms of the contract, from the top."""
+    """Return the rooms of the contract, from the top."""
     contracts = tomllib.loads(PROJECT.read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = (contract["layers"] for contract in contracts if contract["id"] == "rooms")
     found = {}
@@ -90,7 +90,7 @@ def _first_sentence(path: Path) -> str:
 
 
 def arrows(names: set[str]) -> list[tuple[str, str]]:
-    """Returns who imports from whom, without what follows from others."""
+    """Return who imports from whom, without what follows from others."""
     graph = grimp.build_graph("ringar", exclude_type_checking_imports=True)
     direct: dict[str, set[str]] = {name: set() for name in names}
     for module in graph.modules:
@@ -110,7 +110,7 @@ def arrows(names: set[str]) -> list[tuple[str, str]]:
 
 
 def draw() -> str:
-    """Returns the picture."""
+    """Return the picture."""
     found = rooms()
     boxes = [_box(room) for room in found.values()]
     lines = [_line(found[a], found[b]) for a, b in arrows(set(found))]

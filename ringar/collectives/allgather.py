@@ -52,7 +52,7 @@ def _rows_of_all(call: Call, rows: int) -> int:
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
-    """Each rank gets back the sum over all ranks of the gradients of its rows."""
+    """Return to each rank the sum over all ranks of the gradients of its rows."""
     if len(back.outputs) == len(back.inputs):  # compiled: the same rows on every rank
         return back.run("reducescatter", back.upstream)
     grads: list[tf.Tensor] = []

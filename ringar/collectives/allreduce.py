@@ -90,7 +90,7 @@ def grouped_allreduce(
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
-    """The loss is the sum of the ranks' losses, so every input sees every rank's gradient."""
+    """Add the gradients of all ranks: the loss is the sum of the ranks' losses."""
     call = back.call
     if call.op == "sum":
         scale = {"prescale": call.prescale, "postscale": call.postscale}

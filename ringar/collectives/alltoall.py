@@ -118,7 +118,7 @@ def _refuse_uneven(call: Call, tensor: tf.Tensor, splits: Any, ranks: int) -> No
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
-    """Rows go back where they came from."""
+    """Send the gradients of rows back to where the rows came from."""
     return back.run("alltoall", back.upstream, *back.outputs[1:])
 
 

@@ -80,7 +80,7 @@ def place_of(call: Call, root_rank: int, ranks: ProcessSet) -> int:
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
-    """The root's tensor is what every rank uses, so it gets the sum; the others' is unused."""
+    """Give the root the sum of all gradients: every rank uses its tensor, and no other."""
     total = back.run("allreduce", back.upstream)
     if process_sets.place_in(back.call.process_set) == back.call.root:
         return total

@@ -71,7 +71,7 @@ def _own_share(call: Call, rows: int) -> int:
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
-    """Each row was kept by one rank: its gradient comes from there, and is the same everywhere."""
+    """Gather the gradient of each row from the rank that kept the row."""
     rows = _rows_of_all_ranks(back)
     if back.call.op != "sum":
         return [row * slope for row, slope in zip(rows, slopes(back), strict=True)]

@@ -85,7 +85,7 @@ class _Split:
 
     @property
     def writes_maps(self) -> str:
-        """What `ringar.sharding.lineage` sees behind the layer."""
+        """The kind of channels behind the layer, for `ringar.sharding.lineage`."""
         return self.writes
 
     @property

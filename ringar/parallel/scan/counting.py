@@ -90,7 +90,7 @@ class Counter:
 
     @property
     def length(self) -> int:
-        """Of the scan: with the vector and the last element."""
+        """The length of the scan, with the vector and the last element."""
         return len(self._elements) + 2
 
     def count(self, levels: int) -> list[Round]:

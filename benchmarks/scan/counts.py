@@ -8,8 +8,8 @@ Counts are those of one example, of the backward pass through `length` steps wit
     Jacobian     made where it is needed, and kept nowhere, H^2
 
 Beside the scan the backward pass takes an outer product per step for the recurrent kernel's
-gradient, 2 H^2. One time per operation and one per call, for TensorFlow's part of a step and for the
-other layers, are fitted to measured times by least squares of the relative error.
+gradient, 2 H^2. One time per operation and one per call, for TensorFlow's part of a step and for
+the other layers, are fitted to measured times by least squares of the relative error.
 """
 
 from __future__ import annotations

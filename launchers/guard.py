@@ -172,7 +172,7 @@ class GuardedJob(LocalJob):
 
 
 def _unread(fd: int) -> bool:
-    """Whether the pipe `fd` holds bytes that its reader has not read yet."""
+    """Return whether the pipe `fd` holds bytes that its reader has not read yet."""
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return False
     return any(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))

@@ -4,14 +4,19 @@
 #   make test         every test: plain, then on 2, 3 and 4 ranks
 #   make test-long    slow tests, and on 2, 3 and 4 ranks all variants of all tests: half an hour
 #   make test-native  the C++ tests under AddressSanitizer and ThreadSanitizer
+#   make test-native-aarch64  the C++ tests for aarch64, emulated (g++-aarch64-linux-gnu, qemu-user-static)
 #   make test-gpu     the tests that need an NVIDIA GPU, on those that there are
 #   make test-matrix  one wheel beside the oldest and the newest TensorFlow that ringar serves
-#   make lint         ruff, mypy, clang-format, shellcheck
+#   make check-wheels  both wheels: auditwheel finds what their names promise
+#   make lint         ruff, mypy, import-linter, clang-format, shellcheck
+#   make docs         the documentation site, in build/site; a broken link or an undocumented name fails
+#   make rooms        the picture of docs/architecture.md, from the imports
 #   make format       what lint would complain of, corrected
 #   make bench        every benchmark that fits into a quarter of an hour, with a report
 #   make bench-gpu    collectives on the NVIDIA GPUs that there are
 #   make bench-hosts  several hosts on this machine, behind slow links (needs root and iproute2)
-#   make wheel        dist/ringar-<version>-py3-none-<platform>.whl, and the source archive
+#   make wheel        dist/ringar-<version>-py3-none-manylinux_2_27_<machine>.whl, and the source archive
+#   make wheel-aarch64  the same for aarch64, by cross compilation (g++-aarch64-linux-gnu)
 #   make clean        removes what was built (make distclean: the environment too)
 #
 # PYTHON=python3.12 chooses the interpreter, RANKS="2 4" the sizes of `make test`.
@@ -22,7 +27,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ringar-installed
 LIBRARY := ringar/libringar.so
-SOURCES := $(shell find tf_ops -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
+SOURCES := $(shell find tf_ops -type f)
+# What a wheel is made of, and the wheels, of this machine and of another one.
+PACKED := $(SOURCES) $(shell find ringar launchers -name '*.py' -o -name '*.pyi' -o -name py.typed) setup.py pyproject.toml MANIFEST.in README.md
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' ringar/version.py)
+WHEEL := dist/ringar-$(VERSION)-py3-none-manylinux_2_27_$(shell uname -m).whl
+WHEEL_AARCH64 := dist/ringar-$(VERSION)-py3-none-manylinux_2_27_aarch64.whl
 CPP := $(shell find tf_ops tests benchmarks -name '*.cc' -o -name '*.h' -o -name '*.inc' 2>/dev/null)
 SCRIPTS := .ci/run $(shell find launchers tests benchmarks -name '*.sh' -o -name '*.sbatch' 2>/dev/null)
 
@@ -39,7 +49,9 @@ LIMIT := timeout --kill-after=20
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: all demo test test-plain test-ranks test-long test-native test-gpu test-matrix lint format bench bench-gpu bench-hosts wheel clean distclean
+.PHONY: all demo test test-plain test-ranks test-long test-native test-native-aarch64 test-gpu \
+  test-matrix check-wheels lint docs rooms format bench bench-gpu bench-hosts wheel wheel-aarch64 \
+  clean distclean
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY)
@@ -53,7 +65,7 @@ $(VENV)/bin/python:
 
 # The first install goes through build isolation, as a user's does.
 $(STAMP): pyproject.toml setup.py | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --editable '.[tensorflow,test,build,lint]'
+	$(BIN)/python -m pip install --quiet --editable '.[tensorflow,test,build,lint,docs]'
 	@touch $@
 
 $(LIBRARY): $(SOURCES) ringar/version.py $(STAMP)
@@ -79,6 +91,7 @@ test-ranks: $(LIBRARY)
 test-long: $(LIBRARY)
 	$(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q --slow -m slow
 	$(MAKE) test-ranks SLOW=--slow RANKS_LIMIT=2400
+	$(MAKE) test-native-aarch64
 
 # It would wait a second at the end of each rank that is a process.
 export TSAN_OPTIONS ?= atexit_sleep_ms=0
@@ -97,6 +110,21 @@ test-native: $(STAMP)
 	  $(LIMIT) $(NATIVE_LIMIT) $(FIXED_ADDRESSES) build/native-$$sanitizer/ringar_tests; \
 	done
 
+# $(call need,command,package) stops where a program is missing, and names Debian's package.
+need = @command -v $(1) >/dev/null || { \
+  echo 'ringar: expected $(1) on PATH, found none: apt-get install $(2)' >&2; exit 1; }
+
+# What qemu does not do as a kernel would is skipped, with the reason.
+AARCH64_TESTS := build/native-aarch64
+test-native-aarch64: $(STAMP)
+	$(call need,aarch64-linux-gnu-g++,g++-aarch64-linux-gnu)
+	$(call need,qemu-aarch64-static,qemu-user-static)
+	$(BIN)/cmake -S tf_ops -B $(AARCH64_TESTS) -G Ninja \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Release \
+	  -DCMAKE_TOOLCHAIN_FILE=$(abspath tf_ops/cmake/aarch64-linux-gnu.cmake) >$(AARCH64_TESTS).log
+	$(BIN)/cmake --build $(AARCH64_TESTS) --target ringar_tests
+	RINGAR_TEST_EMULATED=1 $(LIMIT) $(NATIVE_LIMIT) qemu-aarch64-static -L /usr/aarch64-linux-gnu $(AARCH64_TESTS)/ringar_tests
+
 # Which CuPy and NCCL are installed for tests and benchmarks on GPUs: gpu-cuda13 has those for CUDA 13.
 GPU_EXTRA ?= gpu
 
@@ -106,22 +134,36 @@ test-gpu: $(LIBRARY)
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[$(GPU_EXTRA)]'
 	$(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m tests.run_on_gpus
 
-test-matrix: $(STAMP)
-	$(LIMIT) 1500 $(BIN)/python -m tests.matrix
+test-matrix: $(WHEEL)
+	$(LIMIT) 1500 $(BIN)/python -m tests.matrix $(WHEEL)
+
+check-wheels: $(sort $(WHEEL) $(WHEEL_AARCH64))
+	$(BIN)/python -m tests.check_wheels $^
 
 lint: $(STAMP) build/mypy/ringar
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p ringar -p tests $(addprefix -p ,$(wildcard benchmarks)) \
-	  $(addprefix -m ,$(subst /,.,$(patsubst %.py,%,setup.py $(wildcard examples/*.py))))
+	  $(addprefix -m ,$(subst /,.,$(patsubst %.py,%,setup.py $(wildcard examples/*.py docs/tools/*.py))))
+	PYTHONPATH=build/mypy $(BIN)/python docs/tools/rooms.py --check
+	cd build/mypy && $(abspath $(BIN))/lint-imports --no-cache --no-logo --config $(abspath pyproject.toml)
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
 	$(BIN)/shellcheck $(SCRIPTS)
 
-# mypy does not follow the map of an editable install: here is ringar with launchers/ in its place.
+# The picture of docs/architecture.md, drawn from the imports of ringar.
+rooms: $(STAMP) build/mypy/ringar
+	PYTHONPATH=build/mypy $(BIN)/python docs/tools/rooms.py
+
+# mypy and import-linter do not follow the map of an editable install: here is ringar with launchers/ in
+# its place, in folders of links.
 .PHONY: build/mypy/ringar
 build/mypy/ringar:
-	@rm -rf $@ && mkdir -p $@
-	@ln -s $(filter-out %/__pycache__,$(abspath $(wildcard ringar/*) launchers)) $@/
+	@rm -rf $@ && mkdir -p $(@D)
+	@cp -rs $(abspath ringar) $(@D)/ && cp -rs $(abspath launchers) $@/
+
+# Strict: see mkdocs.yml. No request leaves the machine.
+docs: $(STAMP)
+	$(LIMIT) 600 env NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix-only .
@@ -146,9 +188,19 @@ bench-hosts: $(LIBRARY)
 	$(LIMIT) 1800 $(BIN)/python -m benchmarks.hosts --output build/bench-hosts
 	$(BIN)/python -m benchmarks.simulate --check build/bench-hosts.json
 
+wheel: $(WHEEL)
+wheel-aarch64: $(WHEEL_AARCH64)
+
 # Through the source archive, so that what the archive lacks the wheel cannot have.
-wheel: $(STAMP)
+$(WHEEL): $(PACKED) | $(STAMP)
 	$(BIN)/python -m build --outdir dist .
+
+# Not in isolation, which would bring CMake for the machine that is built for.
+ifneq ($(WHEEL_AARCH64),$(WHEEL))
+$(WHEEL_AARCH64): $(PACKED) | $(STAMP)
+	$(call need,aarch64-linux-gnu-g++,g++-aarch64-linux-gnu)
+	_PYTHON_HOST_PLATFORM=linux-aarch64 $(BIN)/python -m build --no-isolation --outdir dist .
+endif
 
 clean:
 	rm -rf build dist *.egg-info ringar/*.so .pytest_cache .mypy_cache .ruff_cache

@@ -2,17 +2,24 @@
 
 Everything that is plain data (names, dependencies, extras) is in pyproject.toml; here is what
 setuptools cannot say there: `tf_ops/` becomes `ringar/libringar.so` and its MPI links, the package
-`ringar.launchers` lies in `launchers/`, and the wheel's tag is `py3-none-<platform>`.
+`ringar.launchers` lies in `launchers/`, and the wheel's tag is `py3-none-<platform>`, where the
+platform is every Linux whose glibc has what the libraries need.
+
+A build for another machine sets `_PYTHON_HOST_PLATFORM`, as a cross build of Python itself does:
+`linux-aarch64` takes the toolchain file `tf_ops/cmake/aarch64-linux-gnu.cmake`.
 """
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -23,6 +30,8 @@ from setuptools.errors import CompileError, PlatformError
 ROOT = Path(__file__).resolve().parent
 # CMake's targets; `ringar` becomes ringar/libringar.so.
 TARGETS = ("ringar", "ringar_openmpi", "ringar_mpich")
+# The oldest glibc that a wheel is meant for: that of TensorFlow's own wheels.
+OLDEST_GLIBC = (2, 27)
 
 NO_COMPILER = """no C++ compiler: {searched}.
 ringar's native library is built from C++17 sources and needs one at build time only. Install it:
@@ -76,8 +85,27 @@ def find_tool(name: str) -> str:
     return found
 
 
+def find_toolchain() -> Path | None:
+    """Returns the CMake toolchain file of the machine that is built for, None if it is this one.
+
+    Raises:
+        PlatformError: there is none for that machine.
+    """
+    machine = sysconfig.get_platform().removeprefix("linux-")
+    if machine == platform.machine():
+        return None
+    toolchain = ROOT / "tf_ops" / "cmake" / f"{machine}-linux-gnu.cmake"
+    if not toolchain.exists():
+        known = ", ".join(path.stem for path in toolchain.parent.glob("*-linux-gnu.cmake"))
+        raise PlatformError(
+            f"expected a platform with a toolchain file in {toolchain.parent} ({known}), received "
+            f"{machine} from _PYTHON_HOST_PLATFORM"
+        )
+    return toolchain
+
+
 class BuildLibrary(build_ext):
-    """Builds `tf_ops/` in `build/native`, incrementally, and copies libraries into `ringar/`."""
+    """Builds `tf_ops/` in `build/native-<platform>`, incrementally, and copies the libraries."""
 
     def get_ext_filename(self, fullname: str) -> str:
         """Returns the library's plain name: it is loaded by ctypes, not imported by Python."""
@@ -100,18 +128,14 @@ class BuildLibrary(build_ext):
             _replace(built, ROOT / self.get_ext_filename(ext.name))
 
     def _configure(self, source: Path, build_dir: Path) -> None:
-        compiler, *flags = shlex.split(find_compiler())
-        compiler = shutil.which(compiler) or compiler
         arguments = {
             "CMAKE_BUILD_TYPE": "Release",
             # Build isolation puts ninja at a new path each time; the cached one would be gone.
             "CMAKE_MAKE_PROGRAM": find_tool("ninja"),
-            "CMAKE_CXX_COMPILER": compiler,
+            **_compiler_arguments(),
         }
-        if flags:
-            arguments["CMAKE_CXX_FLAGS"] = shlex.join(flags)
         build_dir.mkdir(parents=True, exist_ok=True)
-        if not _cache_fits(build_dir / "CMakeCache.txt", source, compiler):
+        if not _cache_fits(build_dir / "CMakeCache.txt", source, arguments):
             shutil.rmtree(build_dir)
         command = [find_tool("cmake"), "-S", str(source), "-B", str(build_dir), "-G", "Ninja"]
         self._run(command + [f"-D{name}={value}" for name, value in arguments.items()])
@@ -133,21 +157,51 @@ def _replace(built: Path, target: Path) -> None:
     os.replace(fresh, target)
 
 
-def _cache_fits(cache: Path, source: Path, compiler: str) -> bool:
+def _compiler_arguments() -> dict[str, str]:
+    """Returns what tells CMake its compiler."""
+    toolchain = find_toolchain()
+    if toolchain is not None:
+        return {"CMAKE_TOOLCHAIN_FILE": str(toolchain)}
+    compiler, *flags = shlex.split(find_compiler())
+    arguments = {"CMAKE_CXX_COMPILER": shutil.which(compiler) or compiler}
+    return {**arguments, "CMAKE_CXX_FLAGS": shlex.join(flags)} if flags else arguments
+
+
+def _cache_fits(cache: Path, source: Path, arguments: dict[str, str]) -> bool:
     """Whether a CMake cache belongs to this source, generator and compiler (or there is none)."""
     if not cache.exists():
         return True
     lines = cache.read_text().splitlines()
     values = dict(line.split("=", 1) for line in lines if "=" in line and line[0] not in "#/")
+    compiler = arguments.get("CMAKE_CXX_COMPILER")
     return (
         values.get("CMAKE_HOME_DIRECTORY:INTERNAL") == str(source)
         and values.get("CMAKE_GENERATOR:INTERNAL") == "Ninja"
-        and values.get("CMAKE_CXX_COMPILER:FILEPATH", compiler) == compiler
+        and compiler in (None, values.get("CMAKE_CXX_COMPILER:FILEPATH", compiler))
     )
 
 
+def portable_platform(plain: str, libraries: Iterable[Path]) -> str:
+    """Returns the platform that `libraries` run on, as PEP 600 names it: `manylinux_2_27_x86_64`.
+
+    Libraries that need the libstdc++ of the machine that built them, or that are not built yet (in
+    an editable installation), are for the `plain` platform, such as `linux_x86_64`.
+
+    The versions of symbols that a library needs are words of its string table.
+    """
+    try:
+        text = b"".join(library.read_bytes() for library in libraries)
+    except FileNotFoundError:
+        return plain
+    if re.search(rb"\0(GLIBCXX|CXXABI)_[\d.]+(?=\0)", text):
+        return plain
+    needed = re.findall(rb"\0GLIBC_(\d+)\.(\d+)[\d.]*(?=\0)", text)
+    major, minor = max([OLDEST_GLIBC, *((int(major), int(minor)) for major, minor in needed)])
+    return plain.replace("linux_", f"manylinux_{major}_{minor}_", 1)
+
+
 class PlatformWheel(bdist_wheel):
-    """A wheel for this platform and any Python 3: the library has no Python in it."""
+    """A wheel for a platform and any Python 3: the libraries have no Python in them."""
 
     def finalize_options(self) -> None:
         """Marks the wheel as holding machine code."""
@@ -156,7 +210,8 @@ class PlatformWheel(bdist_wheel):
 
     def get_tag(self) -> tuple[str, str, str]:
         """Returns `py3-none-<platform>`."""
-        return "py3", "none", super().get_tag()[2]
+        libraries = map(Path, self.get_finalized_command("build_ext").get_outputs())
+        return "py3", "none", portable_platform(super().get_tag()[2], libraries)
 
 
 def packages() -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""One command per question; see docs/performance.md for what each answers and how."""
+"""Benchmarks, a folder for each question; docs/performance.md says what each answers, and how."""

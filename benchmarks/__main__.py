@@ -1,32 +1,40 @@
-"""Everything that fits into a quarter of an hour, with a report: ``python -m benchmarks``.
+"""Everything that fits into a quarter of an hour, with a report: `python -m benchmarks`.
 
-Writes to benchmarks/results/: report.md with the tables, the musts beside what was measured, and
-the pictures, and a JSON file per question. What fails is named in the report, and the rest goes
-on. Exits with 1 if a result was wrong or a training job failed; a must that is missed is said in
-the report and changes no exit code, since machines differ.
+Writes to benchmarks/results/: report.md with the tables, the targets beside what was measured, and
+the pictures, and a JSON file per question. The report names what fails, and the rest goes on. Exits
+with 1 if a result was wrong or a training job failed. The report says which targets were missed;
+they change no exit code, since machines differ.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import collectives, machine, overhead, peers, report, scaling
-from benchmarks.definitions import DEFINITIONS
-from benchmarks.musts import MIB, Figures, musts
+from benchmarks import peers
+from benchmarks.collectives import report as collective_report
+from benchmarks.collectives.__main__ import DEFAULT_PEERS, DEFAULT_SIZES
+from benchmarks.collectives.measure import collect
+from benchmarks.collectives.plot import plot
+from benchmarks.harness import machine, report
+from benchmarks.harness import targets as bounds
+from benchmarks.harness.command import parse_size
+from benchmarks.harness.definitions import DEFINITIONS
+from benchmarks.harness.report import KIB, MIB
 from benchmarks.peers.ringar_group import RESNET50_BYTES
+from benchmarks.targets import Figures, targets
+from benchmarks.training import __main__ as overhead
+from benchmarks.training import jobs, scaling
+from benchmarks.training.plot import plot_scaling
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
-SIZES = [collectives.parse_size(size) for size in collectives.DEFAULT_SIZES]
-FEW_SIZES = [4 << 10, MIB, 64 * MIB]
+SIZES = [parse_size(size) for size in DEFAULT_SIZES]
+FEW_SIZES = [4 * KIB, MIB, 64 * MIB]
 COMPARISONS = (
-    ("allreduce", "allreduce", 2, SIZES, list(collectives.DEFAULT_PEERS)),
+    ("allreduce", "allreduce", 2, SIZES, list(DEFAULT_PEERS)),
     ("allreduce-group", "allreduce", 2, [RESNET50_BYTES], ["ringar_engine", "ringar_group"]),
     ("allreduce-4-ranks", "allreduce", 4, [64 * MIB], ["ringar_engine", "openmpi", "mpich"]),
     ("allreduce-slow-peers", "allreduce", 2, FEW_SIZES,
@@ -42,7 +50,7 @@ BUDGET_BYTES, LIMIT = 1 << 30, 120.0
 
 
 class Report:
-    """Collects sections, and what makes the run fail."""
+    """Collects the sections of the report, and whether a result was wrong."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
@@ -50,11 +58,13 @@ class Report:
         self.sections: list[str] = []
         self.failed = False
 
-    def add(self, title: str, heading: str, table: str, data: dict[str, Any], plot: bool) -> None:
+    def add(
+        self, title: str, heading: str, table: str, data: dict[str, Any], has_picture: bool
+    ) -> None:
         """Writes the JSON file and keeps the section."""
         data = {"machine": machine.describe(), **data}
         report.write_json(str(RESULTS / title), data)
-        picture = f"\n![{heading}]({title}.png)\n" if plot else ""
+        picture = f"\n![{heading}]({title}.png)\n" if has_picture else ""
         missing = report.missing_lines(data["missing"]).replace("\n", "\n\n")
         self.sections.append(f"\n## {heading}\n\n{table.rstrip()}\n\n{missing}{picture}")
         self.failed |= any(row["wrong"] for row in data["rows"])
@@ -64,61 +74,53 @@ class Report:
         rounds: int,
     ) -> None:  # fmt: skip
         """Measures a collective against peers."""
-        found = collectives.collect(collective, names, ranks, sizes, rounds, BUDGET_BYTES, LIMIT)
-        rows = collectives.rows(found.series, ranks, names, collective)
+        found = collect(collective, names, ranks, sizes, rounds, BUDGET_BYTES, LIMIT)
+        rows = collective_report.rows(found.series, ranks, names, collective)
         if collective == "allreduce" and "slow" not in title:
             self.figures.allreduce.update({(ranks, r["peer"], r["bytes"]): r for r in rows})
         missing = {peers.load(name).TITLE: why for name, why in found.missing.items()}
         data = {"ranks": ranks, "rows": rows, "versions": found.versions, "missing": missing}
-        table = f"Size: {DEFINITIONS[collective].size_is}.\n\n{report.collective_table(rows)}"
-        plot = len(sizes) > 2 and bool(rows)
-        if plot:
-            report.plot_collective(str(RESULTS / title), rows, ranks)
+        table = f"Size: {DEFINITIONS[collective].size_is}.\n\n{collective_report.table_text(rows)}"
+        has_picture = len(sizes) > 2 and bool(rows)
+        if has_picture:
+            plot(str(RESULTS / title), rows, ranks)
         heading = HEADINGS.get(title, f"{collective}, {ranks} ranks")
-        self.add(title, heading, table, data, plot)
+        self.add(title, heading, table, data, has_picture)
 
     def steps(self) -> None:
         """Measures training steps against plain Keras."""
         counts = {"mlp": (1, 2, 4), "small_cnn": (1, 2)}
         cases = [(m, n, r) for m in counts for n in counts[m] for r in (False, True)]
-        found = overhead.collect(cases, self.rounds, 3)
-        rows, missing = overhead.rows(found), overhead.failures(found)
+        found = jobs.collect(cases, self.rounds)
+        rows, missing = overhead.rows(found), jobs.failures(found)
         self.figures.overhead = {(r["model"], r["processes"], r["ringar"]): r for r in rows}
-        table = printed(overhead.print_table, rows)
+        table = overhead.table_text(rows)
         self.add("overhead", "Training steps", table, {"rows": rows, "missing": missing}, False)
         self.failed |= bool(missing)
 
     def scaling(self) -> None:
         """Measures images/s against ideal."""
         parameters = scaling.measure_host()
-        found = scaling.collect(["mlp", "small_cnn", "alexnet", "resnet50"], [1, 2], 1)
-        rows, missing = scaling.rows(found, parameters), overhead.failures(found)
+        tried = jobs.cases(["mlp", "small_cnn", "alexnet", "resnet50"], [1, 2])
+        found = jobs.collect(tried, 1)
+        rows, missing = scaling.rows(found, parameters), jobs.failures(found)
         if rows:
-            report.plot_scaling(str(RESULTS / "scaling"), rows)
-        table = printed(scaling.print_table, rows)
+            plot_scaling(str(RESULTS / "scaling"), rows)
+        table = scaling.table_text(rows)
         self.add("scaling", "Scaling", table, {"rows": rows, "missing": missing}, bool(rows))
         self.failed |= bool(missing)
 
     def write(self, minutes: float) -> str:
-        """Writes report.md; returns its head, the musts beside what was measured."""
-        rows = [must.row() for must in musts(self.figures, SIZES)]
+        """Writes report.md and returns its head, the targets beside what was measured."""
         head = (
             f"# What was measured\n\n{machine.headline(machine.describe())}. Medians over "
             f"{self.rounds} turns, {minutes:.0f} minutes in all, by `python -m benchmarks`; least "
             "and greatest are in the tables below.\n\n"
-            + report.table(["what", "must", "measured", "reached"], rows)
+            + bounds.table(targets(self.figures, SIZES))
             + "\n"
         )
         Path(RESULTS, "report.md").write_text(head + "".join(self.sections))
         return head
-
-
-def printed(function: Callable[..., None], *arguments: Any) -> str:
-    """What a function prints."""
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        function(*arguments)
-    return output.getvalue()
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Start the ranks of a job, watch them, and end them together: the launcher, `ringarrun`.
+"""The launcher, `ringarrun`: it starts the ranks of a job, watches them and ends them together.
 
 A job takes one way through these files. The request becomes a choice, and the choice a plan; plans
 are plain data:

@@ -70,7 +70,7 @@ def _run_mpi(request: Request, choice: Choice) -> int:
 
 
 def _merge_timeline(path: Path, num_proc: int) -> None:
-    from ringar import timeline
+    from ringar.job import timeline
 
     found = timeline.merge(path)
     if not found:

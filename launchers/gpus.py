@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ringar import gpus, nvidia
+from ringar.job import gpus, nvidia
 from ringar.launchers.errors import UsageError
 
 _SHARED = (

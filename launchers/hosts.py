@@ -36,7 +36,7 @@ def parse(text: str) -> tuple[Host, ...]:
     """Parse the value of `-H`: names with their slots, separated by commas.
 
     Args:
-        text: for example ``"h1:4,h2:4"``; a host without a number has one slot.
+        text: for example `"h1:4,h2:4"`; a host without a number has one slot.
 
     Raises:
         UsageError: the text has another form, or names a host twice.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ringar import gpus
+from ringar.job import gpus
 from ringar.launchers import hosts
 from ringar.launchers.choose import LAUNCHERS
 from ringar.launchers.errors import UsageError

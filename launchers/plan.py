@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringar import gpus, timeline
+from ringar.job import gpus, timeline
 from ringar.launchers import cpus as cpus_module
 from ringar.launchers import gpus as gpus_module
 from ringar.launchers.cpus import Cpu

@@ -113,7 +113,7 @@ class ExitWatch:
         self._epoll.register(pidfd, select.EPOLLIN)
 
     def fileno(self) -> int:
-        """A file descriptor that is readable when a rank has ended."""
+        """Return a file descriptor that is readable when a rank has ended."""
         return self._epoll.fileno()
 
     @property

@@ -1,6 +1,6 @@
-"""Trains Keras 3 / TensorFlow models on all the cores, GPUs and machines that there are.
+"""Train Keras 3 / TensorFlow models on all cores, GPUs and machines.
 
-What users import is listed in ``__init__.pyi``. Names are loaded when they are first used, so that
+What users import is listed in `__init__.pyi`. Names are loaded when they are first used, so that
 the launcher starts without TensorFlow.
 """
 

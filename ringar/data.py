@@ -16,6 +16,10 @@ from typing import Any
 
 import numpy as np
 
+__all__ = ["shard"]
+
+from ringar.job.process_sets import or_all
+
 _DROP, _WRAP = "drop", "wrap"
 
 
@@ -91,11 +95,8 @@ def shard(
 
 
 def _place(process_set: Any) -> tuple[int, int]:
-    from ringar import runtime
-
-    if process_set is None:
-        return runtime.rank(), runtime.size()
-    return process_set.rank(), process_set.size()
+    ranks = or_all(process_set)
+    return ranks.rank(), ranks.size()
 
 
 def _is_dataset(data: Any) -> bool:
@@ -129,7 +130,7 @@ def _shard_dataset(dataset: Any, rank: int, size: int, remainder: str) -> Any:
 
 
 def _deal_rounds(dataset: Any, rank: int, size: int) -> Any:
-    """Element `rank` of each round of `size`, passed on when the whole round is there."""
+    """Return element `rank` of each round of `size`, passed on when the whole round is there."""
     import tensorflow as tf
 
     def own_element(*window: Any) -> Any:

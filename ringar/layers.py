@@ -3,7 +3,7 @@
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
-from ringar.keras.recurrent import ScanGRU, ScanSimpleRNN
+from ringar.parallel.scan.layers import ScanGRU, ScanSimpleRNN
 from ringar.parallel.split import Gather, ReturnExamples, SplitConv2D, SplitDense, Sum
 
 __all__ = [

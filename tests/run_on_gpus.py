@@ -13,7 +13,7 @@ import re
 import sys
 from dataclasses import dataclass, field
 
-from ringar import nvidia
+from ringar.job import nvidia
 from tests.plugin import run_job
 
 ALL, COLLECTIVES = "tests/cupy", "tests/cupy/collectives"

@@ -99,7 +99,7 @@ EQUAL = """
 import sys
 import keras, numpy as np, ringar, tensorflow as tf
 from examples.alexnet import small_alexnet
-from ringar.parallel.lineage import cut_of
+from ringar.sharding.lineage import cut_of
 
 ringar.init(deadline=60)
 plans, parts, jit = sys.argv[1].split(","), int(sys.argv[2]), sys.argv[3] == "jit"

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ringar import buckets
-from ringar.buckets import Bucket, Spec
+from ringar.keras import buckets
+from ringar.keras.buckets import Bucket, Spec
 
 pytestmark = pytest.mark.ranks(1)
 

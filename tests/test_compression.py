@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ringar import compression as compressors
+from ringar.collectives import compression as compressors
 from ringar.collectives.call import Call, checked_algorithm
-from ringar.compression import Compression
+from ringar.collectives.compression import Compression
 
 pytestmark = pytest.mark.ranks(1)
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringar import cost_model, link_probe
-from ringar.cost_model import Parameters
+from ringar import cost_model
+from ringar.job import link_probe
+from ringar.job.cost_model import Parameters
 from tests.plugin import run_job
 from tests.plugin.jobs import ROOT
 

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ringar import native
+from ringar.job import native
 
 pytestmark = pytest.mark.job
 
-LEVELS = ["baseline", "avx2", "avx512"]
+LEVELS = ["baseline", "neon"] if platform.machine() == "aarch64" else ["baseline", "avx2", "avx512"]
 # Only the C interface of the library: no TensorFlow, a fraction of a second.
 SCRIPT = """
 import ctypes, sys
 import numpy as np
-from ringar import native
+from ringar.job import native
 
 lib = ctypes.CDLL(sys.argv[1])
 lib.ringar_cpu_level.restype = lib.ringar_last_error.restype = ctypes.c_char_p

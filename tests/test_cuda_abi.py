@@ -271,7 +271,7 @@ def exported(name: str) -> list[str]:
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_real_library_has_every_function(name: str) -> None:
     """In a process of its own: opening it may start threads."""
-    from ringar import nvidia
+    from ringar.job import nvidia
 
     path = (nvidia.cuda_library if name == "cuda" else nvidia.nccl_library)({})
     path = path or {"cuda": "libcuda.so.1", "nccl": "libnccl.so.2"}[name]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ringar import data, runtime
+from ringar import data
+from ringar.job import place
 
 pytestmark = pytest.mark.ranks(1)
 
@@ -19,9 +20,9 @@ REMAINDERS = ["drop", "wrap"]
 def shares(monkeypatch: pytest.MonkeyPatch, source: Any, size: int, **options: Any) -> list[Any]:
     """What each of `size` ranks gets; every one of them asks in turn."""
     result = []
-    monkeypatch.setattr(runtime, "size", lambda: size)
+    monkeypatch.setattr(place, "size", lambda: size)
     for rank in range(size):
-        monkeypatch.setattr(runtime, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(place, "rank", lambda rank=rank: rank)
         result.append(data.shard(source() if callable(source) else source, **options))
     return result
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringar import gpus, nvidia
+from ringar.job import gpus, nvidia
 from tests.plugin import run_job
 
 pytestmark = pytest.mark.ranks(1)

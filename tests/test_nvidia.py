@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringar import native, nvidia, runtime
+from ringar.job import native, nvidia, place
 from tests.plugin import run_job
 
 
@@ -75,7 +75,7 @@ def test_libraries_that_variables_name_need_not_exist() -> None:
     environ = {"RINGAR_CUDA_LIBRARY": "/no/cuda.so", "RINGAR_NCCL_LIBRARY": "/no/nccl.so"}
     assert nvidia.cuda_library(environ) == "/no/cuda.so"
     assert nvidia.nccl_library(environ) == "/no/nccl.so"
-    config = runtime._read_config(environ, None, None, None)
+    config = place.read_config(environ, None, None, None)
     assert (config.cuda_library, config.nccl_library) == (b"/no/cuda.so", b"/no/nccl.so")
 
 
@@ -86,7 +86,7 @@ def test_without_variables_and_packages_libraries_are_those_of_the_system(
     environ = {"RINGAR_CUDA_LIBRARY": "", "RINGAR_NCCL_LIBRARY": ""}
     assert nvidia.cuda_library(environ) is None
     assert nvidia.nccl_library(environ) is None
-    config = runtime._read_config(environ, None, None, None)
+    config = place.read_config(environ, None, None, None)
     assert (config.cuda_library, config.nccl_library) == (None, None)
     assert native.Config().nccl_library is None
 
@@ -100,12 +100,12 @@ def test_nccl_of_a_python_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(tmp_path / "two")
     monkeypatch.syspath_prepend(tmp_path / "one")
     assert nvidia.nccl_library({}) == str(library)
-    assert runtime._read_config({}, None, None, None).nccl_library == str(library).encode()
+    assert place.read_config({}, None, None, None).nccl_library == str(library).encode()
 
 
 @pytest.mark.job
 def test_nothing_large_is_imported() -> None:
     large = {"numpy", "tensorflow", "cupy"}
-    code = f"import sys; from ringar import gpus, nvidia; print({large} & set(sys.modules))"
+    code = f"import sys; from ringar.job import gpus, nvidia; print({large} & set(sys.modules))"
     result = run_job(None, [sys.executable, "-c", code]).check()
     assert result.stdout == "set()\n"

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import setup
+from tests.bare_machine import without_compilers
 from tests.plugin.jobs import ROOT
 
 pytestmark = pytest.mark.job
@@ -62,11 +64,30 @@ def wheel(built: Path) -> Path:
 
 
 def test_wheel_is_bound_to_the_platform_alone(wheel: Path) -> None:
-    assert re.fullmatch(rf"ringar-{re.escape(VERSION)}-py3-none-\w*linux\w*\.whl", wheel.name)
+    platform = rf"manylinux_2_27_{os.uname().machine}"
+    assert wheel.name == f"ringar-{VERSION}-py3-none-{platform}.whl"
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(f"ringar-{VERSION}.dist-info/WHEEL").decode()
     assert "Root-Is-Purelib: false" in metadata
     assert "Tag: py3-none-" in metadata
+
+
+@pytest.mark.parametrize(
+    ("needed", "platform"),
+    [
+        ("GLIBC_2.2.5 GLIBC_2.18", "manylinux_2_27_x86_64"),
+        ("GLIBC_2.34 GLIBC_2.4", "manylinux_2_34_x86_64"),
+        ("GLIBC_2.17 GLIBCXX_3.4.30", "linux_x86_64"),
+    ],
+)
+def test_a_wheel_is_named_after_what_its_libraries_need(
+    tmp_path: Path, needed: str, platform: str
+) -> None:
+    for name, versions in {"one": needed, "other": "GLIBC_2.2.5"}.items():
+        (tmp_path / name).write_bytes(b"\0".join([b"", *versions.encode().split(), b""]))
+    libraries = [tmp_path / "one", tmp_path / "other"]
+    assert setup.portable_platform("linux_x86_64", libraries) == platform
+    assert setup.portable_platform("linux_x86_64", [tmp_path / "unbuilt"]) == "linux_x86_64"
 
 
 def test_wheel_holds_every_module_and_the_libraries(wheel: Path) -> None:
@@ -116,20 +137,12 @@ def test_source_archive_holds_what_a_build_needs(built: Path) -> None:
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
-    for folder, kinds in {"tf_ops": "*.cc *.h *.inc *.txt", "launchers": "*.py"}.items():
+    native = "*.cc *.h *.inc *.txt *.cmake *.map"
+    for folder, kinds in {"tf_ops": native, "launchers": "*.py"}.items():
         files = {str(p.relative_to(ROOT)) for k in kinds.split() for p in (ROOT / folder).rglob(k)}
         assert files
         assert files <= names, files - names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
-
-
-def without_compilers(folder: Path) -> dict[str, str]:
-    """Returns an environment whose PATH has a shell and no compiler."""
-    folder.mkdir()
-    for tool in ("sh", "env", "ls", "uname"):
-        (folder / tool).symlink_to(shutil.which(tool) or f"/bin/{tool}")
-    environment = {k: v for k, v in os.environ.items() if k not in ("CXX", "CC")}
-    return {**environment, "PATH": str(folder)}
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringar.compression import Compression
-from ringar.powersgd import PowerSGD, matrix_shape
+from ringar.collectives.compression import Compression
+from ringar.collectives.powersgd import PowerSGD, matrix_shape
 
 pytestmark = pytest.mark.ranks(1)
 

@@ -1,4 +1,4 @@
-"""ringar.timeline: one row per rank, valid at any moment, merged by the launcher."""
+"""ringar.job.timeline: one row per rank, valid at any moment, merged by the launcher."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ringar import timeline
+from ringar.job import timeline
 
 pytestmark = pytest.mark.job
 

@@ -2,17 +2,16 @@
 
 An adapter module has
 
-- ``TITLE``: its name in tables;
-- ``REQUIREMENTS``: what pip installs into an environment of its own; empty: ringar's environment;
-- ``command(environment, ranks, program)``: the command line that starts ``program`` on that many
-  ranks of this machine, given the environment's folder;
-- ``class Peer``: made once on every rank, with ``rank``, ``size``, ``barrier()``, and a method for
-  each collective of ``benchmarks.definitions`` that it has, such as ``allreduce(array)``, which
-  returns a function that runs the collective on ``array`` each time it is called and returns the
-  result;
-- ``COMMUNICATES = False``, if its results mean nothing and only its times count.
+- `TITLE`: its name in tables;
+- `REQUIREMENTS`: what pip installs into an environment of its own; empty: ringar's environment;
+- `command(environment, ranks, program)`: the command line that starts `program` on that many ranks
+  of this machine, given the environment's folder;
+- `class Peer`: made once on every rank, with `rank`, `size`, `barrier()`, and a method for each
+  collective of `benchmarks.harness.definitions` that it has, such as `allreduce(array)`. The method
+  returns a function; each call of it runs the collective on `array` and returns the result;
+- `COMMUNICATES = False`, if its results mean nothing and only its times count.
 
-A file of that form elsewhere is a peer, too: ``--peers openmpi,./my_library.py``.
+A file of that form elsewhere is a peer, too: `--peers openmpi,./my_library.py`.
 
 The harness names those that cannot be installed or started, or lack the collective, and goes on.
 """
@@ -27,12 +26,13 @@ from types import ModuleType
 
 
 def names() -> list[str]:
-    """All adapters there are."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    """Returns the names of all adapters; files named `*_peer.py` have what several share."""
+    found = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name for name in found if not name.endswith("_peer"))
 
 
 def load(name: str) -> ModuleType:
-    """The adapter of that name, or in the file of that name.
+    """Imports the adapter of that name, or in the file of that name.
 
     Raises:
         ValueError: there is none.

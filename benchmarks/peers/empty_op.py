@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ringar_peer import REQUIREMENTS, RingarPeer, command  # noqa: F401
-from benchmarks.traced import in_function
+from benchmarks.harness.traced import in_function
+from benchmarks.peers.ringar_peer import REQUIREMENTS, RingarPeer, command  # noqa: F401
 
 TITLE = "empty op in tf.function, no communication"
 COMMUNICATES = False

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.definitions import ROOT_RANK
-from benchmarks.launch import plain as command  # noqa: F401
+from benchmarks.harness.definitions import ROOT_RANK
+from benchmarks.harness.launch import plain as command  # noqa: F401
 
 TITLE = "Gloo (PyTorch)"
 REQUIREMENTS = ("numpy", "torch==2.13.0+cpu")

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.definitions import ROOT_RANK
-from benchmarks.launch import horovodrun as command  # noqa: F401
-from benchmarks.traced import in_function
+from benchmarks.harness.definitions import ROOT_RANK
+from benchmarks.harness.launch import horovodrun as command  # noqa: F401
+from benchmarks.harness.traced import in_function
 
 TITLE = "Horovod"
 REQUIREMENTS: tuple[str, ...] = ()

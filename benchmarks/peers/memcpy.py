@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.ringar_peer import REQUIREMENTS, RingarPeer, command  # noqa: F401
+from benchmarks.peers.ringar_peer import REQUIREMENTS, RingarPeer, command  # noqa: F401
 
 TITLE = "memcpy on all ranks at once"
 COMMUNICATES = False

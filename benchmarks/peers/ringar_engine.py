@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.definitions import ROOT_RANK
-from benchmarks.ringar_peer import REQUIREMENTS, RingarPeer, command, in_engine  # noqa: F401
+from benchmarks.harness.definitions import ROOT_RANK
+from benchmarks.peers.ringar_peer import REQUIREMENTS, RingarPeer, command, in_engine  # noqa: F401
 
 TITLE = "ringar (engine)"
 Run = Callable[[], np.ndarray]

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.ringar_peer import REQUIREMENTS, RingarPeer, command, in_engine  # noqa: F401
+from benchmarks.peers.ringar_peer import REQUIREMENTS, RingarPeer, command, in_engine  # noqa: F401
 
 TITLE = "ringar (engine, 214 arrays in a group)"
 
 
 def resnet50_gradients() -> list[int]:
-    """Elements of each trainable variable of keras.applications.ResNet50, in order."""
+    """Returns the elements of each trainable variable of keras.applications.ResNet50."""
 
     def convolution(kernel: int, inputs: int, outputs: int) -> list[int]:
-        """Kernel and bias, and the scale and offset of the batch normalization behind it."""
+        """Returns those of a kernel, a bias, and the scale and offset of its normalization."""
         return [kernel * kernel * inputs * outputs, outputs, outputs, outputs]
 
     sizes = convolution(7, 3, 64)

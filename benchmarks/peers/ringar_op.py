@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 import ringar
-from benchmarks.definitions import ROOT_RANK
-from benchmarks.ringar_peer import REQUIREMENTS, RingarPeer, command  # noqa: F401
-from benchmarks.traced import in_function
+from benchmarks.harness.definitions import ROOT_RANK
+from benchmarks.harness.traced import in_function
+from benchmarks.peers.ringar_peer import REQUIREMENTS, RingarPeer, command  # noqa: F401
 
 TITLE = "ringar (op in tf.function)"
 Run = Callable[[], Any]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.launch import plain as command  # noqa: F401
+from benchmarks.harness.launch import plain as command  # noqa: F401
 
 TITLE = "TensorFlow collectives"
 REQUIREMENTS: tuple[str, ...] = ()

@@ -7,18 +7,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import runtime
 from ringar.collectives import call as calls
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define, run, values_of
-from ringar.runtime import ProcessSet
+from ringar.job import process_sets
+from ringar.job.process_sets import ProcessSet
 
 
 @calls.as_it_is
 def allgather(
     tensor: Any, *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Any:
-    """Concatenates the tensors of all ranks along the first dimension.
+    """Concatenate the tensors of all ranks along the first dimension.
 
     Args:
         tensor: a TensorFlow tensor or a NumPy array of at least one dimension. Ranks may differ in
@@ -30,7 +30,7 @@ def allgather(
         A tensor or array whose first dimension is the sum over the ranks.
 
     Raises:
-        As :func:`ringar.allreduce`.
+        RingarError: as `ringar.allreduce`.
     """
     return grouped_allgather([tensor], name=name, process_set=process_set)[0]
 
@@ -39,7 +39,7 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[Any], *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
-    """All-gathers many tensors at once; see :func:`ringar.allgather`."""
+    """All-gather many tensors at once; see `ringar.allgather`."""
     values = values_of(tensors, "allgather")
     if not values:
         return []
@@ -48,11 +48,11 @@ def grouped_allgather(
 
 
 def _rows_of_all(call: Call, rows: int) -> int:
-    return rows * runtime.size_of(call.process_set)
+    return rows * process_sets.size_of(call.process_set)
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
-    """Each rank gets back the sum over all ranks of the gradients of its rows."""
+    """Return to each rank the sum over all ranks of the gradients of its rows."""
     if len(back.outputs) == len(back.inputs):  # compiled: the same rows on every rank
         return back.run("reducescatter", back.upstream)
     grads: list[tf.Tensor] = []

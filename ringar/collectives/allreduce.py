@@ -10,11 +10,11 @@ import tensorflow as tf
 from ringar.collectives import call as calls
 from ringar.collectives import slices
 from ringar.collectives.collective import Backward, Collective, define
+from ringar.collectives.compression import Compression
 from ringar.collectives.ops import Average, ReduceOp
 from ringar.collectives.reductions import reduce
 from ringar.collectives.slopes import slopes
-from ringar.compression import Compression
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 
 @calls.as_it_is
@@ -29,15 +29,15 @@ def allreduce(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Reduces a tensor over all ranks; every rank gets the result, bit for bit the same.
+    """Reduce a tensor over all ranks; every rank gets the result, bit for bit the same.
 
     Args:
-        tensor: a TensorFlow tensor or variable, a ``tf.IndexedSlices`` (whose rows are gathered; op
+        tensor: a TensorFlow tensor or variable, a `tf.IndexedSlices` (whose rows are gathered; op
             Sum or Average), or a NumPy array. float16, bfloat16 (both added in float32), float32,
             float64, int8, uint8, int32 or int64, of one shape on all ranks.
         op: Sum, Average, Min, Max or Product. Average needs a floating dtype.
-        compression: how float32 travels between hosts: ``Compression.none``, ``.fp16`` or
-            ``.bf16``; or a compressor of your own (:mod:`ringar.compression`).
+        compression: how float32 travels between hosts: `Compression.none`, `.fp16` or `.bf16`; or
+            a compressor of your own (`ringar.Compression`).
         algorithm: how ranks on several hosts go about it, the same on all ranks. "hierarchical":
             through shared memory inside a host, and every rank drives a slice of its own between
             the hosts. "ring" and "recursive_doubling": over all ranks through MPI, as if each had a
@@ -54,10 +54,10 @@ def allreduce(
 
     Raises:
         ValueError: an argument that is none of those; on this rank.
-        MismatchError (NumPy) or tf.errors.InvalidArgumentError: ranks disagree on collective,
-            shape, dtype, op or name. On every rank.
-        PeerLostError or tf.errors.AbortedError: a rank died or left.
-        DeadlineError or tf.errors.DeadlineExceededError: a rank did not come in time.
+        MismatchError: ranks disagree on collective, shape, dtype, op or name. On every rank.
+            (TensorFlow tensors: `tf.errors.InvalidArgumentError`.)
+        PeerLostError: a rank died or left. (`tf.errors.AbortedError`.)
+        DeadlineError: a rank did not come in time. (`tf.errors.DeadlineExceededError`.)
     """
     options = (compression, prescale_factor, postscale_factor, name, process_set)
     chosen = calls.checked_algorithm(algorithm)
@@ -78,11 +78,11 @@ def grouped_allreduce(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """Reduces many tensors as if they were one, without copying them together.
+    """Reduce many tensors as if they were one, without copying them together.
 
-    Arguments, results and errors are those of :func:`ringar.allreduce`, with a list of tensors.
+    Arguments, results and errors are those of `ringar.allreduce`, with a list of tensors.
     Tensors of different dtypes are allowed and travel one dtype after the other; a
-    ``tf.IndexedSlices`` is made dense.
+    `tf.IndexedSlices` is made dense.
     """
     options = (compression, prescale_factor, postscale_factor, name, process_set)
     chosen = calls.checked_algorithm(algorithm)
@@ -90,7 +90,7 @@ def grouped_allreduce(
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
-    """The loss is the sum of the ranks' losses, so every input sees every rank's gradient."""
+    """Add the gradients of all ranks: the loss is the sum of the ranks' losses."""
     call = back.call
     if call.op == "sum":
         scale = {"prescale": call.prescale, "postscale": call.postscale}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringar import errors, native
+from ringar import errors
 from ringar.collectives import call as calls
 from ringar.collectives import compiled
 from ringar.collectives.call import Call
@@ -19,7 +19,8 @@ from ringar.collectives.collective import (
     run_tensors,
     values_of,
 )
-from ringar.runtime import ProcessSet
+from ringar.job import native
+from ringar.job.process_sets import ProcessSet
 
 REFUSED = [-1]
 """Instead of no splits at all, which the engine takes for even ones: all ranks refuse these."""
@@ -33,7 +34,7 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Sends rows of a tensor to all ranks and receives rows from all ranks.
+    """Send rows of a tensor to all ranks and receive rows from all ranks.
 
     Args:
         tensor: a TensorFlow tensor or a NumPy array of at least one dimension; any dtype but
@@ -45,11 +46,12 @@ def alltoall(
         process_set: the ranks that take part; default all.
 
     Returns:
-        The rows received, in the order of the ranks; with ``splits``, a pair of them and of the
+        The rows received, in the order of the ranks; with `splits`, a pair of them and of the
         number of rows (int64) that came from each rank.
 
     Raises:
-        As :func:`ringar.allreduce`; splits that do not add up are a mismatch on all ranks.
+        RingarError: as `ringar.allreduce`.
+        MismatchError: also for splits that do not add up, on all ranks.
     """
     call, ranks = calls.begin("alltoall", process_set, name)
     (value,) = values_of([tensor], "alltoall")
@@ -84,14 +86,14 @@ def _exchange_tensor(
 
 
 def rows_of(call: Call, splits: Any) -> list[int] | None:
-    """Splits as the engine takes them from Python; None: even ones."""
+    """Return splits as the engine takes them from Python; None stands for even ones."""
     if splits is None:
         return None
     return [int(rows) for rows in _checked(call, splits).ravel()] or REFUSED
 
 
 def _checked(call: Call, splits: Any) -> Any:
-    """Splits as an array or tensor of whole numbers."""
+    """Return splits as an array or tensor of whole numbers."""
     checked = splits if isinstance(splits, (tf.Tensor, tf.Variable)) else np.asarray(splits)
     if not tf.as_dtype(checked.dtype).is_integer and 0 not in checked.shape:
         raise ValueError(
@@ -116,7 +118,7 @@ def _refuse_uneven(call: Call, tensor: tf.Tensor, splits: Any, ranks: int) -> No
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
-    """Rows go back where they came from."""
+    """Send the gradients of rows back to where the rows came from."""
     return back.run("alltoall", back.upstream, *back.outputs[1:])
 
 

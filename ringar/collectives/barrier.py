@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from ringar import native
 from ringar.collectives import call as calls
 from ringar.collectives import compiled
-from ringar.runtime import ProcessSet
+from ringar.job import native
+from ringar.job.process_sets import ProcessSet
 
 
 @calls.as_it_is
 def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -> None:
-    """Waits until all ranks have called it. In a graph, later collectives wait for it.
+    """Wait until all ranks have called it. In a graph, later collectives wait for it.
 
     Args:
         name: in errors and timelines; must be equal on all ranks.
         process_set: the ranks that take part; default all.
 
     Raises:
-        As :func:`ringar.allreduce`.
+        RingarError: as `ringar.allreduce`.
     """
     call, _ = calls.begin("barrier", process_set, name)
     if compiled.is_compiling():

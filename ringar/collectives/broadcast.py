@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import runtime
 from ringar.collectives import call as calls
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define, run, values_of
-from ringar.runtime import ProcessSet
+from ringar.job import process_sets
+from ringar.job.process_sets import ProcessSet
 
 
 @calls.as_it_is
@@ -23,7 +23,7 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Sends the root rank's tensor to all ranks.
+    """Send the root rank's tensor to all ranks.
 
     Args:
         tensor: a TensorFlow tensor or variable or a NumPy array, of one shape and dtype on all
@@ -36,8 +36,9 @@ def broadcast(
         The root's values.
 
     Raises:
-        As :func:`ringar.allreduce`; a root out of range is a mismatch, and a ValueError if it is
-        not in the process set.
+        RingarError: as `ringar.allreduce`.
+        MismatchError: also for a root out of range.
+        ValueError: the root is not in the process set.
     """
     return grouped_broadcast([tensor], root_rank, name=name, process_set=process_set)[0]
 
@@ -50,7 +51,7 @@ def grouped_broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """Broadcasts many tensors at once; see :func:`ringar.broadcast`."""
+    """Broadcast many tensors at once; see `ringar.broadcast`."""
     values = values_of(tensors, "broadcast")
     if not values:
         return []
@@ -60,12 +61,12 @@ def grouped_broadcast(
 
 
 def place_of(call: Call, root_rank: int, ranks: ProcessSet) -> int:
-    """The place of a rank of the job in a process set.
+    """Return the place of a rank of the job in a process set.
 
     Raises:
         ValueError: it is not in there.
     """
-    if ranks is runtime.global_process_set:
+    if ranks is process_sets.global_process_set:
         return int(root_rank)  # checked by the engine, which tells all ranks
     if root_rank not in ranks.ranks:
         raise ValueError(
@@ -79,9 +80,9 @@ def place_of(call: Call, root_rank: int, ranks: ProcessSet) -> int:
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
-    """The root's tensor is what every rank uses, so it gets the sum; the others' is unused."""
+    """Give the root the sum of all gradients: every rank uses its tensor, and no other."""
     total = back.run("allreduce", back.upstream)
-    if runtime.place_in(back.call.process_set) == back.call.root:
+    if process_sets.place_in(back.call.process_set) == back.call.root:
         return total
     return [tf.zeros_like(t) for t in total]
 
@@ -92,10 +93,10 @@ define("broadcast", Collective(_gradient))
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int = 0, *, process_set: ProcessSet | None = None
 ) -> None:
-    """Gives all ranks the root rank's values of some variables, in place.
+    """Give all ranks the root rank's values of some variables, in place.
 
     Args:
-        variables: ``tf.Variable`` or ``keras.Variable`` objects, in the same order on all ranks.
+        variables: `tf.Variable` or `keras.Variable` objects, in the same order on all ranks.
         root_rank: a rank of the job.
         process_set: the ranks that take part; default all.
     """

@@ -9,18 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import errors, runtime
-from ringar.cost_model import ALGORITHMS
-from ringar.runtime import ProcessSet
-
-# Those of tf_ops/engine/types.cc.
-DTYPES = (
-    *("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64"),
-    *("bool", "int16", "uint16", "uint32", "uint64", "complex64", "complex128"),
-)
+from ringar import errors
+from ringar.collectives.dtypes import ITEM_BYTES
+from ringar.job import place
+from ringar.job.cost_model import ALGORITHMS
+from ringar.job.process_sets import ProcessSet, or_all
 
 as_it_is = tf.autograph.experimental.do_not_convert
-"""Keeps AutoGraph from rewriting a function that is called in a ``tf.function``."""
+"""Keeps AutoGraph from rewriting a function that is called in a `tf.function`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,15 +34,15 @@ class Call:
     name: str = ""
 
     def spec(self, dtype: str = "uint8", shapes: Sequence[Sequence[int]] = ()) -> str:
-        """The line of text that tf_ops/engine/spec.h describes.
+        """Return the line of text that tf_ops/engine/spec.h describes.
 
         Raises:
             UnsupportedError: a dtype that no collective takes, such as strings.
         """
-        if dtype not in DTYPES:
+        if dtype not in ITEM_BYTES:
             raise errors.UnsupportedError(
                 self.refusal(
-                    f"a dtype out of {', '.join(DTYPES)}",
+                    f"a dtype out of {', '.join(ITEM_BYTES)}",
                     dtype,
                     "Cast it first; ringar.broadcast_object and ringar.allgather_object take "
                     "anything that can be pickled.",
@@ -65,7 +61,7 @@ class Call:
         return text + f"name={self.name}"
 
     def refusal(self, expected: str, received: object, remedy: str) -> str:
-        """The text of an error that Python finds, in the form of those that the engine finds.
+        """Return the text of an error that Python finds, in the form of the engine's errors.
 
         Args:
             expected: what would have been right.
@@ -74,17 +70,17 @@ class Call:
         """
         name = f' "{self.name}"' if self.name else ""
         return (
-            f"rank {runtime.rank()} | {self.collective}{name}: expected {expected}; "
+            f"rank {place.rank()} | {self.collective}{name}: expected {expected}; "
             f"received {received}. {remedy}"
         )
 
     def has_factors_nccl_lacks(self) -> bool:
-        """Whether a reduction other than a sum has factors."""
+        """Return whether a reduction other than a sum has factors."""
         return self.op != "sum" and (self.prescale, self.postscale) != (1.0, 1.0)
 
     @classmethod
     def parse(cls, spec: str) -> Call:
-        """The inverse of :meth:`spec`."""
+        """Return the inverse of `spec`."""
         head, name = spec.split(" name=", 1)
         collective, *pairs = head.split(" ")
         values = dict(pair.split("=", 1) for pair in pairs)
@@ -101,7 +97,7 @@ class Call:
         )
 
     def gradient(self, **changes: Any) -> Call:
-        """A call for the gradient of this one: the same ranks, another name, unscaled.
+        """Return a call for the gradient of this one: the same ranks, another name, unscaled.
 
         Of an allreduce it travels as the tensors did, if it is an allreduce itself.
         """
@@ -112,7 +108,7 @@ class Call:
 
 
 def by_dtype(dtypes: Iterable[Any]) -> list[list[int]]:
-    """The places of each dtype, in the order in which the dtypes first appear.
+    """Return the places of each dtype, in the order in which the dtypes first appear.
 
     What has one dtype travels together.
     """
@@ -123,7 +119,7 @@ def by_dtype(dtypes: Iterable[Any]) -> list[list[int]]:
 
 
 def checked_algorithm(algorithm: Any) -> str:
-    """What a :class:`Call` has for an argument `algorithm`.
+    """Return the name of an algorithm as a `Call` has it: "" for the engine's choice.
 
     Raises:
         ValueError: there is no such algorithm.
@@ -147,7 +143,7 @@ def begin(
     postscale: float = 1.0,
     function: str | None = None,
 ) -> tuple[Call, ProcessSet]:
-    """A call on a process set (None: all ranks), with a name that all ranks find alike.
+    """Return a call on a process set (None: all ranks), with a name that all ranks find alike.
 
     Without a name a call in a graph is numbered within that graph: ranks may trace at different
     times and different often, but they trace the same functions. Each process set has numbers of
@@ -161,8 +157,8 @@ def begin(
         postscale: factor after it.
         function: what the user has called, if that is not `ringar.<collective>`.
     """
-    runtime._config(f"{function or 'ringar.' + collective}()")
-    ranks = process_set or runtime.global_process_set
+    place.require(f"{function or 'ringar.' + collective}()")
+    ranks = or_all(process_set)
     if ranks.process_set_id is None:
         raise ValueError(
             Call(collective, name=name or "").refusal(

@@ -3,8 +3,8 @@
 The file of a collective defines what is its own: the TensorFlow op, how many rows come out, and the
 gradient. Here is what all have in common: the three ways to the engine. NumPy arrays go through the
 library's C interface, which waits for the result. TensorFlow tensors go through an op, in eager
-code as in a ``tf.function``. Inside ``tf.function(jit_compile=True)`` they go through an XLA custom
-call (:mod:`ringar.collectives.compiled`). All three carry the same line of text, the spec.
+code as in a `tf.function`. Inside `tf.function(jit_compile=True)` they go through an XLA custom
+call (`ringar.collectives.compiled`). All three carry the same line of text, the spec.
 
 The gradient of a collective is made of other collectives. It asks for them by name, so that no file
 of a collective needs another one.
@@ -20,12 +20,12 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 
-from ringar import native
 from ringar.collectives import compiled
 from ringar.collectives.call import Call, by_dtype
+from ringar.job import native
 
 Arguments = Callable[[Sequence[tf.Tensor], Any], Sequence[Any]]
-"""``(tensors, rows per rank) -> inputs`` of the TensorFlow op."""
+"""`(tensors, rows per rank) -> inputs` of the TensorFlow op."""
 
 NO_SPLITS = np.zeros(0, np.int64)
 """Rows per rank where nothing is said of them: dealt out evenly."""
@@ -33,12 +33,12 @@ NO_SPLITS = np.zeros(0, np.int64)
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """What is a collective's own; its op works on tensors of one dtype.
+    """Describe one collective; its op works on tensors of one dtype.
 
     Attributes:
         gradient: from the gradients of the outputs to those of the inputs.
         arguments: what its TensorFlow op takes. The op's first outputs are those of the tensors.
-        rows: how many rows this rank gets if all ranks bring ``rows``; None: as many.
+        rows: how many rows this rank gets if all ranks bring `rows`; None: as many.
         ranks_may_differ: in how many rows they bring. Then the exchange alone tells how many come
             out. Compiled code must know before, and takes the same number from all ranks.
         grouped: whether the op takes any number of tensors, or one.
@@ -51,7 +51,7 @@ class Collective:
     grouped: bool = True
 
     def output_shape(self, call: Call, shape: Sequence[int]) -> list[int]:
-        """The shape of a result, where all ranks bring an array of ``shape``."""
+        """Return the shape of a result, where all ranks bring an array of `shape`."""
         if self.rows is None:
             return list(shape)
         # The engine refuses a scalar, on all ranks: it has to get that far.
@@ -60,7 +60,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Backward:
-    """What the gradient of a collective is computed from.
+    """Hold the tensors from which the gradient of a collective is computed.
 
     Attributes:
         call: the collective.
@@ -77,7 +77,7 @@ class Backward:
     def run(
         self, collective: str, tensors: Sequence[tf.Tensor], splits: Any = NO_SPLITS, **changes: Any
     ) -> list[tf.Tensor]:
-        """Another collective of the same ranks, unscaled; ``changes``: of its :class:`Call`."""
+        """Run another collective of the same ranks, unscaled, with `changes` of its `Call`."""
         call = self.call.gradient(collective=collective, **changes)
         return list(run_tensors(call, list(tensors), splits)[: len(tensors)])
 
@@ -86,7 +86,7 @@ _COLLECTIVES: dict[str, Collective] = {}
 
 
 def define(name: str, collective: Collective) -> None:
-    """Makes a collective known by its name, and its gradient to TensorFlow."""
+    """Make a collective known by its name, and its gradient to TensorFlow."""
     _COLLECTIVES[name] = collective
 
     @tf.RegisterGradient(f"Ringar{name.capitalize()}Async")
@@ -105,7 +105,7 @@ def define(name: str, collective: Collective) -> None:
 
 
 def run(call: Call, values: Sequence[Any]) -> list[Any]:
-    """Runs a collective on the arrays or tensors that :func:`values_of` returns, in their places.
+    """Run a collective on the arrays or tensors that `values_of` returns, in their places.
 
     Those of one dtype travel together, in the order in which the dtypes first appear.
     """
@@ -119,12 +119,12 @@ def run(call: Call, values: Sequence[Any]) -> list[Any]:
 
 
 def is_numpy(values: Sequence[Any]) -> bool:
-    """Whether all are NumPy arrays or scalars, which then are answered with NumPy arrays."""
+    """Return whether all values are NumPy arrays or scalars, so that results are NumPy arrays."""
     return all(isinstance(value, (np.ndarray, np.generic)) for value in values)
 
 
 def values_of(tensors: Iterable[Any], function: str) -> list[Any]:
-    """What a user gave, as tensors, or as NumPy arrays if all are.
+    """Return a user's values as tensors, or as NumPy arrays if all of them are.
 
     Arrays are C-contiguous, in this machine's byte order, and scalars are without a dimension.
 
@@ -158,7 +158,7 @@ def _tensor_of(value: Any, function: str) -> tf.Tensor:
 
 
 def output_shapes(call: Call, shapes: Iterable[Sequence[int]]) -> list[list[int]] | None:
-    """The shapes of the results for inputs of ``shapes``; None where only the exchange tells."""
+    """Return the results' shapes for inputs of `shapes`; None where only the exchange tells."""
     collective = _COLLECTIVES[call.collective]
     if collective.ranks_may_differ:
         return None
@@ -166,7 +166,7 @@ def output_shapes(call: Call, shapes: Iterable[Sequence[int]]) -> list[list[int]
 
 
 def run_arrays(call: Call, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """Runs a collective on NumPy arrays of one dtype and waits for its end."""
+    """Run a collective on NumPy arrays of one dtype and wait for its end."""
     dtype, shapes = arrays[0].dtype, output_shapes(call, [array.shape for array in arrays])
     outputs = None if shapes is None else [np.empty(shape, dtype) for shape in shapes]
     return native.run(call.spec(dtype.name), arrays, outputs)[0]
@@ -175,7 +175,7 @@ def run_arrays(call: Call, arrays: list[np.ndarray]) -> list[np.ndarray]:
 def run_tensors(
     call: Call, tensors: list[tf.Tensor], splits: Any = NO_SPLITS
 ) -> Sequence[tf.Tensor]:
-    """Runs a collective on tensors of one dtype; ``splits``: rows per rank (not compiled).
+    """Run a collective on tensors of one dtype; `splits`: rows per rank (not compiled).
 
     Returns:
         A result per tensor, followed by whatever else the op has for outputs (not compiled).
@@ -196,13 +196,13 @@ def run_tensors(
 
 
 def issue(collective: str, *arguments: Any, wait: bool, **attributes: Any) -> list[tf.Tensor]:
-    """Adds the op of a collective or of a message to the graph, or runs it in eager code.
+    """Add the op of a collective or of a message to the graph, or run it in eager code.
 
     Args:
         collective: its name.
         arguments: the op's inputs.
         wait: whether it holds its thread until it is done; if not, it draws a turn before.
-        attributes: the op's, such as its ``spec``.
+        attributes: the op's, such as its `spec`.
 
     Returns:
         The op's outputs.
@@ -218,7 +218,7 @@ def issue(collective: str, *arguments: Any, wait: bool, **attributes: Any) -> li
 
 
 def _have_turns() -> bool:
-    """Whether collectives before this one in the graph may have been announced, but not issued.
+    """Return whether earlier collectives of the graph may be announced, but not issued.
 
     A collective that waits for them must not hold a thread, which they may need to come.
     """
@@ -231,7 +231,7 @@ def _have_turns() -> bool:
 
 
 def _leave_order_to_the_engine(op: tf.Operation) -> None:
-    """Lets TensorFlow issue an op as soon as its inputs are there; its turn keeps the order.
+    """Let TensorFlow issue an op as soon as its inputs are there; its turn keeps the order.
 
     Otherwise each op that has an effect waits for the one before it in the program to end.
     """
@@ -240,7 +240,7 @@ def _leave_order_to_the_engine(op: tf.Operation) -> None:
 
 
 def is_worth_waiting_for(tensors: Sequence[tf.Tensor]) -> bool:
-    """Whether an op is to hold its thread until it is done, or to be called back.
+    """Return whether an op is to hold its thread until it is done, or to be called back.
 
     In eager code the caller waits in any case. In a graph, a callback has TensorFlow schedule all
     that depends on the op anew, which takes longer than a collective of a few hundred kilobytes;

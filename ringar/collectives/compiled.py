@@ -18,22 +18,23 @@ from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import control_flow_util
 
-from ringar import errors, native
+from ringar import errors
 from ringar.collectives.call import Call
+from ringar.job import native
 
 # Of a dtype of which every release has variables on every device.
 _TOKEN = tf.TensorSpec([], tf.float32)
 
 
 def is_compiling() -> bool:
-    """Whether the code that runs now is being traced for XLA."""
+    """Return whether the code that runs now is being traced for XLA."""
     if tf.executing_eagerly():
         return False
     return bool(control_flow_util.GraphOrParentsInXlaContext(tf_ops.get_default_graph()))
 
 
 def static_shape(tensor: tf.Tensor, call: Call) -> list[int]:
-    """The shape of a tensor, which compiled code must know."""
+    """Return the shape of a tensor, which compiled code must know."""
     if not tensor.shape.is_fully_defined():
         raise errors.UnsupportedError(
             call.refusal(
@@ -48,7 +49,7 @@ def static_shape(tensor: tf.Tensor, call: Call) -> list[int]:
 def run(
     spec: str, tensors: Sequence[tf.Tensor], results: Sequence[tf.TensorSpec]
 ) -> list[tf.Tensor]:
-    """Adds the custom call to the graph under construction."""
+    """Add the custom call to the graph under construction."""
     device = target_device()
     check_that_failures_are_seen(device)
     order = _order(device)
@@ -64,7 +65,7 @@ def run(
 
 
 def target_device() -> str:
-    """Where the function under construction is going to run: "CPU" or "GPU"."""
+    """Return where the function under construction is going to run: "CPU" or "GPU"."""
     wanted = tf.no_op().device.upper()
     if "CPU" in wanted or not tf.config.list_logical_devices("GPU"):
         return "CPU"
@@ -81,7 +82,7 @@ def _order(device: str) -> tf.Variable:
 
 @functools.cache
 def check_that_failures_are_seen(device: str = "CPU") -> None:
-    """Lets a custom call fail on purpose, once.
+    """Let a custom call fail on purpose, once.
 
     How a failure is reported relies on a layout that XLA does not promise; where it has changed,
     compiled collectives are refused, since an error that is not seen is a wrong number.

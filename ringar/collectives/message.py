@@ -1,7 +1,7 @@
 """What sending and receiving have in common: a message from one rank to another.
 
 Tensors of one dtype travel in one message, as those of a grouped collective do. In a
-``tf.function`` the ops are announced in the order of the program and wait without a thread
+`tf.function` the ops are announced in the order of the program and wait without a thread
 (`collective.issue`).
 """
 
@@ -17,7 +17,7 @@ from ringar import errors
 from ringar.collectives import call as calls
 from ringar.collectives import compiled
 from ringar.collectives.call import Call
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 MOST_DIMENSIONS = 8
 """That an array of a message has: see Shape in tf_ops/engine/request.h."""
@@ -26,7 +26,7 @@ MOST_DIMENSIONS = 8
 def begin(
     direction: str, argument: str, peer: Any, process_set: ProcessSet | None, name: str | None
 ) -> Call:
-    """A call for a message to or from ``peer``, a rank of the process set.
+    """Return a call for a message to or from `peer`, a rank of the process set.
 
     It has no number in its graph: the two ranks may send and receive different things besides.
     """
@@ -52,7 +52,7 @@ def begin(
 
 
 def check_dimensions(argument: str, shape: tf.TensorShape) -> None:
-    """Refuses arrays that a message cannot describe."""
+    """Refuse arrays that a message cannot describe."""
     if shape.rank is not None and shape.rank > MOST_DIMENSIONS:
         raise ValueError(
             f"`{argument}` must have at most {MOST_DIMENSIONS} dimensions each. "

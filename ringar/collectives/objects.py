@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ringar import runtime
 from ringar.collectives import call as calls
 from ringar.collectives.allgather import allgather
 from ringar.collectives.broadcast import broadcast
-from ringar.runtime import ProcessSet
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet
 
 
 def broadcast_object(
@@ -21,7 +21,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Sends the root rank's object to all ranks.
+    """Send the root rank's object to all ranks.
 
     Args:
         obj: anything that can be pickled; ignored on other ranks than the root.
@@ -37,7 +37,7 @@ def broadcast_object(
         "name": name or "broadcast_object",
         "process_set": process_set,
     }
-    is_root = runtime.rank() == root_rank
+    is_root = place.rank() == root_rank
     data = np.frombuffer(pickle.dumps(obj), np.uint8) if is_root else np.empty(0, np.uint8)
     size = broadcast(np.array([data.size], np.int64), **where)
     payload = broadcast(data if is_root else np.empty(int(size[0]), np.uint8), **where)
@@ -47,7 +47,7 @@ def broadcast_object(
 def allgather_object(
     obj: Any, *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
-    """Collects one object from every rank.
+    """Collect one object from every rank.
 
     Args:
         obj: anything that can be pickled.

@@ -9,20 +9,20 @@ import tensorflow as tf
 from ringar.collectives import call as calls
 from ringar.collectives import message
 from ringar.collectives.collective import issue
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 
 @calls.as_it_is
 def recv(
     specs: Any, source: int, *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Any:
-    """Receives tensors from another rank, which calls :func:`ringar.send`.
+    """Receive tensors from another rank, which calls `ringar.send`.
 
-    The n-th message from a rank goes to the n-th ``recv`` from it. In a ``tf.function`` the wait
+    The n-th message from a rank goes to the n-th `recv` from it. In a `tf.function` the wait
     holds up nothing but what needs the result, and later messages from the same rank.
 
     Args:
-        specs: a ``tf.TensorSpec`` of what is expected, or a list of them, as many as were sent
+        specs: a `tf.TensorSpec` of what is expected, or a list of them, as many as were sent
             together. Dimensions may be None; their number must be known, and at most 8.
         source: the sender's rank in the process set, not this one.
         name: in errors and timelines; must be equal on both ranks.
@@ -35,14 +35,15 @@ def recv(
     Raises:
         MismatchError: the message has another dtype, number of tensors, shape, name or process set.
             It is dropped, and the sender gets the error, too, at a later send to this rank; see
-            :func:`ringar.send`. (An ``InvalidArgumentError``, as for collectives on tensors.)
+            `ringar.send`. (An `InvalidArgumentError`, as for collectives on tensors.)
         ValueError: `source` is no other rank of the process set, or a spec is none.
-        UnsupportedError: in a function that is compiled (``jit_compile=True``), or for strings.
-        DeadlineError, PeerLostError: as :func:`ringar.allreduce`. What a rank has sent before it
-            has left is still received (between hosts: a long message within half a second).
+        UnsupportedError: in a function that is compiled (`jit_compile=True`), or for strings.
+        DeadlineError: the sender did not send in time.
+        PeerLostError: the sender died or left. What it has sent before is still received (between
+            hosts: a long message within half a second).
 
     Example:
-        See :func:`ringar.send`.
+        See `ringar.send`.
     """
     call = message.begin("recv", "source", source, process_set, name)
     several = isinstance(specs, (list, tuple))

@@ -7,16 +7,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import runtime
 from ringar.collectives import call as calls
 from ringar.collectives import compiled
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define
+from ringar.collectives.compression import Compression
 from ringar.collectives.ops import Average, ReduceOp
 from ringar.collectives.reductions import reduce
 from ringar.collectives.slopes import slopes
-from ringar.compression import Compression
-from ringar.runtime import ProcessSet
+from ringar.job import process_sets
+from ringar.job.process_sets import ProcessSet
 
 
 @calls.as_it_is
@@ -30,10 +30,10 @@ def reducescatter(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Reduces a tensor over all ranks and leaves each rank a share of the rows.
+    """Reduce a tensor over all ranks and leave each rank a share of the rows.
 
-    Arguments and errors are those of :func:`ringar.allreduce`; the tensor has at least one
-    dimension, and a ``tf.IndexedSlices`` is made dense.
+    Arguments and errors are those of `ringar.allreduce`; the tensor has at least one
+    dimension, and a `tf.IndexedSlices` is made dense.
 
     Returns:
         Rank r's share: the first dimension is dealt out evenly and in order; where it cannot be
@@ -54,22 +54,24 @@ def grouped_reducescatter(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """Reduce-scatters many tensors at once; see :func:`ringar.reducescatter`."""
+    """Reduce-scatter many tensors at once; see `ringar.reducescatter`."""
     options = (compression, prescale_factor, postscale_factor, name, process_set)
     return reduce("reducescatter", tensors, op, *options)
 
 
 def share(rows: int, ranks: int, rank: int) -> int:
-    """How many of ``rows`` rank ``rank`` keeps (even_share in tf_ops/engine/request.h)."""
+    """Return how many of `rows` rank `rank` keeps (even_share in tf_ops/engine/request.h)."""
     return rows // ranks + (1 if rank < rows % ranks else 0)
 
 
 def _own_share(call: Call, rows: int) -> int:
-    return share(rows, runtime.size_of(call.process_set), runtime.place_in(call.process_set))
+    return share(
+        rows, process_sets.size_of(call.process_set), process_sets.place_in(call.process_set)
+    )
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
-    """Each row was kept by one rank: its gradient comes from there, and is the same everywhere."""
+    """Gather the gradient of each row from the rank that kept the row."""
     rows = _rows_of_all_ranks(back)
     if back.call.op != "sum":
         return [row * slope for row, slope in zip(rows, slopes(back), strict=True)]
@@ -78,8 +80,8 @@ def _gradient(back: Backward) -> list[tf.Tensor]:
 
 
 def _rows_of_all_ranks(back: Backward) -> list[tf.Tensor]:
-    """The gradients of what all ranks kept, in the shapes of the inputs."""
-    ranks = runtime.size_of(back.call.process_set)
+    """Return the gradients of what all ranks kept, in the shapes of the inputs."""
+    ranks = process_sets.size_of(back.call.process_set)
     if not compiled.is_compiling() or all(
         x.shape.rank == 0 or x.shape[0] % ranks == 0 for x in back.inputs
     ):

@@ -1,7 +1,7 @@
 """What allreduce and reduce-scatter do alike before and after the exchange.
 
 They check the op, make an average a scaled sum, and do what the compressor says (what one may say
-is in ringar/compression.py).
+is in ringar/collectives/compression.py).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import compression as compressors
 from ringar.collectives import call as calls
 from ringar.collectives import collective as collectives
+from ringar.collectives import compression as compressors
 from ringar.collectives.call import Call
 from ringar.collectives.ops import Average, ReduceOp
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 
 def reduce(
@@ -32,7 +32,7 @@ def reduce(
     *,
     algorithm: str = "",
 ) -> list[Any]:
-    """Runs a collective that reduces; the arguments are those of :func:`ringar.allreduce`."""
+    """Run a collective that reduces; the arguments are those of `ringar.allreduce`."""
     wire = compressors.checked(compression)
     values = collectives.values_of(tensors, collective)
     if not values:
@@ -53,7 +53,7 @@ def reduce(
 
 
 def with_op(call: Call, op: ReduceOp, ranks: int) -> Call:
-    """The call with its op; an average is a scaled sum.
+    """Return the call with its op; an average is a scaled sum.
 
     Raises:
         ValueError: something else than a ReduceOp.
@@ -72,7 +72,7 @@ def with_op(call: Call, op: ReduceOp, ranks: int) -> Call:
 
 
 def refuse_integer_average(call: Call, dtype: Any, op: ReduceOp) -> None:
-    """Raises ValueError where an average would be cut off to an integer."""
+    """Raise ValueError where an average would be cut off to an integer."""
     if op is Average and not tf.as_dtype(dtype).is_floating:
         raise ValueError(
             call.refusal(

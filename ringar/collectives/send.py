@@ -6,23 +6,23 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import native
 from ringar.collectives import call as calls
 from ringar.collectives import message
 from ringar.collectives.collective import is_numpy, issue, values_of
-from ringar.runtime import ProcessSet
+from ringar.job import native
+from ringar.job.process_sets import ProcessSet
 
 
 @calls.as_it_is
 def send(
     tensors: Any, to: int, *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> None:
-    """Sends tensors to another rank, which calls :func:`ringar.recv`.
+    """Send tensors to another rank, which calls `ringar.recv`.
 
     What a rank sends to another one arrives in the order in which it was sent, whatever process
     sets are named. Each pair of ranks has two buffers in each direction: a send is done when its
     message is in one of them, and waits while both hold messages that were not received. In a
-    ``tf.function`` it takes its place in the order of the program when all before it has been
+    `tf.function` it takes its place in the order of the program when all before it has been
     issued, and holds up nothing but later messages to the same rank.
 
     Args:
@@ -36,12 +36,13 @@ def send(
     Raises:
         MismatchError: the receiver has asked for something else than this rank has sent before.
             That was dropped, and what this call was given was not sent; both can go on. (In
-            TensorFlow ops an ``InvalidArgumentError``, as for collectives.) In a ``tf.function``
+            TensorFlow ops an `InvalidArgumentError`, as for collectives.) In a `tf.function`
             that has more collectives or messages, the ranks would go on out of step: there all
             later messages of this rank fail, too, and the ranks that wait for them.
         ValueError: `to` is no other rank of the process set.
-        UnsupportedError: in a function that is compiled (``jit_compile=True``), or for strings.
-        DeadlineError, PeerLostError: as :func:`ringar.allreduce`.
+        UnsupportedError: in a function that is compiled (`jit_compile=True`), or for strings.
+        DeadlineError: the receiver did not come in time.
+        PeerLostError: the receiver died or left.
 
     Messages have no gradient: what is computed from what was sent is another rank's.
 

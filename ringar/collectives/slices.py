@@ -1,6 +1,6 @@
 """Allreduce of sparse gradients: the rows of all ranks, one after the other.
 
-``tf.IndexedSlices`` may name a row more than once, and whoever uses them adds up what it finds. The
+`tf.IndexedSlices` may name a row more than once, and whoever uses them adds up what it finds. The
 sum over the ranks is therefore their concatenation.
 """
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import compression as compressors
-from ringar import runtime
 from ringar.collectives import call as calls
+from ringar.collectives import compression as compressors
 from ringar.collectives.allgather import allgather
 from ringar.collectives.ops import Average, ReduceOp, Sum
 from ringar.collectives.reductions import refuse_integer_average
-from ringar.runtime import ProcessSet
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet
 
 
 def allreduce(
@@ -28,7 +28,7 @@ def allreduce(
     name: str | None,
     process_set: ProcessSet | None,
 ) -> tf.IndexedSlices:
-    """What :func:`ringar.allreduce` does with slices."""
+    """Reduce slices over all ranks by gathering the rows of all ranks."""
     call, ranks = calls.begin("allreduce", process_set, name or "slices")
     if op not in (Sum, Average):
         raise ValueError(
@@ -57,7 +57,7 @@ def allreduce(
     wide = values.dtype
     # Nothing is added on the way: values that are made narrower here lose what they would lose
     # between hosts. Where there is but one host, they lose nothing.
-    if narrow and wide == tf.float32 and runtime.local_size() < runtime.size():
+    if narrow and wide == tf.float32 and place.local_size() < place.size():
         values = tf.cast(values, narrow)
     where = {"process_set": process_set}
     gathered = allgather(values, name=name and f"{name}/values", **where)

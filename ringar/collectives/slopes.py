@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from ringar import runtime
 from ringar.collectives.collective import Backward
+from ringar.job import process_sets
 
 
 def slopes(back: Backward, results: list[tf.Tensor] | None = None) -> list[tf.Tensor]:
-    """The derivatives of the reduced tensors with respect to this rank's inputs, in their shapes.
+    """Return the derivatives of the reduced tensors with respect to this rank's inputs.
 
     Args:
         back: a reduction by min, max or product.
@@ -25,7 +25,7 @@ def slopes(back: Backward, results: list[tf.Tensor] | None = None) -> list[tf.Te
 
 
 def _slopes_of_extremum(back: Backward, results: list[tf.Tensor] | None) -> list[tf.Tensor]:
-    """1 where this rank holds the extremum, shared evenly between ranks that tie."""
+    """Return 1 where this rank holds the extremum, shared evenly between ranks that tie."""
     call, extremes = back.call, results
     if extremes is None or call.wire or (call.prescale, call.postscale) != (1.0, 1.0):
         # Not by scaling the inputs once more: compiled code may round the products differently.
@@ -42,14 +42,14 @@ def _slopes_of_extremum(back: Backward, results: list[tf.Tensor] | None) -> list
 
 
 def _slopes_of_product(back: Backward) -> list[tf.Tensor]:
-    """The product of the other ranks' inputs; not product / input, which fails at 0."""
+    """Return the product of the other ranks' inputs, without a division, which fails at 0."""
     call = back.call
     stacked = [tf.expand_dims(x * call.prescale, 0) for x in back.inputs]
     slopes = []
     for mine, everyone in zip(stacked, back.run("allgather", stacked), strict=True):
         ranks = tf.shape(everyone)[0]
         # All ranks hold the same rows; this rank's own is the one that its place says.
-        others = tf.range(ranks) != runtime.place_in(call.process_set)
+        others = tf.range(ranks) != process_sets.place_in(call.process_set)
         mask = tf.reshape(others, tf.concat([[ranks], tf.ones([tf.rank(mine) - 1], tf.int32)], 0))
         kept = tf.where(mask, everyone, tf.ones([], everyone.dtype))
         slopes.append(tf.reduce_prod(kept, axis=0) * (call.prescale * call.postscale))

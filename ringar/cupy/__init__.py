@@ -1,6 +1,6 @@
 """ringar on CuPy arrays: the collectives, and `scan`. CuPy is loaded when a function is called.
 
-What users import is listed in ``__init__.pyi``. The collectives are loaded when they are first
+What users import is listed in `__init__.pyi`. The collectives are loaded when they are first
 used, since they need TensorFlow, which `scan` does not.
 """
 

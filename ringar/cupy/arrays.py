@@ -38,7 +38,7 @@ class Place:
 
 
 def arrays_of(cupy: Any, call: Call, given: Iterable[Any]) -> list[Any]:
-    """What a user gave, as arrays of CuPy in the same memory.
+    """Return a user's arrays as arrays of CuPy in the same memory.
 
     Raises:
         TypeError: something that is no array on a GPU.
@@ -66,7 +66,7 @@ def _taken(cupy: Any, call: Call, given: Any) -> Any:
 
 
 def place_of(cupy: Any, call: Call, arrays: Sequence[Any]) -> Place:
-    """The one GPU of all arrays, and the stream that is current there.
+    """Return the one GPU of all arrays, and the stream that is current there.
 
     Raises:
         ValueError: the arrays are on several GPUs.
@@ -86,12 +86,12 @@ def place_of(cupy: Any, call: Call, arrays: Sequence[Any]) -> Place:
 
 
 def contiguous(place: Place, arrays: Iterable[Any]) -> list[Any]:
-    """The arrays themselves where they are C-contiguous, else copies; `place` must be current."""
+    """Return the arrays, copied where they are not C-contiguous; `place` must be current."""
     return [a if a.flags.c_contiguous else place.cupy.ascontiguousarray(a) for a in arrays]
 
 
 def dtypes_of(call: Call, arrays: Sequence[Any], dtype: str | None) -> list[str]:
-    """What the arrays hold, by the names of the spec.
+    """Return the dtypes of the arrays, by the names of the spec.
 
     Raises:
         ValueError: `dtype` is something else than None or "bfloat16".
@@ -116,7 +116,7 @@ def dtypes_of(call: Call, arrays: Sequence[Any], dtype: str | None) -> list[str]
 def outputs_of(
     place: Place, call: Call, out: Iterable[Any], arrays: Sequence[Any], shapes: Sequence[Any]
 ) -> list[Any]:
-    """What a user gave for the results of a collective, as arrays of CuPy in the same memory.
+    """Return a user's arrays for results as arrays of CuPy in the same memory.
 
     Args:
         place: where the collective runs.
@@ -176,7 +176,7 @@ def _is_read_only(given: Any) -> bool:
 
 
 def _refuse_overlap(call: Call, arrays: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Raises ValueError where results would be written over what is still to be read or kept.
+    """Raise ValueError where results would be written over what is still to be read or kept.
 
     An allreduce and a broadcast work in place: there an output may be the input of its own place.
     """

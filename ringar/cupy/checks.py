@@ -12,7 +12,7 @@ _MAX_STEPS = 2**30
 def check(
     array_type: Any, matrices: Any, vector: Any, addends: Any, adjoint: Any, levels: Any
 ) -> None:
-    """Raises TypeError or ValueError for what `scan` cannot take.
+    """Raise TypeError or ValueError for what `scan` cannot take.
 
     Args:
         array_type: of the arrays, `cupy.ndarray`.
@@ -60,7 +60,7 @@ def check(
 
 
 def check_devices(matrices: Any, vector: Any, addends: Any) -> None:
-    """Raises ValueError unless all arrays are on one GPU."""
+    """Raise ValueError unless all arrays are on one GPU."""
     for name, array in (("vector", vector), ("addends", addends)):
         if array is not None and array.device != matrices.device:
             raise ValueError(

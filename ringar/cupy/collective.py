@@ -1,7 +1,7 @@
 """How any collective runs on CuPy arrays: it is enqueued, and nothing is waited for.
 
 What is computed is said by the same line of text as on the host, the spec
-(:mod:`ringar.collectives.collective`). The engine has a stream of its own on the GPU, which waits
+(`ringar.collectives.collective`). The engine has a stream of its own on the GPU, which waits
 for the caller's current stream, and the caller's stream waits for it. Whatever is enqueued on the
 caller's stream afterwards finds the results.
 """
@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from ringar import native, runtime
 from ringar.collectives import call as calls
 from ringar.collectives import collective as collectives
 from ringar.collectives.call import Call
 from ringar.cupy import device
 from ringar.cupy.arrays import Place, arrays_of, contiguous, dtypes_of, outputs_of, place_of
-from ringar.runtime import ProcessSet
+from ringar.job import native, place
+from ringar.job.process_sets import ProcessSet
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What a collective works on.
+    """Hold the arrays that a collective works on.
 
     Attributes:
         place: the GPU and the stream.
@@ -38,7 +38,7 @@ class Inputs:
     dtypes: list[str]
 
     def of(self, places: Sequence[int]) -> Inputs:
-        """Some of them."""
+        """Return the inputs at some places."""
         arrays, dtypes = ([all_[i] for i in places] for all_ in (self.arrays, self.dtypes))
         return Inputs(self.place, arrays, dtypes)
 
@@ -46,10 +46,10 @@ class Inputs:
 def begin(
     function: str, collective: str, process_set: ProcessSet | None, name: str | None, **factors: Any
 ) -> tuple[Any, Call, ProcessSet]:
-    """CuPy, and a call as of :func:`ringar.collectives.call.begin`, for a function of this package.
+    """Return CuPy, and a call as `ringar.collectives.call.begin` does.
 
     Raises:
-        NotInitializedError: before :func:`ringar.init`.
+        NotInitializedError: before `ringar.init`.
         ImportError: CuPy is not installed.
         UnsupportedError: it finds no GPU.
     """
@@ -59,7 +59,7 @@ def begin(
 
 
 def inputs_of(cupy: Any, call: Call, given: Sequence[Any], dtype: str | None) -> Inputs:
-    """What a user gave, at least one array; where it is not contiguous, it is copied."""
+    """Return a user's arrays, at least one, copied where they are not contiguous."""
     arrays = arrays_of(cupy, call, given)
     place = place_of(cupy, call, arrays)
     dtypes = dtypes_of(call, arrays, dtype)
@@ -68,7 +68,7 @@ def inputs_of(cupy: Any, call: Call, given: Sequence[Any], dtype: str | None) ->
 
 
 def checked_outputs(call: Call, inputs: Inputs, out: Sequence[Any] | None) -> list[Any] | None:
-    """What a user gave for the results, if anything; all is checked before anything is enqueued."""
+    """Return a user's arrays for the results, if any, checked before anything is enqueued."""
     if out is None:
         return None
     shapes = collectives.output_shapes(call, [array.shape for array in inputs.arrays])
@@ -84,7 +84,7 @@ def run_group(
     splits: Sequence[int] | None = None,
     received_count: int = 0,
 ) -> tuple[list[Any], np.ndarray]:
-    """Enqueues a collective on arrays of one dtype.
+    """Enqueue a collective on arrays of one dtype.
 
     Returns:
         The results, and the row counts that came.
@@ -124,7 +124,7 @@ def run(
     outputs: Sequence[Any] | None = None,
     run_one: Callable[..., tuple[list[Any], np.ndarray]] = run_group,
 ) -> list[Any]:
-    """Enqueues a collective by `run_one`; results are in the places of the inputs.
+    """Enqueue a collective by `run_one`; results are in the places of the inputs.
 
     Arrays of one dtype travel together, in the order in which the dtypes first appear.
     """
@@ -141,13 +141,13 @@ def _empty(place: Place, shape: tuple[int, ...], like: Any) -> Any:
 
 
 def synchronize() -> None:
-    """Waits until all that this rank has enqueued on its GPU has come to its end.
+    """Wait until all that this rank has enqueued on its GPU has come to its end.
 
     Raises:
-        NotInitializedError: before :func:`ringar.init`.
+        NotInitializedError: before `ringar.init`.
         PeerLostError: a rank died or left while a collective was under way.
         DeadlineError: a rank did not come in time.
         DeviceError: CUDA or NCCL has reported an error on this rank.
     """
-    runtime._config("ringar.cupy.synchronize()")
+    place.require("ringar.cupy.synchronize()")
     native.synchronize_gpu()

@@ -18,7 +18,7 @@ _NULL = np.uint64(0)
 
 @functools.cache
 def load(function: str = "scan") -> Any:
-    """CuPy, where it is installed and finds a GPU.
+    """Return CuPy, where it is installed and finds a GPU.
 
     Args:
         function: the one of `ringar.cupy` that needs it, for errors.
@@ -50,19 +50,19 @@ def load(function: str = "scan") -> Any:
 
 @functools.cache
 def attributes(device: int) -> dict[str, int]:
-    """What a GPU can do, by CUDA's names."""
+    """Return the attributes of a GPU, by CUDA's names."""
     found: dict[str, int] = load().cuda.Device(device).attributes
     return found
 
 
 @functools.cache
 def kernels(shape: Shape, device: int) -> KernelLauncher:
-    """The kernels for a shape. One for each device: a loaded function belongs to one."""
+    """Return the kernels for a shape. One for each device: a loaded function belongs to one."""
     return KernelLauncher(load(), shape)
 
 
 class KernelLauncher:
-    """Launches kernels on the current device and stream."""
+    """Launch kernels on the current device and stream."""
 
     def __init__(self, cupy: Any, shape: Shape) -> None:
         self._cupy = cupy
@@ -77,16 +77,16 @@ class KernelLauncher:
                 self._functions[f"up_{orientation}"].max_dynamic_shared_size_bytes = shape.up_shared
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Memory of CuPy's pool: what is freed after a launch is given to later launches only."""
+        """Return memory of CuPy's pool, which gives freed memory to later launches only."""
         return self._cupy.empty(shape, dtype)
 
     def launch(self, kernel: str, grid: int, block: int, shared: int, args: Sequence[Any]) -> None:
-        """Launches `kernel`; an argument None is a null pointer."""
+        """Launch `kernel`; an argument None is a null pointer."""
         function = self._functions[kernel]
         function((grid,), (block,), tuple(_NULL if a is None else a for a in args),
                  shared_mem=shared)  # fmt: skip
 
 
 def compiler_options(shape: Shape) -> tuple[str, ...]:
-    """Options of NVRTC."""
+    """Return options of NVRTC."""
     return ("--std=c++17", *(f"-D{name}={value}" for name, value in shape.defines().items()))

@@ -9,7 +9,7 @@ from typing import Any
 from ringar.collectives.alltoall import rows_of
 from ringar.collectives.broadcast import place_of
 from ringar.cupy import collective as collectives
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 
 def allgather(
@@ -19,22 +19,23 @@ def allgather(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Concatenates the arrays of all ranks, which are on their GPUs, along the first dimension.
+    """Concatenate the arrays of all ranks, which are on their GPUs, along the first dimension.
 
     Args:
-        array: as of :func:`ringar.cupy.allreduce`, of at least one dimension. Ranks may differ in
-            the first dimension, and in no other; any dtype of numbers, and bool.
-        dtype: as of :func:`ringar.cupy.allreduce`.
+        array: as of `ringar.cupy.allreduce`, of at least one dimension. Ranks may differ in the
+            first dimension, and in no other; any dtype of numbers, and bool.
+        dtype: as of `ringar.cupy.allreduce`.
         name: in errors and timelines; must be equal on all ranks.
         process_set: the ranks that take part; default all.
 
     Returns:
         A `cupy.ndarray` whose first dimension is the sum over the ranks. It is there, and an error
-        shows, as of :func:`ringar.cupy.allreduce`.
+        shows, as of `ringar.cupy.allreduce`.
 
     Raises:
-        As :func:`ringar.cupy.allreduce`; and what CuPy raises where there is no memory for the
-        result. The other ranks then get an error, too.
+        RingarError: as `ringar.cupy.allreduce`.
+        cupy.cuda.memory.OutOfMemoryError: there is no memory for the result. The other ranks then
+            get an error, too.
     """
     return _allgather("allgather", [array], dtype, name, process_set)[0]
 
@@ -46,7 +47,7 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """All-gathers many arrays at once; see :func:`ringar.cupy.allgather`."""
+    """All-gather many arrays at once; see `ringar.cupy.allgather`."""
     return _allgather("grouped_allgather", list(arrays), dtype, name, process_set)
 
 
@@ -72,24 +73,25 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Sends the array on the root rank's GPU to the GPUs of all ranks.
+    """Send the array on the root rank's GPU to the GPUs of all ranks.
 
     Args:
-        array: as of :func:`ringar.cupy.allreduce`, of one shape and dtype on all ranks; any dtype
+        array: as of `ringar.cupy.allreduce`, of one shape and dtype on all ranks; any dtype
             of numbers, and bool.
         root_rank: a rank of the job, also with a process set.
-        dtype: as of :func:`ringar.cupy.allreduce`.
-        out: as of :func:`ringar.cupy.allreduce`; may be `array` itself.
+        dtype: as of `ringar.cupy.allreduce`.
+        out: as of `ringar.cupy.allreduce`; may be `array` itself.
         name: in errors and timelines; must be equal on all ranks.
         process_set: the ranks that take part; default all.
 
     Returns:
         `out`, or a `cupy.ndarray` with the root's values. They are there, and an error shows, as of
-        :func:`ringar.cupy.allreduce`.
+        `ringar.cupy.allreduce`.
 
     Raises:
-        As :func:`ringar.cupy.allreduce`; a root out of range is a mismatch, and a ValueError if it
-        is not in the process set.
+        RingarError: as `ringar.cupy.allreduce`.
+        MismatchError: also for a root out of range.
+        ValueError: the root is not in the process set.
     """
     outputs = None if out is None else [out]
     return _broadcast("broadcast", [array], root_rank, dtype, outputs, name, process_set)[0]
@@ -104,7 +106,7 @@ def grouped_broadcast(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """Broadcasts many arrays at once; see :func:`ringar.cupy.broadcast`."""
+    """Broadcast many arrays at once; see `ringar.cupy.broadcast`."""
     options = (root_rank, dtype, out, name, process_set)
     return _broadcast("grouped_broadcast", list(arrays), *options)
 
@@ -136,24 +138,25 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Sends rows of an array on this rank's GPU to all ranks and receives rows from all ranks.
+    """Send rows of an array on this rank's GPU to all ranks and receive rows from all ranks.
 
     Args:
-        array: as of :func:`ringar.cupy.allreduce`, of at least one dimension; any dtype of numbers,
+        array: as of `ringar.cupy.allreduce`, of at least one dimension; any dtype of numbers,
             and bool. All dimensions but the first are the same on all ranks.
         splits: how many rows, in order, go to each rank, in host memory; they add up to the first
             dimension. Default: evenly, the first ranks getting one more where it cannot be divided.
-        dtype: as of :func:`ringar.cupy.allreduce`.
+        dtype: as of `ringar.cupy.allreduce`.
         name: in errors and timelines; must be equal on all ranks.
         process_set: the ranks that take part; default all.
 
     Returns:
-        The rows received, in the order of the ranks, a `cupy.ndarray`; with ``splits``, a pair of
+        The rows received, in the order of the ranks, a `cupy.ndarray`; with `splits`, a pair of
         them and of the number of rows that came from each rank, a NumPy array (int64) that can be
-        read at once. Rows are there, and an error shows, as of :func:`ringar.cupy.allreduce`.
+        read at once. Rows are there, and an error shows, as of `ringar.cupy.allreduce`.
 
     Raises:
-        As :func:`ringar.cupy.allgather`; splits that do not add up are a mismatch on all ranks.
+        RingarError: as `ringar.cupy.allgather`.
+        MismatchError: also for splits that do not add up, on all ranks.
     """
     cupy, call, ranks = collectives.begin("alltoall", "alltoall", process_set, name)
     inputs = collectives.inputs_of(cupy, call, [array], dtype)

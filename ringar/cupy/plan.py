@@ -51,7 +51,7 @@ class Shape:
 
     @property
     def _matrix(self) -> int:
-        """Numbers that a matrix takes in shared memory."""
+        """Return how many numbers a matrix takes in shared memory."""
         return self.size * self._pitch
 
     @property
@@ -64,27 +64,27 @@ class Shape:
 
     @property
     def up_team(self) -> int:
-        """Threads for one product: one for each tile of 4 x 4 and for each row; a power of two."""
+        """Count the threads for one product: one per tile of 4 x 4 and per row; a power of two."""
         return _power_of_two(max(8, self._side**2, self.size))
 
     @property
     def chain_team(self) -> int:
-        """Threads for one chain: more than rows, for they all read ahead."""
+        """Count the threads for one chain: more than rows, for they all read ahead."""
         return 32 if self.size <= 8 else 128 if self.size <= 32 else 256
 
     @property
     def up_threads(self) -> int:
-        """Threads of a block of `up`."""
+        """Count the threads of a block of `up`."""
         return max(128, self.up_team)
 
     @property
     def chain_threads(self) -> int:
-        """Threads of a block of `chain`."""
+        """Count the threads of a block of `chain`."""
         return max(128, self.chain_team)
 
     @property
     def up_group(self) -> int:
-        """Matrices that a team of `up` reads at once."""
+        """Count the matrices that a team of `up` reads at once."""
         group = self._group(self.up_team, most=4)
         while group > 1 and self._up_bytes(group) > STATIC_SHARED_BYTES:
             group -= 1
@@ -92,27 +92,27 @@ class Shape:
 
     @property
     def chain_group(self) -> int:
-        """Matrices that a team of `chain` reads at once."""
+        """Count the matrices that a team of `chain` reads at once."""
         return self._group(self.chain_team, most=16)
 
     @property
     def up_reals(self) -> int:
-        """Numbers that a team of `up` has in shared memory."""
+        """Count the numbers that a team of `up` has in shared memory."""
         return (self.up_group + 1) * (self._matrix + self._pitch)
 
     @property
     def chain_reals(self) -> int:
-        """Numbers that a team of `chain` has in shared memory."""
+        """Count the numbers that a team of `chain` has in shared memory."""
         return self.chain_group * self._matrix + (self.chain_group + 2) * self._pitch
 
     @property
     def up_shared(self) -> int:
-        """Bytes of shared memory of a block of `up`."""
+        """Count the bytes of shared memory of a block of `up`."""
         return self._up_bytes(self.up_group)
 
     @property
     def chain_shared(self) -> int:
-        """Bytes of shared memory of a block of `chain`."""
+        """Count the bytes of shared memory of a block of `chain`."""
         return self.chain_threads // self.chain_team * self.chain_reals * self.itemsize
 
     def _up_bytes(self, group: int) -> int:
@@ -125,7 +125,7 @@ class Shape:
         return max(1, min(most, held // -(-(self.size**2) // team)))
 
     def defines(self) -> dict[str, str | int]:
-        """What the source is compiled with."""
+        """Return the macros with which the source is compiled."""
         return {
             "RINGAR_REAL": {4: "float", 8: "double"}[self.itemsize],
             "RINGAR_H": self.size,
@@ -168,7 +168,7 @@ class Plan:
 
 
 def plan(steps: int, levels: int, per_round: int = LEVELS_PER_ROUND) -> Plan:
-    """The rounds for `levels` levels over `steps` >= 1 steps.
+    """Return the rounds for `levels` levels over `steps` >= 1 steps.
 
     Rounds have as many levels as each other, or one more at the bottom: chains are as long as their
     sum. A stretch that would hold all nodes there are is left to the serial pass, which does the
@@ -188,7 +188,7 @@ def plan(steps: int, levels: int, per_round: int = LEVELS_PER_ROUND) -> Plan:
 
 
 def cycles(made: Plan, batch: int, size: int, itemsize: int, processors: int) -> float:
-    """What a plan takes, by the model that this module opens with.
+    """Return the seconds that a plan takes, by the model at the top of this module.
 
     Args:
         made: the plan.
@@ -218,7 +218,7 @@ def cycles(made: Plan, batch: int, size: int, itemsize: int, processors: int) ->
 
 @functools.lru_cache(maxsize=256)
 def choose(steps: int, batch: int, size: int, itemsize: int, processors: int) -> Plan:
-    """The plan that the model likes best; of equals, that with the fewest levels."""
+    """Return the plan that the model likes best; of equals, that with the fewest levels."""
     plans = [
         plan(steps, levels, per_round)
         for levels in range(steps.bit_length() + 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 
 class ProductLauncher:
-    """Does what a launch of a kernel does.
+    """Stand in for a launch of a kernel, by products of matrices.
 
     Args:
         arrays: the library, `cupy` (or `numpy`, in tests).
@@ -23,11 +23,11 @@ class ProductLauncher:
         self._arrays = arrays
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Memory for totals and states."""
+        """Return memory for totals and states."""
         return self._arrays.empty(shape, dtype)
 
     def launch(self, kernel: str, grid: int, block: int, shared: int, args: Sequence[Any]) -> None:
-        """Runs `kernel`; grid, block and shared memory are the library's business."""
+        """Run `kernel`; grid, block and shared memory are the library's business."""
         name, orientation = kernel.split("_")
         run: Any = {"up": self._up, "chain": self._chain}[name]
         run(orientation == "transposed", *args)
@@ -84,6 +84,6 @@ class ProductLauncher:
 
 
 def _in_order(nodes: Any, addends: Any, transposed: bool, step: int) -> tuple[Any, Any]:
-    """Views of nodes and addends in the order in which they are applied."""
+    """Return views of nodes and addends in the order in which they are applied."""
     nodes = nodes.swapaxes(-1, -2)[::step] if transposed else nodes[::step]
     return nodes, None if addends is None else addends[::step]

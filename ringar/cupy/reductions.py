@@ -14,7 +14,7 @@ from ringar.collectives.ops import Average, ReduceOp
 from ringar.collectives.reductions import refuse_integer_average, with_op
 from ringar.cupy import collective as collectives
 from ringar.cupy.collective import Inputs
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
 
@@ -31,14 +31,14 @@ def allreduce(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Reduces an array on this rank's GPU over all ranks; every rank gets the result.
+    """Reduce an array on this rank's GPU over all ranks; every rank gets the result.
 
     It waits for the other ranks to call it, too, and returns when the reduction is enqueued on the
     GPU: after what is enqueued on CuPy's current stream of that GPU by now, and before what will
     be. It has no gradient.
 
     What fails afterwards (a rank died, say) fills the result with bytes of 0xFF, which are NaN in
-    all floating dtypes. The error is raised by :func:`ringar.cupy.synchronize` and by all later
+    all floating dtypes. The error is raised by `ringar.cupy.synchronize` and by all later
     collectives of the process set.
 
     Args:
@@ -90,9 +90,9 @@ def grouped_allreduce(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """Reduces many arrays on this rank's GPU at once.
+    """Reduce many arrays on this rank's GPU at once.
 
-    Arguments, results and errors are those of :func:`ringar.cupy.allreduce`, with lists of arrays
+    Arguments, results and errors are those of `ringar.cupy.allreduce`, with lists of arrays
     for `arrays` and `out`. Arrays of different dtypes are allowed and travel one dtype after the
     other.
     """
@@ -111,9 +111,9 @@ def reducescatter(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Reduces an array on this rank's GPU over all ranks and leaves each rank a share of the rows.
+    """Reduce an array on this rank's GPU over all ranks and leave each rank a share of the rows.
 
-    Arguments and errors are those of :func:`ringar.cupy.allreduce`; the array has at least one
+    Arguments and errors are those of `ringar.cupy.allreduce`; the array has at least one
     dimension, and `out` has the shape of the share and memory of its own.
 
     Returns:
@@ -136,7 +136,7 @@ def grouped_reducescatter(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """Reduce-scatters many arrays at once; see :func:`ringar.cupy.reducescatter`."""
+    """Reduce-scatter many arrays at once; see `ringar.cupy.reducescatter`."""
     options = (op, None, prescale_factor, postscale_factor, dtype, name, process_set)
     return _reduce("grouped_reducescatter", "reducescatter", arrays, out, *options)
 
@@ -172,7 +172,7 @@ def _reduce(
 def _run_scaled(
     call: Call, inputs: Inputs, outputs: Sequence[Any] | None
 ) -> tuple[list[Any], np.ndarray]:
-    """Applies the factors here: NCCL has them for sums only."""
+    """Apply the factors here: NCCL has them for sums only."""
     if inputs.dtypes[0] not in _FLOATING:
         return collectives.run_group(call, inputs, outputs)  # refused on all ranks
     if inputs.arrays[0].dtype.name != inputs.dtypes[0]:
@@ -196,7 +196,7 @@ def _run_scaled(
 
 
 def _times(array: Any, factor: float) -> Any:
-    """In float32 where the array is narrower, as the engine does it in host memory."""
+    """Multiply in float32 where the array is narrower, as the engine does in host memory."""
     if factor == 1.0:
         return array
     wide = array.dtype if array.dtype.itemsize > 2 else np.dtype("float32")

@@ -27,7 +27,7 @@ def scan(
     adjoint: bool = False,
     levels: int | None = None,
 ) -> Any:
-    """All products of a vector with the first matrices of a sequence, on the GPU that holds them.
+    """Apply a chain of matrices to a vector on a GPU and return the vector after each of them.
 
     With `adjoint=False`, v_0 = `vector` and v_t = M_t v_{t-1} + a_t for t = 1 … n, where M_t =
     `matrices[t - 1]` and a_t = `addends[t - 1]`. With `adjoint=True`, the step of back-propagation:
@@ -80,7 +80,7 @@ def execute(
     made: Plan | None, shape: Shape, launcher: Any, matrices: Any, vector: Any, addends: Any, *,
     adjoint: bool,
 ) -> Any:  # fmt: skip
-    """Carries out a plan and returns v_0 … v_n.
+    """Carry out a plan and return v_0 … v_n.
 
     Args:
         made: the plan for so many steps; None: there is nothing to compute.
@@ -116,7 +116,7 @@ def execute(
 
 
 class _Run:
-    """Turns the parts of a plan into launches."""
+    """Turn the parts of a plan into launches."""
 
     def __init__(
         self, shape: Shape, launcher: Any, batch: int, dtype: Any, reversed_steps: int | None
@@ -128,7 +128,7 @@ class _Run:
         self._reversed_steps = reversed_steps
 
     def _order(self, number: int, last: int) -> tuple[np.int64, np.int64]:
-        """Where the first node or state of a round is, and the way to the next."""
+        """Return where the first node or state of a round is, and the way to the next."""
         backwards = number == 0 and self._reversed_steps is not None
         return (np.int64(last), np.int64(-1)) if backwards else (np.int64(0), np.int64(1))
 
@@ -139,7 +139,7 @@ class _Run:
     def up(
         self, number: int, r: planning.Round, nodes: Any, addends: Any, start: Any
     ) -> tuple[Any, Any, Any]:
-        """Totals of all stretches but the last: nodes, addends (or None), states of the round."""
+        """Total of all stretches but the last: nodes, addends (or None), states of the round."""
         batch, size, shape, empty = self._batch, self._shape.size, self._shape, self._launcher.empty
         count = r.stretches - 1
         totals = empty((count, batch, size, size), self._dtype)
@@ -159,7 +159,7 @@ class _Run:
         self, number: int, r: planning.Round, nodes: Any, addends: Any, vector: Any, starts: Any,
         states: Any,
     ) -> None:  # fmt: skip
-        """States of a round, from those before its stretches."""
+        """Return the states of a round, from those before its stretches."""
         shape, batch = self._shape, self._batch
         start = vector if number == 0 else states[1]
         arguments = (

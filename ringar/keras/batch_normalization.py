@@ -25,18 +25,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ringar import runtime
 from ringar.collectives import allgather, broadcast_object
 from ringar.collectives.call import as_it_is
 from ringar.errors import NotInitializedError, UnsupportedError
-from ringar.parallel import lineage
-from ringar.parallel.grid import Grid, needed
-from ringar.runtime import ProcessSet
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet, or_all
+from ringar.sharding import lineage
+from ringar.sharding.grid import Grid, needed
 
 
 @keras.saving.register_keras_serializable(package="ringar")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """A `keras.layers.BatchNormalization` whose batch is that of all ranks.
+    """Normalize by the statistics of the examples of all ranks.
 
     In training, mean and variance are those of the examples of all ranks, which may have different
     numbers of them; so are the gradients. The moving averages are the same on all ranks, bit by
@@ -100,13 +100,13 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         self._label: str | None = None
 
     def build(self, input_shape: Any) -> None:
-        """Makes the variables, as `BatchNormalization` does."""
+        """Make the variables, as `BatchNormalization` does."""
         super().build(input_shape)
         if self.grid is not None:
             lineage.own(self, self.grid)
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Finds out whether the maps are split, where it can be seen."""
+        """Find out whether the maps are split, where it can be seen."""
         axis, origin = lineage.split_axis(inputs), lineage.source(inputs)
         if axis is not None:
             self._check_axis(axis, inputs)
@@ -129,7 +129,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     @as_it_is
     def _moments(self, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """What Keras' `call` asks for in training: mean and variance, both of shape `[C]`."""
+        """Return mean and variance in training, both of shape `[C]`, for Keras' `call`."""
         ranks = self._ranks()
         if ranks.size() == 1:
             return super()._moments(inputs, mask)
@@ -142,18 +142,16 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         return _combine(allgather(row, name=f"{self._label}/statistics", process_set=ranks))
 
     def _ranks(self) -> ProcessSet:
-        """The ranks that share statistics."""
-        if not runtime.is_initialized():
+        """Return the ranks that share statistics."""
+        if not place.is_initialized():
             raise NotInitializedError(
                 f'SyncBatchNormalization "{self.name}": expected ringar.init() before training, '
                 "where statistics are those of all ranks; received none. Inference needs none."
             )
-        if self.process_set is not None:
-            return self.process_set
-        return runtime.global_process_set if self.grid is None else self.grid.data_set
+        return or_all(self.process_set if self.grid is None else self.grid.data_set)
 
     def get_config(self) -> dict[str, Any]:
-        """That of `BatchNormalization`, less what cannot be chosen; ranks are not in it."""
+        """Return the config of `BatchNormalization` without ranks and grid."""
         config = super().get_config()
         for name in ("renorm", "renorm_clipping", "renorm_momentum", "synchronized"):
             config.pop(name, None)
@@ -161,7 +159,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 
 def _row(x: tf.Tensor, mask: Any, axis: int) -> tf.Tensor:
-    """Count, mean and M2 of the own values: `[1, 3, C]`, in the dtype of `x`.
+    """Return count, mean and M2 of this rank's values: `[1, 3, C]`, in the dtype of `x`.
 
     Args:
         x: of any rank, with C channels along `axis`; there may be no examples.
@@ -185,12 +183,12 @@ def _row(x: tf.Tensor, mask: Any, axis: int) -> tf.Tensor:
 
 
 def _only(counted: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:
-    """`x`, and 0 where it does not count, even if it is no number there."""
+    """Return `x`, and 0 where it does not count, even if it is no number there."""
     return x if counted is None else tf.where(counted, x, tf.zeros([], x.dtype))
 
 
 def _combine(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and variance `[C]` of all values together, from `[ranks, 3, C]`; 0 if there are none."""
+    """Return mean and variance `[C]` of all values, from `[ranks, 3, C]`; 0 if there are none."""
     count, means, m2s = tf.unstack(rows, axis=1)
     count = tf.stop_gradient(count)
     total = tf.reduce_sum(count, 0)

@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 
+from ringar.job.process_sets import or_all
 from ringar.keras import checks
 from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from ringar.keras.synchronize import average_logs, broadcast_model, end_epoch
@@ -27,7 +28,7 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Gives all ranks the weights and the optimizer state of one rank when training begins.
+    """Give all ranks the weights and the optimizer state of one rank when training begins.
 
     Seeds stay each rank's own, so that dropout masks differ between ranks. A model that is built
     only by its first batch gets its weights after that batch: build it before `fit` where the first
@@ -66,7 +67,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages the metrics of an epoch over the ranks, for the callbacks after it.
+    """Average the metrics of an epoch over the ranks, for the callbacks after it.
 
     Put it before ReduceLROnPlateau, EarlyStopping, ModelCheckpoint and whatever else reads metrics.
 
@@ -84,7 +85,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class Distributed(BroadcastGlobalVariablesCallback):
-    """What `fit` needs on several ranks, in one callback.
+    """Do all that `fit` needs on several ranks: broadcast, average metrics, check.
 
     - When training begins, all ranks get the weights and the optimizer state of `root_rank`.
     - At the end of an epoch, metrics are averaged over the ranks, validation included, for the
@@ -120,7 +121,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
         """Silence the progress bars of all ranks but one."""
         super().set_params(params)
         # Keras hands the same dictionary to the progress bar after this callback.
-        if params and checks.size(self.process_set) > 1 and checks.rank(self.process_set) != 0:
+        ranks = or_all(self.process_set)
+        if params and ranks.size() > 1 and ranks.rank() != 0:
             params["verbose"] = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

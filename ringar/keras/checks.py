@@ -6,34 +6,25 @@ none.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from ringar import runtime
 from ringar.collectives import allgather, allgather_object
 from ringar.collectives.call import Call
+from ringar.collectives.digest import digest
 from ringar.errors import MismatchError
+from ringar.job.process_sets import or_all
 from ringar.keras.optimizer import is_distributed
-from ringar.parallel import examples
-from ringar.parallel.lineage import check_outputs, cut_of
+from ringar.sharding import examples
+from ringar.sharding.cut import cut_of
+from ringar.sharding.lineage import check_outputs
 
 # What errors say of the exchange in which ranks were found to differ.
 _START = Call("allgather_object", name="start of training")
 _WEIGHTS = Call("allgather", name="check of weights")
-
-
-def size(process_set: Any = None) -> int:
-    """The number of ranks of `process_set`, or of the job."""
-    return int(runtime.size() if process_set is None else process_set.size())
-
-
-def rank(process_set: Any = None) -> int:
-    """This process' rank in `process_set`, or in the job."""
-    return int(runtime.rank() if process_set is None else process_set.rank())
 
 
 def check_start(model: Any, params: dict[str, Any], process_set: Any = None) -> None:
@@ -49,7 +40,7 @@ def check_start(model: Any, params: dict[str, Any], process_set: Any = None) -> 
             differ, or a split is not ended.
     """
     check_outputs(model)
-    if size(process_set) == 1:
+    if or_all(process_set).size() == 1:
         return
     ranks = allgather_object(_describe(model, params), name=_START.name, process_set=process_set)
     _require(
@@ -90,13 +81,10 @@ def check_weights(model: Any, process_set: Any = None) -> None:
     Raises:
         MismatchError: on every rank, with the weights that differ.
     """
-    if size(process_set) == 1:
+    if or_all(process_set).size() == 1:
         return
     variables = list(model.trainable_variables)
-    own = [
-        zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).view(np.uint8).data)
-        for variable in variables
-    ]
+    own = [digest([keras.ops.convert_to_numpy(variable)]) for variable in variables]
     sums = np.asarray(
         allgather(np.asarray([own], np.int64), name=_WEIGHTS.name, process_set=process_set)
     )
@@ -116,7 +104,7 @@ def check_weights(model: Any, process_set: Any = None) -> None:
 
 
 def _is_same(variable: Any, of_ranks: np.ndarray) -> bool:
-    """Whether ranks that must have the same value have it."""
+    """Return whether ranks that must have the same value have it."""
     cut = cut_of(variable)
     if cut is None:
         return bool((of_ranks == of_ranks[0]).all())
@@ -140,8 +128,8 @@ def check_examples(model: Any) -> None:
 
 def forget_examples(model: Any) -> None:
     """Have the layers take the digest of the next batch."""
-    for _, digest in _digests(model)[0]:
-        digest.reset()
+    for _, its in _digests(model)[0]:
+        its.reset()
 
 
 def _digests(model: Any) -> tuple[list[tuple[str, examples.Digest]], Any]:

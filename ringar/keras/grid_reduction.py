@@ -19,15 +19,16 @@ import tensorflow as tf
 
 from ringar.collectives import Max, Sum, allreduce
 from ringar.keras.reduction import Reduction
-from ringar.parallel.grid import Grid
-from ringar.parallel.lineage import cut_of
+from ringar.sharding.cut import cut_of
+from ringar.sharding.grid import Grid
+from ringar.sharding.slots import inner_optimizer
 
 #: They scale updates by norms of whole variables, or factor them.
 _NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
 
 
 class GridReduction:
-    """Reduces gradients as `ringar.keras.reduction.Reduction` does, on a grid.
+    """Reduce gradients as `ringar.keras.reduction.Reduction` does, on a grid.
 
     Args:
         over_all: for variables that every rank has whole.
@@ -48,7 +49,7 @@ class GridReduction:
         variables: Sequence[Any] | None = None,
         loss_scale: Any = None,
     ) -> list[Any]:
-        """As `Reduction`; the variables must be known."""
+        """Reduce as `Reduction` does; the variables must be known."""
         if self.grid.model == 1:
             return self._over_all(gradients, variables, loss_scale)
         if variables is None:
@@ -90,7 +91,7 @@ class GridReduction:
         cut = [i for i, v in enumerate(variables or ()) if cut_of(v) is not None]
         if self.grid.model == 1 or not cut:
             return list(gradients)
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        inner = inner_optimizer(optimizer)
         self._check(inner)
         if not inner.clipnorm and not inner.global_clipnorm:
             return list(gradients)
@@ -137,7 +138,7 @@ class GridReduction:
             )
 
     def _spread_overflow(self, reduced: list[Any], cut: list[int]) -> None:
-        """An overflow in a part is one of the whole: all ranks of the group skip the step."""
+        """Let all ranks of a model group skip the step if a gradient of one part overflowed."""
         parts = [reduced[i] for i in cut if reduced[i] is not None]
         if not parts:
             return
@@ -163,7 +164,7 @@ def _square_sum(gradient: Any) -> tf.Tensor:
 
 
 def _limit(gradient: Any, norm: tf.Tensor, limit: Any) -> Any:
-    """`gradient` times `limit` / `norm`, where the norm is greater."""
+    """Return `gradient` times `limit` / `norm`, where the norm is greater."""
     factor = tf.where(norm > limit, limit / norm, 1.0)
     if isinstance(gradient, tf.IndexedSlices):
         values = gradient.values * tf.cast(factor, gradient.values.dtype)

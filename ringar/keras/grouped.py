@@ -15,13 +15,13 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable(package="ringar")
 class GroupedConv2D(keras.layers.Conv2D):
-    """A `keras.layers.Conv2D`, whose groups are convolutions of their own.
+    """Convolve in groups: a `keras.layers.Conv2D` whose groups are convolutions of their own.
 
     Arguments, shapes, variables and numbers are those of `Conv2D`; with one group it is one.
     """
 
     def convolution_op(self, inputs: tf.Tensor, kernel: Any) -> tf.Tensor:
-        """The convolution without bias and activation."""
+        """Return the convolution without bias and activation."""
         if self.groups == 1:
             return super().convolution_op(inputs, kernel)
         axis = 1 if self.data_format == "channels_first" else -1
@@ -35,7 +35,7 @@ class GroupedConv2D(keras.layers.Conv2D):
 
 @keras.saving.register_keras_serializable(package="ringar")
 class GroupedDense(keras.layers.Dense):
-    """A `keras.layers.Dense` whose units read, group by group, only their group's inputs.
+    """Connect in groups: a `keras.layers.Dense` whose units read only their group's inputs.
 
     What a `SplitDense` with `reads="own"` is on one process.
 
@@ -54,7 +54,7 @@ class GroupedDense(keras.layers.Dense):
         self.groups = groups
 
     def build(self, input_shape: Any) -> None:
-        """Makes a kernel of shape `(inputs / groups, units)`."""
+        """Make a kernel of shape `(inputs / groups, units)`."""
         if input_shape[-1] % self.groups:
             raise ValueError(
                 f"`groups` must divide the inputs. Received: groups={self.groups}, {input_shape}"
@@ -63,14 +63,14 @@ class GroupedDense(keras.layers.Dense):
         self.input_spec = None
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """All units."""
+        """Return the units of all groups."""
         outputs = self.multiply(inputs)
         if self.bias is not None:
             outputs = outputs + tf.cast(self.bias, outputs.dtype)
         return self.activation(outputs) if self.activation is not None else outputs
 
     def multiply(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Inputs times kernel, group by group."""
+        """Return inputs times kernel, group by group."""
         kernel = tf.convert_to_tensor(self.kernel)
         if self.groups == 1:
             return keras.ops.matmul(inputs, kernel)
@@ -80,5 +80,5 @@ class GroupedDense(keras.layers.Dense):
         return tf.concat([keras.ops.matmul(x, k) for x, k in parts], -1)
 
     def get_config(self) -> dict[str, Any]:
-        """Also the groups."""
+        """Return the config of `Dense` and the groups."""
         return {**super().get_config(), "groups": self.groups}

@@ -14,11 +14,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ringar import runtime
+from ringar.job import place
+from ringar.sharding.slots import inner_optimizer
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Sets the learning rate to `initial_lr * multiplier` between two epochs.
+    """Set the learning rate to `initial_lr * multiplier` between two epochs.
 
     Args:
         initial_lr: the learning rate that is multiplied.
@@ -63,7 +64,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Find out the number of steps per epoch."""
-        schedule = getattr(_innermost(self.model.optimizer), "_learning_rate", None)
+        schedule = getattr(inner_optimizer(self.model.optimizer), "_learning_rate", None)
         if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
             raise ValueError(
                 f"{type(self).__name__} needs an optimizer whose learning rate is a number. "
@@ -113,7 +114,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self._rate = new
         if new == old:
             return
-        optimizer = _innermost(self.model.optimizer)
+        optimizer = inner_optimizer(self.model.optimizer)
         if self.momentum_correction and old and getattr(optimizer, "momentum", None):
             # SGD and RMSprop name them differently.
             for name in ("momentums", "_momentums"):
@@ -122,7 +123,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from `initial_lr / size()` to `initial_lr`, batch by batch.
+    """Raise the learning rate from `initial_lr / size()` to `initial_lr`, batch by batch.
 
     For an `initial_lr` that was scaled by the number of ranks: Goyal et al., "Accurate, large
     minibatch SGD: training ImageNet in 1 hour" (2017). With `epoch` as a fraction, `lr = initial_lr
@@ -159,18 +160,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Say, after the last epoch of the warm-up, that it is done."""
         super().on_epoch_end(epoch, logs)
-        if epoch == self.warmup_epochs - 1 and self.verbose and runtime.rank() == 0:
+        if epoch == self.warmup_epochs - 1 and self.verbose and place.rank() == 0:
             done = f"finished gradual learning rate warmup to {self._current():g}."
             print(f"\nEpoch {epoch + 1}: {done}")
 
     def _warmup(self, epoch: float) -> float:
         assert self.steps_per_epoch is not None
-        ranks = runtime.size()
+        ranks = place.size()
         # One batch further, so that the last batch of the warm-up is trained with initial_lr
         # itself.
         epoch += 1 / self.steps_per_epoch
         return (epoch * (ranks - 1) / self.warmup_epochs + 1) / ranks
-
-
-def _innermost(optimizer: Any) -> Any:
-    return getattr(optimizer, "inner_optimizer", optimizer)

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable(package="ringar")
 class LocalResponseNormalization(keras.layers.Layer):
-    """Divides each map by a power of the energy of the maps beside it, place by place.
+    """Divide each channel by a power of the energy of its neighbors, place by place.
 
     Computed in float32 where the layer's dtype is float16 or bfloat16.
 
@@ -62,7 +62,7 @@ class LocalResponseNormalization(keras.layers.Layer):
         self.bias, self.alpha, self.beta = float(bias), float(alpha), float(beta)
 
     def build(self, input_shape: Any) -> None:
-        """Checks the number of maps."""
+        """Check the number of maps."""
         if len(input_shape) < 2 or input_shape[-1] is None:
             raise ValueError(
                 "The input must have an axis for the batch, and last one of maps, whose number is "
@@ -77,7 +77,7 @@ class LocalResponseNormalization(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The normalized maps, in the layer's dtype."""
+        """Return the normalized maps, in the layer's dtype."""
         x = tf.convert_to_tensor(inputs)
         precise = x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
         return tf.cast(self._normalize(precise), x.dtype)
@@ -96,14 +96,14 @@ class LocalResponseNormalization(keras.layers.Layer):
         return normalize(x)
 
     def _scale(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """`s^-beta` and `s`."""
+        """Return `s^-beta` and `s`."""
         energy = self.bias + self.alpha * self._window(tf.square(x))
         # The paper's power by two square roots: a third of the time of `pow`.
         scale = tf.math.rsqrt(energy * tf.sqrt(energy)) if self.beta == 0.75 else None
         return tf.pow(energy, -self.beta) if scale is None else scale, energy
 
     def _window(self, x: tf.Tensor) -> tf.Tensor:
-        """The sums over each map's neighbors and itself, within its group.
+        """Return the sums over each map's neighbors and itself, within its group.
 
         Shifted views are added up, which XLA fuses with what is around them. A product with a band
         matrix would be as fast on a CPU, but rounded to 10 bits on GPUs that have TF32.
@@ -118,11 +118,11 @@ class LocalResponseNormalization(keras.layers.Layer):
         return tf.reshape(total, shape) if self.groups > 1 else total
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """As it is."""
+        """Return the shape of the input."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments."""
+        """Return the arguments."""
         return {
             **super().get_config(),
             "depth_radius": self.depth_radius,

@@ -1,10 +1,10 @@
 """PowerSGD, the act: the state of an optimizer's variables, and a step with it.
 
-The steps and their names are those of :mod:`ringar.powersgd`. The state is each rank's own (errors
-differ between ranks; Q does not) and no part of `optimizer.variables`: the broadcast when training
-begins must not give all ranks the errors of one, and a saved model is to load as the optimizer it
-is, without ringar. A run that is resumed from a file thus begins with no errors: what one step had
-not yet sent is lost, as if that step's batch had been a little smaller.
+The steps and their names are those of `ringar.collectives.powersgd`. The state is each rank's own
+(errors differ between ranks; Q does not) and no part of `optimizer.variables`: the broadcast when
+training begins must not give all ranks the errors of one, and a saved model is to load as the
+optimizer it is, without ringar. A run that is resumed from a file thus begins with no errors: what
+one step had not yet sent is lost, as if that step's batch had been a little smaller.
 
 The state is in units of the true gradient, whatever a loss scale has made of it, for that scale may
 change from step to step. And it stays as it was in a step whose reduced gradients are not all
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringar.powersgd import PowerSGD, matrix_shape
+from ringar.collectives.powersgd import PowerSGD, matrix_shape
 
 Exchange = Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
 """A grouped allreduce: a result per tensor."""
@@ -28,7 +28,7 @@ Exchange = Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
 
 @dataclass(frozen=True)
 class _State:
-    """What is kept for one variable.
+    """Keep the state of one variable.
 
     Attributes:
         variable: the variable itself, so that nothing else gets its `id`.
@@ -42,14 +42,14 @@ class _State:
 
 
 class LowRank:
-    """The state of PowerSGD for the variables of one optimizer."""
+    """Keep the state of PowerSGD for the variables of one optimizer."""
 
     def __init__(self, settings: PowerSGD) -> None:
         self.settings = settings
         self._states: dict[int, _State] = {}
 
     def takes(self, gradient: tf.Tensor) -> bool:
-        """Whether `gradient` is one that is compressed."""
+        """Return whether `gradient` is one that is compressed."""
         if not gradient.shape.is_fully_defined():
             return False
         return self.settings.factor_rank(gradient.shape.as_list(), gradient.dtype.name) > 0
@@ -62,7 +62,7 @@ class LowRank:
         combine: Exchange,
         loss_scale: Any = None,
     ) -> tuple[list[tf.Tensor], Callable[[tf.Tensor], None]]:
-        """Reduce gradients that :meth:`takes` says yes to.
+        """Reduce gradients that `takes` says yes to.
 
         Args:
             gradients: this rank's.
@@ -121,7 +121,7 @@ def _matrix(gradient: tf.Tensor, state: _State, loss_scale: Any) -> tf.Tensor:
 
 
 def _bases(p: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """An orthonormal basis of the columns of each matrix, in its shape.
+    """Return an orthonormal basis of the columns of each matrix, in the matrix' shape.
 
     Householder's method finds a full one even where columns are zero, for a gradient that is zero
     at first, say. Else Q became zero as well, and remained so.

@@ -29,18 +29,20 @@ from typing import Any
 
 import keras
 
-from ringar import buckets, runtime
 from ringar.collectives import Average
-from ringar.compression import Compression
+from ringar.collectives.compression import Compression
 from ringar.errors import NotInitializedError
+from ringar.job import place
+from ringar.keras import buckets
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
+from ringar.sharding.slots import inner_optimizer
 
 _CLASSES: dict[type, type] = {}
 
 
 class DistributedMixin:
-    """What a distributed optimizer adds to its base class."""
+    """Reduce gradients over the ranks before the base class applies them."""
 
     _reduction: Reduction | GridReduction
     _reduction_is_done: bool
@@ -75,7 +77,7 @@ class DistributedMixin:
 
     @contextmanager
     def reduction_done(self) -> Iterator[None]:
-        """Within this context `apply` takes gradients that have been reduced already."""
+        """Return a context in which `apply` takes gradients that have been reduced already."""
         self._reduction_is_done = True
         try:
             yield
@@ -108,8 +110,8 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
         compression: what the gradients travel as. `ringar.Compression.none`; `.fp16` or `.bf16`:
             float32 in that dtype between hosts, and as it is inside a host;
             `.powersgd(rank=2)`: large matrices as two factors of low rank, anywhere, with error
-            feedback (:mod:`ringar.powersgd`); its state stays with this object and is not saved. On
-            one rank, nothing.
+            feedback (`ringar.collectives.powersgd`); its state stays with this object and is not
+            saved. On one rank, nothing.
         algorithm: of the allreduces between hosts, as for `ringar.allreduce`.
         process_set: the ranks that train together; by default all.
         grid: a `ringar.parallel.Grid`, for a model with split layers: variables that are cut are
@@ -135,7 +137,7 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
             "ringar.DistributedOptimizer needs Keras' TensorFlow backend: set the environment "
             f"variable KERAS_BACKEND=tensorflow. Received: {keras.backend.backend()}"
         )
-    if not runtime.is_initialized():
+    if not place.is_initialized():
         raise NotInitializedError(
             "ringar.DistributedOptimizer was used before ringar.init(): call ringar.init() first."
         )
@@ -165,20 +167,22 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether `optimizer`, or the one in a `LossScaleOptimizer`, reduces over the ranks."""
-    return isinstance(optimizer, DistributedMixin) or isinstance(
-        getattr(optimizer, "inner_optimizer", None), DistributedMixin
-    )
+    """Return whether `optimizer`, or the one in a `LossScaleOptimizer`, reduces over the ranks."""
+    return isinstance(inner_optimizer(optimizer), DistributedMixin)
+
+
+def reduction_of(optimizer: Any) -> Reduction | GridReduction | None:
+    """Return the reduction of a distributed optimizer, or of the one in a `LossScaleOptimizer`."""
+    return getattr(inner_optimizer(optimizer), "_reduction", None)
 
 
 def grid_of(optimizer: Any) -> Any:
-    """The grid of a distributed optimizer, or of the one in a `LossScaleOptimizer`, or None."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return getattr(getattr(inner, "_reduction", None), "grid", None)
+    """Return the grid of a distributed optimizer, or of the one in a `LossScaleOptimizer`."""
+    return getattr(reduction_of(optimizer), "grid", None)
 
 
 def _loss_scale(optimizer: Any) -> Any:
-    """What a `LossScaleOptimizer` multiplies losses by now; None for other optimizers."""
+    """Return what a `LossScaleOptimizer` multiplies losses by now; None for other optimizers."""
     # Not yet built, it begins with the first.
     return getattr(optimizer, "dynamic_scale", getattr(optimizer, "initial_scale", None))
 
@@ -207,7 +211,7 @@ def _reduce_before_overflow_check() -> None:
     def apply(
         self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None
     ) -> None:
-        inner = self.inner_optimizer
+        inner = inner_optimizer(self)
         if not isinstance(inner, DistributedMixin):
             original(self, grads, trainable_variables)
             return

@@ -1,6 +1,6 @@
 """What happens to gradients on their way to the optimizer: what optimizer and tape share.
 
-Dense gradients travel in the buckets of `ringar.buckets`, last layer first, one grouped allreduce
+Dense gradients travel in the buckets of `buckets.py`, last layer first, one grouped allreduce
 each. Sparse ones (`tf.IndexedSlices`, from an Embedding) are gathered: the sum of slices is their
 concatenation. "Gradients" of variables that Keras overwrites with them (the scales of float8
 training) are combined by maximum, as Keras combines them. With PowerSGD, dense gradients that it
@@ -19,18 +19,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import buckets, runtime
 from ringar.collectives import Average, Max, Sum, allreduce, grouped_allreduce
 from ringar.collectives.call import checked_algorithm
 from ringar.collectives.compiled import is_compiling
-from ringar.compression import Compression, has_state
+from ringar.collectives.compression import Compression, has_state
+from ringar.job.process_sets import or_all
+from ringar.keras import buckets
 from ringar.keras.low_rank import Exchange, LowRank
-from ringar.parallel.lineage import cut_of
+from ringar.sharding.cut import cut_of
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are reduced; `DistributedOptimizer` documents the fields."""
+    """Reduce gradients over the ranks; `DistributedOptimizer` documents the fields."""
 
     op: Any
     compression: Any
@@ -59,7 +60,7 @@ class Reduction:
     @property
     def size(self) -> int:
         """The number of ranks that reduce together."""
-        return int(runtime.size() if self.process_set is None else self.process_set.size())
+        return or_all(self.process_set).size()
 
     @property
     def is_identity(self) -> bool:
@@ -212,7 +213,7 @@ class Reduction:
 
 
 def _all_finite(reduced: Sequence[Any]) -> tf.Tensor:
-    """Whether no gradient overflowed, on any rank: what all ranks have is the same."""
+    """Return whether no gradient overflowed, on any rank: what all ranks have is the same."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in reduced if g is not None]
     floats = [value for value in values if value.dtype.is_floating]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in floats])

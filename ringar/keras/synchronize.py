@@ -10,9 +10,9 @@ import numpy as np
 from ringar.collectives import allgather, broadcast_variables
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError
-from ringar.keras.checks import size
-from ringar.parallel import slots
-from ringar.parallel.lineage import cut_of
+from ringar.job.process_sets import or_all
+from ringar.sharding import slots
+from ringar.sharding.cut import cut_of
 
 
 def broadcast_model(model: Any, root_rank: int, process_set: Any = None) -> None:
@@ -30,11 +30,11 @@ def broadcast_model(model: Any, root_rank: int, process_set: Any = None) -> None
         optimizer.build(model.trainable_variables)
     # model.variables would include the seeds, and then all ranks would drop the same units.
     variables = [*model.weights, *(optimizer.variables if optimizer is not None else ())]
-    if size(process_set) == 1:
+    if or_all(process_set).size() == 1:
         return
     cuts = [cut_of(variable) for variable in model.weights]
     if optimizer is not None:
-        cuts += slots.cuts(optimizer, model.trainable_variables)
+        cuts += slots.cuts(optimizer)
     whole = [v for v, cut in zip(variables, cuts, strict=True) if cut is None]
     broadcast_variables(whole, root_rank, process_set=process_set)
     parts = [v for v, cut in zip(variables, cuts, strict=True) if cut is not None]
@@ -47,7 +47,7 @@ def broadcast_model(model: Any, root_rank: int, process_set: Any = None) -> None
 def average_logs(logs: dict[str, Any] | None, process_set: Any = None) -> None:
     """Replace every number in `logs` by its average over the ranks, in place."""
     keys = _numbers(logs)
-    if logs is None or not keys or size(process_set) == 1:
+    if logs is None or not keys or or_all(process_set).size() == 1:
         return
     rows = _gather([logs[key] for key in keys], "metrics:" + ",".join(keys), process_set)
     _set_averages(logs, keys, rows)
@@ -67,7 +67,7 @@ def end_epoch(
     Raises:
         MismatchError: on every rank, if the learning rates differ.
     """
-    if size(process_set) == 1:
+    if or_all(process_set).size() == 1:
         return
     logs = {} if logs is None else logs
     keys = _numbers(logs)

@@ -6,15 +6,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import buckets
 from ringar.collectives import Average
-from ringar.compression import Compression, checked
+from ringar.collectives.compression import Compression, checked
+from ringar.keras import buckets
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 
 
 class DistributedGradientTape:
-    """A `tf.GradientTape` whose `gradient` returns gradients reduced over the ranks.
+    """Record like a `tf.GradientTape` and return gradients reduced over the ranks.
 
     Apply them with a plain optimizer: a `DistributedOptimizer` would reduce them once more.
 

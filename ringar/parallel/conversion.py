@@ -17,10 +17,11 @@ from ringar.collectives import allgather
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
-from ringar.parallel import lineage, slots
-from ringar.parallel.grid import Grid, needed
-from ringar.parallel.lineage import Cut, cut_of
+from ringar.keras.optimizer import DistributedOptimizer
 from ringar.parallel.split import Gather, Join, SplitConv2D, SplitDense
+from ringar.sharding import lineage, slots
+from ringar.sharding.cut import Cut, cut_of
+from ringar.sharding.grid import Grid, needed
 
 _Place = Callable[..., Any]
 
@@ -67,7 +68,7 @@ def merge(model: keras.Model) -> keras.Model:
             target.assign(_gathered(variable, cut_of(variable)))
     if getattr(model, "optimizer", None) is not None:
         whole.compile_from_config(model.get_compile_config())
-        cuts = slots.cuts(model.optimizer, model.trainable_variables)
+        cuts = slots.cuts(model.optimizer)
         pairs = zip(model.optimizer.variables, whole.optimizer.variables, cuts, strict=True)
         for variable, target, cut in pairs:
             target.assign(_gathered(variable, cut))
@@ -105,8 +106,6 @@ def split(
         ValueError: it is another kind of model, a name is not that of such a layer, or the parts do
             not divide the kernels of a layer that was named.
     """
-    from ringar.keras.optimizer import DistributedOptimizer  # which needs this package itself
-
     grid = needed(grid, "ringar.parallel.split")
     chosen = None if layers is None else set(layers)
     made: dict[int, tuple[Any, Any]] = {}
@@ -147,7 +146,7 @@ def split(
     if getattr(model, "optimizer", None) is not None:
         part.compile_from_config(model.get_compile_config())
         optimizer = DistributedOptimizer(part.optimizer, grid=grid)
-        cuts = slots.cuts(optimizer, part.trainable_variables)
+        cuts = slots.cuts(optimizer)
         pairs = zip(model.optimizer.variables, optimizer.variables, cuts, strict=True)
         for variable, target, cut in pairs:
             target.assign(_cut(variable, cut))
@@ -157,7 +156,7 @@ def split(
 def _rebuild(
     model: keras.Model, place: Callable[[Any], _Place], last: Callable[[Any], Any] = lambda x: x
 ) -> keras.Model:
-    """Calls `place(layer)` in place of each layer, on new inputs."""
+    """Call `place(layer)` in place of each layer, on new inputs."""
     graph = getattr(model, "_functional", None) or model  # of a Sequential
     if not hasattr(graph, "_run_through_graph"):
         raise ValueError(
@@ -198,7 +197,7 @@ def _whole_layer(layer: Any) -> Any:
 
 
 def _parts_at(layer: Any) -> int:
-    """Into how many parts the input of a layer is split."""
+    """Return into how many parts the input of a layer is split."""
     tensor = layer.input
     if lineage.split_axis(tensor) is None:
         return 1
@@ -206,7 +205,7 @@ def _parts_at(layer: Any) -> int:
 
 
 def _part_of(layer: Any, x: Any, grid: Grid, chosen: set[str] | None) -> Any:
-    """The layer's part, if it is one to be cut."""
+    """Return the layer's part, if it is one to be cut."""
     kind = {
         keras.layers.Conv2D: SplitConv2D, GroupedConv2D: SplitConv2D,
         keras.layers.Dense: SplitDense, GroupedDense: SplitDense,
@@ -234,7 +233,7 @@ def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_layer(layer: Any, x: Any, grid: Grid, sync_batch_norm: bool) -> Any:
-    """A layer that is not cut, for this rank's maps if its input is split."""
+    """Return a layer that is not cut, for this rank's maps if its input is split."""
     config = layer.get_config()
     is_split = _is_split(x)
     if is_split and isinstance(layer, keras.layers.Identity):
@@ -258,7 +257,7 @@ def _is_split(x: Any) -> bool:
 def _joined_where_needed(
     make: Callable[[Any], Any], grid: Grid, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Calls a layer on its inputs as they are, or on whole ones if it must have them."""
+    """Call a layer on its inputs as they are, or on whole ones if it must have them."""
     try:
         outputs = make(args[0])(*args, **kwargs)
         for output in keras.tree.flatten(outputs):

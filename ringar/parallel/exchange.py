@@ -28,18 +28,18 @@ from typing import Any
 import tensorflow as tf
 
 from ringar.collectives import Sum, allgather, allreduce, alltoall
-from ringar.parallel.grid import Grid
+from ringar.sharding.grid import Grid
 
 
 def maps(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
-    """The maps of all parts: `x`, the own ones, joined along `axis`."""
+    """Return the maps of all parts: `x`, the own ones, joined along `axis`."""
     if grid.model == 1:
         return x
     return _join(allgather(x, name=name, process_set=grid.model_set), axis, grid.model, x.shape)
 
 
 def whole(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
-    """`x`, which all parts have whole; its gradient is added up over the parts."""
+    """Return `x`, which all parts have whole; its gradient is added up over the parts."""
     if grid.model == 1:
         return x
 
@@ -54,7 +54,7 @@ def whole(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
 
 
 def examples(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
-    """The examples of all ranks of the group, in the order of their parts."""
+    """Return the examples of all ranks of the group, in the order of their parts."""
     if grid.model == 1:
         return x
     gathered = allgather(x, name=name, process_set=grid.model_set)
@@ -63,7 +63,7 @@ def examples(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
 
 
 def gather(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
-    """The maps of all parts, of which each rank then computes the same."""
+    """Return the maps of all parts, of which each rank then computes the same."""
     if grid.model == 1:
         return x
 
@@ -78,7 +78,7 @@ def gather(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
 
 
 def add(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
-    """The sum of what the parts have, of which each rank then computes the same."""
+    """Return the sum of what the parts have, of which each rank then computes the same."""
     if grid.model == 1:
         return x
 
@@ -91,7 +91,7 @@ def add(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
 
 
 def return_examples(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
-    """The own examples with the maps of all parts, from all examples with the own maps."""
+    """Return the own examples with the maps of all parts, from all examples with the own maps."""
     if grid.model == 1:
         return x
     parts = grid.model
@@ -103,7 +103,7 @@ def return_examples(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor
 
 
 def _join(rows: tf.Tensor, axis: int, parts: int, shape: tf.TensorShape) -> tf.Tensor:
-    """Tensors of `shape` that lie one after the other, joined along `axis` instead."""
+    """Return tensors of `shape` that lie one after the other, joined along `axis` instead."""
     axis %= shape.rank
     each = [-1 if dim is None else dim for dim in shape]
     if axis == 0:

@@ -7,11 +7,11 @@ from typing import Any
 
 import keras
 
-from ringar.parallel.grid import Grid
+from ringar.sharding.grid import Grid
 
 
 class PartOf(keras.initializers.Initializer):
-    """A part of what another initializer gives for the whole variable.
+    """Initialize a part of a variable as another initializer does the whole.
 
     The whole has the fan-in and fan-out of the whole layer, and all ranks draw it from one seed,
     that of rank 0. It exists for a moment only.
@@ -26,7 +26,7 @@ class PartOf(keras.initializers.Initializer):
         self._whole, self._axis, self._grid = _agreed(whole, grid), axis, grid
 
     def __call__(self, shape: Sequence[int], dtype: Any = None, **options: Any) -> Any:
-        """This rank's part, of `shape`."""
+        """Return this rank's part, an array of `shape`."""
         axis = self._axis % len(shape)
         whole = [dim * (self._grid.model if i == axis else 1) for i, dim in enumerate(shape)]
         start = self._grid.part * shape[axis]
@@ -35,7 +35,7 @@ class PartOf(keras.initializers.Initializer):
 
 
 def _agreed(initializer: Any, grid: Grid) -> Any:
-    """The initializer, with the seed that rank 0 has."""
+    """Return the initializer, with the seed that rank 0 has."""
     seed = getattr(initializer, "seed", None)
     if not isinstance(seed, int):
         return initializer

@@ -28,17 +28,18 @@ import keras
 import tensorflow as tf
 
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
-from ringar.parallel import exchange, lineage
-from ringar.parallel.examples import Digest
-from ringar.parallel.grid import Grid, needed
+from ringar.parallel import exchange
 from ringar.parallel.initial import PartOf
+from ringar.sharding import cut, lineage
+from ringar.sharding.examples import Digest
+from ringar.sharding.grid import Grid, needed
 
 READS = ("own", "all", "whole", "examples")
 WRITES = ("own", "addend")
 
 
 class _Split:
-    """What split layers have in common; a mixin of a Keras layer with kernels."""
+    """Split a Keras layer with kernels over the parts of a grid: a mixin."""
 
     grid: Grid
     name: str
@@ -49,7 +50,7 @@ class _Split:
     """How Keras' layer calls the number of its kernels."""
 
     def _share(self, kernels: int, writes: str, grid: Grid) -> int:
-        """How many kernels this rank holds, or parts of kernels."""
+        """Return how many kernels this rank holds, or parts of kernels."""
         return kernels if writes == "addend" else grid.share(kernels, self.kernels_argument)
 
     def _set_split(
@@ -84,7 +85,7 @@ class _Split:
 
     @property
     def writes_maps(self) -> str:
-        """What `ringar.parallel.lineage` sees behind the layer."""
+        """The kind of channels behind the layer, for `ringar.sharding.lineage`."""
         return self.writes
 
     @property
@@ -93,7 +94,7 @@ class _Split:
         return 1 if getattr(self, "data_format", "channels_last") == "channels_first" else -1
 
     def _set_groups(self, groups: int | None, kernels: int) -> None:
-        """Decides how many groups the whole layer has, and how many of them are here."""
+        """Decide how many groups the whole layer has, and how many of them are here."""
         parts = self.grid.model
         if self.writes == "addend":
             whole = 1
@@ -122,11 +123,11 @@ class _Split:
         self.own_groups = 1 if self.writes == "addend" else max(1, whole // parts)
 
     def _whole_channels(self, channels: int) -> int:
-        """How many channels the whole layer reads, of which this rank is given `channels`."""
+        """Return how many channels the whole layer reads, of which this rank has `channels`."""
         return channels * (self.grid.model if self.reads in ("own", "all") else 1)
 
     def _channels_read(self) -> slice:
-        """Which of the channels that are here, after an exchange, this rank's kernels read."""
+        """Return the channels, of those here after an exchange, that this rank's kernels read."""
         if self.reads == "own" or self.whole_groups == 1:
             return slice(None)
         whole = self._whole_channels(self._input_channels)
@@ -135,7 +136,7 @@ class _Split:
         return slice(start, start + count)
 
     def _build_shape(self, input_shape: Any) -> tuple[Any, ...]:
-        """The shape of what the kernels read."""
+        """Return the shape of the kernels' input."""
         self.label = self.grid.agree(self.name)
         shape = list(input_shape)
         self._input_channels = shape[self.maps_axis]
@@ -154,12 +155,12 @@ class _Split:
         return tuple(shape)
 
     def build(self, input_shape: Any) -> None:
-        """Makes this rank's kernels."""
+        """Make this rank's kernels."""
         super().build(self._build_shape(input_shape))  # type: ignore[misc]
         self.input_spec = None  # Keras' layer has that of what the kernels read
 
     def get_config(self) -> dict[str, Any]:
-        """The whole layer's; the grid is the one where it is loaded."""
+        """Return the config of the whole layer; the grid is the one where it is loaded."""
         return {
             **super().get_config(),  # type: ignore[misc]
             self.kernels_argument: self.whole_kernels,
@@ -169,7 +170,7 @@ class _Split:
         }
 
     def add_weight(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes a variable of this rank's part."""
+        """Make a variable of this rank's part."""
         axis = {"own": {"kernel": -1, "bias": 0}, "addend": {"kernel": -2}}[self.writes].get(
             kwargs["name"]
         )
@@ -178,11 +179,11 @@ class _Split:
         initializer = keras.initializers.get(kwargs["initializer"])
         kwargs["initializer"] = PartOf(initializer, axis, self.grid)
         variable = super().add_weight(*args, **kwargs)  # type: ignore[misc]
-        lineage.mark(variable, lineage.Cut(axis % len(variable.shape), self.grid))
+        cut.mark(variable, cut.Cut(axis % len(variable.shape), self.grid))
         return variable
 
     def read(self, x: tf.Tensor) -> tf.Tensor:
-        """What the kernels read."""
+        """Return the kernels' input."""
         if self.reads == "all":
             x = exchange.maps(x, self.maps_axis, self.grid, f"{self.label}/maps")
         elif self.reads == "examples":
@@ -197,7 +198,7 @@ class _Split:
         return x
 
     def share_bias(self, bias: Any) -> Any:
-        """The bias of an addend: the parts' sum is the bias, and so is its gradient."""
+        """Return the bias of an addend: the parts' sum is the bias, and so is its gradient."""
         if self.writes != "addend" or self.grid.model == 1:
             return bias
         parts = self.grid.model
@@ -211,7 +212,7 @@ class _Split:
     _reads_model_input = False
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Checks the way to here, where it can be seen."""
+        """Check the way to here, where it can be seen."""
         axis = lineage.split_axis(inputs)
         if getattr(inputs, "_keras_history", None) is not None:
             self._check_input(inputs, axis)
@@ -243,12 +244,14 @@ class _Split:
 
 @keras.saving.register_keras_serializable(package="ringar")
 class SplitConv2D(_Split, GroupedConv2D):
-    """A `keras.layers.Conv2D` of which each rank of a model group holds a part of the kernels.
+    """Convolve as `keras.layers.Conv2D`, each rank of a model group with a part of the kernels.
 
     Args:
         filters: kernels of the whole layer, the model axis of the grid divides them.
         kernel_size: as for `Conv2D`.
-        reads: "own", "all", "whole" or "examples"; see the top of `ringar.parallel.split`.
+        reads: "own", the maps of this rank's own kernels in the layer before; "all", the maps of
+            all parts; "whole", an input that every rank has whole; "examples", such an input of
+            examples of its own, of all ranks.
         writes: "own", or "addend" for kernels that are cut along their inputs.
         groups: of the whole layer; by default the number of parts with `reads="own"`, else 1.
         grid: the grid; by default the current one.
@@ -279,7 +282,7 @@ class SplitConv2D(_Split, GroupedConv2D):
         self._set_split(filters, reads, writes, groups, grid)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The own maps."""
+        """Return this rank's maps."""
         outputs = self.convolution_op(self.read(inputs), self.kernel)
         if self.bias is not None:
             shape = [1] * 4
@@ -288,18 +291,20 @@ class SplitConv2D(_Split, GroupedConv2D):
         return self.activation(outputs) if self.activation is not None else outputs
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """As of `Conv2D`; with `reads="examples"`, for the examples of all ranks."""
+        """Return the shape of `Conv2D`; with `reads="examples"`, for the examples of all ranks."""
         shape = super().compute_output_shape(input_shape)
         return _rows_of_all(shape, self)
 
 
 @keras.saving.register_keras_serializable(package="ringar")
 class SplitDense(_Split, GroupedDense):
-    """A `keras.layers.Dense` of which each rank of a model group holds a part of the units.
+    """Connect as `keras.layers.Dense`, each rank of a model group with a part of the units.
 
     Args:
         units: of the whole layer, the model axis of the grid divides them.
-        reads: "own", "all", "whole" or "examples"; see the top of `ringar.parallel.split`.
+        reads: "own", the maps of this rank's own kernels in the layer before; "all", the maps of
+            all parts; "whole", an input that every rank has whole; "examples", such an input of
+            examples of its own, of all ranks.
         writes: "own", or "addend" for kernels that are cut along their inputs.
         groups: of the whole layer; by default the number of parts with `reads="own"`, else 1.
         grid: the grid; by default the current one.
@@ -330,19 +335,19 @@ class SplitDense(_Split, GroupedDense):
         self._set_split(units, reads, writes, groups, grid)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The own units."""
+        """Return this rank's units."""
         outputs = self.multiply(self.read(inputs))
         if self.bias is not None:
             outputs = outputs + tf.cast(self.share_bias(self.bias), outputs.dtype)
         return self.activation(outputs) if self.activation is not None else outputs
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """As of `Dense`; with `reads="examples"`, for the examples of all ranks."""
+        """Return the shape of `Dense`; with `reads="examples"`, for the examples of all ranks."""
         return _rows_of_all((*input_shape[:-1], self.units), self)
 
 
 class Join(keras.layers.Layer):
-    """What ends a split. Its output is whole on every rank of the model group."""
+    """End a split: the output is whole on every rank of the model group."""
 
     writes_maps = "whole"
 
@@ -352,11 +357,11 @@ class Join(keras.layers.Layer):
         self.label = self.name
 
     def build(self, input_shape: Any) -> None:
-        """Agrees on a name: Keras counts on, and ranks may have made other layers before."""
+        """Agree on a name: Keras counts on, and ranks may have made other layers before."""
         self.label = self.grid.agree(self.name)
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Checks the way to here, where it can be seen."""
+        """Check the way to here, where it can be seen."""
         if getattr(inputs, "_keras_history", None) is not None:
             self._check_input(inputs)
         return super().compute_output_spec(inputs, *args, **kwargs)
@@ -373,44 +378,46 @@ class Join(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="ringar")
 class Gather(Join):
-    """Ends a split: every rank gets the maps of all parts.
+    """End a split: every rank gets the maps of all parts.
 
     Args:
-        axis: of the maps.
+        axis: the axis of the maps.
         grid: the grid; by default the current one.
+        **kwargs: as for `keras.layers.Layer`.
     """
 
-    def __init__(self, axis: int = -1, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, axis: int = -1, *, grid: Grid | None = None, **kwargs: Any) -> None:
+        super().__init__(grid=grid, **kwargs)
         self.axis = axis
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """All maps."""
+        """Return the maps of all parts."""
         return exchange.gather(inputs, self.axis, self.grid, f"{self.label}/gather")
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """With the maps of all parts."""
+        """Return the shape with the maps of all parts."""
         return _maps_of_all(input_shape, self.axis, self.grid)
 
     def get_config(self) -> dict[str, Any]:
-        """Also the axis."""
+        """Return the config with the axis."""
         return {**super().get_config(), "axis": self.axis}
 
 
 @keras.saving.register_keras_serializable(package="ringar")
 class Sum(Join):
-    """Ends a split behind a layer with `writes="addend"`: adds up what the parts have.
+    """End a split behind a layer with `writes="addend"`: add up the parts' outputs.
 
     Args:
         grid: the grid; by default the current one.
+        **kwargs: as for `keras.layers.Layer`.
     """
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The sum."""
+        """Return the sum."""
         return exchange.add(inputs, self.grid, f"{self.label}/sum")
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """As it is."""
+        """Return the shape of the input."""
         return input_shape
 
     def _check_input(self, inputs: Any) -> None:
@@ -424,21 +431,22 @@ class Sum(Join):
 
 @keras.saving.register_keras_serializable(package="ringar")
 class ReturnExamples(Gather):
-    """Ends a split that `reads="examples"` began: every rank gets back its own examples.
+    """End a split that `reads="examples"` began: every rank gets back its own examples.
 
     Each row comes back with the maps of all parts (all-to-all).
 
     Args:
-        axis: of the maps.
+        axis: the axis of the maps.
         grid: the grid; by default the current one.
+        **kwargs: as for `keras.layers.Layer`.
     """
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The own examples."""
+        """Return this rank's examples."""
         return exchange.return_examples(inputs, self.axis, self.grid, f"{self.label}/examples")
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """With this rank's share of the rows."""
+        """Return the shape with this rank's share of the rows."""
         rows, *rest = _maps_of_all(input_shape, self.axis, self.grid)
         return (None if rows is None else rows // self.grid.model, *rest)
 

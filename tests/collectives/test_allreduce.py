@@ -260,7 +260,7 @@ def test_slices_are_narrowed_if_there_are_hosts_between_which(
     ranks = ringar.size()
     if hosts > ranks:
         pytest.skip("one rank is on one host")
-    monkeypatch.setattr(ringar.runtime, "local_size", lambda: ranks // hosts)
+    monkeypatch.setattr(ringar.job.place, "local_size", lambda: ranks // hosts)
     tenths = {"float32": np.float32(0.1), "float64": np.float64(0.1)}
 
     def gather(wide: tf.Tensor, wider: tf.Tensor) -> list[tf.Tensor]:

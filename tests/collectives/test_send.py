@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import ringar
-from ringar.statistics import Traffic
+from ringar.collectives.statistics import Traffic
 from tests.collectives import common
 from tests.collectives.messages import WAYS, neighbors, pass_on, spec_of
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import ringar
-from ringar.statistics import Traffic
+from ringar.collectives.statistics import Traffic
 
 pytestmark = pytest.mark.usefixtures("initialized")
 

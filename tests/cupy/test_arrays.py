@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import ringar
-from ringar import native
 from ringar.collectives.call import Call
 from ringar.cupy import arrays, device
 from ringar.errors import OutOfMemoryError, RingarError
+from ringar.job import native
 from tests.standins.cupy_device import Array, DeviceCupy
 from tests.standins.gpu_driver import ImmediateDriver
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import environments, launch
+from benchmarks.harness import environments, launch
 from tests.faults.outcomes import Outcomes, read_outcomes
 from tests.hosts.scenarios import SCRIPTS, run_scenarios_on
 from tests.plugin import run_job

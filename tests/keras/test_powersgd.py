@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import ringar
-from ringar.powersgd import PowerSGD, matrix_shape
+from ringar.collectives.powersgd import PowerSGD, matrix_shape
 from tests.keras import common, digits
 
 pytestmark = pytest.mark.usefixtures("initialized")

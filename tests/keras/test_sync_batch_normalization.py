@@ -20,7 +20,7 @@ import tensorflow as tf
 import ringar
 from ringar.keras import batch_normalization
 from ringar.layers import Gather, SplitDense, SyncBatchNormalization
-from ringar.parallel.lineage import cut_of
+from ringar.sharding.cut import cut_of
 from tests.keras import common
 
 pytestmark = pytest.mark.usefixtures("initialized")

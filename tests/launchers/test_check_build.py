@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringar import nvidia
+from ringar.job import nvidia
 from ringar.launchers import check_build
 from tests.launchers.helpers import launch
 

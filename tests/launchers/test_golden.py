@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ringar import nvidia
+from ringar.job import nvidia
 from ringar.launchers import cpus, openmpi, plan
 from ringar.launchers.cli import main
 from tests.launchers.programs import MPICH, OPEN_MPI_4, OPEN_MPI_5, make_site

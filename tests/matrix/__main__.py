@@ -1,17 +1,21 @@
-"""Builds the wheel once, installs it beside each TensorFlow, and runs steps.py there on two ranks.
+"""Installs a wheel beside each TensorFlow, without a compiler, and runs steps.py on two ranks.
 
-The environments stay under build/matrix/ and are used again; the wheel is installed anew each time.
+In the environment of the newest release the README's script runs first, as a user has it. The
+environments stay under build/matrix/ and are used again; the wheel is installed anew each time.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.bare_machine import without_compilers
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "matrix"
@@ -31,7 +35,7 @@ RELEASES = [Release("2.16.2", 12), Release("2.21.*", 13)]
 
 def main() -> None:
     """Runs everything; the first failure ends it with an error."""
-    wheel = build_wheel()
+    wheel = Path(sys.argv[1]).resolve()
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()[:16]
     print(f"== {wheel.name} (sha256 {digest}…)", flush=True)
     for release in RELEASES:
@@ -45,6 +49,8 @@ def main() -> None:
             "--no-prefix",
             python,
         ]
+        if release == RELEASES[-1]:
+            run(*command, "-I", readme_script(), limit=240)
         # Isolated from the checkout: what is imported is what the wheel brought.
         run(*command, "-I", ROOT / "tests/matrix/steps.py", limit=240)
         took = f"{ready - start:.0f} s to install, {time.monotonic() - ready:.0f} s to run"
@@ -52,13 +58,16 @@ def main() -> None:
     print(f"== the same wheel passed beside {len(RELEASES)} releases of TensorFlow")
 
 
-def build_wheel() -> Path:
-    """Returns the wheel, built from the source archive that is built from this checkout."""
-    dist = FOLDER / "dist"
-    shutil.rmtree(dist, ignore_errors=True)
-    run(sys.executable, "-m", "build", "--outdir", dist, ROOT, limit=600, quiet=True)
-    (wheel,) = dist.glob("*.whl")
-    return wheel
+def readme_script() -> Path:
+    """Returns the README's first script: its three lines, behind those that make model and data."""
+    readme = (ROOT / "README.md").read_text()
+    model = re.search(r"invisible-code-block: python\n(.*?)^-->", readme, re.DOTALL | re.MULTILINE)
+    lines = re.search(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    if model is None or lines is None:
+        sys.exit("expected a script in README.md, found none")
+    script = FOLDER / "train.py"
+    script.write_text(model[1] + lines[1])
+    return script
 
 
 def environment(release: Release, wheel: Path) -> Path:
@@ -100,16 +109,15 @@ def interpreter(release: Release) -> str:
     )
 
 
-def run(*command: str | Path, limit: float, quiet: bool = False) -> None:
-    """Runs a command; ends the program if it fails or takes more than `limit` seconds."""
+def run(*command: str | Path, limit: float) -> None:
+    """Runs a command, which finds no compiler; ends the program if it fails or takes too long."""
     words = [str(word) for word in command]
+    environment = without_compilers(FOLDER / "bin")
     try:
-        done = subprocess.run(words, timeout=limit, check=False, capture_output=quiet, text=True)
+        done = subprocess.run(words, timeout=limit, check=False, env=environment)
     except subprocess.TimeoutExpired:
         sys.exit(f"stopped after {limit} s: {' '.join(words)}")
     if done.returncode != 0:
-        if quiet:
-            print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
         sys.exit(f"exited with {done.returncode}: {' '.join(words)}")
 
 

@@ -27,6 +27,20 @@ struct Registered {
   Registered(const char* name, void (*body)()) { tests().push_back({name, body}); }
 };
 
+// For what an emulator of another processor (qemu-user) does not do as a kernel would.
+struct Skipped {
+  std::string why;
+};
+// Whether the tests run in one; RINGAR_TEST_EMULATED=1 says so.
+bool emulated();
+inline void skip_if_emulated(const char* why) {
+  if (emulated()) throw Skipped{why};
+}
+// A limit of so many seconds on a machine, which an emulator takes longer to reach.
+inline double limit(double seconds) {
+  return emulated() ? 10 * seconds : seconds;
+}
+
 [[noreturn]] void fail(const char* file, int line, const std::string& what);
 
 template <typename T>

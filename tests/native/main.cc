@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "check.h"
@@ -15,6 +16,11 @@ namespace ringar::test {
 std::vector<Test>& tests() {
   static std::vector<Test> all;
   return all;
+}
+
+bool emulated() {
+  const char* said = std::getenv("RINGAR_TEST_EMULATED");
+  return said && std::strcmp(said, "1") == 0;
 }
 
 void fail(const char* file, int line, const std::string& what) {
@@ -27,9 +33,11 @@ void fail(const char* file, int line, const std::string& what) {
 namespace {
 
 using ringar::test::Failure;
+using ringar::test::limit;
+using ringar::test::Skipped;
 using ringar::test::Test;
 
-constexpr unsigned kDeadlineSeconds = 120;
+constexpr double kDeadlineSeconds = 120;
 const char* running = "";
 
 void on_deadline(int) {
@@ -47,13 +55,17 @@ bool wanted(const char* name, int argc, char** argv) {
 
 bool passes(const Test& test) {
   running = test.name;
-  alarm(kDeadlineSeconds);
+  alarm(static_cast<unsigned>(limit(kDeadlineSeconds)));
   const auto start = std::chrono::steady_clock::now();
   std::string failure;
   try {
     test.body();
   } catch (const Failure& caught) {
     failure = caught.text;
+  } catch (const Skipped& caught) {
+    alarm(0);
+    std::printf("skipped %s: %s\n", test.name, caught.why.c_str());
+    return true;
   }
   alarm(0);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;

@@ -67,8 +67,8 @@ class Job {
     config.cross_rank = host;
     config.cross_size = static_cast<int>(fds_.size());
     config.arena_fd = fds_[static_cast<size_t>(host)];
-    config.start_timeout = config.deadline = kPatience;
-    config.stall_warning = kPatience / 2;
+    config.start_timeout = config.deadline = limit(kPatience);
+    config.stall_warning = limit(kPatience) / 2;
     config.hosts = hosts_.data();
     return {r, size(), config, notes_, mesh_.get()};
   }

@@ -3,11 +3,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <map>
 #include <mutex>
 #include <tuple>
 
 #include "engine/status.h"
+#include "engine/tuning.h"
 
 extern "C" {
 void* __real_mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset);
@@ -33,6 +35,10 @@ std::map<Part, Mapping>& mappings() {
 
 extern "C" void* __wrap_mmap(void* at, size_t bytes, int protection, int flags, int fd,
                              off_t offset) {
+  if (fd >= 0 && static_cast<size_t>(offset) % ringar::page_bytes() != 0) {
+    errno = EINVAL;
+    return MAP_FAILED;
+  }
   const std::lock_guard<std::mutex> lock(mutex);
   if (!sharing || fd < 0) return __real_mmap(at, bytes, protection, flags, fd, offset);
   Mapping& mapping = mappings()[{fd, offset, bytes}];

@@ -1,7 +1,12 @@
 // The arithmetic: every dtype, op and instruction set against the serial reference, bit for bit.
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 #include <cstring>
 #include <initializer_list>
+#include <limits>
 
 #include "check.h"
 #include "engine/cpu_level.h"
@@ -27,6 +32,8 @@ std::vector<Level> levels() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
     found.push_back({"avx512", reduce_avx512});
+#elif defined(__aarch64__)
+  found.push_back({"neon", reduce_neon});
 #endif
   return found;
 }
@@ -187,6 +194,47 @@ TEST(reduce_gives_the_same_bits_at_every_place) {
               fail(__FILE__, __LINE__, describe(s, level.name) + " at " + std::to_string(i));
         }
       }
+}
+
+// As TensorFlow's threads do, for the time that this object lives.
+class FlushDenormals {
+ public:
+#if defined(__x86_64__)
+  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040); }
+  ~FlushDenormals() { _mm_setcsr(saved_); }
+#elif defined(__aarch64__)
+  FlushDenormals() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    set(saved_ | (uint64_t{1} << 24));
+  }
+  ~FlushDenormals() { set(saved_); }
+#endif
+
+ private:
+#if defined(__aarch64__)
+  static void set(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
+  uint64_t saved_;
+#else
+  unsigned saved_;
+#endif
+};
+
+TEST(reduce_keeps_denormals_whatever_the_thread_does) {
+  const float least = std::numeric_limits<float>::denorm_min();
+  const std::vector<float> term(100, least);
+  std::vector<float> sum(term.size());
+  const auto* bytes = reinterpret_cast<const std::byte*>(term.data());
+  const std::byte* const sources[] = {bytes, bytes};
+  volatile float after = 0;
+  {
+    const FlushDenormals flush;
+    reduce({DataType::kFloat32, ReduceOp::kSum}, sources, 2,
+           reinterpret_cast<std::byte*>(sum.data()), sum.size());
+    const volatile float mine = least;
+    after = mine + mine;
+  }
+  EXPECT_EQ(after, 0.0f);  // the thread's mode is what it was
+  for (const float x : sum) EXPECT(x == 2 * least);
 }
 
 TEST(reduce_dispatches_to_a_known_level) {

@@ -90,7 +90,7 @@ def test_variables_can_be_marked_without_a_graph(grid: ringar.parallel.Grid) -> 
     norm = layers.BatchNormalization()
     norm.build((None, 4))
     ringar.parallel.own(norm, grid)
-    from ringar.parallel.lineage import cut_of
+    from ringar.sharding.cut import cut_of
 
     cuts = [cut_of(variable) for variable in norm.variables]
     assert len(cuts) == 4

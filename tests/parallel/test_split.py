@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import ringar
-from ringar.parallel.lineage import cut_of
+from ringar.sharding.cut import cut_of
 from tests.parallel import nets
 from tests.parallel.conftest import OpenGrid
 

@@ -5,7 +5,8 @@
 //   ring              forced: a ring of all ranks, hosts or not (ring.h)
 //   recursive_doubling  forced: of all ranks, hosts or not
 //
-// What is small is a table, made from a cost model by the number of hosts (ringar/cost_model.py).
+// What is small is a table, made from a cost model by the number of hosts
+// (ringar/job/cost_model.py).
 
 #include <algorithm>
 #include <cstring>

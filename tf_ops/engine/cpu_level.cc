@@ -1,5 +1,10 @@
 #include "engine/cpu_level.h"
 
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 #include <cstdlib>
 #include <string>
 
@@ -8,14 +13,16 @@ namespace {
 
 CpuLevel best_level() {
   const char* wanted = std::getenv("RINGAR_CPU_LEVEL");
-  const std::string limit = wanted ? wanted : "avx512";
+  const std::string limit = wanted ? wanted : "";
 #if defined(__x86_64__)
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c");
-  if (avx512 && limit == "avx512") return CpuLevel::kAvx512;
+  if (avx512 && limit != "avx2" && limit != "baseline") return CpuLevel::kAvx512;
   if (avx2 && limit != "baseline") return CpuLevel::kAvx2;
+#elif defined(__aarch64__)
+  if ((getauxval(AT_HWCAP) & HWCAP_ASIMD) != 0 && limit != "baseline") return CpuLevel::kNeon;
 #endif
   return CpuLevel::kBaseline;
 }
@@ -33,6 +40,8 @@ const char* cpu_level_name() {
       return "avx512";
     case CpuLevel::kAvx2:
       return "avx2";
+    case CpuLevel::kNeon:
+      return "neon";
     case CpuLevel::kBaseline:
       break;
   }

@@ -3,11 +3,11 @@
 #include <cstring>
 
 #include "engine/message.h"
+#include "engine/tuning.h"
 
 namespace ringar {
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr uint64_t kBoxes = uint64_t{1} << 36;
 constexpr int kBuffers = 2;
 
@@ -29,24 +29,27 @@ struct Line {
   alignas(128) std::atomic<uint64_t> taken;
   Refusal refusals[kBuffers];
 };
-static_assert(sizeof(Line) <= kPage);
-
-size_t page_up(size_t bytes) {
-  return (bytes + kPage - 1) / kPage * kPage;
-}
+static_assert(sizeof(Line) <= 4096, "a line fits into the smallest page");
 
 uint64_t bell_offset(int place) {
-  return Arena::kMessages + kPage * static_cast<uint64_t>(place);
+  return Arena::kMessages + page_bytes() * static_cast<uint64_t>(place);
 }
 
 uint64_t line_offset(const HostEnd& end) {
   const auto n = static_cast<uint64_t>(end.size);
   return Arena::kMessages +
-         kPage * (n + static_cast<uint64_t>(end.from) * n + static_cast<uint64_t>(end.to));
+         page_bytes() * (n + static_cast<uint64_t>(end.from) * n + static_cast<uint64_t>(end.to));
 }
 
 std::byte* map_page(Arena& arena, uint64_t offset) {
-  return arena.provide(offset, kPage) ? arena.map_provided(offset, kPage) : nullptr;
+  const size_t page = page_bytes();
+  return arena.provide(offset, page) ? arena.map_provided(offset, page) : nullptr;
+}
+
+// Of each of `size` senders, in whole pages.
+uint64_t part_of_boxes(int size) {
+  const uint64_t all = Arena::kGenerationBytes - Arena::kMessages - kBoxes, page = page_bytes();
+  return all / static_cast<uint64_t>(size) / page * page;
 }
 
 Status no_memory(const std::string& what) {
@@ -63,7 +66,7 @@ class HostChannel : public Channel {
         bell_(*end.arena, other) {}
   ~HostChannel() override {
     for (Mapping& box : boxes_) unmap(box);
-    if (line_) end_.arena->unmap(reinterpret_cast<std::byte*>(line_), kPage);
+    if (line_) end_.arena->unmap(reinterpret_cast<std::byte*>(line_), page_bytes());
   }
   uint64_t number() const override { return number_; }
 
@@ -142,7 +145,7 @@ class HostSender : public HostChannel {
 
   // The receiver has taken what was in the box, and looks where it is before it takes the next one.
   Status grow(Mapping& mapping, size_t& provided, size_t bytes) {
-    uint64_t room = kPage;
+    uint64_t room = page_bytes();
     while (room < bytes) room *= 2;
     Box box{0, room};
     if (!room_.take(room, &box.offset))
@@ -192,11 +195,8 @@ class HostReceiver : public HostChannel {
 }  // namespace
 
 BoxRoom::BoxRoom(int place, int size)
-    : begin_(Arena::kMessages + kBoxes +
-             (Arena::kGenerationBytes - Arena::kMessages - kBoxes) / static_cast<uint64_t>(size) /
-                 kPage * kPage * static_cast<uint64_t>(place)),
-      end_(begin_ + (Arena::kGenerationBytes - Arena::kMessages - kBoxes) /
-                        static_cast<uint64_t>(size) / kPage * kPage),
+    : begin_(Arena::kMessages + kBoxes + part_of_boxes(size) * static_cast<uint64_t>(place)),
+      end_(begin_ + part_of_boxes(size)),
       next_(begin_) {}
 
 bool BoxRoom::take(uint64_t bytes, uint64_t* offset) {
@@ -211,7 +211,7 @@ Bell::Bell(Arena& arena, int place)
     : arena_(arena), flag_(reinterpret_cast<Flag*>(map_page(arena, bell_offset(place)))) {}
 
 Bell::~Bell() {
-  if (flag_) arena_.unmap(reinterpret_cast<std::byte*>(flag_), kPage);
+  if (flag_) arena_.unmap(reinterpret_cast<std::byte*>(flag_), page_bytes());
 }
 
 std::unique_ptr<Channel> open_to_send(const HostEnd& end, BoxRoom& room) {

@@ -5,7 +5,7 @@
 namespace ringar {
 
 // Written by its owner alone; one cache line (and its prefetched neighbour) per flag.
-struct HostGroup::Line {
+struct alignas(4096) HostGroup::Line {
   alignas(128) Flag arrived;
   alignas(128) Flag reduced;
   std::atomic<uint64_t> begun;  // collectives whose signature is written
@@ -17,17 +17,13 @@ namespace {
 constexpr long kHealthCheckNanoseconds = 20'000'000;
 constexpr long kTransferNapNanoseconds = 50'000;  // while transfers need to be polled
 
-size_t page_up(size_t bytes) {
-  return (bytes + 4095) / 4096 * 4096;
-}
-
 }  // namespace
 
-// A rank's part of the arena: its line, two outboxes, two result boxes; page by page, so that no
+// A rank's part of the arena: its line, two outboxes, two result boxes; in whole pages, so that no
 // two ranks write to one page.
 size_t HostGroup::arena_bytes(int size) {
   const size_t n = static_cast<size_t>(size);
-  return n * (page_up(sizeof(Line)) + 2 * (n + 1) * tuning_for(n).slice_bytes);
+  return n * page_up(sizeof(Line) + 2 * (n + 1) * tuning_for(n).slice_bytes);
 }
 
 HostGroup::HostGroup(int set_id, std::vector<Member> members, int rank, Arena* arena,
@@ -53,12 +49,12 @@ HostGroup::Line& HostGroup::line(int rank) const {
 }
 
 std::byte* HostGroup::outbox(int rank) const {
-  auto* boxes = reinterpret_cast<std::byte*>(&line(rank)) + page_up(sizeof(Line));
+  auto* boxes = reinterpret_cast<std::byte*>(&line(rank)) + sizeof(Line);
   return boxes + (step_ % 2) * outbox_bytes();
 }
 
 std::byte* HostGroup::result(int rank, uint64_t step) const {
-  auto* boxes = reinterpret_cast<std::byte*>(&line(rank)) + page_up(sizeof(Line));
+  auto* boxes = reinterpret_cast<std::byte*>(&line(rank)) + sizeof(Line);
   return boxes + 2 * outbox_bytes() + (step % 2) * slice_bytes();
 }
 

@@ -1,5 +1,7 @@
 #include "engine/reduce.h"
 
+#include <cstdint>
+
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -20,6 +22,19 @@ class DefaultRounding {
 
  private:
   unsigned saved_;
+#elif defined(__aarch64__)
+  DefaultRounding() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    if (saved_ != 0) set(0);
+  }
+  ~DefaultRounding() {
+    if (saved_ != 0) set(saved_);
+  }
+
+ private:
+  static void set(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode) : "memory"); }
+
+  uint64_t saved_;
 #endif
 };
 
@@ -32,6 +47,8 @@ Level best_level() {
 #if defined(__x86_64__)
   if (cpu_level() == CpuLevel::kAvx512) return {reduce_avx512, convert_avx512};
   if (cpu_level() == CpuLevel::kAvx2) return {reduce_avx2, convert_avx2};
+#elif defined(__aarch64__)
+  if (cpu_level() == CpuLevel::kNeon) return {reduce_neon, convert_neon};
 #endif
   return {reduce_baseline, convert_baseline};
 }

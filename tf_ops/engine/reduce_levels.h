@@ -30,5 +30,7 @@ void reduce_avx2(DataType dtype, ReduceOp op, const KernelCall& call);
 void convert_avx2(const ConvertCall& call);
 void reduce_avx512(DataType dtype, ReduceOp op, const KernelCall& call);
 void convert_avx512(const ConvertCall& call);
+void reduce_neon(DataType dtype, ReduceOp op, const KernelCall& call);
+void convert_neon(const ConvertCall& call);
 
 }  // namespace ringar

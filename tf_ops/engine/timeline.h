@@ -1,6 +1,6 @@
 // What the engine did when, as Chrome trace events: opens in Perfetto and chrome://tracing.
 //
-// Each rank writes a file of its own; ringar/timeline.py merges them. Times are those of
+// Each rank writes a file of its own; ringar/job/timeline.py merges them. Times are those of
 // CLOCK_MONOTONIC, which all processes of a host share, in microseconds. The file is valid JSON
 // after every event: each event is written over the closing bracket, together with a new one.
 //

@@ -1,5 +1,7 @@
 #include "engine/tuning.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -9,7 +11,7 @@
 namespace ringar {
 namespace {
 
-constexpr size_t kPage = 4096;
+constexpr size_t kSliceUnit = 4096;
 
 // MPI sends messages of 64 KiB and a bit at once over TCP; larger ones ask first.
 constexpr size_t kPieceBytes = 64000, kLeastPieceBytes = 16384;
@@ -46,7 +48,8 @@ size_t value_of(std::string_view key, size_t otherwise) {
 Tuning tuning_for(size_t ranks) {
   const Row* row = kTable;
   while (row->ranks < ranks) ++row;
-  const size_t slice = std::max(value_of("slice", row->slice) / kPage * kPage, kPage);
+  const size_t slice =
+      std::max(value_of("slice", row->slice) / kSliceUnit * kSliceUnit, kSliceUnit);
   return {slice, std::min(value_of("small", row->small), slice * ranks),
           value_of("inline", row->inlined)};
 }
@@ -56,6 +59,15 @@ LinkTuning link_tuning(size_t bytes, int ranks) {
   const size_t largest = std::max(value_of("piece", kPieceBytes) / 64 * 64, size_t{64});
   const size_t even = bytes / (lanes * static_cast<size_t>(ranks)) / 64 * 64;
   return {std::clamp(even, std::min(kLeastPieceBytes, largest), largest), static_cast<int>(lanes)};
+}
+
+size_t page_bytes() {
+  return value_of("page", static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+}
+
+size_t page_up(size_t bytes) {
+  const size_t page = page_bytes();
+  return (bytes + page - 1) / page * page;
 }
 
 uint64_t tuning_override() {

@@ -1,6 +1,6 @@
 // The sizes at which the engine changes its way, as measured.
 //
-// They come from tuning_table.inc, which `python -m benchmarks.crossover` derives and writes.
+// They come from tuning_table.inc, which `python -m benchmarks.collectives.crossover` writes.
 // RINGAR_TUNING=slice=131072,small=65536,inline=65536,piece=65536,lanes=24 overrides some or all of
 // them; that is how the benchmark tries them. All ranks must have the same (Arena::join sees to
 // it), since slices lay out the memory that they share.
@@ -32,6 +32,11 @@ struct LinkTuning {
 
 // For an array of so many bytes on the wire, of which each of `ranks` ranks gets a segment.
 LinkTuning link_tuning(size_t bytes, int ranks);
+
+// What shared memory is mapped in multiples of: 4 KiB, or up to 64 KiB on some aarch64 kernels. All
+// ranks of a host have the same. `page=65536` in RINGAR_TUNING asks for larger ones.
+size_t page_bytes();
+size_t page_up(size_t bytes);  // the next multiple of it
 
 // 0, or a number that stands for the text in RINGAR_TUNING.
 uint64_t tuning_override();

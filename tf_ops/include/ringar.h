@@ -1,4 +1,4 @@
-// The C interface of libringar.so: all that Python (ringar/native.py) and C programs call.
+// The C interface of libringar.so: all that Python (ringar/job/native.py) and C programs call.
 //
 // Every function that can fail returns 0 or a ringar_code; ringar_last_error() then tells, for the
 // calling thread, which rank failed in which collective, what was expected, what was received and
@@ -68,7 +68,7 @@ typedef struct ringar_array {
 typedef void* (*ringar_allocate)(void* context, int32_t index, int64_t rows);
 
 RINGAR_EXPORT const char* ringar_version(void);
-RINGAR_EXPORT const char* ringar_cpu_level(void);  // "avx512", "avx2" or "baseline"
+RINGAR_EXPORT const char* ringar_cpu_level(void);  // "avx512", "avx2", "neon" or "baseline"
 
 RINGAR_EXPORT int ringar_init(const ringar_config* config);
 RINGAR_EXPORT void ringar_shutdown(void);

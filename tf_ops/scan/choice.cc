@@ -1,5 +1,5 @@
 // The model counts what the essay of scan.cc counts, and takes for each count a time that
-// benchmarks/scan.py measures (one core, AVX-512, float32). It is rough, and so a tree has to
+// benchmarks/scan measures (one core, AVX-512, float32). It is rough, and so a tree has to
 // promise a good deal to be chosen.
 //
 //   two matrices        2 ns + H^3 / 60 GHz; below 8 columns, where vectors are not full, / 22 GHz

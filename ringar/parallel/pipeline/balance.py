@@ -23,7 +23,7 @@ _LIKE = 0.01
 
 
 def seconds_per_node(graph: Graph, batch_size: int) -> list[float]:
-    """How long each operation takes, forward and backward, on a batch of random numbers.
+    """Return how long each operation takes, forward and backward, on a batch of random numbers.
 
     Args:
         graph: of the model.
@@ -39,7 +39,7 @@ def seconds_per_node(graph: Graph, batch_size: int) -> list[float]:
 
 
 def partition(graph: Graph, seconds: list[float], modules: int) -> list[int]:
-    """The places of `modules - 1` cuts.
+    """Return the places of `modules - 1` cuts.
 
     Args:
         graph: of the model.
@@ -61,7 +61,7 @@ def partition(graph: Graph, seconds: list[float], modules: int) -> list[int]:
 
     @functools.cache
     def best(first: int, count: int) -> tuple[int, int, tuple[int, ...]] | None:
-        """Of the nodes from `first` in `count` modules: slowest module, bytes, cuts."""
+        """Cut the nodes from `first` into `count` modules: slowest module, bytes, cuts."""
         if count == 1:
             return round((until[-1] - until[first]) / unit), 0, ()
         found = None
@@ -92,7 +92,7 @@ def _random(tensor: Any, batch_size: int) -> tf.Tensor:
 
 
 def _seconds(node: Any, tensors: dict[int, Any], given: set[int]) -> float:
-    """Runs a node on `tensors`, and adds what it makes to them; `given`: those of the batch."""
+    """Run a node on `tensors` and add its outputs to them; `given`: those of the batch."""
     needed = {id(tensor): tensors[id(tensor)] for tensor in node.input_tensors}
     weights = [v.value for v in getattr(node.operation, "trainable_variables", ())]
     kept = [(v, v.numpy()) for v in getattr(node.operation, "variables", ()) if not v.trainable]
@@ -124,7 +124,7 @@ def _seconds(node: Any, tensors: dict[int, Any], given: set[int]) -> float:
 
 
 def _timed(function: Any, values: list[tf.Tensor]) -> float:
-    """The median time of a call, the first one left out."""
+    """Return the median time of a call, the first one left out."""
     function(values)
     times = []
     for _ in range(_REPEATS):
@@ -136,7 +136,7 @@ def _timed(function: Any, values: list[tf.Tensor]) -> float:
 
 
 def _bytes(tensors: list[Any]) -> int:
-    """Of one example."""
+    """Return the bytes of one example."""
     return sum(
         int(np.prod([dim or 1 for dim in t.shape[1:]])) * tf.as_dtype(t.dtype).size for t in tensors
     )

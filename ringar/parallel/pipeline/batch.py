@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import zlib
 from typing import Any
 
 import keras
-import numpy as np
 
 from ringar.collectives import allgather_object
-from ringar.parallel import examples
-from ringar.runtime import ProcessSet
+from ringar.collectives.digest import digest
+from ringar.job.process_sets import ProcessSet
+from ringar.sharding import examples
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A batch, or a part of one.
+    """Hold a batch, or a part of one.
 
     Attributes:
         inputs: of the whole model, in the order of its inputs.
@@ -43,7 +42,7 @@ class Batch:
         return self.x, self.y, self.sample_weight
 
     def cut(self, count: int) -> list[Batch]:
-        """In at most `count` parts of equally many rows, more or less; none is empty."""
+        """Cut into at most `count` parts of equally many rows, more or less; none is empty."""
         rows = self.rows
         count = max(1, min(count, rows))
         ends = [i * rows // count for i in range(count + 1)]
@@ -58,17 +57,13 @@ class Batch:
         return [part(*ends[i : i + 2]) for i in range(count)]
 
     def digest(self) -> int:
-        """A number that tells this batch from others."""
-        digest = 0
-        for tensor in keras.tree.flatten((self.inputs, self.y, self.sample_weight)):
-            if tensor is not None:
-                data = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
-                digest = zlib.crc32(data.data, digest)
-        return digest
+        """Return a number that tells this batch from others."""
+        tensors = keras.tree.flatten((self.inputs, self.y, self.sample_weight))
+        return digest(tensor for tensor in tensors if tensor is not None)
 
 
 class Reader:
-    """Makes batches of what Keras hands over, however the inputs are given.
+    """Make batches of what Keras hands over, however the inputs are given.
 
     Args:
         model: the whole model.
@@ -78,12 +73,12 @@ class Reader:
         self._names = [tensor.name for tensor in model.inputs]
 
     def batch(self, data: Any) -> Batch:
-        """The batch in `x`, `(x, y)` or `(x, y, sample_weight)`."""
+        """Return the batch in `x`, `(x, y)` or `(x, y, sample_weight)`."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         return Batch(self.inputs(x), x, y, sample_weight)
 
     def inputs(self, x: Any) -> list[Any]:
-        """The inputs in the order of the model's.
+        """Return the inputs in the order of the model's.
 
         Raises:
             ValueError: there are too few or too many.

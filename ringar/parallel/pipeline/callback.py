@@ -11,11 +11,11 @@ from ringar.collectives import allgather_object
 from ringar.keras import checks
 from ringar.keras.callbacks import Distributed
 from ringar.keras.synchronize import average_logs, broadcast_model
-from ringar.parallel.grid import Grid
+from ringar.sharding.grid import Grid
 
 
 def aligned(callbacks: Any, grid: Grid) -> list[Any]:
-    """The callbacks of `fit` with those that keep the ranks together.
+    """Return the callbacks of `fit` with those that keep the ranks together.
 
     Args:
         callbacks: the user's, one or several. `Alignment` takes the place of the first
@@ -43,7 +43,7 @@ def aligned(callbacks: Any, grid: Grid) -> list[Any]:
 
 
 class Alignment(keras.callbacks.Callback):
-    """What `ringar.callbacks.Distributed` does, for modules and their replicas.
+    """Keep modules and their replicas together, as `ringar.callbacks.Distributed` does ranks.
 
     Replicas of a module get the weights and the optimizer state of the first one. Metrics, which
     are those of the last module on all ranks of a model group, are averaged over the groups. Ranks
@@ -92,8 +92,8 @@ class Alignment(keras.callbacks.Callback):
 
 
 class Agreement(keras.callbacks.Callback):
-    """The last callback of an epoch: all ranks stop if one wants to."""
+    """Stop all ranks if one wants to: the last callback of an epoch."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Agree."""
+        """Agree with all ranks whether to stop."""
         self.model.agree_to_stop()

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """A functional model, as a sequence of operations.
+    """Hold a functional model as a sequence of operations.
 
     Attributes:
         model: the functional model.
@@ -31,7 +31,7 @@ class Graph:
 
     @classmethod
     def of(cls, model: keras.Model) -> Graph:
-        """The graph of a functional or sequential model.
+        """Return the graph of a functional or sequential model.
 
         Raises:
             ValueError: it is another kind of model, or not built.
@@ -50,14 +50,14 @@ class Graph:
         return cls(functional, nodes)
 
     def crossing(self, place: int) -> list[Any]:
-        """The tensors that cross a cut after so many nodes."""
+        """Return the tensors that cross a cut after so many nodes."""
         later = [tensor for node in self.nodes[place:] for tensor in node.input_tensors]
         wanted = {id(tensor) for tensor in [*later, *self.model.outputs]}
         made = (tensor for node in self.nodes[:place] for tensor in node.outputs)
         return [tensor for tensor in made if id(tensor) in wanted]
 
     def obstacle(self, place: int) -> str:
-        """Why there can be no cut after so many nodes, or ""."""
+        """Say why there can be no cut after so many nodes; "" if there can."""
         before = {id(weight) for node in self.nodes[:place] for weight in _weights(node)}
         for node in self.nodes[place:]:
             if any(id(weight) in before for weight in _weights(node)):
@@ -69,7 +69,7 @@ class Graph:
         return ""
 
     def after(self, layer: str) -> int:
-        """The place of a cut after the last call of a layer.
+        """Return the place of a cut after the last call of a layer.
 
         Raises:
             ValueError: there is no such layer, or no cut is possible there.
@@ -91,7 +91,7 @@ class Graph:
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """The network of one module, and how it is connected.
+    """Hold the network of one module, and how it is connected.
 
     Attributes:
         model: takes a list of the tensors in `reads`, then those in `receives`. Its outputs are a
@@ -108,7 +108,7 @@ class Network:
 
 
 def places(graph: Graph, layers: Sequence[str], modules: int) -> list[int]:
-    """The places of the cuts after the given layers.
+    """Return the places of the cuts after the given layers.
 
     Raises:
         ValueError: there are not `modules - 1` of them, one after the other, where the model can be
@@ -124,7 +124,7 @@ def places(graph: Graph, layers: Sequence[str], modules: int) -> list[int]:
 
 
 def network(graph: Graph, cuts: Sequence[int], module: int) -> Network:
-    """The network of a module; its layers are those of the whole model.
+    """Return the network of a module; its layers are those of the whole model.
 
     Args:
         graph: of the whole model.

@@ -16,13 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import broadcast_object
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 Numbers = dict[str, float]
 
 
 class Metrics:
-    """Those of a pipelined model.
+    """Share the metrics of a pipelined model.
 
     Args:
         model: which has the loss and the metrics; compiled.
@@ -37,7 +37,7 @@ class Metrics:
 
     @contextmanager
     def local(self) -> Iterator[None]:
-        """Within this context the model's metrics are to be this rank's own."""
+        """Return a context in which the model's metrics are this rank's own."""
         before, self.are_local = self.are_local, True
         try:
             yield
@@ -47,7 +47,7 @@ class Metrics:
     # In the last module -------------------------------------------------------------------------
 
     def objective(self, outputs: Any, targets: Any, penalty: Any, share: Any) -> tf.Tensor:
-        """The loss of a part of a batch, in proportion; the metrics are updated.
+        """Return the loss of a part of a batch, in proportion; the metrics are updated.
 
         Args:
             outputs: of the model.
@@ -62,7 +62,7 @@ class Metrics:
         self._update(outputs, targets, penalty)
 
     def report(self) -> tf.Tensor:
-        """The metrics so far, in the order of their names."""
+        """Return the metrics so far, in the order of their names."""
         values = [tf.reshape(value, [-1]) for value in self._own().values()]
         return tf.cast(tf.concat(values, 0), tf.float32)
 
@@ -85,11 +85,11 @@ class Metrics:
 
     @property
     def names(self) -> list[str]:
-        """Of the metrics, in the order of the last module; known once they were shared."""
+        """The names of the metrics, in the order of the last module; empty until shared."""
         return list(self._shown or ())
 
     def share(self) -> Numbers:
-        """The last module's metrics as they are. Collective over the model group.
+        """Return the last module's metrics as they are. Collective over the model group.
 
         Raises:
             ValueError: on every rank, if one is no single number.
@@ -110,7 +110,7 @@ class Metrics:
         return dict(metrics)
 
     def logs(self, report: tf.Tensor | None) -> Numbers:
-        """What this rank knows of the metrics; the first time, as `share`.
+        """Return the metrics that this rank knows; the first time, as `share`.
 
         Args:
             report: what came back last, if anything did.

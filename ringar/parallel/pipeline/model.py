@@ -10,21 +10,21 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ringar import runtime
 from ringar.collectives import allgather_object, broadcast_object
+from ringar.job import place
 from ringar.keras.optimizer import DistributedOptimizer
-from ringar.parallel import grid as grids
-from ringar.parallel.grid import Grid
 from ringar.parallel.pipeline import balance, cut, refusals, state
 from ringar.parallel.pipeline.batch import Batch, Reader, check_same
 from ringar.parallel.pipeline.callback import aligned
 from ringar.parallel.pipeline.metrics import Metrics
 from ringar.parallel.pipeline.module import Event, Module
 from ringar.parallel.pipeline.schedule import schedule as schedule_named
+from ringar.sharding import grid as grids
+from ringar.sharding.grid import Grid
 
 
 class Pipelined(keras.Model):
-    """A model that is cut into modules, each on a rank of its own, which train at once.
+    """Cut a model into modules, each on a rank of its own, which train at once.
 
     Compile it, and call `fit`, `evaluate` and `predict` as for any Keras model, on every rank and
     with the same data; with a grid of several model groups, each of them with its own share
@@ -136,7 +136,7 @@ class Pipelined(keras.Model):
         steps_per_execution: int = 1,
         **kwargs: Any,
     ) -> None:
-        """As for any Keras model; with several modules each step runs on its own.
+        """Compile as any Keras model; with several modules each step runs on its own.
 
         Args:
             optimizer: not a distributed one: gradients are averaged over the replicas in any case.
@@ -170,16 +170,16 @@ class Pipelined(keras.Model):
         self._prepare(_compiler(run_eagerly, jit_compile is True))
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """As for any Keras model, on every rank."""
+        """Train as any Keras model, on every rank."""
         arguments = _named(super().fit, args, kwargs)
-        if runtime.size() > 1:
+        if place.size() > 1:
             tf.random.set_seed(broadcast_object(int(np.random.randint(2**31)), name="fit/seed"))
             arguments["callbacks"] = aligned(arguments.get("callbacks"), self.grid)
         self._first_is_compared = False
         return super().fit(**arguments)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As for any Keras model, on every rank."""
+        """Evaluate as any Keras model, on every rank."""
         arguments = _named(super().evaluate, args, kwargs)
         as_dict = arguments.pop("return_dict", False)
         results = super().evaluate(**arguments, return_dict=True)
@@ -191,11 +191,11 @@ class Pipelined(keras.Model):
         return values[0] if len(values) == 1 else values
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """As for any Keras model, on every rank; all of them get the outputs."""
+        """Predict as any Keras model, on every rank; all ranks get the outputs."""
         return super().predict(**_named(super().predict, args, kwargs))
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """The outputs of the whole model, on all ranks of the model group. Collective over it.
+        """Return the outputs of the whole model. Collective over the model group.
 
         With several modules the weights are used as they are, whatever `training` says.
         """
@@ -210,7 +210,7 @@ class Pipelined(keras.Model):
         return keras.tree.map_structure(tf.convert_to_tensor, everywhere)
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """One step of this rank's module."""
+        """Take one step of this rank's module."""
         if self.modules == 1:
             logs: dict[str, Any] = super().train_step(data)
             return logs
@@ -223,7 +223,7 @@ class Pipelined(keras.Model):
         return self._metrics_of_all.logs(work.report)
 
     def test_step(self, data: Any) -> dict[str, Any]:
-        """One batch forward through all modules."""
+        """Send one batch forward through all modules."""
         if self.modules == 1:
             logs: dict[str, Any] = super().test_step(data)
             return logs
@@ -231,12 +231,12 @@ class Pipelined(keras.Model):
         return self._metrics_of_all.logs(None)
 
     def predict_step(self, data: Any) -> Any:
-        """The outputs for one batch, on every rank."""
+        """Return the outputs for one batch, on every rank."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return self(x, training=False)
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """The metrics so far, on all ranks of the model group. Collective over it."""
+        """Return the metrics so far, on all ranks of the model group. Collective over it."""
         if self.modules == 1 or self._metrics_of_all.are_local:
             result: dict[str, Any] = super().get_metrics_result()
             return result
@@ -250,7 +250,7 @@ class Pipelined(keras.Model):
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
         self.wants_to_stop = bool(value)
-        if not value or runtime.size() == 1:
+        if not value or place.size() == 1:
             self._stops = bool(value)
 
     def agree_to_stop(self) -> None:
@@ -267,7 +267,7 @@ class Pipelined(keras.Model):
                 self._update(gradients)
 
     def whole(self) -> keras.Model:
-        """The plain model with the weights of all modules. Collective over each model group.
+        """Return the plain model with the weights of all modules. Collective over each model group.
 
         If this model is compiled, so is the result, with a plain optimizer whose state is that of
         the modules. Batches in flight are not part of it; call `drain` first to apply them.
@@ -305,7 +305,7 @@ class Pipelined(keras.Model):
         state.set_layers(self.network, state.of_layers(model.layers))
 
     def record(self, on: bool = True) -> list[Event]:
-        """Begin, or end, to note what this module does; return what was noted so far."""
+        """Begin, or end, to record the events of this module; return those recorded so far."""
         work = self._needed()
         noted, work.events = work.events or [], [] if on else None
         return noted
@@ -313,7 +313,7 @@ class Pipelined(keras.Model):
     # --------------------------------------------------------------------------------------------
 
     def _own_optimizer(self, optimizer: Any) -> Any:
-        """The optimizer of this module: a new one with its part of the state, if it has state."""
+        """Return the optimizer of this module: a new one with its part of the state."""
         refusals.check_optimizer(optimizer, self.modules)
         if optimizer.built and self.modules > 1:
             optimizer = state.part_of_optimizer(optimizer, self.trainable_variables)
@@ -322,7 +322,7 @@ class Pipelined(keras.Model):
         return DistributedOptimizer(optimizer, process_set=self.grid.data_set)
 
     def _prepare(self, compiled: Callable[[Any], Any]) -> None:
-        """What `compile` does besides, for several modules."""
+        """Prepare this rank's module for training."""
         self.optimizer.build(self.trainable_variables)
         ranks = self.grid.model_set
         is_last = self.module == self.modules - 1
@@ -356,7 +356,7 @@ class Pipelined(keras.Model):
 def _grid(grid: Grid | None, modules: int | None) -> Grid:
     found = grids.needed(grid, "Pipelined") if grid is not None else grids.current()
     if grid is None and (found is None or modules not in (None, found.model)):
-        return Grid(model=runtime.size() if modules is None else modules)
+        return Grid(model=place.size() if modules is None else modules)
     assert found is not None
     if modules not in (None, found.model):
         raise ValueError(
@@ -367,7 +367,7 @@ def _grid(grid: Grid | None, modules: int | None) -> Grid:
 
 
 def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size: int) -> list[int]:
-    """Where to cut: as the user says, or as rank 0 finds. Collective over all ranks."""
+    """Return where to cut: as the user says, or as rank 0 finds. Collective over all ranks."""
     if grid.model == 1 or cuts is not None:
         return cut.places(graph, list(cuts or []), grid.model)
 
@@ -378,21 +378,21 @@ def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size
         except Exception as error:  # every rank's
             return ValueError(f"rank 0 could not time the layers: {error}")
 
-    found = grid.agree(timed() if runtime.rank() == 0 else None)
+    found = grid.agree(timed() if place.rank() == 0 else None)
     if isinstance(found, ValueError):
         raise found
     return list(found)
 
 
 def _compiler(run_eagerly: bool, jit_compile: bool) -> Callable[[Any], Any]:
-    """Makes functions fast."""
+    """Make functions fast."""
     if run_eagerly:
         return lambda function: function
     return tf.function(reduce_retracing=True, jit_compile=jit_compile, autograph=False)
 
 
 def _named(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by their names; only rank 0 draws a progress bar."""
+    """Return arguments by their names; only rank 0 draws a progress bar."""
     arguments = inspect.signature(method).bind(*args, **kwargs).arguments
     arguments |= arguments.pop("kwargs", {})
-    return arguments if runtime.rank() == 0 else {**arguments, "verbose": 0}
+    return arguments if place.rank() == 0 else {**arguments, "verbose": 0}

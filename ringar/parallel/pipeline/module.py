@@ -24,7 +24,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ringar import runtime
+from ringar.job import place
 from ringar.parallel.pipeline.batch import Batch
 from ringar.parallel.pipeline.cut import Network
 from ringar.parallel.pipeline.messages import recv_together, send_together
@@ -40,7 +40,7 @@ _in_use: tuple[Module, Any] | None = None
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that a module has done.
+    """Record one action of a module.
 
     Attributes:
         what: "forward" or "backward", or "wait", for a message.
@@ -63,7 +63,7 @@ class _InFlight:
 
 
 class Module:
-    """One module, on this rank.
+    """Run one module on this rank.
 
     Args:
         network: what it computes.
@@ -124,7 +124,7 @@ class Module:
         return self._total(gradients)
 
     def drain(self) -> Iterator[list[Any]]:
-        """The gradients of what is in flight, batch after batch."""
+        """Return the gradients of what is in flight, batch after batch."""
         while self._in_flight:
             gradients = self._total([self._give_back()])
             assert gradients is not None
@@ -137,7 +137,7 @@ class Module:
         All ranks of a pipeline come here at the same point of their programs.
         """
         global _in_use
-        session = runtime._config("messages of a pipelined model")
+        session = place.require("messages of a pipelined model")
         if _in_use is not None and _in_use != (self, session):
             other, its_session = _in_use
             other._discard(receive=its_session is session)
@@ -151,7 +151,7 @@ class Module:
         self._in_flight.clear()
 
     def predict(self, batch: Batch, scores: bool = False) -> Any:
-        """One batch forward, as it is.
+        """Send one batch forward, without training.
 
         Args:
             batch: the batch.
@@ -169,7 +169,7 @@ class Module:
         return None
 
     def _take(self, part: Batch) -> None:
-        """The forward action."""
+        """Return the forward action."""
         received = self._received("forward")
         with self._noted("forward", self._taken), tf.GradientTape() as tape:
             floats = [tensor for tensor in received if tensor.dtype.is_floating]
@@ -181,7 +181,7 @@ class Module:
         self._in_flight.append(_InFlight(tape, floats, targets))
 
     def _give_back(self) -> list[Any]:
-        """The backward action, for the oldest part in flight."""
+        """Return the backward action, for the oldest part in flight."""
         part = self._in_flight.popleft()
         upstream = self._upstream(part)
         with self._noted("backward", self._returned):
@@ -195,7 +195,7 @@ class Module:
         return list(own)
 
     def _upstream(self, part: _InFlight) -> list[tf.Tensor] | None:
-        """The gradients of a part's outputs; None for the objective itself."""
+        """Return the gradients of a part's outputs; None for the objective itself."""
         if self._after is None:
             self.report = self._metrics.report()
             return None
@@ -259,7 +259,7 @@ def _spec(tensor: tf.Tensor) -> tf.TensorSpec:
 
 
 def _sum(gradients: list[list[Any]]) -> list[Any]:
-    """Of the parts' gradients; None where there is none."""
+    """Return the sum of the parts' gradients; None where there is none."""
 
     def total(parts: tuple[Any, ...]) -> Any:
         given = [tf.convert_to_tensor(part) for part in parts if part is not None]

@@ -34,7 +34,7 @@ SCHEDULES = ("delayed", "decoupled", "microbatch")
 
 
 class Action(enum.Enum):
-    """What a module does with a batch, or with a part of one."""
+    """Name an action of a module on a batch, or on a part of one."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -42,7 +42,7 @@ class Action(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The work of one module.
+    """Order the work of one module.
 
     Attributes:
         following: how many modules come after it.
@@ -60,7 +60,7 @@ class Schedule:
         return self.delay * self.following
 
     def step(self, parts: int) -> list[Action]:
-        """The order of work in one step, on a batch of so many parts.
+        """Return the order of work in one step, on a batch of so many parts.
 
         A backward action is for the oldest part in flight, and left out while no more than
         `staleness` are.
@@ -70,7 +70,7 @@ class Schedule:
         return [Action.FORWARD] * ahead + pair * (parts - ahead) + [Action.BACKWARD] * ahead
 
     def on_their_way(self, in_flight: int) -> int:
-        """How many gradients the next module has sent back and this one has not taken.
+        """Return how many gradients the next module has sent back and this one has not taken.
 
         Args:
             in_flight: how many batches are in flight here, between two steps.
@@ -79,7 +79,7 @@ class Schedule:
 
 
 def schedule(name: str, module: int, modules: int, microbatches: int = 1) -> Schedule:
-    """The schedule of that name for one of `modules` modules, counted from 0.
+    """Return the schedule of that name for one of `modules` modules, counted from 0.
 
     Raises:
         ValueError: there is no such schedule.

@@ -16,16 +16,16 @@ from typing import Any
 import keras
 import numpy as np
 
-from ringar import runtime
 from ringar.collectives import allgather_object, broadcast_object
-from ringar.parallel import slots
-from ringar.runtime import ProcessSet
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet
+from ringar.sharding import slots
 
 State = dict[Any, Any]
 
 
 class Plain:
-    """How the plain model is made again.
+    """Make the plain model again.
 
     Args:
         model: which is to be cut.
@@ -40,7 +40,7 @@ class Plain:
         }
 
     def make(self) -> keras.Model:
-        """One like it, not compiled, with fresh weights."""
+        """Return a model like it, not compiled, with fresh weights."""
         description = {**json.loads(self._description), "compile_config": None}
         # It describes a model of this very program.
         return keras.saving.deserialize_keras_object(
@@ -48,7 +48,7 @@ class Plain:
         )
 
     def names(self, used: Any) -> Any:
-        """A context in which losses and metrics of the user's own are found by their names."""
+        """Return a context that finds the user's own losses and metrics by name."""
         types = dict(self._types)
         for one in keras.tree.flatten(used):
             if one is not None and not isinstance(one, str):
@@ -57,7 +57,7 @@ class Plain:
         return keras.saving.custom_object_scope(types)
 
     def with_weights(self, network: keras.Model, ranks: ProcessSet) -> keras.Model:
-        """One with the weights of all modules. Collective over the model group.
+        """Return a model with the weights of all modules. Collective over the model group.
 
         Args:
             network: of this rank's module.
@@ -71,7 +71,7 @@ class Plain:
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
-    """With which `model` was compiled, its optimizer itself among them."""
+    """Return the arguments with which `model` was compiled, its optimizer itself among them."""
     arguments = keras.saving.deserialize_keras_object(model.get_compile_config())
     for name in ("run_eagerly", "steps_per_execution"):
         arguments.pop(name, None)
@@ -106,7 +106,7 @@ def on_rank_0(write: Callable[[], object]) -> None:
         Exception: on rank 0, what `write` raises, and then an OSError on all others.
     """
     trouble = None
-    if runtime.rank() == 0:
+    if place.rank() == 0:
         try:
             write()
         except Exception as error:  # the other ranks wait to hear of it
@@ -115,11 +115,11 @@ def on_rank_0(write: Callable[[], object]) -> None:
     if trouble is not None:
         raise trouble
     if said:
-        raise OSError(f"rank {runtime.rank()} | save: rank 0 could not write: {said}")
+        raise OSError(f"rank {place.rank()} | save: rank 0 could not write: {said}")
 
 
 def of_layers(layers: Iterable[Any]) -> State:
-    """The weights of layers, by the layers' names."""
+    """Return the weights of layers, by the layers' names."""
     return {layer.name: layer.get_weights() for layer in layers if layer.weights}
 
 
@@ -131,11 +131,11 @@ def set_layers(model: keras.Model, state: State) -> None:
 
 
 def of_optimizer(optimizer: Any, model: keras.Model) -> State | None:
-    """The variables of an optimizer that was built with the trainable variables of `model`.
+    """Return the variables of an optimizer that was built with the trainable variables of `model`.
 
     None if it is not clear to which weights they belong.
     """
-    return _state(optimizer, list(model.trainable_variables), _places(model))
+    return _state(optimizer, _places(model))
 
 
 def set_optimizer(optimizer: Any, model: keras.Model, state: State) -> None:
@@ -143,7 +143,7 @@ def set_optimizer(optimizer: Any, model: keras.Model, state: State) -> None:
 
     Of the steps that modules have counted it takes the most: one without weights counts none.
     """
-    keys = _keys(optimizer, list(model.trainable_variables), _places(model))
+    keys = _keys(optimizer, _places(model))
     for key, variable in zip(keys, optimizer.variables, strict=True):
         if key not in state:
             continue
@@ -153,22 +153,21 @@ def set_optimizer(optimizer: Any, model: keras.Model, state: State) -> None:
 
 
 def part_of_optimizer(optimizer: Any, variables: list[Any]) -> Any:
-    """A new optimizer like this one for some of its variables, with what it keeps for them."""
+    """Return a new optimizer like this one for some of its variables, with their state."""
     part = type(optimizer).from_config(optimizer.get_config())
     part.build(variables)
-    whole = list(optimizer._trainable_variables)
-    state = _state(optimizer, whole, {id(variable): (id(variable),) for variable in whole})
+    places = {id(variable): (id(variable),) for variable in optimizer._trainable_variables}
+    state = _state(optimizer, places)
     if state is None:
         _warn(optimizer)
         return part
-    keys = _keys(part, variables, {id(variable): (id(variable),) for variable in variables})
-    for key, variable in zip(keys, part.variables, strict=True):
+    for key, variable in zip(_keys(part, places), part.variables, strict=True):
         variable.assign(state[key])
     return part
 
 
 def _places(model: keras.Model) -> dict[int, tuple[Any, ...]]:
-    """Of a model's weights, by their ids: the layer, and the place in it."""
+    """Return layer and place of a model's weights, by their ids."""
     return {
         id(variable): (layer.name, i)
         for layer in model.layers
@@ -176,19 +175,17 @@ def _places(model: keras.Model) -> dict[int, tuple[Any, ...]]:
     }
 
 
-def _keys(optimizer: Any, variables: list[Any], places: dict[int, tuple[Any, ...]]) -> list[Any]:
-    """What each of the optimizer's variables is for: a weight, or, numbered, for none."""
+def _keys(optimizer: Any, places: dict[int, tuple[Any, ...]]) -> list[Any]:
+    """Return the weight that each of the optimizer's variables is for, or a number for none."""
     alone = itertools.count()
     return [
         (next(alone),) if owner is None else (*places[id(owner)], rest)
-        for owner, rest in slots.owners(optimizer, variables)
+        for owner, rest in slots.owners(optimizer)
     ]
 
 
-def _state(
-    optimizer: Any, variables: list[Any], places: dict[int, tuple[Any, ...]]
-) -> State | None:
-    keys = _keys(optimizer, variables, places)
+def _state(optimizer: Any, places: dict[int, tuple[Any, ...]]) -> State | None:
+    keys = _keys(optimizer, places)
     values = [np.asarray(keras.ops.convert_to_numpy(v)) for v in optimizer.variables]
     of_none = [value for key, value in zip(keys, values, strict=True) if len(key) == 1]
     if len(set(keys)) < len(keys) or any(value.ndim > 0 for value in of_none):

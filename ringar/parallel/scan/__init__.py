@@ -1,7 +1,7 @@
 """Back-propagation as a parallel scan (Wang, Bai and Pekhimenko, BPPSA, MLSys 2020).
 
-``scan`` is the op on dense matrices, ``scan_across`` the same over ranks, ``Sequential`` a
-feed-forward net whose Jacobians are sparse. Recurrent layers are in :mod:`ringar.layers`.
+`scan` is the op on dense matrices, `scan_across` the same over ranks, `Sequential` a
+feed-forward net whose Jacobians are sparse. Recurrent layers are in `ringar.layers`.
 """
 
 from typing import TYPE_CHECKING, Any

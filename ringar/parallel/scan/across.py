@@ -9,8 +9,8 @@ a product each, where the chain on one rank takes n.
 What travels is a matrix and a vector per example; from a rank whose part reaches back to the
 beginning, where the vector is, a vector alone.
 
-Within this file vectors are rows, so that a map is ``v -> v Q + g`` and "first X, then Y" is the
-product ``Q_X Q_Y``. P ranks of a process set have places 0 ... P - 1 in the order of the chain,
+Within this file vectors are rows, so that a map is `v -> v Q + g` and "first X, then Y" is the
+product `Q_X Q_Y`. P ranks of a process set have places 0 ... P - 1 in the order of the chain,
 which is the reverse of their own for an adjoint one.
 """
 
@@ -21,15 +21,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import computation, runtime
 from ringar.collectives.recv import recv
-from ringar.parallel.scan import chain, doubling
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet, or_all
+from ringar.parallel.scan import chain, computation, doubling
 
 
 @dataclasses.dataclass(frozen=True)
 class Element:
-    """A map ``v -> v Q + g``, or, without a matrix, the vector that has come through it.
+    """Hold a map `v -> v Q + g`, or, without a matrix, the vector that has come through it.
 
     Attributes:
         vector: g, or the vector, (batch, size).
@@ -40,17 +39,17 @@ class Element:
     matrix: tf.Tensor | None = None
 
     def then(self, after: Element) -> Element:
-        """This one first, then a map."""
+        """Return the composition of this map, first, and another."""
         vector = apply(self.vector, after.matrix) + after.vector
         return Element(vector, None if self.matrix is None else self.matrix @ after.matrix)
 
     def tensors(self) -> list[tf.Tensor]:
-        """What travels."""
+        """Return the tensors to send."""
         return [self.vector] if self.matrix is None else [self.vector, self.matrix]
 
 
 def apply(vector: tf.Tensor, matrix: tf.Tensor | None) -> tf.Tensor:
-    """Rows times matrices."""
+    """Return rows times matrices."""
     return tf.squeeze(vector[:, None, :] @ matrix, axis=1)
 
 
@@ -64,12 +63,12 @@ def scan_across(
     threads: int | None = None,
     process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
-    """The scan of :func:`ringar.parallel.scan.scan`, of a chain that is cut over ranks.
+    """Scan a chain whose matrices lie on several ranks, as `ringar.parallel.scan.scan` does on one.
 
     Every rank of the process set calls it with its stretch, rank 0 with the first steps. Stretches
     may differ in length, and may be empty. Differentiable once; gradients of the other ranks'
     losses with respect to this rank's matrices are included, as if all stretches were one chain and
-    all losses one sum. Not in compiled functions, since :func:`ringar.send` is not.
+    all losses one sum. Not in compiled functions, since `ringar.send` is not.
 
     Args:
         matrices: (n, batch, size, size) of this rank; batch, size and dtype alike on all ranks.
@@ -86,11 +85,12 @@ def scan_across(
         comes after the last of them is what comes before the first of the next rank's.
 
     Raises:
-        TypeError, ValueError: as the scan.
+        TypeError: as `ringar.parallel.scan.scan`.
+        ValueError: as `ringar.parallel.scan.scan`.
         NotInitializedError: before `ringar.init()`.
-        MismatchError, DeadlineError, PeerLostError: as :func:`ringar.recv`.
+        RingarError: as `ringar.recv`.
     """
-    ranks = runtime.global_process_set if process_set is None else process_set
+    ranks = or_all(process_set)
     way = chain.Way(chain.levels_of(levels), computation.usable_threads(threads))
     matrices = tf.convert_to_tensor(matrices)
     if vector is None:
@@ -131,7 +131,7 @@ def _sweep(
     way: chain.Way,
     ranks: ProcessSet,
 ) -> tf.Tensor:
-    """The scan across ranks, `entering` being added to what comes into this rank."""
+    """Return the scan across ranks, `entering` being added to what comes into this rank."""
     line = doubling.Line(ranks, ranks.size(), reverse=adjoint)
     if line.place == 0:  # has the vector, so that a vector is all it has to hand on
         if entering is not None:
@@ -155,7 +155,7 @@ def reduce_stretch(
     adjoint: bool,
     threads: int,
 ) -> Element:
-    """A rank's stretch as one map.
+    """Return a rank's stretch as one map.
 
     Args:
         matrices: of the stretch, as the scan's.
@@ -171,7 +171,7 @@ def reduce_stretch(
 
 
 def exchange(own: Element | None, like: tf.Tensor, line: doubling.Line) -> tf.Tensor:
-    """What comes into this rank's stretch; `like` itself where nothing comes before.
+    """Return the vector that enters this rank's stretch; `like` itself where nothing comes before.
 
     Args:
         own: what this rank hands on: a vector at the first place, then a map, None at the last.

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ringar.job.process_sets import ProcessSet
 from ringar.parallel.scan import stages, tree
 from ringar.parallel.scan.depth import Depth, call, pack
 from ringar.parallel.scan.elements import Element, compose
 from ringar.parallel.scan.route import Route, Share
-from ringar.runtime import ProcessSet
 
 #: `levels(elements, rows)`: how many to go up and down.
 Levels = Callable[[list[Element], int], int]
@@ -29,7 +29,7 @@ Levels = Callable[[list[Element], int], int]
 
 @dataclasses.dataclass
 class Forward:
-    """What a forward pass leaves for the backward pass.
+    """Keep the tensors of a forward pass for the backward pass.
 
     Attributes:
         inputs: of the net.
@@ -52,7 +52,7 @@ class Forward:
 
 @dataclasses.dataclass
 class Scan:
-    """Goes forward and backward through the stages of a chain.
+    """Go forward and backward through the stages of a chain.
 
     Attributes:
         chain: the net.
@@ -70,7 +70,7 @@ class Scan:
         self._depth = None if self.ranks is None else Depth(self.chain, self.ranks)
 
     def forward(self, inputs: Any) -> Forward:
-        """Runs all stages, as in training."""
+        """Run all stages, as in training."""
         route = Route.of(self.chain)
         alone = Share(range(route.positions), route.positions)
         share = alone if self._depth is None else self._depth.share(route)
@@ -88,7 +88,7 @@ class Scan:
         return forward
 
     def backward(self, forward: Forward, last: Any) -> dict[int, Any]:
-        """The gradients of the weights, by the ids of their variables.
+        """Return the gradients of the weights, by the ids of their variables.
 
         Args:
             forward: the forward pass.
@@ -119,7 +119,7 @@ class Scan:
         return gradients
 
     def _vectors(self, forward: Forward, last: Any, ranks: Depth | None) -> dict[int, Any]:
-        """What this rank's gradients are made of: dl/dh at each position that is wanted."""
+        """Return dl/dh at each position from which this rank computes gradients."""
         route, share = forward.route, forward.share
         if not share.positions:
             return {}
@@ -145,7 +145,7 @@ class Scan:
 
 @dataclasses.dataclass
 class _Work:
-    """This rank's part of a scan, in NumPy.
+    """Run this rank's part of a scan, in NumPy.
 
     Attributes:
         chain: the net.
@@ -164,7 +164,7 @@ class _Work:
     left: tuple[tree.Plan, list[Any]] | None = None
 
     def scan(self, last: Any, *records: Any) -> list[Any]:
-        """All of it, where the chain begins; the vector to hand on is the last one."""
+        """Run the whole stretch where the chain begins; the vector to hand on is the last one."""
         elements, levels = self._elements(last, records)
         vector = np.ascontiguousarray(last).reshape(len(last), -1)
         # The matrix before the first weights is no part of any gradient.
@@ -173,7 +173,7 @@ class _Work:
         return [*found, prefixes[-1]] if self.hands_on else found
 
     def begin(self, last: Any, *records: Any) -> list[np.ndarray]:
-        """What can be done before anything comes in; returns the stretch as one matrix, packed."""
+        """Multiply the stretch before anything comes in; return it as one matrix, packed."""
         elements, levels = self._elements(last, records)
         if not self.hands_on:
             steps = tree.plan(len(elements) + 1, levels)
@@ -187,7 +187,7 @@ class _Work:
         return pack(tree.reduce(products, above, compose, pool().map)[-1])
 
     def sweep(self, vector: np.ndarray) -> list[Any]:
-        """The vectors, from that which comes in."""
+        """Return the vectors, from that which comes in."""
         assert self.left is not None
         (steps, products), self.left = self.left, None
         before = tree.sweep(products, steps, compose, vector, pool().map)
@@ -202,17 +202,17 @@ class _Work:
 
 @functools.cache
 def pool() -> concurrent.futures.ThreadPoolExecutor:
-    """SciPy lets other threads run while it multiplies."""
+    """Return a pool of threads; SciPy lets others run while it multiplies."""
     return concurrent.futures.ThreadPoolExecutor(cores(), thread_name_prefix="ringar-scan")
 
 
 def cores() -> int:
-    """That this process may use."""
+    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def add(one: Any, other: Any) -> Any:
-    """The sum of two gradients, each of which may be None."""
+    """Return the sum of two gradients, each of which may be None."""
     if one is None or other is None:
         return other if one is None else one
     return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)

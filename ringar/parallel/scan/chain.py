@@ -1,6 +1,6 @@
 """The scan of a chain of dense matrices: the op, and its gradient.
 
-``tf_ops/scan/scan.cc`` has the algorithm. The gradient of a chain is another one, through the same
+`tf_ops/scan/scan.cc` has the algorithm. The gradient of a chain is another one, through the same
 matrices in the other direction,
 
     v_t = M_t v_{t-1} + a_t      d_{t-1} = M_t^T d_t + (what comes in at v_{t-1})
@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import computation
+from ringar.parallel.scan import computation
 
 CHOSEN = -1
 """Levels that the library's cost model chooses (tf_ops/scan/choice.cc)."""
@@ -28,7 +28,7 @@ WHOLE = 62
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How a scan is done.
+    """Say how a scan runs.
 
     Attributes:
         levels: of the tree that go up before a serial pass over what is left; CHOSEN, 0 for the
@@ -49,12 +49,12 @@ def scan(
     levels: int | None = None,
     threads: int | None = None,
 ) -> tf.Tensor:
-    """Applies a chain of matrices to a vector and returns the vector after each of them.
+    """Apply a chain of matrices to a vector and return the vector after each of them.
 
-    ``v_0 = vector``, ``v_t = M_t v_{t-1} (+ a_t)``, for each example of a batch: the exclusive scan
-    of [v_0, M_1, ..., M_n, end] without the identity that it begins with. With ``adjoint=True`` it
-    is what back-propagation does with the Jacobians ``J_t`` of steps t = 1 ... n: ``v_n = vector``,
-    ``v_{t-1} = J_t^T v_t (+ a_{t-1})``. Nothing has to be transposed or reversed for it.
+    `v_0 = vector`, `v_t = M_t v_{t-1} (+ a_t)`, for each example of a batch: the exclusive scan
+    of [v_0, M_1, ..., M_n, end] without the identity that it begins with. With `adjoint=True` it
+    is what back-propagation does with the Jacobians `J_t` of steps t = 1 ... n: `v_n = vector`,
+    `v_{t-1} = J_t^T v_t (+ a_{t-1})`. Nothing has to be transposed or reversed for it.
 
     Differentiable in matrices, vector and addends, any number of times (in compiled functions
     once). Results for different `levels` differ by rounding, as long as the products of matrices
@@ -62,12 +62,12 @@ def scan(
     are not. A value that is infinite or NaN at one step reaches those results that depend on it.
 
     Args:
-        matrices: (n, batch, size, size), float32 or float64; ``matrices[t - 1]`` belongs to step t.
+        matrices: (n, batch, size, size), float32 or float64; `matrices[t - 1]` belongs to step t.
         vector: (batch, size).
         addends: (n, batch, size), in the order of the matrices, or None.
         adjoint: whether to go from the end to the beginning, with transposed matrices.
         levels: how many levels of the tree go up before a serial pass over what is left. 0 is the
-            serial chain, ``ceil(log2(n + 1))`` or more the whole scan; None: what a cost model
+            serial chain, `ceil(log2(n + 1))` or more the whole scan; None: what a cost model
             likes best.
         threads: how many to use; as many as TensorFlow's intra-op pool has if None.
 
@@ -93,7 +93,7 @@ def scan(
 def reduce_chain(
     matrices: tf.Tensor, addends: tf.Tensor | None, *, adjoint: bool, way: Way
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The whole chain as one map: product (batch, size, size) and addend (batch, size).
+    """Return the whole chain as one map: product (batch, size, size) and addend (batch, size).
 
     The product is that of matrices in the order of the chain, M_n ... M_1; of an adjoint one it is
     J_n ... J_1, which is to be transposed. Not differentiable.
@@ -116,7 +116,7 @@ def reduce_chain(
 def run(
     matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None, adjoint: bool, way: Way
 ) -> tf.Tensor:
-    """The scan itself, without a gradient."""
+    """Return the scan itself, without a gradient."""
     steps = None if matrices.shape[0] is None else matrices.shape[0] + 1
     (vectors,) = computation.compute(
         "scan",
@@ -148,7 +148,7 @@ def _scan(
 def slopes(
     matrices: tf.Tensor, vectors: tf.Tensor, upstream: tf.Tensor, adjoint: bool, way: Way
 ) -> list[tf.Tensor]:
-    """Gradients with respect to matrices, vector and addends.
+    """Return gradients with respect to matrices, vector and addends.
 
     Args:
         matrices: of the chain.
@@ -179,7 +179,7 @@ def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
 
 
 def levels_of(levels: Any) -> int:
-    """The number that stands for `levels` of :func:`scan`; raises ValueError for none."""
+    """Return the number that stands for `levels` of `scan`; raise ValueError for none."""
     if levels is None:
         return CHOSEN
     if isinstance(levels, bool) or not isinstance(levels, numbers.Integral) or levels < 0:
@@ -188,7 +188,7 @@ def levels_of(levels: Any) -> int:
 
 
 def check(matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None = None) -> None:
-    """Raises for dtypes and shapes that :func:`scan` cannot use."""
+    """Raise for dtypes and shapes that `scan` cannot use."""
     given = {"matrices": matrices, "vector": vector}
     if addends is not None:
         given["addends"] = addends

@@ -23,12 +23,12 @@ from ringar.parallel.scan.sparse import csr, multiplications, sparsity
 
 
 class TooManyError(Exception):
-    """A product takes more operations than may be counted: its pattern is not made."""
+    """Report a product of too many operations, whose pattern is not made."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """A product of a scan.
+    """Count one product of a scan.
 
     Attributes:
         flops: operations, of the whole batch.
@@ -45,7 +45,7 @@ class Product:
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """Products that are independent of each other.
+    """Hold products that are independent of each other.
 
     Attributes:
         phase: of the scan.
@@ -63,13 +63,13 @@ class Round:
         return sum(product.flops for product in self.products)
 
     def time(self, workers: int | None = None) -> float:
-        """Operations one after the other, with so many workers; None is as many as products."""
+        """Count the operations in sequence for so many workers; None is as many as products."""
         longest = max((product.flops for product in self.products), default=0)
         return longest if workers is None else max(longest, self.flops / workers)
 
 
 class Counter:
-    """Counts the operations of scans over the same elements.
+    """Count the operations of scans over the same elements.
 
     Args:
         elements: of a batch, as of the scan: all but the first one, the vector, and the last one,
@@ -90,11 +90,11 @@ class Counter:
 
     @property
     def length(self) -> int:
-        """Of the scan: with the vector and the last element."""
+        """The length of the scan, with the vector and the last element."""
         return len(self._elements) + 2
 
     def count(self, levels: int) -> list[Round]:
-        """The rounds of a scan.
+        """Return the rounds of a scan.
 
         Raises:
             TooManyError: a product of matrices has more operations than the limit.
@@ -146,12 +146,12 @@ class Counter:
 
 
 def critical_path(rounds: Iterable[Round], workers: int | None = None) -> float:
-    """The operations that have to be done one after the other."""
+    """Return the operations that have to be done one after the other."""
     return sum(one.time(workers) for one in rounds)
 
 
 def choose(counter: Counter, workers: int | None = None) -> int:
-    """The number of levels with the shortest critical path; of several, the least.
+    """Return the number of levels with the shortest critical path; of several, the least.
 
     More levels are tried as long as no product alone takes longer than the best scan so far.
     """

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,14 +24,16 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import Average, allgather
+from ringar.collectives.digest import digest
 from ringar.collectives.recv import recv
 from ringar.errors import OutOfMemoryError
+from ringar.job.process_sets import ProcessSet
+from ringar.keras.optimizer import reduction_of
 from ringar.parallel.scan import doubling
 from ringar.parallel.scan.elements import Element, compose
 from ringar.parallel.scan.route import Route, Share
 from ringar.parallel.scan.sparse import scipy_sparse
 from ringar.parallel.scan.stages import Chain, Stage
-from ringar.runtime import ProcessSet
 
 #: What must be the same on all ranks, and how to make it so.
 _SAME = (
@@ -47,7 +48,7 @@ _SAME = (
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The product of some Jacobians, or, without any, dl/dh for a batch; in TensorFlow.
+    """Hold the product of some Jacobians, or, without any, dl/dh for a batch; in TensorFlow.
 
     Attributes:
         arrays: of `pack`.
@@ -58,7 +59,7 @@ class Part:
     stages: tuple[Stage, ...] = ()
 
     def then(self, after: Part) -> Part:
-        """The Jacobians of both."""
+        """Return the Jacobians of both."""
         count, of_both = len(self.arrays), self.stages and self.stages + after.stages
 
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -69,12 +70,12 @@ class Part:
         return Part(call(run, [*self.arrays, *after.arrays], dtypes), of_both)
 
     def tensors(self) -> list[Any]:
-        """What travels."""
+        """Return the tensors to send."""
         return self.arrays
 
 
 def pack(value: np.ndarray | Element) -> list[np.ndarray]:
-    """The arrays of gradients, or of a matrix.
+    """Return the arrays of gradients, or of a matrix.
 
     Raises:
         OutOfMemoryError: there are too many numbers for indices of 32 bits.
@@ -92,7 +93,7 @@ def pack(value: np.ndarray | Element) -> list[np.ndarray]:
 
 
 def unpack(arrays: Sequence[np.ndarray], stages: Sequence[Stage]) -> Any:
-    """The gradients or the matrix of some arrays."""
+    """Return the gradients or the matrix of some arrays."""
     if not stages:
         return arrays[0]
     data, indices, indptr = arrays
@@ -107,7 +108,7 @@ def unpack(arrays: Sequence[np.ndarray], stages: Sequence[Stage]) -> Any:
 
 
 class Depth:
-    """The ranks that go backward through a net together.
+    """Go backward through a net on several ranks together.
 
     Args:
         chain: the net.
@@ -119,7 +120,7 @@ class Depth:
         self._has_compared_weights = False
 
     def share(self, route: Route) -> Share:
-        """What this rank does.
+        """Return this rank's share of the work.
 
         Raises:
             NotInitializedError: before `ringar.init()`.
@@ -137,7 +138,7 @@ class Depth:
         return Share(route.share(line), route.positions, line)
 
     def come_in(self, arrays: list[Any], route: Route, share: Share, last: Any) -> Any:
-        """What comes into this rank's stretch, dl/dh for the batch; None into the first one.
+        """Return dl/dh for the batch as it enters this rank's stretch; None for the first one.
 
         Args:
             arrays: what this rank has of its own, packed; empty for the last one on the way.
@@ -170,7 +171,7 @@ class Depth:
         return None if incoming is None else incoming.arrays[0]
 
     def gather(self, route: Route, slopes: dict[int, list[Any]]) -> dict[int, list[Any]]:
-        """The gradients of all ranks' stages, by number, of this rank's."""
+        """Return the gradients of all ranks' stages, by number, of this rank's."""
         weights = {
             number: self._chain.stages[number].layer.trainable_weights
             for number in sorted(route.wanted)
@@ -192,7 +193,7 @@ class Depth:
         }
 
     def check(self, inputs: Any, masks: Sequence[Any]) -> None:
-        """Compares examples and masks of Dropout between the ranks; before the first step, weights.
+        """Compare examples and masks of Dropout between the ranks; before the first step, weights.
 
         Raises:
             ValueError: on all ranks, if they differ; in a graph TensorFlow's InvalidArgumentError.
@@ -207,18 +208,18 @@ class Depth:
         if not self._has_compared_weights:
             layers = {id(stage.layer): stage.layer for stage in self._chain.stages}.values()
             values = [np.asarray(weight) for layer in layers for weight in layer.weights]
-            weights = _digest([np.array([stage.shape for stage in self._chain.stages]), *values])
+            weights = digest([np.array([stage.shape for stage in self._chain.stages]), *values])
         trains = [[v.trainable for v in stage.layer.weights] for stage in self._chain.stages]
         flags = np.array([flag for layer in trains for flag in [*layer, 2]], np.int8)
-        columns = [_digest([inputs]), _digest(masks), _digest([flags]), weights]
+        columns = [digest([inputs]), digest(masks), digest([flags]), weights]
         return [np.array([columns], np.int64)]
 
     def _compare(self, everyone: np.ndarray) -> list[np.ndarray]:
         for digests, (what, remedy) in zip(everyone.T, _SAME, strict=True):
             if (digests != digests[0]).any():
                 each = ", ".join(
-                    f"{digest:08x} (rank {rank})"
-                    for digest, rank in zip(digests, self._ranks.ranks, strict=True)
+                    f"{its:08x} (rank {rank})"
+                    for its, rank in zip(digests, self._ranks.ranks, strict=True)
                 )
                 raise ValueError(
                     f"The ranks of `process_set` must have the same {what}, since they train one "
@@ -233,12 +234,12 @@ class Depth:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuses distributed optimizers that do not average: all ranks have the same gradients.
+    """Refuse distributed optimizers that do not average: all ranks have the same gradients.
 
     Raises:
         ValueError: it adds them up, or is one for layers that are split.
     """
-    its = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_reduction", None)
+    its = reduction_of(optimizer)
     if its is not None and getattr(its, "op", None) is not Average:
         raise ValueError(
             "The optimizer of a model with `process_set` must average gradients, if it is "
@@ -249,20 +250,12 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def call(function: Callable[..., Any], inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
-    """`tf.numpy_function` of a function that returns a list, however many are in it."""
+    """Call `tf.numpy_function` with a function that returns a list of any length."""
     found = tf.numpy_function(function, list(inputs), list(dtypes))
     # Of no outputs a graph returns the operation, and of one eager code no list.
     return tf.nest.flatten(found) if dtypes else []
 
 
 def _shape(stages: Sequence[Stage]) -> tuple[int, int]:
-    """Of an example's part of a product."""
+    """Return the shape of an example's part of a product."""
     return stages[-1].shape[0], stages[0].shape[1]
-
-
-def _digest(arrays: Sequence[np.ndarray]) -> int:
-    digest = 0
-    for array in arrays:
-        digest = zlib.crc32(f"{array.dtype}{array.shape}".encode(), digest)
-        digest = zlib.crc32(np.ascontiguousarray(array).data.cast("B"), digest)
-    return digest

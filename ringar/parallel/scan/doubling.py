@@ -15,24 +15,24 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from ringar.collectives.send import send
-from ringar.runtime import ProcessSet
+from ringar.job.process_sets import ProcessSet
 
 P = TypeVar("P", bound="Part")
 
 
 class Part(Protocol):
-    """A stretch of a chain, as one map; or the vector that has come through all before its end."""
+    """Hold a stretch of a chain as one map, or the vector that has come through it."""
 
     def then(self: P, after: P) -> P:
-        """This one first, then a map."""
+        """Return the composition of this part, first, and another."""
 
     def tensors(self) -> list[Any]:
-        """What travels."""
+        """Return the tensors to send."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """Ranks in the order of a chain: their places are 0 ... size - 1.
+    """Order ranks as a chain: their places are 0 ... size - 1.
 
     Attributes:
         ranks: the process set.
@@ -46,18 +46,18 @@ class Line:
 
     @property
     def place(self) -> int:
-        """This rank's; of no meaning if it has none."""
+        """Return this rank's place; of no meaning if it has none."""
         return self.rank_at(self.ranks.rank())  # which is its own inverse
 
     def rank_at(self, place: int) -> int:
-        """The rank in the process set that has a place."""
+        """Return the rank in the process set that has a place."""
         return self.size - 1 - place if self.reverse else place
 
 
 def before(
     own: P | None, line: Line, receive: Callable[[range, int, str], P], name: str
 ) -> P | None:
-    """The exclusive scan of one part of each rank.
+    """Return the exclusive scan of one part of each rank.
 
     Args:
         own: of this rank; that of the first place has the vector in it. The last place's is not

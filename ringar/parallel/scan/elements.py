@@ -17,7 +17,7 @@ MOST_ENTRIES = 2**28
 
 @dataclasses.dataclass(frozen=True)
 class Element:
-    """A transposed Jacobian, or a product of some.
+    """Hold a transposed Jacobian, or a product of some.
 
     Attributes:
         matrix: CSR; n x m if it is that of all examples, and of the whole batch, block-diagonal, if
@@ -32,7 +32,7 @@ class Element:
 
 
 def compose(left: np.ndarray | Element, right: Element) -> np.ndarray | Element:
-    """The operator of the scan: `right` after `left`, as a product of matrices right times left.
+    """Apply the operator of the scan: `right` after `left`, the product right times left.
 
     Args:
         left: gradients, of shape (batch, m), or a matrix.
@@ -53,7 +53,7 @@ def compose(left: np.ndarray | Element, right: Element) -> np.ndarray | Element:
 
 
 def same_blocks(left: Element, right: Element) -> tuple[Any, Any]:
-    """The two matrices, both for all examples or both block-diagonal for the batch."""
+    """Return the two matrices, both for all examples or both block-diagonal for the batch."""
     first, second = left.matrix, right.matrix
     if left.per_example and not right.per_example:
         second = repeat(second, first.shape[0] // second.shape[1])

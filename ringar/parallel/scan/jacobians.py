@@ -43,7 +43,7 @@ FROM_OUTPUT: dict[str, Derivative] = {
 
 
 def identity(size: int, dtype: Any = np.float32) -> Any:
-    """Of `Flatten`, `Reshape` and a linear activation: they move no number of an example.
+    """Return the Jacobian of `Flatten`, `Reshape` and a linear activation, which move no number.
 
     Returns:
         The identity, size x size.
@@ -53,7 +53,7 @@ def identity(size: int, dtype: Any = np.float32) -> Any:
 
 
 def diagonal(derivative: np.ndarray) -> Any:
-    """Of a function that is applied to each number by itself.
+    """Return the Jacobian of a function that is applied to each number by itself.
 
     Args:
         derivative: dy/dx, of shape (batch, ...).
@@ -69,7 +69,7 @@ def diagonal(derivative: np.ndarray) -> Any:
 
 
 def activation(name: str, outputs: np.ndarray) -> Any:
-    """Of ReLU, tanh or the sigmoid.
+    """Return the Jacobian of ReLU, tanh or the sigmoid.
 
     Args:
         name: one of `FROM_OUTPUT`.
@@ -82,7 +82,7 @@ def activation(name: str, outputs: np.ndarray) -> Any:
 
 
 def dense(kernel: np.ndarray, copies: int = 1, *, prune: bool | None = None) -> Any:
-    """Of a `Dense` layer without its activation: the kernel.
+    """Return the Jacobian of a `Dense` layer without its activation: the kernel.
 
     Args:
         kernel: of shape (inputs, units).
@@ -103,7 +103,7 @@ def dense(kernel: np.ndarray, copies: int = 1, *, prune: bool | None = None) -> 
 
 
 class Convolution:
-    """Of a `Conv2D` layer, channels last, without its activation.
+    """Make the Jacobian of a `Conv2D` layer, channels last, without its activation.
 
     Args:
         input_shape: of an example: (height, width, channels).
@@ -140,7 +140,7 @@ class Convolution:
         self._pruned: tuple[Any, np.ndarray, np.ndarray] | None = None
 
     def transposed(self, kernel: np.ndarray, *, prune: bool | None = None) -> Any:
-        """The matrix with the values of a kernel.
+        """Return the matrix with the values of a kernel.
 
         The places of its entries are found in the first call, and again when other weights of a
         pruned kernel are zero than before.
@@ -167,7 +167,7 @@ class Convolution:
         return csr(data, pattern.indices, pattern.indptr, self.shape)
 
     def _places(self, wanted: np.ndarray) -> tuple[Any, np.ndarray]:
-        """Where the entries of the wanted weights lie, and of which weight each of them is."""
+        """Return the places of the wanted weights' entries, and the weight of each."""
         vertical, horizontal = self._taps
         _, width, channels = self._input
         per_group, filters = self._kernel[2:]
@@ -191,7 +191,7 @@ class Convolution:
 
 
 class MaxPooling:
-    """Of a `MaxPooling2D` layer, channels last.
+    """Make the Jacobian of a `MaxPooling2D` layer, channels last.
 
     An output takes its gradient to the largest number of its window; of several, to the first,
     rows first, as TensorFlow does it on CPUs.
@@ -226,7 +226,7 @@ class MaxPooling:
         self.entries = int(inside.sum()) * self._channels
 
     def transposed(self, inputs: np.ndarray) -> Any:
-        """The block-diagonal matrix for the inputs of a batch, (batch, height, width, channels)."""
+        """Return the block-diagonal matrix for a batch, (batch, height, width, channels)."""
         batch = len(inputs)
         pixels = inputs.reshape(batch, self._pixels, self._channels)
         best, source = pixels[:, self._windows[:, 0]], self._windows[:, 0, None]
@@ -248,7 +248,7 @@ class MaxPooling:
 def taps(
     length: int, window: int, stride: int, padding: str, dilation: int = 1
 ) -> np.ndarray:  # fmt: skip
-    """What each place of a window reads along one axis, in TensorFlow's arithmetic.
+    """Return the input that each place of a window reads along one axis, as TensorFlow has it.
 
     Returns:
         An array (outputs, window) of places in the input; -1 where a window reads padding.
@@ -272,7 +272,7 @@ def _is_pruned(kernel: np.ndarray, prune: bool | None) -> bool:
 def _sorted(
     rows: np.ndarray, columns: np.ndarray, data: np.ndarray, shape: tuple[int, int]
 ) -> tuple[Any, np.ndarray]:
-    """The places in the order of a CSR matrix, and `data` in that order."""
+    """Return the places in the order of a CSR matrix, and `data` in that order."""
     matrix = scipy_sparse().coo_array((data, (rows, columns)), shape=shape).tocsr()
     matrix.sort_indices()
     return matrix, matrix.data

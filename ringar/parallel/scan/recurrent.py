@@ -2,9 +2,9 @@
 
 The op multiplies the inputs with the kernel, too, a few steps at a time, so that nothing larger
 than the states is written. tf_ops/scan/recurrent.h has the formulas of both cells and of their
-Jacobians. The way back goes from ``dL/dh_t`` of each step to the one before it, either by a kernel
+Jacobians. The way back goes from `dL/dh_t` of each step to the one before it, either by a kernel
 that carries the gradients of the batch through the chain, or by the scan of
-``tf_ops/scan/scan.cc`` over Jacobians that are made as they are needed.
+`tf_ops/scan/scan.cc` over Jacobians that are made as they are needed.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar import computation
+from ringar.parallel.scan import computation
 from ringar.parallel.scan.chain import Way
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A kind of cell.
+    """Describe a kind of cell.
 
     Attributes:
         name: of its computations.
         gates: how many times the units its kernels have columns.
         kept: how many times the units it keeps for the way back, beside the states.
-        activation: the number of its activation, in ACTIVATIONS of ringar/keras/recurrent.py.
+        activation: the number of its activation, in ACTIVATIONS of ringar/parallel/scan/layers.py.
         recurrent_activation: that of its gates.
     """
 
@@ -38,18 +38,18 @@ class Cell:
 
 
 def simple_rnn(activation: int) -> Cell:
-    """Keras' SimpleRNN."""
+    """Describe the cell of Keras' SimpleRNN."""
     return Cell("simple_rnn", 1, 0, activation)
 
 
 def gru(activation: int, recurrent_activation: int) -> Cell:
-    """Keras' GRU with ``reset_after=True``."""
+    """Describe the cell of Keras' GRU with `reset_after=True`."""
     return Cell("gru", 3, 4, activation, recurrent_activation)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sequence:
-    """One call of a cell.
+    """Hold one call of a cell.
 
     Attributes:
         cell: what kind.
@@ -72,12 +72,12 @@ class Sequence:
     mask: tf.Tensor | None = None
 
     def given(self) -> list[tf.Tensor]:
-        """What has a gradient, in the order of the fields."""
+        """Return the tensors that have a gradient, in the order of the fields."""
         fields = (self.inputs, self.initial, self.kernel, self.recurrent_kernel)
         return [*fields, *[b for b in (self.bias, self.recurrent_bias) if b is not None]]
 
     def of(self, *given: tf.Tensor) -> Sequence:
-        """The same call with other tensors."""
+        """Return the same call with other tensors."""
         bias, recurrent_bias = [*given[4:], None, None][:2]
         return dataclasses.replace(
             self,
@@ -91,20 +91,20 @@ class Sequence:
 
 
 def states(sequence: Sequence, way: Way) -> tf.Tensor:
-    """The states after each step, (batch, steps, units)."""
+    """Return the states after each step, (batch, steps, units)."""
     return _run(sequence, way, last_only=False)
 
 
 def last_state(sequence: Sequence, way: Way) -> tf.Tensor:
-    """The state after the last step, (batch, units); there must be one.
+    """Return the state after the last step, (batch, units); there must be one.
 
-    Cheaper on the way back than the last of :func:`states`: nothing comes in at other steps.
+    Cheaper on the way back than the last of `states`: nothing comes in at other steps.
     """
     return _run(sequence, way, last_only=True)
 
 
 def forward(sequence: Sequence, threads: int) -> list[tf.Tensor]:
-    """The states, and what is kept for the way back; without a gradient."""
+    """Return the states, and what is kept for the way back; without a gradient."""
     cell, dtype = sequence.cell, sequence.inputs.dtype
     batch, steps = sequence.inputs.shape[:2]
     units = sequence.initial.shape[1]
@@ -122,11 +122,11 @@ def backward(
     d_last: tf.Tensor | None,
     way: Way,
 ) -> list[tf.Tensor]:
-    """Gradients of what :meth:`Sequence.given` lists.
+    """Return the gradients of the tensors that `Sequence.given` lists.
 
     Args:
         sequence: the call.
-        written: what :func:`forward` has returned for it.
+        written: what `forward` has returned for it.
         d_states: gradients with respect to the states, (batch, steps, units), or None.
         d_last: one more with respect to the last state, (batch, units), or None.
         way: how.
@@ -146,11 +146,11 @@ def backward(
 
 
 def jacobians(sequence: Sequence, written: list[tf.Tensor], threads: int) -> tf.Tensor:
-    """``dh_t/dh_{t-1}``, (steps, batch, units, units).
+    """Return `dh_t/dh_{t-1}`, (steps, batch, units, units).
 
     Args:
         sequence: the call.
-        written: what :func:`forward` has returned for it.
+        written: what `forward` has returned for it.
         threads: how many to use.
     """
     batch, steps, units = written[0].shape

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """From the loss to the first weights.
+    """Hold the way from the loss to the first weights.
 
     There are positions between the Jacobians: at position i, dl/dh has come through i of them.
 
@@ -27,7 +27,7 @@ class Route:
 
     @classmethod
     def of(cls, chain: Chain) -> Route:
-        """The route through a chain."""
+        """Return the route through a chain."""
         stages = chain.stages
         trained = [number for number, stage in enumerate(stages) if _is_trained(stage)]
         # Stages before the first one with weights need no gradient.
@@ -39,11 +39,11 @@ class Route:
 
     @property
     def positions(self) -> int:
-        """How many there are."""
+        """Count the positions."""
         return len(self.used) + 1
 
     def share(self, line: Line) -> range:
-        """The positions of this rank, which has the Jacobian after each of them.
+        """Return the positions of this rank, which has the Jacobian after each of them.
 
         All ranks get the same number, or one less. What a product costs depends on how full the
         others have made the matrices, which cannot be told before.
@@ -56,7 +56,7 @@ class Route:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one rank does of the way back.
+    """Hold one rank's share of the way back.
 
     Attributes:
         positions: whose gradients it makes; none if there are more ranks than positions.

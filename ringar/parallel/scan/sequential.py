@@ -10,16 +10,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ringar.job.process_sets import ProcessSet
 from ringar.parallel.scan import counting, depth, stages
 from ringar.parallel.scan.backward import Scan, add, cores
 from ringar.parallel.scan.elements import Element
 from ringar.parallel.scan.sparse import csr, scipy_sparse
-from ringar.runtime import ProcessSet
 
 
 @keras.saving.register_keras_serializable(package="ringar")
 class Sequential(keras.Sequential):
-    """A `keras.Sequential` that goes backwards by a parallel scan.
+    """Train a `keras.Sequential` whose backward pass is a parallel scan.
 
     Back-propagation multiplies dl/dh by the transposed Jacobian of one layer after the other. The
     product is associative, so that a scan needs only logarithmically many rounds, whose products
@@ -33,7 +33,7 @@ class Sequential(keras.Sequential):
 
     Products of matrices have ever fewer zeros and cost far more than those with a vector: for most
     nets the plain chain, `levels=0`, is the fastest on a few cores, and `keras.Sequential` is
-    faster still. `ringar.parallel.scan.analysis` counts what a scan of a given net costs.
+    faster still. `benchmarks.scan.analysis` counts what a scan of a given net costs.
 
     With a `process_set`, such as `ringar.global_process_set`, its ranks go backward through one
     model together. All must be given the same examples and begin with the same weights; both is
@@ -109,7 +109,7 @@ class Sequential(keras.Sequential):
             self._maybe_rebuild()
 
     def add(self, layer: Any, rebuild: bool = True) -> None:
-        """As in `keras.Sequential`.
+        """Add a layer, as in `keras.Sequential`.
 
         Raises:
             ValueError: the layer is not supported.
@@ -119,7 +119,7 @@ class Sequential(keras.Sequential):
         super().add(layer, rebuild=rebuild)
 
     def build(self, input_shape: Any = None) -> None:
-        """As in `keras.Sequential`.
+        """Build, as in `keras.Sequential`.
 
         Raises:
             ValueError: a layer is not supported, or the shape of an example is not known.
@@ -129,7 +129,7 @@ class Sequential(keras.Sequential):
             self._scan_of()
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """One step, with the gradients of the scan."""
+        """Take one step with the gradients of the scan."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if self._functional is None:
             (inputs,) = keras.tree.flatten(x)
@@ -159,12 +159,12 @@ class Sequential(keras.Sequential):
         return logs
 
     def get_config(self) -> dict[str, Any]:
-        """As in `keras.Sequential`, with `levels`."""
+        """Return the config of `keras.Sequential`, with `levels`."""
         return {**super().get_config(), "levels": self.levels}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Sequential:
-        """As in `keras.Sequential`."""
+        """Make the model from its config, as in `keras.Sequential`."""
         config = dict(config)
         levels = config.pop("levels", None)
         model: Sequential = super().from_config(config, custom_objects=custom_objects)
@@ -181,7 +181,7 @@ class Sequential(keras.Sequential):
             )
 
     def _scan_of(self) -> Scan:
-        """The scan over the layers as they are; made anew where one was added or rebuilt."""
+        """Return the scan over the layers as they are; made anew where one was added or rebuilt."""
         made = getattr(self, "_scan", None)
         ranks = self.process_set
         if made is None or made.functional is not self._functional or made.ranks is not ranks:
@@ -209,7 +209,7 @@ class Sequential(keras.Sequential):
 
 
 def _first(element: Element, rows: int) -> Element:
-    """The matrix of the first example."""
+    """Return the matrix of the first example."""
     if not element.per_example:
         return element
     matrix = element.matrix

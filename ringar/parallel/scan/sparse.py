@@ -8,7 +8,7 @@ import numpy as np
 
 
 def scipy_sparse() -> Any:
-    """The module `scipy.sparse`.
+    """Return the module `scipy.sparse`.
 
     Raises:
         ImportError: SciPy is missing; says how to install it.
@@ -24,7 +24,7 @@ def scipy_sparse() -> Any:
 
 
 def csr(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> Any:
-    """A CSR matrix of these arrays, with sorted rows; its indices have 32 bits if they fit."""
+    """Return a CSR matrix of these arrays, with sorted rows and short indices if they fit."""
     largest = max(*shape, len(data))
     width = np.int32 if largest <= np.iinfo(np.int32).max else np.int64
     arrays = (data, indices.astype(width, copy=False), indptr.astype(width, copy=False))
@@ -34,7 +34,7 @@ def csr(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[
 
 
 def repeat(matrix: Any, times: int) -> Any:
-    """The block-diagonal matrix with `times` copies of a CSR matrix."""
+    """Return the block-diagonal matrix with `times` copies of a CSR matrix."""
     if times == 1:
         return matrix
     rows, columns = matrix.shape
@@ -49,7 +49,7 @@ def repeat(matrix: Any, times: int) -> Any:
 
 
 def multiplications(left: Any, right: Any) -> int:
-    """The multiply-adds in the product of two CSR matrices, counted without multiplying.
+    """Return the multiply-adds in the product of two CSR matrices, counted without multiplying.
 
     Entry (i, k) of the left one meets every entry in row k of the right one.
     """
@@ -58,6 +58,6 @@ def multiplications(left: Any, right: Any) -> int:
 
 
 def sparsity(matrix: Any) -> float:
-    """The share of a CSR matrix that is not stored."""
+    """Return the share of a CSR matrix that is not stored."""
     rows, columns = matrix.shape
     return 1 - matrix.nnz / (rows * columns)

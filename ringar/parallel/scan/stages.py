@@ -34,7 +34,7 @@ SUPPORTED = (
 
 @dataclasses.dataclass
 class Stage:
-    """A step from an example's numbers to others.
+    """Describe one layer as a stage of a chain.
 
     Attributes:
         layer: it belongs to.
@@ -65,13 +65,13 @@ class Stage:
         return 1 - self.entries / math.prod(self.shape)
 
     def element(self, record: np.ndarray | None) -> Element:
-        """The transposed Jacobian, for the scan."""
+        """Return the transposed Jacobian, for the scan."""
         return Element(self.matrix(record), self.per_example, f"{self.layer.name} ({self.kind})")
 
 
 @dataclasses.dataclass
 class Chain:
-    """A net.
+    """Describe a net as a chain of stages.
 
     Attributes:
         stages: in the order of the forward pass.
@@ -83,7 +83,7 @@ class Chain:
 
     @classmethod
     def of(cls, net: Sequence[Any], input_shape: Sequence[int | None]) -> Chain:
-        """The chain of some layers.
+        """Return the chain of some layers.
 
         Args:
             net: layers that are built.
@@ -239,7 +239,7 @@ def _elementwise(layer: Any, function: Any, size: int) -> Stage:
 
 
 def _name(function: Any) -> str | None:
-    """That of an activation that has a Jacobian here."""
+    """Return the name of an activation that has a Jacobian here."""
     if isinstance(function, layers.ReLU):
         plain = (None, 0, 0)
         its = (function.max_value, function.negative_slope, function.threshold)

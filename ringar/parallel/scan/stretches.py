@@ -2,13 +2,13 @@
 
 Forward there is no way around the order of the steps: a rank gets the state before its first step
 from the rank before it, and hands the state after its last step on. Backward the chain of Jacobians
-is scanned across ranks (:mod:`ringar.parallel.scan.across`): the last rank goes back through its
+is scanned across ranks (`ringar.parallel.scan.across`): the last rank goes back through its
 steps while those in the middle reduce theirs; in log2(P) rounds all learn what comes into them from
 the later ranks; then they go back through their own steps, again at the same time.
 
 Each rank's weight gradients are those of its own steps; their sum is that of the sequence. Where
 all ranks have the same loss, or losses of their own whose mean is the loss, an average over the
-ranks, as :class:`ringar.DistributedOptimizer` makes it, is the gradient: what each rank gets back
+ranks, as `ringar.DistributedOptimizer` makes it, is the gradient: what each rank gets back
 holds the losses of all ranks added up.
 """
 
@@ -22,19 +22,19 @@ import tensorflow as tf
 from ringar.collectives.broadcast import broadcast
 from ringar.collectives.recv import recv
 from ringar.collectives.send import send
+from ringar.job.process_sets import ProcessSet
 from ringar.parallel.scan import across, doubling, recurrent
 from ringar.parallel.scan.chain import Way
 from ringar.parallel.scan.recurrent import Sequence
-from ringar.runtime import ProcessSet
 
 
 def states(sequence: Sequence, way: Way, ranks: ProcessSet) -> tf.Tensor:
-    """The states after each step of this rank's stretch, (batch, steps, units)."""
+    """Return the states after each step of this rank's stretch, (batch, steps, units)."""
     return _run(sequence, way, ranks, last_only=False)
 
 
 def last_state(sequence: Sequence, way: Way, ranks: ProcessSet) -> tf.Tensor:
-    """The state after the last step of the last rank, (batch, units), on all ranks."""
+    """Return the state after the last step of the last rank, (batch, units), on all ranks."""
     own = _run(sequence, way, ranks, last_only=True)
     return broadcast(own, ranks.ranks[-1], name="sequence/last_state", process_set=ranks)
 
@@ -75,7 +75,7 @@ def _back(
     way: Way,
     ranks: ProcessSet,
 ) -> list[tf.Tensor]:
-    """The gradients of this rank's stretch, what later ranks make of theirs included.
+    """Return the gradients of this rank's stretch, what later ranks make of theirs included.
 
     `d_last` is what comes in at the last state on this rank; it is in `d_states`, if there are any.
     """
@@ -102,7 +102,7 @@ def _reduce(
     d_last: tf.Tensor,
     way: Way,
 ) -> across.Element:
-    """This stretch, as a map of what comes in at its last state."""
+    """Return this stretch, as a map of what comes in at its last state."""
     addends = None
     if d_states is not None:  # that of h_t comes in where the vector is dL/dh_t; none at h_0
         by_step = tf.transpose(d_states, [1, 0, 2])

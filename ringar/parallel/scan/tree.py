@@ -33,7 +33,7 @@ made, whose results have ever fewer zeros.
 which have the vector; the whole rest is matrix times vector. Of m elements, the chain makes m - 2
 products in m - 2 rounds. All levels make less than 2m products, in 2 log2(m) - 2 rounds whose
 products are independent of each other. What that gains depends on the products of matrices, which
-cost more than those with a vector: `ringar.parallel.scan.analysis` counts.
+cost more than those with a vector: `benchmarks.scan.analysis` counts.
 
 **Across ranks.** `reduce` and `sweep` are apart so that the elements may be, too: a rank reduces
 its stretch of the chain (`plan(..., whole=True)`) to one element, a scan over ranks turns these
@@ -55,7 +55,7 @@ Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
 
 class Phase(enum.Enum):
-    """Of the scan."""
+    """Name a phase of the scan."""
 
     UP = "up"
     SERIAL = "serial"
@@ -63,7 +63,7 @@ class Phase(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """What is multiplied, if the first element is a vector."""
+    """Name the factors of a product, if the first element is a vector."""
 
     MATRICES = "matrix x matrix"
     VECTOR = "matrix x vector"
@@ -72,7 +72,7 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One product, or a copy where there is nothing to the left.
+    """Describe one product, or a copy where there is nothing to the left.
 
     Attributes:
         phase: of the scan.
@@ -91,7 +91,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a scan does.
+    """List the products of a scan.
 
     Attributes:
         length: the number of elements.
@@ -111,17 +111,17 @@ class Plan:
         return self.up + self.down
 
     def count(self, kind: Kind) -> int:
-        """How many steps are of a kind."""
+        """Return how many steps are of a kind."""
         return sum(step.kind is kind for steps in self.rounds for step in steps)
 
 
 def most_levels(length: int) -> int:
-    """The levels of a scan of so many elements that has no serial part left: log2, rounded up."""
+    """Return the levels of a scan without a serial part: log2 of `elements`, rounded up."""
     return max(length - 1, 0).bit_length()
 
 
 def plan(length: int, levels: int | None = None, *, whole: bool = False) -> Plan:
-    """The steps of a scan.
+    """Return the steps of a scan.
 
     Args:
         length: the number of elements.
@@ -161,7 +161,7 @@ def plan(length: int, levels: int | None = None, *, whole: bool = False) -> Plan
 def scan(
     elements: Sequence[Any], operator: Operator, levels: int | None = None, each: Map = map
 ) -> list[Any]:
-    """The exclusive prefixes of `elements`.
+    """Return the exclusive prefixes of `elements`.
 
     Args:
         elements: a vector and matrices; the last one is not used, and may be anything.
@@ -179,7 +179,7 @@ def scan(
 def reduce(
     elements: Sequence[Any], steps: Plan, operator: Operator, each: Map = map
 ) -> list[Any]:  # fmt: skip
-    """The up-sweep.
+    """Return the up-sweep.
 
     Returns:
         The elements, with the product of each block of the plan in the place of its last one.
@@ -196,7 +196,7 @@ def reduce(
 def sweep(
     products: Sequence[Any], steps: Plan, operator: Operator, incoming: Any = None, each: Map = map
 ) -> list[Any]:
-    """The serial part and the down-sweep.
+    """Return the serial part and the down-sweep.
 
     Args:
         products: from `reduce`, by the same plan.
@@ -227,7 +227,7 @@ def sweep(
 
 
 def _ends(length: int, level: int) -> list[int]:
-    """Where the blocks of a level end."""
+    """Return where the blocks of a level end."""
     size = 1 << level
     return [min(begin + size, length) - 1 for begin in range(0, length, size)]
 

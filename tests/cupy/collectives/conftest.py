@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ringar import nvidia
 from ringar.cupy import device
+from ringar.job import nvidia
 from tests.cupy.collectives.common import Gpu, RealGpu, StandIn
 from tests.plugin import fixtures
 from tests.plugin.jobs import ROOT

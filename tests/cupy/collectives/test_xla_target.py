@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import ringar
-from ringar import native
 from ringar.collectives.call import Call
+from ringar.job import native
 from tests.cupy.collectives.common import Gpu, StandIn
 from tests.plugin import fixtures
 

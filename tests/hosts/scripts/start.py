@@ -12,7 +12,8 @@ import numpy as np
 from mpi4py import MPI
 
 import ringar
-from ringar import cost_model, mpi, native, runtime
+from ringar import cost_model
+from ringar.job import mpi, native, place
 from tests.faults.job import RANK, SIZE, attempt, folder, say, wait_for, works
 
 LAST = SIZE - 1
@@ -56,7 +57,7 @@ def same_generation() -> None:
     """Ranks that have counted differently agree, on a number that no one of them has had."""
     mpi._generation = 70 + RANK
     init()
-    generations = ringar.allgather(np.array([runtime._config("this").generation]))
+    generations = ringar.allgather(np.array([place.require("this").generation]))
     ringar.shutdown()
     np.testing.assert_array_equal(generations, np.full(SIZE, 70 + LAST + 1))
 

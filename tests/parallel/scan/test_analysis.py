@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import pytest
 
-from ringar.parallel.scan import analysis, counting, tree
+from benchmarks.scan import analysis
+from ringar.parallel.scan import counting, tree
 from ringar.parallel.scan.counting import Counter, Product, Round
 from ringar.parallel.scan.elements import Element, compose
 from ringar.parallel.scan.sparse import scipy_sparse

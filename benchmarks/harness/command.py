@@ -1,0 +1,28 @@
+"""The command line of a benchmark: its parser, and types of options."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def parser(
+    program: str, about: str | None, output: str = "writes OUTPUT.json"
+) -> argparse.ArgumentParser:
+    """Returns a parser with `--output` for `python -m PROGRAM`, whose help is a docstring."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m {program}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--output", help=output)
+    return made
+
+
+def parse_size(text: str) -> int:
+    """Returns the bytes of a size such as 4, 64K, 16M or 1G (powers of 1024)."""
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    unit = units.get(text[-1:].upper(), 1)
+    digits = text[:-1] if unit > 1 else text
+    if not digits.isdigit() or int(digits) == 0:
+        raise argparse.ArgumentTypeError(f"expected a size such as 64K or 16M, received {text!r}")
+    return int(digits) * unit

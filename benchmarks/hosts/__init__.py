@@ -1,0 +1,1 @@
+"""How near do several hosts come to the limit of their link?"""

@@ -1,0 +1,226 @@
+"""How near to the link's own limit does an allreduce between hosts come, and a training step?
+
+    python -m benchmarks.hosts --output build/bench-hosts
+    python -m benchmarks.hosts --hosts 2,4 --rounds 1 --skip training
+
+Makes hosts on this machine (tests/hosts): network namespaces whose links have a rate, so that a
+figure is the link's and not the machine's. On them it measures ringar and Open MPI's own
+MPI_Allreduce in turn, in the same processes, and checks every result; then training steps. Prints
+the rows beside their targets, and writes OUTPUT.json, which `benchmarks.simulate --check` reads.
+Exits with 1 on a wrong result or a job that failed; a missed target changes nothing.
+
+The bound of an allreduce of S bytes on N hosts is 2(N-1)/N x S / payload rate: each host has to
+send as much, whatever the algorithm. The payload rate is the link's rate without headers. The rate
+of one TCP stream between two of the hosts is measured beside it. The token bucket of a host counts
+the bytes that it sends: every frame, with Ethernet, IP and TCP headers, and acknowledgements.
+Headers are 0.7% of jumbo frames, the default, and 4.6% of frames of 1500 bytes (--mtu 1500).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.harness import command, launch, machine, report
+from benchmarks.harness.definitions import DEFINITIONS
+from benchmarks.harness.jobs import Reports, run_worker
+from benchmarks.harness.processes import JobFailedError
+from benchmarks.harness.report import KIB, MIB
+from benchmarks.harness.series import Series, slowest_rank
+from benchmarks.hosts import report as hosts_report
+from tests.hosts import JUMBO_MTU, Hosts, find_open_mpi, stream, unavailable
+
+RATES = {2: 500.0, 4: 300.0, 8: 200.0}
+"""Mbit/s of a host, by their number: all together stay below what this machine's cores can move."""
+SIZES = ((32 * MIB, 3), (8 * MIB, 5), (MIB, 15), (64 * KIB, 50), (KIB, 1000))
+"""Bytes, and calls per round."""
+PROBE_BYTES = 16 * MIB
+LIMIT = 240.0
+#: Open MPI's own choice is not its best on such links; its ring has a job of its own.
+OPEN_MPI_RING = ("--mca", "coll_tuned_use_dynamic_rules", "1",
+                 "--mca", "coll_tuned_allreduce_algorithm", "4")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job: the hosts, the sizes, and the peers."""
+
+    hosts: int
+    ranks_per_host: int = 1
+    peers: tuple[str, ...] = ("ringar", "openmpi")
+    sizes: tuple[tuple[int, int], ...] = SIZES
+    title: str = ""
+    options: tuple[str, ...] = ()
+
+    @property
+    def rate_mbit(self) -> float:
+        return RATES[min(RATES, key=lambda hosts: abs(hosts - self.hosts))]
+
+
+CASES = (
+    Case(2),
+    Case(4),
+    Case(8),
+    Case(2, 2, ("ringar:hierarchical", "ringar:ring", "openmpi"), SIZES[:1]),
+    Case(4, 2, ("ringar:hierarchical",), SIZES[1:2]),
+    Case(4, peers=("openmpi",), sizes=SIZES[:1], title="Open MPI, ring", options=OPEN_MPI_RING),
+)
+
+
+@dataclass
+class Measured:
+    """Rows, and the reasons of those that are missing."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    training: list[dict[str, Any]] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements in any result, and weights that differ."""
+        return sum(row["wrong"] for row in (*self.rows, *self.training))
+
+
+def run_on_hosts(
+    hosts: Hosts,
+    ranks_per_host: int,
+    worker: str,
+    job: dict[str, Any],
+    options: Sequence[str] = (),
+) -> Reports:
+    """Runs a worker of this folder on all ranks of the hosts and returns their reports.
+
+    Raises:
+        JobFailedError: the job failed.
+    """
+    return run_worker(
+        f"benchmarks.hosts.{worker}", job, len(hosts) * ranks_per_host, deadline=LIMIT,
+        command=launch.on_hosts(hosts, ranks_per_host, options),
+    )  # fmt: skip
+
+
+def sent_per_call(reports: Reports, index: int) -> tuple[float, float]:
+    """Returns the bytes per call of the busiest host: with headers, and of the TCP streams."""
+    from tests.hosts import Traffic
+
+    calls = reports[0]["results"][index]["calls"]
+    found = [Traffic(*turn) for r in reports for turn in r["results"][index]["sent"] if turn[0] > 0]
+    return max(t.bytes for t in found) / calls, max(t.payload for t in found) / calls
+
+
+def row(
+    case: Case, hosts: Hosts, reports: Reports, index: int, stream_rate: float
+) -> dict[str, Any]:
+    """Returns the row of one peer and size, as plain data."""
+    one = reports[0]["results"][index]
+    series = Series(wrong=sum(r["results"][index]["wrong"] for r in reports))
+    for number in range(len(one["rounds"])):
+        times = [{"results": [{"times": r["results"][index]["rounds"][number]}]} for r in reports]
+        series.rounds.append(slowest_rank(times, 0))
+    due = DEFINITIONS["allreduce"].factor(case.hosts) * one["bytes"]
+    bound = due / hosts.payload_rate
+    peer, _, algorithm = one["peer"].partition(":")
+    all_sent, payload = sent_per_call(reports, index)
+    return {
+        "hosts": case.hosts,
+        "ranks_per_host": case.ranks_per_host,
+        "rate_mbit": hosts.rate_mbit,
+        "mtu": hosts.mtu,
+        "payload_rate": hosts.payload_rate,
+        "stream_rate": stream_rate,
+        "bytes": one["bytes"],
+        "peer": case.title or {"openmpi": "Open MPI"}.get(peer, peer),
+        "algorithm": algorithm or "auto",
+        "bound": bound,
+        "of_bound": bound / series.seconds,
+        "sent": all_sent,
+        "sent_payload": payload,
+        "due": due,
+        "parameters": reports[0]["parameters"],
+        **series.summary(),
+    }
+
+
+def measure(case: Case, rounds: int, mtu: int, found: Measured) -> None:
+    """Runs a case on hosts of its own and adds its rows, or why there are none."""
+    job = {"peers": case.peers, "sizes": case.sizes, "rounds": rounds}
+    with Hosts(case.hosts, rate_mbit=case.rate_mbit, mtu=mtu) as hosts:
+        stream_rate = stream.measure(hosts[0], hosts[1], PROBE_BYTES)
+        try:
+            reports = run_on_hosts(hosts, case.ranks_per_host, "worker", job, case.options)
+        except JobFailedError as error:
+            found.missing[str(case)] = str(error)
+            return
+        found.versions.update(reports[0]["versions"])
+        for index in range(len(reports[0]["results"])):
+            found.rows.append(row(case, hosts, reports, index, stream_rate))
+
+
+def measure_training(rounds: int, mtu: int, found: Measured, *, batch: int, steps: int) -> None:
+    """Trains on two hosts whose link is set so that the exchange takes as long as the rest."""
+    job = {"rounds": rounds, "mtu": mtu, "batch": batch, "steps": steps}
+    with Hosts(2, rate_mbit=RATES[2], mtu=mtu) as hosts:
+        try:
+            reports = run_on_hosts(hosts, 1, "fit_worker", job)
+        except JobFailedError as error:
+            found.missing["training"] = str(error)
+            return
+    found.training.append(hosts_report.training_row(reports))
+
+
+def parser() -> argparse.ArgumentParser:
+    result = command.parser("benchmarks.hosts", __doc__)
+    add = result.add_argument
+    add("--hosts", default="2,4,8", help="numbers of hosts (default %(default)s)")
+    add("--rounds", type=int, default=3, help="turns of each peer (default 3)")
+    add("--mtu", type=int, default=JUMBO_MTU, help="bytes of a frame (default %(default)s)")
+    add("--skip", default="", help="of allreduce,training: what to leave out")
+    add("--batch", type=int, default=16, help="of the training step (default %(default)s)")
+    add("--steps", type=int, default=3, help="training steps per turn (default %(default)s)")
+    return result
+
+
+def collect(
+    counts: Sequence[int], rounds: int, mtu: int, skip: Sequence[str] = (), *, batch: int = 16,
+    steps: int = 3,
+) -> Measured:  # fmt: skip
+    """Measures everything on these numbers of hosts, which takes some minutes."""
+    found = Measured()
+    for case in CASES if "allreduce" not in skip else ():
+        if case.hosts in counts:
+            print(f"{case.hosts} hosts x {case.ranks_per_host}, {case.rate_mbit:g} Mbit/s: "
+                  f"{', '.join(case.peers)}", file=sys.stderr, flush=True)  # fmt: skip
+            measure(case, rounds, mtu, found)
+    if "training" not in skip:
+        print("2 hosts: training", file=sys.stderr, flush=True)
+        measure_training(rounds, mtu, found, batch=batch, steps=steps)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    reason = unavailable() or ("" if find_open_mpi() else "no mpirun of Open MPI beside Python")
+    if reason:
+        print(f"cannot measure: {reason}", file=sys.stderr)
+        return 2
+    counts = [int(count) for count in options.hosts.split(",")]
+    sizes = {"batch": options.batch, "steps": options.steps}
+    found = collect(counts, options.rounds, options.mtu, options.skip.split(","), **sizes)
+    here = machine.describe()
+    print(hosts_report.text(found.rows, found.training, here, options.mtu, found.versions))
+    print(report.missing_lines(found.missing), end="")
+    if options.output:
+        data = {"machine": here, "versions": found.versions, "missing": found.missing}
+        report.write_json(options.output, {**data, **hosts_report.as_data(found.rows),
+                                           "training": found.training})  # fmt: skip
+    if found.wrong:
+        print(f"{found.wrong} wrong elements", file=sys.stderr)
+    return 1 if found.wrong or found.missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

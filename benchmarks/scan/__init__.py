@@ -1,0 +1,1 @@
+"""Where does a scan make the backward pass of a recurrent net faster?"""

@@ -1,0 +1,174 @@
+"""Where is a backward pass by a scan faster, and how fast are ringar's recurrent layers?
+
+    python -m benchmarks.scan --output build/scan
+    python -m benchmarks.scan --quick
+
+The grid of the paper (Wang, Bai, Pekhimenko, BPPSA, arXiv:1907.10134): a tanh RNN of 20 units that
+tells ten kinds of bit sequences apart (examples/bits.py), 10 to 30,000 steps with 16 examples and 2
+to 256 examples with 1000 steps. Measures Keras' SimpleRNN in `tf.function`, alone and with
+jit_compile=True, and `ringar.layers.ScanSimpleRNN` with its serial kernel, the scan, the hybrid of
+3 levels and the automatic choice, the last also compiled. Each runs in one process with one thread
+and with two, bound to as many cores, and on two ranks that share the batch, or the steps.
+
+Forward: the layer alone, without a tape. Step: forward, the loss, the gradients of all weights.
+Backward: a step less a forward pass, both called one after the other; Jacobians, which the scan
+makes on its way, included. Jacobians: the op that makes all of them, where they fit into 1.5 GB.
+Every round has a turn of each way, and is compared with itself.
+
+Loss and gradients of each way must be those of Keras' `tf.function`, and those of Keras the same
+with any number of threads and ranks. Exits with 1 where they are not, or where a job failed; a
+missed target changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.harness import command, launch, machine, report
+from benchmarks.harness import targets as bounds
+from benchmarks.harness.jobs import Reports, run_worker
+from benchmarks.harness.processes import JobFailedError
+from benchmarks.scan import crossover as scan_crossover
+from benchmarks.scan import report as scan_report
+from benchmarks.scan.cells import (
+    ONE,
+    PLACES,
+    RANKS,
+    Cell,
+    Found,
+    Place,
+    grid,
+    slowest,
+    small_cells,
+    to_rows,
+)
+from benchmarks.scan.worker import TOLERANCE, WAYS
+
+LIMIT = 900.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One start of processes."""
+
+    place: Place
+    cells: list[Cell]
+    costs: tuple[int, ...] = ()
+    """Sizes of matrices whose products are timed, too."""
+
+
+@dataclass
+class Measured:
+    """The times of all jobs, and the reasons of those that are missing."""
+
+    times: Found = field(default_factory=dict)
+    costs: dict[int, tuple[float, float]] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    norms: dict[Cell, list[float]] = field(default_factory=dict)
+    """Of Keras' loss and gradients, by the first job that had the cell."""
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def plan(quick: bool = False) -> list[Job]:
+    """Returns all jobs."""
+    if quick:
+        few = grid(quick)
+        return [Job(ONE, few + small_cells(quick), (1, 20)), Job(RANKS, few[-1:])]
+    return [
+        Job(place, grid() + (small_cells() if place is ONE else []),
+            scan_crossover.UNITS if place is ONE else ())
+        for place in PLACES.values()
+    ]  # fmt: skip
+
+
+def run(job: Job, options: dict[str, Any]) -> Reports:
+    """Runs a job.
+
+    Raises:
+        JobFailedError: the job failed, or this machine has too few cores.
+    """
+    place, usable = job.place, sorted(os.sched_getaffinity(0))
+    if place.ranks * place.threads > len(usable):
+        raise JobFailedError(f"needs {place.ranks * place.threads} cores, there are {len(usable)}")
+    cells = [[cell.steps, cell.batch, cell.units] for cell in job.cells]
+    options = {
+        **options, "cells": cells, "costs": job.costs, "ranks": place.ranks,
+        "threads": place.threads, "cores": usable[-place.threads :],
+    }  # fmt: skip
+    return run_worker(
+        "benchmarks.scan.worker", options, place.ranks, deadline=LIMIT, command=launch.one_process
+    )
+
+
+def add(found: Measured, job: Job, reports: Reports) -> None:
+    """Keeps the times of the slowest rank, and the wrong results of all ranks."""
+    for number, cell in enumerate(job.cells):
+        mine = [one["cells"][number] for one in reports]
+        found.times.setdefault(job.place, {})[cell] = slowest(mine)
+        for rank, one in enumerate(mine):
+            who = f"{job.place.title}{f', rank {rank}' if len(mine) > 1 else ''}, {cell}"
+            found.wrong += [f"{who}, {WAYS[way].title}: {text}"
+                            for way, text in one["wrong"].items()]  # fmt: skip
+            known = found.norms.setdefault(cell, one["norms"])
+            pairs = zip(one["norms"], known, strict=True)
+            if not all(abs(a - b) <= TOLERANCE * abs(b) for a, b in pairs):
+                found.wrong.append(f"{who}, Keras: loss or gradients are not those elsewhere")
+    costs = reports[0]["costs"]
+    found.costs.update({int(units): (pair[0], pair[1]) for units, pair in costs.items()})
+
+
+def measure(jobs: list[Job], options: dict[str, Any]) -> Measured:
+    """Runs all jobs, one after the other."""
+    found = Measured()
+    for job in jobs:
+        print(f"{job.place.title}: {len(job.cells)} cells", file=sys.stderr, flush=True)
+        start = time.monotonic()
+        try:
+            add(found, job, run(job, options))
+        except JobFailedError as error:
+            found.missing[job.place.title] = str(error)
+        print(f"  {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    result = command.parser(
+        "benchmarks.scan", __doc__, "writes OUTPUT.json, for benchmarks.scan.plot"
+    )
+    option = result.add_argument
+    option("--rounds", type=int, default=5, help="turns of each way (default %(default)s)")
+    option("--budget", type=float, default=0.05, help="seconds of a turn (default %(default)s)")
+    option("--quick", action="store_true", help="few small cells, one round: does it run?")
+    option("--fault", choices=list(WAYS), help="spoils the results of a way: is it found?")
+    return result
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    rounds = 1 if options.quick else options.rounds
+    common = {"budget": options.budget, "fault": options.fault}
+    found = measure(plan(options.quick), {"rounds": rounds, **common})
+    here = machine.describe()
+    targets = scan_report.targets(found.times)
+    print(f"# An RNN of 20 units, forward and backward, {machine.headline(here)}\n")
+    print(scan_report.text(found.times, found.costs))
+    print(bounds.table(targets))
+    print(report.missing_lines(found.missing), end="")
+    if options.output:
+        report.write_json(options.output, {
+            "machine": here, "rounds": rounds, "missing": found.missing, "wrong": found.wrong,
+            "cells": to_rows(found.times), "costs": found.costs,
+            "targets": [target.row() for target in targets],
+        })  # fmt: skip
+    for line in found.wrong:
+        print(f"wrong: {line}", file=sys.stderr)
+    return 1 if found.wrong or found.missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""The tables of `benchmarks.scan`, and its targets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from benchmarks.harness import report
+from benchmarks.harness.targets import Target
+from benchmarks.scan import counts as scan_counts
+from benchmarks.scan import crossover as scan_crossover
+from benchmarks.scan.cells import CENTER, ONE, SMALL, UNITS, WHATS, Cell, Found, Place, Times
+from benchmarks.scan.worker import OWN, WAYS
+
+KERAS = ("keras", "keras_jit")
+AUTOMATIC = "auto"  # in a tf.function, against both of Keras' ways
+TABLE_UNITS = (1, 4, 8, 20, 64, 256)
+
+
+def on_grid(cells: Mapping[Cell, Times]) -> dict[Cell, Times]:
+    """Returns the cells of the paper's grid."""
+    return {cell: times for cell, times in cells.items() if cell.units == UNITS}
+
+
+def known_ways(cells: Mapping[Cell, Times]) -> list[str]:
+    """Returns the ways that were measured in all cells."""
+    return [way for way in WAYS if all(way in times.rounds for times in cells.values())]
+
+
+def spread(seconds: list[float], middle: float) -> str:
+    """Returns milliseconds: the median of the rounds, the least and the greatest."""
+    least, most = min(seconds), max(seconds)
+    return f"{1e3 * middle:.3g} [{1e3 * least:.3g}, {1e3 * most:.3g}]"
+
+
+def times_text(cells: Mapping[Cell, Times], what: str) -> str:
+    """Returns a table with a row per cell and a column per way."""
+    ways = known_ways(cells)
+    headers = [f"{what}, ms", *(WAYS[way].title for way in ways)]
+    rows = []
+    for cell, times in cells.items():
+        row = [str(cell), *(spread(times.of(way, what), times.seconds(way, what)) for way in ways)]
+        if what == "backward":
+            making = times.jacobians
+            row.append(spread(making, sorted(making)[len(making) // 2]) if making else "-")
+        rows.append(row)
+    return report.table(headers + (["Jacobians"] if what == "backward" else []), rows)
+
+
+def small_text(cells: Mapping[Cell, Times]) -> str:
+    """Returns the table of few units: the scan itself against Keras."""
+    small = {cell: times for cell, times in cells.items() if cell.units != UNITS}
+    ways = known_ways(small)
+    headers = ["backward, ms", *(WAYS[way].title for way in ways), "scan faster than Keras"]
+    rows = [
+        [str(cell), *(spread(times.of(way, "backward"), times.seconds(way, "backward"))
+                      for way in ways),
+         f"{times.faster('scan', 'keras', 'backward'):.3g}x"]
+        for cell, times in small.items()
+    ]  # fmt: skip
+    return report.table(headers, rows)
+
+
+def predictions(
+    cells: Mapping[Cell, Times],
+) -> tuple[scan_counts.Rates, dict[Cell, tuple[float, float]]]:
+    """Returns fitted rates, and the predicted and measured seconds of the scan by cell."""
+    grid = on_grid(cells)
+    amounts = [scan_counts.operations(c.steps, c.batch, c.units) for c in grid]
+    seconds = [times.seconds("scan", "backward") for times in grid.values()]
+    rates = scan_counts.fit(amounts, seconds)
+    pairs = zip(map(rates.seconds, amounts), seconds, strict=True)
+    return rates, dict(zip(grid, pairs, strict=True))
+
+
+def prediction_text(cells: Mapping[Cell, Times]) -> str:
+    """Returns the table of the scan's operations beside its time."""
+    rates, found = predictions(cells)
+    rows = []
+    for cell, (predicted, seconds) in found.items():
+        counts = scan_counts.count(cell.steps)
+        rows.append([
+            str(cell), counts.products, counts.applies, counts.jacobians,
+            f"{scan_counts.operations(cell.steps, cell.batch, cell.units):.3g}",
+            report.time_text(predicted), report.time_text(seconds), f"{seconds / predicted:.2f}",
+        ])  # fmt: skip
+    headers = ["scan", "products", "vectors", "Jacobians", "operations", "predicted", "measured",
+               "measured / predicted"]  # fmt: skip
+    speed = 1e-9 / rates.operation if rates.operation else math.inf
+    head = (
+        f"Predicted: {report.time_text(rates.call)} per call and {speed:.3g}e9 operations/s, "
+        "fitted to these rows; counts are those of an example.\n\n"
+    )
+    return head + report.table(headers, rows)
+
+
+def crossover_text(costs: Mapping[int, tuple[float, float]]) -> str:
+    """Returns the workers that a scan needs to beat the chain, by arithmetic and as measured."""
+    lengths = scan_crossover.LENGTHS
+    both = {"by operations": scan_crossover.ARITHMETIC}
+    if costs:
+        both["with the times of this machine"] = scan_crossover.measured(costs)
+    tables = []
+    for title, of in both.items():
+        rows = []
+        for units in TABLE_UNITS:
+            needed = [scan_crossover.workers_needed(units, n, of) for n in lengths]
+            texts = ["-" if p is None else str(p) for p in needed]
+            rows.append([f"H = {units}", f"{of.ratio(units):.3g}", *texts])
+        headers = [f"workers needed {title}", "R", *(f"n = {n}" for n in lengths)]
+        tables.append(report.table(headers, rows))
+    return "\n\n".join(tables)
+
+
+def text(found: Found, costs: Mapping[int, tuple[float, float]]) -> str:
+    """Returns all tables; times are medians of the rounds, least and greatest in brackets."""
+    parts = []
+    for place, cells in found.items():
+        parts.append(f"## {place.title}")
+        parts += [times_text(on_grid(cells), what) for what in WHATS]
+    alone = found.get(ONE, {})
+    if any(cell.units != UNITS for cell in alone):
+        parts += ["## Few units", small_text(alone)]
+    if on_grid(alone):
+        parts += ["## The scan and its operations", prediction_text(alone)]
+    parts += ["## When a scan pays", crossover_text(costs)]
+    return "\n\n".join(parts) + "\n"
+
+
+def targets(found: Found) -> list[Target]:
+    """Returns all targets, those without measurements included; most are of one thread."""
+    cells = found.get(ONE, {})
+    center = cells.get(CENTER)
+
+    def best(what: str, keras: str) -> Target:
+        bounds = {"step": (8, 1.5), "backward": (8, 2)}[what]
+        own = center.best(OWN, what) if center else "auto"
+        figure = center.faster(own, keras, what) if center else math.nan
+        title = f"{what}, {CENTER}, by {WAYS[own].title}, over {WAYS[keras].title}"
+        return Target(title, bounds[KERAS.index(keras)], "x", [figure])
+
+    pairs = predictions(cells)[1].values() if center else []
+    misses = [max(measured / predicted, predicted / measured) for predicted, measured in pairs]
+    small = {cell: times.faster("scan", "keras", "backward") for cell, times in cells.items()
+             if cell.units in SMALL}  # fmt: skip
+    weakest = min(small, key=lambda cell: small[cell], default=CENTER)
+    automatic = [least_automatic(place, cells) for place, cells in found.items() if CENTER in cells]
+    return [
+        *(best(what, keras) for what in ("step", "backward") for keras in KERAS),
+        *(automatic or [Target("automatic choice", 1, "x", [math.nan])]),
+        Target("scan's time and its operations, greatest ratio of the grid", 2, "x",
+             [max(misses, default=math.nan)], at_most=True),
+        Target(f"backward by the scan itself, H = {', '.join(map(str, SMALL))}, over Keras' "
+             f"tf.function (least, at {weakest})", 1, "x", [small.get(weakest, math.nan)]),
+    ]  # fmt: skip
+
+
+def least_automatic(place: Place, cells: Mapping[Cell, Times]) -> Target:
+    """Returns the target of the automatic choice, where it gains least over Keras."""
+    figures, wheres = [], []
+    for keras in KERAS:
+        ratios = {
+            cell: times.faster(AUTOMATIC, keras, "step") for cell, times in on_grid(cells).items()
+        }
+        where = min(ratios, key=lambda cell: ratios[cell])
+        figures.append(ratios[where])
+        wheres.append(str(where))
+    what = f"step by the automatic choice, {place.title}, over Keras' tf.function (least, at "
+    what += f"{wheres[0]}) and jit_compile (at {wheres[1]})"
+    return Target(what, 1, "x", figures)

@@ -1,0 +1,1 @@
+"""How would training scale to more hosts than there are?"""

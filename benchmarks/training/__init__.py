@@ -1,0 +1,1 @@
+"""What does communication add to training, and which settings train fastest?"""

@@ -1,0 +1,75 @@
+"""What does ringar add to a training step?
+
+    python -m benchmarks.overhead
+    python -m benchmarks.overhead --models mlp --ranks 1,2 --rounds 5
+
+Trains under `fit`, with one TensorFlow thread per process and in turn: one plain Keras process,
+as many plain processes side by side as there are ranks (they share the machine and nothing else:
+what no library can beat), and ringar. A step is one batch per rank. The weights of all ranks are
+compared after each run; a difference, or a case that fails, makes the exit code 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from benchmarks.harness import command, machine, report
+from benchmarks.harness.series import Series
+from benchmarks.training.jobs import Case, cases, collect, failures
+
+
+def rows(found: dict[Case, Series]) -> list[dict[str, Any]]:
+    """Returns plain data, a row per case that has times.
+
+    `of_plain`: steps/s over those of as many plain processes; NaN if those failed.
+    """
+    table = []
+    for (model, processes, with_ringar), result in found.items():
+        if result.rounds:
+            plain = found[model, processes, False]
+            seconds = plain.seconds if plain.rounds else float("nan")
+            table.append(
+                {"model": model, "processes": processes, "ringar": with_ringar,
+                 **result.summary(), "of_plain": seconds / result.seconds}
+            )  # fmt: skip
+    return table
+
+
+def table_text(table: list[dict[str, Any]]) -> str:
+    """Returns steps per second, and their part of those of as many plain processes."""
+    lines = []
+    for row in table:
+        added = row["seconds"] * (1 - row["of_plain"])
+        lines.append(
+            [row["model"], row["processes"], "ringar" if row["ringar"] else "plain Keras",
+             *report.spread(row), f"{1 / row['seconds']:.4g}",
+             f"{added * 1e6:+.0f} us" if row["ringar"] else "", f"{row['of_plain']:.1%}",
+             row["wrong"]]
+        )  # fmt: skip
+    headers = ["model", "processes", "with", "step", "min", "max", "steps/s", "added",
+               "of plain side by side", "#wrong"]  # fmt: skip
+    return report.table(headers, lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = command.parser("benchmarks.overhead", __doc__)
+    parser.add_argument("--models", default="mlp,small_cnn", help="of %(default)s")
+    parser.add_argument("--ranks", default="1,2,4", help="processes (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3, help="timed epochs per round")
+    options = parser.parse_args(arguments)
+    tried = cases(options.models.split(","), [int(n) for n in options.ranks.split(",")])
+    found = collect(tried, options.rounds, options.epochs)
+    table, missing = rows(found), failures(found)
+    here = machine.describe()
+    print(f"# training steps: {machine.headline(here)}")
+    print(table_text(table))
+    print(report.missing_lines(missing), end="")
+    if options.output:
+        report.write_json(options.output, {"machine": here, "rows": table, "missing": missing})
+    return 1 if missing or any(row["wrong"] for row in table) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The models that benchmarks train, with the data to train them on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def mlp() -> Any:
+    """Builds two dense layers of 32 units, whose step is all overhead."""
+    import keras
+
+    layers = [keras.layers.Dense(32, activation="relu"), keras.layers.Dense(32)]
+    return keras.Sequential([keras.Input((32,)), *layers])
+
+
+def small_cnn() -> Any:
+    """Builds two convolutions and two dense layers: 2.1 million parameters, 8.5 MB."""
+    import keras
+
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1344, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+def alexnet() -> Any:
+    """Builds AlexNet (Krizhevsky 2014): 58.6 of 61 million parameters in dense layers."""
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((224, 224, 3)),
+            layers.Conv2D(64, 11, strides=4, padding="same", activation="relu"),
+            layers.MaxPooling2D(3, 2),
+            layers.Conv2D(192, 5, padding="same", activation="relu"),
+            layers.MaxPooling2D(3, 2),
+            layers.Conv2D(384, 3, padding="same", activation="relu"),
+            layers.Conv2D(256, 3, padding="same", activation="relu"),
+            layers.Conv2D(256, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(3, 2),
+            layers.Flatten(),
+            layers.Dense(4096, activation="relu"),
+            layers.Dense(4096, activation="relu"),
+            layers.Dense(1000),
+        ]
+    )
+
+
+def resnet50() -> Any:
+    """Builds keras.applications.ResNet50 with random weights: 214 gradients, 102 MB."""
+    import keras
+
+    return keras.applications.ResNet50(weights=None, classifier_activation=None)
+
+
+MODELS = {
+    "mlp": (mlp, 8),
+    "small_cnn": (small_cnn, 32),
+    "alexnet": (alexnet, 16),
+    "resnet50": (resnet50, 8),
+}
+"""Name: how to make it, and examples per rank and step."""
+
+
+GRADIENT_BYTES = {
+    "mlp": 8_448,
+    "small_cnn": 8_507_944,
+    "alexnet": 244_403_360,
+    "resnet50": 102_334_368,
+}
+"""Of all gradients together: for those who must not wait for TensorFlow. A test counts."""
+
+
+def data_for(model: Any, examples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns random inputs and targets of the model's shapes."""
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(examples, *model.input_shape[1:])).astype(np.float32)
+    targets = random.normal(size=(examples, *model.output_shape[1:])).astype(np.float32)
+    return inputs, targets

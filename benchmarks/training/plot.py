@@ -1,0 +1,163 @@
+"""The pictures of scaling, of threads, and of one step with its buckets."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from benchmarks.harness.plot import pyplot, save
+from benchmarks.harness.report import time_text
+from benchmarks.training.overlap_trace import (
+    PHASES,
+    Op,
+    Span,
+    Transfer,
+    beside,
+    bytes_text,
+    phase_of,
+    union,
+)
+
+KINDS = ("queued", "waiting", "reducing", "copying")
+
+STEP_COLORS = {
+    "forward": "#8fa3b8", "backward": "#51606e", "optimizer": "#b39ac6", "queued": "#bdbdbd",
+    "waiting": "#f2b248", "reducing": "#2474b5", "copying": "#58a868", "running": "#bcd6ec",
+}  # fmt: skip
+
+
+def plot_scaling(path: str, rows: list[dict[str, Any]]) -> None:
+    """Draws images/s against ranks, a panel per model, to `path`.png.
+
+    Bars are what was measured, with their part of ideal; lines ideal and, dashed, predicted.
+    """
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    figure, panels = pyplot().subplots(ncols=len(models), figsize=(3.6 * len(models), 4.2),
+                                       squeeze=False)  # fmt: skip
+    for axes, model in zip(panels[0], models, strict=True):
+        _scaling_panel(axes, [row for row in rows if row["model"] == model])
+        axes.set_title(model)
+    panels[0][0].set_ylabel("images per second (median)")
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    columns = 4 if len(models) > 2 else 2
+    figure.tight_layout(rect=(0, 0, 1, 0.8 + 0.03 * columns))
+    figure.legend(handles, labels, frameon=False, ncols=columns, loc="upper center", fontsize=9)
+    save(figure, path)
+
+
+def _scaling_panel(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Draws the panel of one model."""
+    ranks = sorted({row["ranks"] for row in rows})
+    width = 0.36
+    for offset, with_ringar, color, label in (
+        (-width / 2, False, "0.75", "plain processes side by side"),
+        (width / 2, True, "#2f8fd8", "ringar"),
+    ):
+        bars = {row["ranks"]: row for row in rows if row["ringar"] is with_ringar}
+        places = {n: ranks.index(n) + offset for n in ranks if n in bars}
+        axes.bar(list(places.values()), [bars[n]["rate"] for n in places], width,
+                 color=color, label=label)  # fmt: skip
+        for n, place in places.items():
+            axes.annotate(f"{bars[n]['efficiency']:.0%}", (place, bars[n]["rate"]), (0, -3),
+                          textcoords="offset points", ha="center", va="top", fontsize=8,
+                          color="white" if with_ringar else "0.2")  # fmt: skip
+    lines = {n: next(row for row in rows if row["ranks"] == n) for n in ranks}
+    axes.plot(range(len(ranks)), [lines[n]["ideal"] for n in ranks], color="black", linewidth=1,
+              linestyle=":", label="ideal")  # fmt: skip
+    if all("predicted" in row for row in rows):
+        axes.plot(range(len(ranks)), [lines[n]["predicted"] for n in ranks], color="#d1495b",
+                  linewidth=1.8, linestyle="--", marker="o", markersize=4,
+                  label="predicted: one rank's step + exchange")  # fmt: skip
+    axes.set_xticks(range(len(ranks)), [str(n) for n in ranks])
+    axes.set_xlabel("ranks")
+    axes.set_ylim(0, 1.06 * max(max(row["ideal"], row["rate"]) for row in rows))
+    axes.grid(True, axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def plot_threads(path: str, table: list[dict[str, Any]], title: str) -> None:
+    """Draws images/s against intra-op threads to `path`.png: a line per inter-op and binding."""
+    numbers = [*sorted({row["intra"] for row in table} - {0}), 0]
+    bindings = sorted({row["bind_to"] for row in table})
+    figure, panels = pyplot().subplots(
+        1, len(bindings), sharey=True, squeeze=False, figsize=(1 + 4.2 * len(bindings), 4.2)
+    )
+    for axes, binding in zip(panels[0], bindings, strict=True):
+        inters = sorted({row["inter"] for row in table})
+        for place, inter in enumerate(inters):
+            mine = sorted(
+                (r for r in table if (r["inter"], r["bind_to"]) == (inter, binding)),
+                key=lambda row: numbers.index(row["intra"]),
+            )
+            # Side by side, so that whiskers do not hide each other.
+            x = [numbers.index(r["intra"]) + 0.06 * (place - len(inters) / 2) for r in mine]
+            rate = [r["rate"] for r in mine]
+            whiskers = [[r["rate"] * (1 - r["seconds"] / r["max"]) for r in mine],
+                        [r["rate"] * (r["seconds"] / r["min"] - 1) for r in mine]]  # fmt: skip
+            name = f"{inter} inter-op" if inter else "0 and 0: TensorFlow's choice"
+            color = f"C{place}" if inter else "#555555"
+            axes.errorbar(x, rate, whiskers, fmt="-o" if inter else "D", color=color, label=name,
+                          capsize=3)  # fmt: skip
+        axes.set_xticks(range(len(numbers)), [str(n) if n else "0" for n in numbers])
+        axes.set_xlim(-0.5, len(numbers) - 0.5)
+        axes.set_title(f"--bind-to {binding}", fontsize=10)
+        axes.set_xlabel("intra-op threads per rank")
+        axes.grid(True, axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0][0].set_ylabel("images per second of all ranks")
+    panels[0][0].set_ylim(bottom=0)
+    panels[0][0].legend(frameon=False, fontsize=8, loc="lower left")
+    figure.suptitle(title, fontsize=11)
+    figure.tight_layout()
+    save(figure, path)
+
+
+def plot_step(path: str, step: Span, ops: list[Op], found: list[Transfer], title: str) -> None:
+    """Draws one step to `path`.png: a row per phase, then one per bucket."""
+    plt = pyplot()
+    inside = [one for one in found if step[0] <= one.begin < step[1]]
+    mine = {
+        phase: [op[1:] for op in ops if phase_of(op[0]) == phase and step[0] <= op[1] < step[1]]
+        for phase in PHASES
+    }
+    labels = [*PHASES, *(re.sub(r"bucket_(\d+):(.*)", r"bucket \1  (\2)", b.name) for b in inside)]
+    figure, axes = plt.subplots(figsize=(10, 1.5 + 0.36 * len(labels)))
+
+    def bars(row: int, spans: list[Span], color: str) -> None:
+        axes.broken_barh([((b - step[0]) / 1e3, (e - b) / 1e3) for b, e in spans],
+                         (row - 0.36, 0.72), facecolors=STEP_COLORS[color], zorder=3)  # fmt: skip
+
+    for row, phase in enumerate(PHASES):
+        bars(row, mine[phase], phase)
+    for begin, end in union(mine["backward"]):
+        axes.axvspan((begin - step[0]) / 1e3, (end - step[0]) / 1e3, color="#eef0f2", lw=0)
+    for row, one in enumerate(inside, len(PHASES)):
+        bars(row, [(one.begin, one.end)], "running")
+        for kind in KINDS:
+            bars(row, one.spans.get(kind, []), kind)
+        _caption(axes, row, one, step, mine["backward"])
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_xlim(0, (step[1] - step[0]) / 1e3)
+    axes.set_xlabel("ms since the step's begin; shaded: an operation of the backward pass runs")
+    axes.set_title(title, fontsize=10, loc="left", pad=24)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=STEP_COLORS[kind]) for kind in (*KINDS, "running")]
+    names = [*KINDS, "running (details beyond the first 256)"]
+    axes.legend(handles, names, ncols=5, frameon=False, fontsize=8, loc="lower left",
+                bbox_to_anchor=(-0.01, 0.99), borderaxespad=0)  # fmt: skip
+    figure.tight_layout()
+    save(figure, path)
+
+
+def _caption(axes: Any, row: int, one: Transfer, step: Span, backward: list[Span]) -> None:
+    """Writes size, time and part beside the backward pass on the free side of the bar."""
+    length = one.end - one.begin
+    text = (f"{bytes_text(one.bytes)}, {time_text(length / 1e6)}, "
+            f"{beside((one.begin, one.end), backward) / length:.0%} beside backward")  # fmt: skip
+    late = one.end - step[0] > 0.6 * (step[1] - step[0])
+    at = (one.submitted if late else one.end) - step[0]
+    axes.annotate(text, (at / 1e3, row), xytext=(-6 if late else 6, 0), fontsize=8, va="center",
+                  textcoords="offset points", ha="right" if late else "left", zorder=4)  # fmt: skip

@@ -1,0 +1,19 @@
+"""A digest of arrays, by which ranks find out whether they have the same."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+
+def digest(arrays: Iterable[Any]) -> int:
+    """Return the CRC-32 of the dtypes, the shapes and the bytes of some arrays."""
+    crc = 0
+    for given in arrays:
+        array = np.asarray(given)
+        crc = zlib.crc32(f"{array.dtype}{array.shape}".encode(), crc)
+        crc = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, crc)
+    return crc

@@ -1,0 +1,20 @@
+"""The dtypes that collectives take, those of tf_ops/engine/types.cc."""
+
+ITEM_BYTES = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+    "bool": 1,
+    "int16": 2,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""The bytes of one element, by the name of its dtype."""

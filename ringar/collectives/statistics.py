@@ -1,0 +1,71 @@
+"""Which collectives this rank has run, and how much it had to send for them."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from ringar.job import native
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Count the calls and the bytes of one name, layer or collective.
+
+    Attributes:
+        calls: how many collectives have ended well.
+        bytes: what this rank had to send for them by the best algorithm there is, whatever way it
+            went: of K bytes on n ranks 2 (n-1)/n K for an allreduce, (n-1)/n K for a
+            reduce-scatter, what is for others in an all-to-all, (n-1) K for an all-gather of own
+            parts of K bytes, K for the root of a broadcast. A message counts where it is sent.
+    """
+
+    calls: int
+    bytes: int
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.calls + other.calls, self.bytes + other.bytes)
+
+
+_KEYS = ("name", "layer", "collective")
+
+
+def stats(by: str = "name") -> dict[str, Traffic]:
+    """Return the calls and bytes of this rank's collectives, since the start or `reset_stats`.
+
+    Args:
+        by: "name": of each collective, as in errors and timelines; those without a name are under
+            the name of the collective. "layer": of each layer, the gradients of all variables under
+            "gradients". "collective": of each kind.
+
+    Returns:
+        What was counted, by name, layer or kind.
+
+    Raises:
+        ValueError: for another `by`.
+
+    Example:
+    ```python
+    ringar.reset_stats()
+    model.fit(dataset)
+    for layer, traffic in ringar.stats(by="layer").items():
+        print(layer, traffic.calls, traffic.bytes)
+    ```
+    """
+    if by not in _KEYS:
+        raise ValueError(f"`by` must be one of {', '.join(_KEYS)}. Received: by={by!r}")
+    size = ctypes.c_int64()
+    address = native.library().ringar_stats(ctypes.byref(size))
+    found: dict[str, Traffic] = {}
+    for line in ctypes.string_at(address, size.value).decode().split("\0")[:-1]:
+        collective, calls, count, name = line.split(" ", 3)
+        label = {"name": name or collective, "collective": collective}.get(by)
+        if label is None:
+            label = name.split("/")[0] or collective
+        found[label] = found.get(label, Traffic(0, 0)) + Traffic(int(calls), int(count))
+    return found
+
+
+def reset_stats() -> None:
+    """Set the counts of `stats` to zero."""
+    native.library().ringar_reset_stats()

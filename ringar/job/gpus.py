@@ -1,0 +1,89 @@
+"""Which GPU a rank uses: one of those of its host, by its local rank.
+
+Each rank of a host has a GPU of its own, so that ranks compute side by side and NCCL finds no GPU
+twice. `ringarrun` starts its ranks with one visible GPU each, and there is nothing to do here.
+Where mpirun or srun alone has started the ranks, all of them see all GPUs, and TensorFlow would
+take the memory of each: `ringar.init()` then shows it one.
+
+RINGAR_GPUS=all (or `ringarrun --gpus all`) leaves the choice to the program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from ringar.job import nvidia
+
+#: Whether each rank gets one GPU ("each", the default) or sees all that there are ("all").
+MODE_VARIABLE = "RINGAR_GPUS"
+MODES = ("each", "all")
+
+#: Set by the launcher: the one GPU that this rank has, as in CUDA_VISIBLE_DEVICES.
+GPU_VARIABLE = "RINGAR_GPU"
+
+
+def mode(environ: Mapping[str, str]) -> str:
+    """Return what RINGAR_GPUS asks for.
+
+    Raises:
+        ValueError: it is neither "each" nor "all".
+    """
+    asked = environ.get(MODE_VARIABLE) or MODES[0]
+    if asked not in MODES:
+        raise ValueError(f"{MODE_VARIABLE} must be one of {', '.join(MODES)}. Received: {asked!r}")
+    return asked
+
+
+def configure(
+    rank: int, local_rank: int, local_size: int, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Show TensorFlow one GPU, unless the launcher or the program has seen to that.
+
+    Says on standard error which one it is. `ringar.init()` calls this.
+
+    Args:
+        rank: this rank, for messages.
+        local_rank: its number on this host.
+        local_size: the number of ranks on this host.
+        environ: the environment of this process.
+
+    Raises:
+        ValueError: RINGAR_GPUS has a value that it cannot have.
+    """
+    if mode(environ) == "all" or GPU_VARIABLE in environ or local_size == 1:
+        return
+    # TensorFlow must not be made to look for GPUs where there are none: it says so at length.
+    if not nvidia.has_driver() or len(nvidia.visible_gpus(environ)) < 2:
+        return
+    config = _tensorflow_config()
+    gpus = config.get_visible_devices("GPU")
+    if len(gpus) < 2:
+        return
+    chosen = local_rank % len(gpus)
+    try:
+        config.set_visible_devices(gpus[chosen], "GPU")
+    except RuntimeError:
+        warnings.warn(
+            f"rank {rank} | TensorFlow was in use before ringar.init(), and holds all "
+            f"{len(gpus)} GPUs, as the other ranks of this host may. Call ringar.init() before "
+            "the first TensorFlow operation, or start the job by ringarrun.",
+            stacklevel=2,
+        )
+        return
+    name = gpus[chosen].name.rpartition(":")[2]
+    print(
+        f"rank {rank} | uses GPU {name}, one of {len(gpus)}; {MODE_VARIABLE}=all leaves the choice "
+        "to the program",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _tensorflow_config() -> Any:
+    import tensorflow as tf
+
+    return tf.config

@@ -1,0 +1,392 @@
+"""Joining a job that MPI has started: who is where, the hosts' shared memory, and the link.
+
+mpi4py does all of it, once, in `ringar.init()`. After that ringar's own messages travel on a
+communicator of their own; the user's code may use MPI as it likes at the same time, provided that
+MPI was initialized with MPI_THREAD_MULTIPLE, as mpi4py does unless it is told otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringar import errors
+from ringar.job import cost_model, native, threads
+from ringar.version import __version__
+
+LAUNCHER_VARIABLE = "RINGAR_LAUNCHER"
+"""`mpi` where ringarrun has started the ranks through MPI."""
+
+JOB_SIZE_VARIABLE = "RINGAR_JOB_SIZE"
+"""How many ranks ringarrun has started."""
+
+ALGORITHM_VARIABLE = "RINGAR_ALGORITHM"
+
+#: How launchers tell a rank of the size of its job, and who does.
+_SIZE_VARIABLES = {
+    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
+    "PMI_SIZE": "an mpirun or srun that speaks PMI, as MPICH does",
+    "SLURM_STEP_NUM_TASKS": "srun",
+}
+
+#: Ranks lay out memory and choose algorithms by these.
+_MUST_AGREE = ("RINGAR_TUNING", ALGORITHM_VARIABLE)
+
+_TAG = 32_766  # MPI promises tags up to 32,767
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Hold this rank's place in the job, and how it reaches the others.
+
+    Attributes:
+        hosts: of each rank of the job, the number of its host.
+        arena_fd: memory that the ranks of this host share; -1 for one rank.
+        link_library: the library that speaks the ABI of this process' MPI.
+        link_communicator: the address of the MPI_Comm that it is opened with.
+        recursive_doubling_bytes: see `ringar.cost_model.table`.
+        generation: the same number on all ranks, and another one in each `join`.
+    """
+
+    rank: int
+    hosts: list[int]
+    arena_fd: int
+    link_library: Path
+    link_communicator: int
+    recursive_doubling_bytes: list[int]
+    generation: int
+    communicator: Any
+
+    @property
+    def size(self) -> int:
+        """How many ranks the job has."""
+        return len(self.hosts)
+
+    def local(self, rank: int) -> int:
+        """Return the number of a rank on its host."""
+        return self.hosts[:rank].count(self.hosts[rank])
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks run on this host."""
+        return self.hosts.count(self.hosts[self.rank])
+
+    @property
+    def cross(self) -> list[int]:
+        """The hosts that have a rank of this local rank, in order."""
+        mine = self.local(self.rank)
+        return sorted({host for host in self.hosts if self.hosts.count(host) > mine})
+
+
+def has_started_us(environ: Mapping[str, str]) -> bool:
+    """Return whether this process is a rank that mpirun, mpiexec or srun has started."""
+    if environ.get(LAUNCHER_VARIABLE) == "mpi" or launched_size(environ) > 1:
+        return True
+    # mpirun -np 1, or a script that has gone through MPI by itself.
+    mpi = sys.modules.get("mpi4py.MPI")
+    return bool(mpi and mpi.Is_initialized() and mpi.COMM_WORLD.Get_size() > 1)
+
+
+def launched_size(environ: Mapping[str, str]) -> int:
+    """Return how many ranks were started, as far as the environment tells; else 1."""
+    for variable in (JOB_SIZE_VARIABLE, *_SIZE_VARIABLES):
+        if environ.get(variable, "").isdigit():
+            return int(environ[variable])
+    return 1
+
+
+def join(start_timeout: float) -> Place:
+    """Find the other ranks. Collective over all ranks of MPI's world.
+
+    Args:
+        start_timeout: seconds to wait for them.
+
+    Raises:
+        DeadlineError: a rank did not come; the message names it.
+        MismatchError: the ranks differ in ringar's version or in what they are to do, or MPI sees
+            other ranks than were started.
+        UnsupportedError: there is no mpi4py, or its MPI may not be used from ringar's thread, or
+            the ranks of a host share no memory.
+    """
+    global _joined_in, _generation
+    mpi = _mpi4py()
+    world = mpi.COMM_WORLD
+    who = f"rank {world.Get_rank()} | "
+    _joined_in = os.getpid()
+    _check_world(mpi, os.environ, who)
+    _meet(mpi, world, start_timeout, who)
+    _compare(world, who)
+    with contextlib.ExitStack() as undo:
+        local = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
+        try:
+            firsts = world.allgather(local.bcast(world.Get_rank()))
+            arena_fd, trouble = _share_memory(local, who)
+            _tell_of_bound_cpus(local)
+        finally:
+            local.Free()
+        if arena_fd >= 0:
+            undo.callback(os.close, arena_fd)
+        # All hosts have to know of one whose ranks share no memory: they would wait for it.
+        agree(world, trouble)
+        numbers = {first: number for number, first in enumerate(sorted(set(firsts)))}
+        hosts = [numbers[first] for first in firsts]
+        communicator = _own_communicator(mpi, world)
+        # A rank that did not come to a start of the others has counted fewer.
+        _generation = communicator.allreduce(_generation + 1, op=mpi.MAX)
+        place = Place(
+            rank=world.Get_rank(),
+            hosts=hosts,
+            arena_fd=arena_fd,
+            link_library=_link_library(mpi),
+            link_communicator=mpi._addressof(communicator),
+            recursive_doubling_bytes=_table(communicator, hosts),
+            generation=_generation,
+            communicator=communicator,
+        )
+        undo.pop_all()
+    return place
+
+
+def agree(communicator: Any, error: Exception | None) -> None:
+    """Have all ranks go on, or none. Collective.
+
+    Args:
+        communicator: of all ranks.
+        error: why this rank cannot go on.
+
+    Raises:
+        Exception: `error`, on the rank that has one.
+        RingarError: one that names the rank and its error, on the others; of the same class, if it
+            was one of ringar.
+    """
+    mine = None if error is None else (type(error).__name__, str(error))
+    everyone = communicator.allgather(mine)
+    if error is not None:
+        raise error
+    troubles = [(rank, *its) for rank, its in enumerate(everyone) if its is not None]
+    if not troubles:
+        return
+    # Who has waited in vain has done so for one that could not come.
+    rank, kind, text = min(troubles, key=lambda trouble: trouble[1] == "DeadlineError")
+    raise getattr(errors, kind, errors.RingarError)(
+        f"rank {communicator.Get_rank()} | expected all ranks to start, but rank {rank} could not: "
+        f"{kind}: {text}"
+    )
+
+
+def leave(place: Place, *, failed: bool) -> None:
+    """Give back what `join` has made, after the native library has let go of it.
+
+    Args:
+        place: what `join` has returned.
+        failed: whether a collective has failed for good. Then messages may still be under way.
+    """
+    global _communicator
+    if failed:
+        _communicator = None
+    if place.arena_fd >= 0:
+        # With it goes this rank's lock. Nobody takes that for its death: it has written down before
+        # that it leaves.
+        os.close(place.arena_fd)
+
+
+_joined_in = 0  # the process that has come to `join`: its forked children are no ranks
+_generation = 0
+_communicator: Any = None
+_unfinished: list[tuple[Any, np.ndarray]] = []  # transfers that nobody waits for, and their memory
+
+
+def is_in_job() -> bool:
+    """Return whether this process takes part in a job of MPI, or has done so."""
+    return _joined_in == os.getpid()
+
+
+def _mpi4py() -> Any:
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise errors.UnsupportedError(
+            "expected mpi4py in a job that MPI has started, with the MPI of its mpirun or srun; "
+            f"received: {error}. Install it on every host: pip install 'ringar[mpi]'"
+        ) from error
+    return MPI
+
+
+def _library_name(mpi: Any) -> str:
+    return str(mpi.Get_library_version()).split("\n")[0].split(",")[0].strip()
+
+
+def _check_world(mpi: Any, environ: Mapping[str, str], who: str) -> None:
+    started, seen = launched_size(environ), mpi.COMM_WORLD.Get_size()
+    if started not in (1, seen):
+        launchers = [name for variable, name in _SIZE_VARIABLES.items() if variable in environ]
+        raise errors.MismatchError(
+            f"{who}expected {started} ranks, as many as were started, but mpi4py's MPI "
+            f"({_library_name(mpi)}) sees {seen}. They were started by "
+            f"{launchers[0] if launchers else 'a launcher of another MPI'}: use the mpirun that "
+            "belongs to mpi4py's MPI, or srun with the --mpi= plugin that it speaks "
+            "(srun --mpi=list)."
+        )
+    level = mpi.Query_thread()
+    if level < mpi.THREAD_SERIALIZED:
+        raise errors.UnsupportedError(
+            f"{who}expected MPI to be initialized with MPI_THREAD_MULTIPLE, received level {level} "
+            "(0: single, 1: funneled). ringar sends from a thread of its own. Leave the "
+            'initialization to mpi4py, or set mpi4py.rc.thread_level = "multiple" before it.'
+        )
+    if level < mpi.THREAD_MULTIPLE:
+        warnings.warn(
+            f"{who}MPI was initialized with MPI_THREAD_SERIALIZED: between ringar.init() and "
+            "ringar.shutdown() no other code of this process may call MPI while a collective of "
+            "ringar runs. With MPI_THREAD_MULTIPLE it may.",
+            stacklevel=2,
+        )
+
+
+def _meet(mpi: Any, world: Any, timeout: float, who: str) -> None:
+    """Wait until all ranks are here; a barrier of MPI would wait for ever, and name nobody."""
+    rank, size = world.Get_rank(), world.Get_size()
+    verdict = np.zeros(size, np.int8)  # 1: absent
+    deadline = time.monotonic() + timeout
+    if rank == 0:
+        words = np.zeros((size, 1), np.int8)
+        coming = [world.Irecv(words[r], r, _TAG) for r in range(1, size)]
+        while not mpi.Request.Testall(coming) and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        for r, request in enumerate(coming, start=1):
+            if request and not request.Test():
+                verdict[r] = 1
+                request.Cancel()
+                request.Wait()
+        sent = [world.Isend(verdict, r, _TAG) for r in range(1, size) if not verdict[r]]
+        mpi.Request.Waitall(sent)
+    else:
+        word = np.zeros(1, np.int8)
+        request = world.Isend(word, 0, _TAG)
+        answer = world.Irecv(verdict, 0, _TAG)
+        # Rank 0 may have come later than this one, and then waits as long.
+        while not answer.Test():
+            if time.monotonic() > deadline + 5:
+                answer.Cancel()
+                answer.Wait()
+                verdict[0] = 1
+                break
+            time.sleep(0.0005)
+        if verdict[0]:
+            _unfinished.append((request, word))
+        else:
+            request.Wait()  # rank 0 has answered, and so has received it
+    absent = np.flatnonzero(verdict).tolist()
+    if absent:
+        raise errors.DeadlineError(
+            f"{who}expected all {size} ranks in ringar.init(), but after {timeout:.3g} s still "
+            f"waiting for rank {', '.join(map(str, absent))}. Does every rank call ringar.init()? "
+            "A slow start needs a longer --start-timeout."
+        )
+
+
+def _own_communicator(mpi: Any, world: Any) -> Any:
+    """Return a duplicate of `world`, the same one from `join` to `join`, and never freed.
+
+    A notice may come when its receiver has left already. Open MPI keeps what comes for a freed
+    communicator for the next one that gets its number, which may be any, and ends the process if
+    that one has too few ranks. In ringar's own one such notices are told by their generation; only
+    what a failed collective has left there cannot be told.
+    """
+    global _communicator
+    if world.allreduce(_communicator is None, op=mpi.LOR):
+        _communicator = world.Dup()
+    return _communicator
+
+
+def _compare(world: Any, who: str) -> None:
+    mine = {"ringar": __version__, **{name: os.environ.get(name) for name in _MUST_AGREE}}
+    everyone = world.allgather((socket.gethostname(), mine))
+    for name in mine:
+        values = [f"rank {r} on {host}: {its[name]}" for r, (host, its) in enumerate(everyone)]
+        if len({its[name] for _, its in everyone}) > 1:
+            raise errors.MismatchError(
+                f"{who}expected the same {name} on every rank, received\n  " + "\n  ".join(values)
+            )
+
+
+def _share_memory(local: Any, who: str) -> tuple[int, errors.UnsupportedError | None]:
+    """Return a file in /dev/shm that all ranks of this host have open, without a name from then on.
+
+    It stays open until `leave`: its locks tell the others that this process lives.
+
+    Returns:
+        The file, -1 for the only rank of a host, and what has gone wrong, for all ranks alike.
+    """
+    if local.Get_size() == 1:
+        return -1, None
+    first = local.Get_rank() == 0
+    path = f"/dev/shm/ringar-{os.getuid()}-{secrets.token_hex(8)}"
+    trouble = ""
+    fd = -1
+    try:
+        if first:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        trouble = str(error)
+    path = local.bcast(path if not trouble else "")
+    try:
+        if path and not first:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        trouble = str(error)
+    troubles = [text for text in local.allgather(trouble) if text]
+    if first and path and fd >= 0:
+        os.unlink(path)
+    if not troubles:
+        return fd, None
+    return fd, errors.UnsupportedError(
+        f"{who}expected the ranks of this host ({socket.gethostname()}) to share /dev/shm, "
+        f"received: {troubles[0]}. Containers of one host need a common /dev/shm (docker: "
+        "--ipc=host), or one rank each."
+    )
+
+
+def _tell_of_bound_cpus(local: Any) -> None:
+    """Find out whether mpirun or srun has bound the ranks of this host to CPUs of their own."""
+    mine = frozenset(os.sched_getaffinity(0))
+    others = local.allgather(mine)
+    if any(its != mine for its in others):
+        sharing = sum(its == mine for its in others)
+        os.environ.setdefault(threads.BOUND_CPUS_VARIABLE, str(max(1, len(mine) // sharing)))
+
+
+def _link_library(mpi: Any) -> Path:
+    abi = "openmpi" if mpi.Get_library_version().startswith("Open MPI") else "mpich"
+    return native.PATH.with_name(f"libringar_{abi}.so")
+
+
+def _table(world: Any, hosts: list[int]) -> list[int]:
+    """Return the table of `recursive_doubling_bytes`; rank 0 alone reads a file of parameters."""
+    count = len(set(hosts))
+    if count == 1:
+        return []
+    parameters, error = None, None
+    if world.Get_rank() == 0:
+        try:
+            parameters = cost_model.from_environment(os.environ)
+        except ValueError as wrong:
+            error = wrong
+    parameters, error = world.bcast((parameters, error))
+    if error:
+        raise error
+    if parameters is None:
+        parameters = cost_model.measure(world, hosts)
+    fewest = min(hosts.count(host) for host in set(hosts))
+    return cost_model.table(parameters, count, fewest)

@@ -1,0 +1,161 @@
+"""This rank's place in the job: who tells it, and the functions that tell the user.
+
+`ringarrun` tells each rank in environment variables (`read_config`); in a job that MPI has started,
+MPI does (`take_from`). A program that nobody has started is a job of one rank.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ringar.errors import NotInitializedError
+from ringar.job import mpi, native, nvidia
+from ringar.job.cost_model import ALGORITHMS
+
+DEFAULT_DEADLINE = 600.0
+DEFAULT_STALL_WARNING = 30.0
+DEFAULT_START_TIMEOUT = 120.0
+
+_config: native.Config | None = None  # while ringar is initialized
+
+
+def read_config(
+    environment: Mapping[str, str],
+    deadline: float | None,
+    stall_warning: float | None,
+    start_timeout: float | None,
+) -> native.Config:
+    """Read the environment that a launcher has made, and what it leaves to this process.
+
+    Args:
+        environment: `os.environ`.
+        deadline: as of `ringar.init`; None: the environment's, or the default.
+        stall_warning: the same.
+        start_timeout: the same.
+
+    Raises:
+        ValueError: a variable or a time is not a number that makes sense.
+    """
+
+    def whole(name: str, default: int) -> int:
+        text = environment.get(name, str(default))
+        try:
+            return int(text)
+        except ValueError:
+            raise ValueError(f"{name} must be a whole number. Received: {text!r}") from None
+
+    def seconds(argument: str, name: str, given: float | None, default: float) -> float:
+        text = environment.get(name, default) if given is None else given
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"{name} must be a number of seconds. Received: {text!r}") from None
+        if not value > 0:
+            raise ValueError(f"{argument} must be more than 0 seconds. Received: {value}")
+        return value
+
+    config = native.Config(
+        rank=whole("RINGAR_RANK", 0),
+        size=whole("RINGAR_SIZE", 1),
+        local_rank=whole("RINGAR_LOCAL_RANK", 0),
+        local_size=whole("RINGAR_LOCAL_SIZE", 1),
+        cross_rank=whole("RINGAR_CROSS_RANK", 0),
+        cross_size=whole("RINGAR_CROSS_SIZE", 1),
+        arena_fd=whole("RINGAR_ARENA_FD", -1),
+        deadline=seconds("deadline", "RINGAR_DEADLINE", deadline, DEFAULT_DEADLINE),
+        stall_warning=seconds(
+            "stall_warning", "RINGAR_STALL_WARNING", stall_warning, DEFAULT_STALL_WARNING
+        ),
+        start_timeout=seconds(
+            "start_timeout", "RINGAR_START_TIMEOUT", start_timeout, DEFAULT_START_TIMEOUT
+        ),
+    )
+    if algorithm := environment.get(mpi.ALGORITHM_VARIABLE):
+        if algorithm not in ALGORITHMS:
+            raise ValueError(
+                f"{mpi.ALGORITHM_VARIABLE} must be one of {', '.join(ALGORITHMS)}. "
+                f"Received: {algorithm!r}"
+            )
+        config.algorithm = algorithm.encode()
+    if library := nvidia.cuda_library(environment):
+        config.cuda_library = os.fsencode(library)
+    if library := nvidia.nccl_library(environment):
+        config.nccl_library = os.fsencode(library)
+    if not 0 <= config.rank < config.size:
+        raise ValueError(
+            f"RINGAR_RANK must be from 0 to RINGAR_SIZE - 1. Received: RINGAR_RANK={config.rank}, "
+            f"RINGAR_SIZE={config.size}"
+        )
+    return config
+
+
+def take_from(joined: mpi.Place, config: native.Config) -> None:
+    """Note in `config` the place that MPI has given this rank."""
+    config.rank, config.size = joined.rank, joined.size
+    config.local_rank, config.local_size = joined.local(joined.rank), joined.local_size
+    config.cross_rank = joined.cross.index(joined.hosts[joined.rank])
+    config.cross_size = len(joined.cross)
+    config.arena_fd = joined.arena_fd
+    config.generation = joined.generation
+    config.set_link(
+        joined.hosts,
+        joined.link_library,
+        joined.link_communicator,
+        joined.recursive_doubling_bytes,
+    )
+
+
+def occupy(config: native.Config | None) -> None:
+    """Take the place that `config` describes; None: give it back."""
+    global _config
+    _config = config
+
+
+def require(what: str) -> native.Config:
+    """Return the configuration of the running job.
+
+    Args:
+        what: what needs it, for the error.
+
+    Raises:
+        NotInitializedError: before `ringar.init()`, or after `ringar.shutdown()`.
+    """
+    if _config is None:
+        raise NotInitializedError(f"ringar is not initialized: call ringar.init() before {what}")
+    return _config
+
+
+def is_initialized() -> bool:
+    """Tell whether `ringar.init` was called, and `ringar.shutdown` not since."""
+    return _config is not None
+
+
+def rank() -> int:
+    """Return the number of this process in the job, from 0."""
+    return int(require("ringar.rank()").rank)
+
+
+def size() -> int:
+    """Return how many ranks the job has."""
+    return int(require("ringar.size()").size)
+
+
+def local_rank() -> int:
+    """Return the number of this process on its host, from 0."""
+    return int(require("ringar.local_rank()").local_rank)
+
+
+def local_size() -> int:
+    """Return how many ranks run on this host."""
+    return int(require("ringar.local_size()").local_size)
+
+
+def cross_rank() -> int:
+    """Return the number of this host among those that have a rank of this local rank."""
+    return int(require("ringar.cross_rank()").cross_rank)
+
+
+def cross_size() -> int:
+    """Return how many hosts have a rank of this local rank."""
+    return int(require("ringar.cross_size()").cross_size)

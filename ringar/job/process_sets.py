@@ -1,0 +1,145 @@
+"""Process sets: some ranks of the job, which run collectives among themselves."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from ringar.job import native, place
+
+
+class ProcessSet:
+    """Name some ranks of the job, which run collectives among themselves.
+
+    Args:
+        ranks: ranks of the job, in the order that the set numbers them. The order and the ranks
+            must be the same on every rank of the job.
+
+    Attributes:
+        ranks: the ranks of the job that are members.
+        process_set_id: the number of the set; None before `ringar.add_process_set`.
+
+    A set can be used after `ringar.add_process_set`.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks: list[int] = [int(r) for r in ranks]
+        self.process_set_id: int | None = None
+
+    def size(self) -> int:
+        """Return how many ranks the set has."""
+        return len(self.ranks)
+
+    def rank(self) -> int:
+        """Return the place of this rank in the set, from 0; -1 if it is not a member."""
+        me = place.rank()
+        return self.ranks.index(me) if me in self.ranks else -1
+
+    def included(self) -> bool:
+        """Return whether this rank is a member."""
+        return self.rank() >= 0
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(ranks={self.ranks}, process_set_id={self.process_set_id})"
+
+
+class _AllRanks(ProcessSet):
+    """The set of all ranks, in any job."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    def size(self) -> int:
+        return place.size()
+
+    def rank(self) -> int:
+        return place.rank()
+
+
+_in_use: dict[int, ProcessSet] = {}
+
+global_process_set: ProcessSet = _AllRanks()
+"""All ranks of the job. Its ranks are known after `ringar.init`."""
+
+
+def or_all(process_set: ProcessSet | None) -> ProcessSet:
+    """Return `process_set`, or the set of all ranks in the place of None."""
+    return global_process_set if process_set is None else process_set
+
+
+def begin(size: int) -> None:
+    """Take the set of all ranks into use, in a job of `size` ranks."""
+    global_process_set.ranks = list(range(size))
+    global_process_set.process_set_id = 0
+    _in_use[0] = global_process_set
+
+
+def end() -> None:
+    """Take all sets out of use."""
+    for process_set in _in_use.values():
+        process_set.process_set_id = None
+    _in_use.clear()
+    global_process_set.ranks = []
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Make a process set usable. Collective: every rank of the job calls it, members or not.
+
+    A rank runs its collectives one after the other, in the order of issue, whatever their process
+    sets. Ranks that share two sets must therefore issue the collectives of both in one order; two
+    threads of each rank, one per set, would have them wait for each other until the deadline.
+
+    Args:
+        process_set: the set, or its ranks.
+
+    Returns:
+        The set, with its `process_set_id`.
+
+    Raises:
+        ValueError: no ranks, a rank that is not of this job, a rank twice, or a set added before.
+        MismatchError: the ranks of the job do not all add the same set.
+    """
+    job = place.require("ringar.add_process_set()")
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    ranks = process_set.ranks
+    if process_set.process_set_id is not None:
+        raise ValueError(f"process_set must not have been added before. Received: {process_set}")
+    if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(job.size)):
+        raise ValueError(
+            f"ranks must be different ranks from 0 to {job.size - 1}, at least one. "
+            f"Received: {ranks}"
+        )
+    set_id = ctypes.c_int32()
+    array = (ctypes.c_int32 * len(ranks))(*ranks)
+    native.check(native.library().ringar_add_process_set(array, len(ranks), ctypes.byref(set_id)))
+    process_set.process_set_id = set_id.value
+    _in_use[set_id.value] = process_set
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> None:
+    """Take a process set out of use. Collective over all ranks of the job.
+
+    Raises:
+        ValueError: the set was never added, or is that of all ranks.
+    """
+    place.require("ringar.remove_process_set()")
+    if not process_set.process_set_id:
+        raise ValueError(
+            f"process_set must have been added with ringar.add_process_set(), and must not be "
+            f"the global one. Received: {process_set}"
+        )
+    native.check(native.library().ringar_remove_process_set(process_set.process_set_id))
+    del _in_use[process_set.process_set_id]
+    process_set.process_set_id = None
+
+
+def size_of(process_set_id: int) -> int:
+    """Return how many ranks a process set has."""
+    return _in_use[process_set_id].size()
+
+
+def place_in(process_set_id: int) -> int:
+    """Return this rank's place in a process set, -1 if it is not a member."""
+    return _in_use[process_set_id].rank()

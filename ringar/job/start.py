@@ -1,0 +1,131 @@
+"""Joining the job and leaving it."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+from collections.abc import Callable
+
+from ringar.job import gpus, mpi, mpi_exit, native, place, process_sets, threads, timeline
+
+_joined: mpi.Place | None = None  # in a job that MPI has started
+_has_failed = False  # a collective between hosts, for good
+
+
+def init(
+    *,
+    intra_op_threads: int | None = None,
+    inter_op_threads: int | None = None,
+    deadline: float | None = None,
+    stall_warning: float | None = None,
+    start_timeout: float | None = None,
+) -> None:
+    """Join the job and wait for all its ranks.
+
+    A second call does nothing.
+
+    Without a launcher the job has one rank, and everything works unchanged. Ranks may be started by
+    `ringarrun`, or by `mpirun` or `srun` where mpi4py is installed.
+
+    Args:
+        intra_op_threads: threads that one TensorFlow op may use; see `ringar.threads`.
+        inter_op_threads: TensorFlow ops that may run at once.
+        deadline: seconds after which a collective that waits for a rank fails (environment:
+            `RINGAR_DEADLINE`; default 600).
+        stall_warning: seconds after which it says whom it waits for (`RINGAR_STALL_WARNING`; 30).
+        start_timeout: seconds to wait here for the other ranks (`RINGAR_START_TIMEOUT`; 120).
+
+    Raises:
+        DeadlineError: a rank did not call `init` in time.
+        MismatchError: the ranks have different versions of ringar or settings, or MPI sees other
+            ranks than were started.
+        UnsupportedError: MPI has started the ranks, but cannot be used.
+        ValueError: an environment variable or a time is not a number that makes sense.
+
+    In a job that MPI has started all ranks raise if one of them does: what failed on another rank
+    is in the message.
+    """
+    if place.is_initialized():
+        return
+    config = place.read_config(os.environ, deadline, stall_warning, start_timeout)
+    joined = None
+    if "RINGAR_RANK" not in os.environ and mpi.has_started_us(os.environ):
+        joined = mpi.join(config.start_timeout)
+        place.take_from(joined, config)
+    try:
+        _on_all_ranks(joined, lambda: _prepare(config, intra_op_threads, inter_op_threads))
+        _on_all_ranks(joined, lambda: _start(config, joined))
+    except Exception:
+        if place.is_initialized():
+            shutdown()
+        elif joined is not None:
+            mpi.leave(joined, failed=False)
+        raise
+
+
+def _on_all_ranks(joined: mpi.Place | None, step: Callable[[], None]) -> None:
+    """Take a step of `init`; raise on all ranks of a job that MPI has started if one fails."""
+    error = None
+    try:
+        step()
+    except Exception as wrong:
+        if joined is None:
+            raise
+        error = wrong
+    if joined is not None:
+        mpi.agree(joined.communicator, error)
+
+
+def _prepare(config: native.Config, intra_op: int | None, inter_op: int | None) -> None:
+    # All that can fail before the ranks of a host wait for each other.
+    threads.configure(intra_op, inter_op, config.local_size)
+    gpus.configure(config.rank, config.local_rank, config.local_size)
+    native.library()
+
+
+def _start(config: native.Config, joined: mpi.Place | None) -> None:
+    native.check(native.library().ringar_init(ctypes.byref(config)))
+    global _joined
+    _joined = joined
+    place.occupy(config)
+    process_sets.begin(config.size)
+    if path := os.environ.get(timeline.VARIABLE):
+        timeline.record(path, config.rank)
+
+
+def shutdown() -> None:
+    """Leave the job.
+
+    Other ranks that still wait for this one get an error that says so.
+    """
+    global _joined, _has_failed
+    if not place.is_initialized():
+        return
+    place.occupy(None)
+    process_sets.end()
+    failed = bool(native.library().ringar_has_failed())
+    native.library().ringar_shutdown()
+    native.library().ringar_stop_timeline()
+    if _joined is not None:
+        _has_failed = _has_failed or failed
+        mpi.leave(_joined, failed=failed)
+        _joined = None
+
+
+def _forget() -> None:
+    # A forked child (of a data loader, say) is no rank, and its end is not ours: the native library
+    # forgets its engine in it by itself.
+    place.occupy(None)
+
+
+def _at_exit() -> None:
+    code = mpi_exit.code_of_uncaught_exception() if mpi.is_in_job() else 0
+    shutdown()
+    # Not with 0, although the program may have caught the error: other ranks have not come.
+    if mpi.is_in_job() and (code or _has_failed):
+        mpi_exit.end_without_finalize(code or 1)
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_forget)

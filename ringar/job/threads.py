@@ -1,0 +1,128 @@
+"""How many threads TensorFlow uses in each rank.
+
+TensorFlow has two pools. The intra-op pool cuts one operation, such as a matrix product, into
+parts; the inter-op pool runs operations that do not depend on each other, and the input pipeline.
+Left alone, each takes every core in every rank, so that N ranks on one host fight with N times as
+many threads as there are cores. `ringar.init()` gives each rank its share instead; 0 means
+TensorFlow's own default, all cores.
+
+Pools start with the first operation and cannot be changed after it. Numbers that were asked for, in
+`init()` or in the environment, and come too late are refused; ringar's own defaults are then left
+out silently.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+__all__ = ["configure", "cores", "inter_op_threads", "intra_op_threads"]
+
+INTRA_OP_VARIABLE = "RINGAR_INTRA_OP_THREADS"
+INTER_OP_VARIABLE = "RINGAR_INTER_OP_THREADS"
+
+#: Set by the launcher where it has bound this rank to CPUs of its own.
+BOUND_CPUS_VARIABLE = "RINGAR_BOUND_CPUS"
+
+# One thread would let an operation that waits stall the input pipeline as well.
+_MIN_INTER_OP = 2
+
+
+def cores(local_size: int = 1) -> int:
+    """Return how many cores this rank should use.
+
+    Args:
+        local_size: the number of ranks on this host.
+
+    Returns:
+        All CPUs that this process may run on if the launcher gave it CPUs of its own, else its
+        share of them; at least 1.
+    """
+    usable = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    # Bound by the launcher, the process sees only its own CPUs: dividing those once more would
+    # leave cores idle.
+    if bound := os.environ.get(BOUND_CPUS_VARIABLE, ""):
+        return min(usable, int(bound)) if bound.isdigit() else usable
+    return max(1, usable // max(1, local_size))
+
+
+def configure(
+    intra_op_threads: int | None = None,
+    inter_op_threads: int | None = None,
+    local_size: int = 1,
+) -> None:
+    """Size TensorFlow's thread pools for one of `local_size` ranks of this host.
+
+    What is not given is taken from RINGAR_INTRA_OP_THREADS and RINGAR_INTER_OP_THREADS, and if
+    those are not set either, with several ranks, from the rank's share of the cores.
+    `ringar.init()` calls this.
+
+    Args:
+        intra_op_threads: threads that work on one operation; 0 for TensorFlow's default.
+        inter_op_threads: operations that run at once; 0 for TensorFlow's default.
+        local_size: the number of ranks on this host.
+
+    Raises:
+        ValueError: if a number is negative or not a number.
+        RuntimeError: if a number was asked for and TensorFlow's pools are already running with
+            another.
+    """
+    intra = _asked("intra_op_threads", intra_op_threads, INTRA_OP_VARIABLE)
+    inter = _asked("inter_op_threads", inter_op_threads, INTER_OP_VARIABLE)
+    if intra is None and inter is None and local_size == 1:
+        return  # TensorFlow's own defaults are right for the only rank of a host
+    share = cores(local_size)
+    _set("intra_op", share, intra)
+    _set("inter_op", max(_MIN_INTER_OP, share), inter)
+
+
+def intra_op_threads() -> int:
+    """Return the size of the intra-op pool; 0 if it was left to TensorFlow."""
+    return int(_threading().get_intra_op_parallelism_threads())
+
+
+def inter_op_threads() -> int:
+    """Return the size of the inter-op pool; 0 if it was left to TensorFlow."""
+    return int(_threading().get_inter_op_parallelism_threads())
+
+
+def _asked(name: str, value: int | None, variable: str) -> int | None:
+    if value is None:
+        text = os.environ.get(variable, "")
+        if not text:
+            return None
+        if not text.isdecimal():
+            raise ValueError(
+                f"{variable} must be a number of threads, 0 or more. Received: {variable}={text}"
+            )
+        return int(text)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(
+            f"`{name}` must be None or an integer, 0 or more. Received: {name}={value!r}"
+        )
+    return value
+
+
+def _set(pool: str, default: int, asked: int | None) -> None:
+    threading = _threading()
+    wanted = default if asked is None else asked
+    try:
+        getattr(threading, f"set_{pool}_parallelism_threads")(wanted)
+    except RuntimeError as error:
+        running = getattr(threading, f"get_{pool}_parallelism_threads")()
+        # What nobody asked for is not worth an error, and what runs already is no change.
+        if asked is None or running == asked:
+            return
+        raise RuntimeError(
+            f"{pool}_threads={asked} comes too late: TensorFlow's thread pools are already running "
+            f"with {running} (0 is its default). Call ringar.init({pool}_threads={asked}) before "
+            "the first TensorFlow operation."
+        ) from error
+
+
+def _threading() -> Any:
+    import tensorflow as tf
+
+    return tf.config.threading

@@ -1,0 +1,100 @@
+"""What a rank computes alone in the native library: eager, in a `tf.function` and compiled.
+
+The counterpart of `ringar.collectives.collective`, without an engine: a TensorFlow op that is
+done when its kernel returns, or an XLA custom call. tf_ops/kernels/computation.h describes both.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+
+from ringar import errors
+from ringar.collectives import compiled
+from ringar.job import native, threads
+
+DTYPES = (tf.float32, tf.float64)
+MOST_THREADS = 1024
+
+
+def absent(dtype: tf.DType) -> tf.Tensor:
+    """Return a tensor that stands for an optional input that is not there."""
+    return tf.zeros([0], dtype)
+
+
+def compute(
+    name: str,
+    inputs: Sequence[tf.Tensor],
+    outputs: Sequence[tf.TensorSpec],
+    **options: int | bool,
+) -> list[tf.Tensor]:
+    """Run a computation.
+
+    A `tf.function` that was traced outside of XLA cannot be called from a compiled one: it has
+    the op, which XLA does not know.
+
+    Args:
+        name: that of its op and target, in lower case.
+        inputs: what it reads; those of its dtype first.
+        outputs: dtype and shape of what it writes, as far as they are known; compiled functions
+            must know both.
+        options: numbers.
+    """
+    words = {"dtype": outputs[0].dtype.name, **{key: int(options[key]) for key in options}}
+    text = " ".join(f"{key}={value}" for key, value in words.items())
+    if compiled.is_compiling():
+        return _compiled(name, inputs, outputs, text)
+    with tf.device("/CPU:0"):
+        results = getattr(native.ops(), f"ringar_{name}")(
+            inputs=list(inputs), Tout=[output.dtype for output in outputs], options=text
+        )
+    for result, output in zip(results, outputs, strict=True):
+        if not tf.executing_eagerly():
+            result.set_shape(output.shape)
+    return list(results)
+
+
+def _compiled(
+    name: str, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.TensorSpec], options: str
+) -> list[tf.Tensor]:
+    if compiled.target_device() != "CPU":
+        raise errors.UnsupportedError(
+            f"{name}: expected a function that is compiled for the CPU, received one for a GPU. "
+            'Compile it under tf.device("/CPU:0"), or leave it out of jit_compile; CuPy arrays '
+            "are taken by ringar.cupy.scan."
+        )
+    compiled.check_that_failures_are_seen()
+    for tensor in (*inputs, *outputs):
+        if not tensor.shape.is_fully_defined():
+            raise errors.UnsupportedError(
+                f"{name}: expected tensors of a static shape in a compiled function, received "
+                f"shape {tensor.shape}. Give the function an input_signature, or leave it out of "
+                "jit_compile."
+            )
+    shapes = ",".join("x".join(str(dim) for dim in tensor.shape) for tensor in inputs)
+    return list(
+        xla.custom_call_v2(
+            f"ringar_{name}",
+            inputs,
+            outputs,
+            backend_config=f"{options} inputs={shapes}",
+            has_side_effect=False,
+        )
+    )
+
+
+def usable_threads(asked: Any) -> int:
+    """Return how many threads a computation may use: by default as many as TensorFlow's.
+
+    Raises:
+        ValueError: if what is asked for is no number of threads.
+    """
+    if asked is None:
+        return threads.intra_op_threads() or threads.cores()
+    if isinstance(asked, bool) or not isinstance(asked, numbers.Integral) or asked < 1:
+        raise ValueError(f"`threads` must be None or an integer, 1 or more. Received: {asked!r}")
+    return min(int(asked), MOST_THREADS)

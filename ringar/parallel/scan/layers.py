@@ -1,0 +1,249 @@
+"""Keras' SimpleRNN and GRU, with a native kernel in place of a loop of TensorFlow ops.
+
+A layer here is the Keras layer in everything but its inner loop: arguments, weights, config,
+states, masks. So weights load from one into the other, and what Keras does around the loop (initial
+and stateful states, dropout of the inputs, `go_backwards`) remains Keras'.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ringar.job.process_sets import ProcessSet
+from ringar.parallel.scan import computation, recurrent, stretches
+from ringar.parallel.scan.chain import CHOSEN, WHOLE, Way, levels_of
+
+#: In the order of `Activation` in tf_ops/scan/recurrent.h.
+ACTIVATIONS = ("linear", "tanh", "sigmoid", "relu", "hard_sigmoid")
+
+_Layer: Any = object  # what comes after it in the order of bases
+
+
+class _ScanRecurrent(_Layer):
+    """Run both layers' steps natively; comes before the Keras layer in the order of bases."""
+
+    def __init__(
+        self,
+        units: int,
+        *args: Any,
+        backward: str | int = "auto",
+        threads: int | None = None,
+        process_set: ProcessSet | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(units, *args, **kwargs)
+        self.backward, self.threads, self.process_set = backward, threads, process_set
+        self._levels = _levels(backward)
+        computation.usable_threads(threads)
+        self._cell_kind = self._kind()
+        if process_set is not None:
+            self._check_cut()
+            self.supports_jit = False  # messages are not compiled
+
+    def inner_loop(
+        self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
+    ) -> Any:
+        """Run all steps; called by `keras.layers.RNN.call`."""
+        if training and self._steps_differ():
+            # Not super(): keras.layers.GRU, in search of cuDNN, expects one mask for all gates.
+            return keras.layers.RNN.inner_loop(
+                self, sequences, initial_state, mask, training=training
+            )
+        state = initial_state[0] if isinstance(initial_state, (list, tuple)) else initial_state
+        mask = mask[0] if isinstance(mask, (list, tuple)) else mask
+        if mask is not None:
+            self._check_no_cut("a mask")
+            mask = tf.cast(mask, tf.bool)
+        if self.go_backwards:
+            sequences = tf.reverse(sequences, [1])
+            mask = None if mask is None else tf.reverse(mask, [1])
+        sequence = self._sequence(sequences, state, mask, training)
+        way = Way(self._levels, computation.usable_threads(self.threads))
+        cut = () if self.process_set is None else (self.process_set,)
+        ways = stretches if cut else recurrent
+        if not self.return_sequences:
+            last = ways.last_state(sequence, way, *cut)
+            shown = self._shown(last, mask)
+            return shown, shown[:, None], [last]
+        states = ways.states(sequence, way, *cut)
+        outputs = self._shown_each(states, mask)
+        return outputs[:, -1], outputs, [states[:, -1]]
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the Keras layer's config, `backward` and `threads`."""
+        return {**super().get_config(), "backward": self.backward, "threads": self.threads}
+
+    def _sequence(
+        self, inputs: tf.Tensor, state: tf.Tensor, mask: tf.Tensor | None, training: bool
+    ) -> recurrent.Sequence:
+        cell = self.cell
+        bias, recurrent_bias = self._biases()
+        tensors = (
+            self._drop(inputs) if training else inputs,
+            state,
+            cell.kernel,
+            cell.recurrent_kernel,
+            bias,
+            recurrent_bias,
+        )
+        dtype = tf.float64 if inputs.dtype == tf.float64 else tf.float32
+        cast = [None if t is None else tf.cast(tf.convert_to_tensor(t), dtype) for t in tensors]
+        return recurrent.Sequence(self._cell_kind, *[*cast, mask])
+
+    def _steps_differ(self) -> bool:
+        """Return whether dropout is more than one mask of the inputs."""
+        each_gate = getattr(self.cell, "dropout_mask_count", None) is not None
+        return bool(self.cell.recurrent_dropout or (self.cell.dropout and each_gate))
+
+    def _drop(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Apply dropout to the inputs."""
+        mask = self.cell.get_dropout_mask(inputs[:, 0])
+        return inputs if mask is None else inputs * mask[:, None]
+
+    def _biases(self) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+        return self.cell.bias, None
+
+    def _check_cut(self) -> None:
+        if not isinstance(self.process_set, ProcessSet):
+            raise TypeError(
+                f"{type(self).__qualname__}: `process_set` must be a ringar.ProcessSet, such as "
+                f"ringar.global_process_set, or None. Received: {self.process_set!r}"
+            )
+        for name in ("stateful", "go_backwards"):
+            if getattr(self, name):
+                self._check_no_cut(f"`{name}`")
+        if self.cell.dropout or self.cell.recurrent_dropout:  # each rank would draw its own masks
+            self._check_no_cut("`dropout` and `recurrent_dropout`")
+
+    def _check_no_cut(self, what: str) -> None:
+        if self.process_set is not None:
+            raise ValueError(
+                f"{type(self).__qualname__}: {what} cannot be used with `process_set`, where "
+                "each rank has a stretch of the sequence. Leave one of them out."
+            )
+
+    # Keras shows the output of the step before where a step is masked, zeros where there is none.
+
+    def _shown(self, last: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+        if mask is None:
+            return last
+        shown = mask[:, -1] if self.zero_output_for_mask else tf.reduce_any(mask, axis=1)
+        return tf.where(shown[:, None], last, tf.zeros([], last.dtype))
+
+    def _shown_each(self, states: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+        if mask is None:
+            return states
+        shown = mask
+        if not self.zero_output_for_mask:
+            shown = tf.cumsum(tf.cast(mask, tf.int32), axis=1) > 0
+        return tf.where(shown[..., None], states, tf.zeros([], states.dtype))
+
+
+@keras.saving.register_keras_serializable(package="ringar", name="ScanSimpleRNN")
+class ScanSimpleRNN(_ScanRecurrent, keras.layers.SimpleRNN):
+    """Run Keras' SimpleRNN, `h_t = activation(x_t W + h_{t-1} U + b)`, with native kernels.
+
+    Args:
+        units: the number of units.
+        *args: as of the Keras layer.
+        backward: how gradients go back through the steps. "serial" carries the vectors of the batch
+            through the chain, "scan" takes the parallel scan, a number of levels its hybrid; "auto"
+            chooses by a cost model of steps, units, batch and threads.
+        threads: how many threads to use; as many as TensorFlow's intra-op pool has if None.
+        process_set: ranks that hold one stretch each of every sequence, the first of them the first
+            steps; None where every rank has whole sequences. Batch and features must be the same on
+            all of them, the number of steps need not. With `return_sequences` a rank gets the
+            states of its own steps, and if asked the state after them; otherwise all get the last
+            state of the whole sequence. Weights get the gradient of the whole sequence where
+            gradients are averaged over the ranks, as `ringar.DistributedOptimizer` does it;
+            with a loss that is a mean over steps, stretches must be of one length for that. All
+            ranks have at least one step, call the layer equally often, in `evaluate` and `predict`
+            too, and take gradients of a loss that depends on its output. Not part of the config, so
+            that a layer that is saved, copied or wrapped (`Bidirectional`, `clone_model`) has none.
+            Not compiled by XLA.
+        **kwargs: as of the Keras layer. An activation is one of "tanh", "sigmoid", "relu",
+            "hard_sigmoid" and "linear" (None).
+
+    Input and output shapes, masks, `return_sequences`, `return_state`, `stateful` and
+    `go_backwards` are those of the Keras layer. float16 and bfloat16 are computed in float32
+    within. Gradients of gradients are not supported. Training runs through Keras' own loop with
+    `recurrent_dropout`, and where `dropout` takes other inputs from each gate, as a GRU's does with
+    `implementation=1`.
+
+    Raises:
+        ValueError: for another activation, or a `backward` or `threads` out of range; with a
+            `process_set`, for `stateful`, `go_backwards`, dropout and masks.
+    """
+
+    def _kind(self) -> recurrent.Cell:
+        return recurrent.simple_rnn(_activation(self, "activation"))
+
+
+@keras.saving.register_keras_serializable(package="ringar", name="ScanGRU")
+class ScanGRU(_ScanRecurrent, keras.layers.GRU):
+    """Run Keras' GRU, in the form with `reset_after=True`, with native kernels.
+
+    Args:
+        units: the number of units.
+        *args: as of the Keras layer.
+        backward: as of `ringar.layers.ScanSimpleRNN`.
+        threads: as of `ringar.layers.ScanSimpleRNN`.
+        process_set: as of `ringar.layers.ScanSimpleRNN`.
+        **kwargs: as of the Keras layer.
+
+    All that `ringar.layers.ScanSimpleRNN` says of activations, shapes, masks and dtypes holds here.
+
+    Raises:
+        ValueError: as of `ringar.layers.ScanSimpleRNN`, and for `reset_after=False`.
+    """
+
+    def _kind(self) -> recurrent.Cell:
+        if not self.cell.reset_after:
+            raise ValueError(
+                "ScanGRU needs `reset_after=True`, where the reset gate comes after the matrix "
+                "product. Received: reset_after=False. Use keras.layers.GRU for such weights."
+            )
+        return recurrent.gru(
+            _activation(self, "activation"), _activation(self, "recurrent_activation")
+        )
+
+    def _biases(self) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+        if not self.cell.use_bias:
+            return None, None
+        bias = tf.convert_to_tensor(self.cell.bias)
+        return bias[0], bias[1]
+
+
+# In files of weights Keras finds a layer by its place and by the name of its class: so weights load
+# from one into the other. Models are saved with the name that is registered.
+ScanSimpleRNN.__name__ = keras.layers.SimpleRNN.__name__
+ScanGRU.__name__ = keras.layers.GRU.__name__
+# Where Keras 3.3 looks for them when it loads a model.
+SimpleRNN, GRU = ScanSimpleRNN, ScanGRU
+
+
+def _activation(layer: Any, name: str) -> int:
+    function = getattr(layer.cell, name)
+    for number, known in enumerate(ACTIVATIONS):
+        if function is keras.activations.get(known):
+            return number
+    raise ValueError(
+        f"{type(layer).__qualname__}: `{name}` must be one of {', '.join(ACTIVATIONS)}, whose "
+        f"slope is known from its value. Received: {keras.activations.serialize(function)}"
+    )
+
+
+def _levels(backward: str | int) -> int:
+    named = {"auto": CHOSEN, "serial": 0, "scan": WHOLE}
+    if isinstance(backward, str) and backward in named:
+        return named[backward]
+    try:
+        return levels_of(backward)
+    except ValueError:
+        raise ValueError(
+            '`backward` must be "auto", "serial", "scan" or a number of levels, 0 or more. '
+            f"Received: {backward!r}"
+        ) from None

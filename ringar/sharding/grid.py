@@ -1,0 +1,145 @@
+"""Ranks as a grid: D groups of M ranks, each group holding one model, each rank a part of it.
+
+Rank r is part `r % M` of model group `r // M`, so that the ranks of a group, which exchange
+activations in the middle of every step, are neighbors, on one host where it has room for them:
+
+                 part 0    part 1
+    group 0      rank 0    rank 1     a model set: one whole model, the same examples
+    group 1      rank 2    rank 3     a model set
+
+                data set  data set    the same part of the model, different examples
+
+A variable that is cut over the parts is reduced over its data set alone; one that every rank has
+whole, over all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringar.collectives import broadcast_object
+from ringar.job import place, process_sets
+from ringar.job.process_sets import ProcessSet, add_process_set, remove_process_set
+
+
+class Grid:
+    """Arrange the ranks of the job as `data` x `model`. Collective: every rank makes the same grid.
+
+    The grid that was made last is the current one, in which layers of `ringar.layers` are made
+    unless they are given another.
+
+    Args:
+        data: how many model groups there are, which get different examples; None: as many as fit.
+        model: over how many ranks each model is split.
+
+    Attributes:
+        data: the number of model groups.
+        model: the number of parts.
+        group: this rank's model group, from 0.
+        part: this rank's part, from 0.
+        model_set: the ranks of this rank's model group, by their parts.
+        data_set: the ranks that hold this rank's part, by their groups.
+
+    Raises:
+        NotInitializedError: before `ringar.init()`.
+        ValueError: if `data` x `model` is not the number of ranks.
+
+    Example:
+    ```python
+    grid = ringar.parallel.Grid(model=2)
+    optimizer = ringar.DistributedOptimizer("adam", grid=grid)
+    share = ringar.data.shard(dataset, grid=grid)
+    ```
+    """
+
+    def __init__(self, data: int | None = None, model: int = 1) -> None:
+        size = place.size()
+        _check_count("model", model)
+        if data is None and size % model == 0:
+            data = size // model
+        if data is not None:
+            _check_count("data", data)
+        if data is None or data * model != size:
+            raise ValueError(
+                "`data` x `model` must be the number of ranks. "
+                f"Received: data={data}, model={model} in a job of {size} ranks. "
+                f"Start {(data or 1) * model} ranks (ringarrun -np {(data or 1) * model}), or "
+                "choose a grid that fills the job."
+            )
+        self.data, self.model = data, model
+        self.group, self.part = divmod(place.rank(), model)
+        groups = [_add([d * model + m for m in range(model)]) for d in range(data)]
+        columns = [_add([d * model + m for d in range(data)]) for m in range(model)]
+        self._sets = [*groups, *columns]
+        self.model_set, self.data_set = groups[self.group], columns[self.part]
+        global _current
+        _current = self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the grid can be used: until `close` or `ringar.shutdown`."""
+        return None not in (self.model_set.process_set_id, self.data_set.process_set_id)
+
+    def close(self) -> None:
+        """Take the process sets of the grid out of use. Collective over all ranks."""
+        for process_set in self._sets:
+            if process_set.process_set_id:  # not the set of all ranks
+                remove_process_set(process_set)
+        if self.model_set is process_sets.global_process_set:
+            self.model_set = ProcessSet(self.model_set.ranks)
+
+    def agree(self, value: Any) -> Any:
+        """Return rank 0's `value`, such as a seed. Collective over all ranks."""
+        return value if place.size() == 1 else broadcast_object(value, name="grid/agree")
+
+    def share(self, count: int, what: str) -> int:
+        """Return how many of `count` kernels or units each part gets.
+
+        Raises:
+            ValueError: if the parts cannot get equally many.
+        """
+        if count % self.model:
+            raise ValueError(
+                f"`{what}` must be divisible by the number of parts. "
+                f"Received: {what}={count}, model={self.model}"
+            )
+        return count // self.model
+
+    def __repr__(self) -> str:
+        return f"Grid(data={self.data}, model={self.model})"
+
+
+_current: Grid | None = None
+
+
+def current() -> Grid | None:
+    """Return the grid that was made last, if it is still open."""
+    return _current if _current is not None and _current.is_open else None
+
+
+def needed(grid: Grid | None, what: str) -> Grid:
+    """Return `grid`, or else the current one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = grid or current()
+    if found is None:
+        raise ValueError(
+            f"{what} must be used in a grid. Received: none. Make one after ringar.init(): "
+            "grid = ringar.parallel.Grid(model=2)"
+        )
+    if not found.is_open:
+        raise ValueError(f"`grid` must be open. Received: {found}, which was closed.")
+    return found
+
+
+def _add(ranks: list[int]) -> ProcessSet:
+    if len(ranks) == place.size():
+        return process_sets.global_process_set
+    return add_process_set(ranks)
+
+
+def _check_count(name: str, count: Any) -> None:
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"`{name}` must be a positive whole number. Received: {name}={count!r}")

@@ -1,0 +1,119 @@
+"""The benchmarks that train: what they would try, and one small real run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from benchmarks import __main__ as everything
+from benchmarks import targets
+from benchmarks.harness import processes, report
+from benchmarks.harness.series import Series
+from benchmarks.harness.targets import Target
+from benchmarks.training import __main__ as overhead
+from benchmarks.training import jobs as training
+from benchmarks.training import plot, scaling, threads
+from benchmarks.training.models import GRADIENT_BYTES
+from ringar import cost_model
+
+pytestmark = pytest.mark.job
+
+
+def test_settings_of_threads() -> None:
+    assert (1, 1, "core") in threads.settings(2, 2)
+    assert {binding for *_, binding in threads.settings(4, 2)} == {"none"}
+    assert max(intra for intra, *_ in threads.settings(1, 8)) == 8
+
+
+def test_rows_of_overhead_and_scaling() -> None:
+    plain, ours = Series([[2e-3, 2e-3]]), Series([[2.5e-3]])
+    rows = overhead.rows({("mlp", 2, False): plain, ("mlp", 2, True): ours})
+    assert [row["of_plain"] for row in rows] == [1.0, pytest.approx(0.8)]
+    one = Series([[1e-3]])
+    table = scaling.rows({("mlp", 1, False): one, ("mlp", 2, True): Series([[1.25e-3]])})
+    assert table[1]["ideal"] == pytest.approx(2 * 8 / 1e-3)
+    assert table[1]["efficiency"] == pytest.approx(0.8)
+
+
+def test_a_case_that_fails_is_named_and_the_others_have_rows() -> None:
+    found = {("mlp", 2, False): Series(failure="no end after 1 s"),
+             ("mlp", 2, True): Series([[1e-3]])}  # fmt: skip
+    (row,) = overhead.rows(found)
+    assert row["of_plain"] != row["of_plain"]
+    assert training.failures(found) == {"mlp, 2 x plain Keras": "no end after 1 s"}
+    assert "no end after" in report.missing_lines(training.failures(found))
+
+
+def test_a_job_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = []
+
+    def fail(command: list[str], **_: object) -> str:
+        commands.append(command)
+        raise processes.JobFailedError("exit code 1: last words")
+
+    monkeypatch.setattr(processes, "run_command", fail)
+    found = training.collect([("mlp", 1, False), ("mlp", 1, True)], rounds=3, epochs=1)
+    assert len(commands) == 2
+    assert {one.failure for one in found.values()} == {"exit code 1: last words"}
+    assert overhead.rows(found) == []
+
+
+def test_targets_without_figures_say_so() -> None:
+    rows = [target.row() for target in targets.targets(targets.Figures(), everything.SIZES)]
+    assert len(rows) == 14
+    assert {row[3] for row in rows} == {"not measured"}
+
+
+def test_the_worst_figure_decides_a_target() -> None:
+    assert Target("x", 2.2, "x", [2.5, 2.1]).row() == ["x", ">= 2.2x", "2.5, 2.1x", "no"]
+    assert Target("x", 2, " us", [1.0], at_most=True).row()[1:] == [
+        "<= 2 us",
+        "1 us",
+        "yes",
+    ]
+
+
+def test_a_job_trains_and_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(training.STEPS, "mlp", 5)
+    result = Series()
+    training.train("mlp", 2, result, epochs=1)
+    assert not result.failure
+    assert len(result.rounds) == 1
+    assert result.wrong == 0
+
+
+def test_a_prediction_beside_scaling() -> None:
+    parameters = scaling.host_parameters(short=2e-6, long=8e-3)
+    # The model gives back the times that its parameters were made from.
+    assert cost_model.local_allreduce(parameters, scaling.LONG, 2) == pytest.approx(8e-3)
+    assert cost_model.local_allreduce(parameters, 0, 2) == pytest.approx(2e-6)
+    table = scaling.rows(measured(), parameters, 2)
+    predicted = {row["ranks"]: row["predicted"] for row in table}
+    exchange = cost_model.local_allreduce(parameters, GRADIENT_BYTES["small_cnn"], 2)
+    assert predicted[1] == pytest.approx(32 / 9e-3)
+    assert predicted[2] == pytest.approx(2 * 32 / (9e-3 + exchange))
+    assert predicted[4] < predicted[2]  # four ranks take turns on two cores
+    assert "predicted" not in scaling.rows({("mlp", 1, False): Series([[1e-3]])})[0]
+
+
+def measured() -> dict[training.Case, Series]:
+    found = training.cases(["small_cnn"], [1, 2, 4])
+    return {case: Series([[9e-3]]) for case in found}
+
+
+@pytest.mark.slow
+def test_the_picture_of_scaling(tmp_path: Path) -> None:
+    table = scaling.rows(measured(), scaling.host_parameters(short=2e-6, long=8e-3), 2)
+    predicted = {row["ranks"]: row["predicted"] for row in table}
+    panel = Figure().add_subplot()
+    plot._scaling_panel(panel, table)
+    (dashed,) = [line for line in panel.lines if line.get_linestyle() == "--"]
+    assert np.asarray(dashed.get_ydata()).tolist() == [predicted[n] for n in (1, 2, 4)]
+    plot.plot_scaling(str(tmp_path / "with"), table)
+    without = [{k: v for k, v in row.items() if k != "predicted"} for row in table]
+    plot.plot_scaling(str(tmp_path / "without"), without)
+    pictures = [(tmp_path / name).read_bytes() for name in ("with.png", "without.png")]
+    assert pictures[0] != pictures[1]

@@ -28,7 +28,7 @@ output, and end them together.
   ringarrun -np 4 train.py --epochs 3           4 ranks on this machine
   ringarrun -H h1:4,h2:4 -m package.train       8 ranks on two hosts
 
-ranks    -np N                   number of ranks (default: the slots of all hosts)
+ranks    -np N                   number of ranks (default: slots of all hosts)
          -m                      run a Python module, as python -m does
          -x NAME[=VALUE]         set a variable, or pass on the one set here
          --bind-to core|numa|none, --gpus each|all
@@ -56,8 +56,8 @@ examples:
   ringarrun --check-build
 
 what the ranks run:
-  A file that ends in .py, and a module after -m, run with the Python of ringarrun. Any other word is
-  a program: ringarrun -np 2 python train.py runs the first python in PATH.
+  A file that ends in .py, and a module after -m, run with the Python of ringarrun. Any other word
+  is a program: ringarrun -np 2 python train.py runs the first python in PATH.
 
 what the ranks get:
   The environment of ringarrun, what -x adds, PYTHONUNBUFFERED=1 unless it is set, and RINGAR_RANK,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.harness.machine import ROOT
@@ -26,6 +29,23 @@ def ensure(name: str, requirements: tuple[str, ...], *, deadline: float = 600) -
     stamp = folder / ("installed-" + hashlib.sha256(repr(requirements).encode()).hexdigest()[:12])
     if not requirements or stamp.exists():
         return folder
+    with _alone(name):
+        if not stamp.exists():  # else another process has made it meanwhile
+            _install(folder, name, requirements, deadline)
+            stamp.touch()
+    return folder
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Lets one process at a time install an environment."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _install(folder: Path, name: str, requirements: tuple[str, ...], deadline: float) -> None:
     print(f"installing {', '.join(requirements)} for {name} ...", file=sys.stderr, flush=True)
     venv = [sys.executable, "-m", "venv", "--clear", str(folder)]
     pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet", *requirements]
@@ -35,5 +55,3 @@ def ensure(name: str, requirements: tuple[str, ...], *, deadline: float = 600) -
         except JobFailedError as error:
             said = [line for line in error.output.splitlines() if line.startswith("ERROR")]
             raise CannotInstallError(said[-1] if said else f"pip: {error}") from None
-    stamp.touch()
-    return folder

@@ -19,7 +19,7 @@ LAUNCHERS = ("auto", "local", "mpirun", "srun")
 
 @dataclass(frozen=True)
 class Choice:
-    """How a job is started: `launcher` is "local", "mpirun" or "srun".
+    """The choice for a job: `launcher` is "local", "mpirun" or "srun".
 
     `hosts` holds the ranks that each host gets, in order. It is empty where srun asks the
     scheduler for hosts itself. `scheduler` is None outside of allocations. `second` is the launcher
@@ -70,7 +70,7 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
 
 
 def _misplaced(request: Request) -> bool:
-    """Return whether the number of ranks stands behind the program, which gets it."""
+    """Return whether `-np` stands behind the program, as one of its arguments."""
     return not {"-np", "-n", "--num-proc"}.isdisjoint(request.command)
 
 

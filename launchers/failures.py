@@ -17,7 +17,7 @@ _LOST_PEER = (b"PeerLostError", b"AbortedError", b"expected all ranks to take pa
 
 
 def is_consequence(rank: Rank) -> bool:
-    """Return whether the last lines of `rank` say that it failed because another rank was gone."""
+    """Return whether the last lines of `rank` report a lost peer."""
     return any(mark in line for line in rank.stderr.tail() for mark in _LOST_PEER)
 
 

@@ -1,7 +1,7 @@
-"""How many seconds the launcher leaves processes to end by themselves.
+"""The graces: the seconds that the launcher leaves processes to end by themselves.
 
-`RINGAR_GRACE_SCALE` multiplies all of them. It is meant for tests, which would otherwise wait most
-of their time; ranks on other hosts get it, too, as they get every variable of ringar.
+`RINGAR_GRACE_SCALE` multiplies all of them. It serves tests, which would otherwise spend most of
+their time waiting. Guards on other hosts get it, too, as every variable of ringar.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ output, and end them together.
   ringarrun -np 4 train.py --epochs 3           4 ranks on this machine
   ringarrun -H h1:4,h2:4 -m package.train       8 ranks on two hosts
 
-ranks    -np N                   how many (default with hosts: all their slots)
-         -m                      what runs is a module, as with python -m
-         -x NAME[=VALUE]         set a variable, or pass on that of this host
+ranks    -np N                   number of ranks (default: slots of all hosts)
+         -m                      run a Python module, as python -m does
+         -x NAME[=VALUE]         set a variable, or pass on the one set here
          --bind-to core|numa|none, --gpus each|all
 hosts    -H HOST:N,...           hosts, and how many ranks each takes
          --hostfile FILE         the same, a host per line
@@ -56,8 +56,8 @@ examples:
   ringarrun --check-build
 
 what the ranks run:
-  A file that ends in .py, and a module after -m, run with the Python of ringarrun. Whatever else is
-  a program: ringarrun -np 2 python train.py runs the first python in PATH.
+  A file that ends in .py, and a module after -m, run with the Python of ringarrun. Any other word
+  is a program: ringarrun -np 2 python train.py runs the first python in PATH.
 
 what the ranks get:
   The environment of ringarrun, what -x adds, PYTHONUNBUFFERED=1 unless it is set, and RINGAR_RANK,
@@ -78,7 +78,7 @@ how a job ends:
 """
 
 
-#: What options of torchrun are here, where the spelling does not tell.
+#: The counterparts of torchrun's options that are spelled differently.
 _OF_TORCHRUN = {"--nproc-per-node": ["-np"], "--nnodes": ["--hosts"]}
 
 
@@ -157,7 +157,7 @@ class _Parser(argparse.ArgumentParser):
         return options
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Drop abbreviations, which argparse takes for options of one dash whatever it is told."""
+        """Drop abbreviations of options with one dash, which `allow_abbrev` does not turn off."""
         found = super()._get_option_tuples(option_string)
         return [
             match for match in found if option_string.startswith(match[1]) and match[0].nargs != 0

@@ -1,11 +1,11 @@
-"""What every rank runs: a Python script, a Python module, or any other program.
+"""Find out what every rank runs: a Python script, a Python module, or any other program.
 
 `ringarrun train.py` and `ringarrun -m package.train` run with the Python of `ringarrun` itself, as
 with torchrun: ranks have the packages of the environment that `ringarrun` is installed in.
 `ringarrun python train.py` runs the first `python` in PATH.
 
-Whatever is missing is an error before any rank starts. Modules are looked up and not imported: an
-import may take seconds, and has effects.
+A missing script, module or program is an error before any rank starts. Modules are looked up, not
+imported: an import takes time, and has effects.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ class Case:
 
         After the first allreduce all ranks have the same numbers, and each further one multiplies
         them with the number of ranks. If that is a power of two, and sums of fewer ranks are exact,
-        they are, until they are infinite. Otherwise they are rounded, in an order that nobody
-        knows, and the answer is None.
+        they are, until they are infinite. Otherwise they are rounded in an
+        unknown order, and the answer is None.
         """
         summed = calls - 1 if self.collective == "allreduce" else 0
         of_fewer = LARGEST_GIVEN * ranks * (ranks - 1)

@@ -155,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     found = measure(plan(options.quick), {"rounds": rounds, **common})
     here = machine.describe()
     targets = scan_report.targets(found.times)
-    print(f"# An RNN of 20 units and its way back, {machine.headline(here)}\n")
+    print(f"# An RNN of 20 units, forward and backward, {machine.headline(here)}\n")
     print(scan_report.text(found.times, found.costs))
     print(bounds.table(targets))
     print(report.missing_lines(found.missing), end="")

@@ -12,7 +12,7 @@ BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 UNITS, SMALL = 20, (1, 2, 4, 8)
 WHATS = ("forward", "backward", "step")
 SHORTEST = 1e-6
-"""Seconds: where noise makes a step shorter than its forward pass, it went back in that time."""
+"""Seconds: the backward pass where noise makes a step shorter than its forward pass."""
 
 Turn = tuple[float, float, float]
 """Seconds forward, back, and of a whole step; back is a difference of the other two."""

@@ -1,15 +1,15 @@
 """Counts the operations of the scan of tf_ops/scan/scan.cc, and predicts its time from them.
 
-Counts are those of one example, of the way back through `length` steps with a tree of so many
-`levels`. They are exact: tests/benchmarks/test_scan.py walks the tree node by node and compares.
+Counts are those of one example, of the backward pass through `length` steps with a tree of so many
+`levels`. They are exact: tests/benchmarks/scan/test_scan.py walks the tree and compares.
 
     product      of two Jacobians, 2 H^3 operations for H units
     apply        a vector times a Jacobian, 2 H^2
     Jacobian     made where it is needed, and kept nowhere, H^2
 
-Beside the scan the pass back takes an outer product per step for the recurrent kernel's gradient,
-2 H^2. One time per operation and one per call, for TensorFlow's part of a step and for the layers
-around, are fitted to what was measured: by least squares of the relative error.
+Beside the scan the backward pass takes an outer product per step for the recurrent kernel's
+gradient, 2 H^2. One time per operation and one per call, for TensorFlow's part of a step and for
+the other layers, are fitted to measured times by least squares of the relative error.
 """
 
 from __future__ import annotations

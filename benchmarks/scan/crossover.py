@@ -1,6 +1,6 @@
 """How many workers does a scan need to beat the serial chain? A model.
 
-The way back through n steps takes n vectors through n Jacobians of H x H. One after the other,
+The backward pass through n steps takes n vectors through n Jacobians of H x H. One after the other,
 
     serial(n) = n a(H),        a: a vector times a matrix, 2 H^2 operations.
 

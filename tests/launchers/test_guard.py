@@ -101,11 +101,16 @@ def test_output_is_whole_lines_with_the_rank(tmp_path: Path) -> None:
     ],
 )
 def test_a_failure_is_reported_and_held_back(code: str, exit_code: int, says: str) -> None:
-    started = time.monotonic()
-    result = guard("--grace", "0.6", "--", *shell(code))
-    assert time.monotonic() - started > 0.6
+    words = ("--grace", "0.6", "--", *shell(code))
+    with Launcher(*words, env=SECOND_OF_THREE, command=GUARD) as launcher:
+        assert launcher.process.stderr is not None
+        while not (report := launcher.process.stderr.readline()).startswith("ringarrun"):
+            assert report, "expected a report, received the end of the output"
+        reported = time.monotonic()
+        result = launcher.finish()
+    assert time.monotonic() - reported > 0.4  # the grace, without the time to read the report
     assert result.returncode == exit_code
-    report = result.stderr.splitlines()[-1]
+    report = report.rstrip()
     assert report.startswith("ringarrun test.1: rank 1 of 3 on ")
     assert says in report
     match = reports("test").search(report.encode())

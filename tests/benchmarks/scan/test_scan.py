@@ -145,7 +145,7 @@ def test_rates_are_fitted_to_relative_errors() -> None:
     assert rates.seconds(0) == pytest.approx(1e-3, rel=0.01)
 
 
-# --- what came of it
+# --- times and tables
 
 
 def times(slow: float = 1.0, keras: float = 20e-3, scan_step: float = 6e-3) -> Times:

@@ -26,7 +26,7 @@ _DROP, _WRAP = "drop", "wrap"
 def shard(
     data: Any,
     *,
-    remainder: str = _DROP,
+    remainder: str = "drop",
     split_batches: bool = False,
     process_set: Any = None,
     grid: Any = None,

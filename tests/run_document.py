@@ -1,7 +1,8 @@
-"""Runs the Python snippets of one Markdown file, in order, in one namespace: a script for ranks.
+"""Runs the Python snippets of Markdown files, each file in one namespace: a script for ranks.
 
 Snippets are the ```python blocks. What a snippet needs and a reader does not is set up in an
 HTML comment, `<!--- invisible-code-block: python ... -->`; `<!--- skip: next -->` leaves one out.
+Files follow one another in one process, which imports TensorFlow once; each begins a job anew.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import sys
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
+import ringar
+
 
 def main(path: str) -> None:
     """Runs the snippets of the document at `path`; the first that raises ends the program."""
@@ -18,7 +21,9 @@ def main(path: str) -> None:
     for example in document.examples():
         print(f"{path}:{example.line}", flush=True)
         example.evaluate()
+    ringar.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    for path in sys.argv[1:]:
+        main(path)

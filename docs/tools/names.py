@@ -46,7 +46,8 @@ class Names(griffe.Extension):
         public = set(_public(pkg))
         for item in items:
             if item.docstring:
-                item.docstring.value = _linked(item.docstring.value, pkg, public, item.path)
+                text = item.docstring.value.replace("\nExample:\n", "\n**Example:**\n\n")
+                item.docstring.value = _linked(text, pkg, public, item.path)
 
 
 def _unshadow(package: griffe.Module, modules: list[griffe.Module]) -> None:

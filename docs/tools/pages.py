@@ -47,6 +47,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = page.file.src_uri
     if source == PAGES["README.md"]:
         page.meta["hide"] = ["navigation", "toc"]  # the landing page has links of its own
+    page.meta["search"] = {"boost": 2 if source.startswith("reference/") else 1}
     origin = {uri: document for document, uri in PAGES.items()}.get(source, f"docs/{source}")
 
     def rewrite(match: re.Match[str]) -> str:

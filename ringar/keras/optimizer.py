@@ -116,8 +116,8 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
         process_set: the ranks that train together; by default all.
         grid: a `ringar.parallel.Grid`, for a model with split layers: variables that are cut are
             reduced over the ranks that have the same part, all others over all ranks.
-        bucket_bytes: gradients travel together in buckets of at most this many bytes; a larger
-            gradient alone.
+        bucket_bytes: gradients travel together in buckets of at most this many bytes, 8 MiB by
+            default; a larger gradient alone.
         prescale_factor: multiplies gradients before they are reduced.
         postscale_factor: multiplies gradients after they were reduced.
         sparse_as_dense: turn the `tf.IndexedSlices` of an Embedding into dense gradients instead of

@@ -28,8 +28,8 @@ class DistributedGradientTape:
         algorithm: of the allreduces between hosts, as for `ringar.allreduce`.
         process_set: the ranks that train together; by default all.
         grid: a `ringar.parallel.Grid`, for a model with split layers.
-        bucket_bytes: gradients travel together in buckets of at most this many bytes; a larger
-            gradient alone.
+        bucket_bytes: gradients travel together in buckets of at most this many bytes, 8 MiB by
+            default; a larger gradient alone.
         prescale_factor: multiplies gradients before they are reduced.
         postscale_factor: multiplies gradients after they were reduced.
         sparse_as_dense: turn `tf.IndexedSlices` into dense gradients instead of gathering the

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Where the Pythons of a job find modules: `site` makes TensorFlow's import shorter.
+PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "plugin" / "site"), str(ROOT)])
 
 # Every process of a job inherits this variable, however it is forked, and is found by it.
 _MARK = "RINGAR_TEST_MARK"
@@ -101,7 +103,7 @@ def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     environment["PYTHONFAULTHANDLER"] = "1"
     environment["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+        [PYTHONPATH, *filter(None, [environment.get("PYTHONPATH")])]
     )
     for name, value in changes.items():
         environment.pop(name, None)

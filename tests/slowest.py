@@ -1,7 +1,4 @@
-"""Prints which tests took longest, of all runs of pytest that left their times in a folder.
-
-    python -m tests.slowest build/reports
-"""
+"""Prints which tests took longest: `python -m tests.slowest build/reports`, a folder of JUnit files."""
 
 from __future__ import annotations
 

@@ -35,7 +35,11 @@ def end_rank_1(folder: Path, how: str, loop: str, code: int, verdict: str) -> Ou
 
 @pytest.mark.parametrize(
     ("loop", "kind"),
-    [("numpy", "PeerLostError"), ("fit", "AbortedError"), ("compiled", "InternalError")],
+    [
+        ("numpy", "PeerLostError"),
+        ("compiled", "InternalError"),
+        pytest.param("fit", "AbortedError", marks=pytest.mark.slow),
+    ],
 )
 def test_killed(tmp_path: Path, loop: str, kind: str) -> None:
     verdict = "ringarrun: rank 1 of 3 was killed by signal 9 (SIGKILL)"
@@ -46,7 +50,10 @@ def test_killed(tmp_path: Path, loop: str, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("loop", "kind"),
-    [("function", "AbortedError"), ("compiled fit", "InternalError")],
+    [
+        ("compiled fit", "InternalError"),
+        pytest.param("function", "AbortedError", marks=pytest.mark.slow),
+    ],
 )
 def test_thrown(tmp_path: Path, loop: str, kind: str) -> None:
     """Another rank ends first, and still rank 1 is named, with its exception last."""
@@ -84,8 +91,12 @@ def test_stopped_for_good(tmp_path: Path) -> None:
         outcome.expect(kind if kind in outcome.kinds else "AbortedError", *texts, within=8.0)
 
 
+@pytest.mark.slow
 def test_more_ranks_than_cores() -> None:
-    """Four, where CI has two cores: a rank that waits must leave its core to one that does not."""
+    """Four, where CI has two cores: a rank that waits must leave its core to one that does not.
+
+    `make test-ranks` does that with all tests.
+    """
     source = """
     import numpy as np
     import tensorflow as tf

@@ -14,7 +14,12 @@ SCRIPT = Path(__file__).parent / "scripts" / "pipeline.py"
 
 
 @pytest.mark.parametrize(
-    ("victim", "schedule"), [(0, "microbatch"), (1, "delayed"), (2, "decoupled")]
+    ("victim", "schedule"),
+    [
+        pytest.param(0, "microbatch", marks=pytest.mark.slow),
+        (1, "delayed"),
+        pytest.param(2, "decoupled", marks=pytest.mark.slow),
+    ],
 )
 def test_a_module_dies(tmp_path: Path, victim: int, schedule: str) -> None:
     outcomes = run_scenarios(3, SCRIPT, tmp_path, args=[str(victim), schedule])

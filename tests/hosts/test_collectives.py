@@ -45,13 +45,12 @@ class Layout:
 
 
 LAYOUTS = [
-    Layout((1, 1)),
-    Layout((2, 2)),
+    *(pytest.param(Layout(ranks), marks=pytest.mark.slow)
+      for ranks in ((1, 1), (2, 2), (2, 2, 2, 2))),
     Layout((1, 1, 1, 1)),
-    pytest.param(Layout((2, 2, 2, 2)), marks=pytest.mark.slow),
     Layout((2, 2), in_turn=True),
     Layout((3, 1)),
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ def test_ranks_of_a_host_are_killed(tmp_path: Path) -> None:
     assert outcomes.job.code not in (0, None), outcomes.job
 
 
+@pytest.mark.slow
 def test_everything_on_a_host_is_killed(tmp_path: Path) -> None:
     """With its daemon there: mpirun ends all ranks, nobody hangs, and nothing stays."""
     outcomes, _ = lose_a_host(tmp_path, Host.kill, deadline=60, options=())

@@ -1,4 +1,4 @@
-"""Prints which tests took longest: `python -m tests.slowest build/reports`, a folder of JUnit files."""
+"""Prints which tests took longest, by the JUnit files of a folder: `python -m tests.slowest FOLDER`."""
 
 from __future__ import annotations
 

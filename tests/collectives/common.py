@@ -10,6 +10,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import ringar
@@ -26,6 +27,23 @@ SMALL_BYTES = 32 << 10
 SLICE_BYTES = 128 << 10
 
 Function = Callable[..., Sequence[Any]]
+
+
+def modes_and_dtypes(dtypes: Sequence[str], modes: Sequence[str] = MODES) -> Any:
+    """Parametrizes a test: all dtypes in the first mode, float32 in all, and the rest is slow.
+
+    Dtypes are the engine's business and modes the front end's. A test beside it has all dtypes in
+    one function of each mode.
+    """
+    return pytest.mark.parametrize(
+        ("mode", "dtype"),
+        [
+            pytest.param(mode, dtype, marks=[] if fast else [pytest.mark.slow])
+            for mode in modes
+            for dtype in dtypes
+            for fast in [mode == modes[0] or dtype == "float32"]
+        ],
+    )
 
 
 def numpy_dtype(name: str) -> np.dtype:

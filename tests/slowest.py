@@ -1,4 +1,4 @@
-"""Prints which tests took longest, by the JUnit files of a folder: `python -m tests.slowest FOLDER`."""
+"""Prints the slowest tests of the JUnit files in a folder: `python -m tests.slowest FOLDER`."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import ringar
+from tests.plugin import fast_if
 
 MODES = ("numpy", "eager", "graph", "compiled")
 FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -38,10 +39,9 @@ def modes_and_dtypes(dtypes: Sequence[str], modes: Sequence[str] = MODES) -> Any
     return pytest.mark.parametrize(
         ("mode", "dtype"),
         [
-            pytest.param(mode, dtype, marks=[] if fast else [pytest.mark.slow])
+            fast_if(mode == modes[0] or dtype == "float32", mode, dtype)
             for mode in modes
             for dtype in dtypes
-            for fast in [mode == modes[0] or dtype == "float32"]
         ],
     )
 

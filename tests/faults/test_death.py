@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.outcomes import Outcomes, run_scenarios
-from tests.plugin import run_job
+from tests.plugin import fast_if, run_job
 
 pytestmark = pytest.mark.job
 
@@ -38,7 +38,7 @@ def end_rank_1(folder: Path, how: str, loop: str, code: int, verdict: str) -> Ou
     [
         ("numpy", "PeerLostError"),
         ("compiled", "InternalError"),
-        pytest.param("fit", "AbortedError", marks=pytest.mark.slow),
+        fast_if(False, "fit", "AbortedError"),
     ],
 )
 def test_killed(tmp_path: Path, loop: str, kind: str) -> None:
@@ -52,7 +52,7 @@ def test_killed(tmp_path: Path, loop: str, kind: str) -> None:
     ("loop", "kind"),
     [
         ("compiled fit", "InternalError"),
-        pytest.param("function", "AbortedError", marks=pytest.mark.slow),
+        fast_if(False, "function", "AbortedError"),
     ],
 )
 def test_thrown(tmp_path: Path, loop: str, kind: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.faults.outcomes import Outcomes, run_scenarios
+from tests.plugin import fast_if
 
 pytestmark = pytest.mark.job
 
@@ -26,11 +26,7 @@ def done(outcomes: Outcomes) -> int:
     return int(outcomes.of("count", [0])[0].message)
 
 
-def slow(*values: str) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("kind", [slow("eager"), "function"])
+@pytest.mark.parametrize("kind", [fast_if(False, "eager"), "function"])
 def test_the_sender_is_killed(tmp_path: Path, kind: str) -> None:
     """All that it has sent is received; a rank that waits for the receiver learns of it, too."""
     outcomes = run(tmp_path, "sender", kind)
@@ -42,7 +38,7 @@ def test_the_sender_is_killed(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("numpy", "PeerLostError"), slow("function", "AbortedError")]
+    ("kind", "error"), [("numpy", "PeerLostError"), fast_if(False, "function", "AbortedError")]
 )
 def test_the_receiver_is_killed(tmp_path: Path, kind: str, error: str) -> None:
     """The sender notices when both buffers are full."""
@@ -58,7 +54,7 @@ def test_the_sender_leaves(tmp_path: Path) -> None:
     outcomes.of("loop", [0])[0].expect("AbortedError", 'rank 0 | recv "loop" from rank 1', LEFT)
 
 
-@pytest.mark.parametrize("kind", ["eager", slow("function")])
+@pytest.mark.parametrize("kind", ["eager", fast_if(False, "function")])
 def test_the_sender_does_not_come(tmp_path: Path, kind: str) -> None:
     outcomes = run(tmp_path, "deadline", kind)
     outcomes.of("loop", [0])[0].expect(

@@ -10,6 +10,7 @@ import pytest
 from tests.faults.outcomes import Outcomes
 from tests.hosts import Hosts
 from tests.hosts.scenarios import SCRIPTS, run_scenarios_on
+from tests.plugin import fast_if
 
 pytestmark = [
     pytest.mark.job,
@@ -45,8 +46,7 @@ class Layout:
 
 
 LAYOUTS = [
-    *(pytest.param(Layout(ranks), marks=pytest.mark.slow)
-      for ranks in ((1, 1), (2, 2), (2, 2, 2, 2))),
+    *(fast_if(False, Layout(ranks)) for ranks in ((1, 1), (2, 2), (2, 2, 2, 2))),
     Layout((1, 1, 1, 1)),
     Layout((2, 2), in_turn=True),
     Layout((3, 1)),

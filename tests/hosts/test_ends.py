@@ -13,7 +13,7 @@ import pytest
 
 from tests.hosts import SUBNET, Hosts, run_on_hosts
 from tests.hosts.scenarios import SCRIPTS
-from tests.plugin import JobResult, run_job
+from tests.plugin import JobResult, fast_if, run_job
 
 pytestmark = [pytest.mark.job, pytest.mark.usefixtures("has_open_mpi"), pytest.mark.deadline(120)]
 
@@ -45,7 +45,7 @@ def mpirun(*args: str) -> JobResult:
 
 def ends(fast: list[tuple[str, int, str]], slow: list[tuple[str, int, str]]) -> Any:
     """How rank 1 ends, with which code, and where the others are then."""
-    rare = [pytest.param(*end, marks=pytest.mark.slow) for end in slow]
+    rare = [fast_if(False, *end) for end in slow]
     return pytest.mark.parametrize(("how", "code", "where"), [*fast, *rare])
 
 
@@ -66,7 +66,7 @@ def test_mpirun_ends_with_its_code(how: str, code: int, where: str) -> None:
     assert f"@1,1]\n   Exit code:    {code}\n" in result.stderr, "the process of rank 1"
 
 
-@pytest.mark.parametrize("where", ["inside", pytest.param("outside", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["inside", fast_if(False, "outside")])
 def test_a_rank_that_calls_sys_exit_is_named_by_the_others(two: Hosts, where: str) -> None:
     """Its code is known to nobody before MPI_Finalize, where it waits until the others give up."""
     for result in (ringarrun(two, "sys.exit", where), mpirun("sys.exit", where)):

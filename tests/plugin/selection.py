@@ -7,8 +7,8 @@ alone          measures, and so runs while no other test does
 every_variant  no variant of this test is slow because of the number of ranks
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
 
-A test with more than MANY variants runs a part of them on several ranks, other ones on each number
-of ranks, and the rest is slow.
+Of a test with more than MANY variants each runs on one number of ranks: half of them on 2, a
+quarter on 3, which shares the cores as 4 does, and a quarter on 4. The others are slow there.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pytest
 
 from tests.plugin.place import SIZE
 
-#: Of tests that have more variants than MANY, several ranks run one of PART.
-MANY = 6
-PART = {1: 1, 2: 2}.get(SIZE, 3)
+MANY = 4
+#: Which of four variants run on so many ranks.
+PARTS = {1: (0, 1, 2, 3), 2: (1, 3), 3: (0,), 4: (2,)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _mark_rare_variants(items: list[pytest.Item]) -> None:
-    """Marks as slow all but one in PART of the variants of tests that have many."""
+    """Marks the variants of tests with many as slow that run on another number of ranks."""
 
     def test_of(item: pytest.Item) -> str:
         return item.nodeid.partition("[")[0]
@@ -64,10 +64,10 @@ def _mark_rare_variants(items: list[pytest.Item]) -> None:
     number: collections.Counter[str] = collections.Counter()
     for item in fast:
         test = test_of(item)
-        number[test] += 1
         whole = variants[test] <= MANY or item.get_closest_marker("every_variant")
-        if not whole and (number[test] + SIZE) % PART:
+        if not whole and number[test] % 4 not in PARTS.get(SIZE, PARTS[4]):
             item.add_marker(pytest.mark.slow)
+        number[test] += 1
 
 
 def _runs_here(item: pytest.Item, slow: bool) -> bool:

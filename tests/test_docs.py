@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pytest
 from markdown_it import MarkdownIt
 
-from tests.plugin import run_job
+from tests.plugin import fast_if, run_job
 from tests.plugin.jobs import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -24,8 +24,11 @@ def name(path: Path) -> str:
 
 @pytest.mark.job
 @pytest.mark.deadline(200)
-@pytest.mark.parametrize("np", [None, 2], ids=["plain", "2 ranks"])
-@pytest.mark.parametrize("path", WITH_SNIPPETS, ids=name)
+@pytest.mark.parametrize(
+    ("path", "np"),
+    [fast_if(np or path.stem == "README", path, np) for path in WITH_SNIPPETS for np in (None, 2)],
+    ids=lambda value: name(value) if isinstance(value, Path) else f"{value or 1} ranks",
+)
 def test_snippets_run(path: Path, np: int | None, tmp_path: Path) -> None:
     script = ROOT / "tests" / "run_document.py"
     run_job(np, script, args=[str(path)], deadline=180, cwd=tmp_path).check()

@@ -8,6 +8,7 @@ import pytest
 
 from tests.faults.outcomes import Outcomes, run_scenarios
 from tests.plugin import fast_if, run_job
+from tests.plugin.jobs import left_in_shared_memory
 
 pytestmark = pytest.mark.job
 
@@ -16,19 +17,13 @@ DIED = "rank 1 has died: its process is gone (killed or crashed; see its output)
 LEFT = "rank 1 has left: it called ringar.shutdown() or its program ended"
 
 
-def shared_memory() -> set[str]:
-    """What lies in /dev/shm and could be ringar's."""
-    return {path.name for path in Path("/dev/shm").glob("*ringar*")}
-
-
 def end_rank_1(folder: Path, how: str, loop: str, code: int, verdict: str) -> Outcomes:
     """Runs the job, checks how it ends and that it leaves nothing, and returns what ranks saw."""
-    before = shared_memory()
     outcomes = run_scenarios(
         3, Path(__file__).parent / "scripts" / "death.py", folder, args=[how, loop], deadline=60
     )
     outcomes.job.check(code)
-    assert shared_memory() == before
+    assert not left_in_shared_memory()
     assert verdict in outcomes.job.stderr.splitlines()[-1], outcomes.job
     return outcomes
 

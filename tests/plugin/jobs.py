@@ -183,6 +183,20 @@ def processes(mark: str) -> list[int]:
     return found
 
 
+def left_in_shared_memory(seconds: float = _GRACE) -> set[str]:
+    """Returns what ringar has left in /dev/shm, once jobs that start now have taken it away.
+
+    A file there has a name while the ranks of a host open it. Jobs of other tests may do that.
+    """
+    give_up = time.monotonic() + seconds
+    left = None
+    while left != set() and time.monotonic() < give_up:
+        there = {path.name for path in Path("/dev/shm").glob("*ringar*")}
+        left = there if left is None else left & there
+        time.sleep(0.02)
+    return left or set()
+
+
 def kill_all() -> None:
     """Kills every process of every job that this process has running."""
     for mark in list(_running):

@@ -8,6 +8,7 @@ rank's input is moved at a time while all ranks compute their losses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -226,9 +227,7 @@ def test_scaled_extremes_in_every_dtype(way: str, dtype: str) -> None:
         return slopes_of(
             x,
             [
-                lambda t, f=prescale, c=collective: c(
-                    t, ringar.Max, prescale_factor=f, postscale_factor=-1.3
-                )
+                partial(collective, op=ringar.Max, prescale_factor=prescale, postscale_factor=-1.3)
                 for prescale in prescales
                 for collective in (ringar.allreduce, ringar.reducescatter)
             ],
@@ -239,8 +238,10 @@ def test_scaled_extremes_in_every_dtype(way: str, dtype: str) -> None:
     for prescale, (whole, share) in zip(prescales, (found[:2], found[2:]), strict=True):
         holds = wide == (wide.max(axis=0) if prescale > 0 else wide.min(axis=0))
         expected = holds[ringar.rank()] / holds.sum(axis=0) * prescale * -1.3
-        np.testing.assert_allclose(whole, expected * ringar.size(), rtol=0.02, err_msg=prescale)
-        np.testing.assert_allclose(share, expected, rtol=0.02, err_msg=prescale)
+        np.testing.assert_allclose(
+            whole, expected * ringar.size(), rtol=0.02, err_msg=str(prescale)
+        )
+        np.testing.assert_allclose(share, expected, rtol=0.02, err_msg=str(prescale))
 
 
 def test_factors_have_the_precision_of_the_dtype(way: str) -> None:
@@ -252,7 +253,7 @@ def test_factors_have_the_precision_of_the_dtype(way: str) -> None:
         return slopes_of(
             x,
             [
-                lambda t, op=op, c=collective: c(t, op, **scale)
+                partial(collective, op=op, **scale)
                 for op in ops
                 for collective in (ringar.allreduce, ringar.reducescatter)
             ],
@@ -267,9 +268,9 @@ def test_factors_have_the_precision_of_the_dtype(way: str) -> None:
             ringar.Max: np.full(ranks, 0.7 / 3),  # all ranks tie
             ringar.Product: ranks * 0.7**ranks / 3 * x ** (ranks - 1),
         }.get(op, np.full(ranks, 0.7 * share * ranks))
-        np.testing.assert_allclose(whole, expected, rtol=1e-14, err_msg=op)
+        np.testing.assert_allclose(whole, expected, rtol=1e-14, err_msg=str(op))
         # Every row has one owner, whose loss alone depends on it.
-        np.testing.assert_allclose(part, expected / ranks, rtol=1e-14, err_msg=op)
+        np.testing.assert_allclose(part, expected / ranks, rtol=1e-14, err_msg=str(op))
 
 
 def test_a_product_with_zeros(way: str) -> None:
@@ -303,7 +304,7 @@ def test_compression(way: str) -> None:
     for i, op in enumerate(ops):
         plain, *narrow = found[3 * i : 3 * i + 3]
         for slope in narrow:
-            np.testing.assert_array_equal(slope, plain, err_msg=op)
+            np.testing.assert_array_equal(slope, plain, err_msg=str(op))
 
 
 def test_gradients_name_the_wire() -> None:

@@ -1,7 +1,7 @@
 # ringar from a bare checkout. Needs Python >= 3.10, g++ and make; everything else comes by pip.
 #
 #   make demo         install, build, train on two ranks, print the result
-#   make test         every test: plain, then on 2, 3 and 4 ranks
+#   make test         the tests: plain, then on 2, 3 and 4 ranks
 #   make test-long    what the others leave out: slow tests, rare variants on every number of ranks
 #   make test-native  the C++ tests under AddressSanitizer and ThreadSanitizer
 #   make test-gpu     the tests that need an NVIDIA GPU, on those that there are
@@ -42,7 +42,7 @@ REPORTS := build/reports
 PYTEST = $(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q
 
 # Compilers' results are kept where there is ccache (setup.py passes this on, too).
-ifneq ($(shell command -v ccache),)
+ifneq ($(shell command -v ccache 2>/dev/null),)
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 # Paths are compared relative to the folder of a build: wheels are built from copies of this tree.
 export CCACHE_BASEDIR ?= /

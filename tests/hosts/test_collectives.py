@@ -79,7 +79,7 @@ def ran(
     options = ["--map-by", "node"] if layout.in_turn else []
     with Hosts(len(layout.ranks)) as hosts:
         outcomes = run_scenarios_on(
-            hosts, layout.ranks, SCRIPTS / "collectives.py", folder, options=options, deadline=100
+            hosts, layout.ranks, SCRIPTS / "collectives.py", folder, options=options, deadline=150
         )
         left = [name for host in hosts for name in host.shared_memory() if "ringar" in name]
     return Ran(layout, outcomes, left)

@@ -1,8 +1,8 @@
 # ringar from a bare checkout. Needs Python >= 3.10, g++ and make; everything else comes by pip.
 #
 #   make demo         install, build, train on two ranks, print the result
-#   make test         every test: plain, then on 2, 3 and 4 ranks
-#   make test-long    slow tests, and on 2, 3 and 4 ranks all variants of all tests: half an hour
+#   make test         the tests: plain, then on 2, 3 and 4 ranks
+#   make test-long    what the others leave out: slow tests, rare variants on every number of ranks
 #   make test-native  the C++ tests under AddressSanitizer and ThreadSanitizer
 #   make test-native-aarch64  the C++ tests for aarch64, emulated (g++-aarch64-linux-gnu, qemu-user-static)
 #   make test-gpu     the tests that need an NVIDIA GPU, on those that there are
@@ -47,6 +47,18 @@ RANKS_LIMIT ?= 1800
 NATIVE_LIMIT ?= 2700
 LIMIT := timeout --kill-after=20
 
+# Each run of pytest leaves its times here as JUnit XML: `.ci/run` prints the slowest tests of all.
+REPORTS := build/reports
+PYTEST = $(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q
+
+# Compilers' results are kept where there is ccache (setup.py passes this on, too).
+ifneq ($(shell command -v ccache 2>/dev/null),)
+export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
+# Paths are compared relative to the folder of a build: wheels are built from copies of this tree.
+export CCACHE_BASEDIR ?= /
+export CCACHE_NOHASHDIR ?= 1
+endif
+
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: all demo test test-plain test-ranks test-long test-native test-native-aarch64 test-gpu \
@@ -77,20 +89,23 @@ demo: $(LIBRARY)
 
 test: test-plain test-ranks
 
+# Two at once, a file's tests in one process; then those that measure, with nothing beside them.
 test-plain: $(LIBRARY)
-	$(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q
+	$(PYTEST) -n 2 --dist loadfile -m 'not alone' --junit-xml=$(REPORTS)/plain.xml
+	$(PYTEST) -m alone --junit-xml=$(REPORTS)/alone.xml
 
 # Once more, every rank running the same tests (see CONTRIBUTING.md); rank 0 alone reports.
 test-ranks: $(LIBRARY)
 	@set -e; for size in $(RANKS); do \
 	  echo "== $$size ranks: $(RANK_TESTS)"; \
 	  $(LIMIT) $(RANKS_LIMIT) $(BIN)/ringarrun -np $$size --no-prefix \
-	    $(BIN)/python -m pytest -q -p no:cacheprovider $(SLOW) $(RANK_TESTS); \
+	    $(BIN)/python -m pytest -q -p no:cacheprovider $(SLOW) \
+	      --junit-xml=$(REPORTS)/$$size-ranks.xml $(RANK_TESTS); \
 	done
 
 test-long: $(LIBRARY)
-	$(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q --slow -m slow
-	$(MAKE) test-ranks SLOW=--slow RANKS_LIMIT=2400
+	$(PYTEST) --slow -m slow
+	$(MAKE) test-ranks SLOW='--slow -m slow' RANKS_LIMIT=5400
 	$(MAKE) test-native-aarch64
 
 # It would wait a second at the end of each rank that is a process.
@@ -100,15 +115,23 @@ export TSAN_OPTIONS ?= atexit_sleep_ms=0
 FIXED_ADDRESSES = $(shell setarch --addr-no-randomize true 2>/dev/null && \
   echo setarch --addr-no-randomize)
 
-test-native: $(STAMP)
-	@set -e; for sanitizer in address thread; do \
-	  echo "== $$sanitizer"; \
-	  $(BIN)/cmake -S tf_ops -B build/native-$$sanitizer -G Ninja \
-	    -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-	    -DRINGAR_SANITIZE=$$sanitizer -DRINGAR_WERROR=ON >build/native-$$sanitizer.log; \
-	  $(BIN)/cmake --build build/native-$$sanitizer --target ringar_tests; \
-	  $(LIMIT) $(NATIVE_LIMIT) $(FIXED_ADDRESSES) build/native-$$sanitizer/ringar_tests; \
-	done
+NATIVE := $(addprefix build/native-,address thread)
+
+# Built one after the other, by all cores; run side by side, for much of the time ranks only wait.
+test-native: $(addsuffix /ringar_tests,$(NATIVE))
+	$(MAKE) --output-sync=target -j2 $(addsuffix .passed,$(NATIVE))
+
+.PHONY: $(addsuffix /ringar_tests,$(NATIVE)) $(addsuffix .passed,$(NATIVE))
+
+$(addsuffix /ringar_tests,$(NATIVE)): build/native-%/ringar_tests: $(STAMP)
+	@echo "== $* sanitizer"
+	@$(BIN)/cmake -S tf_ops -B build/native-$* -G Ninja \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	  -DRINGAR_SANITIZE=$* -DRINGAR_WERROR=ON >build/native-$*.log
+	@$(BIN)/cmake --build build/native-$* --target ringar_tests
+
+$(addsuffix .passed,$(NATIVE)): build/native-%.passed:
+	$(LIMIT) $(NATIVE_LIMIT) $(FIXED_ADDRESSES) build/native-$*/ringar_tests
 
 # $(call need,command,package) stops where a program is missing, and names Debian's package.
 need = @command -v $(1) >/dev/null || { \
@@ -140,11 +163,18 @@ test-matrix: $(WHEEL)
 check-wheels: $(sort $(WHEEL) $(WHEEL_AARCH64))
 	$(BIN)/python -m tests.check_wheels $^
 
-lint: $(STAMP) build/mypy/ringar
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+# mypy is the longest by far; the others run beside it.
+lint: $(STAMP)
+	$(MAKE) --output-sync=target -j2 lint-python lint-rest
+
+.PHONY: lint-python lint-rest
+lint-python: build/mypy/ringar
 	$(BIN)/mypy -p ringar -p tests $(addprefix -p ,$(wildcard benchmarks)) \
 	  $(addprefix -m ,$(subst /,.,$(patsubst %.py,%,setup.py $(wildcard examples/*.py docs/tools/*.py))))
+
+lint-rest: build/mypy/ringar
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	PYTHONPATH=build/mypy $(BIN)/python docs/tools/rooms.py --check
 	cd build/mypy && $(abspath $(BIN))/lint-imports --no-cache --no-logo --config $(abspath pyproject.toml)
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))

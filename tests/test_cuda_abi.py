@@ -227,6 +227,7 @@ def test_the_header_stands_alone(name: str, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow  # the comparison itself
 @pytest.mark.parametrize(
     ("name", "right", "wrong", "complaint"),
     [

@@ -81,6 +81,7 @@ def test_the_header_stands_alone(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow  # the comparison itself
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [

@@ -10,9 +10,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import ringar
+from tests.plugin import fast_if
 
 MODES = ("numpy", "eager", "graph", "compiled")
 FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -26,6 +28,22 @@ SMALL_BYTES = 32 << 10
 SLICE_BYTES = 128 << 10
 
 Function = Callable[..., Sequence[Any]]
+
+
+def modes_and_dtypes(dtypes: Sequence[str], modes: Sequence[str] = MODES) -> Any:
+    """Parametrizes a test: all dtypes in the first mode, float32 in all, and the rest is slow.
+
+    Dtypes are the engine's business and modes the front end's. A test beside it has all dtypes in
+    one function of each mode.
+    """
+    return pytest.mark.parametrize(
+        ("mode", "dtype"),
+        [
+            fast_if(mode == modes[0] or dtype == "float32", mode, dtype)
+            for mode in modes
+            for dtype in dtypes
+        ],
+    )
 
 
 def numpy_dtype(name: str) -> np.dtype:

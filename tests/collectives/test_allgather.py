@@ -30,7 +30,8 @@ def gathered(groups: list[list[np.ndarray]]) -> list[np.ndarray]:
     return [np.concatenate(arrays) for arrays in zip(*groups, strict=True)]
 
 
-@pytest.mark.parametrize("dtype", common.MOVED)
+@pytest.mark.every_variant
+@common.modes_and_dtypes(common.MOVED)
 def test_every_dtype(mode: str, dtype: str) -> None:
     groups = [inputs_of(r, dtype, mode) for r in range(ringar.size())]
     results = common.run(
@@ -39,7 +40,18 @@ def test_every_dtype(mode: str, dtype: str) -> None:
     common.assert_all_same(results, gathered(groups))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "complex128", "int8"])
+def test_every_dtype_in_one_function(mode: str) -> None:
+    groups = [
+        [inputs_of(r, dtype, mode)[3] for dtype in common.MOVED] for r in range(ringar.size())
+    ]
+    results = common.run(
+        mode, lambda *ts: [ringar.allgather(t) for t in ts], *groups[ringar.rank()]
+    )
+    for dtype, result, expected in zip(common.MOVED, results, gathered(groups), strict=True):
+        common.assert_same(result, expected, dtype)
+
+
+@common.modes_and_dtypes(["float32", "complex128", "int8"])
 def test_groups(mode: str, dtype: str) -> None:
     """In one go, and longer than one outbox."""
     groups = [inputs_of(r, dtype, mode, scale=3000) for r in range(ringar.size())]

@@ -6,7 +6,7 @@ import hashlib
 import locale
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from tests.collectives import common
 SHAPES = [(), (0,), (3, 0, 2), (1,), (7,), (1023,), (5, 3, 7), (9000,), (2, 1) * 4 + (2, 3)]
 
 
-@pytest.mark.parametrize("dtype", common.REDUCIBLE)
+@pytest.mark.every_variant
+@common.modes_and_dtypes(common.REDUCIBLE)
 def test_every_op_and_shape(mode: str, dtype: str) -> None:
     cases = [
         (op, shape)
@@ -38,21 +39,43 @@ def test_every_op_and_shape(mode: str, dtype: str) -> None:
         common.assert_same(result, common.reduced(case[0], arrays), case)
 
 
-@pytest.mark.parametrize("dtype", common.FLOATING)
-def test_scaling(mode: str, dtype: str) -> None:
+def test_every_dtype_and_op_in_one_function(mode: str) -> None:
+    cases = [
+        (dtype, op)
+        for dtype in common.REDUCIBLE
+        for op in common.OPS
+        if op is not ringar.Average or dtype in common.FLOATING
+    ]
+    inputs = [common.of_all_ranks(dtype, (7,), i) for i, (dtype, _) in enumerate(cases)]
+
+    def reduce(*tensors: Any) -> list[Any]:
+        return [ringar.allreduce(t, op) for t, (_, op) in zip(tensors, cases, strict=True)]
+
+    results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
+    for case, arrays, result in zip(cases, inputs, results, strict=True):
+        common.assert_same(result, common.reduced(case[1], arrays), case)
+
+
+def test_scaling(mode: str) -> None:
     factors = [(0.5, 1.0), (1.0, 0.1), (-3.0, 1 / 3), (1e-3, 1e3)]
     cases = [(op, pre, post) for op in common.OPS for pre, post in factors]
-    inputs = common.of_all_ranks(dtype, (301,))
+    inputs = [common.of_all_ranks(dtype, (301,)) for dtype in common.FLOATING]
 
-    def reduce(tensor: Any) -> list[Any]:
+    def reduce(*tensors: Any) -> list[Any]:
         return [
             ringar.allreduce(tensor, op, prescale_factor=pre, postscale_factor=post)
+            for tensor in tensors
             for op, pre, post in cases
         ]
 
-    results = common.run(mode, reduce, inputs[ringar.rank()])
-    for case, result in zip(cases, results, strict=True):
-        common.assert_same(result, common.reduced(case[0], inputs, *case[1:]), case)
+    results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
+    expected = [
+        (common.reduced(case[0], arrays, *case[1:]), (arrays[0].dtype, *case))
+        for arrays in inputs
+        for case in cases
+    ]
+    for result, (numbers, case) in zip(results, expected, strict=True):
+        common.assert_same(result, numbers, case)
 
 
 @pytest.mark.parametrize("dtype", common.REDUCIBLE)
@@ -72,17 +95,17 @@ def test_sizes_where_the_algorithm_changes(
     assert len(set(exchange(digest.hexdigest()))) == 1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_many_blocks(mode: str, dtype: str) -> None:
-    count = (8 << 20) // common.numpy_dtype(dtype).itemsize
-    inputs = [np.resize(a, count + 1) for a in common.of_all_ranks(dtype, (99_991,))]
-    results = common.run(
-        mode,
-        lambda t: [ringar.allreduce(t, ringar.Sum), ringar.allreduce(t[2:], ringar.Sum)],
-        inputs[ringar.rank()],
-    )
-    expected = common.reduced(ringar.Sum, inputs)
-    common.assert_all_same(results, [expected, expected[2:]])
+def test_many_blocks(mode: str) -> None:
+    for dtype in ("float32", "bfloat16", "int8"):
+        count = (8 << 20) // common.numpy_dtype(dtype).itemsize
+        inputs = [np.resize(a, count + 1) for a in common.of_all_ranks(dtype, (99_991,))]
+        results = common.run(
+            mode,
+            lambda t: [ringar.allreduce(t, ringar.Sum), ringar.allreduce(t[2:], ringar.Sum)],
+            inputs[ringar.rank()],
+        )
+        expected = common.reduced(ringar.Sum, inputs)
+        common.assert_all_same(results, [expected, expected[2:]], dtype)
 
 
 def special_values(dtype: str, rank: int) -> np.ndarray:
@@ -91,40 +114,48 @@ def special_values(dtype: str, rank: int) -> np.ndarray:
     return bits.view(common.numpy_dtype(dtype))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("count", [1 << 16, 4000])
-def test_special_values(
-    mode: str, dtype: str, count: int, exchange: Callable[[Any], list[Any]]
-) -> None:
-    inputs = [special_values(dtype, r)[:count] for r in range(ringar.size())]
+def reduced_by_every_op(
+    mode: str, inputs: Sequence[list[np.ndarray]], ops: Sequence[Any]
+) -> Iterator[tuple[np.ndarray, ringar.ReduceOp, np.ndarray, np.ndarray]]:
+    """Each input, by rank, with each op, what it is reduced to, and what that should be."""
 
-    def reduce(tensor: Any) -> list[Any]:
-        return [ringar.allreduce(tensor, op) for op in common.OPS]
+    def reduce(*tensors: Any) -> list[Any]:
+        return [ringar.allreduce(tensor, op) for tensor in tensors for op in ops]
 
-    results = common.run(mode, reduce, inputs[ringar.rank()])
-    for op, result in zip(common.OPS, results, strict=True):
-        expected = common.reduced(op, inputs)
+    results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
+    cases = [(arrays, op) for arrays in inputs for op in ops]
+    for result, (arrays, op) in zip(results, cases, strict=True):
+        yield arrays[0], op, result, common.reduced(op, arrays)
+
+
+def test_special_values(mode: str, exchange: Callable[[Any], list[Any]]) -> None:
+    inputs = [
+        [special_values(dtype, r)[:count] for r in range(ringar.size())]
+        for dtype in ("float16", "bfloat16")
+        for count in (1 << 16, 4000)
+    ]
+    bits = hashlib.sha256()
+    for array, op, result, expected in reduced_by_every_op(mode, inputs, common.OPS):
+        if op is common.OPS[0]:
+            bits.update(result.tobytes())
         if op in (ringar.Min, ringar.Max):  # which zero it is when both are there is left open
             with np.errstate(all="ignore"):
                 zero = expected.dtype.type(0)
                 result, expected = result + zero, expected + zero
-        common.assert_same(result, expected, op)
-    bits = [result.tobytes() for result in results]
-    assert len(set(exchange(bits[0]))) == 1
+        common.assert_same(result, expected, (array.dtype, array.size, op))
+    assert len(set(exchange(bits.hexdigest()))) == 1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_special_values_of_wide_dtypes(mode: str, dtype: str) -> None:
-    tiny = np.finfo(dtype).smallest_subnormal
-    specials = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, tiny, -tiny, 1.0, -1.0, 1e30], dtype)
-    inputs = [np.roll(np.tile(specials, 11), 3 * r)[:107] for r in range(ringar.size())]
-
-    def reduce(tensor: Any) -> list[Any]:
-        return [ringar.allreduce(tensor, op) for op in (ringar.Sum, ringar.Product)]
-
-    results = common.run(mode, reduce, inputs[ringar.rank()])
-    for op, result in zip((ringar.Sum, ringar.Product), results, strict=True):
-        common.assert_same(result, common.reduced(op, inputs), op)
+def test_special_values_of_wide_dtypes(mode: str) -> None:
+    inputs = []
+    for dtype in ("float32", "float64"):
+        tiny = np.finfo(dtype).smallest_subnormal
+        numbers = [0.0, -0.0, np.inf, -np.inf, np.nan, tiny, -tiny, 1.0, -1.0, 1e30]
+        specials = np.tile(np.array(numbers, dtype), 11)
+        inputs.append([np.roll(specials, 3 * r)[:107] for r in range(ringar.size())])
+    cases = reduced_by_every_op(mode, inputs, (ringar.Sum, ringar.Product))
+    for array, op, result, expected in cases:
+        common.assert_same(result, expected, (array.dtype, op))
 
 
 def mixed_group(rank: int) -> list[np.ndarray]:
@@ -195,18 +226,24 @@ def test_compressor_of_ones_own(way: str) -> None:
     common.assert_same(results[0], common.reduced(ringar.Sum, inputs))
 
 
-@pytest.mark.parametrize("algorithm", [None, "auto", "hierarchical"])
-def test_algorithms(mode: str, algorithm: str | None) -> None:
+def test_algorithms(mode: str) -> None:
     inputs = common.of_all_ranks("float32", (333,))
-    results = common.run(
-        mode,
-        lambda t: [
-            ringar.allreduce(t, ringar.Sum, algorithm=algorithm),
-            *ringar.grouped_allreduce([t], ringar.Sum, algorithm=algorithm),
-        ],
-        inputs[ringar.rank()],
-    )
-    common.assert_all_same(results, [common.reduced(ringar.Sum, inputs)] * 2)
+    algorithms = (None, "auto", "hierarchical")
+
+    def reduce(tensor: Any) -> list[Any]:
+        return [
+            result
+            for algorithm in algorithms
+            for result in (
+                ringar.allreduce(tensor, ringar.Sum, algorithm=algorithm),
+                *ringar.grouped_allreduce([tensor], ringar.Sum, algorithm=algorithm),
+            )
+        ]
+
+    results = common.run(mode, reduce, inputs[ringar.rank()])
+    expected = [common.reduced(ringar.Sum, inputs)] * 2
+    for i, algorithm in enumerate(algorithms):
+        common.assert_all_same(results[2 * i : 2 * i + 2], expected, algorithm)
 
 
 def test_what_the_engine_is_told() -> None:

@@ -33,22 +33,52 @@ def expected(arrays: list[np.ndarray], splits: list[list[int]]) -> np.ndarray:
     return np.concatenate([part_for(a, s, rank) for a, s in zip(arrays, splits, strict=True)])
 
 
-@pytest.mark.parametrize("way", ["numpy", "eager", "graph"])
-@pytest.mark.parametrize("dtype", common.MOVED)
-def test_every_dtype_with_splits(way: str, dtype: str) -> None:
+@pytest.mark.every_variant
+@common.modes_and_dtypes(common.MOVED, modes=("numpy", "eager", "graph"))
+def test_every_dtype_with_splits(mode: str, dtype: str) -> None:
     """Compiled code has static shapes and no splits: see test_compiled_code_refuses_splits."""
     for case, tail in enumerate(TAILS):
         splits = [splits_of(r, case) for r in range(ringar.size())]
         arrays = [common.values(dtype, (sum(split), *tail), r) for r, split in enumerate(splits)]
         own = splits[ringar.rank()]
         result, counts = common.run(
-            way, lambda t, own=own: ringar.alltoall(t, own), arrays[ringar.rank()]
+            mode, lambda t, own=own: ringar.alltoall(t, own), arrays[ringar.rank()]
         )
         common.assert_same(result, expected(arrays, splits), (case, tail))
         common.assert_same(counts, np.array([s[ringar.rank()] for s in splits], np.int64))
 
 
-@pytest.mark.parametrize("dtype", common.MOVED)
+@pytest.mark.parametrize("way", ["numpy", "eager", "graph"])
+def test_every_dtype_with_splits_in_one_function(way: str) -> None:
+    splits = [splits_of(r, 0) for r in range(ringar.size())]
+    own, rank = splits[ringar.rank()], ringar.rank()
+    inputs = [
+        [common.values(dtype, (sum(split), 3), r) for r, split in enumerate(splits)]
+        for dtype in common.MOVED
+    ]
+    results = common.run(
+        way,
+        lambda *ts: [ringar.alltoall(t, own)[0] for t in ts],
+        *[arrays[rank] for arrays in inputs],
+    )
+    for dtype, arrays, result in zip(common.MOVED, inputs, results, strict=True):
+        common.assert_same(result, expected(arrays, splits), dtype)
+
+
+def test_every_dtype_in_one_function(mode: str) -> None:
+    ranks = ringar.size()
+    inputs = [common.of_all_ranks(dtype, (2 * ranks, 3)) for dtype in common.MOVED]
+    results = common.run(
+        mode,
+        lambda *ts: [ringar.alltoall(t) for t in ts],
+        *[arrays[ringar.rank()] for arrays in inputs],
+    )
+    for dtype, arrays, result in zip(common.MOVED, inputs, results, strict=True):
+        common.assert_same(result, expected(arrays, [even(2 * ranks)] * ranks), dtype)
+
+
+@pytest.mark.every_variant
+@common.modes_and_dtypes(common.MOVED)
 def test_every_dtype_evenly(mode: str, dtype: str) -> None:
     ranks = ringar.size()
     cases = [(rows, tail) for rows in (0, 1, 2, 50) for tail in TAILS]

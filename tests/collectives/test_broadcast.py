@@ -13,7 +13,8 @@ from tests.collectives import common
 SHAPES: list[tuple[int, ...]] = [(), (0,), (3, 0, 2), (1,), (7,), (5, 3, 7), (1023,), (40_000,)]
 
 
-@pytest.mark.parametrize("dtype", common.MOVED)
+@pytest.mark.every_variant
+@common.modes_and_dtypes(common.MOVED)
 def test_every_dtype_root_and_shape(mode: str, dtype: str) -> None:
     cases = [(root, shape) for root in range(ringar.size()) for shape in SHAPES]
     inputs = [common.of_all_ranks(dtype, shape, i) for i, (_, shape) in enumerate(cases)]
@@ -24,6 +25,18 @@ def test_every_dtype_root_and_shape(mode: str, dtype: str) -> None:
     )
     expected = [arrays[root] for arrays, (root, _) in zip(inputs, cases, strict=True)]
     common.assert_all_same(results, expected)
+
+
+def test_every_dtype_in_one_function(mode: str) -> None:
+    inputs = [common.of_all_ranks(dtype, (5, 3)) for dtype in common.MOVED]
+    root = ringar.size() - 1
+    results = common.run(
+        mode,
+        lambda *ts: [ringar.broadcast(t, root) for t in ts],
+        *[arrays[ringar.rank()] for arrays in inputs],
+    )
+    for dtype, arrays, result in zip(common.MOVED, inputs, results, strict=True):
+        common.assert_same(result, arrays[root], dtype)
 
 
 def test_lengths_around_the_outbox() -> None:
@@ -59,12 +72,16 @@ def test_bits_are_kept() -> None:
     assert received.tobytes() == sent.tobytes()
 
 
-@pytest.mark.parametrize("dtype", common.MOVED)
-def test_variables(dtype: str) -> None:
+def test_variables() -> None:
     rank, root = ringar.rank(), ringar.size() - 1
     shapes: list[tuple[int, ...]] = [(), (3, 2), (0,), (1000,)]
     arrays = [
-        [common.values(dtype, s, 10 * r + i) for i, s in enumerate(shapes)] for r in (rank, root)
+        [
+            common.values(dtype, s, 10 * r + i)
+            for dtype in common.MOVED
+            for i, s in enumerate(shapes)
+        ]
+        for r in (rank, root)
     ]
     variables = [tf.Variable(array) for array in arrays[0]]
     handles = [v.handle for v in variables]

@@ -8,6 +8,7 @@ rank's input is moved at a time while all ranks compute their losses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -151,14 +152,17 @@ UNEVEN = ["allgather", "reducescatter", "reducescatter extremes", "reducescatter
 
 
 @pytest.mark.parametrize("name", UNEVEN)
-def test_rows_that_do_not_divide(name: str, way: str, exchange: Callable[[Any], list[Any]]) -> None:
+def test_rows_that_do_not_divide(name: str, exchange: Callable[[Any], list[Any]]) -> None:
     """All-gather: as many rows as the rank has; compiled, and for reduce-scatter: all as many."""
-    uneven = name == "allgather" and way != "compiled"
-    rows = ringar.rank() + 1 if uneven else ringar.size() + 1
-    array = common.values("float64", (rows, 2), ringar.rank())
     collective = COLLECTIVES[name]
-    expected = numeric(collective, array, exchange)
-    np.testing.assert_allclose(analytic(way, collective, array), expected, rtol=1e-6, atol=1e-8)
+    for ways in (("eager", "graph"), ("compiled",)):
+        uneven = name == "allgather" and "compiled" not in ways
+        rows = ringar.rank() + 1 if uneven else ringar.size() + 1
+        array = common.values("float64", (rows, 2), ringar.rank())
+        expected = numeric(collective, array, exchange)
+        for way in ways:
+            slope = analytic(way, collective, array)
+            np.testing.assert_allclose(slope, expected, rtol=1e-6, atol=1e-8, err_msg=way)
 
 
 @pytest.mark.parametrize("way", ["eager", "graph"])
@@ -205,55 +209,68 @@ def test_ties_share_the_gradient_of_an_extreme(way: str) -> None:
     np.testing.assert_allclose(slope, of_owners / ranks, rtol=1e-12)
 
 
+def slopes_of(x: tf.Tensor, calls: Sequence[Callable[[Any], Any]]) -> list[tf.Tensor]:
+    """The gradient of `x` of each of the calls."""
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        results = [call(x) for call in calls]
+    return [tape.gradient(result, x) for result in results]
+
+
 @pytest.mark.parametrize("dtype", common.FLOATING)
-@pytest.mark.parametrize("prescale", [0.7, -0.7])
-def test_scaled_extremes_in_every_dtype(way: str, dtype: str, prescale: float) -> None:
+def test_scaled_extremes_in_every_dtype(way: str, dtype: str) -> None:
     """Who holds the extreme does not depend on how products are rounded."""
     inputs = common.of_all_ranks(dtype, (50,))
+    prescales = (0.7, -0.7)
 
     def slopes(x: tf.Tensor) -> list[tf.Tensor]:
-        factors = {"prescale_factor": prescale, "postscale_factor": -1.3}
-        with tf.GradientTape(persistent=True) as tape:
-            tape.watch(x)
-            whole = ringar.allreduce(x, ringar.Max, **factors)
-            share = ringar.reducescatter(x, ringar.Max, **factors)
-        return [tape.gradient(whole, x), tape.gradient(share, x)]
+        return slopes_of(
+            x,
+            [
+                partial(collective, op=ringar.Max, prescale_factor=prescale, postscale_factor=-1.3)
+                for prescale in prescales
+                for collective in (ringar.allreduce, ringar.reducescatter)
+            ],
+        )
 
-    whole, share = (
-        result.astype(np.float64) for result in common.run(way, slopes, inputs[ringar.rank()])
-    )
+    found = [a.astype(np.float64) for a in common.run(way, slopes, inputs[ringar.rank()])]
     wide = np.array([a.astype(np.float64) for a in inputs])
-    holds = wide == (wide.max(axis=0) if prescale > 0 else wide.min(axis=0))
-    expected = holds[ringar.rank()] / holds.sum(axis=0) * prescale * -1.3
-    np.testing.assert_allclose(whole, expected * ringar.size(), rtol=0.02)
-    np.testing.assert_allclose(share, expected, rtol=0.02)
+    for prescale, (whole, share) in zip(prescales, (found[:2], found[2:]), strict=True):
+        holds = wide == (wide.max(axis=0) if prescale > 0 else wide.min(axis=0))
+        expected = holds[ringar.rank()] / holds.sum(axis=0) * prescale * -1.3
+        np.testing.assert_allclose(
+            whole, expected * ringar.size(), rtol=0.02, err_msg=str(prescale)
+        )
+        np.testing.assert_allclose(share, expected, rtol=0.02, err_msg=str(prescale))
 
 
-@pytest.mark.parametrize("op", [ringar.Sum, ringar.Average, ringar.Max, ringar.Product])
-def test_factors_have_the_precision_of_the_dtype(way: str, op: ringar.ReduceOp) -> None:
+def test_factors_have_the_precision_of_the_dtype(way: str) -> None:
     """Finite differences would not see a factor that went through float32."""
     scale = {"prescale_factor": 0.7, "postscale_factor": 1 / 3}
+    ops = (ringar.Sum, ringar.Average, ringar.Max, ringar.Product)
 
-    def slope(x: tf.Tensor) -> list[tf.Tensor]:
-        slopes = []
-        for collective in (ringar.allreduce, ringar.reducescatter):
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = collective(x, op, **scale)
-            slopes.append(tape.gradient(y, x))
-        return slopes
+    def slopes(x: tf.Tensor) -> list[tf.Tensor]:
+        return slopes_of(
+            x,
+            [
+                partial(collective, op=op, **scale)
+                for op in ops
+                for collective in (ringar.allreduce, ringar.reducescatter)
+            ],
+        )
 
     ranks = ringar.size()
     x = common.values("float64", (ranks,), 0)  # equal on all ranks
-    share = 1 / 3 / (ranks if op is ringar.Average else 1)
-    expected = {
-        ringar.Max: np.full(ranks, 0.7 / 3),  # all ranks tie
-        ringar.Product: ranks * 0.7**ranks / 3 * x ** (ranks - 1),
-    }.get(op, np.full(ranks, 0.7 * share * ranks))
-    whole, part = common.run(way, slope, x)
-    np.testing.assert_allclose(whole, expected, rtol=1e-14)
-    # Every row has one owner, whose loss alone depends on it.
-    np.testing.assert_allclose(part, expected / ranks, rtol=1e-14)
+    found = common.run(way, slopes, x)
+    for op, whole, part in zip(ops, found[::2], found[1::2], strict=True):
+        share = 1 / 3 / (ranks if op is ringar.Average else 1)
+        expected = {
+            ringar.Max: np.full(ranks, 0.7 / 3),  # all ranks tie
+            ringar.Product: ranks * 0.7**ranks / 3 * x ** (ranks - 1),
+        }.get(op, np.full(ranks, 0.7 * share * ranks))
+        np.testing.assert_allclose(whole, expected, rtol=1e-14, err_msg=str(op))
+        # Every row has one owner, whose loss alone depends on it.
+        np.testing.assert_allclose(part, expected / ranks, rtol=1e-14, err_msg=str(op))
 
 
 def test_a_product_with_zeros(way: str) -> None:
@@ -271,17 +288,23 @@ def test_a_product_with_zeros(way: str) -> None:
     np.testing.assert_allclose(slope, others * of_owners, rtol=1e-12)
 
 
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
-def test_compression(way: str, compression: str) -> None:
+def test_compression(way: str) -> None:
     """The gradient travels as the tensors did; inside one host both are exact."""
-    kind = getattr(ringar.Compression, compression)
-    x = common.values("float32", (5,), 3 + ringar.rank())
+    kinds = (None, ringar.Compression.fp16, ringar.Compression.bf16)
+    ops = (ringar.Sum, ringar.Average, ringar.Max, ringar.Product)
 
-    def reduce(op: ringar.ReduceOp, **options: Any) -> np.ndarray:
-        return analytic(way, lambda t: [tf.cast(ringar.allreduce(t, op, **options), tf.float64)], x)
+    def slopes(x: tf.Tensor) -> list[tf.Tensor]:
+        def loss(op: ringar.ReduceOp, kind: Any) -> Callable[[Any], Any]:
+            options = {} if kind is None else {"compression": kind}
+            return lambda t: loss_of([tf.cast(ringar.allreduce(t, op, **options), tf.float64)])
 
-    for op in (ringar.Sum, ringar.Average, ringar.Max, ringar.Product):
-        np.testing.assert_array_equal(reduce(op, compression=kind), reduce(op))
+        return slopes_of(x, [loss(op, kind) for op in ops for kind in kinds])
+
+    found = common.run(way, slopes, common.values("float32", (5,), 3 + ringar.rank()))
+    for i, op in enumerate(ops):
+        plain, *narrow = found[3 * i : 3 * i + 3]
+        for slope in narrow:
+            np.testing.assert_array_equal(slope, plain, err_msg=str(op))
 
 
 def test_gradients_name_the_wire() -> None:

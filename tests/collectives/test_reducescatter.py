@@ -20,7 +20,8 @@ def share(total: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.array_split(total, ringar.size())[ringar.rank()])
 
 
-@pytest.mark.parametrize("dtype", common.REDUCIBLE)
+@pytest.mark.every_variant
+@common.modes_and_dtypes(common.REDUCIBLE)
 def test_every_op_and_shape(mode: str, dtype: str) -> None:
     cases = [
         (op, shape)
@@ -38,17 +39,35 @@ def test_every_op_and_shape(mode: str, dtype: str) -> None:
         common.assert_same(result, share(common.reduced(case[0], arrays)), case)
 
 
-@pytest.mark.parametrize("dtype", common.FLOATING)
-def test_scaling(mode: str, dtype: str) -> None:
-    inputs = common.of_all_ranks(dtype, (31, 5))
+def test_every_dtype_and_op_in_one_function(mode: str) -> None:
+    cases = [
+        (dtype, op)
+        for dtype in common.REDUCIBLE
+        for op in common.OPS
+        if op is not ringar.Average or dtype in common.FLOATING
+    ]
+    inputs = [common.of_all_ranks(dtype, (25, 2), i) for i, (dtype, _) in enumerate(cases)]
 
-    def reduce(tensor: Any) -> list[Any]:
+    def reduce(*tensors: Any) -> list[Any]:
+        return [ringar.reducescatter(t, op) for t, (_, op) in zip(tensors, cases, strict=True)]
+
+    results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
+    for case, arrays, result in zip(cases, inputs, results, strict=True):
+        common.assert_same(result, share(common.reduced(case[1], arrays)), case)
+
+
+def test_scaling(mode: str) -> None:
+    inputs = [common.of_all_ranks(dtype, (31, 5)) for dtype in common.FLOATING]
+
+    def reduce(*tensors: Any) -> list[Any]:
         factors = {"prescale_factor": 0.3, "postscale_factor": -7.0}
-        return [ringar.reducescatter(tensor, op, **factors) for op in common.OPS]
+        return [ringar.reducescatter(t, op, **factors) for t in tensors for op in common.OPS]
 
-    results = common.run(mode, reduce, inputs[ringar.rank()])
-    for op, result in zip(common.OPS, results, strict=True):
-        common.assert_same(result, share(common.reduced(op, inputs, 0.3, -7.0)), op)
+    results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])
+    cases = [(arrays, op) for arrays in inputs for op in common.OPS]
+    for (arrays, op), result in zip(cases, results, strict=True):
+        expected = share(common.reduced(op, arrays, 0.3, -7.0))
+        common.assert_same(result, expected, (arrays[0].dtype, op))
 
 
 def test_lengths_around_the_slice() -> None:

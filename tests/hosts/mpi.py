@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tests.hosts.hosts import SUBNET, Hosts
 from tests.plugin import JobResult, run_job
-from tests.plugin.jobs import command_line
+from tests.plugin.jobs import PYTHONPATH, command_line
 
 _GRACE = 5.0
 _TRANSPORT = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self,sm")
@@ -93,8 +93,7 @@ def run_on_hosts(
 
     The arguments are those of `open_mpi`; after `deadline` seconds the job is stopped.
     """
-    root = str(Path(__file__).resolve().parents[2])
-    given = {"PYTHONPATH": root, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONFAULTHANDLER": "1"}
+    given = {"PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONFAULTHANDLER": "1"}
     given.update(variables or {})
     command = open_mpi(hosts, ranks, program, variables=given, options=options)
     if hosts is None:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.hosts import SUBNET, Hosts, run_on_hosts
 from tests.hosts.scenarios import SCRIPTS
-from tests.plugin import JobResult, run_job
+from tests.plugin import JobResult, fast_if, run_job
 
 pytestmark = [pytest.mark.job, pytest.mark.usefixtures("has_open_mpi"), pytest.mark.deadline(120)]
 
 MPI = "--mca btl tcp,self,sm --mca pml ob1 --mca mpi_yield_when_idle 1"
 LEFT = 'PeerLostError: rank 0 | allreduce "without it"'
-WHERE = ["inside", "outside"]
+ENDS = [("exception", 1, "inside"), ("os._exit", 3, "outside")]
+OTHER_ENDS = [("exception", 1, "outside"), ("os._exit", 3, "inside")]
 
 
 def ringarrun(hosts: Hosts, *args: str) -> JobResult:
@@ -41,8 +43,13 @@ def mpirun(*args: str) -> JobResult:
     return result
 
 
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize(("how", "code"), [("exception", 1), ("os._exit", 3)])
+def ends(fast: list[tuple[str, int, str]], slow: list[tuple[str, int, str]]) -> Any:
+    """How rank 1 ends, with which code, and where the others are then."""
+    rare = [fast_if(False, *end) for end in slow]
+    return pytest.mark.parametrize(("how", "code", "where"), [*fast, *rare])
+
+
+@ends(ENDS, slow=OTHER_ENDS)
 def test_ringarrun_ends_with_its_code(two: Hosts, how: str, code: int, where: str) -> None:
     result = ringarrun(two, how, where)
     assert result.code == code, result
@@ -52,15 +59,14 @@ def test_ringarrun_ends_with_its_code(two: Hosts, how: str, code: int, where: st
         assert LEFT in result.stderr, "the grace is for that"
 
 
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize(("how", "code"), [("exception", 1), ("os._exit", 3)])
+@ends(OTHER_ENDS, slow=ENDS)
 def test_mpirun_ends_with_its_code(how: str, code: int, where: str) -> None:
     result = mpirun(how, where)
     assert result.code == code, result
     assert f"@1,1]\n   Exit code:    {code}\n" in result.stderr, "the process of rank 1"
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", ["inside", fast_if(False, "outside")])
 def test_a_rank_that_calls_sys_exit_is_named_by_the_others(two: Hosts, where: str) -> None:
     """Its code is known to nobody before MPI_Finalize, where it waits until the others give up."""
     for result in (ringarrun(two, "sys.exit", where), mpirun("sys.exit", where)):

@@ -83,6 +83,7 @@ def lose_a_host(
     return outcomes, disappearance.seconds
 
 
+@pytest.mark.alone
 def test_a_link_goes_down(tmp_path: Path) -> None:
     """No news for TCP: the deadline ends it, and names a rank that nothing came from."""
     outcomes, seconds = lose_a_host(tmp_path, Host.cut)
@@ -102,6 +103,7 @@ def kill_ranks(host: Host) -> None:
             host.kill([pid])
 
 
+@pytest.mark.alone
 def test_ranks_of_a_host_are_killed(tmp_path: Path) -> None:
     """Known at once, by the connections that end, and long before a deadline of a minute."""
     outcomes, seconds = lose_a_host(tmp_path, kill_ranks, deadline=60)
@@ -111,6 +113,7 @@ def test_ranks_of_a_host_are_killed(tmp_path: Path) -> None:
     assert outcomes.job.code not in (0, None), outcomes.job
 
 
+@pytest.mark.slow
 def test_everything_on_a_host_is_killed(tmp_path: Path) -> None:
     """With its daemon there: mpirun ends all ranks, nobody hangs, and nothing stays."""
     outcomes, _ = lose_a_host(tmp_path, Host.kill, deadline=60, options=())

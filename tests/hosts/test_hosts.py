@@ -51,6 +51,7 @@ def test_files_are_shared_and_the_folder_is_kept(two: Hosts, tmp_path: Path) -> 
     assert two[1].run("pwd").stdout.strip() == os.getcwd()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("mtu", [1500, JUMBO_MTU])
 def test_the_rate_is_exact(mtu: int) -> None:
     count = 24 * MIB
@@ -64,6 +65,7 @@ def test_the_rate_is_exact(mtu: int) -> None:
     assert count < received <= sent.bytes < 1.05 * count
 
 
+@pytest.mark.alone
 def test_a_rate_holds_for_each_direction(can_make_hosts: None) -> None:
     """Links are full duplex, and what one host sends takes nothing from its neighbor's rate."""
     with Hosts(2, rate_mbit=160) as hosts:

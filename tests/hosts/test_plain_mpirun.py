@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import site
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from benchmarks.harness import environments, launch
 from tests.faults.outcomes import Outcomes, read_outcomes
 from tests.hosts.scenarios import SCRIPTS, run_scenarios_on
 from tests.plugin import run_job
+from tests.plugin.jobs import left_in_shared_memory
 
 pytestmark = [pytest.mark.job, pytest.mark.deadline(300)]
 
@@ -25,7 +25,7 @@ def check(outcomes: Outcomes) -> None:
         if not scenario.startswith(("where", "sent")):
             outcomes.expect_success(scenario)
     outcomes.expect_success("works at the end")
-    assert not [name for name in os.listdir("/dev/shm") if "ringar" in name]
+    assert not left_in_shared_memory()
 
 
 @pytest.mark.usefixtures("has_open_mpi")

@@ -12,14 +12,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 import pytest
 
 from tests.hosts import SUBNET, Hosts
 from tests.hosts.scenarios import SCRIPTS
-from tests.plugin.jobs import command_line
+from tests.plugin.jobs import PYTHONPATH, command_line
 
 pytestmark = [
     pytest.mark.job,
@@ -27,7 +26,6 @@ pytestmark = [
     pytest.mark.deadline(150),
 ]
 
-ROOT = Path(__file__).resolve().parents[2]
 MPI = "--mca btl tcp,self,sm --mca pml ob1 --mca mpi_yield_when_idle 1"
 LIMIT = 90.0
 
@@ -60,7 +58,7 @@ def ranks_of(hosts: Hosts) -> list[str]:
 
 def run(what: str, meanwhile: Callable[[Hosts], object] | None = None) -> Ending:
     """Runs two ranks on two hosts; ``meanwhile``: what happens as soon as both are ready."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with Hosts(2) as hosts:
         names = ",".join(f"{host.name}:1" for host in hosts)
         command = [sys.executable, "-m", "ringar.launchers", "-H", names, "--deadline", "4"]

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import ringar
+from tests.plugin import fast_if
 
 pytestmark = [pytest.mark.ranks(1)]
 
@@ -139,8 +140,15 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @kinds
-@pytest.mark.parametrize("backward", ["serial", "scan"])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    ("options", "backward"),
+    [
+        fast_if(backward == "scan" or "go_backwards" in options, options, backward)
+        for options in OPTIONS
+        for backward in ("serial", "scan")
+    ],
+    ids=str,
+)
 def test_options(kind: str, backward: str, options: dict[str, Any]) -> None:
     peer, layer = build(kind, options=options, backward=backward)
     dtype = options.get("dtype", "float32")

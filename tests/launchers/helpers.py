@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.plugin.jobs import left_in_shared_memory
+
 LAUNCHER = (sys.executable, "-m", "ringar.launchers")
 MARK = "RINGAR_TEST_MARK"
 
@@ -105,8 +107,7 @@ class Launcher:
         out, err = self.process.communicate(text, timeout=timeout)
         left = processes(self.mark)
         assert not left, f"the job has left processes behind: {left}"
-        # Files of another job that starts at this moment lose their names at once.
-        wait_until(lambda: not list(Path("/dev/shm").glob("ringar*")), "an empty /dev/shm", 10)
+        assert not left_in_shared_memory()
         return subprocess.CompletedProcess(self.process.args, self.process.returncode, out, err)
 
     def signal(self, number: int) -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Where the Pythons of a job find modules: `site` makes TensorFlow's import shorter.
+PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "plugin" / "site"), str(ROOT)])
 
 # Every process of a job inherits this variable, however it is forked, and is found by it.
 _MARK = "RINGAR_TEST_MARK"
@@ -101,7 +103,7 @@ def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     environment["PYTHONFAULTHANDLER"] = "1"
     environment["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+        [PYTHONPATH, *filter(None, [environment.get("PYTHONPATH")])]
     )
     for name, value in changes.items():
         environment.pop(name, None)
@@ -179,6 +181,20 @@ def processes(mark: str) -> list[int]:
             except OSError:  # it ended, or it is not ours
                 continue
     return found
+
+
+def left_in_shared_memory(seconds: float = _GRACE) -> set[str]:
+    """Returns what ringar has left in /dev/shm, once jobs that start now have taken it away.
+
+    A file there has a name while the ranks of a host open it. Jobs of other tests may do that.
+    """
+    give_up = time.monotonic() + seconds
+    left = None
+    while left != set() and time.monotonic() < give_up:
+        there = {path.name for path in Path("/dev/shm").glob("*ringar*")}
+        left = there if left is None else left & there
+        time.sleep(0.02)
+    return left or set()
 
 
 def kill_all() -> None:

@@ -182,6 +182,12 @@ class _Impatience:
         self._timer.cancel()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    if RANK != 0:
+        config.option.xmlpath = None  # rank 0 reports for all
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     if SIZE == 1:

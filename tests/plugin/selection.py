@@ -1,14 +1,14 @@
-"""The markers that say where a test runs.
+"""The markers that say where and when a test runs.
 
 ranks(n, ...)  only with these numbers of ranks (1 is plain pytest)
 job            starts jobs of its own: only in plain pytest, never under ringarrun
-slow           only with --slow
-
-On 2 ranks half of the variants of a test with many parameters runs, and on more, which share the
-cores, a third, other ones for each number of ranks; with --slow all of them.
-
-every_variant  all of them in any case
+slow           only with --slow: `make test-long`
+alone          measures, and so runs while no other test does
+every_variant  no variant of this test is slow because of the number of ranks
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
+
+Of a test with more than MANY variants each runs on one number of ranks: half of them on 2, a
+quarter on 3, which shares the cores as 4 does, and a quarter on 4. The others are slow there.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pytest
 
 from tests.plugin.place import SIZE
 
-#: Of tests that have more variants than so many, several ranks run one of so many.
-MANY = 6
-PART = {1: 1, 2: 2}.get(SIZE, 3)
+MANY = 4
+#: Which of four variants run on so many ranks.
+PARTS = {1: (0, 1, 2, 3), 2: (1, 3), 3: (0,), 4: (2,)}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,17 +33,19 @@ def pytest_configure(config: pytest.Config) -> None:
         "ranks(*sizes): run only with these numbers of ranks",
         "job: starts jobs of its own, so it runs in plain pytest only",
         "slow: runs only with --slow",
-        "every_variant: no part of the variants on many ranks, but all of them",
+        "alone: runs while no other test does",
+        "every_variant: all variants run on every number of ranks",
         "deadline(seconds): the time after which this test counts as hung (default 120)",
     ):
         config.addinivalue_line("markers", marker)
 
 
+# Before pytest's own, which sees to `-m slow`.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _mark_rare_variants(items)
     slow = config.getoption("--slow")
     selected = [item for item in items if _runs_here(item, slow)]
-    if PART > 1 and not slow:
-        selected = _thinned(selected)
     kept = set(selected)
     dropped = [item for item in items if item not in kept]
     if dropped:
@@ -51,22 +53,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = selected
 
 
-def _thinned(items: list[pytest.Item]) -> list[pytest.Item]:
-    """One in PART of the variants of tests that have many; other ones on other sizes."""
+def _mark_rare_variants(items: list[pytest.Item]) -> None:
+    """Marks the variants of tests with many as slow that run on another number of ranks."""
 
     def test_of(item: pytest.Item) -> str:
         return item.nodeid.partition("[")[0]
 
-    variants = collections.Counter(map(test_of, items))
+    fast = [item for item in items if item.get_closest_marker("slow") is None]
+    variants = collections.Counter(map(test_of, fast))
     number: collections.Counter[str] = collections.Counter()
-    kept = []
-    for item in items:
+    for item in fast:
         test = test_of(item)
-        number[test] += 1
         whole = variants[test] <= MANY or item.get_closest_marker("every_variant")
-        if whole or (number[test] + SIZE) % PART == 0:
-            kept.append(item)
-    return kept
+        if not whole and number[test] % 4 not in PARTS.get(SIZE, PARTS[4]):
+            item.add_marker(pytest.mark.slow)
+        number[test] += 1
 
 
 def _runs_here(item: pytest.Item, slow: bool) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.plugin import run_job
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, pytest.mark.slow]
 
 
 def test_source_runs_on_every_rank_with_its_arguments() -> None:

@@ -1,4 +1,7 @@
-"""The plugin itself: one run of pytest on several ranks, started as a job."""
+"""The plugin itself: one run of pytest on several ranks, started as a job.
+
+All but the test that every failure on several ranks depends on are slow.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ def run_tests(tmp_path: Path) -> RunTests:
     return run
 
 
+@pytest.mark.slow
 def test_success_is_reported_once(run_tests: RunTests) -> None:
     result = run_tests(3, "def test_a(): pass\ndef test_b(rank, size): assert rank < size == 3\n")
     result.check()
@@ -49,6 +53,7 @@ def test_failure_on_one_rank_is_a_failure_on_all(run_tests: RunTests) -> None:
     assert "only one is wrong" in result.stdout
 
 
+@pytest.mark.slow
 def test_failure_in_a_fixture_skips_the_call_on_all(run_tests: RunTests) -> None:
     source = """
 @pytest.fixture
@@ -67,12 +72,14 @@ def test_a(broken):
     assert "1 error" in result.stdout
 
 
+@pytest.mark.slow
 def test_ranks_that_differ_in_skipping_fail(run_tests: RunTests) -> None:
     result = run_tests(2, "def test_a():\n    if RANK: pytest.skip('not here')\n")
     result.check(code=1)
     assert "the ranks differ: passed, skipped" in result.stdout
 
 
+@pytest.mark.slow
 def test_skip_and_xfail_on_all_ranks_stay_what_they_are(run_tests: RunTests) -> None:
     source = """
 def test_a(): pytest.skip("nowhere")
@@ -85,18 +92,21 @@ def test_b(): assert False
     assert "1 skipped, 1 xfailed" in result.stdout
 
 
+@pytest.mark.slow
 def test_ranks_with_different_tests_are_refused(run_tests: RunTests) -> None:
     result = run_tests(2, "if RANK:\n    def test_extra(): pass\ndef test_a(): pass\n")
     assert result.code not in (0, None)
     assert "test_extra" in result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_error_in_collection_of_one_rank_ends_all(run_tests: RunTests) -> None:
     result = run_tests(2, "if RANK: raise ValueError('cannot import')\ndef test_a(): pass\n")
     assert result.code not in (0, None)
     assert "cannot import" in result.stdout + result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_dies_ends_the_run(run_tests: RunTests, victim: int) -> None:
     source = f"""
@@ -110,6 +120,7 @@ def test_a(exchange):
     assert not result.leftovers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("np", [1, 2])
 def test_a_hung_test_is_ended_with_its_stack(run_tests: RunTests, np: int) -> None:
     source = """
@@ -130,6 +141,36 @@ def test_a(size):
     assert result.seconds < 30
 
 
+@pytest.mark.slow
+def test_a_hung_test_ends_one_of_two_processes_alone(run_tests: RunTests) -> None:
+    source = """
+@pytest.mark.deadline(2)
+def test_a(): time.sleep(1000)
+@pytest.mark.parametrize("i", range(4))
+def test_b(i): pass
+"""
+    result = run_tests(1, source, "-n", "2")
+    result.check(code=1)
+    assert "1 failed, 4 passed" in result.stdout
+    assert "test_a did not end in 2 s" in result.stderr
+
+
+@pytest.mark.slow
+def test_rare_variants_are_slow(run_tests: RunTests) -> None:
+    source = """
+@pytest.mark.parametrize("i", range(12))
+def test_many(i): pass
+@pytest.mark.parametrize("i", range(12))
+@pytest.mark.every_variant
+def test_all(i): pass
+"""
+    assert "18 passed, 6 deselected" in run_tests(2, source).check().stdout
+    assert "15 passed, 9 deselected" in run_tests(3, source).check().stdout
+    slow = run_tests(3, source, "--slow", "-m", "slow").check()
+    assert "9 passed, 15 deselected" in slow.stdout
+
+
+@pytest.mark.slow
 def test_markers_select_by_the_number_of_ranks(run_tests: RunTests) -> None:
     source = """
 @pytest.mark.ranks(2)
@@ -147,6 +188,7 @@ def test_any(): pass
     assert "3 passed, 2 deselected" in run_tests(1, source).check().stdout
 
 
+@pytest.mark.slow
 def test_exchange_and_shared_folder(run_tests: RunTests) -> None:
     source = """
 def test_a(exchange, shared_tmp_path, rank, size):
@@ -158,6 +200,7 @@ def test_a(exchange, shared_tmp_path, rank, size):
     run_tests(3, source).check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaver", [0, 1, 2])
 def test_exchange_with_a_rank_that_failed(run_tests: RunTests, leaver: int) -> None:
     source = f"""
@@ -175,6 +218,7 @@ def test_b(exchange):
     assert result.stdout.count("a rank left the test") >= 2
 
 
+@pytest.mark.slow
 def test_after_a_failure_ringar_runs_again(run_tests: RunTests) -> None:
     source = """
 import numpy as np

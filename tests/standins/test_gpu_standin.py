@@ -19,7 +19,7 @@ from tests.plugin.jobs import ROOT
 from tests.standins.gpu_calls import Library, Rank, address, on_ranks, size, until
 from tests.standins.gpu_library import ABIS
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, pytest.mark.slow]
 
 
 def test_every_name_is_exported(path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.standins.gpu_calls import Library, Rank, address, config, on_ranks, size, until
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, pytest.mark.slow]
 
 
 SUM = ("ncclAllReduce", 4, 7, 0)

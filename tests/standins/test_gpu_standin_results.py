@@ -10,7 +10,7 @@ import pytest
 
 from tests.standins.gpu_calls import DTYPES, OPS, Library, Rank, address, on_ranks, size
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, pytest.mark.slow]
 
 COUNT = 37
 

@@ -12,7 +12,7 @@ from ringar.collectives.collective import issue
 from ringar.job.process_sets import ProcessSet
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def recv(
     specs: Any, source: int, *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Any:

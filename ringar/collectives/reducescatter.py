@@ -12,14 +12,14 @@ from ringar.collectives import compiled
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define
 from ringar.collectives.compression import Compression
+from ringar.collectives.derivatives import derivatives
 from ringar.collectives.ops import Average, ReduceOp
 from ringar.collectives.reductions import reduce
-from ringar.collectives.slopes import slopes
 from ringar.job import process_sets
 from ringar.job.process_sets import ProcessSet
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def reducescatter(
     tensor: Any,
     op: ReduceOp = Average,
@@ -43,7 +43,7 @@ def reducescatter(
     return reduce("reducescatter", [tensor], op, *options)[0]
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def grouped_reducescatter(
     tensors: Sequence[Any],
     op: ReduceOp = Average,
@@ -66,7 +66,7 @@ def share(rows: int, ranks: int, rank: int) -> int:
 
 def _own_share(call: Call, rows: int) -> int:
     return share(
-        rows, process_sets.size_of(call.process_set), process_sets.place_in(call.process_set)
+        rows, process_sets.size_of(call.process_set), process_sets.rank_in(call.process_set)
     )
 
 
@@ -74,7 +74,7 @@ def _gradient(back: Backward) -> list[tf.Tensor]:
     """Gather the gradient of each row from the rank that kept the row."""
     rows = _rows_of_all_ranks(back)
     if back.call.op != "sum":
-        return [row * slope for row, slope in zip(rows, slopes(back), strict=True)]
+        return [row * derivative for row, derivative in zip(rows, derivatives(back), strict=True)]
     scale = back.call.prescale * back.call.postscale
     return rows if scale == 1.0 else [row * scale for row in rows]
 

@@ -13,7 +13,7 @@ from ringar.job import native
 from ringar.job.process_sets import ProcessSet
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def send(
     tensors: Any, to: int, *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> None:

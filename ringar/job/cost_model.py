@@ -14,16 +14,16 @@ n-1 rounds more, without adding. With one message per round that takes
     (n-1) (2 latency + 2 B/n / bandwidth + B/n / reduction)
 
 No algorithm sends fewer bytes per rank, so the ring wins for long messages; its rounds grow with n,
-so it loses for short ones. The native ring (tf_ops/algorithms/ring.h) cuts segments into pieces, of
+so it loses for short ones. The native ring (tf_ops/algorithms/ring.h) cuts segments into chunks, of
 which LANES are under way: while one is added, others travel. What is busiest in a round sets its
-pace, the link, the adder or, where there are few pieces, the lane, which waits for a latency, a
+pace, the link, the adder or, where there are few chunks, the lane, which waits for a latency, a
 transfer and an adding one after the other:
 
     (n-1) (max(B/n / bandwidth, B/n / reduction,
-               turns (latency + piece / bandwidth + piece / reduction))
-           + max(B/n / bandwidth, turns (latency + piece / bandwidth)))
+               passes (latency + chunk / bandwidth + chunk / reduction))
+           + max(B/n / bandwidth, passes (latency + chunk / bandwidth)))
 
-with turns = pieces / LANES, rounded up; the last bytes of all arrive a latency after they have
+with passes = chunks / LANES, rounded up; the last bytes of all arrive a latency after they have
 left, and where the adder is the slower, its last round hides the first one of the gather. Where
 ranks of one host are neighbors in the ring, one message at a time crosses each link in each
 direction, and all hops keep pace with it.
@@ -37,11 +37,11 @@ Few rounds, many bytes: it wins for short messages. If n is no power of two, let
 one below: of the first 2 (n-p) ranks every even one gives its array to the next rank before the
 rounds, sits them out and is given the result after them: one round more before (with adding) and
 one after. A message of more than EAGER_BYTES takes three latencies, since MPI asks the receiver
-before it sends it; pieces of the ring are shorter.
+before it sends it; chunks of the ring are shorter.
 
-**Opening.** Every collective between hosts begins with recursive doubling of a few bytes, by which
-all learn whether they agree. The arrays of a short allreduce travel in those very messages: of it
-the opening is no extra cost.
+**Handshake.** Every collective between hosts begins with recursive doubling of a few bytes, which
+tells all ranks whether they agree. The arrays of a short allreduce travel in the same messages, so
+that the handshake costs nothing extra.
 
 **Hierarchical.** The L ranks of a host reduce in shared memory, each drives its slice of B/L bytes
 around the ring between the hosts, and shared memory gathers. The slices share the host's link, so
@@ -82,8 +82,8 @@ MAX_RECURSIVE_DOUBLING_BYTES = 256 * 1024
 EAGER_BYTES = 64 * 1024
 """MPI sends what is longer over TCP only when the receiver has answered: two latencies more."""
 
-LANES, LEAST_PIECE_BYTES, PIECE_BYTES = 24, 16384, 64000
-"""How many pieces of a segment are under way, and their bytes: as tf_ops/engine/tuning.cc."""
+LANES, MIN_CHUNK_BYTES, CHUNK_BYTES = 24, 16384, 64000
+"""How many chunks of a segment are under way, and their bytes: as tf_ops/engine/tuning.cc."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,11 @@ def _check(nbytes: float, hosts: int, ranks_per_host: int, flows: int) -> None:
             raise ValueError(f"`{name}`: expected 1 or more, received {value}")
 
 
-def pieces(segment: float, lanes: int = LANES) -> int:
-    """Return into how many pieces a segment of so many bytes is cut; 1 for one lane."""
+def chunks(segment: float, lanes: int = LANES) -> int:
+    """Return into how many chunks a segment of so many bytes is cut; 1 for one lane."""
     if lanes == 1:
         return 1
-    return max(1, math.ceil(segment / min(max(segment / lanes, LEAST_PIECE_BYTES), PIECE_BYTES)))
+    return max(1, math.ceil(segment / min(max(segment / lanes, MIN_CHUNK_BYTES), CHUNK_BYTES)))
 
 
 def ring(
@@ -153,10 +153,10 @@ def ring(
         hosts: how many hosts.
         ranks_per_host: how many ranks each has.
         flows: how many such rings share each host's link.
-        lanes: how many pieces of a segment are under way; 1: each round is one message.
+        lanes: how many chunks of a segment are under way; 1: each round is one message.
 
     Returns:
-        Seconds, without the opening; 0 for one rank.
+        Seconds, without the handshake; 0 for one rank.
     """
     _check(nbytes, hosts, ranks_per_host, flows)
     ranks = hosts * ranks_per_host
@@ -167,11 +167,11 @@ def ring(
         latency = max(latency, parameters.local_latency)
         bandwidth = min(bandwidth, parameters.local_bandwidth)
     segment = nbytes / ranks
-    count = pieces(segment, lanes)
-    turns, piece = math.ceil(count / lanes), segment / count
+    count = chunks(segment, lanes)
+    passes, chunk = math.ceil(count / lanes), segment / count
     link, adder = segment / bandwidth, segment / parameters.reduction
-    gather = turns * (latency + piece / bandwidth)
-    scatter = gather + turns * piece / parameters.reduction
+    gather = passes * (latency + chunk / bandwidth)
+    scatter = gather + passes * chunk / parameters.reduction
     if ranks == 1:
         return 0.0
     last = max(link + latency, gather)
@@ -243,14 +243,14 @@ def local_allreduce(parameters: Parameters, nbytes: float, ranks: int) -> float:
     return 2 * parameters.local_latency + copy + moved / parameters.reduction
 
 
-def opening(parameters: Parameters, hosts: int, ranks_per_host: int = 1) -> float:
+def handshake(parameters: Parameters, hosts: int, ranks_per_host: int = 1) -> float:
     """Predict the seconds until all ranks know that all have come and agree; 0 for one rank."""
     local = parameters.local_latency if ranks_per_host > 1 else 0.0
     return local + recursive_doubling(parameters, 0, hosts)
 
 
 def short(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1) -> float:
-    """Predict the seconds of an allreduce whose arrays travel in the messages of the opening.
+    """Predict the seconds of an allreduce whose arrays travel in the messages of the handshake.
 
     Args:
         parameters: of the network and the hosts.
@@ -273,9 +273,9 @@ def long(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int 
     part = nbytes / ranks_per_host
     between = ring(parameters, part, hosts, 1, ranks_per_host)
     local = local_allreduce(parameters, nbytes, ranks_per_host)
-    blocks = pieces(part / hosts)
+    blocks = chunks(part / hosts)
     stages = max(between, local) + min(between, local) / blocks
-    return opening(parameters, hosts, ranks_per_host) + stages
+    return handshake(parameters, hosts, ranks_per_host) + stages
 
 
 def hierarchical(
@@ -320,7 +320,7 @@ def allreduce_seconds(
     if hosts * ranks_per_host == 1:
         return 0.0
     flat = ring if algorithm == "ring" else recursive_doubling
-    begin = opening(parameters, hosts, ranks_per_host)
+    begin = handshake(parameters, hosts, ranks_per_host)
     return begin + flat(parameters, nbytes, hosts, ranks_per_host)
 
 

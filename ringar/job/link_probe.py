@@ -9,7 +9,7 @@ larger ones, some additions and copies: 0.1 to 0.2 s on 2 to 8 hosts at 200 to 5
 - Bandwidth: the same with amounts that grow until one takes 15 ms or is 16 MiB, then four of them
   without a pause. The median of the last three counts: token buckets, of clouds and of
   `tc qdisc ... tbf`, let a first burst pass faster than they let the rest. They travel as the
-  ring's do, in pieces of which several are under way: MPI asks the receiver before it sends a
+  ring's do, in chunks of which several are under way: MPI asks the receiver before it sends a
   longer message, and question and answer wait in the queues that the bytes have filled.
 - Reduction: NumPy adds float32 arrays that fit into a cache, as chunks do; median.
 - Within a host: MPI's barrier of the host's ranks, and NumPy's copy of an array that fits into none
@@ -39,8 +39,8 @@ _SMALL, _GROUP, _GROUPS, _SMALL_SECONDS = 8, 8, 4, 0.03
 _FIRST, _LARGEST, _LONG_ENOUGH = 64 << 10, 16 << 20, 0.015
 """Bytes of the first and the largest message for the bandwidth, and seconds that are enough."""
 
-_PIECE, _LANES = 64000, 8
-"""Bytes of a piece, as in tf_ops/engine/tuning.cc, and how many are under way: half a megabyte
+_CHUNK, _LANES = 64000, 8
+"""Bytes of a chunk, as in tf_ops/engine/tuning.cc, and how many are under way: half a megabyte
 fills a link. The ring has more, for times when a rank computes, which none does here."""
 
 _ADDED, _COPIED = 256 << 10, 16 << 20
@@ -113,17 +113,17 @@ def _link(comm: Any) -> tuple[float, float]:
 
 
 def _exchange(comm: Any, given: np.ndarray, got: np.ndarray) -> None:
-    """Send to the next rank and receive from the one before, in pieces.
+    """Send to the next rank and receive from the one before, in chunks.
 
     Ranks that share a core would spin through each other's time slices: between looks they yield.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
-    edges = range(0, len(given), _PIECE)
+    edges = range(0, len(given), _CHUNK)
     under_way: list[Any] = []
     for edge in edges:
-        piece = slice(edge, edge + _PIECE)
-        under_way.append(comm.Irecv(got[piece], (rank - 1) % size))
-        under_way.append(comm.Isend(given[piece], (rank + 1) % size))
+        chunk = slice(edge, edge + _CHUNK)
+        under_way.append(comm.Irecv(got[chunk], (rank - 1) % size))
+        under_way.append(comm.Isend(given[chunk], (rank + 1) % size))
         if len(under_way) >= 2 * _LANES:
             _finish(under_way[:2])
             del under_way[:2]

@@ -89,7 +89,7 @@ class Place:
         return sorted({host for host in self.hosts if self.hosts.count(host) > mine})
 
 
-def has_started_us(environ: Mapping[str, str]) -> bool:
+def started_by_mpi(environ: Mapping[str, str]) -> bool:
     """Return whether this process is a rank that mpirun, mpiexec or srun has started."""
     if environ.get(LAUNCHER_VARIABLE) == "mpi" or launched_size(environ) > 1:
         return True
@@ -119,20 +119,20 @@ def join(start_timeout: float) -> Place:
         UnsupportedError: there is no mpi4py, or its MPI may not be used from ringar's thread, or
             the ranks of a host share no memory.
     """
-    global _joined_in, _generation
+    global _joining_pid, _generation
     mpi = _mpi4py()
     world = mpi.COMM_WORLD
-    who = f"rank {world.Get_rank()} | "
-    _joined_in = os.getpid()
-    _check_world(mpi, os.environ, who)
-    _meet(mpi, world, start_timeout, who)
-    _compare(world, who)
+    prefix = f"rank {world.Get_rank()} | "
+    _joining_pid = os.getpid()
+    _check_world(mpi, os.environ, prefix)
+    _wait_for_all_ranks(mpi, world, start_timeout, prefix)
+    _compare(world, prefix)
     with contextlib.ExitStack() as undo:
         local = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
         try:
             firsts = world.allgather(local.bcast(world.Get_rank()))
-            arena_fd, trouble = _share_memory(local, who)
-            _tell_of_bound_cpus(local)
+            arena_fd, trouble = _share_memory(local, prefix)
+            _publish_bound_cpus(local)
         finally:
             local.Free()
         if arena_fd >= 0:
@@ -201,7 +201,7 @@ def leave(place: Place, *, failed: bool) -> None:
         os.close(place.arena_fd)
 
 
-_joined_in = 0  # the process that has come to `join`: its forked children are no ranks
+_joining_pid = 0  # the process that has come to `join`: its forked children are no ranks
 _generation = 0
 _communicator: Any = None
 _unfinished: list[tuple[Any, np.ndarray]] = []  # transfers that nobody waits for, and their memory
@@ -209,7 +209,7 @@ _unfinished: list[tuple[Any, np.ndarray]] = []  # transfers that nobody waits fo
 
 def is_in_job() -> bool:
     """Return whether this process takes part in a job of MPI, or has done so."""
-    return _joined_in == os.getpid()
+    return _joining_pid == os.getpid()
 
 
 def _mpi4py() -> Any:
@@ -227,12 +227,12 @@ def _library_name(mpi: Any) -> str:
     return str(mpi.Get_library_version()).split("\n")[0].split(",")[0].strip()
 
 
-def _check_world(mpi: Any, environ: Mapping[str, str], who: str) -> None:
+def _check_world(mpi: Any, environ: Mapping[str, str], prefix: str) -> None:
     started, seen = launched_size(environ), mpi.COMM_WORLD.Get_size()
     if started not in (1, seen):
         launchers = [name for variable, name in _SIZE_VARIABLES.items() if variable in environ]
         raise errors.MismatchError(
-            f"{who}expected {started} ranks, as many as were started, but mpi4py's MPI "
+            f"{prefix}expected {started} ranks, as many as were started, but mpi4py's MPI "
             f"({_library_name(mpi)}) sees {seen}. They were started by "
             f"{launchers[0] if launchers else 'a launcher of another MPI'}: use the mpirun that "
             "belongs to mpi4py's MPI, or srun with the --mpi= plugin that it speaks "
@@ -241,56 +241,59 @@ def _check_world(mpi: Any, environ: Mapping[str, str], who: str) -> None:
     level = mpi.Query_thread()
     if level < mpi.THREAD_SERIALIZED:
         raise errors.UnsupportedError(
-            f"{who}expected MPI to be initialized with MPI_THREAD_MULTIPLE, received level {level} "
-            "(0: single, 1: funneled). ringar sends from a thread of its own. Leave the "
+            f"{prefix}expected MPI to be initialized with MPI_THREAD_MULTIPLE, received level "
+            f"{level} (0: single, 1: funneled). ringar sends from a thread of its own. Leave the "
             'initialization to mpi4py, or set mpi4py.rc.thread_level = "multiple" before it.'
         )
     if level < mpi.THREAD_MULTIPLE:
         warnings.warn(
-            f"{who}MPI was initialized with MPI_THREAD_SERIALIZED: between ringar.init() and "
+            f"{prefix}MPI was initialized with MPI_THREAD_SERIALIZED: between ringar.init() and "
             "ringar.shutdown() no other code of this process may call MPI while a collective of "
             "ringar runs. With MPI_THREAD_MULTIPLE it may.",
             stacklevel=2,
         )
 
 
-def _meet(mpi: Any, world: Any, timeout: float, who: str) -> None:
-    """Wait until all ranks are here; a barrier of MPI would wait for ever, and name nobody."""
+def _wait_for_all_ranks(mpi: Any, world: Any, timeout: float, prefix: str) -> None:
+    """Wait until every rank calls `ringar.init`; name the absent ranks after `timeout` seconds.
+
+    MPI's barrier has no deadline and names no rank.
+    """
     rank, size = world.Get_rank(), world.Get_size()
-    verdict = np.zeros(size, np.int8)  # 1: absent
+    is_absent = np.zeros(size, np.int8)
     deadline = time.monotonic() + timeout
     if rank == 0:
-        words = np.zeros((size, 1), np.int8)
-        coming = [world.Irecv(words[r], r, _TAG) for r in range(1, size)]
-        while not mpi.Request.Testall(coming) and time.monotonic() < deadline:
+        arrivals = np.zeros((size, 1), np.int8)
+        requests = [world.Irecv(arrivals[r], r, _TAG) for r in range(1, size)]
+        while not mpi.Request.Testall(requests) and time.monotonic() < deadline:
             time.sleep(0.0005)
-        for r, request in enumerate(coming, start=1):
+        for r, request in enumerate(requests, start=1):
             if request and not request.Test():
-                verdict[r] = 1
+                is_absent[r] = 1
                 request.Cancel()
                 request.Wait()
-        sent = [world.Isend(verdict, r, _TAG) for r in range(1, size) if not verdict[r]]
-        mpi.Request.Waitall(sent)
+        answers = [world.Isend(is_absent, r, _TAG) for r in range(1, size) if not is_absent[r]]
+        mpi.Request.Waitall(answers)
     else:
-        word = np.zeros(1, np.int8)
-        request = world.Isend(word, 0, _TAG)
-        answer = world.Irecv(verdict, 0, _TAG)
-        # Rank 0 may have come later than this one, and then waits as long.
+        arrival = np.zeros(1, np.int8)
+        request = world.Isend(arrival, 0, _TAG)
+        answer = world.Irecv(is_absent, 0, _TAG)
+        # Rank 0 may have come later than this rank, and then waits longer.
         while not answer.Test():
             if time.monotonic() > deadline + 5:
                 answer.Cancel()
                 answer.Wait()
-                verdict[0] = 1
+                is_absent[0] = 1
                 break
             time.sleep(0.0005)
-        if verdict[0]:
-            _unfinished.append((request, word))
+        if is_absent[0]:
+            _unfinished.append((request, arrival))
         else:
-            request.Wait()  # rank 0 has answered, and so has received it
-    absent = np.flatnonzero(verdict).tolist()
+            request.Wait()  # complete: rank 0 answers only after it has received this message
+    absent = np.flatnonzero(is_absent).tolist()
     if absent:
         raise errors.DeadlineError(
-            f"{who}expected all {size} ranks in ringar.init(), but after {timeout:.3g} s still "
+            f"{prefix}expected all {size} ranks in ringar.init(), but after {timeout:.3g} s still "
             f"waiting for rank {', '.join(map(str, absent))}. Does every rank call ringar.init()? "
             "A slow start needs a longer --start-timeout."
         )
@@ -310,18 +313,19 @@ def _own_communicator(mpi: Any, world: Any) -> Any:
     return _communicator
 
 
-def _compare(world: Any, who: str) -> None:
+def _compare(world: Any, prefix: str) -> None:
     mine = {"ringar": __version__, **{name: os.environ.get(name) for name in _MUST_AGREE}}
     everyone = world.allgather((socket.gethostname(), mine))
     for name in mine:
         values = [f"rank {r} on {host}: {its[name]}" for r, (host, its) in enumerate(everyone)]
         if len({its[name] for _, its in everyone}) > 1:
             raise errors.MismatchError(
-                f"{who}expected the same {name} on every rank, received\n  " + "\n  ".join(values)
+                f"{prefix}expected the same {name} on every rank, received\n  "
+                + "\n  ".join(values)
             )
 
 
-def _share_memory(local: Any, who: str) -> tuple[int, errors.UnsupportedError | None]:
+def _share_memory(local: Any, prefix: str) -> tuple[int, errors.UnsupportedError | None]:
     """Return a file in /dev/shm that all ranks of this host have open, without a name from then on.
 
     It stays open until `leave`: its locks tell the others that this process lives.
@@ -352,13 +356,13 @@ def _share_memory(local: Any, who: str) -> tuple[int, errors.UnsupportedError | 
     if not troubles:
         return fd, None
     return fd, errors.UnsupportedError(
-        f"{who}expected the ranks of this host ({socket.gethostname()}) to share /dev/shm, "
+        f"{prefix}expected the ranks of this host ({socket.gethostname()}) to share /dev/shm, "
         f"received: {troubles[0]}. Containers of one host need a common /dev/shm (docker: "
         "--ipc=host), or one rank each."
     )
 
 
-def _tell_of_bound_cpus(local: Any) -> None:
+def _publish_bound_cpus(local: Any) -> None:
     """Find out whether mpirun or srun has bound the ranks of this host to CPUs of their own."""
     mine = frozenset(os.sched_getaffinity(0))
     others = local.allgather(mine)

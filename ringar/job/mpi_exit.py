@@ -6,7 +6,7 @@ import os
 import sys
 
 
-class _LastAct:
+class _ExitWhenDeleted:
     """End the process when Python lets go of it.
 
     Args:
@@ -33,7 +33,7 @@ def end_without_finalize(code: int) -> None:
     do at the end of a process (`atexit` of C, destructors) is left out. The exit code that the
     program has chosen is not known here, and gives way to `code`.
     """
-    sys.__dict__["_ringar_last_act"] = _LastAct(code)
+    sys.__dict__["_ringar_exit"] = _ExitWhenDeleted(code)
 
 
 def code_of_uncaught_exception() -> int:

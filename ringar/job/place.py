@@ -1,7 +1,7 @@
 """This rank's place in the job: who tells it, and the functions that tell the user.
 
 `ringarrun` tells each rank in environment variables (`read_config`); in a job that MPI has started,
-MPI does (`take_from`). A program that nobody has started is a job of one rank.
+MPI does (`apply_mpi_place`). A program that nobody has started is a job of one rank.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def read_config(
     return config
 
 
-def take_from(joined: mpi.Place, config: native.Config) -> None:
+def apply_mpi_place(joined: mpi.Place, config: native.Config) -> None:
     """Note in `config` the place that MPI has given this rank."""
     config.rank, config.size = joined.rank, joined.size
     config.local_rank, config.local_size = joined.local(joined.rank), joined.local_size
@@ -106,7 +106,7 @@ def take_from(joined: mpi.Place, config: native.Config) -> None:
     )
 
 
-def occupy(config: native.Config | None) -> None:
+def set_config(config: native.Config | None) -> None:
     """Take the place that `config` describes; None: give it back."""
     global _config
     _config = config

@@ -140,6 +140,6 @@ def size_of(process_set_id: int) -> int:
     return _in_use[process_set_id].size()
 
 
-def place_in(process_set_id: int) -> int:
+def rank_in(process_set_id: int) -> int:
     """Return this rank's place in a process set, -1 if it is not a member."""
     return _in_use[process_set_id].rank()

@@ -50,9 +50,9 @@ def init(
         return
     config = place.read_config(os.environ, deadline, stall_warning, start_timeout)
     joined = None
-    if "RINGAR_RANK" not in os.environ and mpi.has_started_us(os.environ):
+    if "RINGAR_RANK" not in os.environ and mpi.started_by_mpi(os.environ):
         joined = mpi.join(config.start_timeout)
-        place.take_from(joined, config)
+        place.apply_mpi_place(joined, config)
     try:
         _on_all_ranks(joined, lambda: _prepare(config, intra_op_threads, inter_op_threads))
         _on_all_ranks(joined, lambda: _start(config, joined))
@@ -88,7 +88,7 @@ def _start(config: native.Config, joined: mpi.Place | None) -> None:
     native.check(native.library().ringar_init(ctypes.byref(config)))
     global _joined
     _joined = joined
-    place.occupy(config)
+    place.set_config(config)
     process_sets.begin(config.size)
     if path := os.environ.get(timeline.VARIABLE):
         timeline.record(path, config.rank)
@@ -102,7 +102,7 @@ def shutdown() -> None:
     global _joined, _has_failed
     if not place.is_initialized():
         return
-    place.occupy(None)
+    place.set_config(None)
     process_sets.end()
     failed = bool(native.library().ringar_has_failed())
     native.library().ringar_shutdown()
@@ -116,7 +116,7 @@ def shutdown() -> None:
 def _forget() -> None:
     # A forked child (of a data loader, say) is no rank, and its end is not ours: the native library
     # forgets its engine in it by itself.
-    place.occupy(None)
+    place.set_config(None)
 
 
 def _at_exit() -> None:

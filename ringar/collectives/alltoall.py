@@ -28,7 +28,7 @@ Splits: TypeAlias = "Array | Sequence[int] | None"
 """The number of rows for each rank; None: even shares."""
 
 INVALID_SPLITS = [-1]
-"""Stands for an empty list: the engine would read it as even shares, and refuses this on all ranks."""
+"""Replaces an empty list of splits, which the engine would read as even shares."""
 
 
 @calls.do_not_convert

@@ -65,7 +65,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Backward:
-    """Hold the tensors from which the gradient of a collective is computed.
+    """Hold the tensors for the gradient of a collective.
 
     Attributes:
         call: the collective.

@@ -1,4 +1,4 @@
-"""Collectives on pickled Python objects. Unpickling is safe among the ranks of your own job only."""
+"""Collectives on Python objects, pickled. Unpickle only what your own job has sent."""
 
 from __future__ import annotations
 

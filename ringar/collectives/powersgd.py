@@ -1,8 +1,8 @@
 """Settings of PowerSGD: which gradients travel as two thin matrices, and their bytes.
 
 A gradient seen as a matrix M [rows, columns] is often close to a matrix of low rank. Two factors
-with `r` columns each travel instead of M, and each rank adds their error to its next gradient. A
-step, on every rank:
+with `r` columns each travel instead of M, and each rank adds their error to its next gradient.
+A step, on every rank:
 
     M  = gradient + error              error: what earlier steps did not send, 0 at first
     P  = mean over the ranks of M Q    [rows, r]     first allreduce; Q is that of the step before
@@ -17,12 +17,12 @@ from the step before, whose gradient was similar, so that the rounds of many ste
 basis. The error feedback keeps training right: each component of the gradient is applied in the
 end, some steps late. Without it the components outside the basis are never applied.
 
-Bytes per rank: those of an allreduce of r (rows + columns) elements instead of rows x columns; 1/128
-for a kernel of 512 x 512 and r = 2. Costs: four products of M's size times r; memory for the errors
-as large as the gradients; two allreduces, one after the other, after the whole backward pass, so
-that nothing overlaps with it; and results that differ from those of one process. PowerSGD wins
-where the link is slow and matrices are large. Vectors, and matrices that would not become smaller by
-`min_compression_rate`, travel in buckets as without compression.
+Bytes per rank: those of an allreduce of r (rows + columns) elements instead of rows x columns, or
+1/128 for a kernel of 512 x 512 and r = 2. Costs: four products of M's size times r; memory for the
+errors as large as the gradients; two allreduces, one after the other, after the whole backward
+pass, so that nothing overlaps with it; and results that differ from those of one process. PowerSGD
+wins where the link is slow and matrices are large. Vectors, and matrices that would not become
+smaller by `min_compression_rate`, travel in buckets as without compression.
 
 Source: Thijs Vogels, Sai Praneeth Karimireddy, Martin Jaggi, "PowerSGD: Practical Low-Rank Gradient
 Compression for Distributed Optimization", NeurIPS 2019 (arXiv:1905.13727), algorithms 1 and 2. The

@@ -113,7 +113,7 @@ def define(name: str, collective: Collective) -> None:
         return grads + [None] * (len(inputs) - count)
 
 
-def run(call: Call, values: Sequence[Array]) -> list[Any]:
+def run(call: Call, values: Sequence[Any]) -> list[Any]:
     """Run a collective on the result of `values_of`; return the results in the same order.
 
     Tensors of one dtype travel together, in the order in which the dtypes first appear.

@@ -22,7 +22,7 @@ MAX_DIMENSIONS = 8
 
 
 def begin(
-    direction: str, argument: str, peer: object, process_set: ProcessSet | None, name: str | None
+    direction: str, argument: str, peer: int, process_set: ProcessSet | None, name: str | None
 ) -> Call:
     """Return a call for a message to or from `peer`, a rank of the process set.
 

@@ -50,7 +50,7 @@ _ADDED, _COPIED = 256 << 10, 16 << 20
 """Bytes of the arrays that are added and copied."""
 
 
-def measure(comm: MPI.Intracomm, hosts: Sequence[int]) -> dict[str, float]:
+def measure(comm: MPI.Comm, hosts: Sequence[int]) -> dict[str, float]:
     """Return the fields of `ringar.cost_model.Parameters`. Collective.
 
     Args:
@@ -91,7 +91,7 @@ def measure(comm: MPI.Intracomm, hosts: Sequence[int]) -> dict[str, float]:
     }
 
 
-def _link(comm: MPI.Intracomm) -> tuple[float, float]:
+def _link(comm: MPI.Comm) -> tuple[float, float]:
     """Measure the seconds of a small message and the bytes/s of large ones to the next rank."""
     small = np.zeros(_SMALL, np.uint8), np.zeros(_SMALL, np.uint8)
     for _ in range(_WARM_UP):
@@ -115,7 +115,7 @@ def _link(comm: MPI.Intracomm) -> tuple[float, float]:
     return latency, size / max(seconds - latency, seconds / 2)
 
 
-def _exchange(comm: MPI.Intracomm, given: np.ndarray, got: np.ndarray) -> None:
+def _exchange(comm: MPI.Comm, given: np.ndarray, got: np.ndarray) -> None:
     """Send to the next rank and receive from the one before, in chunks.
 
     Ranks yield between polls, so that ranks on one core do not spin through their time slices.
@@ -157,6 +157,6 @@ def _adder_and_copier() -> tuple[float, float]:
     return _ADDED / adding, _COPIED / copying
 
 
-def _barrier(comm: MPI.Intracomm) -> float:
+def _barrier(comm: MPI.Comm) -> float:
     """Measure the seconds of a barrier of `comm`."""
     return median(_timed(comm.Barrier, 9))

@@ -318,6 +318,7 @@ def _own_communicator(mpi: ModuleType, world: MPI.Intracomm) -> MPI.Intracomm:
     global _communicator
     if world.allreduce(_communicator is None, op=mpi.LOR):
         _communicator = world.Dup()
+    assert _communicator is not None  # some rank has none, so all have a new one
     return _communicator
 
 

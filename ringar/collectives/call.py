@@ -119,7 +119,7 @@ def by_dtype(dtypes: Iterable[np.dtype | tf.DType]) -> list[list[int]]:
     return list(groups.values())
 
 
-def checked_algorithm(algorithm: str | None) -> str:
+def checked_algorithm(algorithm: object) -> str:
     """Return the algorithm for a `Call`: "" leaves the choice to the engine.
 
     Raises:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+from typing import SupportsIndex
 
 import tensorflow as tf
 
@@ -22,7 +23,11 @@ MAX_DIMENSIONS = 8
 
 
 def begin(
-    direction: str, argument: str, peer: int, process_set: ProcessSet | None, name: str | None
+    direction: str,
+    argument: str,
+    peer: SupportsIndex,
+    process_set: ProcessSet | None,
+    name: str | None,
 ) -> Call:
     """Return a call for a message to or from `peer`, a rank of the process set.
 

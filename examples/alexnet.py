@@ -1,17 +1,17 @@
-"""AlexNet, split over ranks as in its paper, or otherwise, or on every rank whole.
+"""AlexNet, data-parallel, split over ranks as in its paper, or as a hybrid.
 
     ringarrun -np 2 python examples/alexnet.py --plan split --data FOLDER
     ringarrun -np 4 python examples/alexnet.py --plan split --parts 2 --synthetic --batch-size 32
     ringarrun -np 2 python examples/alexnet.py --plan hybrid --digits
 
 Krizhevsky, Sutskever and Hinton, "ImageNet classification with deep convolutional neural networks"
-(2012), put half of the kernels on each of two GPUs. Which layers communicate is a plan:
+(2012), put half of the kernels on each of two GPUs. A plan says which layers communicate:
 
-    whole    none: every rank has the net whole and images of its own (data parallelism). One
-             process can train it, too; conv2, conv4 and conv5 are then grouped convolutions
-    split    conv3 and the dense layers read the maps of all parts, as in the paper; conv2, conv4
-             and conv5 read their own
-    all      every layer reads the maps of all parts
+    whole    none: every rank has the whole net and images of its own (data parallelism). One
+             process can train it, too; conv2, conv4 and conv5 are grouped convolutions
+    split    conv3 and the dense layers read the channels of all parts, as in the paper; conv2,
+             conv4 and conv5 read those of their own part
+    all      every layer reads the channels of all parts
     hybrid   convolutions as in "whole", dense layers split: Krizhevsky, "One weird trick for
              parallelizing convolutional neural networks" (2014)
 
@@ -34,7 +34,7 @@ import ringar
 
 LAYERS = ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8")
 
-#: What the layers read that are split (see `ringar.parallel.split`). The others are whole.
+#: The inputs of the split layers (see `ringar.parallel.split`). The other layers are whole.
 READS: dict[str, dict[str, str]] = {
     "whole": {},
     "split": dict(
@@ -44,22 +44,22 @@ READS: dict[str, dict[str, str]] = {
     "hybrid": {"fc6": "examples", "fc7": "all", "fc8": "all"},
 }
 
-#: Those that read one half of the maps in the paper; their biases, and those of the hidden dense
-#: layers, begin with 1, so that ReLUs are awake at first.
+#: Layers that read one half of the channels in the paper. Their biases, and those of the hidden
+#: dense layers, start at 1, so that ReLUs are active at first.
 GROUPED = ("conv2", "conv4", "conv5")
 AWAKE = (*GROUPED, "fc6", "fc7")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the eight layers are.
+    """Hold the sizes of the eight layers.
 
     Attributes:
-        filters: of the five convolutions.
-        kernels: their heights and widths.
-        stride: of the first one.
-        padding: of the first one, and of the poolings.
-        units: of the two hidden dense layers.
+        filters: the filters of the five convolutions.
+        kernels: the heights and widths of their kernels.
+        stride: the stride of the first convolution.
+        padding: the padding of the first convolution and of the poolings.
+        units: the units of the two hidden dense layers.
     """
 
     filters: tuple[int, int, int, int, int]
@@ -86,32 +86,32 @@ def alexnet(
     seed: int = 0,
     sizes: Sizes = PAPER,
 ) -> keras.Model:
-    """The net of the paper, of 60,965,224 parameters for 1,000 classes.
+    """Return the net of the paper, with 60,965,224 parameters for 1,000 classes.
 
     Args:
         classes: the number of outputs.
-        input_shape: of an image. The paper says 224 x 224, but its arithmetic needs 227.
+        input_shape: the shape of an image. The paper says 224 x 224, but its arithmetic needs 227.
         plan: "whole", "split", "all" or "hybrid"; see the top of this file.
-        grid: over whose parts the net is split; needed unless `plan="whole"`.
-        groups: of conv2, conv4 and conv5 as a whole. By default 2 as in the paper, the number of
-            parts with `plan="split"`, and 1 with `plan="all"`.
-        normalization_groups: of the maps whose neighbors normalize each other, as a whole. By
-            default `groups`, and the number of parts with `plan="all"`: it takes other groups to
-            compare that one with a net in one piece.
-        dropout: the rate, in the hidden dense layers.
-        initial: "paper": Gaussian of deviation 0.01, biases 0 and 1. "he": deviations that go by
-            the number of inputs (He and others, 2015). Where that is small, as in the small net,
-            0.01 lets signals fade from layer to layer, and so do Keras' defaults, which do not
-            reckon with ReLU: nothing is learned.
-        seed: of dropout. Weights go by `keras.utils.set_random_seed`.
-        sizes: of the layers.
+        grid: the grid whose parts hold the net; needed unless `plan="whole"`.
+        groups: the groups of conv2, conv4 and conv5 over all parts. By default 2 as in the paper,
+            the number of parts with `plan="split"`, and 1 with `plan="all"`.
+        normalization_groups: the groups of channels that normalize each other, over all parts. By
+            default `groups`, and the number of parts with `plan="all"`. Set it to compare that
+            plan with a whole net.
+        dropout: the dropout rate of the hidden dense layers.
+        initial: "paper": Gaussian of deviation 0.01, biases 0 and 1. "he": deviations by the number
+            of inputs (He and others, 2015). With few inputs, as in the small net, 0.01 lets signals
+            fade from layer to layer, and so do Keras' defaults, which do not account for ReLU: the
+            net learns nothing.
+        seed: the seed of dropout. `keras.utils.set_random_seed` sets that of the weights.
+        sizes: the sizes of the layers.
 
     Returns:
         A model from images, `(batch, *input_shape)`, to logits, `(batch, classes)`, on every rank
-        those of the images that it was given.
+        for its own images.
 
     Raises:
-        ValueError: for an unknown plan, one without a grid, or a net that the parts do not divide.
+        ValueError: the plan is unknown or needs a grid, or the parts do not divide the net.
     """
     layers = _Layers(plan, grid, groups, normalization_groups, initial)
     x = images = keras.Input(input_shape, name="images")
@@ -123,13 +123,12 @@ def alexnet(
             x = layers.normalization(number)(x)
         if number in (1, 2, 5):
             x = keras.layers.MaxPooling2D(3, 2, sizes.padding, name=f"pool{number}")(x)
-    # Map after map, so that the maps of a part stay together. Needed where they are split, and done
-    # everywhere, so that all plans have the same weights.
+    # Flatten channel by channel, so that the channels of a part stay together. Split plans need
+    # this order; all plans have it, so that their weights are the same.
     x = keras.layers.Flatten()(keras.layers.Permute((3, 1, 2))(x))
     for number, units in enumerate(sizes.units, 6):
         x = layers.dense(number, units, activation="relu")(x)
-        # On each rank this drops what no other rank has: equal masks would drop unit i of all parts
-        # together.
+        # Each rank drops units of its own part: equal masks would drop unit i of all parts at once.
         own_seed = 2 * (seed + 1000 * _rank()) + number
         x = keras.layers.Dropout(dropout, seed=own_seed, name=f"dropout{number}")(x)
     x = layers.dense(8, classes)(x)
@@ -145,9 +144,9 @@ def small_alexnet(
     initial: str = "he",
     **options: Any,
 ) -> keras.Model:
-    """A net of the same layers for images of a few pixels; arguments as of `alexnet`.
+    """Return a net of the same layers for images of a few pixels; arguments as of `alexnet`.
 
-    Its dense layers have few units, of which less can be dropped.
+    Its dense layers have few units, so the dropout rate is lower.
     """
     return alexnet(
         classes, input_shape, plan, dropout=dropout, initial=initial, sizes=SMALL, **options
@@ -155,10 +154,15 @@ def small_alexnet(
 
 
 class _Layers:
-    """Makes the layers of a plan, each whole or split."""
+    """Make the layers of a plan, each whole or split."""
 
     def __init__(
-        self, plan: str, grid: Any, groups: int | None, norm_groups: int | None, initial: str
+        self,
+        plan: str,
+        grid: ringar.parallel.Grid | None,
+        groups: int | None,
+        norm_groups: int | None,
+        initial: str,
     ) -> None:
         if plan not in READS:
             texts = ", ".join(f'"{one}"' for one in READS)
@@ -171,7 +175,7 @@ class _Layers:
         parts = grid.model if grid is not None else 1
         self.groups = groups or {"split": parts, "all": 1}.get(plan, 2)
         self.norm_groups = norm_groups or (parts if plan == "all" else self.groups)
-        # How many parts the maps of the convolutions are in.
+        # The number of parts of the convolutions' channels.
         self.parts = parts if plan in ("split", "all") else 1
         if self.norm_groups % self.parts:
             raise ValueError(
@@ -179,30 +183,32 @@ class _Layers:
                 f"Received: normalization_groups={self.norm_groups}, model={self.parts}"
             )
 
-    def convolution(self, number: int, filters: int, kernel: int, **options: Any) -> Any:
+    def convolution(
+        self, number: int, filters: int, kernel: int, **options: object
+    ) -> keras.layers.Layer:
         name = f"conv{number}"
         options.update(self._initial(name), groups=self.groups if name in GROUPED else 1)
         return self._layer(name, "Conv2D", filters, kernel, activation="relu", **options)
 
-    def dense(self, number: int, units: int, **options: Any) -> Any:
+    def dense(self, number: int, units: int, **options: object) -> keras.layers.Layer:
         name = f"fc{number}"
         return self._layer(name, "Dense", units, **options, **self._initial(name))
 
-    def normalization(self, number: int) -> Any:
-        """Of this rank's maps."""
+    def normalization(self, number: int) -> keras.layers.Layer:
+        """Return the normalization of this rank's channels."""
         return ringar.layers.LocalResponseNormalization(
             groups=self.norm_groups // self.parts, name=f"norm{number}"
         )
 
-    def join(self, x: Any) -> Any:
-        """The logits of all classes for the own examples."""
+    def join(self, x: keras.KerasTensor) -> keras.KerasTensor:
+        """Return the logits of all classes for this rank's examples."""
         if self.plan == "whole":
             return x
         if self.plan == "hybrid":
             return ringar.layers.ReturnExamples(grid=self.grid, name="join")(x)
         return ringar.layers.Gather(grid=self.grid, name="join")(x)
 
-    def _layer(self, name: str, kind: str, *sizes: int, **options: Any) -> Any:
+    def _layer(self, name: str, kind: str, *sizes: int, **options: Any) -> keras.layers.Layer:
         reads = READS[self.plan].get(name)
         if reads is None:
             grouped = options.get("groups", 1) > 1  # Keras' own are slow on processors
@@ -212,7 +218,7 @@ class _Layers:
         split = getattr(ringar.layers, f"Split{kind}")
         return split(*sizes, reads=reads, grid=self.grid, name=name, **options)
 
-    def _initial(self, name: str) -> dict[str, Any]:
+    def _initial(self, name: str) -> dict[str, object]:
         if self.initial == "he":
             return {"kernel_initializer": "he_normal"}
         return {
@@ -226,7 +232,7 @@ def _rank() -> int:
 
 
 def main() -> None:
-    """Train, then print what it brought."""
+    """Train, then print speed and accuracy."""
     options = parse()
     ringar.init()
     keras.utils.set_random_seed(options.seed)
@@ -247,8 +253,8 @@ def main() -> None:
     watch = StopWatch()
     callbacks = [ringar.callbacks.Distributed(), watch]
     if held_out is not None:
-        # As in the paper, when the held-out images stop getting better. All ranks decide alike, for
-        # the callback before has averaged their metrics.
+        # As in the paper, when the accuracy on held-out images stops growing. All ranks decide
+        # alike, since the callback before has averaged their metrics.
         callbacks.append(
             keras.callbacks.ReduceLROnPlateau("val_accuracy", 0.1, patience=options.patience)
         )
@@ -271,9 +277,9 @@ def main() -> None:
 
 
 def paper_optimizer(options: argparse.Namespace) -> keras.optimizers.Optimizer:
-    """Stochastic gradient descent with momentum and weight decay, as in section 5 of the paper."""
-    # There the decay is part of what the momentum gathers, which in the course of the steps
-    # multiplies it by 1 / (1 - momentum). Keras' decay goes past the momentum.
+    """Return SGD with momentum and weight decay, as in section 5 of the paper."""
+    # In the paper the momentum accumulates the decay, too, which multiplies it by
+    # 1 / (1 - momentum) over the steps. Keras' decay bypasses the momentum.
     optimizer = keras.optimizers.SGD(
         options.learning_rate,
         momentum=options.momentum,
@@ -284,7 +290,7 @@ def paper_optimizer(options: argparse.Namespace) -> keras.optimizers.Optimizer:
 
 
 def parts(options: argparse.Namespace) -> int:
-    """Over how many ranks the net is split."""
+    """Return the number of ranks over which the net is split."""
     if options.plan == "whole" and options.parts not in (None, 1):
         raise ValueError(f'`--parts` must be 1 with "--plan whole". Received: {options.parts}')
     return options.parts or (1 if options.plan == "whole" else ringar.size())
@@ -293,12 +299,12 @@ def parts(options: argparse.Namespace) -> int:
 def load(
     options: argparse.Namespace, grid: ringar.parallel.Grid
 ) -> tuple[tf.data.Dataset, tf.data.Dataset | None, tuple[int, int, int], int]:
-    """This rank's batches to train on and to test on, the shape of an image, and how many classes.
+    """Return this rank's batches for training and test, the image shape, and the class count.
 
     Every rank reads the same images in the same order and alters them alike, before each takes its
-    share: random numbers come from seeds that are the same everywhere. Ranks of a model group must
-    get equal batches, and so they do; and all plans, and one process, train on the same images.
-    Keras layers for augmentation within the model would draw on each rank by themselves.
+    share: random numbers come from seeds that are the same on all ranks. So ranks of a model group
+    get equal batches, as they must, and all plans, and one process, train on the same images.
+    Keras layers for augmentation within the model would draw different numbers on each rank.
     """
     if options.plan == "hybrid":  # the convolutions' examples: each rank its own
         shares, grid_of_data = ringar.size(), None
@@ -317,7 +323,7 @@ def load(
 
     if options.synthetic:
         train, shape = synthetic(options), (options.image_size, options.image_size, 3)
-        # The same batch in all steps, made once: what is measured is the net.
+        # The same batch in all steps, made once: the speed is that of the net.
         return share(train, True).cache().repeat(), None, shape, options.classes
     train, held_out, shape, classes = digits(options) if options.digits else folder(options)
     if options.steps:
@@ -326,7 +332,7 @@ def load(
 
 
 def synthetic(options: argparse.Namespace) -> tf.data.Dataset:
-    """As many images of noise as are in a step."""
+    """Return images of noise, one batch of all ranks."""
     shape = (options.image_size, options.image_size, 3)
 
     def example(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -340,7 +346,7 @@ def synthetic(options: argparse.Namespace) -> tf.data.Dataset:
 def digits(
     options: argparse.Namespace,
 ) -> tuple[tf.data.Dataset, tf.data.Dataset, tuple[int, int, int], int]:
-    """scikit-learn's digits: 1,797 images of 8 x 8 in 10 classes, with mean 0 and deviation 1."""
+    """Return scikit-learn's digits: 1,797 images of 8 x 8 in 10 classes, normalized."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -354,10 +360,10 @@ def digits(
 def folder(
     options: argparse.Namespace,
 ) -> tuple[tf.data.Dataset, tf.data.Dataset, tuple[int, int, int], int]:
-    """The images of a folder, one in ten of them held out.
+    """Return the images of a folder, one in ten of them held out.
 
-    As in the paper, an image is scaled and cut to a square of 256 pixels, of which the net sees
-    227: any, mirrored or not, in training, and those in the middle in a test.
+    As in the paper, an image is scaled and cut to a square of 256 pixels. The net sees a square of
+    227: a random one, mirrored or not, in training, and the middle one in a test.
     """
     size, margin = options.image_size, round(options.image_size * 256 / 227)
     train, held_out = keras.utils.image_dataset_from_directory(
@@ -373,7 +379,9 @@ def folder(
     # Seeds for the crop and for the flip of each image.
     seeds = tf.data.Dataset.random(options.seed, rerandomize_each_iteration=True).batch(4)
 
-    def altered(example: Any, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def altered(
+        example: tuple[tf.Tensor, tf.Tensor], seed: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         image, label = example
         image = tf.image.stateless_random_crop(image, (size, size, 3), seed[:2])
         return centered(tf.image.stateless_random_flip_left_right(image, seed[2:])), label
@@ -386,12 +394,12 @@ def folder(
 
 
 def centered(image: tf.Tensor) -> tf.Tensor:
-    """An image of 0 to 255 without the mean color of ImageNet's photographs."""
+    """Subtract the mean color of ImageNet's photographs from an image of 0 to 255."""
     return image - tf.constant([123.7, 116.8, 103.9])
 
 
 class StopWatch(keras.callbacks.Callback):
-    """Times each epoch's training steps but the first, which waits for data and for a trace."""
+    """Time each epoch's training steps except the first, which waits for data and a trace."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -422,12 +430,12 @@ class StopWatch(keras.callbacks.Callback):
             self._start = None
 
     def steps_per_second(self) -> float:
-        """In the median epoch; not a number, if each had one step."""
+        """Return the speed of the median epoch; not a number if each epoch had one step."""
         return float(np.median(self.speeds)) if self.speeds else float("nan")
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--plan", choices=list(READS), default="split")
     parser.add_argument("--parts", type=int, help="ranks that share a net (default: all)")

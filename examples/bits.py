@@ -1,23 +1,22 @@
-"""An RNN that must look at a whole sequence, trained by a parallel scan and by Keras, side by side.
+"""An RNN that needs the whole sequence, trained by a parallel scan and by Keras for comparison.
 
     python examples/bits.py
     python examples/bits.py --steps 1000 --length 1000
     ringarrun -np 2 python examples/bits.py
 
-The task of Wang, Bai and Pekhimenko, "BPPSA: scaling back-propagation by parallel scan algorithm"
-(MLSys 2020): a sequence of bits, each of them 1 with the probability 0.05 + 0.1 c, and the class c
-of ten is to be found by a tanh RNN of 20 units. Two models begin with the same weights and get the
-same batches: one goes back through the steps with a scan, the other is Keras' SimpleRNN. Their
-losses are the same but for rounding, and so they are on any number of ranks, which share each
-batch. (Over hundreds of steps training makes rounding grow until the curves part, as it does with
-Keras' own layer in two orders of summation.)
+The task comes from Wang, Bai and Pekhimenko, "BPPSA: scaling back-propagation by parallel scan
+algorithm" (MLSys 2020): each bit of a sequence is 1 with the probability 0.05 + 0.1 c, and a tanh
+RNN of 20 units must find the class c out of ten. Two models start with the same weights and get the
+same batches. One propagates back through the steps with a scan, the other is Keras' SimpleRNN.
+Their losses are equal except for rounding, on any number of ranks, which share each batch. (Over
+hundreds of steps training amplifies rounding until the curves differ, as it does with Keras' own
+layer in two orders of summation.)
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
 
 import keras
 import numpy as np
@@ -29,7 +28,7 @@ CLASSES, UNITS = 10, 20
 
 
 def main() -> None:
-    """Train both, then print their losses."""
+    """Train both models, then print their losses."""
     options = parse()
     ringar.init()
     keras.utils.set_random_seed(options.seed)
@@ -47,7 +46,7 @@ def main() -> None:
 
 
 def bits(examples: int, length: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Sequences, float32 [examples, length, 1], and their classes."""
+    """Return sequences, float32 [examples, length, 1], and their classes."""
     random = np.random.default_rng(seed)
     classes = random.integers(0, CLASSES, examples)
     ones = random.random((examples, length)) < 0.05 + 0.1 * classes[:, None]
@@ -55,13 +54,13 @@ def bits(examples: int, length: int, seed: int = 0) -> tuple[np.ndarray, np.ndar
 
 
 def make_model(recurrent: keras.layers.Layer) -> keras.Model:
-    """A recurrent layer of 1 input, and a logit for each class."""
+    """Return a model of a recurrent layer with 1 input, and a logit for each class."""
     layers = keras.layers
     return keras.Sequential([keras.Input((None, 1)), recurrent, layers.Dense(CLASSES)])
 
 
 def train(model: keras.Model, options: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """The loss of each step, the mean over all ranks, and the time that it took."""
+    """Train a model; return the loss (mean over all ranks) and the seconds of each step."""
     data = bits(options.batches * options.batch_size, options.length, options.seed)
     dataset = tf.data.Dataset.from_tensor_slices(data)
     dataset = dataset.batch(options.batch_size, drop_remainder=True)
@@ -72,7 +71,7 @@ def train(model: keras.Model, options: argparse.Namespace) -> tuple[list[float],
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss)
     watch = StopWatch()
-    # An epoch per step: what Keras shows of an epoch with more is the mean over them.
+    # One step per epoch: Keras reports the mean loss of an epoch.
     history = model.fit(
         dataset.repeat(), epochs=options.steps, steps_per_epoch=1, verbose=0,
         callbacks=[ringar.callbacks.Distributed(), watch],
@@ -81,23 +80,23 @@ def train(model: keras.Model, options: argparse.Namespace) -> tuple[list[float],
 
 
 class StopWatch(keras.callbacks.Callback):
-    """Times each step."""
+    """Time each step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds: list[float] = []
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Start the watch."""
         self._start = time.perf_counter()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Stop the watch."""
         self.seconds.append(time.perf_counter() - self._start)
 
 
 def print_curves(by_scan: list[float], by_keras: list[float], every: int) -> None:
-    """Print both curves, and by how much they differ."""
+    """Print both curves and their difference."""
     print("|  step | loss, by scan | loss, Keras | difference |")
     print("|------:|--------------:|------------:|-----------:|")
     differences = [abs(a - b) for a, b in zip(by_scan, by_keras, strict=True)]
@@ -110,7 +109,7 @@ def print_curves(by_scan: list[float], by_keras: list[float], every: int) -> Non
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--length", type=int, default=300, help="bits of a sequence")
     parser.add_argument("--steps", type=int, default=60, help="batches to train on")

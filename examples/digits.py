@@ -1,11 +1,11 @@
-"""A small convolutional network on images of handwritten digits, on as many ranks as you like.
+"""A small convolutional network on images of handwritten digits, on any number of ranks.
 
     ringarrun -np 2 python examples/digits.py
     ringarrun -np 4 python examples/digits.py --data cifar10 --epochs 10
 
-What makes it run on several ranks are the lines with `ringar` in `main`. The rest is plain Keras,
-and a stop watch for the table at the end. scikit-learn's digits (1,797 images of 8 x 8) come with
-it; `--data mnist` and `--data cifar10` are downloaded by Keras.
+The lines with `ringar` in `main` make it run on several ranks. The rest is plain Keras, and a stop
+watch for the table at the end. scikit-learn brings its digits (1,797 images of 8 x 8); Keras
+downloads the data of `--data mnist` and `--data cifar10`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Images = tuple[np.ndarray, np.ndarray]
 
 
 def main() -> None:
-    """Train, then print what it brought."""
+    """Train, then print speed and accuracy."""
     options = parse()
     ringar.init()
     keras.utils.set_random_seed(options.seed)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def make_model(shape: tuple[int, ...]) -> keras.Model:
-    """Two convolutions, a pooling, a dense layer; for images of `shape` in 10 classes."""
+    """Return a model of two convolutions, a pooling and a dense layer, for 10 classes."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -63,7 +63,7 @@ def make_model(shape: tuple[int, ...]) -> keras.Model:
 
 
 def load(name: str) -> tuple[Images, Images]:
-    """Train and test: images, float32 [images, height, width, channels], 0 to 1, and classes."""
+    """Return train and test data: images, float32 [n, height, width, channels], and classes."""
     if name == "digits":
         from sklearn.datasets import load_digits
 
@@ -86,7 +86,7 @@ def load(name: str) -> tuple[Images, Images]:
 
 
 class StopWatch(keras.callbacks.Callback):
-    """Times each epoch from its second step on: the first waits for the data, and for a trace."""
+    """Time each epoch from its second step on: the first waits for data and for a trace."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,12 +102,12 @@ class StopWatch(keras.callbacks.Callback):
         self.seconds.append(time.perf_counter() - self._start)
 
     def images_per_second(self, images: int, batch_size: int) -> float:
-        """The speed of this rank in the median epoch, which had `images`."""
+        """Return the speed of this rank in the median epoch, which had `images`."""
         return (images - batch_size) / float(np.median(self.seconds))
 
 
 def images_per_second_of_one_rank(train: Images, options: argparse.Namespace) -> float:
-    """The speed of rank 0 alone, with the threads and the batch size that it has in the job."""
+    """Return the speed of rank 0 alone, with its threads and batch size in the job."""
     speed = 0.0
     if ringar.rank() == 0:
         images = min(len(train[0]) // ringar.size(), 64 * options.batch_size)
@@ -116,7 +116,7 @@ def images_per_second_of_one_rank(train: Images, options: argparse.Namespace) ->
         optimizer = keras.optimizers.Adam(options.learning_rate)
         model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
         watch = StopWatch()
-        # With a progress bar, for the job draws one too, and it takes its time.
+        # With a progress bar, which costs time in the job, too.
         print("Rank 0 alone, to compare with:")
         model.fit(x, y, options.batch_size, epochs=4, callbacks=[watch])
         print("All ranks together:")
@@ -125,7 +125,7 @@ def images_per_second_of_one_rank(train: Images, options: argparse.Namespace) ->
 
 
 def print_table(together: float, alone: float, accuracy: float) -> None:
-    """Print what the job brought, beside what one rank would."""
+    """Print the speed and the accuracy of the job, and the speed of one rank."""
     ranks = ringar.size()
     print()
     print("| ranks | images/s | accuracy | images/s, one rank | against one rank |")
@@ -139,7 +139,7 @@ def print_table(together: float, alone: float, accuracy: float) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", choices=["digits", "mnist", "cifar10"], default="digits")
     parser.add_argument("--epochs", type=int, default=12)

@@ -1,8 +1,8 @@
-"""What the tests share: tests that run on every rank, deadlines, and jobs that a test starts.
+"""The pytest plugin: tests that run on every rank, deadlines, and jobs that a test starts.
 
 `selection` reads the markers, `variants` sets one, `deadline` ends a test that hangs, `ranks` makes
-a failure on one rank a failure on all, `fixtures` is what tests ask for, `jobs` starts whole jobs
-from a test.
+a failure on one rank a failure on all, `fixtures` has the fixtures, `jobs` starts whole jobs from a
+test.
 """
 
 from tests.plugin.jobs import JobResult, run_job

@@ -1,8 +1,8 @@
-"""Ends a test that hangs: after its deadline every thread's stack is printed and the process exits.
+"""Deadlines of tests: a hung test prints the stacks of its threads and ends its process.
 
-A hung test often hangs in native code, where no exception can reach it, so the whole process goes;
-under ringarrun that ends the job. What pytest had captured until then is printed too: the native
-library's warnings are in it.
+A hung test often hangs in native code, where no exception can reach it, so the whole process ends;
+under ringarrun that ends the job. The output that pytest has captured is printed, too: it has the
+native library's warnings.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tests.plugin.place import RANK, SIZE
 
 DEFAULT_SECONDS = 120.0
 EXIT_CODE = 124  # as timeout(1)
-# A rank that only waits for the others gives those that hang the time to say where.
+# A rank that only waits for others lets the hung ones report first.
 _GRACE = 10.0
-# If not even a Python thread can run (somebody keeps the GIL), C code ends the process.
+# If no Python thread can run (the GIL is held), C code ends the process.
 _LAST_RESORT = 2 * _GRACE
 
 
 class Watchdog:
-    """The deadline of the test that runs now."""
+    """Watch the deadline of the running test."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -60,7 +60,7 @@ class Watchdog:
 
     def _captured(self) -> str:
         manager = self._config.pluginmanager.getplugin("capturemanager")
-        # The process ends here: a captured text that cannot be had is no reason to stay.
+        # The process ends in any case, with the captured text or without.
         with contextlib.suppress(Exception):
             manager.suspend_global_capture(in_=True)
             return "".join(manager.read_global_capture())
@@ -71,13 +71,13 @@ class Watchdog:
 
 
 def deadline_of(item: pytest.Item) -> float:
-    """Returns the seconds that `item` may take: its marker's, or the default."""
+    """Return the seconds that `item` may take: its marker's, or the default."""
     marker = item.get_closest_marker("deadline")
     return float(marker.args[0]) if marker else DEFAULT_SECONDS
 
 
 def rank_prefix() -> str:
-    """Returns how messages of this process begin: with its rank, where there are several."""
+    """Return the prefix of this process' messages: its rank, if there are several."""
     return f"rank {RANK} | " if SIZE > 1 else ""
 
 

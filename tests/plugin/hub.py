@@ -1,14 +1,14 @@
-"""Exchanges small objects between the ranks of a test run, without ringar.
+"""Exchange of small objects between the ranks of a test run, without ringar.
 
-The tests must be able to say that ringar is broken, so what they agree through is something else:
-a socket from each rank to rank 0, in the abstract namespace of Unix sockets, which leaves no file
-behind. A rank that dies is seen at once, as the end of its stream. That namespace is one of the
-network's; where ranks are on several hosts of tests/hosts, a file's path is the name instead.
+The tests must detect that ringar is broken, so the ranks agree without it: by a socket from each
+rank to rank 0, in the abstract namespace of Unix sockets, which leaves no file behind. The death of
+a rank ends its stream at once. That namespace belongs to a network namespace; for ranks on several
+hosts of tests/hosts, a file's path is the name instead.
 
 One exchange is a round: every rank sends a message with a tag, rank 0 waits until it has one from
 each and, if all tags are equal, answers each with the list. A rank whose test has failed skips the
-rounds that the test itself asked for and sends its report instead; the ranks that wait in such a
-round are then told that it left, and come to the report's round.
+test's own rounds and sends its report instead. Ranks that wait in such a round get a `PeerLeft`,
+and join the report's round.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from typing import Any, NamedTuple
 
 
 class Message(NamedTuple):
-    """What a rank brings to a round. `optional` rounds are those that a failed test leaves out."""
+    """Hold a rank's contribution to a round; a failed test skips `optional` rounds."""
 
     tag: str
     optional: bool
-    value: Any
+    value: object
 
 
 class PeerGone(Exception):
-    """A rank ended, or its test is somewhere else than ours: the run cannot go on."""
+    """Report that a rank ended or is at another test: the run cannot go on."""
 
 
 class PeerLeft(AssertionError):
-    """A rank left the test (it failed there) while this one waited for it in an exchange."""
+    """Report that a rank failed and left the test while this one waited for it."""
 
 
 class Hub:
-    """The connection of this rank to the others; every rank makes one, with the same `name`."""
+    """Connect this rank to the others; every rank makes a hub with the same `name`."""
 
     def __init__(self, rank: int, size: int, name: str, timeout: float = 120.0) -> None:
         self.rank = rank
@@ -51,12 +51,12 @@ class Hub:
             self._peers = {0: _connect(address, rank, timeout)}
         self._pending: dict[int, Message] = {}
 
-    def exchange(self, tag: str, value: Any, *, optional: bool = False) -> list[Any]:
-        """Returns every rank's value, in rank order.
+    def exchange(self, tag: str, value: object, *, optional: bool = False) -> list[Any]:
+        """Return every rank's value, in rank order.
 
         Raises:
-            PeerLeft: in an optional round, when a rank has gone on to its report.
-            PeerGone: when a rank ended or is in another round.
+            PeerLeft: a rank has skipped this optional round for its report.
+            PeerGone: a rank ended or is in another round.
         """
         message = Message(tag, optional, value)
         self.waiting = True
@@ -67,7 +67,7 @@ class Hub:
         finally:
             self.waiting = False
 
-    def _ask(self, message: Message) -> list[Any]:
+    def _ask(self, message: Message) -> list[object]:
         server = self._peers[0]
         server.send(message)
         answer = server.recv()
@@ -75,7 +75,7 @@ class Hub:
             raise answer
         return list(answer)
 
-    def _serve(self, message: Message) -> list[Any]:
+    def _serve(self, message: Message) -> list[object]:
         self._pending[0] = message
         while True:
             self._receive()
@@ -87,7 +87,7 @@ class Hub:
             self._dismiss()
 
     def _receive(self) -> None:
-        """Waits until there is a message from every rank."""
+        """Wait for a message from every rank."""
         while missing := {self._peers[r]: r for r in self._peers if r not in self._pending}:
             for ready in wait(list(missing)):
                 assert isinstance(ready, Connection)
@@ -98,7 +98,7 @@ class Hub:
                     raise PeerGone(f"rank {rank} ended") from error
 
     def _dismiss(self) -> None:
-        """Ends the optional rounds whose ranks wait for one that has gone on, or the whole run."""
+        """End the optional rounds in which ranks wait for one that has left, or the whole run."""
         places = "; ".join(f"rank {r} is at {m.tag}" for r, m in sorted(self._pending.items()))
         optional = [r for r, m in self._pending.items() if m.optional]
         error: Exception
@@ -113,8 +113,8 @@ class Hub:
         if 0 in leaving:
             raise error
 
-    def close(self, value: Any = None) -> Any:
-        """Rank 0 leaves `value` for the others and goes; the others wait for it and return it."""
+    def close(self, value: object = None) -> Any:
+        """Send `value` from rank 0 to the others and disconnect; return rank 0's value."""
         if self.rank == 0:
             for peer in self._peers.values():
                 with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Starts a whole job from a test, watches its time, and sees to it that nothing of it remains."""
+"""Jobs that a test starts: with a deadline, and without processes left behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Where the Pythons of a job find modules: `site` makes TensorFlow's import shorter.
 PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "plugin" / "site"), str(ROOT)])
 
-# Every process of a job inherits this variable, however it is forked, and is found by it.
+# Every process of a job inherits this variable, which identifies it.
 _MARK = "RINGAR_TEST_MARK"
 _GRACE = 5.0
 _running: set[str] = set()
@@ -27,14 +27,14 @@ _running: set[str] = set()
 
 @dataclass
 class JobResult:
-    """How a job ended.
+    """Hold the result of a job.
 
     Attributes:
         code: the exit code, negative for a signal as in `subprocess`; None: past its deadline.
-        stdout: all that the job printed there.
-        stderr: all that the job printed there.
-        seconds: how long it ran.
-        leftovers: the command lines of processes that outlived it (and were killed then).
+        stdout: the standard output of the job.
+        stderr: the standard error of the job.
+        seconds: the duration of the job.
+        leftovers: the command lines of processes that outlived the job (and were killed then).
     """
 
     code: int | None
@@ -44,7 +44,7 @@ class JobResult:
     leftovers: list[str] = field(default_factory=list)
 
     def check(self, code: int = 0) -> JobResult:
-        """Returns self; fails the test unless the job ended with `code` and left nothing behind."""
+        """Return self; fail the test unless the job ended with `code` and no process is left."""
         assert self.code == code, f"expected exit code {code}\n{self}"
         assert not self.leftovers, f"processes outlived the job: {self.leftovers}\n{self}"
         return self
@@ -67,7 +67,7 @@ def run_job(
     env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
 ) -> JobResult:
-    """Runs a program on `np` ranks, in processes of its own, and returns how that ended.
+    """Run a program on `np` ranks, in processes of its own, and return the result.
 
     Args:
         np: the number of ranks; None runs one plain process without the launcher.
@@ -145,8 +145,8 @@ def _watch(
         return stdout, stderr, process.returncode
     except subprocess.TimeoutExpired:
         pass
-    # Python answers SIGABRT with the stacks of its threads (PYTHONFAULTHANDLER); the launcher stays
-    # to pass them on. Processes that were stopped must run for that.
+    # Python answers SIGABRT with the stacks of its threads (PYTHONFAULTHANDLER). The launcher stays
+    # to forward them. Stopped processes must continue for that.
     for pid in processes(mark):
         if pid != spared:
             _signal(pid, signal.SIGABRT)
@@ -160,7 +160,7 @@ def _watch(
 
 
 def _reap(mark: str, expected: bool) -> list[str]:
-    """Kills what is left of a job; returns the command lines of what should have gone by itself."""
+    """Kill the rest of a job; return the command lines of processes that should have ended."""
     give_up = time.monotonic() + (_GRACE if expected else 0.0)
     while (left := processes(mark)) and time.monotonic() < give_up:
         time.sleep(0.05)
@@ -170,7 +170,7 @@ def _reap(mark: str, expected: bool) -> list[str]:
 
 
 def processes(mark: str) -> list[int]:
-    """Returns the processes, zombies aside, whose environment carries `mark`."""
+    """Return the processes, except zombies, with `mark` in their environment."""
     wanted = f"{_MARK}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -198,13 +198,13 @@ def left_in_shared_memory(seconds: float = _GRACE) -> set[str]:
 
 
 def kill_all() -> None:
-    """Kills every process of every job that this process has running."""
+    """Kill every process of every running job of this process."""
     for mark in list(_running):
         _kill(mark)
 
 
 def _kill(mark: str) -> None:
-    # Again and again, for a process may fork while we look.
+    # Repeat: a process may fork during the search.
     for _ in range(50):
         left = processes(mark)
         if not left:

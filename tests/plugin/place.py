@@ -1,11 +1,11 @@
-"""Which rank this process is, before ringar can say so: who started it has left it a word."""
+"""Rank and number of ranks of this process, from its launcher's variables, before ringar runs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-#: Rank and number of ranks, as told by ringarrun, Open MPI's mpirun, and that of MPICH.
+#: The variables of ringarrun, of Open MPI's mpirun, and of MPICH's.
 _VARIABLES = (
     ("RINGAR_RANK", "RINGAR_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -14,7 +14,7 @@ _VARIABLES = (
 
 
 def place(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Rank and number of ranks of a process with this environment; (0, 1) without a launcher."""
+    """Return rank and number of ranks for this environment; (0, 1) without a launcher."""
     for rank, size in _VARIABLES:
         if rank in environment and size in environment:
             return int(environment[rank]), int(environment[size])

@@ -1,9 +1,9 @@
-"""Under ringarrun every rank runs the same tests; here their outcomes become one.
+"""Merged outcomes of tests that run on every rank under ringarrun.
 
-After each phase of a test (setup, call, teardown) the ranks exchange how it went. If it failed
-anywhere it has failed everywhere, with every rank's own traceback in rank 0's report; so all go on
-to the same next phase. Only rank 0 prints. After a failed test ringar is started anew on all
-ranks: one may have left a collective in which the others still wait.
+After each phase of a test (setup, call, teardown) the ranks exchange its outcome. A failure on one
+rank is a failure on all, with every rank's own traceback in rank 0's report, so that all go on to
+the same next phase. Only rank 0 prints. After a failed test ringar is started anew on all ranks:
+one may have left a collective in which the others still wait.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tests.plugin.deadline import rank_prefix
 from tests.plugin.hub import Hub, PeerGone
 from tests.plugin.place import RANK, SIZE
 
-# Seconds after which a rank whose test failed says so itself, when the others do not come.
+# Seconds after which a rank reports its failure itself if the others do not arrive.
 _GRACE = 15.0
 _LONGEST = 20_000
 
 
 class Outcome(NamedTuple):
-    """How a phase of a test ended on one rank: passed, failed, skipped or xfail."""
+    """Hold the outcome of a phase on one rank: passed, failed, skipped or xfail."""
 
     kind: str
     error: str
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 class Ranks:
-    """One test run on all ranks; registered only where there are several."""
+    """Run the tests on all ranks together; registered only if there are several."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._stderr = os.dup(2)
@@ -52,7 +52,7 @@ class Ranks:
             self._uncollected.append(report.longreprtext[-_LONGEST:])
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Fails the run, on every rank, if the ranks do not have the same tests before them."""
+        """Fail the run, on every rank, if the ranks have collected different tests."""
         tests = [item.nodeid for item in session.items]
         found = self._exchange("collection", (tests, self._uncollected))
         if self._uncollected:
@@ -73,8 +73,8 @@ class Ranks:
         if call.excinfo is not None and call.excinfo.errisinstance(PeerGone):
             self._give_up(call.excinfo.value)
         if report.failed and fixtures.is_initialized():
-            # The others may wait for this rank in a collective: they get an error now, not at
-            # their deadline.
+            # The others may wait for this rank in a collective: give them an error before their
+            # deadline.
             self._left = True
             fixtures.leave()
         error = call.excinfo.exconly().partition("\n")[0] if call.excinfo else ""
@@ -88,7 +88,7 @@ class Ranks:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        # Innermost: inside the watchdog, so that a restart that hangs is ended too.
+        # Inside the watchdog, which also ends a restart that hangs.
         self._failed = self._left = False
         result = yield
         if self._failed:
@@ -111,7 +111,7 @@ class Ranks:
         self._status = int(exitstatus)
 
     def pytest_unconfigure(self) -> None:
-        """Keeps the other ranks until rank 0 has printed: the first to exit with 1 ends the job."""
+        """Keep the other ranks until rank 0 has printed: the first exit with 1 ends the job."""
         status = self._hub.close(self._status)
         if RANK != 0 and status:
             time.sleep(10.0)  # ringarrun stops this rank when rank 0 exits
@@ -138,7 +138,7 @@ def _sections(report: pytest.TestReport) -> str:
 
 
 def _merge(report: pytest.TestReport, outcomes: list[Outcome]) -> None:
-    """Gives `report` the outcome of all ranks and, if that is a failure, the text of each."""
+    """Set the outcome of all ranks in `report` and, for a failure, the text of each."""
     kinds = [outcome.kind for outcome in outcomes]
     if len(set(kinds)) == 1 and kinds[0] != "failed":
         return
@@ -155,7 +155,7 @@ def _merge(report: pytest.TestReport, outcomes: list[Outcome]) -> None:
 
 
 def _headline(outcomes: list[Outcome]) -> str:
-    """Returns the line that pytest's summary shows: the first error that is not another's echo."""
+    """Return the line for pytest's summary: the first error that no other rank's error caused."""
     failed = [(rank, o.error) for rank, o in enumerate(outcomes) if o.kind == "failed"]
     if not failed:
         return f"the ranks differ: {', '.join(outcome.kind for outcome in outcomes)}"
@@ -165,7 +165,7 @@ def _headline(outcomes: list[Outcome]) -> str:
 
 
 class _LateReport:
-    """Prints this rank's failure after a while, should the others never come to hear of it."""
+    """Print this rank's failure after a while if the others do not arrive."""
 
     def __init__(self, report: pytest.TestReport, stderr: int) -> None:
         text = f"{rank_prefix()}{report.nodeid} failed here, other ranks are still in it:\n"

@@ -1,14 +1,14 @@
-"""The markers that say where and when a test runs.
+"""Markers that select where and when a test runs.
 
 ranks(n, ...)  only with these numbers of ranks (1 is plain pytest)
 job            starts jobs of its own: only in plain pytest, never under ringarrun
 slow           only with --slow: `make test-long`
-alone          measures, and so runs while no other test does
-every_variant  no variant of this test is slow because of the number of ranks
+alone          measures, and so runs while no other test runs
+every_variant  all variants run on every number of ranks
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
 
-Of a test with more than MANY variants each runs on one number of ranks: half of them on 2, a
-quarter on 3, which shares the cores as 4 does, and a quarter on 4. The others are slow there.
+If a test has more than MANY variants, each runs on one number of ranks: half of them on 2, a
+quarter on 3 and a quarter on 4. On other numbers of ranks the variant is slow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from tests.plugin.place import SIZE
 
 MANY = 4
-#: Which of four variants run on so many ranks.
+#: For each number of ranks, the variants of four that run.
 PARTS = {1: (0, 1, 2, 3), 2: (1, 3), 3: (0,), 4: (2,)}
 
 
@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
 
 
-# Before pytest's own, which sees to `-m slow`.
+# Before pytest's own hook, which handles `-m slow`.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _mark_rare_variants(items)
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _mark_rare_variants(items: list[pytest.Item]) -> None:
-    """Marks the variants of tests with many as slow that run on another number of ranks."""
+    """Mark the variants that run on another number of ranks as slow."""
 
     def test_of(item: pytest.Item) -> str:
         return item.nodeid.partition("[")[0]

@@ -1,7 +1,7 @@
-"""Hides scikit-learn and Matplotlib from Keras, in every Python that finds this file first.
+"""Hide scikit-learn and Matplotlib from Keras, in every Python that finds this file first.
 
-Keras imports both where they are installed, for wrappers and pictures that no test uses. That is a
-third of the time in which a rank of a test's job starts. Only Keras' own import is refused them.
+Keras imports both if they are installed, for wrappers and pictures that no test uses. That takes a
+third of the start of a rank in a test's job. Other modules can import them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The exceptions of ringar: what the outside did wrong, with who, where, and what to do.
+"""The exceptions of ringar; each message names the rank, the collective and the remedy.
 
-Collectives on NumPy arrays, and `ringar.rank` and its like, raise these. Collectives on
+Collectives on NumPy arrays, and functions such as `ringar.rank`, raise these. Collectives on
 TensorFlow tensors run inside TensorFlow, which raises its own classes with the same messages:
 `InvalidArgumentError` for a mismatch, `AbortedError` for a lost peer, `DeadlineExceededError`
 and `FailedPreconditionError`.
@@ -21,10 +21,10 @@ __all__ = [
 
 
 class RingarError(RuntimeError):
-    """Report an error of ringar: the base class of all."""
+    """Report an error of ringar; the base class of its exceptions."""
 
     ag_pass_through = True
-    """Ask AutoGraph to leave the exception as it is; it replaces others by a StagingError."""
+    """Keep AutoGraph from replacing the exception by a StagingError."""
 
 
 class NotInitializedError(RingarError):
@@ -32,14 +32,14 @@ class NotInitializedError(RingarError):
 
 
 class MismatchError(RingarError, ValueError):
-    """Report that the ranks disagree, or that one was given an argument it cannot use.
+    """Report that the ranks disagree, or that a rank got an invalid argument.
 
-    Every rank of the process set gets it, in the same collective, and can go on afterwards.
+    Every rank of the process set gets the error in the same collective, and can go on.
     """
 
 
 class DeadlineError(RingarError, TimeoutError):
-    """Report that a rank did not take part in time. The process set cannot be used any longer."""
+    """Report that a rank did not arrive in time. The process set cannot be used any longer."""
 
 
 class PeerLostError(RingarError, ConnectionError):
@@ -47,17 +47,17 @@ class PeerLostError(RingarError, ConnectionError):
 
 
 class OutOfMemoryError(RingarError, MemoryError):
-    """Report that there is no memory for an output or for the memory that ranks share."""
+    """Report that memory for an output, or shared memory, cannot be allocated."""
 
 
 class UnsupportedError(RingarError, NotImplementedError):
-    """Report that this build, machine or TensorFlow cannot do what was asked."""
+    """Report that this build, machine or TensorFlow does not support the call."""
 
 
 class DeviceError(RingarError):
-    """CUDA or NCCL has reported an error on this rank. The process set cannot be used any longer.
+    """Report an error of CUDA or NCCL on this rank. The process set cannot be used any longer.
 
-    The other ranks get a `PeerLostError` with its text.
+    The other ranks get a `PeerLostError` with the same text.
     """
 
 

@@ -49,7 +49,7 @@ def test_a_long_ring_runs_at_the_speed_of_its_link() -> None:
         # hides a round of the second half, all but its first piece.
         slow_adder = replace(SLOW, reduction=SLOW.bandwidth / 3)
         segment = 32 * MIB / hosts
-        hidden = (segment - segment / cost_model.pieces(segment)) / SLOW.bandwidth
+        hidden = (segment - segment / cost_model.chunks(segment)) / SLOW.bandwidth
         expected = 2 * bound + 1e-4 - hidden
         assert cost_model.ring(slow_adder, 32 * MIB, hosts) == pytest.approx(expected)
 
@@ -93,7 +93,7 @@ def walk_ring(p: Parameters, nbytes: float, ranks: int, lanes: int) -> float:
     and what came has been added. As tf_ops/algorithms/ring.cc, without knowing any formula.
     """
     segment = nbytes / ranks
-    count = cost_model.pieces(segment, lanes)
+    count = cost_model.chunks(segment, lanes)
     piece, rounds = segment / count, 2 * (ranks - 1)
     link_free, adder_free = [0.0] * ranks, [0.0] * ranks
     events: list[tuple[float, int, str, int, int]] = []  # when, order, what, rank, lane
@@ -269,8 +269,8 @@ def test_sizes_are_those_of_the_native_library() -> None:
         return math.prod(map(int, found[1].split("*")))
 
     tuning = "engine/tuning.cc"
-    assert native("kPieceBytes", tuning) == cost_model.PIECE_BYTES == link_probe._PIECE
-    assert native("kLeastPieceBytes", tuning) == cost_model.LEAST_PIECE_BYTES
+    assert native("kPieceBytes", tuning) == cost_model.CHUNK_BYTES == link_probe._CHUNK
+    assert native("kLeastPieceBytes", tuning) == cost_model.MIN_CHUNK_BYTES
     assert native("kLanes", tuning) == cost_model.LANES >= link_probe._LANES
     most = native("kMaxBytes", "algorithms/recursive_doubling.h")
     assert most == cost_model.MAX_RECURSIVE_DOUBLING_BYTES

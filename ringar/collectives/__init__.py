@@ -1,4 +1,4 @@
-"""The collectives: one file each, its gradient included; and messages from rank to rank."""
+"""The collectives, one file each with its gradient, and messages from rank to rank."""
 
 from ringar.collectives.allgather import allgather, grouped_allgather
 from ringar.collectives.allreduce import allreduce, grouped_allreduce

@@ -10,19 +10,20 @@ import tensorflow as tf
 from ringar.collectives import call as calls
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define, run, values_of
+from ringar.collectives.dtypes import Array
 from ringar.job import process_sets
 from ringar.job.process_sets import ProcessSet
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def allgather(
-    tensor: Any, *, name: str | None = None, process_set: ProcessSet | None = None
+    tensor: Array, *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Any:
     """Concatenate the tensors of all ranks along the first dimension.
 
     Args:
         tensor: a TensorFlow tensor or a NumPy array of at least one dimension. Ranks may differ in
-            the first dimension (not in compiled functions), and in no other; any dtype but strings.
+            the first dimension only, and not in compiled functions; any dtype but strings.
         name: in errors and timelines; must be equal on all ranks.
         process_set: the ranks that take part; default all.
 
@@ -35,9 +36,9 @@ def allgather(
     return grouped_allgather([tensor], name=name, process_set=process_set)[0]
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def grouped_allgather(
-    tensors: Sequence[Any], *, name: str | None = None, process_set: ProcessSet | None = None
+    tensors: Sequence[Array], *, name: str | None = None, process_set: ProcessSet | None = None
 ) -> list[Any]:
     """All-gather many tensors at once; see `ringar.allgather`."""
     values = values_of(tensors, "allgather")
@@ -61,5 +62,5 @@ def _gradient(back: Backward) -> list[tf.Tensor]:
     return grads
 
 
-# The op's further output: how many rows came from each rank [tensors, ranks].
+# The op has one more output: the number of rows from each rank [tensors, ranks].
 define("allgather", Collective(_gradient, rows=_rows_of_all, ranks_may_differ=True))

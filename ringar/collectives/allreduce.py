@@ -10,19 +10,20 @@ import tensorflow as tf
 from ringar.collectives import call as calls
 from ringar.collectives import slices
 from ringar.collectives.collective import Backward, Collective, define
-from ringar.collectives.compression import Compression
+from ringar.collectives.compression import Compression, Compressor
+from ringar.collectives.derivatives import derivatives
+from ringar.collectives.dtypes import Array
 from ringar.collectives.ops import Average, ReduceOp
 from ringar.collectives.reductions import reduce
-from ringar.collectives.slopes import slopes
 from ringar.job.process_sets import ProcessSet
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def allreduce(
-    tensor: Any,
+    tensor: Array | tf.IndexedSlices,
     op: ReduceOp = Average,
     *,
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     algorithm: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -33,17 +34,17 @@ def allreduce(
 
     Args:
         tensor: a TensorFlow tensor or variable, a `tf.IndexedSlices` (whose rows are gathered; op
-            Sum or Average), or a NumPy array. float16, bfloat16 (both added in float32), float32,
-            float64, int8, uint8, int32 or int64, of one shape on all ranks.
+            Sum or Average), or a NumPy array, of one shape on all ranks. The dtype is float16,
+            bfloat16 (both added in float32), float32, float64, int8, uint8, int32 or int64.
         op: Sum, Average, Min, Max or Product. Average needs a floating dtype.
         compression: how float32 travels between hosts: `Compression.none`, `.fp16` or `.bf16`; or
             a compressor of your own (`ringar.Compression`).
-        algorithm: how ranks on several hosts go about it, the same on all ranks. "hierarchical":
-            through shared memory inside a host, and every rank drives a slice of its own between
-            the hosts. "ring" and "recursive_doubling": over all ranks through MPI, as if each had a
+        algorithm: the algorithm for several hosts, the same on all ranks. "hierarchical" uses
+            shared memory inside a host, and every rank sends a slice of its own between the
+            hosts. "ring" and "recursive_doubling" run over all ranks through MPI, as if each had a
             host of its own; a ring sends the fewest bytes, recursive doubling takes the fewest
-            rounds. None or "auto": what the environment variable RINGAR_ALGORITHM says, or else
-            what the cost model finds best. Slices are gathered, and have no choice.
+            rounds. None or "auto" takes the environment variable RINGAR_ALGORITHM, or else the
+            choice of the cost model. It does not apply to a `tf.IndexedSlices`.
         prescale_factor: multiplies each rank's tensor before the reduction.
         postscale_factor: multiplies the result.
         name: in errors and timelines; must be equal on all ranks.
@@ -53,7 +54,7 @@ def allreduce(
         A tensor or array of the shape and dtype given.
 
     Raises:
-        ValueError: an argument that is none of those; on this rank.
+        ValueError: an argument has none of these values. On this rank only.
         MismatchError: ranks disagree on collective, shape, dtype, op or name. On every rank.
             (TensorFlow tensors: `tf.errors.InvalidArgumentError`.)
         PeerLostError: a rank died or left. (`tf.errors.AbortedError`.)
@@ -66,12 +67,12 @@ def allreduce(
     return reduce("allreduce", [tensor], op, *options, algorithm=chosen)[0]
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def grouped_allreduce(
-    tensors: Sequence[Any],
+    tensors: Sequence[Array | tf.IndexedSlices],
     op: ReduceOp = Average,
     *,
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     algorithm: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -96,7 +97,10 @@ def _gradient(back: Backward) -> list[tf.Tensor]:
         scale = {"prescale": call.prescale, "postscale": call.postscale}
         return back.run("allreduce", back.upstream, **scale)
     total = back.run("allreduce", back.upstream)
-    return [up * slope for up, slope in zip(total, slopes(back, back.outputs), strict=True)]
+    return [
+        up * derivative
+        for up, derivative in zip(total, derivatives(back, back.outputs), strict=True)
+    ]
 
 
 define("allreduce", Collective(_gradient))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -19,17 +20,21 @@ from ringar.collectives.collective import (
     run_tensors,
     values_of,
 )
+from ringar.collectives.dtypes import Array
 from ringar.job import native
 from ringar.job.process_sets import ProcessSet
 
-REFUSED = [-1]
-"""Instead of no splits at all, which the engine takes for even ones: all ranks refuse these."""
+Splits: TypeAlias = "Array | Sequence[int] | None"
+"""The number of rows for each rank; None: even shares."""
+
+INVALID_SPLITS = [-1]
+"""Replaces an empty list of splits, which the engine would read as even shares."""
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def alltoall(
-    tensor: Any,
-    splits: Any = None,
+    tensor: Array,
+    splits: Splits = None,
     *,
     name: str | None = None,
     process_set: ProcessSet | None = None,
@@ -40,14 +45,15 @@ def alltoall(
         tensor: a TensorFlow tensor or a NumPy array of at least one dimension; any dtype but
             strings. All dimensions but the first are the same on all ranks.
         splits: how many rows, in order, go to each rank; they add up to the first dimension.
-            Default: evenly, the first ranks getting one more where it cannot be divided. Compiled
-            functions take no splits, and a first dimension that the ranks divide.
+            Default: even shares, with one row more for the first ranks where a rest is left.
+            Compiled functions take no splits, and need a first dimension that is a multiple of
+            the number of ranks.
         name: in errors and timelines; must be equal on all ranks.
         process_set: the ranks that take part; default all.
 
     Returns:
-        The rows received, in the order of the ranks; with `splits`, a pair of them and of the
-        number of rows (int64) that came from each rank.
+        The rows received, in the order of the ranks. With `splits`, a pair: these rows, and the
+        number of rows (int64) from each rank.
 
     Raises:
         RingarError: as `ringar.allreduce`.
@@ -61,7 +67,7 @@ def alltoall(
 
 
 def _exchange_array(
-    call: Call, array: np.ndarray, splits: Any, ranks: int
+    call: Call, array: np.ndarray, splits: Splits, ranks: int
 ) -> tuple[np.ndarray, np.ndarray]:
     spec, rows = call.spec(array.dtype.name), rows_of(call, splits)
     results, counts = native.run(spec, [array], None, splits=rows, received_count=ranks)
@@ -69,7 +75,7 @@ def _exchange_array(
 
 
 def _exchange_tensor(
-    call: Call, tensor: tf.Tensor, splits: Any, ranks: int
+    call: Call, tensor: tf.Tensor, splits: Splits, ranks: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
     if compiled.is_compiling():
         _refuse_uneven(call, tensor, splits, ranks)
@@ -79,20 +85,20 @@ def _exchange_tensor(
     if splits is not None:
         rows = tf.cast(_checked(call, splits), tf.int64)
         if rows.shape.num_elements() == 0:
-            rows = tf.constant(REFUSED, tf.int64)
+            rows = tf.constant(INVALID_SPLITS, tf.int64)
     received, counts = run_tensors(call, [tensor], rows)
     counts.set_shape([ranks])
     return received, counts
 
 
-def rows_of(call: Call, splits: Any) -> list[int] | None:
-    """Return splits as the engine takes them from Python; None stands for even ones."""
+def rows_of(call: Call, splits: Splits) -> list[int] | None:
+    """Return splits as a list for the engine; None stands for even shares."""
     if splits is None:
         return None
-    return [int(rows) for rows in _checked(call, splits).ravel()] or REFUSED
+    return [int(rows) for rows in _checked(call, splits).ravel()] or INVALID_SPLITS
 
 
-def _checked(call: Call, splits: Any) -> Any:
+def _checked(call: Call, splits: Array | Sequence[int]) -> Any:
     """Return splits as an array or tensor of whole numbers."""
     checked = splits if isinstance(splits, (tf.Tensor, tf.Variable)) else np.asarray(splits)
     if not tf.as_dtype(checked.dtype).is_integer and 0 not in checked.shape:
@@ -104,7 +110,7 @@ def _checked(call: Call, splits: Any) -> Any:
     return checked
 
 
-def _refuse_uneven(call: Call, tensor: tf.Tensor, splits: Any, ranks: int) -> None:
+def _refuse_uneven(call: Call, tensor: tf.Tensor, splits: Splits, ranks: int) -> None:
     rows = compiled.static_shape(tensor, call)[:1]
     if splits is not None or not rows or rows[0] % ranks:
         raise errors.UnsupportedError(
@@ -118,7 +124,7 @@ def _refuse_uneven(call: Call, tensor: tf.Tensor, splits: Any, ranks: int) -> No
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
-    """Send the gradients of rows back to where the rows came from."""
+    """Send the gradient of each row back to the rank that sent the row."""
     return back.run("alltoall", back.upstream, *back.outputs[1:])
 
 
@@ -126,7 +132,7 @@ define(
     "alltoall",
     Collective(
         _gradient,
-        # Its further output: how many rows came from each rank.
+        # The op has one more output: the number of rows from each rank.
         arguments=lambda tensors, splits: [tensors[0], splits],
         rows=lambda call, rows: rows,
         ranks_may_differ=True,

@@ -1,4 +1,4 @@
-"""Barrier: nobody goes on before everybody has come."""
+"""Barrier: no rank goes on before all ranks have arrived."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from ringar.job import native
 from ringar.job.process_sets import ProcessSet
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -> None:
-    """Wait until all ranks have called it. In a graph, later collectives wait for it.
+    """Wait until all ranks have called `barrier`.
+
+    In a graph, later collectives wait for it.
 
     Args:
         name: in errors and timelines; must be equal on all ranks.
@@ -23,7 +25,7 @@ def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -
     """
     call, _ = calls.begin("barrier", process_set, name)
     if compiled.is_compiling():
-        # XLA hands a custom call with one result its buffer, with several a list: keep to several.
+        # XLA passes one result as a buffer and several as a list; the library expects a list.
         compiled.run(call.spec(), [], [tf.TensorSpec([], tf.uint8)])
     elif tf.executing_eagerly():
         native.run(call.spec(), [], [])

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from ringar.collectives import call as calls
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define, run, values_of
+from ringar.collectives.dtypes import Array
 from ringar.job import process_sets
 from ringar.job.process_sets import ProcessSet
 
+if TYPE_CHECKING:
+    import keras
 
-@calls.as_it_is
+
+@calls.do_not_convert
 def broadcast(
-    tensor: Any,
+    tensor: Array,
     root_rank: int = 0,
     *,
     name: str | None = None,
@@ -43,9 +47,9 @@ def broadcast(
     return grouped_broadcast([tensor], root_rank, name=name, process_set=process_set)[0]
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def grouped_broadcast(
-    tensors: Sequence[Any],
+    tensors: Sequence[Array],
     root_rank: int = 0,
     *,
     name: str | None = None,
@@ -56,18 +60,18 @@ def grouped_broadcast(
     if not values:
         return []
     call, ranks = calls.begin("broadcast", process_set, name)
-    call = dataclasses.replace(call, root=place_of(call, root_rank, ranks))
+    call = dataclasses.replace(call, root=root_in_set(call, root_rank, ranks))
     return run(call, values)
 
 
-def place_of(call: Call, root_rank: int, ranks: ProcessSet) -> int:
-    """Return the place of a rank of the job in a process set.
+def root_in_set(call: Call, root_rank: int, ranks: ProcessSet) -> int:
+    """Return the number that a rank of the job has in a process set.
 
     Raises:
-        ValueError: it is not in there.
+        ValueError: the rank is not a member.
     """
     if ranks is process_sets.global_process_set:
-        return int(root_rank)  # checked by the engine, which tells all ranks
+        return int(root_rank)  # the engine checks it, and raises on all ranks
     if root_rank not in ranks.ranks:
         raise ValueError(
             call.refusal(
@@ -80,9 +84,9 @@ def place_of(call: Call, root_rank: int, ranks: ProcessSet) -> int:
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
-    """Give the root the sum of all gradients: every rank uses its tensor, and no other."""
+    """Return the sum of all gradients on the root, zeros elsewhere: only its tensor is used."""
     total = back.run("allreduce", back.upstream)
-    if process_sets.place_in(back.call.process_set) == back.call.root:
+    if process_sets.rank_in(back.call.process_set) == back.call.root:
         return total
     return [tf.zeros_like(t) for t in total]
 
@@ -91,7 +95,10 @@ define("broadcast", Collective(_gradient))
 
 
 def broadcast_variables(
-    variables: Iterable[Any], root_rank: int = 0, *, process_set: ProcessSet | None = None
+    variables: Iterable[tf.Variable | keras.Variable],
+    root_rank: int = 0,
+    *,
+    process_set: ProcessSet | None = None,
 ) -> None:
     """Give all ranks the root rank's values of some variables, in place.
 

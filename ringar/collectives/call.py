@@ -1,4 +1,4 @@
-"""What a collective is to do, apart from its arrays: the line of text that goes to the engine."""
+"""Everything that describes a collective except its arrays, as one line of text for the engine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ringar import errors
@@ -15,13 +16,13 @@ from ringar.job import place
 from ringar.job.cost_model import ALGORITHMS
 from ringar.job.process_sets import ProcessSet, or_all
 
-as_it_is = tf.autograph.experimental.do_not_convert
-"""Keeps AutoGraph from rewriting a function that is called in a `tf.function`."""
+do_not_convert = tf.autograph.experimental.do_not_convert
+"""Keep AutoGraph from rewriting a function that a `tf.function` calls."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A collective, apart from its arrays."""
+    """Describe a collective: everything except its arrays."""
 
     collective: str
     op: str = "sum"
@@ -37,7 +38,7 @@ class Call:
         """Return the line of text that tf_ops/engine/spec.h describes.
 
         Raises:
-            UnsupportedError: a dtype that no collective takes, such as strings.
+            UnsupportedError: no collective takes the dtype (strings, for example).
         """
         if dtype not in ITEM_BYTES:
             raise errors.UnsupportedError(
@@ -52,7 +53,7 @@ class Call:
             f"{self.collective} dtype={dtype} op={self.op} root={self.root} "
             f"set={self.process_set} prescale={self.prescale!r} postscale={self.postscale!r} "
         )
-        if self.wire and dtype == "float32":  # no other dtype is made narrower
+        if self.wire and dtype == "float32":  # no other dtype is narrowed
             text += f"wire={self.wire} "
         if self.algorithm:
             text += f"algorithm={self.algorithm} "
@@ -61,12 +62,12 @@ class Call:
         return text + f"name={self.name}"
 
     def refusal(self, expected: str, received: object, remedy: str) -> str:
-        """Return the text of an error that Python finds, in the form of the engine's errors.
+        """Return the message of an error that Python finds, in the form of the engine's messages.
 
         Args:
-            expected: what would have been right.
-            received: what this rank has got.
-            remedy: what to do; sentences.
+            expected: the right argument.
+            received: this rank's argument.
+            remedy: the way out, in sentences.
         """
         name = f' "{self.name}"' if self.name else ""
         return (
@@ -96,10 +97,10 @@ class Call:
             name=name,
         )
 
-    def gradient(self, **changes: Any) -> Call:
+    def gradient(self, **changes: str | float) -> Call:
         """Return a call for the gradient of this one: the same ranks, another name, unscaled.
 
-        Of an allreduce it travels as the tensors did, if it is an allreduce itself.
+        The allreduce for the gradient of an allreduce keeps its wire dtype and its algorithm.
         """
         defaults: dict[str, Any] = {"prescale": 1.0, "postscale": 1.0, "op": "sum", "root": 0}
         if changes.get("collective", self.collective) != "allreduce":
@@ -107,19 +108,19 @@ class Call:
         return dataclasses.replace(self, name=f"{self.name}/gradient", **{**defaults, **changes})
 
 
-def by_dtype(dtypes: Iterable[Any]) -> list[list[int]]:
-    """Return the places of each dtype, in the order in which the dtypes first appear.
+def by_dtype(dtypes: Iterable[np.dtype | tf.DType]) -> list[list[int]]:
+    """Return the indices of each dtype's tensors, in the order in which the dtypes first appear.
 
-    What has one dtype travels together.
+    Tensors of one dtype travel together.
     """
-    groups: dict[Any, list[int]] = {}
+    groups: dict[np.dtype | tf.DType, list[int]] = {}
     for i, dtype in enumerate(dtypes):
         groups.setdefault(dtype, []).append(i)
     return list(groups.values())
 
 
-def checked_algorithm(algorithm: Any) -> str:
-    """Return the name of an algorithm as a `Call` has it: "" for the engine's choice.
+def checked_algorithm(algorithm: str | None) -> str:
+    """Return the algorithm for a `Call`: "" leaves the choice to the engine.
 
     Raises:
         ValueError: there is no such algorithm.
@@ -143,19 +144,19 @@ def begin(
     postscale: float = 1.0,
     function: str | None = None,
 ) -> tuple[Call, ProcessSet]:
-    """Return a call on a process set (None: all ranks), with a name that all ranks find alike.
+    """Return a call on a process set, with a name that is the same on all ranks.
 
-    Without a name a call in a graph is numbered within that graph: ranks may trace at different
-    times and different often, but they trace the same functions. Each process set has numbers of
-    its own, since ranks may be in different ones.
+    A call without a name gets a number within its graph. Ranks may trace a function at different
+    times, and more or less often, but they trace the same functions. Each process set counts by
+    itself, since ranks may be members of different sets.
 
     Args:
-        collective: its name.
-        process_set: the ranks that take part.
-        name: what the user calls it.
+        collective: the name of the collective.
+        process_set: the ranks that take part; None: all.
+        name: the user's name for the call.
         prescale: factor before a reduction.
         postscale: factor after it.
-        function: what the user has called, if that is not `ringar.<collective>`.
+        function: the user's function, if it is not `ringar.<collective>`.
     """
     place.require(f"{function or 'ringar.' + collective}()")
     ranks = or_all(process_set)
@@ -171,7 +172,7 @@ def begin(
     if name is None:
         name = "" if tf.executing_eagerly() else _number_in_graph(collective, ranks.process_set_id)
     clean = " ".join(name.split())
-    # Numbers of NumPy would not be written as numbers in the spec.
+    # float(): the repr of a NumPy number is not a number in the spec.
     call = Call(
         collective,
         process_set=ranks.process_set_id,

@@ -1,20 +1,20 @@
-"""What a collective is made of, and how any of them runs, on arrays and tensors.
+"""The description of a collective, and the three ways in which all collectives run.
 
-The file of a collective defines what is its own: the TensorFlow op, how many rows come out, and the
-gradient. Here is what all have in common: the three ways to the engine. NumPy arrays go through the
-library's C interface, which waits for the result. TensorFlow tensors go through an op, in eager
-code as in a `tf.function`. Inside `tf.function(jit_compile=True)` they go through an XLA custom
-call (`ringar.collectives.compiled`). All three carry the same line of text, the spec.
+The file of a collective defines its TensorFlow op, the number of rows of its result, and its
+gradient. This file has the three ways to the engine. NumPy arrays go through the library's C
+interface, which waits for the result. TensorFlow tensors go through an op, in eager code as in a
+`tf.function`. Inside `tf.function(jit_compile=True)` they go through an XLA custom call
+(`ringar.collectives.compiled`). All three carry the same line of text, the spec.
 
-The gradient of a collective is made of other collectives. It asks for them by name, so that no file
-of a collective needs another one.
+A gradient runs other collectives. It looks them up by name, so that their files do not import each
+other.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -22,13 +22,17 @@ from tensorflow.python.framework import ops as tf_ops
 
 from ringar.collectives import compiled
 from ringar.collectives.call import Call, by_dtype
+from ringar.collectives.dtypes import Array
 from ringar.job import native
 
-Arguments = Callable[[Sequence[tf.Tensor], Any], Sequence[Any]]
+Splits: TypeAlias = "np.ndarray | tf.Tensor"
+"""The number of rows per rank, int64; none for even shares."""
+
+Arguments = Callable[[Sequence[tf.Tensor], Splits], Sequence[Any]]
 """`(tensors, rows per rank) -> inputs` of the TensorFlow op."""
 
 NO_SPLITS = np.zeros(0, np.int64)
-"""Rows per rank where nothing is said of them: dealt out evenly."""
+"""The rows per rank of a call without splits: even shares."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +40,12 @@ class Collective:
     """Describe one collective; its op works on tensors of one dtype.
 
     Attributes:
-        gradient: from the gradients of the outputs to those of the inputs.
-        arguments: what its TensorFlow op takes. The op's first outputs are those of the tensors.
-        rows: how many rows this rank gets if all ranks bring `rows`; None: as many.
-        ranks_may_differ: in how many rows they bring. Then the exchange alone tells how many come
-            out. Compiled code must know before, and takes the same number from all ranks.
+        gradient: computes the gradients of the inputs from those of the outputs.
+        arguments: returns the inputs of the TensorFlow op. Its first outputs are the results.
+        rows: returns this rank's number of result rows if all ranks pass `rows`; None: the same.
+        ranks_may_differ: whether ranks may pass different numbers of rows. Then only the exchange
+            tells the shape of the results. Compiled code must know it before, and needs equal
+            numbers.
         grouped: whether the op takes any number of tensors, or one.
     """
 
@@ -51,21 +56,21 @@ class Collective:
     grouped: bool = True
 
     def output_shape(self, call: Call, shape: Sequence[int]) -> list[int]:
-        """Return the shape of a result, where all ranks bring an array of `shape`."""
+        """Return the shape of a result if all ranks pass an array of `shape`."""
         if self.rows is None:
             return list(shape)
-        # The engine refuses a scalar, on all ranks: it has to get that far.
+        # A scalar must reach the engine, which refuses it on all ranks.
         return [self.rows(call, shape[0] if len(shape) else 1), *shape[1:]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Backward:
-    """Hold the tensors from which the gradient of a collective is computed.
+    """Hold the tensors for the gradient of a collective.
 
     Attributes:
         call: the collective.
         inputs: its tensors.
-        outputs: its results. Ops may have further outputs, compiled calls have none.
+        outputs: its results. Ops may have more outputs than results; compiled calls do not.
         upstream: the gradients of the results.
     """
 
@@ -75,7 +80,11 @@ class Backward:
     upstream: list[tf.Tensor]
 
     def run(
-        self, collective: str, tensors: Sequence[tf.Tensor], splits: Any = NO_SPLITS, **changes: Any
+        self,
+        collective: str,
+        tensors: Sequence[tf.Tensor],
+        splits: Splits = NO_SPLITS,
+        **changes: str | float,
     ) -> list[tf.Tensor]:
         """Run another collective of the same ranks, unscaled, with `changes` of its `Call`."""
         call = self.call.gradient(collective=collective, **changes)
@@ -86,12 +95,12 @@ _COLLECTIVES: dict[str, Collective] = {}
 
 
 def define(name: str, collective: Collective) -> None:
-    """Make a collective known by its name, and its gradient to TensorFlow."""
+    """Register a collective under its name, and its gradient with TensorFlow."""
     _COLLECTIVES[name] = collective
 
     @tf.RegisterGradient(f"Ringar{name.capitalize()}Async")
     @tf.RegisterGradient(f"Ringar{name.capitalize()}")
-    def _registered(op: Any, *upstream: tf.Tensor | None) -> Any:
+    def _registered(op: tf.Operation, *upstream: tf.Tensor | None) -> list[tf.Tensor | None]:
         spec = op.get_attr("spec")
         call = Call.parse(spec.decode() if isinstance(spec, bytes) else spec)
         count = op.get_attr("N") if collective.grouped else 1
@@ -105,9 +114,9 @@ def define(name: str, collective: Collective) -> None:
 
 
 def run(call: Call, values: Sequence[Any]) -> list[Any]:
-    """Run a collective on the arrays or tensors that `values_of` returns, in their places.
+    """Run a collective on the result of `values_of`; return the results in the same order.
 
-    Those of one dtype travel together, in the order in which the dtypes first appear.
+    Tensors of one dtype travel together, in the order in which the dtypes first appear.
     """
     run_group = run_arrays if is_numpy(values) else run_tensors
     results: list[Any] = [None] * len(values)
@@ -118,31 +127,31 @@ def run(call: Call, values: Sequence[Any]) -> list[Any]:
     return results
 
 
-def is_numpy(values: Sequence[Any]) -> bool:
-    """Return whether all values are NumPy arrays or scalars, so that results are NumPy arrays."""
+def is_numpy(values: Sequence[Array]) -> bool:
+    """Return whether all values, and so the results, are NumPy arrays or scalars."""
     return all(isinstance(value, (np.ndarray, np.generic)) for value in values)
 
 
-def values_of(tensors: Iterable[Any], function: str) -> list[Any]:
-    """Return a user's values as tensors, or as NumPy arrays if all of them are.
+def values_of(tensors: Iterable[Array], function: str) -> list[Any]:
+    """Return a user's values as tensors, or as NumPy arrays if all of them are NumPy arrays.
 
-    Arrays are C-contiguous, in this machine's byte order, and scalars are without a dimension.
+    Arrays are C-contiguous and in this machine's byte order; scalars have no dimension.
 
     Args:
-        tensors: of a collective or a message.
-        function: its name, for errors.
+        tensors: the user's values.
+        function: the name of the collective, for errors.
 
     Raises:
-        TypeError: an array on a GPU, which TensorFlow would take apart, number by number.
+        TypeError: an array is on a GPU; TensorFlow would convert it number by number.
     """
     tensors = list(tensors)
     if not is_numpy(tensors):
-        # Most are tensors already: asking TensorFlow takes longer than looking.
+        # Most values are tensors already, and isinstance is faster than convert_to_tensor.
         return [t if isinstance(t, tf.Tensor) else _tensor_of(t, function) for t in tensors]
     return [np.asarray(array, array.dtype.newbyteorder("="), order="C") for array in tensors]
 
 
-def _tensor_of(value: Any, function: str) -> tf.Tensor:
+def _tensor_of(value: Array, function: str) -> tf.Tensor:
     if hasattr(value, "__cuda_array_interface__"):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         remedy = (
@@ -158,7 +167,7 @@ def _tensor_of(value: Any, function: str) -> tf.Tensor:
 
 
 def output_shapes(call: Call, shapes: Iterable[Sequence[int]]) -> list[list[int]] | None:
-    """Return the results' shapes for inputs of `shapes`; None where only the exchange tells."""
+    """Return the results' shapes for inputs of `shapes`; None if only the exchange tells them."""
     collective = _COLLECTIVES[call.collective]
     if collective.ranks_may_differ:
         return None
@@ -173,18 +182,18 @@ def run_arrays(call: Call, arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def run_tensors(
-    call: Call, tensors: list[tf.Tensor], splits: Any = NO_SPLITS
+    call: Call, tensors: list[tf.Tensor], splits: Splits = NO_SPLITS
 ) -> Sequence[tf.Tensor]:
     """Run a collective on tensors of one dtype; `splits`: rows per rank (not compiled).
 
     Returns:
-        A result per tensor, followed by whatever else the op has for outputs (not compiled).
+        A result per tensor, followed by the other outputs of the op (not compiled).
     """
     collective = _COLLECTIVES[call.collective]
     if compiled.is_compiling():
         assert splits is NO_SPLITS, f"compiled {call.collective} with {splits}"
         return _run_compiled(collective, call, tensors)
-    wait = is_worth_waiting_for(tensors) and not _have_turns()
+    wait = should_block(tensors) and not _has_tickets()
     arguments = collective.arguments(tensors, splits)
     spec = call.spec(tensors[0].dtype.name)
     outputs = issue(call.collective, *arguments, wait=wait, spec=spec)
@@ -201,8 +210,9 @@ def issue(collective: str, *arguments: Any, wait: bool, **attributes: Any) -> li
     Args:
         collective: its name.
         arguments: the op's inputs.
-        wait: whether it holds its thread until it is done; if not, it draws a turn before.
-        attributes: the op's, such as its `spec`.
+        wait: whether the op blocks its thread until the end. An op that does not block draws a
+            ticket first.
+        attributes: the attributes of the op, such as its `spec`.
 
     Returns:
         The op's outputs.
@@ -210,42 +220,42 @@ def issue(collective: str, *arguments: Any, wait: bool, **attributes: Any) -> li
     op = native.op(collective, wait=wait)
     if wait:
         return tf.nest.flatten(op(*arguments, **attributes))
-    tf_ops.get_default_graph()._ringar_has_turns = True
+    tf_ops.get_default_graph()._ringar_has_tickets = True
     result = op(*arguments, native.ops().ringar_turn(), **attributes)
     outputs = [] if isinstance(result, tf.Operation) else tf.nest.flatten(result)
-    _leave_order_to_the_engine(outputs[0].op if outputs else result)
+    _drop_control_dependencies(outputs[0].op if outputs else result)
     return outputs
 
 
-def _have_turns() -> bool:
-    """Return whether earlier collectives of the graph may be announced, but not issued.
+def _has_tickets() -> bool:
+    """Return whether earlier collectives of the graph may hold a ticket without being issued.
 
-    A collective that waits for them must not hold a thread, which they may need to come.
+    A collective behind them must not block a thread, which they may need in order to be issued.
     """
     graph = None if tf.executing_eagerly() else tf_ops.get_default_graph()
     while graph is not None:
-        if getattr(graph, "_ringar_has_turns", False):
+        if getattr(graph, "_ringar_has_tickets", False):
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
 
 
-def _leave_order_to_the_engine(op: tf.Operation) -> None:
-    """Let TensorFlow issue an op as soon as its inputs are there; its turn keeps the order.
+def _drop_control_dependencies(op: tf.Operation) -> None:
+    """Let TensorFlow issue an op as soon as its inputs are ready; its ticket keeps the order.
 
-    Otherwise each op that has an effect waits for the one before it in the program to end.
+    Otherwise each stateful op waits for the end of the one before it in the program.
     """
     if manager := getattr(op.graph, "experimental_acd_manager", None):
         manager.run_independently(op)
 
 
-def is_worth_waiting_for(tensors: Sequence[tf.Tensor]) -> bool:
-    """Return whether an op is to hold its thread until it is done, or to be called back.
+def should_block(tensors: Sequence[tf.Tensor]) -> bool:
+    """Return whether an op should block its thread until its end, instead of a callback.
 
-    In eager code the caller waits in any case. In a graph, a callback has TensorFlow schedule all
-    that depends on the op anew, which takes longer than a collective of a few hundred kilobytes;
-    during a long one the thread has better things to do, above all the rest of the backward pass.
-    So has it while a short one is held back by a long one before it (`_have_turns`).
+    In eager code the caller waits in any case. In a graph, a callback makes TensorFlow schedule all
+    dependent ops anew, which takes longer than a collective of a few hundred kilobytes. During a
+    long collective the thread can run other ops, above all the rest of the backward pass. The same
+    holds for a short collective behind a long one (`_has_tickets`).
     """
     if tf.executing_eagerly():
         return True
@@ -267,7 +277,7 @@ def _run_compiled(
         return [tensor * tf.constant(call.postscale, dtype) for tensor in reduced]
 
     @tf.custom_gradient
-    def differentiable(*inputs: tf.Tensor) -> Any:
+    def differentiable(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
         shapes = [compiled.static_shape(t, call) for t in inputs]
         results = [
             tf.TensorSpec(collective.output_shape(call, shape), tensor.dtype)
@@ -275,7 +285,7 @@ def _run_compiled(
         ]
         outputs = compiled.run(call.spec(inputs[0].dtype.name, shapes), inputs, results)
 
-        def backward(*upstream: tf.Tensor) -> Any:
+        def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
             return list(collective.gradient(Backward(call, list(inputs), outputs, list(upstream))))
 
         return outputs, backward

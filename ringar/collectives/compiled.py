@@ -1,17 +1,15 @@
 """Collectives inside compiled functions: an XLA custom call into the library.
 
-XLA keeps no order between calls that share no data, and ranks must issue collectives in the same
-order. A variable keeps it: each call reads it and writes to it, and TensorFlow hands a variable's
-value from one to the next in the order of the program, through branches, loops and functions that
-are called. (A tensor that is passed on would not get out of those.) It costs a dozen microseconds
-per call of a compiled function.
+XLA keeps no order between calls that share no data, but ranks must issue collectives in the same
+order. A variable keeps the order: each call reads it and writes to it. TensorFlow passes the
+variable's value from call to call in program order, through branches, loops and called functions,
+which a tensor could not leave. This costs a dozen microseconds per call of a compiled function.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
@@ -22,7 +20,7 @@ from ringar import errors
 from ringar.collectives.call import Call
 from ringar.job import native
 
-# Of a dtype of which every release has variables on every device.
+# Every TensorFlow release has float32 variables on every device.
 _TOKEN = tf.TensorSpec([], tf.float32)
 
 
@@ -34,7 +32,7 @@ def is_compiling() -> bool:
 
 
 def static_shape(tensor: tf.Tensor, call: Call) -> list[int]:
-    """Return the shape of a tensor, which compiled code must know."""
+    """Return the static shape of a tensor; raise if compiled code cannot know it."""
     if not tensor.shape.is_fully_defined():
         raise errors.UnsupportedError(
             call.refusal(
@@ -51,7 +49,7 @@ def run(
 ) -> list[tf.Tensor]:
     """Add the custom call to the graph under construction."""
     device = target_device()
-    check_that_failures_are_seen(device)
+    check_failures_are_reported(device)
     order = _order(device)
     token, *outputs = xla.custom_call_v2(
         "ringar_collective",
@@ -65,7 +63,7 @@ def run(
 
 
 def target_device() -> str:
-    """Return where the function under construction is going to run: "CPU" or "GPU"."""
+    """Return the device of the function under construction: "CPU" or "GPU"."""
     wanted = tf.no_op().device.upper()
     if "CPU" in wanted or not tf.config.list_logical_devices("GPU"):
         return "CPU"
@@ -74,23 +72,26 @@ def target_device() -> str:
 
 @functools.cache
 def _order(device: str) -> tf.Variable:
-    # Not before the first compiled collective: it starts TensorFlow's thread pools. One for each
-    # device, since compiled code takes no variable of another one.
+    # A variable starts TensorFlow's thread pools, so make it with the first compiled collective.
+    # Each device needs one: compiled code cannot use a variable of another device.
     with tf.init_scope(), tf.device(f"/{device}:0"):
         return tf.Variable(0, trainable=False, dtype=_TOKEN.dtype, name="ringar_order")
 
 
 @functools.cache
-def check_that_failures_are_seen(device: str = "CPU") -> None:
-    """Let a custom call fail on purpose, once.
+def check_failures_are_reported(device: str = "CPU") -> None:
+    """Check, by one failure on purpose, that TensorFlow reports errors of custom calls.
 
-    How a failure is reported relies on a layout that XLA does not promise; where it has changed,
-    compiled collectives are refused, since an error that is not seen is a wrong number.
+    The report relies on a layout that XLA does not guarantee. If the layout has changed, compiled
+    collectives are refused: an unreported error would be a wrong result.
+
+    Raises:
+        UnsupportedError: TensorFlow did not report the failure.
     """
     message = "ringar checks that a failure in compiled code is seen"
     if native.library().ringar_has_xla_target():
 
-        def fail() -> Any:
+        def fail() -> list[tf.Tensor]:
             return xla.custom_call_v2(
                 "ringar_failure",
                 [tf.zeros([], _TOKEN.dtype)],

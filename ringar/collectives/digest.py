@@ -1,15 +1,16 @@
-"""A digest of arrays, by which ranks find out whether they have the same."""
+"""A digest of arrays: ranks compare digests to find out whether their arrays are equal."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
+from ringar.collectives.dtypes import Array
 
-def digest(arrays: Iterable[Any]) -> int:
+
+def digest(arrays: Iterable[Array]) -> int:
     """Return the CRC-32 of the dtypes, the shapes and the bytes of some arrays."""
     crc = 0
     for given in arrays:

@@ -1,4 +1,15 @@
-"""The dtypes that collectives take, those of tf_ops/engine/types.cc."""
+"""The dtypes and arrays that collectives take; tf_ops/engine/types.cc has the same dtypes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tensorflow as tf
+
+Array: TypeAlias = "np.ndarray | np.generic | tf.Tensor | tf.Variable"
+"""A NumPy array, or a TensorFlow tensor or variable."""
 
 ITEM_BYTES = {
     "float16": 2,

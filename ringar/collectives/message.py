@@ -1,15 +1,13 @@
-"""What sending and receiving have in common: a message from one rank to another.
+"""The common part of `send` and `recv`: a message from one rank to another.
 
-Tensors of one dtype travel in one message, as those of a grouped collective do. In a
-`tf.function` the ops are announced in the order of the program and wait without a thread
-(`collective.issue`).
+Tensors of one dtype travel in one message, as in a grouped collective. In a `tf.function` the ops
+draw tickets in program order and wait without a thread (`collective.issue`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import numbers
-from typing import Any
 
 import tensorflow as tf
 
@@ -19,16 +17,16 @@ from ringar.collectives import compiled
 from ringar.collectives.call import Call
 from ringar.job.process_sets import ProcessSet
 
-MOST_DIMENSIONS = 8
-"""That an array of a message has: see Shape in tf_ops/engine/request.h."""
+MAX_DIMENSIONS = 8
+"""The largest number of dimensions of an array in a message: Shape in tf_ops/engine/request.h."""
 
 
 def begin(
-    direction: str, argument: str, peer: Any, process_set: ProcessSet | None, name: str | None
+    direction: str, argument: str, peer: int, process_set: ProcessSet | None, name: str | None
 ) -> Call:
     """Return a call for a message to or from `peer`, a rank of the process set.
 
-    It has no number in its graph: the two ranks may send and receive different things besides.
+    It gets no number in its graph, since the two ranks may have different other messages.
     """
     call, ranks = calls.begin(direction, process_set, name or "")
     if compiled.is_compiling():
@@ -52,9 +50,9 @@ def begin(
 
 
 def check_dimensions(argument: str, shape: tf.TensorShape) -> None:
-    """Refuse arrays that a message cannot describe."""
-    if shape.rank is not None and shape.rank > MOST_DIMENSIONS:
+    """Refuse an array with more dimensions than a message can describe."""
+    if shape.rank is not None and shape.rank > MAX_DIMENSIONS:
         raise ValueError(
-            f"`{argument}` must have at most {MOST_DIMENSIONS} dimensions each. "
+            f"`{argument}` must have at most {MAX_DIMENSIONS} dimensions each. "
             f"Received: shape={shape}"
         )

@@ -1,4 +1,4 @@
-"""Python objects between ranks, pickled. Only unpickle what your own job has sent."""
+"""Collectives on Python objects, pickled. Unpickle only what your own job has sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def broadcast_object(
     """Send the root rank's object to all ranks.
 
     Args:
-        obj: anything that can be pickled; ignored on other ranks than the root.
+        obj: any object that can be pickled; only the root's matters.
         root_rank: a rank of the job.
         name: in errors and timelines; must be equal on all ranks.
         process_set: the ranks that take part; default all.
@@ -50,7 +50,7 @@ def allgather_object(
     """Collect one object from every rank.
 
     Args:
-        obj: anything that can be pickled.
+        obj: any object that can be pickled.
         name: in errors and timelines; must be equal on all ranks.
         process_set: the ranks that take part; default all.
 

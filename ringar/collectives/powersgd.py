@@ -1,8 +1,8 @@
-"""PowerSGD, the plan: which gradients travel as two thin matrices, and how many bytes that takes.
+"""Settings of PowerSGD: which gradients travel as two thin matrices, and their bytes.
 
-A gradient seen as a matrix M [rows, columns] is often close to a matrix of low rank. Instead of M
-travel two factors with `r` columns each, and what they miss is not lost but kept for later. A step,
-on every rank:
+A gradient seen as a matrix M [rows, columns] is often close to a matrix of low rank. Two factors
+with `r` columns each travel instead of M, and each rank adds their error to its next gradient.
+A step, on every rank:
 
     M  = gradient + error              error: what earlier steps did not send, 0 at first
     P  = mean over the ranks of M Q    [rows, r]     first allreduce; Q is that of the step before
@@ -12,23 +12,22 @@ on every rank:
     Q  = mean over the ranks of Q                    second allreduce
     result = P^ Q^T                    the mean of the M, projected on P^
 
-M Q and M^T P^ are one round of a power iteration. That one round is enough rests on the warm start:
-Q is not drawn anew but comes from the step before, whose gradient was much the same, so that the
-rounds of many steps add up to a good basis. The error feedback is what keeps training right: each
-component of the gradient is applied in the end, some steps late. Without it those outside the
-basis are never applied.
+M Q and M^T P^ are one round of a power iteration. The warm start makes one round enough: Q comes
+from the step before, whose gradient was similar, so that the rounds of many steps add up to a good
+basis. The error feedback keeps training right: each component of the gradient is applied in the
+end, some steps late. Without it the components outside the basis are never applied.
 
-Bytes per rank: those of an allreduce of r (rows + columns) elements instead of rows x columns: for
-a kernel of 512 x 512 and r = 2, 1/128. What it costs: four products of M's size times r; memory for
-the errors as large as the gradients; two allreduces, one after the other, that begin only when the
-whole backward pass is done, so that nothing of them is hidden behind it; and numbers other than
-those of one process. It wins where the link is slow and matrices are large. What is no matrix, or
-would not become smaller by `min_compression_rate`, travels in buckets as without compression.
+Bytes per rank: those of an allreduce of r (rows + columns) elements instead of rows x columns, or
+1/128 for a kernel of 512 x 512 and r = 2. Costs: four products of M's size times r; memory for the
+errors as large as the gradients; two allreduces, one after the other, after the whole backward
+pass, so that nothing overlaps with it; and results that differ from those of one process. PowerSGD
+wins where the link is slow and matrices are large. Vectors, and matrices that would not become
+smaller by `min_compression_rate`, travel in buckets as without compression.
 
 Source: Thijs Vogels, Sai Praneeth Karimireddy, Martin Jaggi, "PowerSGD: Practical Low-Rank Gradient
 Compression for Distributed Optimization", NeurIPS 2019 (arXiv:1905.13727), algorithms 1 and 2. The
-error is that of algorithm 2, by each rank's own Q, and not by the mean Q as in the authors' code;
-its mean over the ranks is the same.
+error is that of algorithm 2, by each rank's own Q; the authors' code uses the mean Q. The mean of
+the errors over the ranks is the same.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ class PowerSGD:
         rank: the number of columns of both factors. 1 to 4 is usual; more is more exact.
         min_compression_rate: a gradient is compressed if it becomes smaller by at least this
             factor.
-        error_feedback: remember what was not sent, and add it to the next step's gradient. Without
-            it, no memory is needed, and training converges worse or not at all.
-        seed: of the first Q; must be the same on all ranks.
+        error_feedback: add the error of each step to the next step's gradient. Without it, no
+            memory is needed, and training converges worse or not at all.
+        seed: the seed of the first Q; must be the same on all ranks.
 
     Raises:
         ValueError: a setting is out of range.
@@ -77,7 +76,7 @@ class PowerSGD:
             )
 
     def factor_rank(self, shape: Sequence[int], dtype: str = "float32") -> int:
-        """Return the columns of the factors of a gradient of `shape`; 0 if it is not compressed."""
+        """Return the number of columns of a gradient's factors; 0 if it is not compressed."""
         if len(shape) < 2 or 0 in shape or dtype not in _COMPRESSED:
             return 0
         rows, columns = matrix_shape(shape)
@@ -89,8 +88,8 @@ class PowerSGD:
         """Return the bytes that one step reduces over the ranks, for gradients of these shapes.
 
         Args:
-            shapes: of all dense gradients, those that are not compressed included.
-            dtype: of the gradients, "float32" or "float64".
+            shapes: the shapes of all dense gradients, compressed or not.
+            dtype: the dtype of the gradients, "float32" or "float64".
         """
         elements = 0
         for shape in shapes:
@@ -99,16 +98,16 @@ class PowerSGD:
         return elements * ITEM_BYTES[dtype]
 
     def first_q(self, index: int, columns: int, rank: int) -> np.ndarray:
-        """Return the Q [columns, rank], float64, with which the gradient number `index` begins."""
+        """Return the first Q [columns, rank], float64, of the gradient number `index`."""
         return np.random.default_rng([self.seed, index]).standard_normal((columns, rank))
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Return rows and columns of the matrix that a tensor of at least two dimensions makes.
+    """Return the rows and columns of the matrix for a tensor of at least two dimensions.
 
-    Either the first or the last dimension is kept and the others become one, whichever makes fewer
-    rows and columns together: the channels that come out of a convolution, the features that go
-    into a head of attention.
+    Either the first or the last dimension is kept and the others are merged, whichever gives fewer
+    rows plus columns: the output channels of a convolution, the input features of an attention
+    head.
     """
     first = (shape[0], math.prod(shape[1:]))
     last = (math.prod(shape[:-1]), shape[-1])

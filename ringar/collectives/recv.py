@@ -1,7 +1,8 @@
-"""Recv: one rank gets tensors from another one."""
+"""Recv: a rank receives tensors from another rank."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,19 +13,23 @@ from ringar.collectives.collective import issue
 from ringar.job.process_sets import ProcessSet
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def recv(
-    specs: Any, source: int, *, name: str | None = None, process_set: ProcessSet | None = None
+    specs: tf.TensorSpec | Sequence[tf.TensorSpec],
+    source: int,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
 ) -> Any:
     """Receive tensors from another rank, which calls `ringar.send`.
 
-    The n-th message from a rank goes to the n-th `recv` from it. In a `tf.function` the wait
-    holds up nothing but what needs the result, and later messages from the same rank.
+    The n-th message from a rank goes to the n-th `recv` from it. In a `tf.function` a waiting
+    `recv` delays only the ops that need its result, and later messages from the same rank.
 
     Args:
-        specs: a `tf.TensorSpec` of what is expected, or a list of them, as many as were sent
-            together. Dimensions may be None; their number must be known, and at most 8.
-        source: the sender's rank in the process set, not this one.
+        specs: the `tf.TensorSpec` of the expected tensor, or a list of them, one for each tensor
+            of the message. Dimensions may be None; their number must be known, and at most 8.
+        source: the sender's rank in the process set; another rank than this one.
         name: in errors and timelines; must be equal on both ranks.
         process_set: the set in which `source` is a rank; default all. Must be the same on both
             ranks.
@@ -34,13 +39,13 @@ def recv(
 
     Raises:
         MismatchError: the message has another dtype, number of tensors, shape, name or process set.
-            It is dropped, and the sender gets the error, too, at a later send to this rank; see
-            `ringar.send`. (An `InvalidArgumentError`, as for collectives on tensors.)
-        ValueError: `source` is no other rank of the process set, or a spec is none.
+            The message is dropped, and the sender gets the error at a later send to this rank;
+            see `ringar.send`. (An `InvalidArgumentError`, as for collectives on tensors.)
+        ValueError: `source` is no other rank of the process set, or a spec is no `tf.TensorSpec`.
         UnsupportedError: in a function that is compiled (`jit_compile=True`), or for strings.
         DeadlineError: the sender did not send in time.
-        PeerLostError: the sender died or left. What it has sent before is still received (between
-            hosts: a long message within half a second).
+        PeerLostError: the sender died or left. Its earlier messages still arrive (between hosts,
+            a long message must arrive within half a second).
 
     Example:
         See `ringar.send`.
@@ -66,7 +71,7 @@ def recv(
     return received if several else received[0]
 
 
-def _checked(spec: Any) -> tf.TensorSpec:
+def _checked(spec: object) -> tf.TensorSpec:
     if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
         raise ValueError(
             "`specs` must be a tf.TensorSpec of a known number of dimensions, or a list of them. "

@@ -1,4 +1,4 @@
-"""Reduce-scatter: the sum over all ranks, of which each rank keeps its share of the rows."""
+"""Reduce-scatter: each rank gets its share of the rows of the sum over all ranks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from ringar.collectives import call as calls
 from ringar.collectives import compiled
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define
-from ringar.collectives.compression import Compression
+from ringar.collectives.compression import Compression, Compressor
+from ringar.collectives.derivatives import derivatives
+from ringar.collectives.dtypes import Array
 from ringar.collectives.ops import Average, ReduceOp
 from ringar.collectives.reductions import reduce
-from ringar.collectives.slopes import slopes
 from ringar.job import process_sets
 from ringar.job.process_sets import ProcessSet
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def reducescatter(
-    tensor: Any,
+    tensor: Array | tf.IndexedSlices,
     op: ReduceOp = Average,
     *,
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
@@ -36,19 +37,19 @@ def reducescatter(
     dimension, and a `tf.IndexedSlices` is made dense.
 
     Returns:
-        Rank r's share: the first dimension is dealt out evenly and in order; where it cannot be
-        divided, the first ranks get one row more.
+        This rank's share. The shares follow the order of the ranks and are even, with one row
+        more for the first ranks where a rest is left.
     """
     options = (compression, prescale_factor, postscale_factor, name, process_set)
     return reduce("reducescatter", [tensor], op, *options)[0]
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def grouped_reducescatter(
-    tensors: Sequence[Any],
+    tensors: Sequence[Array | tf.IndexedSlices],
     op: ReduceOp = Average,
     *,
-    compression: Any = Compression.none,
+    compression: type[Compressor] = Compression.none,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
@@ -60,27 +61,27 @@ def grouped_reducescatter(
 
 
 def share(rows: int, ranks: int, rank: int) -> int:
-    """Return how many of `rows` rank `rank` keeps (even_share in tf_ops/engine/request.h)."""
+    """Return the number of rows that `rank` keeps (even_share in tf_ops/engine/request.h)."""
     return rows // ranks + (1 if rank < rows % ranks else 0)
 
 
 def _own_share(call: Call, rows: int) -> int:
     return share(
-        rows, process_sets.size_of(call.process_set), process_sets.place_in(call.process_set)
+        rows, process_sets.size_of(call.process_set), process_sets.rank_in(call.process_set)
     )
 
 
 def _gradient(back: Backward) -> list[tf.Tensor]:
-    """Gather the gradient of each row from the rank that kept the row."""
+    """Gather the gradient of each row from the rank that keeps the row."""
     rows = _rows_of_all_ranks(back)
     if back.call.op != "sum":
-        return [row * slope for row, slope in zip(rows, slopes(back), strict=True)]
+        return [row * derivative for row, derivative in zip(rows, derivatives(back), strict=True)]
     scale = back.call.prescale * back.call.postscale
     return rows if scale == 1.0 else [row * scale for row in rows]
 
 
 def _rows_of_all_ranks(back: Backward) -> list[tf.Tensor]:
-    """Return the gradients of what all ranks kept, in the shapes of the inputs."""
+    """Return the gradients of the shares of all ranks, in the shapes of the inputs."""
     ranks = process_sets.size_of(back.call.process_set)
     if not compiled.is_compiling() or all(
         x.shape.rank == 0 or x.shape[0] % ranks == 0 for x in back.inputs

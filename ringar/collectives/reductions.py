@@ -1,7 +1,7 @@
-"""What allreduce and reduce-scatter do alike before and after the exchange.
+"""The common part of allreduce and reduce-scatter before and after the exchange.
 
-They check the op, make an average a scaled sum, and do what the compressor says (what one may say
-is in ringar/collectives/compression.py).
+Both check the op, turn an average into a scaled sum, and apply the compressor
+(ringar/collectives/compression.py).
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import call as calls
 from ringar.collectives import collective as collectives
 from ringar.collectives import compression as compressors
 from ringar.collectives.call import Call
+from ringar.collectives.compression import Compressor
+from ringar.collectives.dtypes import Array
 from ringar.collectives.ops import Average, ReduceOp
 from ringar.job.process_sets import ProcessSet
 
 
 def reduce(
     collective: str,
-    tensors: Sequence[Any],
+    tensors: Sequence[Array | tf.IndexedSlices],
     op: ReduceOp,
-    compression: Any,
+    compression: type[Compressor],
     prescale_factor: float,
     postscale_factor: float,
     name: str | None,
@@ -53,10 +56,10 @@ def reduce(
 
 
 def with_op(call: Call, op: ReduceOp, ranks: int) -> Call:
-    """Return the call with its op; an average is a scaled sum.
+    """Return the call with its op; an average becomes a scaled sum.
 
     Raises:
-        ValueError: something else than a ReduceOp.
+        ValueError: `op` is no `ReduceOp`.
     """
     if not isinstance(op, ReduceOp):
         raise ValueError(
@@ -71,8 +74,8 @@ def with_op(call: Call, op: ReduceOp, ranks: int) -> Call:
     return dataclasses.replace(call, op=op.value)
 
 
-def refuse_integer_average(call: Call, dtype: Any, op: ReduceOp) -> None:
-    """Raise ValueError where an average would be cut off to an integer."""
+def refuse_integer_average(call: Call, dtype: np.dtype | tf.DType, op: ReduceOp) -> None:
+    """Raise ValueError for an average of integers, which would be truncated."""
     if op is Average and not tf.as_dtype(dtype).is_floating:
         raise ValueError(
             call.refusal(

@@ -1,50 +1,54 @@
-"""Send: one rank gives tensors to another one."""
+"""Send: a rank sends tensors to another rank."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from ringar.collectives import call as calls
 from ringar.collectives import message
 from ringar.collectives.collective import is_numpy, issue, values_of
+from ringar.collectives.dtypes import Array
 from ringar.job import native
 from ringar.job.process_sets import ProcessSet
 
 
-@calls.as_it_is
+@calls.do_not_convert
 def send(
-    tensors: Any, to: int, *, name: str | None = None, process_set: ProcessSet | None = None
+    tensors: Array | Sequence[Array],
+    to: int,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
 ) -> None:
     """Send tensors to another rank, which calls `ringar.recv`.
 
-    What a rank sends to another one arrives in the order in which it was sent, whatever process
-    sets are named. Each pair of ranks has two buffers in each direction: a send is done when its
-    message is in one of them, and waits while both hold messages that were not received. In a
-    `tf.function` it takes its place in the order of the program when all before it has been
-    issued, and holds up nothing but later messages to the same rank.
+    Messages between two ranks arrive in the order of the sends, whatever process sets are named.
+    Each pair of ranks has two buffers in each direction. A send ends when its message is in a
+    buffer, and waits while both buffers hold messages that were not received. In a `tf.function`
+    a send keeps its place in program order, and delays only later messages to the same rank.
 
     Args:
         tensors: a TensorFlow tensor or variable or a NumPy array of at most 8 dimensions, or a list
-            of them; any dtype but strings. Those of one dtype travel in one message: three dtypes
-            fill the buffers of a receiver that does not come.
-        to: the receiver's rank in the process set, not this one.
+            of them; any dtype but strings. Tensors of one dtype travel in one message, so that
+            tensors of three dtypes need more than the two buffers.
+        to: the receiver's rank in the process set; another rank than this one.
         name: in errors, timelines and statistics; must be equal on both ranks.
         process_set: the set in which `to` is a rank; default all. Must be the same on both ranks.
 
     Raises:
-        MismatchError: the receiver has asked for something else than this rank has sent before.
-            That was dropped, and what this call was given was not sent; both can go on. (In
+        MismatchError: the receiver expected another message than an earlier one of this rank.
+            That message was dropped, and this call has sent nothing; both ranks can go on. (In
             TensorFlow ops an `InvalidArgumentError`, as for collectives.) In a `tf.function`
-            that has more collectives or messages, the ranks would go on out of step: there all
-            later messages of this rank fail, too, and the ranks that wait for them.
+            with further collectives or messages, the ranks would be out of step. There all later
+            messages of this rank fail, too, and so do the ranks that wait for them.
         ValueError: `to` is no other rank of the process set.
         UnsupportedError: in a function that is compiled (`jit_compile=True`), or for strings.
         DeadlineError: the receiver did not come in time.
         PeerLostError: the receiver died or left.
 
-    Messages have no gradient: what is computed from what was sent is another rank's.
+    Messages have no gradient: the receiver computes with the tensors, in another process.
 
     Example:
     ```python

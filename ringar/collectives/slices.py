@@ -1,18 +1,17 @@
-"""Allreduce of sparse gradients: the rows of all ranks, one after the other.
+"""Allreduce of sparse gradients: the concatenation of all ranks' rows.
 
-`tf.IndexedSlices` may name a row more than once, and whoever uses them adds up what it finds. The
-sum over the ranks is therefore their concatenation.
+A `tf.IndexedSlices` may name a row more than once, and its consumers add up equal rows. The
+concatenation therefore is the sum over the ranks.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import tensorflow as tf
 
 from ringar.collectives import call as calls
 from ringar.collectives import compression as compressors
 from ringar.collectives.allgather import allgather
+from ringar.collectives.compression import Compressor
 from ringar.collectives.ops import Average, ReduceOp, Sum
 from ringar.collectives.reductions import refuse_integer_average
 from ringar.job import place
@@ -22,7 +21,7 @@ from ringar.job.process_sets import ProcessSet
 def allreduce(
     slices: tf.IndexedSlices,
     op: ReduceOp,
-    compression: Any,
+    compression: type[Compressor],
     prescale_factor: float,
     postscale_factor: float,
     name: str | None,
@@ -55,8 +54,8 @@ def allreduce(
     narrow = compressors.checked(compression)
     values, context = compression.compress(values)
     wide = values.dtype
-    # Nothing is added on the way: values that are made narrower here lose what they would lose
-    # between hosts. Where there is but one host, they lose nothing.
+    # An all-gather adds nothing on the way, so narrow the values here. On one host nothing is
+    # narrowed.
     if narrow and wide == tf.float32 and place.local_size() < place.size():
         values = tf.cast(values, narrow)
     where = {"process_set": process_set}

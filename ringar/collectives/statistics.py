@@ -1,4 +1,4 @@
-"""Which collectives this rank has run, and how much it had to send for them."""
+"""Counts of this rank's collectives and of the bytes that they send."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Traffic:
     """Count the calls and the bytes of one name, layer or collective.
 
     Attributes:
-        calls: how many collectives have ended well.
-        bytes: what this rank had to send for them by the best algorithm there is, whatever way it
-            went: of K bytes on n ranks 2 (n-1)/n K for an allreduce, (n-1)/n K for a
-            reduce-scatter, what is for others in an all-to-all, (n-1) K for an all-gather of own
-            parts of K bytes, K for the root of a broadcast. A message counts where it is sent.
+        calls: the number of collectives that have succeeded.
+        bytes: the bytes that this rank sends for them by an optimal algorithm, whichever ran. For
+            K bytes on n ranks: 2 (n-1)/n K for an allreduce, (n-1)/n K for a reduce-scatter, the
+            rows for other ranks in an all-to-all, (n-1) K for an all-gather of K bytes per rank,
+            K on the root of a broadcast. A message counts on its sender.
     """
 
     calls: int
@@ -34,17 +34,17 @@ def stats(by: str = "name") -> dict[str, Traffic]:
     """Return the calls and bytes of this rank's collectives, since the start or `reset_stats`.
 
     Args:
-        by: "name": of each collective, as in errors and timelines; those without a name are under
-            the name of the collective. "layer": of each layer, the gradients of all variables under
-            "gradients". "collective": of each kind.
+        by: the key. "name": the name as in errors and timelines, or the kind of a collective
+            without a name. "layer": the layer; the gradients of all variables are under
+            "gradients". "collective": the kind, such as "allreduce".
 
     Returns:
         For each name, layer or kind an object with two numbers. `calls` counts the collectives that
-            have ended well. `bytes` are those that this rank had to send for them by the best
-            algorithm there is: of K bytes on n ranks 2 (n-1)/n K for an allreduce.
+            have succeeded. `bytes` are the bytes that this rank sends for them by an optimal
+            algorithm: 2 (n-1)/n K for an allreduce of K bytes on n ranks.
 
     Raises:
-        ValueError: for another `by`.
+        ValueError: `by` has another value.
 
     Example:
     ```python

@@ -1,4 +1,4 @@
-"""Recording a part of a program: see `ringar.job.timeline`."""
+"""Timelines of a part of a program; see `ringar.job.timeline`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from ringar.job import place, timeline
 
 
 def start_timeline(path: str | Path) -> None:
-    """Begin to record this rank's collectives. Every rank calls it, with the same path.
+    """Begin to record this rank's collectives.
+
+    Every rank calls it, with the same path.
 
     Args:
-        path: the file that `ringar.stop_timeline` will make.
+        path: the file that `ringar.stop_timeline` writes.
 
     Raises:
         NotInitializedError: before `ringar.init()`.
@@ -21,7 +23,9 @@ def start_timeline(path: str | Path) -> None:
 
 
 def stop_timeline(path: str | Path) -> None:
-    """End the recording and merge the ranks' files. Collective over all ranks.
+    """End the recording and merge the ranks' files.
+
+    Collective over all ranks.
 
     Args:
         path: as for `ringar.start_timeline`.

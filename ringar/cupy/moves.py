@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringar.collectives.alltoall import rows_of
-from ringar.collectives.broadcast import place_of
+from ringar.collectives.broadcast import root_in_set
 from ringar.cupy import collective as collectives
 from ringar.job.process_sets import ProcessSet
 
@@ -123,7 +123,7 @@ def _broadcast(
     if not arrays:
         return []
     cupy, call, ranks = collectives.begin(function, "broadcast", process_set, name)
-    call = dataclasses.replace(call, root=place_of(call, root_rank, ranks))
+    call = dataclasses.replace(call, root=root_in_set(call, root_rank, ranks))
     inputs = collectives.inputs_of(cupy, call, arrays, dtype)
     outputs = collectives.checked_outputs(call, inputs, out)
     results = collectives.run(call, inputs, outputs)

@@ -1,32 +1,31 @@
-"""How long an allreduce takes between hosts, so that the faster algorithm can be chosen.
+"""A cost model of allreduce between hosts, for the choice of the algorithm.
 
-The model has three costs, named alpha, beta and gamma in the literature: a message takes a latency
-however short it is, its bytes take the time of the link, and the bytes that are added take the time
-of the adder (Hockney, "The communication challenge for MPP", 1994; Thakur, Rabenseifner and Gropp,
-"Optimization of collective communication operations in MPICH", 2005). n are the participants, B the
-bytes that each of them gives and gets.
+The model has three costs, named alpha, beta and gamma in the literature: a latency per message, the
+time of the link per byte, and the time of the addition per byte (Hockney, "The communication
+challenge for MPP", 1994; Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+operations in MPICH", 2005). n is the number of ranks, and B the bytes of each rank's array.
 
 **Ring** (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", 2009). The array is cut into n segments. Reduce-scatter: in each of n-1 rounds every
-rank sends a segment to its right neighbor and adds the one that comes from its left. All-gather:
-n-1 rounds more, without adding. With one message per round that takes
+rank sends a segment to its right neighbor and adds the one that it receives from its left
+neighbor. All-gather: n-1 rounds more, without additions. With one message per round that takes
 
     (n-1) (2 latency + 2 B/n / bandwidth + B/n / reduction)
 
 No algorithm sends fewer bytes per rank, so the ring wins for long messages; its rounds grow with n,
-so it loses for short ones. The native ring (tf_ops/algorithms/ring.h) cuts segments into pieces, of
-which LANES are under way: while one is added, others travel. What is busiest in a round sets its
-pace, the link, the adder or, where there are few pieces, the lane, which waits for a latency, a
-transfer and an adding one after the other:
+so it loses for short ones. The native ring (tf_ops/algorithms/ring.h) cuts segments into chunks, of
+which LANES are under way: while one is added, others travel. The busiest resource sets the pace of
+a round: the link, the adder or, for few chunks, the lane, which waits for a latency, a transfer and
+an addition one after the other:
 
     (n-1) (max(B/n / bandwidth, B/n / reduction,
-               turns (latency + piece / bandwidth + piece / reduction))
-           + max(B/n / bandwidth, turns (latency + piece / bandwidth)))
+               passes (latency + chunk / bandwidth + chunk / reduction))
+           + max(B/n / bandwidth, passes (latency + chunk / bandwidth)))
 
-with turns = pieces / LANES, rounded up; the last bytes of all arrive a latency after they have
-left, and where the adder is the slower, its last round hides the first one of the gather. Where
-ranks of one host are neighbors in the ring, one message at a time crosses each link in each
-direction, and all hops keep pace with it.
+with passes = chunks / LANES, rounded up. The last bytes arrive a latency after they have left.
+Where the adder is slower than the link, its last round hides the first one of the gather. Where
+ranks of one host are neighbors in the ring, one message at a time crosses each host's link in each
+direction, and the slowest connection sets the pace.
 
 **Recursive doubling.** In round k a rank exchanges everything it has with the rank whose number
 differs in bit k, and adds: log2(n) rounds of B bytes each,
@@ -34,24 +33,24 @@ differs in bit k, and adds: log2(n) rounds of B bytes each,
     log2(n) (latency + B / bandwidth + B / reduction)
 
 Few rounds, many bytes: it wins for short messages. If n is no power of two, let p be the largest
-one below: of the first 2 (n-p) ranks every even one gives its array to the next rank before the
-rounds, sits them out and is given the result after them: one round more before (with adding) and
-one after. A message of more than EAGER_BYTES takes three latencies, since MPI asks the receiver
-before it sends it; pieces of the ring are shorter.
+one below: of the first 2 (n-p) ranks every even one sends its array to the next rank before the
+rounds, takes no part in them, and receives the result after them. That adds one round before (with
+an addition) and one after. A message of more than EAGER_BYTES takes three latencies, since MPI asks
+the receiver before it sends the message; chunks of the ring are shorter.
 
-**Opening.** Every collective between hosts begins with recursive doubling of a few bytes, by which
-all learn whether they agree. The arrays of a short allreduce travel in those very messages: of it
-the opening is no extra cost.
+**Handshake.** Every collective between hosts begins with recursive doubling of a few bytes, which
+tells all ranks whether they agree. The arrays of a short allreduce travel in the same messages, so
+that the handshake costs nothing extra.
 
 **Hierarchical.** The L ranks of a host reduce in shared memory, each drives its slice of B/L bytes
 around the ring between the hosts, and shared memory gathers. The slices share the host's link, so
-that B bytes count there, as with one rank per host. Blocks are in the three stages at once: what
-takes longer counts in full, the rest for one block. A short array is reduced by every rank of a
+that B bytes count there, as with one rank per host. The three stages form a pipeline of blocks: the
+longest stage counts in full, the others for one block. A short array is reduced by every rank of a
 host and then travels whole, L times, by recursive doubling.
 
 The choice is a table made from these formulas (`recursive_doubling_bytes`, `table`). The parameters
 are measured at start (`measure`, `ringar.job.link_probe`) or read from the file that
-RINGAR_COST_MODEL names. NumPy is all it needs.
+RINGAR_COST_MODEL names. The module needs NumPy alone.
 """
 
 from __future__ import annotations
@@ -62,28 +61,31 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ringar.job import link_probe
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 __all__ = ["Parameters", "allreduce_seconds", "load", "save"]
 
 VARIABLE = "RINGAR_COST_MODEL"
-"""Names a file with parameters, which are then not measured."""
+"""Names a file with parameters, in place of a measurement."""
 
 ALGORITHMS = ("auto", "ring", "recursive_doubling", "hierarchical")
-"""Ways of an allreduce over several hosts, as `ringar.allreduce` explains them."""
+"""Algorithms of an allreduce over several hosts; `ringar.allreduce` explains them."""
 
 MAX_RECURSIVE_DOUBLING_BYTES = 256 * 1024
 """Recursive doubling needs room for a whole message; the native library has this much."""
 
 EAGER_BYTES = 64 * 1024
-"""MPI sends what is longer over TCP only when the receiver has answered: two latencies more."""
+"""Over TCP, MPI sends a longer message only after the receiver's answer: two more latencies."""
 
-LANES, LEAST_PIECE_BYTES, PIECE_BYTES = 24, 16384, 64000
-"""How many pieces of a segment are under way, and their bytes: as tf_ops/engine/tuning.cc."""
+LANES, MIN_CHUNK_BYTES, CHUNK_BYTES = 24, 16384, 64000
+"""Chunks of a segment under way, and their least and most bytes: as tf_ops/engine/tuning.cc."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Parameters:
         local_bandwidth: bytes/s that a rank copies within its host, while the others copy, too.
 
     Raises:
-        ValueError: if a latency is negative, a rate not positive, or either is not finite.
+        ValueError: a latency is negative, a rate not positive, or either not finite.
     """
 
     latency: float
@@ -121,7 +123,7 @@ class Parameters:
 
 
 def _check(nbytes: float, hosts: int, ranks_per_host: int, flows: int) -> None:
-    """Refuse what no job can have."""
+    """Raise ValueError for sizes that no job can have."""
     if nbytes < 0:
         raise ValueError(f"`nbytes`: expected 0 or more, received {nbytes}")
     counts = (("hosts", hosts), ("ranks_per_host", ranks_per_host), ("flows", flows))
@@ -130,11 +132,11 @@ def _check(nbytes: float, hosts: int, ranks_per_host: int, flows: int) -> None:
             raise ValueError(f"`{name}`: expected 1 or more, received {value}")
 
 
-def pieces(segment: float, lanes: int = LANES) -> int:
-    """Return into how many pieces a segment of so many bytes is cut; 1 for one lane."""
+def chunks(segment: float, lanes: int = LANES) -> int:
+    """Return the number of chunks of a segment of so many bytes; 1 for one lane."""
     if lanes == 1:
         return 1
-    return max(1, math.ceil(segment / min(max(segment / lanes, LEAST_PIECE_BYTES), PIECE_BYTES)))
+    return max(1, math.ceil(segment / min(max(segment / lanes, MIN_CHUNK_BYTES), CHUNK_BYTES)))
 
 
 def ring(
@@ -148,34 +150,34 @@ def ring(
     """Predict the seconds of a ring allreduce over all ranks, neighbors on one host where possible.
 
     Args:
-        parameters: of the network and the hosts.
-        nbytes: bytes that each rank gives and gets.
-        hosts: how many hosts.
-        ranks_per_host: how many ranks each has.
-        flows: how many such rings share each host's link.
-        lanes: how many pieces of a segment are under way; 1: each round is one message.
+        parameters: the parameters of the network and the hosts.
+        nbytes: the bytes of each rank's array.
+        hosts: the number of hosts.
+        ranks_per_host: the number of ranks on each host.
+        flows: the number of such rings that share each host's link.
+        lanes: the number of chunks of a segment under way; 1: each round is one message.
 
     Returns:
-        Seconds, without the opening; 0 for one rank.
+        Seconds, without the handshake; 0 for one rank.
     """
     _check(nbytes, hosts, ranks_per_host, flows)
     ranks = hosts * ranks_per_host
     latency, bandwidth = parameters.latency, parameters.bandwidth / flows
     if hosts == 1:
         latency, bandwidth = parameters.local_latency, parameters.local_bandwidth
-    elif ranks_per_host > 1:  # the slower of the two kinds of hop sets the pace
+    elif ranks_per_host > 1:  # the slower of the two kinds of connection sets the pace
         latency = max(latency, parameters.local_latency)
         bandwidth = min(bandwidth, parameters.local_bandwidth)
     segment = nbytes / ranks
-    count = pieces(segment, lanes)
-    turns, piece = math.ceil(count / lanes), segment / count
+    count = chunks(segment, lanes)
+    passes, chunk = math.ceil(count / lanes), segment / count
     link, adder = segment / bandwidth, segment / parameters.reduction
-    gather = turns * (latency + piece / bandwidth)
-    scatter = gather + turns * piece / parameters.reduction
+    gather = passes * (latency + chunk / bandwidth)
+    scatter = gather + passes * chunk / parameters.reduction
     if ranks == 1:
         return 0.0
     last = max(link + latency, gather)
-    # What the adder lets out travels on at once: its last round hides the first one of the gather.
+    # A sum travels on at once: the adder's last round hides the first round of the gather.
     hidden = min(link, max(0.0, adder - link)) * (1 - 1 / count)
     rounds = (ranks - 1) * max(link, adder, scatter) + (ranks - 2) * max(link, gather)
     return rounds + last - hidden
@@ -186,7 +188,7 @@ def _exchanges(ranks: int) -> list[tuple[np.ndarray, np.ndarray, bool]]:
     power = 1 << (ranks.bit_length() - 1)
     extra = ranks - power
     pairs = np.arange(extra) * 2
-    # Those that take part, in order: the odd ones of the first 2 * extra, and all others.
+    # The ranks that take part, in order: the odd ones of the first 2 * extra, and all others.
     part = np.concatenate([pairs + 1, np.arange(2 * extra, ranks)])
     numbers = np.arange(power)
     rounds = [(part, part[numbers ^ (1 << bit)], True) for bit in range(power.bit_length() - 1)]
@@ -200,15 +202,15 @@ def recursive_doubling(
 ) -> float:
     """Predict the seconds of an allreduce by recursive doubling over all ranks, host by host.
 
-    Ranks of a host that send to other hosts in the same round share its link. What is longer than
-    MAX_RECURSIVE_DOUBLING_BYTES goes in parts, one after the other.
+    Ranks of a host that send to other hosts in the same round share its link. An array longer than
+    MAX_RECURSIVE_DOUBLING_BYTES travels in parts, one after the other.
 
     Args:
-        parameters: of the network and the hosts.
-        nbytes: bytes that each rank gives and gets.
-        hosts: how many hosts.
-        ranks_per_host: how many ranks each has.
-        flows: how many such exchanges share each host's link.
+        parameters: the parameters of the network and the hosts.
+        nbytes: the bytes of each rank's array.
+        hosts: the number of hosts.
+        ranks_per_host: the number of ranks on each host.
+        flows: the number of such exchanges that share each host's link.
 
     Returns:
         Seconds; 0 for one rank.
@@ -243,20 +245,20 @@ def local_allreduce(parameters: Parameters, nbytes: float, ranks: int) -> float:
     return 2 * parameters.local_latency + copy + moved / parameters.reduction
 
 
-def opening(parameters: Parameters, hosts: int, ranks_per_host: int = 1) -> float:
-    """Predict the seconds until all ranks know that all have come and agree; 0 for one rank."""
+def handshake(parameters: Parameters, hosts: int, ranks_per_host: int = 1) -> float:
+    """Predict the seconds until all ranks know that all agree; 0 for one rank."""
     local = parameters.local_latency if ranks_per_host > 1 else 0.0
     return local + recursive_doubling(parameters, 0, hosts)
 
 
 def short(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1) -> float:
-    """Predict the seconds of an allreduce whose arrays travel in the messages of the opening.
+    """Predict the seconds of an allreduce whose arrays travel in the messages of the handshake.
 
     Args:
-        parameters: of the network and the hosts.
-        nbytes: bytes that each rank gives and gets.
-        hosts: how many hosts.
-        ranks_per_host: how many ranks each has.
+        parameters: the parameters of the network and the hosts.
+        nbytes: the bytes of each rank's array.
+        hosts: the number of hosts.
+        ranks_per_host: the number of ranks on each host.
     """
     seconds = recursive_doubling(parameters, nbytes, hosts, 1, ranks_per_host)
     if ranks_per_host > 1:
@@ -273,9 +275,9 @@ def long(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int 
     part = nbytes / ranks_per_host
     between = ring(parameters, part, hosts, 1, ranks_per_host)
     local = local_allreduce(parameters, nbytes, ranks_per_host)
-    blocks = pieces(part / hosts)
+    blocks = chunks(part / hosts)
     stages = max(between, local) + min(between, local) / blocks
-    return opening(parameters, hosts, ranks_per_host) + stages
+    return handshake(parameters, hosts, ranks_per_host) + stages
 
 
 def hierarchical(
@@ -284,10 +286,10 @@ def hierarchical(
     """Predict the seconds of an allreduce with `algorithm="auto"`: `short` or `long`, by the table.
 
     Args:
-        parameters: of the network and the hosts.
-        nbytes: bytes that each rank gives and gets.
-        hosts: how many hosts.
-        ranks_per_host: how many ranks each has.
+        parameters: the parameters of the network and the hosts.
+        nbytes: the bytes of each rank's array.
+        hosts: the number of hosts.
+        ranks_per_host: the number of ranks on each host.
 
     Returns:
         Seconds; with one host those of `local_allreduce`.
@@ -304,14 +306,14 @@ def allreduce_seconds(
     """Predict the seconds of an allreduce between hosts.
 
     Args:
-        parameters: of the network and the hosts.
-        nbytes: bytes that each rank gives and gets.
-        hosts: how many hosts.
-        ranks_per_host: how many ranks each has.
-        algorithm: of ALGORITHMS.
+        parameters: the parameters of the network and the hosts.
+        nbytes: the bytes of each rank's array.
+        hosts: the number of hosts.
+        ranks_per_host: the number of ranks on each host.
+        algorithm: one of ALGORITHMS.
 
     Raises:
-        ValueError: if the algorithm has another name, or a number is out of range.
+        ValueError: the algorithm has another name, or a number is out of range.
     """
     if algorithm in ("auto", "hierarchical"):
         return hierarchical(parameters, nbytes, hosts, ranks_per_host)
@@ -320,7 +322,7 @@ def allreduce_seconds(
     if hosts * ranks_per_host == 1:
         return 0.0
     flat = ring if algorithm == "ring" else recursive_doubling
-    begin = opening(parameters, hosts, ranks_per_host)
+    begin = handshake(parameters, hosts, ranks_per_host)
     return begin + flat(parameters, nbytes, hosts, ranks_per_host)
 
 
@@ -336,10 +338,10 @@ def recursive_doubling_bytes(
         parameters: of the network and the hosts.
         hosts: how many hosts.
         ranks_per_host: how many ranks each has.
-        most: the longest array that recursive doubling can be used for.
+        most: the bytes of the longest array for recursive doubling.
 
     Returns:
-        Bytes of the whole array, from 0 (never, or no other host) to `most`.
+        Bytes of the whole array, from 0 (never faster, or one host) to `most`.
     """
     if hosts < 2:
         return 0
@@ -350,7 +352,7 @@ def recursive_doubling_bytes(
 
     if wins(most):
         return most
-    # It sends more bytes: once it has lost, it does not win again.
+    # Recursive doubling sends more bytes: once it is slower, it stays slower.
     shorter, longer = 0, most
     while longer - shorter > 1:
         middle = (shorter + longer) // 2
@@ -363,18 +365,18 @@ def table(parameters: Parameters, most: int, ranks_per_host: int = 1) -> list[in
     return [recursive_doubling_bytes(parameters, n, ranks_per_host) for n in range(most + 1)]
 
 
-def measure(comm: Any, hosts: Sequence[int]) -> Parameters:
+def measure(comm: MPI.Intracomm, hosts: Sequence[int]) -> Parameters:
     """Measure the parameters in a fraction of a second; see `ringar.job.link_probe`. Collective.
 
     Args:
-        comm: an mpi4py communicator of all ranks, in which nothing else is on its way.
+        comm: an mpi4py communicator of all ranks, without other messages under way.
         hosts: for each rank, the number of its host.
 
     Returns:
-        The same on every rank.
+        The parameters, the same on every rank.
 
     Raises:
-        ValueError: if there is one rank only, or not one host for each.
+        ValueError: `comm` has only one rank, or `hosts` has another length.
     """
     return Parameters(**link_probe.measure(comm, hosts))
 
@@ -389,11 +391,11 @@ def save(path: str | Path, parameters: Parameters) -> None:
     Path(path).write_text(json.dumps(to_dict(parameters), indent=1) + "\n")
 
 
-def from_dict(values: Any, where: str) -> Parameters:
-    """Return parameters from plain data; `where` tells errors what it was read from.
+def from_dict(values: object, where: str) -> Parameters:
+    """Return parameters from plain data; `where` names the source in errors.
 
     Raises:
-        ValueError: if a key is missing or unknown, or a value is not a number or out of range.
+        ValueError: a key is missing or unknown, or a value is not a number or out of range.
     """
     names = [field.name for field in dataclasses.fields(Parameters)]
     if not isinstance(values, dict):
@@ -414,7 +416,7 @@ def load(path: str | Path) -> Parameters:
     """Read parameters from a JSON file as `save` writes it.
 
     Raises:
-        ValueError: if the file cannot be read, is not JSON, or is not an object of five numbers.
+        ValueError: the file cannot be read, is not JSON, or is not an object of five numbers.
     """
     try:
         values = json.loads(Path(path).read_text())
@@ -426,7 +428,7 @@ def load(path: str | Path) -> Parameters:
 
 
 def from_environment(environ: Mapping[str, str]) -> Parameters | None:
-    """Return the parameters in the file that RINGAR_COST_MODEL names; None where it is not set.
+    """Return the parameters in the file that RINGAR_COST_MODEL names; None if it is not set.
 
     Raises:
         ValueError: as `load`; the message begins with the variable.

@@ -1,9 +1,9 @@
-"""Which GPU a rank uses: one of those of its host, by its local rank.
+"""The choice of a rank's GPU: one of its host's GPUs, by local rank.
 
 Each rank of a host has a GPU of its own, so that ranks compute side by side and NCCL finds no GPU
-twice. `ringarrun` starts its ranks with one visible GPU each, and there is nothing to do here.
-Where mpirun or srun alone has started the ranks, all of them see all GPUs, and TensorFlow would
-take the memory of each: `ringar.init()` then shows it one.
+twice. `ringarrun` starts its ranks with one visible GPU each, and this module changes nothing.
+Ranks that mpirun or srun alone has started see all GPUs, and TensorFlow would take the memory of
+each: `ringar.init()` then shows it one.
 
 RINGAR_GPUS=all (or `ringarrun --gpus all`) leaves the choice to the program.
 """
@@ -14,20 +14,20 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from types import ModuleType
 
 from ringar.job import nvidia
 
-#: Whether each rank gets one GPU ("each", the default) or sees all that there are ("all").
+#: Whether each rank gets one GPU ("each", the default) or sees all GPUs ("all").
 MODE_VARIABLE = "RINGAR_GPUS"
 MODES = ("each", "all")
 
-#: Set by the launcher: the one GPU that this rank has, as in CUDA_VISIBLE_DEVICES.
+#: Set by the launcher: the one GPU of this rank, as in CUDA_VISIBLE_DEVICES.
 GPU_VARIABLE = "RINGAR_GPU"
 
 
 def mode(environ: Mapping[str, str]) -> str:
-    """Return what RINGAR_GPUS asks for.
+    """Return the value of RINGAR_GPUS.
 
     Raises:
         ValueError: it is neither "each" nor "all".
@@ -41,9 +41,9 @@ def mode(environ: Mapping[str, str]) -> str:
 def configure(
     rank: int, local_rank: int, local_size: int, environ: Mapping[str, str] = os.environ
 ) -> None:
-    """Show TensorFlow one GPU, unless the launcher or the program has seen to that.
+    """Show TensorFlow one GPU, unless the launcher or the program has chosen one.
 
-    Says on standard error which one it is. `ringar.init()` calls this.
+    `ringar.init()` calls this. A message on standard error names the GPU.
 
     Args:
         rank: this rank, for messages.
@@ -52,11 +52,11 @@ def configure(
         environ: the environment of this process.
 
     Raises:
-        ValueError: RINGAR_GPUS has a value that it cannot have.
+        ValueError: RINGAR_GPUS has an invalid value.
     """
     if mode(environ) == "all" or GPU_VARIABLE in environ or local_size == 1:
         return
-    # TensorFlow must not be made to look for GPUs where there are none: it says so at length.
+    # Without GPUs, do not ask TensorFlow for them: it prints long messages.
     if not nvidia.has_driver() or len(nvidia.visible_gpus(environ)) < 2:
         return
     config = _tensorflow_config()
@@ -83,7 +83,8 @@ def configure(
     )
 
 
-def _tensorflow_config() -> Any:
+def _tensorflow_config() -> ModuleType:
     import tensorflow as tf
 
-    return tf.config
+    config: ModuleType = tf.config
+    return config

@@ -1,22 +1,22 @@
-"""Measures what the cost model needs to know of the hosts and of the network between them.
+"""Measurement of the hosts and the network for the cost model.
 
-Runs once, when a job over several hosts starts, and must not be felt: some small exchanges, a few
-larger ones, some additions and copies: 0.1 to 0.2 s on 2 to 8 hosts at 200 to 500 Mbit/s, and up to
-0.45 s with the time in which MPI connects them.
+It runs once, when a job over several hosts starts, and must be short: small exchanges, a few larger
+ones, additions and copies take 0.1 to 0.2 s on 2 to 8 hosts at 200 to 500 Mbit/s, and up to 0.45 s
+if MPI has to connect the hosts first.
 
 - Latency: every host's first rank sends a few bytes to the next host and receives from the one
-  before, as all do at once in every round of a ring or of recursive doubling; median.
-- Bandwidth: the same with amounts that grow until one takes 15 ms or is 16 MiB, then four of them
+  before, all at once, as in every round of a ring or of recursive doubling; median.
+- Bandwidth: the same with larger messages, until one takes 15 ms or is 16 MiB, then four of these
   without a pause. The median of the last three counts: token buckets, of clouds and of
-  `tc qdisc ... tbf`, let a first burst pass faster than they let the rest. They travel as the
-  ring's do, in pieces of which several are under way: MPI asks the receiver before it sends a
-  longer message, and question and answer wait in the queues that the bytes have filled.
+  `tc qdisc ... tbf`, let a first burst pass faster. The bytes travel as in the ring, in chunks of
+  which several are under way. MPI asks the receiver before it sends a longer message, and question
+  and answer wait in the queues behind the bytes.
 - Reduction: NumPy adds float32 arrays that fit into a cache, as chunks do; median.
-- Within a host: MPI's barrier of the host's ranks, and NumPy's copy of an array that fits into none
-  of the inner caches. ringar's own shared memory may be a little faster than the former.
+- Within a host: MPI's barrier of the host's ranks, and NumPy's copy of an array that is larger than
+  the inner caches. ringar's shared memory may be a little faster than that barrier.
 
-Whatever all ranks do at once is timed while they do, and the slowest rank counts: a ring runs at
-the speed of its slowest hop. All ranks get the same numbers, bit by bit.
+All ranks measure at the same time, and the slowest rank counts: a ring runs at the speed of its
+slowest link. All ranks get the same numbers, bit for bit.
 """
 
 from __future__ import annotations
@@ -26,37 +26,40 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 _WARM_UP = 4
 """Exchanges before the first timed one: MPI connects when it is first needed."""
 
 _SMALL, _GROUP, _GROUPS, _SMALL_SECONDS = 8, 8, 4, 0.03
-"""Bytes of a small message, and how many are timed: a group, and more while there is time."""
+"""Bytes of a small message, messages per group, most groups, and seconds after which to stop."""
 
 _FIRST, _LARGEST, _LONG_ENOUGH = 64 << 10, 16 << 20, 0.015
-"""Bytes of the first and the largest message for the bandwidth, and seconds that are enough."""
+"""Bytes of the first and the largest message for the bandwidth; seconds of a long enough one."""
 
-_PIECE, _LANES = 64000, 8
-"""Bytes of a piece, as in tf_ops/engine/tuning.cc, and how many are under way: half a megabyte
-fills a link. The ring has more, for times when a rank computes, which none does here."""
+_CHUNK, _LANES = 64000, 8
+"""Bytes of a chunk, as in tf_ops/engine/tuning.cc, and chunks under way: half a megabyte fills a
+link. The ring has more lanes, for times in which a rank computes; here no rank does."""
 
 _ADDED, _COPIED = 256 << 10, 16 << 20
 """Bytes of the arrays that are added and copied."""
 
 
-def measure(comm: Any, hosts: Sequence[int]) -> dict[str, float]:
-    """Return the fields of `ringar.cost_model.Parameters`, which see. Collective.
+def measure(comm: MPI.Comm, hosts: Sequence[int]) -> dict[str, float]:
+    """Return the fields of `ringar.cost_model.Parameters`. Collective.
 
     Args:
-        comm: an mpi4py communicator of all ranks, in which nothing else is on its way.
-        hosts: for each rank, the number of its host. If all are on one, what lies between the ranks
-            is measured in the place of what lies between hosts.
+        comm: an mpi4py communicator of all ranks, without other messages under way.
+        hosts: for each rank, the number of its host. If all ranks are on one host, each counts as
+            a host of its own.
 
     Raises:
-        ValueError: if there is one rank only, or not one host for each.
+        ValueError: `comm` has only one rank, or `hosts` has another length.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
     if size < 2:
@@ -88,7 +91,7 @@ def measure(comm: Any, hosts: Sequence[int]) -> dict[str, float]:
     }
 
 
-def _link(comm: Any) -> tuple[float, float]:
+def _link(comm: MPI.Comm) -> tuple[float, float]:
     """Measure the seconds of a small message and the bytes/s of large ones to the next rank."""
     small = np.zeros(_SMALL, np.uint8), np.zeros(_SMALL, np.uint8)
     for _ in range(_WARM_UP):
@@ -112,32 +115,32 @@ def _link(comm: Any) -> tuple[float, float]:
     return latency, size / max(seconds - latency, seconds / 2)
 
 
-def _exchange(comm: Any, given: np.ndarray, got: np.ndarray) -> None:
-    """Send to the next rank and receive from the one before, in pieces.
+def _exchange(comm: MPI.Comm, given: np.ndarray, got: np.ndarray) -> None:
+    """Send to the next rank and receive from the one before, in chunks.
 
-    Ranks that share a core would spin through each other's time slices: between looks they yield.
+    Ranks yield between polls, so that ranks on one core do not spin through their time slices.
     """
     rank, size = comm.Get_rank(), comm.Get_size()
-    edges = range(0, len(given), _PIECE)
-    under_way: list[Any] = []
+    edges = range(0, len(given), _CHUNK)
+    under_way: list[MPI.Request] = []
     for edge in edges:
-        piece = slice(edge, edge + _PIECE)
-        under_way.append(comm.Irecv(got[piece], (rank - 1) % size))
-        under_way.append(comm.Isend(given[piece], (rank + 1) % size))
+        chunk = slice(edge, edge + _CHUNK)
+        under_way.append(comm.Irecv(got[chunk], (rank - 1) % size))
+        under_way.append(comm.Isend(given[chunk], (rank + 1) % size))
         if len(under_way) >= 2 * _LANES:
             _finish(under_way[:2])
             del under_way[:2]
     _finish(under_way)
 
 
-def _finish(requests: list[Any]) -> None:
+def _finish(requests: list[MPI.Request]) -> None:
     for request in requests:
         while not request.Test():
             os.sched_yield()
 
 
-def _timed(call: Callable[[], Any], times: int) -> list[float]:
-    """Return the seconds of each of some calls."""
+def _timed(call: Callable[[], object], times: int) -> list[float]:
+    """Return the seconds of each of `times` calls."""
     marks = [time.perf_counter()]
     for _ in range(times):
         call()
@@ -146,7 +149,7 @@ def _timed(call: Callable[[], Any], times: int) -> list[float]:
 
 
 def _adder_and_copier() -> tuple[float, float]:
-    """Measure the bytes/s that this rank adds, and copies."""
+    """Measure the bytes/s at which this rank adds, and copies."""
     received, mine = np.ones((2, _ADDED // 4), np.float32)
     adding = median(_timed(lambda: np.add(received, mine, out=mine), 9))
     source, target = np.ones((2, _COPIED // 4), np.float32)
@@ -154,6 +157,6 @@ def _adder_and_copier() -> tuple[float, float]:
     return _ADDED / adding, _COPIED / copying
 
 
-def _barrier(comm: Any) -> float:
-    """Measure the seconds until the ranks of `comm` have waited for each other."""
+def _barrier(comm: MPI.Comm) -> float:
+    """Measure the seconds of a barrier of `comm`."""
     return median(_timed(comm.Barrier, 9))

@@ -1,8 +1,8 @@
-"""Joining a job that MPI has started: who is where, the hosts' shared memory, and the link.
+"""Bootstrap of a job that MPI has started: places of ranks, shared memory, and the link.
 
-mpi4py does all of it, once, in `ringar.init()`. After that ringar's own messages travel on a
-communicator of their own; the user's code may use MPI as it likes at the same time, provided that
-MPI was initialized with MPI_THREAD_MULTIPLE, as mpi4py does unless it is told otherwise.
+`ringar.init()` does it once, by mpi4py. After that ringar's messages travel on a communicator of
+their own. User code may use MPI at the same time if MPI was initialized with MPI_THREAD_MULTIPLE,
+which is mpi4py's default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,22 +26,25 @@ from ringar import errors
 from ringar.job import cost_model, native, threads
 from ringar.version import __version__
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 LAUNCHER_VARIABLE = "RINGAR_LAUNCHER"
-"""`mpi` where ringarrun has started the ranks through MPI."""
+"""`mpi` if ringarrun has started the ranks through MPI."""
 
 JOB_SIZE_VARIABLE = "RINGAR_JOB_SIZE"
-"""How many ranks ringarrun has started."""
+"""The number of ranks that ringarrun has started."""
 
 ALGORITHM_VARIABLE = "RINGAR_ALGORITHM"
 
-#: How launchers tell a rank of the size of its job, and who does.
+#: The variables by which launchers tell the size of a job, and these launchers.
 _SIZE_VARIABLES = {
     "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
     "PMI_SIZE": "an mpirun or srun that speaks PMI, as MPICH does",
     "SLURM_STEP_NUM_TASKS": "srun",
 }
 
-#: Ranks lay out memory and choose algorithms by these.
+#: Memory layout and the choice of algorithms depend on these.
 _MUST_AGREE = ("RINGAR_TUNING", ALGORITHM_VARIABLE)
 
 _TAG = 32_766  # MPI promises tags up to 32,767
@@ -51,12 +55,14 @@ class Place:
     """Hold this rank's place in the job, and how it reaches the others.
 
     Attributes:
-        hosts: of each rank of the job, the number of its host.
-        arena_fd: memory that the ranks of this host share; -1 for one rank.
-        link_library: the library that speaks the ABI of this process' MPI.
-        link_communicator: the address of the MPI_Comm that it is opened with.
+        rank: this rank.
+        hosts: for each rank of the job, the number of its host.
+        arena_fd: the shared segment of this host's ranks; -1 for one rank.
+        link_library: the library for the ABI of this process' MPI.
+        link_communicator: the address of the MPI_Comm for that library.
         recursive_doubling_bytes: see `ringar.cost_model.table`.
-        generation: the same number on all ranks, and another one in each `join`.
+        generation: a number that is the same on all ranks, and new in each `join`.
+        communicator: the same communicator as mpi4py's object.
     """
 
     rank: int
@@ -66,40 +72,40 @@ class Place:
     link_communicator: int
     recursive_doubling_bytes: list[int]
     generation: int
-    communicator: Any
+    communicator: MPI.Intracomm
 
     @property
     def size(self) -> int:
-        """How many ranks the job has."""
+        """Return the number of ranks in the job."""
         return len(self.hosts)
 
     def local(self, rank: int) -> int:
-        """Return the number of a rank on its host."""
+        """Return the local rank of a rank."""
         return self.hosts[:rank].count(self.hosts[rank])
 
     @property
     def local_size(self) -> int:
-        """How many ranks run on this host."""
+        """Return the number of ranks on this host."""
         return self.hosts.count(self.hosts[self.rank])
 
     @property
     def cross(self) -> list[int]:
-        """The hosts that have a rank of this local rank, in order."""
+        """Return the hosts that have a rank of this local rank, in order."""
         mine = self.local(self.rank)
         return sorted({host for host in self.hosts if self.hosts.count(host) > mine})
 
 
-def has_started_us(environ: Mapping[str, str]) -> bool:
+def started_by_mpi(environ: Mapping[str, str]) -> bool:
     """Return whether this process is a rank that mpirun, mpiexec or srun has started."""
     if environ.get(LAUNCHER_VARIABLE) == "mpi" or launched_size(environ) > 1:
         return True
-    # mpirun -np 1, or a script that has gone through MPI by itself.
+    # mpirun -np 1, or a script that uses MPI by itself.
     mpi = sys.modules.get("mpi4py.MPI")
     return bool(mpi and mpi.Is_initialized() and mpi.COMM_WORLD.Get_size() > 1)
 
 
 def launched_size(environ: Mapping[str, str]) -> int:
-    """Return how many ranks were started, as far as the environment tells; else 1."""
+    """Return the number of ranks that the environment tells; 1 if it tells none."""
     for variable in (JOB_SIZE_VARIABLE, *_SIZE_VARIABLES):
         if environ.get(variable, "").isdigit():
             return int(environ[variable])
@@ -110,39 +116,42 @@ def join(start_timeout: float) -> Place:
     """Find the other ranks. Collective over all ranks of MPI's world.
 
     Args:
-        start_timeout: seconds to wait for them.
+        start_timeout: seconds to wait for the other ranks.
+
+    Returns:
+        This rank's place in the job.
 
     Raises:
-        DeadlineError: a rank did not come; the message names it.
-        MismatchError: the ranks differ in ringar's version or in what they are to do, or MPI sees
-            other ranks than were started.
-        UnsupportedError: there is no mpi4py, or its MPI may not be used from ringar's thread, or
-            the ranks of a host share no memory.
+        DeadlineError: a rank did not arrive; the message names it.
+        MismatchError: the ranks differ in ringar's version or settings, or MPI sees another number
+            of ranks than the launcher has started.
+        UnsupportedError: mpi4py is missing, its MPI has too low a thread level, or the ranks of a
+            host share no memory.
     """
-    global _joined_in, _generation
+    global _joining_pid, _generation
     mpi = _mpi4py()
     world = mpi.COMM_WORLD
-    who = f"rank {world.Get_rank()} | "
-    _joined_in = os.getpid()
-    _check_world(mpi, os.environ, who)
-    _meet(mpi, world, start_timeout, who)
-    _compare(world, who)
+    prefix = f"rank {world.Get_rank()} | "
+    _joining_pid = os.getpid()
+    _check_world(mpi, os.environ, prefix)
+    _wait_for_all_ranks(mpi, world, start_timeout, prefix)
+    _compare(world, prefix)
     with contextlib.ExitStack() as undo:
         local = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
         try:
             firsts = world.allgather(local.bcast(world.Get_rank()))
-            arena_fd, trouble = _share_memory(local, who)
-            _tell_of_bound_cpus(local)
+            arena_fd, trouble = _share_memory(local, prefix)
+            _publish_bound_cpus(local)
         finally:
             local.Free()
         if arena_fd >= 0:
             undo.callback(os.close, arena_fd)
-        # All hosts have to know of one whose ranks share no memory: they would wait for it.
+        # Without shared memory on one host, all hosts must fail: they would wait for it.
         agree(world, trouble)
         numbers = {first: number for number, first in enumerate(sorted(set(firsts)))}
         hosts = [numbers[first] for first in firsts]
         communicator = _own_communicator(mpi, world)
-        # A rank that did not come to a start of the others has counted fewer.
+        # Ranks may have counted differently: one may have missed an earlier start.
         _generation = communicator.allreduce(_generation + 1, op=mpi.MAX)
         place = Place(
             rank=world.Get_rank(),
@@ -158,17 +167,16 @@ def join(start_timeout: float) -> Place:
     return place
 
 
-def agree(communicator: Any, error: Exception | None) -> None:
-    """Have all ranks go on, or none. Collective.
+def agree(communicator: MPI.Intracomm, error: Exception | None) -> None:
+    """Raise on all ranks if one of them has an error. Collective.
 
     Args:
-        communicator: of all ranks.
-        error: why this rank cannot go on.
+        communicator: a communicator of all ranks.
+        error: the error of this rank; None: it can go on.
 
     Raises:
         Exception: `error`, on the rank that has one.
-        RingarError: one that names the rank and its error, on the others; of the same class, if it
-            was one of ringar.
+        RingarError: on the other ranks; names the rank and its error. A class of ringar is kept.
     """
     mine = None if error is None else (type(error).__name__, str(error))
     everyone = communicator.allgather(mine)
@@ -177,7 +185,7 @@ def agree(communicator: Any, error: Exception | None) -> None:
     troubles = [(rank, *its) for rank, its in enumerate(everyone) if its is not None]
     if not troubles:
         return
-    # Who has waited in vain has done so for one that could not come.
+    # A rank that timed out waited for a failed one: report the other error first.
     rank, kind, text = min(troubles, key=lambda trouble: trouble[1] == "DeadlineError")
     raise getattr(errors, kind, errors.RingarError)(
         f"rank {communicator.Get_rank()} | expected all ranks to start, but rank {rank} could not: "
@@ -186,33 +194,33 @@ def agree(communicator: Any, error: Exception | None) -> None:
 
 
 def leave(place: Place, *, failed: bool) -> None:
-    """Give back what `join` has made, after the native library has let go of it.
+    """Release the resources of `join`, after the native library has stopped using them.
 
     Args:
-        place: what `join` has returned.
+        place: the result of `join`.
         failed: whether a collective has failed for good. Then messages may still be under way.
     """
     global _communicator
     if failed:
         _communicator = None
     if place.arena_fd >= 0:
-        # With it goes this rank's lock. Nobody takes that for its death: it has written down before
-        # that it leaves.
+        # Closing drops this rank's lock. The other ranks do not take that for its death: it has
+        # recorded before that it leaves.
         os.close(place.arena_fd)
 
 
-_joined_in = 0  # the process that has come to `join`: its forked children are no ranks
+_joining_pid = 0  # the process that has called `join`: its forked children are no ranks
 _generation = 0
-_communicator: Any = None
-_unfinished: list[tuple[Any, np.ndarray]] = []  # transfers that nobody waits for, and their memory
+_communicator: MPI.Intracomm | None = None
+_unfinished: list[tuple[MPI.Request, np.ndarray]] = []  # transfers without a wait; their buffers
 
 
 def is_in_job() -> bool:
-    """Return whether this process takes part in a job of MPI, or has done so."""
-    return _joined_in == os.getpid()
+    """Return whether this process is, or was, a rank of a job of MPI."""
+    return _joining_pid == os.getpid()
 
 
-def _mpi4py() -> Any:
+def _mpi4py() -> ModuleType:
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -223,16 +231,16 @@ def _mpi4py() -> Any:
     return MPI
 
 
-def _library_name(mpi: Any) -> str:
+def _library_name(mpi: ModuleType) -> str:
     return str(mpi.Get_library_version()).split("\n")[0].split(",")[0].strip()
 
 
-def _check_world(mpi: Any, environ: Mapping[str, str], who: str) -> None:
+def _check_world(mpi: ModuleType, environ: Mapping[str, str], prefix: str) -> None:
     started, seen = launched_size(environ), mpi.COMM_WORLD.Get_size()
     if started not in (1, seen):
         launchers = [name for variable, name in _SIZE_VARIABLES.items() if variable in environ]
         raise errors.MismatchError(
-            f"{who}expected {started} ranks, as many as were started, but mpi4py's MPI "
+            f"{prefix}expected {started} ranks, as many as were started, but mpi4py's MPI "
             f"({_library_name(mpi)}) sees {seen}. They were started by "
             f"{launchers[0] if launchers else 'a launcher of another MPI'}: use the mpirun that "
             "belongs to mpi4py's MPI, or srun with the --mpi= plugin that it speaks "
@@ -241,93 +249,99 @@ def _check_world(mpi: Any, environ: Mapping[str, str], who: str) -> None:
     level = mpi.Query_thread()
     if level < mpi.THREAD_SERIALIZED:
         raise errors.UnsupportedError(
-            f"{who}expected MPI to be initialized with MPI_THREAD_MULTIPLE, received level {level} "
-            "(0: single, 1: funneled). ringar sends from a thread of its own. Leave the "
+            f"{prefix}expected MPI to be initialized with MPI_THREAD_MULTIPLE, received level "
+            f"{level} (0: single, 1: funneled). ringar sends from a thread of its own. Leave the "
             'initialization to mpi4py, or set mpi4py.rc.thread_level = "multiple" before it.'
         )
     if level < mpi.THREAD_MULTIPLE:
         warnings.warn(
-            f"{who}MPI was initialized with MPI_THREAD_SERIALIZED: between ringar.init() and "
+            f"{prefix}MPI was initialized with MPI_THREAD_SERIALIZED: between ringar.init() and "
             "ringar.shutdown() no other code of this process may call MPI while a collective of "
             "ringar runs. With MPI_THREAD_MULTIPLE it may.",
             stacklevel=2,
         )
 
 
-def _meet(mpi: Any, world: Any, timeout: float, who: str) -> None:
-    """Wait until all ranks are here; a barrier of MPI would wait for ever, and name nobody."""
+def _wait_for_all_ranks(mpi: ModuleType, world: MPI.Intracomm, timeout: float, prefix: str) -> None:
+    """Wait until every rank calls `ringar.init`; name the absent ranks after `timeout` seconds.
+
+    MPI's barrier has no deadline and names no rank.
+    """
     rank, size = world.Get_rank(), world.Get_size()
-    verdict = np.zeros(size, np.int8)  # 1: absent
+    is_absent = np.zeros(size, np.int8)
     deadline = time.monotonic() + timeout
     if rank == 0:
-        words = np.zeros((size, 1), np.int8)
-        coming = [world.Irecv(words[r], r, _TAG) for r in range(1, size)]
-        while not mpi.Request.Testall(coming) and time.monotonic() < deadline:
+        arrivals = np.zeros((size, 1), np.int8)
+        requests = [world.Irecv(arrivals[r], r, _TAG) for r in range(1, size)]
+        while not mpi.Request.Testall(requests) and time.monotonic() < deadline:
             time.sleep(0.0005)
-        for r, request in enumerate(coming, start=1):
+        for r, request in enumerate(requests, start=1):
             if request and not request.Test():
-                verdict[r] = 1
+                is_absent[r] = 1
                 request.Cancel()
                 request.Wait()
-        sent = [world.Isend(verdict, r, _TAG) for r in range(1, size) if not verdict[r]]
-        mpi.Request.Waitall(sent)
+        answers = [world.Isend(is_absent, r, _TAG) for r in range(1, size) if not is_absent[r]]
+        mpi.Request.Waitall(answers)
     else:
-        word = np.zeros(1, np.int8)
-        request = world.Isend(word, 0, _TAG)
-        answer = world.Irecv(verdict, 0, _TAG)
-        # Rank 0 may have come later than this one, and then waits as long.
+        arrival = np.zeros(1, np.int8)
+        request = world.Isend(arrival, 0, _TAG)
+        answer = world.Irecv(is_absent, 0, _TAG)
+        # Rank 0 may have come later than this rank, and then waits longer.
         while not answer.Test():
             if time.monotonic() > deadline + 5:
                 answer.Cancel()
                 answer.Wait()
-                verdict[0] = 1
+                is_absent[0] = 1
                 break
             time.sleep(0.0005)
-        if verdict[0]:
-            _unfinished.append((request, word))
+        if is_absent[0]:
+            _unfinished.append((request, arrival))
         else:
-            request.Wait()  # rank 0 has answered, and so has received it
-    absent = np.flatnonzero(verdict).tolist()
+            request.Wait()  # complete: rank 0 answers only after it has received this message
+    absent = np.flatnonzero(is_absent).tolist()
     if absent:
         raise errors.DeadlineError(
-            f"{who}expected all {size} ranks in ringar.init(), but after {timeout:.3g} s still "
+            f"{prefix}expected all {size} ranks in ringar.init(), but after {timeout:.3g} s still "
             f"waiting for rank {', '.join(map(str, absent))}. Does every rank call ringar.init()? "
             "A slow start needs a longer --start-timeout."
         )
 
 
-def _own_communicator(mpi: Any, world: Any) -> Any:
-    """Return a duplicate of `world`, the same one from `join` to `join`, and never freed.
+def _own_communicator(mpi: ModuleType, world: MPI.Intracomm) -> MPI.Intracomm:
+    """Return a duplicate of `world`, the same one for every `join`, which is never freed.
 
-    A notice may come when its receiver has left already. Open MPI keeps what comes for a freed
-    communicator for the next one that gets its number, which may be any, and ends the process if
-    that one has too few ranks. In ringar's own one such notices are told by their generation; only
-    what a failed collective has left there cannot be told.
+    A control message may arrive after its receiver has left. Open MPI delivers a message for a
+    freed communicator to the next one with the same number, and ends the process if that one has
+    too few ranks. In ringar's own communicator the generation identifies late control messages.
+    Messages of a failed collective cannot be identified, so the next start gets a new duplicate.
     """
     global _communicator
     if world.allreduce(_communicator is None, op=mpi.LOR):
         _communicator = world.Dup()
+    assert _communicator is not None  # some rank has none, so all have a new one
     return _communicator
 
 
-def _compare(world: Any, who: str) -> None:
+def _compare(world: MPI.Intracomm, prefix: str) -> None:
     mine = {"ringar": __version__, **{name: os.environ.get(name) for name in _MUST_AGREE}}
     everyone = world.allgather((socket.gethostname(), mine))
     for name in mine:
         values = [f"rank {r} on {host}: {its[name]}" for r, (host, its) in enumerate(everyone)]
         if len({its[name] for _, its in everyone}) > 1:
             raise errors.MismatchError(
-                f"{who}expected the same {name} on every rank, received\n  " + "\n  ".join(values)
+                f"{prefix}expected the same {name} on every rank, received\n  "
+                + "\n  ".join(values)
             )
 
 
-def _share_memory(local: Any, who: str) -> tuple[int, errors.UnsupportedError | None]:
-    """Return a file in /dev/shm that all ranks of this host have open, without a name from then on.
+def _share_memory(local: MPI.Intracomm, prefix: str) -> tuple[int, errors.UnsupportedError | None]:
+    """Open a file in /dev/shm on all ranks of this host, then remove its name.
 
-    It stays open until `leave`: its locks tell the others that this process lives.
+    The file stays open until `leave`: its locks tell the other ranks that this process lives.
 
     Returns:
-        The file, -1 for the only rank of a host, and what has gone wrong, for all ranks alike.
+        The file descriptor, -1 for the only rank of a host; and the error, if a rank of this host
+        has one.
     """
     if local.Get_size() == 1:
         return -1, None
@@ -352,14 +366,14 @@ def _share_memory(local: Any, who: str) -> tuple[int, errors.UnsupportedError | 
     if not troubles:
         return fd, None
     return fd, errors.UnsupportedError(
-        f"{who}expected the ranks of this host ({socket.gethostname()}) to share /dev/shm, "
+        f"{prefix}expected the ranks of this host ({socket.gethostname()}) to share /dev/shm, "
         f"received: {troubles[0]}. Containers of one host need a common /dev/shm (docker: "
         "--ipc=host), or one rank each."
     )
 
 
-def _tell_of_bound_cpus(local: Any) -> None:
-    """Find out whether mpirun or srun has bound the ranks of this host to CPUs of their own."""
+def _publish_bound_cpus(local: MPI.Intracomm) -> None:
+    """Set RINGAR_BOUND_CPUS if mpirun or srun has bound the ranks of this host to CPUs."""
     mine = frozenset(os.sched_getaffinity(0))
     others = local.allgather(mine)
     if any(its != mine for its in others):
@@ -367,13 +381,13 @@ def _tell_of_bound_cpus(local: Any) -> None:
         os.environ.setdefault(threads.BOUND_CPUS_VARIABLE, str(max(1, len(mine) // sharing)))
 
 
-def _link_library(mpi: Any) -> Path:
+def _link_library(mpi: ModuleType) -> Path:
     abi = "openmpi" if mpi.Get_library_version().startswith("Open MPI") else "mpich"
     return native.PATH.with_name(f"libringar_{abi}.so")
 
 
-def _table(world: Any, hosts: list[int]) -> list[int]:
-    """Return the table of `recursive_doubling_bytes`; rank 0 alone reads a file of parameters."""
+def _table(world: MPI.Intracomm, hosts: list[int]) -> list[int]:
+    """Return the table of `recursive_doubling_bytes`; only rank 0 reads a file of parameters."""
     count = len(set(hosts))
     if count == 1:
         return []

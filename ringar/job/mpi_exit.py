@@ -1,4 +1,4 @@
-"""How a rank of an MPI job ends after a failure: with its exit code, and without MPI_Finalize."""
+"""The end of a failed rank in an MPI job: with its exit code, and without MPI_Finalize."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import sys
 
 
-class _LastAct:
-    """End the process when Python lets go of it.
+class _ExitWhenDeleted:
+    """End the process when Python deletes this object.
 
     Args:
         code: the exit code.
     """
 
     def __init__(self, code: int) -> None:
-        # Modules are gone by then, this one among them.
+        # Python has cleared all modules by then, this one too.
         self._exit, self._code = os._exit, code
 
     def __del__(self) -> None:
@@ -22,33 +22,32 @@ class _LastAct:
 
 
 def end_without_finalize(code: int) -> None:
-    """Have the process end with `code` where mpi4py would call MPI_Finalize.
+    """Make the process end with `code` before mpi4py calls MPI_Finalize.
 
-    MPI_Finalize waits for all ranks, also for those that never come, and while it waits no launcher
-    sees that this rank has failed, or with which code.
+    MPI_Finalize waits for all ranks, even for ranks that never call it. While it waits, no launcher
+    sees that this rank has failed, nor its exit code.
 
-    mpi4py calls it when the interpreter is gone. The last that goes of that are the attributes of
-    `sys`: by then all handlers of `atexit` have run, those that were registered before this call
-    and before ringar was imported, too, files are closed, and output is written. What C libraries
-    do at the end of a process (`atexit` of C, destructors) is left out. The exit code that the
-    program has chosen is not known here, and gives way to `code`.
+    mpi4py calls MPI_Finalize after the end of the interpreter, which deletes the attributes of
+    `sys` last. By then all handlers of `atexit` have run, whenever they were registered, files are
+    closed, and output is written. The exit handlers of C libraries (`atexit` of C, destructors) do
+    not run. `code` replaces the program's own exit code, which is not known here.
     """
-    sys.__dict__["_ringar_last_act"] = _LastAct(code)
+    sys.__dict__["_ringar_exit"] = _ExitWhenDeleted(code)
 
 
 def code_of_uncaught_exception() -> int:
-    """Return the exit code of a program that ends by an exception which nothing has caught; else 0.
+    """Return the exit code of a program that ends by an uncaught exception; else 0.
 
-    To be asked when the interpreter ends. `sys.exit` leaves no trace that could be seen there.
+    Call it when the interpreter ends. It cannot see an end by `sys.exit`.
     """
     trace = getattr(sys, "last_traceback", None)
-    # In an interactive session it is that of any line, and the session goes on.
+    # In an interactive session any line may have left the traceback, and the session goes on.
     if trace is None or hasattr(sys, "ps1"):
         return 0
-    # Python has left all frames. Test runners and debuggers keep exceptions there, too, that they
-    # have caught, further up.
+    # An uncaught exception has left all frames. Test runners and debuggers also store exceptions
+    # here that an outer frame has caught.
     frame = trace.tb_frame
     if frame.f_back or frame.f_code.co_name not in ("<module>", "_run_module_as_main"):
         return 0
-    # Python ends by the signal in that case, which shells tell as the same number.
+    # Python then ends by SIGINT, for which shells report 130.
     return 130 if isinstance(sys.last_value, KeyboardInterrupt) else 1

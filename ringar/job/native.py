@@ -1,4 +1,4 @@
-"""The one file that knows ctypes and the path of libringar.so."""
+"""The binding of libringar.so: its path, its C interface by ctypes, its TensorFlow ops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATH = pathlib.Path(__file__).parents[1] / "libringar.so"
 
 
 class Config(ctypes.Structure):
-    """`ringar_config` of ringar.h."""
+    """Mirror `ringar_config` of ringar.h."""
 
     _fields_ = [
         *[
@@ -41,7 +41,7 @@ class Config(ctypes.Structure):
     def set_link(
         self, hosts: Sequence[int], library: pathlib.Path, communicator: int, table: Sequence[int]
     ) -> None:
-        """Fill in what a job that MPI has started has more than one on a single host."""
+        """Set the fields that only a job of MPI needs: the hosts and the link between them."""
         self.hosts = (ctypes.c_int32 * len(hosts))(*hosts)
         self.link_library = str(library).encode()
         self.link_communicator = communicator
@@ -59,7 +59,7 @@ class _Array(ctypes.Structure):
 
 
 _NO_MEMORY = 1
-"""An address that is not followed."""
+"""A stand-in for the address of an empty array; the library does not read it."""
 
 _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
 
@@ -80,7 +80,7 @@ def ops() -> ModuleType:
     """Return the TensorFlow ops of the library, as functions.
 
     Until TensorFlow 2.18 a part of its C API lives in libtensorflow_cc.so.2, which Python opens
-    privately: it is opened once more for all to see, before the library looks for the C API.
+    privately. This function opens it with RTLD_GLOBAL before the library looks for the C API.
     """
     if not PATH.exists():
         raise ImportError(
@@ -97,8 +97,8 @@ def ops() -> ModuleType:
     return module
 
 
-def op(collective: str, *, wait: bool) -> Any:
-    """Return the function of a TensorFlow op, which waits for the end or is asynchronous."""
+def op(collective: str, *, wait: bool) -> Callable[..., Any]:
+    """Return the function of a TensorFlow op, the blocking or the asynchronous one."""
     return getattr(ops(), f"ringar_{collective}" if wait else f"ringar_{collective}_async")
 
 
@@ -134,19 +134,19 @@ def library() -> ctypes.CDLL:
 
 
 def check(code: int) -> None:
-    """Raise what the library reports for this thread, if `code` is not 0."""
+    """Raise the exception for `code` with this thread's last error message; 0 is success."""
     if code:
         message = library().ringar_last_error().decode(errors="replace")
         raise errors.from_code(code, message)
 
 
-def _int64s(values: Sequence[int]) -> Any:
+def _int64s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(values))(*values)
 
 
 def _describe(
     inputs: Sequence[int], shapes: Sequence[Sequence[int]], outputs: Sequence[int] | None
-) -> Any:
+) -> ctypes.Array[_Array]:
     arrays = (_Array * len(inputs))()
     for i, shape in enumerate(shapes):
         output = outputs[i] if outputs is not None else None
@@ -154,7 +154,9 @@ def _describe(
     return arrays
 
 
-def _describe_numpy(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None) -> Any:
+def _describe_numpy(
+    inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | None
+) -> ctypes.Array[_Array]:
     return _describe(
         [array.ctypes.data for array in inputs],
         [array.shape for array in inputs],
@@ -163,12 +165,12 @@ def _describe_numpy(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray] 
 
 
 class Prepared:
-    """Prepare a collective that runs again and again on the same NumPy arrays.
+    """Prepare a collective that runs repeatedly on the same NumPy arrays.
 
     Args:
         spec: the line of text that tf_ops/engine/spec.h describes.
-        inputs: C-contiguous arrays of one dtype, read at every run.
-        outputs: arrays for the results, written at every run.
+        inputs: C-contiguous arrays of one dtype; each run reads them.
+        outputs: arrays for the results; each run writes them.
     """
 
     def __init__(
@@ -182,7 +184,7 @@ class Prepared:
             raise errors.MismatchError(library().ringar_last_error().decode())
 
     def run(self) -> None:
-        """Run the collective and wait for its end. Raises as `ringar.allreduce`."""
+        """Run the collective and wait for its end; raise as `ringar.allreduce`."""
         code = self._run(self._call)
         if code:
             check(code)
@@ -200,17 +202,17 @@ def run(
     splits: Sequence[int] | None = None,
     received_count: int = 0,
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Run one collective on NumPy arrays, waiting for its end.
+    """Run one collective on NumPy arrays and wait for its end.
 
     Args:
         spec: the line of text that tf_ops/engine/spec.h describes.
         inputs: C-contiguous arrays of one dtype.
-        outputs: arrays for the results, or None where only the exchange tells their rows.
+        outputs: arrays for the results, or None if only the exchange tells their rows.
         splits: rows per rank.
-        received_count: how many row counts to return.
+        received_count: the number of row counts to return.
 
     Returns:
-        The outputs, and the row counts that came.
+        The outputs, and the row counts received.
     """
     made: dict[int, np.ndarray] = {}
 
@@ -244,17 +246,17 @@ def run_on_gpu(
     Args:
         spec: the line of text that tf_ops/engine/spec.h describes.
         inputs: the addresses of C-contiguous arrays of one dtype.
-        shapes: theirs.
-        outputs: addresses for the results, or None where only the exchange tells their rows.
-        allocate: `(index, rows) -> address`, memory of that GPU for an output that has so many
-            rows. It is called on any thread; what it raises is raised here.
-        device: the GPU's number.
+        shapes: the shapes of these arrays.
+        outputs: addresses for the results, or None if only the exchange tells their rows.
+        allocate: `(index, rows) -> address` of GPU memory for an output with so many rows. Any
+            thread may call it; `run_on_gpu` raises its exceptions.
+        device: the number of the GPU.
         stream: the address of a CUDA stream, 0 for the default one.
         splits: rows per rank.
-        received_count: how many row counts to return.
+        received_count: the number of row counts to return.
 
     Returns:
-        The row counts that came.
+        The row counts received.
     """
     arrays = _describe(
         [_address(one) for one in inputs],
@@ -274,20 +276,20 @@ def run_on_gpu(
 
 
 def _address(of_array: int) -> int:
-    # An empty array may have no memory of its own, and null stands for no array at all.
+    # An empty array may have the address null, which stands for no array.
     return of_array or _NO_MEMORY
 
 
 def _run(
-    function: Any,
+    function: Callable[..., int],
     spec: str,
-    arrays: Any,
+    arrays: ctypes.Array[_Array],
     allocate: Callable[[int, int], int],
     splits: Sequence[int] | None,
     received_count: int,
-    *place: Any,
+    *place: int,
 ) -> np.ndarray:
-    # No exception passes through native code: it is told of a failure, and we keep the exception.
+    # No exception may pass through native code: return a failure and raise the exception later.
     failures: list[BaseException] = []
 
     @_ALLOCATE
@@ -311,11 +313,11 @@ def _run(
         *place,
     )
     if failures:
-        raise failures.pop()  # not to keep alive the frames that it names
+        raise failures.pop()  # pop: a reference here would keep its frames alive
     check(code)
     return received
 
 
 def synchronize_gpu() -> None:
-    """Wait until all that this rank has enqueued on GPUs has come to its end."""
+    """Wait until all collectives that this rank has enqueued on GPUs have ended."""
     check(library().ringar_synchronize_gpu())

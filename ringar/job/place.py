@@ -1,7 +1,7 @@
-"""This rank's place in the job: who tells it, and the functions that tell the user.
+"""This rank's place in the job: its source, and the functions that return it.
 
-`ringarrun` tells each rank in environment variables (`read_config`); in a job that MPI has started,
-MPI does (`take_from`). A program that nobody has started is a job of one rank.
+`ringarrun` sets environment variables (`read_config`); in a job of MPI, MPI tells the place
+(`apply_mpi_place`). A program without a launcher is a job of one rank.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def read_config(
     stall_warning: float | None,
     start_timeout: float | None,
 ) -> native.Config:
-    """Read the environment that a launcher has made, and what it leaves to this process.
+    """Read the configuration of this rank from the environment and the arguments of `init`.
 
     Args:
         environment: `os.environ`.
-        deadline: as of `ringar.init`; None: the environment's, or the default.
-        stall_warning: the same.
-        start_timeout: the same.
+        deadline: the argument of `ringar.init`; None takes the environment's, or the default.
+        stall_warning: likewise.
+        start_timeout: likewise.
 
     Raises:
-        ValueError: a variable or a time is not a number that makes sense.
+        ValueError: a variable or a time is no valid number.
     """
 
     def whole(name: str, default: int) -> int:
@@ -90,8 +90,8 @@ def read_config(
     return config
 
 
-def take_from(joined: mpi.Place, config: native.Config) -> None:
-    """Note in `config` the place that MPI has given this rank."""
+def apply_mpi_place(joined: mpi.Place, config: native.Config) -> None:
+    """Write the place that MPI has given this rank into `config`."""
     config.rank, config.size = joined.rank, joined.size
     config.local_rank, config.local_size = joined.local(joined.rank), joined.local_size
     config.cross_rank = joined.cross.index(joined.hosts[joined.rank])
@@ -106,8 +106,8 @@ def take_from(joined: mpi.Place, config: native.Config) -> None:
     )
 
 
-def occupy(config: native.Config | None) -> None:
-    """Take the place that `config` describes; None: give it back."""
+def set_config(config: native.Config | None) -> None:
+    """Set the configuration of the running job; None: no job runs."""
     global _config
     _config = config
 
@@ -116,7 +116,7 @@ def require(what: str) -> native.Config:
     """Return the configuration of the running job.
 
     Args:
-        what: what needs it, for the error.
+        what: the function that needs it, for the error.
 
     Raises:
         NotInitializedError: before `ringar.init()`, or after `ringar.shutdown()`.
@@ -127,7 +127,7 @@ def require(what: str) -> native.Config:
 
 
 def is_initialized() -> bool:
-    """Tell whether `ringar.init` was called, and `ringar.shutdown` not since."""
+    """Return whether ringar runs: after `ringar.init` and before `ringar.shutdown`."""
     return _config is not None
 
 
@@ -137,7 +137,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Return how many ranks the job has."""
+    """Return the number of ranks in the job."""
     return int(require("ringar.size()").size)
 
 
@@ -147,7 +147,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Return how many ranks run on this host."""
+    """Return the number of ranks on this host."""
     return int(require("ringar.local_size()").local_size)
 
 
@@ -157,5 +157,5 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """Return how many hosts have a rank of this local rank."""
+    """Return the number of hosts that have a rank of this local rank."""
     return int(require("ringar.cross_size()").cross_size)

@@ -1,4 +1,4 @@
-"""Process sets: some ranks of the job, which run collectives among themselves."""
+"""Process sets: groups of ranks that run collectives among themselves."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ringar.job import native, place
 
 
 class ProcessSet:
-    """Name some ranks of the job, which run collectives among themselves.
+    """Name a group of ranks that run collectives among themselves.
 
     Args:
-        ranks: ranks of the job, in the order that the set numbers them. The order and the ranks
-            must be the same on every rank of the job.
+        ranks: ranks of the job, in the order of their numbers in the set. Ranks and order must be
+            the same on every rank of the job.
 
     Attributes:
         ranks: the ranks of the job that are members.
         process_set_id: the number of the set; None before `ringar.add_process_set`.
 
-    A set can be used after `ringar.add_process_set`.
+    Use a set after `ringar.add_process_set`.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -27,11 +27,11 @@ class ProcessSet:
         self.process_set_id: int | None = None
 
     def size(self) -> int:
-        """Return how many ranks the set has."""
+        """Return the number of ranks in the set."""
         return len(self.ranks)
 
     def rank(self) -> int:
-        """Return the place of this rank in the set, from 0; -1 if it is not a member."""
+        """Return the number of this rank in the set, from 0; -1 if it is not a member."""
         me = place.rank()
         return self.ranks.index(me) if me in self.ranks else -1
 
@@ -44,7 +44,7 @@ class ProcessSet:
 
 
 class _AllRanks(ProcessSet):
-    """The set of all ranks, in any job."""
+    """Name all ranks of the job."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -59,23 +59,23 @@ class _AllRanks(ProcessSet):
 _in_use: dict[int, ProcessSet] = {}
 
 global_process_set: ProcessSet = _AllRanks()
-"""All ranks of the job. Its ranks are known after `ringar.init`."""
+"""All ranks of the job, known after `ringar.init`."""
 
 
 def or_all(process_set: ProcessSet | None) -> ProcessSet:
-    """Return `process_set`, or the set of all ranks in the place of None."""
+    """Return `process_set`, or the set of all ranks for None."""
     return global_process_set if process_set is None else process_set
 
 
 def begin(size: int) -> None:
-    """Take the set of all ranks into use, in a job of `size` ranks."""
+    """Register the set of all ranks, in a job of `size` ranks."""
     global_process_set.ranks = list(range(size))
     global_process_set.process_set_id = 0
     _in_use[0] = global_process_set
 
 
 def end() -> None:
-    """Take all sets out of use."""
+    """Unregister all sets."""
     for process_set in _in_use.values():
         process_set.process_set_id = None
     _in_use.clear()
@@ -83,11 +83,11 @@ def end() -> None:
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Make a process set usable. Collective: every rank of the job calls it, members or not.
+    """Register a process set. Every rank of the job calls it, members or not.
 
     A rank runs its collectives one after the other, in the order of issue, whatever their process
-    sets. Ranks that share two sets must therefore issue the collectives of both in one order; two
-    threads of each rank, one per set, would have them wait for each other until the deadline.
+    sets. Ranks that share two sets must therefore issue the collectives of both in one order. With
+    one thread per set they would wait for each other until the deadline.
 
     Args:
         process_set: the set, or its ranks.
@@ -96,7 +96,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         The set, with its `process_set_id`.
 
     Raises:
-        ValueError: no ranks, a rank that is not of this job, a rank twice, or a set added before.
+        ValueError: the set is empty, has a rank twice or one outside the job, or was added before.
         MismatchError: the ranks of the job do not all add the same set.
     """
     job = place.require("ringar.add_process_set()")
@@ -119,10 +119,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> None:
-    """Take a process set out of use. Collective over all ranks of the job.
+    """Unregister a process set. Every rank of the job calls it.
 
     Raises:
-        ValueError: the set was never added, or is that of all ranks.
+        ValueError: the set was not added, or is the set of all ranks.
     """
     place.require("ringar.remove_process_set()")
     if not process_set.process_set_id:
@@ -136,10 +136,10 @@ def remove_process_set(process_set: ProcessSet) -> None:
 
 
 def size_of(process_set_id: int) -> int:
-    """Return how many ranks a process set has."""
+    """Return the number of ranks in a process set."""
     return _in_use[process_set_id].size()
 
 
-def place_in(process_set_id: int) -> int:
-    """Return this rank's place in a process set, -1 if it is not a member."""
+def rank_in(process_set_id: int) -> int:
+    """Return the number of this rank in a process set; -1 if it is not a member."""
     return _in_use[process_set_id].rank()

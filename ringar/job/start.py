@@ -1,4 +1,4 @@
-"""Joining the job and leaving it."""
+"""Start and end of ringar in a process: `ringar.init` and `ringar.shutdown`."""
 
 from __future__ import annotations
 
@@ -25,34 +25,35 @@ def init(
 
     A second call does nothing.
 
-    Without a launcher the job has one rank, and everything works unchanged. Ranks may be started by
-    `ringarrun`, or by `mpirun` or `srun` where mpi4py is installed.
+    Without a launcher the job has one rank, and all functions work. `ringarrun` starts ranks, and
+    so do `mpirun` and `srun` where mpi4py is installed.
 
     Args:
         intra_op_threads: threads that one TensorFlow op may use; see `ringar.threads`.
         inter_op_threads: TensorFlow ops that may run at once.
         deadline: seconds after which a collective that waits for a rank fails (environment:
             `RINGAR_DEADLINE`; default 600).
-        stall_warning: seconds after which it says whom it waits for (`RINGAR_STALL_WARNING`; 30).
+        stall_warning: seconds after which it warns and names those ranks (`RINGAR_STALL_WARNING`;
+            default 30).
         start_timeout: seconds to wait here for the other ranks (`RINGAR_START_TIMEOUT`; 120).
 
     Raises:
         DeadlineError: a rank did not call `init` in time.
-        MismatchError: the ranks have different versions of ringar or settings, or MPI sees other
-            ranks than were started.
+        MismatchError: the ranks differ in ringar's version or settings, or MPI sees another number
+            of ranks than the launcher has started.
         UnsupportedError: MPI has started the ranks, but cannot be used.
-        ValueError: an environment variable or a time is not a number that makes sense.
+        ValueError: an environment variable or a time is no valid number.
 
-    In a job that MPI has started all ranks raise if one of them does: what failed on another rank
-    is in the message.
+    In a job that MPI has started, all ranks raise if one of them does. The message tells the error
+    of that rank.
     """
     if place.is_initialized():
         return
     config = place.read_config(os.environ, deadline, stall_warning, start_timeout)
     joined = None
-    if "RINGAR_RANK" not in os.environ and mpi.has_started_us(os.environ):
+    if "RINGAR_RANK" not in os.environ and mpi.started_by_mpi(os.environ):
         joined = mpi.join(config.start_timeout)
-        place.take_from(joined, config)
+        place.apply_mpi_place(joined, config)
     try:
         _on_all_ranks(joined, lambda: _prepare(config, intra_op_threads, inter_op_threads))
         _on_all_ranks(joined, lambda: _start(config, joined))
@@ -65,7 +66,7 @@ def init(
 
 
 def _on_all_ranks(joined: mpi.Place | None, step: Callable[[], None]) -> None:
-    """Take a step of `init`; raise on all ranks of a job that MPI has started if one fails."""
+    """Run a step of `init`; in a job of MPI, raise on all ranks if it fails on one."""
     error = None
     try:
         step()
@@ -78,7 +79,7 @@ def _on_all_ranks(joined: mpi.Place | None, step: Callable[[], None]) -> None:
 
 
 def _prepare(config: native.Config, intra_op: int | None, inter_op: int | None) -> None:
-    # All that can fail before the ranks of a host wait for each other.
+    # These steps can fail, and run before the ranks of a host wait for each other.
     threads.configure(intra_op, inter_op, config.local_size)
     gpus.configure(config.rank, config.local_rank, config.local_size)
     native.library()
@@ -88,7 +89,7 @@ def _start(config: native.Config, joined: mpi.Place | None) -> None:
     native.check(native.library().ringar_init(ctypes.byref(config)))
     global _joined
     _joined = joined
-    place.occupy(config)
+    place.set_config(config)
     process_sets.begin(config.size)
     if path := os.environ.get(timeline.VARIABLE):
         timeline.record(path, config.rank)
@@ -97,12 +98,12 @@ def _start(config: native.Config, joined: mpi.Place | None) -> None:
 def shutdown() -> None:
     """Leave the job.
 
-    Other ranks that still wait for this one get an error that says so.
+    Ranks that still wait for this one get a `PeerLostError`, which names it.
     """
     global _joined, _has_failed
     if not place.is_initialized():
         return
-    place.occupy(None)
+    place.set_config(None)
     process_sets.end()
     failed = bool(native.library().ringar_has_failed())
     native.library().ringar_shutdown()
@@ -114,15 +115,15 @@ def shutdown() -> None:
 
 
 def _forget() -> None:
-    # A forked child (of a data loader, say) is no rank, and its end is not ours: the native library
-    # forgets its engine in it by itself.
-    place.occupy(None)
+    # A forked child (of a data loader, say) is no rank. The native library drops its engine in the
+    # child by itself.
+    place.set_config(None)
 
 
 def _at_exit() -> None:
     code = mpi_exit.code_of_uncaught_exception() if mpi.is_in_job() else 0
     shutdown()
-    # Not with 0, although the program may have caught the error: other ranks have not come.
+    # The program may have caught the error, but other ranks are missing: do not exit with 0.
     if mpi.is_in_job() and (code or _has_failed):
         mpi_exit.end_without_finalize(code or 1)
 

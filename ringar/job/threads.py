@@ -1,20 +1,18 @@
-"""How many threads TensorFlow uses in each rank.
+"""Sizes of TensorFlow's thread pools in each rank.
 
-TensorFlow has two pools. The intra-op pool cuts one operation, such as a matrix product, into
-parts; the inter-op pool runs operations that do not depend on each other, and the input pipeline.
-Left alone, each takes every core in every rank, so that N ranks on one host fight with N times as
-many threads as there are cores. `ringar.init()` gives each rank its share instead; 0 means
-TensorFlow's own default, all cores.
+TensorFlow has two pools. The intra-op pool splits one operation, such as a matrix product, into
+parts. The inter-op pool runs independent operations and the input pipeline. By default each pool
+takes every core in every rank, so that N ranks on one host have N times as many threads as cores.
+`ringar.init()` gives each rank its share instead; 0 means TensorFlow's own default, all cores.
 
-Pools start with the first operation and cannot be changed after it. Numbers that were asked for, in
-`init()` or in the environment, and come too late are refused; ringar's own defaults are then left
-out silently.
+Pools start with the first operation and keep their sizes. After that, an explicit number in
+`init()` or in the environment is an error, and ringar's own defaults have no effect.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from types import ModuleType
 
 __all__ = ["configure", "cores", "inter_op_threads", "intra_op_threads"]
 
@@ -29,20 +27,19 @@ _MIN_INTER_OP = 2
 
 
 def cores(local_size: int = 1) -> int:
-    """Return how many cores this rank should use.
+    """Return the number of cores that this rank should use.
 
     Args:
         local_size: the number of ranks on this host.
 
     Returns:
-        All CPUs that this process may run on if the launcher gave it CPUs of its own, else its
-        share of them; at least 1.
+        All CPUs of this process if the launcher has bound it to CPUs, else its share of them; at
+        least 1.
     """
     usable = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    # Bound by the launcher, the process sees only its own CPUs: dividing those once more would
-    # leave cores idle.
+    # A bound process sees only its own CPUs. Dividing them once more would leave cores idle.
     if bound := os.environ.get(BOUND_CPUS_VARIABLE, ""):
         return min(usable, int(bound)) if bound.isdigit() else usable
     return max(1, usable // max(1, local_size))
@@ -55,9 +52,8 @@ def configure(
 ) -> None:
     """Size TensorFlow's thread pools for one of `local_size` ranks of this host.
 
-    What is not given is taken from RINGAR_INTRA_OP_THREADS and RINGAR_INTER_OP_THREADS, and if
-    those are not set either, with several ranks, from the rank's share of the cores.
-    `ringar.init()` calls this.
+    `ringar.init()` calls this. Arguments default to RINGAR_INTRA_OP_THREADS and
+    RINGAR_INTER_OP_THREADS, and with several ranks to the rank's share of the cores.
 
     Args:
         intra_op_threads: threads that work on one operation; 0 for TensorFlow's default.
@@ -65,9 +61,8 @@ def configure(
         local_size: the number of ranks on this host.
 
     Raises:
-        ValueError: if a number is negative or not a number.
-        RuntimeError: if a number was asked for and TensorFlow's pools are already running with
-            another.
+        ValueError: a number is negative or not a number.
+        RuntimeError: TensorFlow's pools already run with another number than an explicit one.
     """
     intra = _asked("intra_op_threads", intra_op_threads, INTRA_OP_VARIABLE)
     inter = _asked("inter_op_threads", inter_op_threads, INTER_OP_VARIABLE)
@@ -112,7 +107,7 @@ def _set(pool: str, default: int, asked: int | None) -> None:
         getattr(threading, f"set_{pool}_parallelism_threads")(wanted)
     except RuntimeError as error:
         running = getattr(threading, f"get_{pool}_parallelism_threads")()
-        # What nobody asked for is not worth an error, and what runs already is no change.
+        # No error for ringar's own default, nor for a number that the pool has already.
         if asked is None or running == asked:
             return
         raise RuntimeError(
@@ -122,7 +117,8 @@ def _set(pool: str, default: int, asked: int | None) -> None:
         ) from error
 
 
-def _threading() -> Any:
+def _threading() -> ModuleType:
     import tensorflow as tf
 
-    return tf.config.threading
+    threading: ModuleType = tf.config.threading
+    return threading

@@ -1,13 +1,13 @@
-"""A picture of what the collectives of all ranks do, for Perfetto (https://ui.perfetto.dev).
+"""Timelines of the collectives of all ranks, for Perfetto (https://ui.perfetto.dev).
 
-Each rank has two rows: its collectives, with the stretches of copying, reducing and waiting for a
-named rank inside, and what is under way beside them: requests that wait for their turn, and
-messages, from when they are asked for to their end. Times are of one clock. While
-it is recorded, each rank writes a file of its own, `<path>.rank<r>`, which is valid JSON after
-every event; in the end they are merged into `<path>`.
+Each rank has two rows. The first shows its collectives, with the spans of copying, reducing and
+waiting for a named rank inside. The second shows the requests that wait for their ticket, and
+messages, from the call to their end. All times are of one clock. During the recording each rank
+writes a file, `<path>.rank<r>`, which is valid JSON after every event; `merge` makes `<path>` of
+them.
 
 `ringarrun --timeline-filename t.json` records a whole job. The launcher merges the files, so that
-this module does without TensorFlow and NumPy; `ringar.start_timeline` is in ringar/collectives/.
+this module needs neither TensorFlow nor NumPy. `ringar.start_timeline` is in ringar/collectives/.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-#: Names the file for a whole job; set by the launcher, which merges when the job has ended.
+#: Names the file for a whole job. The launcher sets it, and merges after the job's end.
 VARIABLE = "RINGAR_TIMELINE"
 
 
@@ -24,13 +24,13 @@ def record(path: str, rank: int) -> None:
     """Begin the file of this rank.
 
     Args:
-        path: the file that `merge` will make.
+        path: the file that `merge` writes later.
         rank: this rank.
 
     Raises:
         UnsupportedError: the file cannot be written.
     """
-    from ringar.job import native  # which needs NumPy
+    from ringar.job import native  # needs NumPy
 
     native.check(native.library().ringar_start_timeline(f"{path}.rank{rank}".encode(), rank))
 
@@ -39,10 +39,10 @@ def merge(path: str | Path) -> int:
     """Merge the ranks' files into one and remove them.
 
     Args:
-        path: the file to make.
+        path: the file to write.
 
     Returns:
-        How many ranks' files there were; without any, nothing is made.
+        The number of ranks' files; with 0, `merge` writes nothing.
     """
     target = Path(path).resolve()
     parts = sorted(target.parent.glob(f"{target.name}.rank*"))

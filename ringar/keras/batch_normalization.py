@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from ringar.collectives import allgather, broadcast_object
-from ringar.collectives.call import as_it_is
+from ringar.collectives.call import do_not_convert
 from ringar.errors import NotInitializedError, UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
@@ -127,7 +127,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
                 f"{inputs.shape}"
             )
 
-    @as_it_is
+    @do_not_convert
     def _moments(self, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Return mean and variance in training, both of shape `[C]`, for Keras' `call`."""
         ranks = self._ranks()

@@ -22,9 +22,9 @@ from tests.plugin.place import RANK, SIZE
 DEFAULT_SECONDS = 120.0
 EXIT_CODE = 124  # as timeout(1)
 # A rank that only waits for the others gives those that hang the time to say where.
-_PATIENCE = 10.0
+_GRACE = 10.0
 # If not even a Python thread can run (somebody keeps the GIL), C code ends the process.
-_LAST_RESORT = 2 * _PATIENCE
+_LAST_RESORT = 2 * _GRACE
 
 
 class Watchdog:
@@ -51,10 +51,10 @@ class Watchdog:
     def _expire(self, nodeid: str, seconds: float) -> None:
         hub = getattr(self._config, "ringar_hub", None)
         if hub is not None and hub.waiting:
-            time.sleep(_PATIENCE)
-        self._say(f"\n{who()}{nodeid} did not end in {seconds:g} s; its threads:\n")
+            time.sleep(_GRACE)
+        self._say(f"\n{rank_prefix()}{nodeid} did not end in {seconds:g} s; its threads:\n")
         faulthandler.dump_traceback(file=self._stderr, all_threads=True)
-        self._say(f"{who()}captured until then:\n{self._captured()}\n")
+        self._say(f"{rank_prefix()}captured until then:\n{self._captured()}\n")
         jobs.kill_all()
         os._exit(EXIT_CODE)
 
@@ -76,7 +76,7 @@ def deadline_of(item: pytest.Item) -> float:
     return float(marker.args[0]) if marker else DEFAULT_SECONDS
 
 
-def who() -> str:
+def rank_prefix() -> str:
     """Returns how messages of this process begin: with its rank, where there are several."""
     return f"rank {RANK} | " if SIZE > 1 else ""
 

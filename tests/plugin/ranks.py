@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 
 from tests.plugin import fixtures
-from tests.plugin.deadline import who
+from tests.plugin.deadline import rank_prefix
 from tests.plugin.hub import Hub, PeerGone
 from tests.plugin.place import RANK, SIZE
 
@@ -80,7 +80,7 @@ class Ranks:
         error = call.excinfo.exconly().partition("\n")[0] if call.excinfo else ""
         text = f"{report.longreprtext}\n{_sections(report)}".strip()[-_LONGEST:]
         mine = Outcome(_outcome(report), error, text)
-        with _Impatience(report, self._stderr):
+        with _LateReport(report, self._stderr):
             theirs = self._exchange(f"{report.when} of {item.nodeid}", mine)
         _merge(report, theirs)
         self._failed = self._failed or report.failed
@@ -123,7 +123,7 @@ class Ranks:
             self._give_up(error)
 
     def _give_up(self, error: BaseException) -> NoReturn:
-        os.write(self._stderr, f"{who()}{error}\n".encode())
+        os.write(self._stderr, f"{rank_prefix()}{error}\n".encode())
         pytest.exit(str(error), returncode=3)
 
 
@@ -164,11 +164,11 @@ def _headline(outcomes: list[Outcome]) -> str:
     return f"rank {rank} | {error}"
 
 
-class _Impatience:
+class _LateReport:
     """Prints this rank's failure after a while, should the others never come to hear of it."""
 
     def __init__(self, report: pytest.TestReport, stderr: int) -> None:
-        text = f"{who()}{report.nodeid} failed here, other ranks are still in it:\n"
+        text = f"{rank_prefix()}{report.nodeid} failed here, other ranks are still in it:\n"
         text += report.longreprtext
         self._timer = threading.Timer(_GRACE, os.write, [stderr, text.encode(errors="replace")])
         self._timer.daemon = True

@@ -67,7 +67,7 @@ def _compiled(
             'Compile it under tf.device("/CPU:0"), or leave it out of jit_compile; CuPy arrays '
             "are taken by ringar.cupy.scan."
         )
-    compiled.check_that_failures_are_seen()
+    compiled.check_failures_are_reported()
     for tensor in (*inputs, *outputs):
         if not tensor.shape.is_fully_defined():
             raise errors.UnsupportedError(

@@ -1,7 +1,6 @@
-"""How a minimum, maximum or product over the ranks changes with this rank's part of it.
+"""Derivatives of a minimum, maximum or product over the ranks.
 
-What the gradients of allreduce and reduce-scatter share. The gradient of a sum needs no slopes:
-they are 1.
+The gradients of allreduce and reduce-scatter share them. A sum needs none: its derivatives are 1.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from ringar.collectives.collective import Backward
 from ringar.job import process_sets
 
 
-def slopes(back: Backward, results: list[tf.Tensor] | None = None) -> list[tf.Tensor]:
+def derivatives(back: Backward, results: list[tf.Tensor] | None = None) -> list[tf.Tensor]:
     """Return the derivatives of the reduced tensors with respect to this rank's inputs.
 
     Args:
@@ -20,16 +19,16 @@ def slopes(back: Backward, results: list[tf.Tensor] | None = None) -> list[tf.Te
         results: the reduced tensors, if this rank has all of them.
     """
     if back.call.op == "product":
-        return _slopes_of_product(back)
-    return _slopes_of_extremum(back, results)
+        return _derivatives_of_product(back)
+    return _derivatives_of_extremum(back, results)
 
 
-def _slopes_of_extremum(back: Backward, results: list[tf.Tensor] | None) -> list[tf.Tensor]:
-    """Return 1 where this rank holds the extremum, shared evenly between ranks that tie."""
+def _derivatives_of_extremum(back: Backward, results: list[tf.Tensor] | None) -> list[tf.Tensor]:
+    """Return 1 where this rank holds the extremum, and an equal share where ranks tie."""
     call, extremes = back.call, results
     if extremes is None or call.wire or (call.prescale, call.postscale) != (1.0, 1.0):
-        # Not by scaling the inputs once more: compiled code may round the products differently.
-        # And not narrowed on the way: a rounded extremum equals no rank's input.
+        # Reduce again instead of scaling the inputs: compiled code may round the products
+        # differently. Do not narrow: a rounded extremum equals no rank's input.
         flipped = {"min": "max", "max": "min"}
         op = flipped[call.op] if call.prescale < 0 else call.op
         extremes = back.run("allreduce", back.inputs, op=op, wire="")
@@ -41,16 +40,16 @@ def _slopes_of_extremum(back: Backward, results: list[tf.Tensor] | None) -> list
     ]
 
 
-def _slopes_of_product(back: Backward) -> list[tf.Tensor]:
+def _derivatives_of_product(back: Backward) -> list[tf.Tensor]:
     """Return the product of the other ranks' inputs, without a division, which fails at 0."""
     call = back.call
     stacked = [tf.expand_dims(x * call.prescale, 0) for x in back.inputs]
-    slopes = []
+    derivatives = []
     for mine, everyone in zip(stacked, back.run("allgather", stacked), strict=True):
         ranks = tf.shape(everyone)[0]
-        # All ranks hold the same rows; this rank's own is the one that its place says.
-        others = tf.range(ranks) != process_sets.place_in(call.process_set)
+        # All ranks hold the same rows; row r is rank r's.
+        others = tf.range(ranks) != process_sets.rank_in(call.process_set)
         mask = tf.reshape(others, tf.concat([[ranks], tf.ones([tf.rank(mine) - 1], tf.int32)], 0))
         kept = tf.where(mask, everyone, tf.ones([], everyone.dtype))
-        slopes.append(tf.reduce_prod(kept, axis=0) * (call.prescale * call.postscale))
-    return slopes
+        derivatives.append(tf.reduce_prod(kept, axis=0) * (call.prescale * call.postscale))
+    return derivatives

@@ -139,12 +139,12 @@ class _Run:
     def up(
         self, number: int, r: planning.Round, nodes: Any, addends: Any, start: Any
     ) -> tuple[Any, Any, Any]:
-        """Total of all stretches but the last: nodes, addends (or None), states of the round."""
+        """Total of all spans but the last: nodes, addends (or None), states of the round."""
         batch, size, shape, empty = self._batch, self._shape.size, self._shape, self._launcher.empty
-        count = r.stretches - 1
+        count = r.spans - 1
         totals = empty((count, batch, size, size), self._dtype)
         total_addends = None if addends is None else empty((count, batch, size), self._dtype)
-        states = empty((r.stretches, batch, size), self._dtype)
+        states = empty((r.spans, batch, size), self._dtype)
         arguments = (
             nodes, addends, *self._order(number, r.nodes - 1), start, totals, total_addends,
             states[1], np.int32(r.width), np.int32(count), np.int32(batch), np.int32(number > 0),
@@ -159,15 +159,15 @@ class _Run:
         self, number: int, r: planning.Round, nodes: Any, addends: Any, vector: Any, starts: Any,
         states: Any,
     ) -> None:  # fmt: skip
-        """Return the states of a round, from those before its stretches."""
+        """Return the states of a round, from those before its spans."""
         shape, batch = self._shape, self._batch
         start = vector if number == 0 else states[1]
         arguments = (
             nodes, addends, *self._order(number, r.nodes - 1), start, starts, states,
             *self._order(number, r.nodes), np.int32(r.width), np.int32(r.nodes),
-            np.int32(r.stretches), np.int32(batch), np.int32(number > 0), np.int32(number == 0),
+            np.int32(r.spans), np.int32(batch), np.int32(number > 0), np.int32(number == 0),
         )  # fmt: skip
-        blocks = _blocks(r.stretches * batch, shape.chain_threads // shape.chain_team)
+        blocks = _blocks(r.spans * batch, shape.chain_threads // shape.chain_team)
         self._launcher.launch(
             self._kernel("chain", number), blocks, shape.chain_threads, shape.chain_shared,
             arguments,

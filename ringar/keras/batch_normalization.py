@@ -31,7 +31,7 @@ from ringar.errors import NotInitializedError, UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.sharding import lineage
-from ringar.sharding.grid import Grid, needed
+from ringar.sharding.grid import Grid, resolve
 
 
 @keras.saving.register_keras_serializable(package="ringar")
@@ -43,24 +43,24 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     bit. On one rank, and outside training, it is Keras' layer and sends nothing; a model that is
     loaded for inference needs no `ringar.init()`.
 
-    On maps that are split over a grid, a rank shares the statistics with the ranks of its data set,
-    which have the same maps of other examples. A functional or sequential model knows where its
-    maps are split. In a model that is written as a Python function, pass `grid`.
+    On channels that are split over a grid, a rank shares the statistics with the ranks of its data set,
+    which have the same channels of other examples. A functional or sequential model knows where its
+    channels are split. In a model that is written as a Python function, pass `grid`.
 
     Inputs and outputs have the shapes and dtypes of `BatchNormalization`, and masks their meaning.
     Statistics of float16 and bfloat16 are computed and sent in float32.
 
     Args:
         axis: the axis of the channels.
-        process_set: the ranks that share statistics; by default all, or on split maps the data set
+        process_set: the ranks that share statistics; by default all, or on split channels the data set
             of their grid. It is not saved with the model.
-        grid: the grid over which the maps are split that the layer gets; its variables are then
+        grid: the grid over which the channels are split that the layer gets; its variables are then
             marked as those of this rank's part. It is not saved with the model.
         **kwargs: as for `BatchNormalization`, but for `renorm` and `synchronized`.
 
     Raises:
         ValueError: for `renorm` or `synchronized`, for both `process_set` and `grid`, for a closed
-            grid, or for maps that are not split as the arguments say.
+            grid, or for channels that are not split as the arguments say.
         UnsupportedError: with a Keras whose layer cannot be given other statistics.
         NotInitializedError: when it is called with `training=True` before `ringar.init()`.
 
@@ -95,7 +95,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             raise ValueError("`process_set` must be None with `grid`, which has its own.")
         super().__init__(axis=axis, **kwargs)
         self.process_set = process_set
-        self.grid = None if grid is None else needed(grid, type(self).__name__)
+        self.grid = None if grid is None else resolve(grid, type(self).__name__)
         self._is_told_grid = grid is not None
         self._label: str | None = None
 
@@ -106,15 +106,15 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             lineage.own(self, self.grid)
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Find out whether the maps are split, where it can be seen."""
+        """Find out whether the channels are split, where it can be seen."""
         axis, origin = lineage.split_axis(inputs), lineage.source(inputs)
         if axis is not None:
             self._check_axis(axis, inputs)
             if self.process_set is None and not self._is_told_grid:
-                self.grid = needed(getattr(origin, "grid", None), type(self).__name__)
+                self.grid = resolve(getattr(origin, "grid", None), type(self).__name__)
         elif self._is_told_grid and origin is not None:
             raise ValueError(
-                "`grid` must be None for maps that every rank has whole. "
+                "`grid` must be None for channels that every rank has whole. "
                 f"Received: grid={self.grid} in layer {self.name}, behind {origin.name}."
             )
         return super().compute_output_spec(inputs, *args, **kwargs)
@@ -122,8 +122,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def _check_axis(self, axis: int, inputs: Any) -> None:
         if axis != self.axis % len(inputs.shape):
             raise ValueError(
-                "`axis` must be that of the maps, where they are split. "
-                f"Received: axis={self.axis} in layer {self.name}, and maps along axis {axis} of "
+                "`axis` must be that of the channels, where they are split. "
+                f"Received: axis={self.axis} in layer {self.name}, and channels along axis {axis} of "
                 f"{inputs.shape}"
             )
 

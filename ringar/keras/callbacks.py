@@ -129,7 +129,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         """Check that the ranks fit together, then broadcast."""
         self._weights_compared = self._examples_compared = False
         checks.check_start(self.model, self.params, self.process_set)
-        checks.forget_examples(self.model)
+        checks.reset_examples(self.model)
         super().on_train_begin(logs)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:

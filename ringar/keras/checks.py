@@ -126,7 +126,7 @@ def check_examples(model: Any) -> None:
         examples.check(digests, grid)
 
 
-def forget_examples(model: Any) -> None:
+def reset_examples(model: Any) -> None:
     """Have the layers take the digest of the next batch."""
     for _, its in _digests(model)[0]:
         its.reset()

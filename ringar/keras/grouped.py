@@ -1,4 +1,4 @@
-"""Layers of groups: the kernels of a group read the maps of the same group in the layer before.
+"""Layers of groups: the kernels of a group read the channels of the same group in the layer before.
 
 What a split layer with `reads="own"` is on one process. Groups are computed one after the other.
 Keras has `Conv2D(groups=...)`, which it runs on processors through a function that it compiles with

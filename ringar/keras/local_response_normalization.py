@@ -1,7 +1,7 @@
-"""Local response normalization: each map is divided by the energy of its neighbors.
+"""Local response normalization: each channel is divided by the energy of its neighbors.
 
 Krizhevsky, Sutskever and Hinton, "ImageNet classification with deep convolutional neural networks"
-(2012), section 3.3. Of N maps, the activity a_i of map i at one place becomes
+(2012), section 3.3. Of N channels, the activity a_i of channel i at one place becomes
 
     b_i = a_i / s_i^beta,    s_i = k + alpha * sum of a_j^2 over max(0, i-r) <= j <= min(N-1, i+r)
 
@@ -30,17 +30,17 @@ class LocalResponseNormalization(keras.layers.Layer):
     Computed in float32 where the layer's dtype is float16 or bfloat16.
 
     Args:
-        depth_radius: r, how many maps on either side count.
+        depth_radius: r, how many channels on either side count.
         bias: k, above 0.
         alpha: multiplies the plain sum of squares, not their mean.
         beta: the power.
-        groups: divides the maps. Only maps of the same group count as neighbors, so that a layer on
-            the maps of one of M parts does what one with `groups=M` does on the whole.
+        groups: divides the channels. Only channels of the same group count as neighbors, so that a layer on
+            the channels of one of M parts does what one with `groups=M` does on the whole.
 
-    Input and output shape: `(batch, ..., maps)`.
+    Input and output shape: `(batch, ..., channels)`.
 
     Raises:
-        ValueError: for an argument out of range, or maps that `groups` does not divide.
+        ValueError: for an argument out of range, or channels that `groups` does not divide.
     """
 
     def __init__(
@@ -62,22 +62,22 @@ class LocalResponseNormalization(keras.layers.Layer):
         self.bias, self.alpha, self.beta = float(bias), float(alpha), float(beta)
 
     def build(self, input_shape: Any) -> None:
-        """Check the number of maps."""
+        """Check the number of channels."""
         if len(input_shape) < 2 or input_shape[-1] is None:
             raise ValueError(
-                "The input must have an axis for the batch, and last one of maps, whose number is "
+                "The input must have an axis for the batch, and last one of channels, whose number is "
                 f"known. Received: input_shape={tuple(input_shape)}"
             )
         if input_shape[-1] % self.groups:
             raise ValueError(
-                "The number of maps must be divisible by `groups`. "
+                "The number of channels must be divisible by `groups`. "
                 f"Received: input_shape={tuple(input_shape)}, groups={self.groups}"
             )
         self.input_spec = keras.layers.InputSpec(ndim=len(input_shape), axes={-1: input_shape[-1]})
         self.built = True
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Return the normalized maps, in the layer's dtype."""
+        """Return the normalized channels, in the layer's dtype."""
         x = tf.convert_to_tensor(inputs)
         precise = x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
         return tf.cast(self._normalize(precise), x.dtype)
@@ -103,7 +103,7 @@ class LocalResponseNormalization(keras.layers.Layer):
         return tf.pow(energy, -self.beta) if scale is None else scale, energy
 
     def _window(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the sums over each map's neighbors and itself, within its group.
+        """Return the sums over each channel's neighbors and itself, within its group.
 
         Shifted views are added up, which XLA fuses with what is around them. A product with a band
         matrix would be as fast on a CPU, but rounded to 10 bits on GPUs that have TF32.

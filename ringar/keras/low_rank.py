@@ -48,7 +48,7 @@ class LowRank:
         self.settings = settings
         self._states: dict[int, _State] = {}
 
-    def takes(self, gradient: tf.Tensor) -> bool:
+    def compresses(self, gradient: tf.Tensor) -> bool:
         """Return whether `gradient` is one that is compressed."""
         if not gradient.shape.is_fully_defined():
             return False
@@ -62,7 +62,7 @@ class LowRank:
         combine: Exchange,
         loss_scale: Any = None,
     ) -> tuple[list[tf.Tensor], Callable[[tf.Tensor], None]]:
-        """Reduce gradients that `takes` says yes to.
+        """Reduce gradients that `compresses` accepts.
 
         Args:
             gradients: this rank's.
@@ -88,14 +88,14 @@ class LowRank:
                 result *= tf.cast(loss_scale, result.dtype)
             results.append(tf.reshape(result, gradient.shape))
 
-        def remember(where: tf.Tensor) -> None:
+        def save_state(where: tf.Tensor) -> None:
             for state, m, b, own_q, mean_q in zip(states, matrices, bases, own, q, strict=True):
                 state.q.assign(tf.where(where, mean_q, state.q))
                 if state.error is not None:
                     error = m - tf.matmul(b, own_q, transpose_b=True)
                     state.error.assign(tf.where(where, error, state.error))
 
-        return results, remember
+        return results, save_state
 
     def _state_of(self, variable: Any, gradient: tf.Tensor) -> _State:
         if id(variable) not in self._states:

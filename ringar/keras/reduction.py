@@ -142,7 +142,7 @@ class Reduction:
         factored: dict[int, Any] = {}
         if self.low_rank is not None and self.size > 1:
             for index, gradient in enumerate(dense):
-                if gradient is not None and self.low_rank.takes(gradient):
+                if gradient is not None and self.low_rank.compresses(gradient):
                     factored[index] = gradient
                     dense[index] = None
         return factored
@@ -171,7 +171,7 @@ class Reduction:
                 **options,
             )
 
-        results, remember = self.low_rank.reduce(
+        results, save_state = self.low_rank.reduce(
             list(factored.values()),
             [variables[index] for index in factored],
             average=exchange("p", mean),
@@ -180,7 +180,7 @@ class Reduction:
         )
         for index, result in zip(factored, results, strict=True):
             reduced[index] = result
-        remember(_all_finite(reduced))
+        save_state(_all_finite(reduced))
 
     def _reduce_dense(
         self, reduced: list[Any], tensors: list[Any], name: str, options: dict[str, Any]

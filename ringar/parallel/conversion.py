@@ -21,9 +21,9 @@ from ringar.keras.optimizer import DistributedOptimizer
 from ringar.parallel.split import Gather, Join, SplitConv2D, SplitDense
 from ringar.sharding import lineage, slots
 from ringar.sharding.cut import Cut, cut_of
-from ringar.sharding.grid import Grid, needed
+from ringar.sharding.grid import Grid, resolve
 
-_Place = Callable[..., Any]
+_Substitute = Callable[..., Any]
 
 
 def merge(model: keras.Model) -> keras.Model:
@@ -51,7 +51,7 @@ def merge(model: keras.Model) -> keras.Model:
     """
     made: dict[int, tuple[Any, Any]] = {}
 
-    def place(operation: Any) -> _Place:
+    def substitute(operation: Any) -> _Substitute:
         if not isinstance(operation, keras.layers.Layer):
             return operation
 
@@ -62,7 +62,7 @@ def merge(model: keras.Model) -> keras.Model:
 
         return call
 
-    whole = _rebuild(model, place)
+    whole = _rebuild(model, substitute)
     for layer, other in made.values():
         for variable, target in zip(layer.weights, other.weights, strict=True):
             target.assign(_gathered(variable, cut_of(variable)))
@@ -85,8 +85,8 @@ def split(
     """Cut a one-process model for a grid. Every rank is given the same model.
 
     `Conv2D` and `Dense` layers are cut over the parts: those with at least as many groups as there
-    are parts read their own maps, the first of a split its whole input, all others the maps of all.
-    Where a layer needs the maps of all parts and cannot be cut, and at the outputs, a `Gather` ends
+    are parts read their own channels, the first of a split its whole input, all others the channels of all.
+    Where a layer needs the channels of all parts and cannot be cut, and at the outputs, a `Gather` ends
     the split. If `model` is compiled, so is the result, with a distributed optimizer that goes on
     where the model's stands.
 
@@ -106,11 +106,11 @@ def split(
         ValueError: it is another kind of model, a name is not that of such a layer, or the parts do
             not divide the kernels of a layer that was named.
     """
-    grid = needed(grid, "ringar.parallel.split")
+    grid = resolve(grid, "ringar.parallel.split")
     chosen = None if layers is None else set(layers)
     made: dict[int, tuple[Any, Any]] = {}
 
-    def place(operation: Any) -> _Place:
+    def substitute(operation: Any) -> _Substitute:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not isinstance(operation, keras.layers.Layer):
                 return _joined_where_needed(lambda _: operation, grid, args, kwargs)
@@ -129,14 +129,14 @@ def split(
                 return activate(whole)
 
             def fresh(x: Any) -> Any:
-                made[id(operation)] = operation, _own_layer(operation, x, grid, sync_batch_norm)
+                made[id(operation)] = operation, _local_layer(operation, x, grid, sync_batch_norm)
                 return made[id(operation)][1]
 
             return _joined_where_needed(fresh, grid, args, kwargs)
 
         return call
 
-    part = _rebuild(model, place, lambda output: _whole_output(output, grid))
+    part = _rebuild(model, substitute, lambda output: _whole_output(output, grid))
     unknown = (chosen or set()) - {layer.name for layer, _ in made.values()}
     if unknown:
         raise ValueError(f"`layers` must be names of layers of the model. Received: {unknown}")
@@ -154,9 +154,11 @@ def split(
 
 
 def _rebuild(
-    model: keras.Model, place: Callable[[Any], _Place], last: Callable[[Any], Any] = lambda x: x
+    model: keras.Model,
+    substitute: Callable[[Any], _Substitute],
+    last: Callable[[Any], Any] = lambda x: x,
 ) -> keras.Model:
-    """Call `place(layer)` in place of each layer, on new inputs."""
+    """Build the graph of `model` again, on new inputs, with `substitute(layer)` for each layer."""
     graph = getattr(model, "_functional", None) or model  # of a Sequential
     if not hasattr(graph, "_run_through_graph"):
         raise ValueError(
@@ -164,16 +166,16 @@ def _rebuild(
             f"Received: {type(model).__name__} {model.name}"
         )
 
-    def place_or_enter(operation: Any) -> _Place:
+    def substitute_or_enter(operation: Any) -> _Substitute:
         inner = getattr(operation, "_functional", None) or operation
         if isinstance(operation, keras.Model) and hasattr(inner, "_run_through_graph"):
-            return lambda x, **_: inner._run_through_graph(x, operation_fn=place_or_enter)
-        return place(operation)
+            return lambda x, **_: inner._run_through_graph(x, operation_fn=substitute_or_enter)
+        return substitute(operation)
 
     inputs = keras.tree.map_structure(
         lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name), graph.input
     )
-    outputs = graph._run_through_graph(inputs, operation_fn=place_or_enter)
+    outputs = graph._run_through_graph(inputs, operation_fn=substitute_or_enter)
     return keras.Model(inputs, keras.tree.map_structure(last, outputs), name=model.name)
 
 
@@ -219,8 +221,8 @@ def _part_of(layer: Any, x: Any, grid: Grid, chosen: set[str] | None) -> Any:
     if not fits and chosen is None:
         return None
     axis = lineage.split_axis(x)
-    maps = 1 if config.get("data_format") == "channels_first" else len(x.shape) - 1
-    if axis not in (None, maps):
+    channel_axis = 1 if config.get("data_format") == "channels_first" else len(x.shape) - 1
+    if axis not in (None, channel_axis):
         x = axis = None
     reads = "whole" if axis is None else "own" if groups % grid.model == 0 else "all"
     if layer.activation in lineage.MIXING_ACTIVATIONS:
@@ -232,8 +234,8 @@ def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name != "quantization_config"}
 
 
-def _own_layer(layer: Any, x: Any, grid: Grid, sync_batch_norm: bool) -> Any:
-    """Return a layer that is not cut, for this rank's maps if its input is split."""
+def _local_layer(layer: Any, x: Any, grid: Grid, sync_batch_norm: bool) -> Any:
+    """Return a layer that is not cut, for this rank's channels if its input is split."""
     config = layer.get_config()
     is_split = _is_split(x)
     if is_split and isinstance(layer, keras.layers.Identity):

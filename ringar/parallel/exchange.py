@@ -3,10 +3,10 @@
 The loss of a model group is one number. Behind a join every rank of the group computes it from the
 same values, so that each holds the whole gradient there; in a split, a rank's gradient is what its
 own kernels contribute. Each function here is a pair of a forward and a backward step that keeps it
-so (n parts, K bytes of one part's maps; bytes are what a rank sends):
+so (n parts, K bytes of one part's channels; bytes are what a rank sends):
 
     function         forward                        backward
-    maps             all-gather,     (n-1) K        reduce-scatter, (n-1) K
+    channels             all-gather,     (n-1) K        reduce-scatter, (n-1) K
     whole            nothing                        allreduce of the gradient
     examples         all-gather,     (n-1) K        reduce-scatter, (n-1) K
     gather           all-gather,     (n-1) K        nothing: its own part
@@ -18,7 +18,7 @@ examples, compute for the examples of all of them. Outside, a rank's gradients a
 examples' mean loss; inside, those of the group's mean loss, which is why the gradient is divided by
 n on the way in and multiplied by n on the way out.
 
-Maps are the channels of images, or the units of a dense layer: one axis of a tensor.
+Channels are the channels of images, or the units of a dense layer: one axis of a tensor.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ringar.collectives import Sum, allgather, allreduce, alltoall
 from ringar.sharding.grid import Grid
 
 
-def maps(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
-    """Return the maps of all parts: `x`, the own ones, joined along `axis`."""
+def channels(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
+    """Return the channels of all parts: `x`, the own ones, joined along `axis`."""
     if grid.model == 1:
         return x
     return _join(allgather(x, name=name, process_set=grid.model_set), axis, grid.model, x.shape)
@@ -63,7 +63,7 @@ def examples(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
 
 
 def gather(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
-    """Return the maps of all parts, of which each rank then computes the same."""
+    """Return the channels of all parts, of which each rank then computes the same."""
     if grid.model == 1:
         return x
 
@@ -72,7 +72,7 @@ def gather(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
         def backward(upstream: tf.Tensor) -> tf.Tensor:
             return tf.split(upstream, grid.model, axis)[grid.part]
 
-        return maps(x, axis, grid, name), backward
+        return channels(x, axis, grid, name), backward
 
     return join(x)
 
@@ -91,7 +91,7 @@ def add(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
 
 
 def return_examples(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
-    """Return the own examples with the maps of all parts, from all examples with the own maps."""
+    """Return the own examples with the channels of all parts, from all examples with the own channels."""
     if grid.model == 1:
         return x
     parts = grid.model

@@ -5,17 +5,17 @@ Krizhevsky, Sutskever and Hinton, "ImageNet classification with deep convolution
 in certain layers. Here a layer of F kernels on a grid of M parts holds F/M of them, and says what
 they read:
 
-    reads="own"        the maps of this rank's kernels in the layer before; nothing is sent. With M
+    reads="own"        the channels of this rank's kernels in the layer before; nothing is sent. With M
                        parts the whole layer is a convolution of M groups
-    reads="all"        the maps of all parts, which are gathered
+    reads="all"        the channels of all parts, which are gathered
     reads="whole"      an input that every rank has whole: images, or what comes out of a join
     reads="examples"   an input that every rank has whole, for examples of its own: those of all
                        ranks are gathered. What follows, up to `ReturnExamples`, computes for the
                        batches of all ranks (Krizhevsky, "One weird trick for parallelizing
                        convolutional neural networks", 2014)
 
-and what they write: their own maps, or, where the kernels are cut along their inputs instead
-(`writes="addend"`), one addend of all maps, which `Sum` completes.
+and what they write: their own channels, or, where the kernels are cut along their inputs instead
+(`writes="addend"`), one addend of all channels, which `Sum` completes.
 
 How bytes travel is in `ringar.parallel.exchange`.
 """
@@ -32,7 +32,7 @@ from ringar.parallel import exchange
 from ringar.parallel.initial import PartOf
 from ringar.sharding import cut, lineage
 from ringar.sharding.examples import Digest
-from ringar.sharding.grid import Grid, needed
+from ringar.sharding.grid import Grid, resolve
 
 READS = ("own", "all", "whole", "examples")
 WRITES = ("own", "addend")
@@ -73,24 +73,24 @@ class _Split:
             )
         if activation in lineage.MIXING_ACTIVATIONS and grid.model > 1:
             raise ValueError(
-                "`activation` must treat each map by itself, and come behind the Gather otherwise. "
-                f"Received: activation={keras.activations.serialize(activation)!r}"
+                "`activation` must treat each channel by itself, and come behind the Gather "
+                f"otherwise. Received: activation={keras.activations.serialize(activation)!r}"
             )
         self.reads, self.writes, self.grid = reads, writes, grid
         self.digest: Digest | None = None
         self.label = self.name
         self._input_channels = 0
         self._set_groups(groups, kernels)
-        self.whole_kernels, self.groups = kernels, self.own_groups
+        self.whole_kernels, self.groups = kernels, self.local_groups
 
     @property
-    def writes_maps(self) -> str:
+    def writes_channels(self) -> str:
         """The kind of channels behind the layer, for `ringar.sharding.lineage`."""
         return self.writes
 
     @property
-    def maps_axis(self) -> int:
-        """The axis of maps."""
+    def channel_axis(self) -> int:
+        """The axis of channels."""
         return 1 if getattr(self, "data_format", "channels_last") == "channels_first" else -1
 
     def _set_groups(self, groups: int | None, kernels: int) -> None:
@@ -120,7 +120,7 @@ class _Split:
                 f"Received: {kernels} kernels, groups={whole}"
             )
         self.whole_groups = whole
-        self.own_groups = 1 if self.writes == "addend" else max(1, whole // parts)
+        self.local_groups = 1 if self.writes == "addend" else max(1, whole // parts)
 
     def _whole_channels(self, channels: int) -> int:
         """Return how many channels the whole layer reads, of which this rank has `channels`."""
@@ -131,7 +131,7 @@ class _Split:
         if self.reads == "own" or self.whole_groups == 1:
             return slice(None)
         whole = self._whole_channels(self._input_channels)
-        count = whole // self.whole_groups * self.own_groups
+        count = whole // self.whole_groups * self.local_groups
         start = self.grid.part * self.whole_groups // self.grid.model * (whole // self.whole_groups)
         return slice(start, start + count)
 
@@ -139,8 +139,8 @@ class _Split:
         """Return the shape of the kernels' input."""
         self.label = self.grid.agree(self.name)
         shape = list(input_shape)
-        self._input_channels = shape[self.maps_axis]
-        if shape[self.maps_axis] is None:
+        self._input_channels = shape[self.channel_axis]
+        if shape[self.channel_axis] is None:
             raise ValueError(f"The number of channels must be known. Received: shape {input_shape}")
         whole = self._whole_channels(self._input_channels)
         if whole % self.whole_groups:
@@ -149,7 +149,7 @@ class _Split:
                 f"Received: {whole} channels, groups={self.whole_groups}"
             )
         here = self._input_channels if self.reads == "own" else whole
-        shape[self.maps_axis] = len(range(here)[self._channels_read()])
+        shape[self.channel_axis] = len(range(here)[self._channels_read()])
         if self.reads == "whole":
             self.digest = Digest()
         return tuple(shape)
@@ -185,7 +185,7 @@ class _Split:
     def read(self, x: tf.Tensor) -> tf.Tensor:
         """Return the kernels' input."""
         if self.reads == "all":
-            x = exchange.maps(x, self.maps_axis, self.grid, f"{self.label}/maps")
+            x = exchange.channels(x, self.channel_axis, self.grid, f"{self.label}/channels")
         elif self.reads == "examples":
             x = exchange.examples(x, self.grid, f"{self.label}/examples")
         elif self.reads == "whole" and self.grid.model > 1:
@@ -194,10 +194,10 @@ class _Split:
             x = exchange.whole(x, self.grid, f"{self.label}/whole")
         channels = self._channels_read()
         if channels != slice(None):
-            x = x[:, channels] if self.maps_axis == 1 else x[..., channels]
+            x = x[:, channels] if self.channel_axis == 1 else x[..., channels]
         return x
 
-    def share_bias(self, bias: Any) -> Any:
+    def split_bias(self, bias: Any) -> Any:
         """Return the bias of an addend: the parts' sum is the bias, and so is its gradient."""
         if self.writes != "addend" or self.grid.model == 1:
             return bias
@@ -222,7 +222,7 @@ class _Split:
         wants_split = self.reads in ("own", "all")
         if wants_split and axis is None:
             raise ValueError(
-                f'`reads="{self.reads}"` must be used on maps that are split. Received: an input '
+                f'`reads="{self.reads}"` must be used on channels that are split. Received: an input '
                 f'of layer {self.name} that every rank has whole. Use reads="whole", or '
                 'reads="examples" if the ranks have different examples.'
             )
@@ -232,10 +232,10 @@ class _Split:
                 f"Received: an input of layer {self.name} that is split. "
                 'Use reads="own" or reads="all".'
             )
-        if axis is not None and axis != self.maps_axis % len(inputs.shape):
+        if axis is not None and axis != self.channel_axis % len(inputs.shape):
             raise ValueError(
-                f"The maps of layer {self.name} must be along axis {self.maps_axis}. "
-                f"Received: maps along axis {axis} of {inputs.shape}"
+                f"The channels of layer {self.name} must be along axis {self.channel_axis}. "
+                f"Received: channels along axis {axis} of {inputs.shape}"
             )
         for layer in lineage.layers_within(inputs) if axis is not None else ():
             lineage.own(layer, self.grid)
@@ -249,7 +249,7 @@ class SplitConv2D(_Split, GroupedConv2D):
     Args:
         filters: kernels of the whole layer, the model axis of the grid divides them.
         kernel_size: as for `Conv2D`.
-        reads: "own", the maps of this rank's own kernels in the layer before; "all", the maps of
+        reads: "own", the channels of this rank's own kernels in the layer before; "all", the channels of
             all parts; "whole", an input that every rank has whole; "examples", such an input of
             examples of its own, of all ranks.
         writes: "own", or "addend" for kernels that are cut along their inputs.
@@ -257,7 +257,7 @@ class SplitConv2D(_Split, GroupedConv2D):
         grid: the grid; by default the current one.
         **kwargs: as for `Conv2D`.
 
-    Input and output shapes are those of `Conv2D`, of this rank's maps.
+    Input and output shapes are those of `Conv2D`, of this rank's channels.
 
     Raises:
         ValueError: outside a grid, for kernels or groups that the parts do not divide, or an input
@@ -277,17 +277,17 @@ class SplitConv2D(_Split, GroupedConv2D):
         grid: Grid | None = None,
         **kwargs: Any,
     ) -> None:
-        grid = needed(grid, type(self).__name__)
+        grid = resolve(grid, type(self).__name__)
         super().__init__(self._share(filters, writes, grid), kernel_size, **kwargs)
         self._set_split(filters, reads, writes, groups, grid)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Return this rank's maps."""
+        """Return this rank's channels."""
         outputs = self.convolution_op(self.read(inputs), self.kernel)
         if self.bias is not None:
             shape = [1] * 4
-            shape[self.maps_axis] = self.filters
-            outputs = outputs + tf.reshape(self.share_bias(self.bias), shape)
+            shape[self.channel_axis] = self.filters
+            outputs = outputs + tf.reshape(self.split_bias(self.bias), shape)
         return self.activation(outputs) if self.activation is not None else outputs
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -302,7 +302,7 @@ class SplitDense(_Split, GroupedDense):
 
     Args:
         units: of the whole layer, the model axis of the grid divides them.
-        reads: "own", the maps of this rank's own kernels in the layer before; "all", the maps of
+        reads: "own", the channels of this rank's own kernels in the layer before; "all", the channels of
             all parts; "whole", an input that every rank has whole; "examples", such an input of
             examples of its own, of all ranks.
         writes: "own", or "addend" for kernels that are cut along their inputs.
@@ -310,7 +310,7 @@ class SplitDense(_Split, GroupedDense):
         grid: the grid; by default the current one.
         **kwargs: as for `Dense`.
 
-    Input and output shapes are those of `Dense`, of this rank's units. Maps of images that are
+    Input and output shapes are those of `Dense`, of this rank's units. Channels of images that are
     flattened before must lie one after the other: `keras.layers.Permute((3, 1, 2))`, `Flatten`.
 
     Raises:
@@ -330,7 +330,7 @@ class SplitDense(_Split, GroupedDense):
         grid: Grid | None = None,
         **kwargs: Any,
     ) -> None:
-        grid = needed(grid, type(self).__name__)
+        grid = resolve(grid, type(self).__name__)
         super().__init__(self._share(units, writes, grid), **kwargs)
         self._set_split(units, reads, writes, groups, grid)
 
@@ -338,7 +338,7 @@ class SplitDense(_Split, GroupedDense):
         """Return this rank's units."""
         outputs = self.multiply(self.read(inputs))
         if self.bias is not None:
-            outputs = outputs + tf.cast(self.share_bias(self.bias), outputs.dtype)
+            outputs = outputs + tf.cast(self.split_bias(self.bias), outputs.dtype)
         return self.activation(outputs) if self.activation is not None else outputs
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -349,11 +349,11 @@ class SplitDense(_Split, GroupedDense):
 class Join(keras.layers.Layer):
     """End a split: the output is whole on every rank of the model group."""
 
-    writes_maps = "whole"
+    writes_channels = "whole"
 
     def __init__(self, *, grid: Grid | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.grid = needed(grid, type(self).__name__)
+        self.grid = resolve(grid, type(self).__name__)
         self.label = self.name
 
     def build(self, input_shape: Any) -> None:
@@ -378,10 +378,10 @@ class Join(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="ringar")
 class Gather(Join):
-    """End a split: every rank gets the maps of all parts.
+    """End a split: every rank gets the channels of all parts.
 
     Args:
-        axis: the axis of the maps.
+        axis: the axis of the channels.
         grid: the grid; by default the current one.
         **kwargs: as for `keras.layers.Layer`.
     """
@@ -391,12 +391,12 @@ class Gather(Join):
         self.axis = axis
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Return the maps of all parts."""
+        """Return the channels of all parts."""
         return exchange.gather(inputs, self.axis, self.grid, f"{self.label}/gather")
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shape with the maps of all parts."""
-        return _maps_of_all(input_shape, self.axis, self.grid)
+        """Return the shape with the channels of all parts."""
+        return _channels_of_all(input_shape, self.axis, self.grid)
 
     def get_config(self) -> dict[str, Any]:
         """Return the config with the axis."""
@@ -421,8 +421,8 @@ class Sum(Join):
         return input_shape
 
     def _check_input(self, inputs: Any) -> None:
-        layer = lineage.maker(inputs)
-        if getattr(layer, "writes_maps", None) != "addend":
+        layer = lineage.producer(inputs)
+        if getattr(layer, "writes_channels", None) != "addend":
             raise ValueError(
                 f'Sum must follow a layer with writes="addend". Received: {self.name} behind '
                 f"{layer.name if layer is not None else 'an input'}."
@@ -433,10 +433,10 @@ class Sum(Join):
 class ReturnExamples(Gather):
     """End a split that `reads="examples"` began: every rank gets back its own examples.
 
-    Each row comes back with the maps of all parts (all-to-all).
+    Each row comes back with the channels of all parts (all-to-all).
 
     Args:
-        axis: the axis of the maps.
+        axis: the axis of the channels.
         grid: the grid; by default the current one.
         **kwargs: as for `keras.layers.Layer`.
     """
@@ -447,7 +447,7 @@ class ReturnExamples(Gather):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Return the shape with this rank's share of the rows."""
-        rows, *rest = _maps_of_all(input_shape, self.axis, self.grid)
+        rows, *rest = _channels_of_all(input_shape, self.axis, self.grid)
         return (None if rows is None else rows // self.grid.model, *rest)
 
 
@@ -457,7 +457,7 @@ def _rows_of_all(shape: Any, layer: _Split) -> tuple[Any, ...]:
     return (None if rows is None else rows * times, *rest)
 
 
-def _maps_of_all(shape: Any, axis: int, grid: Grid) -> tuple[Any, ...]:
+def _channels_of_all(shape: Any, axis: int, grid: Grid) -> tuple[Any, ...]:
     shape = list(shape)
     shape[axis] *= grid.model
     return tuple(shape)

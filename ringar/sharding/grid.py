@@ -117,7 +117,7 @@ def current() -> Grid | None:
     return _current if _current is not None and _current.is_open else None
 
 
-def needed(grid: Grid | None, what: str) -> Grid:
+def resolve(grid: Grid | None, what: str) -> Grid:
     """Return `grid`, or else the current one.
 
     Raises:

@@ -2,9 +2,9 @@
 
 A functional or sequential model is a graph of symbolic tensors, each of which knows the layer that
 it came from. From the layer that is about to be added, the graph is followed back to the split
-layer, join or input where the tensor's maps begin. On the way everything must treat each map by
+layer, join or input where the tensor's channels begin. On the way everything must treat each channel by
 itself: activations, pooling, dropout, padding and batch normalization do; a `Flatten` that deals
-the maps out among each other, a `Dense` or a softmax over all maps does not, and is refused.
+the channels out among each other, a `Dense` or a softmax over all channels does not, and is refused.
 
 A model that is written as a Python function (a subclass of `keras.Model`) has no such graph.
 Nothing is checked there, and variables of layers within a split must be marked with
@@ -13,6 +13,7 @@ Nothing is checked there, and variables of layers within a split must be marked 
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -25,32 +26,32 @@ def own(layer: Any, grid: Any) -> None:
 
     Args:
         layer: a built `BatchNormalization` or `PReLU`.
-        grid: whose parts the maps are.
+        grid: whose parts the channels are.
 
     Raises:
         ValueError: it is another layer.
     """
-    if not isinstance(layer, PER_MAP_WITH_WEIGHTS):
+    if not isinstance(layer, CHANNELWISE_WITH_WEIGHTS):
         raise ValueError(
-            f"{_text(layer)} must treat each map by itself, between a split layer and its join. "
-            f"Received: a layer with weights for all maps. {_REMEDY}"
+            f"{_describe(layer)} must treat each channel by itself, between a split layer and "
+            f"its join. Received: a layer with weights for all channels. {_REMEDY}"
         )
     for variable in layer.variables:
         if len(variable.shape):  # no seeds and counters
             mark(variable, Cut(len(variable.shape) - 1, grid))
 
 
-PER_MAP_WITH_WEIGHTS = (keras.layers.BatchNormalization, keras.layers.PReLU)
+CHANNELWISE_WITH_WEIGHTS = (keras.layers.BatchNormalization, keras.layers.PReLU)
 
 MIXING_ACTIVATIONS = (keras.activations.softmax, keras.activations.log_softmax)
-"""Need the maps of all parts."""
+"""Need the channels of all parts."""
 
 _REMEDY = (
     "Use SplitConv2D or SplitDense of ringar.layers, or end the split before it with "
     "ringar.layers.Gather()."
 )
-#: What treats each map by itself, by the names of Keras' layers and operations.
-_PER_MAP = {
+#: What treats each channel by itself, by the names of Keras' layers and operations.
+_CHANNELWISE = {
     *("Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "Identity", "Rescaling"),
     *("BatchNormalization", "SyncBatchNormalization", "LocalResponseNormalization"),
     *("Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianDropout", "GaussianNoise"),
@@ -66,14 +67,14 @@ def split_axis(tensor: Any) -> int | None:
     """Return the axis along which a symbolic tensor is split; None if it seems to be whole.
 
     Raises:
-        ValueError: something on the way does not treat each map by itself.
+        ValueError: something on the way does not treat each channel by itself.
     """
     # Without recursion, since nets are deep, and each tensor once, since their branches join.
     stack = [tensor]
     while stack:
         top = stack[-1]
         operation, inputs = _origin(top)
-        begins = operation is None or not inputs or hasattr(operation, "writes_maps")
+        begins = operation is None or not inputs or hasattr(operation, "writes_channels")
         unknown = [] if begins else [t for t in inputs if not hasattr(t, _AXIS)]
         stack.extend(unknown)
         if not unknown:
@@ -91,20 +92,20 @@ def _axis(tensor: Any, operation: Any, inputs: list[Any]) -> int | None:
     """Return the axis of a tensor whose operation's inputs are known."""
     if operation is None or not inputs:
         return None
-    writes = getattr(operation, "writes_maps", None)
+    writes = getattr(operation, "writes_channels", None)
     if writes == "addend":
         raise ValueError(
-            f'{_text(operation)} with writes="addend" must be followed by ringar.layers.Sum(), '
+            f'{_describe(operation)} with writes="addend" must be followed by ringar.layers.Sum(), '
             "which adds up what the parts have. Received: something else."
         )
     if writes is not None:  # a split layer or a join
-        return operation.maps_axis % len(tensor.shape) if writes == "own" else None
+        return operation.channel_axis % len(tensor.shape) if writes == "own" else None
     axes = {getattr(t, _AXIS) for t in inputs}
     if isinstance(operation, keras.Model):
         if axes != {None}:
             raise ValueError(
-                f"{_text(operation)} must get inputs that every rank has whole. Received: one that "
-                f"is split: the maps within a model cannot be followed. {_REMEDY}"
+                f"{_describe(operation)} must get inputs that every rank has whole. Received: "
+                f"one that is split: the channels within a model cannot be followed. {_REMEDY}"
             )
         outputs = keras.tree.flatten(operation.outputs)
         return split_axis(outputs[tensor._keras_history.tensor_index])
@@ -112,11 +113,11 @@ def _axis(tensor: Any, operation: Any, inputs: list[Any]) -> int | None:
         return None
     if len(axes) > 1:
         raise ValueError(
-            f"{_text(operation)} must get inputs that are all split alike. "
+            f"{_describe(operation)} must get inputs that are all split alike. "
             f"Received: some that are, and some that are not. {_REMEDY}"
         )
     (axis,) = axes
-    return _through(operation, axis, inputs[0], tensor)
+    return _axis_after(operation, axis, inputs[0], tensor)
 
 
 def check_outputs(model: Any) -> None:
@@ -128,21 +129,21 @@ def check_outputs(model: Any) -> None:
     for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
         if split_axis(output) is not None:
             raise ValueError(
-                "The outputs of a model must be whole on every rank. Received: the maps of one "
+                "The outputs of a model must be whole on every rank. Received: the channels of one "
                 f"part, of layer {source(output).name}. End the split with ringar.layers.Gather()."
             )
 
 
-def maker(tensor: Any) -> Any:
+def producer(tensor: Any) -> Any:
     """Return the layer or operation that a symbolic tensor comes from; None for an input."""
     operation, inputs = _origin(tensor)
     return operation if inputs else None
 
 
 def source(tensor: Any) -> Any:
-    """Return the layer on which the maps of a symbolic tensor begin; None: the model's input."""
+    """Return the layer that begins the channels of a symbolic tensor; None: the model's input."""
     operation, inputs = _origin(tensor)
-    while inputs and not hasattr(operation, "writes_maps"):
+    while inputs and not hasattr(operation, "writes_channels"):
         operation, inputs = _origin(inputs[0])
     return operation if inputs else None
 
@@ -154,7 +155,7 @@ def layers_within(tensor: Any) -> list[Any]:
     while stack:
         top = stack.pop()
         operation, inputs = _origin(top)
-        if id(top) in seen or not inputs or hasattr(operation, "writes_maps"):
+        if id(top) in seen or not inputs or hasattr(operation, "writes_channels"):
             continue
         seen.add(id(top))
         stack.extend(inputs)
@@ -171,7 +172,7 @@ def _origin(tensor: Any) -> tuple[Any, list[Any]]:
     return history.operation, [t for t in node.input_tensors if hasattr(t, "_keras_history")]
 
 
-def _through(operation: Any, axis: int, before: Any, after: Any) -> int:
+def _axis_after(operation: Any, axis: int, before: Any, after: Any) -> int:
     """Return the axis behind an operation that is no split layer and no join."""
     if isinstance(operation, keras.layers.Permute):
         return axis if axis == 0 else 1 + operation.dims.index(axis)
@@ -179,24 +180,36 @@ def _through(operation: Any, axis: int, before: Any, after: Any) -> int:
         others = [dim for i, dim in enumerate(before.shape) if i not in (0, axis)]
         if axis != 1 and any(dim != 1 for dim in others):
             raise ValueError(
-                f"{_text(operation)} must not mix the maps of a split. Received: maps of shape "
-                f"{before.shape}. Put keras.layers.Permute((3, 1, 2)) before it, which makes them "
+                f"{_describe(operation)} must not mix the channels of a split. Received: channels of "
+                f"shape {before.shape}. Put keras.layers.Permute((3, 1, 2)) before it, which makes them "
                 "lie one after the other, or ringar.layers.Gather()."
             )
         return 1
     names = {cls.__name__ for cls in type(operation).__mro__}
     softmax = getattr(operation, "activation", None) in MIXING_ACTIVATIONS
-    allowed = bool(names & _PER_MAP) or getattr(operation, "treats_maps_alone", False)
-    if softmax or not allowed:
+    if softmax or not (names & _CHANNELWISE or _says_channelwise(operation)):
         raise ValueError(
-            f"{_text(operation)} must treat each map by itself, between a split layer and its "
+            f"{_describe(operation)} must treat each channel by itself, between a split layer and its "
             f"join. Received: one that is not known to. {_REMEDY} For a layer of your own that "
-            "does, set its attribute `treats_maps_alone = True`."
+            "does, set its attribute `is_channelwise = True`."
         )
-    if len(after.shape) < len(before.shape):  # global pooling, which leaves the maps
+    if len(after.shape) < len(before.shape):  # global pooling, which leaves the channels
         return len(after.shape) - 1
     return axis
 
 
-def _text(operation: Any) -> str:
+def _says_channelwise(operation: Any) -> bool:
+    """Return whether the author of a layer has declared it to treat each channel by itself."""
+    if hasattr(operation, "treats_maps_alone"):
+        warnings.warn(
+            f"{_describe(operation)} sets `treats_maps_alone`, which is now called "
+            "`is_channelwise`. The old name works in this release only.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return bool(operation.treats_maps_alone)
+    return bool(getattr(operation, "is_channelwise", False))
+
+
+def _describe(operation: Any) -> str:
     return f'{type(operation).__name__} "{operation.name}"'

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ringar.collectives import allgather_object, broadcast_object
 from ringar.job import place
 from ringar.keras.optimizer import DistributedOptimizer
-from ringar.parallel.pipeline import balance, cut, refusals, state
+from ringar.parallel.pipeline import balance, checks, cut, state
 from ringar.parallel.pipeline.batch import Batch, Reader, check_same
 from ringar.parallel.pipeline.callback import aligned
 from ringar.parallel.pipeline.metrics import Metrics
@@ -94,12 +94,12 @@ class Pipelined(keras.Model):
         super().__init__(name=name or f"{model.name}_pipelined")
         self.grid = _grid(grid, modules)
         self.modules, self.module = self.grid.model, self.grid.part
-        refusals.check_options(microbatches, shrinking)
+        checks.check_options(microbatches, shrinking)
         self._schedule = schedule_named(schedule, self.module, self.modules, microbatches)
         self._shrinking = float(shrinking)
         graph = cut.Graph.of(model)
         if self.modules > 1:
-            refusals.check_dtypes(graph)
+            checks.check_dtypes(graph)
         places = _places(graph, self.grid, cuts, batch_size)
         self.cuts = tuple(graph.nodes[place - 1].operation.name for place in places)
         self._network = cut.network(graph, places, self.module)
@@ -108,7 +108,7 @@ class Pipelined(keras.Model):
         self._reader = Reader(graph.model)
         self._plain = state.Plain(model)
         self._work: Module | None = None
-        self._stops = self.wants_to_stop = False
+        self._stops = self.stop_requested = False
         self._first_is_compared = False
         self.built = True
         if getattr(model, "optimizer", None) is not None:
@@ -163,7 +163,7 @@ class Pipelined(keras.Model):
                 f"Received: steps_per_execution={steps_per_execution}"
             )
         if self._schedule.parts > 1:
-            refusals.check_losses(loss)
+            checks.check_losses(loss)
         # A step is made of messages and compiled functions, and is itself plain Python.
         kwargs |= {"run_eagerly": True, "jit_compile": False}
         super().compile(optimizer=optimizer, loss=loss, **kwargs)
@@ -202,7 +202,7 @@ class Pipelined(keras.Model):
         if self.modules == 1:
             return self.network(self._reader.inputs(inputs), training=training)
         flat = [tf.convert_to_tensor(tensor) for tensor in self._reader.inputs(inputs)]
-        outputs = self._needed().predict(Batch(flat, inputs))
+        outputs = self._claimed().predict(Batch(flat, inputs))
         if outputs is not None:
             outputs = keras.tree.map_structure(np.asarray, outputs)
         ranks = self.grid.model_set
@@ -218,7 +218,7 @@ class Pipelined(keras.Model):
         if not self._first_is_compared:
             self._first_is_compared = True
             check_same(batch, self.grid.model_set)
-        work = self._needed()
+        work = self._claimed()
         self._update(work.step(batch))
         return self._metrics_of_all.logs(work.report)
 
@@ -227,7 +227,7 @@ class Pipelined(keras.Model):
         if self.modules == 1:
             logs: dict[str, Any] = super().test_step(data)
             return logs
-        self._needed().predict(self._reader.batch(data), scores=True)
+        self._claimed().predict(self._reader.batch(data), scores=True)
         return self._metrics_of_all.logs(None)
 
     def predict_step(self, data: Any) -> Any:
@@ -249,21 +249,21 @@ class Pipelined(keras.Model):
 
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
-        self.wants_to_stop = bool(value)
+        self.stop_requested = bool(value)
         if not value or place.size() == 1:
             self._stops = bool(value)
 
     def agree_to_stop(self) -> None:
         """End `fit` here if any rank wants to. Collective over all ranks."""
-        wishes = allgather_object(self.wants_to_stop, name="end of epoch")
-        self.wants_to_stop = self._stops = any(wishes)
+        wishes = allgather_object(self.stop_requested, name="end of epoch")
+        self.stop_requested = self._stops = any(wishes)
 
     # What users may call besides ----------------------------------------------------------------
 
     def drain(self) -> None:
         """Apply the gradients of the batches in flight. Collective over all ranks."""
         if self._work is not None:
-            for gradients in self._needed().drain():
+            for gradients in self._claimed().drain():
                 self._update(gradients)
 
     def whole(self) -> keras.Model:
@@ -302,11 +302,11 @@ class Pipelined(keras.Model):
         """Take this module's weights out of a file of the plain model's."""
         model = self._plain.make()
         model.load_weights(filepath, *args, **kwargs)
-        state.set_layers(self.network, state.of_layers(model.layers))
+        state.set_layer_weights(self.network, state.layer_weights(model.layers))
 
     def record(self, on: bool = True) -> list[Event]:
         """Begin, or end, to record the events of this module; return those recorded so far."""
-        work = self._needed()
+        work = self._claimed()
         noted, work.events = work.events or [], [] if on else None
         return noted
 
@@ -314,7 +314,7 @@ class Pipelined(keras.Model):
 
     def _own_optimizer(self, optimizer: Any) -> Any:
         """Return the optimizer of this module: a new one with its part of the state."""
-        refusals.check_optimizer(optimizer, self.modules)
+        checks.check_optimizer(optimizer, self.modules)
         if optimizer.built and self.modules > 1:
             optimizer = state.part_of_optimizer(optimizer, self.trainable_variables)
         if self.grid.data == 1:
@@ -340,7 +340,7 @@ class Pipelined(keras.Model):
             lambda gradients: self.optimizer.apply(gradients, self.trainable_variables)
         )
 
-    def _needed(self) -> Module:
+    def _claimed(self) -> Module:
         if self._work is None:
             raise ValueError(
                 "A pipelined model must be compiled before it is used. Received: one that is not."
@@ -354,7 +354,7 @@ class Pipelined(keras.Model):
 
 
 def _grid(grid: Grid | None, modules: int | None) -> Grid:
-    found = grids.needed(grid, "Pipelined") if grid is not None else grids.current()
+    found = grids.resolve(grid, "Pipelined") if grid is not None else grids.current()
     if grid is None and (found is None or modules not in (None, found.model)):
         return Grid(model=place.size() if modules is None else modules)
     assert found is not None

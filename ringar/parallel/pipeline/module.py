@@ -89,10 +89,10 @@ class Module:
         self.network, self.schedule = network, schedule
         self.events: list[Event] | None = None
         self.report: tf.Tensor | None = None  # of the batch that came back last
-        self._before, self._after = before, after
+        self._previous, self._next = before, after
         self._metrics, self._shrinking = metrics, shrinking
         self._in_flight: collections.deque[_InFlight] = collections.deque()
-        self._taken = self._returned = 0  # batches
+        self._forward_count = self._backward_count = 0  # batches
         self._forward = compiled(self._outputs)
         self._sum = compiled(_sum)
 
@@ -117,16 +117,16 @@ class Module:
         gradients: list[list[Any]] = []
         for action in actions:
             if action is Action.FORWARD:
-                self._take(next(parts))
+                self._run_forward(next(parts))
             elif len(self._in_flight) > self.schedule.staleness:
-                gradients.append(self._give_back())
-        self._taken += 1
+                gradients.append(self._run_backward())
+        self._forward_count += 1
         return self._total(gradients)
 
     def drain(self) -> Iterator[list[Any]]:
         """Return the gradients of what is in flight, batch after batch."""
         while self._in_flight:
-            gradients = self._total([self._give_back()])
+            gradients = self._total([self._run_backward()])
             assert gradients is not None
             yield gradients
 
@@ -144,8 +144,8 @@ class Module:
         _in_use = self, session
 
     def _discard(self, receive: bool) -> None:
-        if receive and self._after is not None:
-            count = self.schedule.on_their_way(len(self._in_flight))
+        if receive and self._next is not None:
+            count = self.schedule.unreceived(len(self._in_flight))
             for part in itertools.islice(self._in_flight, count):
                 self._upstream(part)
         self._in_flight.clear()
@@ -163,52 +163,52 @@ class Module:
         received = self._received("evaluation")
         inputs, penalty, targets, share = self._arguments(batch, received)
         outputs = self._forward(inputs, penalty, targets if scores else None, share, training=False)
-        if self._after is None:
+        if self._next is None:
             return outputs
-        send_together(outputs, self._after, "evaluation")
+        send_together(outputs, self._next, "evaluation")
         return None
 
-    def _take(self, part: Batch) -> None:
+    def _run_forward(self, part: Batch) -> None:
         """Return the forward action."""
         received = self._received("forward")
-        with self._noted("forward", self._taken), tf.GradientTape() as tape:
+        with self._recorded("forward", self._forward_count), tf.GradientTape() as tape:
             floats = [tensor for tensor in received if tensor.dtype.is_floating]
             tape.watch(floats)
             outputs = self._forward(*self._arguments(part, received), training=True)
-        if self._after is not None:
-            send_together(outputs, self._after, "forward")
+        if self._next is not None:
+            send_together(outputs, self._next, "forward")
         targets = [tensor for tensor in outputs if tensor.dtype.is_floating]
         self._in_flight.append(_InFlight(tape, floats, targets))
 
-    def _give_back(self) -> list[Any]:
+    def _run_backward(self) -> list[Any]:
         """Return the backward action, for the oldest part in flight."""
         part = self._in_flight.popleft()
         upstream = self._upstream(part)
-        with self._noted("backward", self._returned):
+        with self._recorded("backward", self._backward_count):
             variables = self.variables
             sources = [*variables, *part.received]
             gradients = part.tape.gradient(part.outputs, sources, output_gradients=upstream)
             own, back = gradients[: len(variables)], gradients[len(variables) :]
-            if self._before is not None:
+            if self._previous is not None:
                 gradients = [*self._shrunk(part.received, back), self.report]
-                send_together(gradients, self._before, "backward")
+                send_together(gradients, self._previous, "backward")
         return list(own)
 
     def _upstream(self, part: _InFlight) -> list[tf.Tensor] | None:
         """Return the gradients of a part's outputs; None for the objective itself."""
-        if self._after is None:
+        if self._next is None:
             self.report = self._metrics.report()
             return None
-        with self._noted("wait", self._returned):
+        with self._recorded("wait", self._backward_count):
             specs = [*map(_spec, part.outputs), _REPORT]
-            *upstream, self.report = recv_together(specs, self._after, "backward")
+            *upstream, self.report = recv_together(specs, self._next, "backward")
         return upstream
 
     def _outputs(
         self, inputs: list[Any], penalty: Any, targets: Any, share: Any, training: bool
     ) -> Any:
         outputs = self.network.model(inputs, training=training)
-        if self._after is None:
+        if self._next is None:
             if training:
                 return [self._metrics.objective(outputs, targets, penalty, share)]
             if targets is not None:
@@ -221,15 +221,15 @@ class Module:
     def _arguments(self, batch: Batch, received: list[tf.Tensor]) -> tuple[Any, ...]:
         read = [batch.inputs[i] for i in self.network.reads]
         *tensors, penalty = received or [tf.zeros([])]
-        targets = batch.targets if self._after is None else None
+        targets = batch.targets if self._next is None else None
         return [*read, *tensors], penalty, targets, tf.constant(batch.share)
 
     def _received(self, name: str) -> list[tf.Tensor]:
-        if self._before is None:
+        if self._previous is None:
             return []
-        with self._noted("wait", self._taken):
+        with self._recorded("wait", self._forward_count):
             specs = [*self.network.receives, _PENALTY]
-            return recv_together(specs, self._before, name)
+            return recv_together(specs, self._previous, name)
 
     def _shrunk(self, received: Sequence[tf.Tensor], gradients: Sequence[Any]) -> list[tf.Tensor]:
         dense = [
@@ -243,11 +243,11 @@ class Module:
     def _total(self, gradients: list[list[Any]]) -> list[Any] | None:
         if not gradients:
             return None
-        self._returned += 1
+        self._backward_count += 1
         return gradients[0] if len(gradients) == 1 else list(self._sum(gradients))
 
     @contextmanager
-    def _noted(self, what: str, batch: int) -> Iterator[None]:
+    def _recorded(self, what: str, batch: int) -> Iterator[None]:
         begin = time.monotonic()
         yield
         if self.events is not None:

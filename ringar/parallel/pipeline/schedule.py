@@ -69,7 +69,7 @@ class Schedule:
         pair = [Action.FORWARD, Action.BACKWARD]
         return [Action.FORWARD] * ahead + pair * (parts - ahead) + [Action.BACKWARD] * ahead
 
-    def on_their_way(self, in_flight: int) -> int:
+    def unreceived(self, in_flight: int) -> int:
         """Return how many gradients the next module has sent back and this one has not taken.
 
         Args:

@@ -64,9 +64,9 @@ class Plain:
             ranks: of the model group.
         """
         model = self.make()
-        own = of_layers(network.layers)
+        own = layer_weights(network.layers)
         for state in allgather_object(own, name="weights of modules", process_set=ranks):
-            set_layers(model, state)
+            set_layer_weights(model, state)
         return model
 
 
@@ -90,13 +90,13 @@ def gather_optimizer(
         ranks: of the model group.
     """
     model.optimizer.build(model.trainable_variables)
-    own = of_optimizer(optimizer, network)
+    own = optimizer_state(optimizer, network)
     states = allgather_object(own, name="optimizers of modules", process_set=ranks)
-    if None in states or of_optimizer(model.optimizer, model) is None:
+    if None in states or optimizer_state(model.optimizer, model) is None:
         _warn(optimizer)
         return
     for state in states:
-        set_optimizer(model.optimizer, model, state)
+        set_optimizer_state(model.optimizer, model, state)
 
 
 def on_rank_0(write: Callable[[], object]) -> None:
@@ -118,19 +118,19 @@ def on_rank_0(write: Callable[[], object]) -> None:
         raise OSError(f"rank {place.rank()} | save: rank 0 could not write: {said}")
 
 
-def of_layers(layers: Iterable[Any]) -> State:
+def layer_weights(layers: Iterable[Any]) -> State:
     """Return the weights of layers, by the layers' names."""
     return {layer.name: layer.get_weights() for layer in layers if layer.weights}
 
 
-def set_layers(model: keras.Model, state: State) -> None:
-    """Give layers of a model the weights that `of_layers` has returned."""
+def set_layer_weights(model: keras.Model, state: State) -> None:
+    """Give layers of a model the weights that `layer_weights` has returned."""
     for layer in model.layers:
         if layer.name in state:
             layer.set_weights(state[layer.name])
 
 
-def of_optimizer(optimizer: Any, model: keras.Model) -> State | None:
+def optimizer_state(optimizer: Any, model: keras.Model) -> State | None:
     """Return the variables of an optimizer that was built with the trainable variables of `model`.
 
     None if it is not clear to which weights they belong.
@@ -138,8 +138,8 @@ def of_optimizer(optimizer: Any, model: keras.Model) -> State | None:
     return _state(optimizer, _places(model))
 
 
-def set_optimizer(optimizer: Any, model: keras.Model, state: State) -> None:
-    """Give an optimizer what `of_optimizer` has returned, for the variables of this model.
+def set_optimizer_state(optimizer: Any, model: keras.Model, state: State) -> None:
+    """Give an optimizer what `optimizer_state` has returned, for the variables of this model.
 
     Of the steps that modules have counted it takes the most: one without weights counts none.
     """

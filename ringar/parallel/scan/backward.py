@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from ringar.job.process_sets import ProcessSet
 from ringar.parallel.scan import stages, tree
-from ringar.parallel.scan.depth import Depth, call, pack
+from ringar.parallel.scan.depth import Depth, numpy_call, pack
 from ringar.parallel.scan.elements import Element, compose
 from ringar.parallel.scan.route import Route, Share
 
@@ -103,16 +103,16 @@ class Scan:
             pairs = zip(self.chain.stages, forward.records, strict=True)
             ranks.check(forward.inputs, [mask for stage, mask in pairs if stage.kind == "dropout"])
         vectors = self._vectors(forward, last, ranks)
-        slopes: dict[int, list[Any]] = {}
+        by_stage: dict[int, list[Any]] = {}
         for number, tape in forward.tapes.items():
             values = forward.values[number]
             gradient = tf.reshape(vectors[route.wanted[number]], tf.shape(values))
             weights = self.chain.stages[number].layer.trainable_weights
-            slopes[number] = tape.gradient(values, weights, output_gradients=gradient)
+            by_stage[number] = tape.gradient(values, weights, output_gradients=gradient)
         if ranks:
-            slopes = ranks.gather(route, slopes)
+            by_stage = ranks.gather(route, by_stage)
         gradients: dict[int, Any] = {}
-        for number, its in slopes.items():
+        for number, its in by_stage.items():
             weights = self.chain.stages[number].layer.trainable_weights
             for weight, one in zip(weights, its, strict=True):
                 gradients[id(weight)] = add(gradients.get(id(weight)), one)
@@ -126,20 +126,22 @@ class Scan:
         numbers = route.used[share.positions.start : share.positions.stop]
         wanted = sorted(set(route.wanted.values()) & set(share.positions))
         places = [position - share.positions.start for position in wanted]
-        work = _Work(self.chain, numbers, places, share.hands_on, self.levels)
+        work = _Work(self.chain, numbers, places, share.has_successor, self.levels)
         inputs = [last, *(forward.records[number] for number in numbers)]
         dtypes = [last.dtype] * len(wanted)
         if share.is_first:
-            found = call(work.scan, inputs, dtypes + [last.dtype] * share.hands_on)
-            if ranks and share.hands_on:
-                ranks.come_in([found.pop()], route, share, last)
+            found = numpy_call(work.scan, inputs, dtypes + [last.dtype] * share.has_successor)
+            if ranks and share.has_successor:
+                ranks.exchange([found.pop()], route, share, last)
         else:
             assert ranks is not None
             # Stateful ops of a function run in the order of the program: no rank waits for a
             # message before its own part is made, and `sweep` finds what `begin` has left.
-            own = call(work.begin, inputs, [last.dtype, tf.int32, tf.int32] * share.hands_on)
-            vector = ranks.come_in(own, route, share, last)
-            found = call(work.sweep, [vector], dtypes)
+            own = numpy_call(
+                work.begin, inputs, [last.dtype, tf.int32, tf.int32] * share.has_successor
+            )
+            vector = ranks.exchange(own, route, share, last)
+            found = numpy_call(work.sweep, [vector], dtypes)
         return dict(zip(wanted, found, strict=True))
 
 
@@ -151,7 +153,7 @@ class _Work:
         chain: the net.
         numbers: of the stages whose Jacobians it multiplies, from the loss back.
         places: what is wanted: the vectors that come before these of them.
-        hands_on: whether another rank goes on where this one ends.
+        has_successor: whether another rank goes on where this one ends.
         levels: of the scan.
         left: by `begin` for `sweep`: the plan, and products.
     """
@@ -159,7 +161,7 @@ class _Work:
     chain: stages.Chain
     numbers: Sequence[int]
     places: Sequence[int]
-    hands_on: bool
+    has_successor: bool
     levels: Levels
     left: tuple[tree.Plan, list[Any]] | None = None
 
@@ -170,12 +172,12 @@ class _Work:
         # The matrix before the first weights is no part of any gradient.
         prefixes = tree.scan([vector, *elements, None], compose, levels, pool().map)
         found = [prefixes[place + 1] for place in self.places]
-        return [*found, prefixes[-1]] if self.hands_on else found
+        return [*found, prefixes[-1]] if self.has_successor else found
 
     def begin(self, last: Any, *records: Any) -> list[np.ndarray]:
         """Multiply the stretch before anything comes in; return it as one matrix, packed."""
         elements, levels = self._elements(last, records)
-        if not self.hands_on:
+        if not self.has_successor:
             steps = tree.plan(len(elements) + 1, levels)
             self.left = steps, tree.reduce([*elements, None], steps, compose, pool().map)
             return []

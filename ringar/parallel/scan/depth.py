@@ -67,7 +67,7 @@ class Part:
             return pack(compose(unpack(left, self.stages), unpack(right, after.stages)))
 
         dtypes = [array.dtype for array in self.arrays]
-        return Part(call(run, [*self.arrays, *after.arrays], dtypes), of_both)
+        return Part(numpy_call(run, [*self.arrays, *after.arrays], dtypes), of_both)
 
     def tensors(self) -> list[Any]:
         """Return the tensors to send."""
@@ -137,7 +137,7 @@ class Depth:
         line = doubling.Line(self._ranks, size, reverse=True)
         return Share(route.share(line), route.positions, line)
 
-    def come_in(self, arrays: list[Any], route: Route, share: Share, last: Any) -> Any:
+    def exchange(self, arrays: list[Any], route: Route, share: Share, last: Any) -> Any:
         """Return dl/dh for the batch as it enters this rank's stretch; None for the first one.
 
         Args:
@@ -166,11 +166,11 @@ class Depth:
             return Part(recv(specs, source, name=name, process_set=self._ranks), stages)
 
         stages = () if share.is_first else self._stages(route, share.positions)
-        own = Part(arrays, stages) if share.hands_on else None
+        own = Part(arrays, stages) if share.has_successor else None
         incoming = doubling.before(own, share.line, receive, "scan_depth")
         return None if incoming is None else incoming.arrays[0]
 
-    def gather(self, route: Route, slopes: dict[int, list[Any]]) -> dict[int, list[Any]]:
+    def gather(self, route: Route, gradients: dict[int, list[Any]]) -> dict[int, list[Any]]:
         """Return the gradients of all ranks' stages, by number, of this rank's."""
         weights = {
             number: self._chain.stages[number].layer.trainable_weights
@@ -180,8 +180,8 @@ class Depth:
         # The ranks are in the order of the stages.
         own = [
             tf.zeros([math.prod(weight.shape)], dtype) if one is None else tf.reshape(one, [-1])
-            for number in sorted(slopes)
-            for one, weight in zip(slopes[number], weights[number], strict=True)
+            for number in sorted(gradients)
+            for one, weight in zip(gradients[number], weights[number], strict=True)
         ]
         flat = tf.concat(own, 0) if own else tf.zeros([0], dtype)
         everyone = allgather(flat, name="scan_depth/gradients", process_set=self._ranks)
@@ -198,10 +198,10 @@ class Depth:
         Raises:
             ValueError: on all ranks, if they differ; in a graph TensorFlow's InvalidArgumentError.
         """
-        (own,) = call(self._digests, [inputs, *masks], [tf.int64])
+        (own,) = numpy_call(self._digests, [inputs, *masks], [tf.int64])
         own.set_shape([1, len(_SAME)])
         everyone = allgather(own, name="scan_depth/same", process_set=self._ranks)
-        call(self._compare, [everyone], [])
+        numpy_call(self._compare, [everyone], [])
 
     def _digests(self, inputs: np.ndarray, *masks: np.ndarray) -> list[np.ndarray]:
         weights = 0
@@ -249,7 +249,9 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def call(function: Callable[..., Any], inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
+def numpy_call(
+    function: Callable[..., Any], inputs: Sequence[Any], dtypes: Sequence[Any]
+) -> list[Any]:
     """Call `tf.numpy_function` with a function that returns a list of any length."""
     found = tf.numpy_function(function, list(inputs), list(dtypes))
     # Of no outputs a graph returns the operation, and of one eager code no list.

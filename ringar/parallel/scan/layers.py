@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 from ringar.job.process_sets import ProcessSet
-from ringar.parallel.scan import computation, recurrent, stretches
-from ringar.parallel.scan.chain import CHOSEN, WHOLE, Way, levels_of
+from ringar.parallel.scan import computation, recurrent, sequence_shards
+from ringar.parallel.scan.chain import CHOSEN, WHOLE, Options, levels_of
 
 #: In the order of `Activation` in tf_ops/scan/recurrent.h.
 ACTIVATIONS = ("linear", "tanh", "sigmoid", "relu", "hard_sigmoid")
@@ -61,14 +61,14 @@ class _ScanRecurrent(_Layer):
             sequences = tf.reverse(sequences, [1])
             mask = None if mask is None else tf.reverse(mask, [1])
         sequence = self._sequence(sequences, state, mask, training)
-        way = Way(self._levels, computation.usable_threads(self.threads))
+        options = Options(self._levels, computation.usable_threads(self.threads))
         cut = () if self.process_set is None else (self.process_set,)
-        ways = stretches if cut else recurrent
+        cell_ops = sequence_shards if cut else recurrent
         if not self.return_sequences:
-            last = ways.last_state(sequence, way, *cut)
+            last = cell_ops.last_state(sequence, options, *cut)
             shown = self._shown(last, mask)
             return shown, shown[:, None], [last]
-        states = ways.states(sequence, way, *cut)
+        states = cell_ops.states(sequence, options, *cut)
         outputs = self._shown_each(states, mask)
         return outputs[:, -1], outputs, [states[:, -1]]
 

@@ -9,7 +9,8 @@ Krizhevsky, Sutskever and Hinton, "ImageNet classification with deep convolution
 
     whole    none: every rank has the net whole and images of its own (data parallelism). One
              process can train it, too; conv2, conv4 and conv5 are then grouped convolutions
-    split    conv3 and the dense layers read the channels of all parts, as in the paper; conv2, conv4
+    split    conv3 and the dense layers read the channels of all parts, as in the paper; conv2,
+    conv4
              and conv5 read their own
     all      every layer reads the channels of all parts
     hybrid   convolutions as in "whole", dense layers split: Krizhevsky, "One weird trick for
@@ -44,8 +45,8 @@ READS: dict[str, dict[str, str]] = {
     "hybrid": {"fc6": "examples", "fc7": "all", "fc8": "all"},
 }
 
-#: Those that read one half of the channels in the paper; their biases, and those of the hidden dense
-#: layers, begin with 1, so that ReLUs are awake at first.
+#: Those that read one half of the channels in the paper; their biases, and those of the hidden
+#: dense layers, begin with 1, so that ReLUs are awake at first.
 GROUPED = ("conv2", "conv4", "conv5")
 AWAKE = (*GROUPED, "fc6", "fc7")
 
@@ -123,8 +124,8 @@ def alexnet(
             x = layers.normalization(number)(x)
         if number in (1, 2, 5):
             x = keras.layers.MaxPooling2D(3, 2, sizes.padding, name=f"pool{number}")(x)
-    # Channel after channel, so that the channels of a part stay together. Needed where they are split, and done
-    # everywhere, so that all plans have the same weights.
+    # Channel after channel, so that the channels of a part stay together. Needed where they are
+    # split, and done everywhere, so that all plans have the same weights.
     x = keras.layers.Flatten()(keras.layers.Permute((3, 1, 2))(x))
     for number, units in enumerate(sizes.units, 6):
         x = layers.dense(number, units, activation="relu")(x)

@@ -9,7 +9,11 @@ the plan becomes as many calls as a span has nodes. Arguments are those of the k
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import cupy
+    import numpy as np
 
 
 class ProductLauncher:
@@ -22,7 +26,7 @@ class ProductLauncher:
     def __init__(self, arrays: Any) -> None:
         self._arrays = arrays
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> cupy.ndarray:
         """Return memory for totals and states."""
         return self._arrays.empty(shape, dtype)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -79,7 +80,7 @@ def partition(graph: Graph, seconds: list[float], modules: int) -> list[int]:
     return list(result[2])
 
 
-def _random(tensor: Any, batch_size: int) -> tf.Tensor:
+def _random(tensor: keras.KerasTensor, batch_size: int) -> tf.Tensor:
     shape = (batch_size, *tensor.shape[1:])
     if None in shape:
         raise ValueError(
@@ -91,7 +92,7 @@ def _random(tensor: Any, batch_size: int) -> tf.Tensor:
     return tf.zeros(shape, tensor.dtype)
 
 
-def _seconds(node: Any, tensors: dict[int, Any], given: set[int]) -> float:
+def _seconds(node: Any, tensors: dict[int, tf.Tensor], given: set[int]) -> float:
     """Run a node on `tensors` and add its outputs to them; `given`: those of the batch."""
     needed = {id(tensor): tensors[id(tensor)] for tensor in node.input_tensors}
     weights = [v.value for v in getattr(node.operation, "trainable_variables", ())]
@@ -123,7 +124,9 @@ def _seconds(node: Any, tensors: dict[int, Any], given: set[int]) -> float:
     return seconds
 
 
-def _timed(function: Any, values: list[tf.Tensor]) -> float:
+def _timed(
+    function: Callable[[list[tf.Tensor]], list[tf.Tensor]], values: list[tf.Tensor]
+) -> float:
     """Return the median time of a call, the first one left out."""
     function(values)
     times = []
@@ -135,7 +138,7 @@ def _timed(function: Any, values: list[tf.Tensor]) -> float:
     return statistics.median(times)
 
 
-def _bytes(tensors: list[Any]) -> int:
+def _bytes(tensors: list[keras.KerasTensor]) -> int:
     """Return the bytes of one example."""
     return sum(
         int(np.prod([dim or 1 for dim in t.shape[1:]])) * tf.as_dtype(t.dtype).size for t in tensors

@@ -69,7 +69,7 @@ class Reader:
         model: the whole model.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self._names = [tensor.name for tensor in model.inputs]
 
     def batch(self, data: Any) -> Batch:

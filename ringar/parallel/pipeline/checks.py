@@ -36,7 +36,7 @@ def check_dtypes(graph: Graph) -> None:
             )
 
 
-def check_optimizer(optimizer: Any, modules: int) -> None:
+def check_optimizer(optimizer: keras.optimizers.Optimizer, modules: int) -> None:
     """Raise a ValueError for an optimizer that modules cannot have."""
     if is_distributed(optimizer):
         raise ValueError(

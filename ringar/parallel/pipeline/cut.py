@@ -26,7 +26,7 @@ class Graph:
         nodes: its calls of operations, in the order in which they run, without the inputs.
     """
 
-    model: Any
+    model: keras.Model
     nodes: list[Any]
 
     @classmethod

@@ -19,6 +19,8 @@ from ringar.collectives import broadcast_object
 from ringar.job.process_sets import ProcessSet
 
 Numbers = dict[str, float]
+Targets = tuple[Any, Any, Any]
+"""Inputs, targets and sample weights, as `keras.Model.compute_loss` takes them."""
 
 
 class Metrics:
@@ -46,7 +48,9 @@ class Metrics:
 
     # In the last module -------------------------------------------------------------------------
 
-    def objective(self, outputs: Any, targets: Any, penalty: Any, share: Any) -> tf.Tensor:
+    def objective(
+        self, outputs: Any, targets: Targets, penalty: tf.Tensor, share: tf.Tensor
+    ) -> tf.Tensor:
         """Return the loss of a part of a batch, in proportion; the metrics are updated.
 
         Args:
@@ -57,7 +61,7 @@ class Metrics:
         """
         return self._update(outputs, targets, penalty) * share
 
-    def score(self, outputs: Any, targets: Any, penalty: Any) -> None:
+    def score(self, outputs: Any, targets: Targets, penalty: tf.Tensor) -> None:
         """Update the metrics in an evaluation."""
         self._update(outputs, targets, penalty)
 
@@ -66,7 +70,7 @@ class Metrics:
         values = [tf.reshape(value, [-1]) for value in self._own().values()]
         return tf.cast(tf.concat(values, 0), tf.float32)
 
-    def _update(self, outputs: Any, targets: Any, penalty: Any) -> tf.Tensor:
+    def _update(self, outputs: Any, targets: Targets, penalty: tf.Tensor) -> tf.Tensor:
         model, (x, y, weight) = self._model, targets
         loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight)
         loss = penalty + tf.cast(loss, tf.float32)

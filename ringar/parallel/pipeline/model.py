@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -128,10 +129,10 @@ class Pipelined(keras.Model):
 
     def compile(
         self,
-        optimizer: Any = "rmsprop",
+        optimizer: str | keras.optimizers.Optimizer = "rmsprop",
         loss: Any = None,
         *,
-        jit_compile: Any = "auto",
+        jit_compile: bool | str = "auto",
         run_eagerly: bool = False,
         steps_per_execution: int = 1,
         **kwargs: Any,
@@ -169,7 +170,7 @@ class Pipelined(keras.Model):
         super().compile(optimizer=optimizer, loss=loss, **kwargs)
         self._prepare(_compiler(run_eagerly, jit_compile is True))
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Train as any Keras model, on every rank."""
         arguments = _named(super().fit, args, kwargs)
         if place.size() > 1:
@@ -285,7 +286,7 @@ class Pipelined(keras.Model):
             state.gather_optimizer(model, self.network, self.optimizer, ranks)
         return model
 
-    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Write the plain model (`whole`) from rank 0. Collective over all ranks.
 
         Batches in flight are dropped: a model that is loaded and cut again fills its pipeline anew.
@@ -293,12 +294,12 @@ class Pipelined(keras.Model):
         model = self.whole()
         state.on_rank_0(lambda: model.save(filepath, *args, **kwargs))
 
-    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def save_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Write the weights of the plain model from rank 0. Collective over all ranks."""
         model = self.whole()
         state.on_rank_0(lambda: model.save_weights(filepath, *args, **kwargs))
 
-    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def load_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Take this module's weights out of a file of the plain model's."""
         model = self._plain.make()
         model.load_weights(filepath, *args, **kwargs)
@@ -312,7 +313,7 @@ class Pipelined(keras.Model):
 
     # --------------------------------------------------------------------------------------------
 
-    def _own_optimizer(self, optimizer: Any) -> Any:
+    def _own_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
         """Return the optimizer of this module: a new one with its part of the state."""
         checks.check_optimizer(optimizer, self.modules)
         if optimizer.built and self.modules > 1:
@@ -348,7 +349,7 @@ class Pipelined(keras.Model):
         self._work.claim()
         return self._work
 
-    def _update(self, gradients: list[Any] | None) -> None:
+    def _update(self, gradients: list[tf.Tensor] | None) -> None:
         if gradients and self.trainable_variables:
             self._apply(gradients)
 
@@ -371,7 +372,7 @@ def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size
     if grid.model == 1 or cuts is not None:
         return cut.places(graph, list(cuts or []), grid.model)
 
-    def timed() -> Any:
+    def timed() -> list[int] | ValueError:
         try:
             seconds = balance.seconds_per_node(graph, batch_size)
             return balance.partition(graph, seconds, grid.model)
@@ -391,7 +392,9 @@ def _compiler(run_eagerly: bool, jit_compile: bool) -> Callable[[Any], Any]:
     return tf.function(reduce_retracing=True, jit_compile=jit_compile, autograph=False)
 
 
-def _named(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _named(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
     """Return arguments by their names; only rank 0 draws a progress bar."""
     arguments = inspect.signature(method).bind(*args, **kwargs).arguments
     arguments |= arguments.pop("kwargs", {})

@@ -28,7 +28,7 @@ from ringar.job import place
 from ringar.parallel.pipeline.batch import Batch
 from ringar.parallel.pipeline.cut import Network
 from ringar.parallel.pipeline.messages import recv_together, send_together
-from ringar.parallel.pipeline.metrics import Metrics
+from ringar.parallel.pipeline.metrics import Metrics, Targets
 from ringar.parallel.pipeline.schedule import Action, Schedule
 
 _PENALTY = tf.TensorSpec([], tf.float32)
@@ -57,7 +57,7 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class _InFlight:
-    tape: Any
+    tape: tf.GradientTape
     received: list[tf.Tensor]  # those that have a gradient
     outputs: list[tf.Tensor]
 
@@ -205,7 +205,12 @@ class Module:
         return upstream
 
     def _outputs(
-        self, inputs: list[Any], penalty: Any, targets: Any, share: Any, training: bool
+        self,
+        inputs: list[Any],
+        penalty: tf.Tensor,
+        targets: Targets | None,
+        share: tf.Tensor,
+        training: bool,
     ) -> Any:
         outputs = self.network.model(inputs, training=training)
         if self._next is None:

@@ -11,6 +11,7 @@ import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -47,7 +48,7 @@ class Plain:
             description, custom_objects=self._types, safe_mode=False
         )
 
-    def names(self, used: Any) -> Any:
+    def names(self, used: Any) -> AbstractContextManager[Any]:
         """Return a context that finds the user's own losses and metrics by name."""
         types = dict(self._types)
         for one in keras.tree.flatten(used):
@@ -79,7 +80,10 @@ def compile_arguments(model: keras.Model) -> dict[str, Any]:
 
 
 def gather_optimizer(
-    model: keras.Model, network: keras.Model, optimizer: Any, ranks: ProcessSet
+    model: keras.Model,
+    network: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    ranks: ProcessSet,
 ) -> None:
     """Give the plain model's optimizer the state of all modules'. Collective.
 
@@ -130,7 +134,7 @@ def set_layer_weights(model: keras.Model, state: State) -> None:
             layer.set_weights(state[layer.name])
 
 
-def optimizer_state(optimizer: Any, model: keras.Model) -> State | None:
+def optimizer_state(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> State | None:
     """Return the variables of an optimizer that was built with the trainable variables of `model`.
 
     None if it is not clear to which weights they belong.
@@ -138,7 +142,9 @@ def optimizer_state(optimizer: Any, model: keras.Model) -> State | None:
     return _state(optimizer, _places(model))
 
 
-def set_optimizer_state(optimizer: Any, model: keras.Model, state: State) -> None:
+def set_optimizer_state(
+    optimizer: keras.optimizers.Optimizer, model: keras.Model, state: State
+) -> None:
     """Give an optimizer what `optimizer_state` has returned, for the variables of this model.
 
     Of the steps that modules have counted it takes the most: one without weights counts none.
@@ -152,7 +158,9 @@ def set_optimizer_state(optimizer: Any, model: keras.Model, state: State) -> Non
         variable.assign(np.maximum(now, state[key]) if is_count else state[key])
 
 
-def part_of_optimizer(optimizer: Any, variables: list[Any]) -> Any:
+def part_of_optimizer(
+    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
+) -> keras.optimizers.Optimizer:
     """Return a new optimizer like this one for some of its variables, with their state."""
     part = type(optimizer).from_config(optimizer.get_config())
     part.build(variables)
@@ -175,7 +183,7 @@ def _places(model: keras.Model) -> dict[int, tuple[Any, ...]]:
     }
 
 
-def _keys(optimizer: Any, places: dict[int, tuple[Any, ...]]) -> list[Any]:
+def _keys(optimizer: keras.optimizers.Optimizer, places: dict[int, tuple[Any, ...]]) -> list[Any]:
     """Return the weight that each of the optimizer's variables is for, or a number for none."""
     alone = itertools.count()
     return [
@@ -184,7 +192,9 @@ def _keys(optimizer: Any, places: dict[int, tuple[Any, ...]]) -> list[Any]:
     ]
 
 
-def _state(optimizer: Any, places: dict[int, tuple[Any, ...]]) -> State | None:
+def _state(
+    optimizer: keras.optimizers.Optimizer, places: dict[int, tuple[Any, ...]]
+) -> State | None:
     keys = _keys(optimizer, places)
     values = [np.asarray(keras.ops.convert_to_numpy(v)) for v in optimizer.variables]
     of_none = [value for key, value in zip(keys, values, strict=True) if len(key) == 1]
@@ -193,7 +203,7 @@ def _state(optimizer: Any, places: dict[int, tuple[Any, ...]]) -> State | None:
     return dict(zip(keys, values, strict=True))
 
 
-def _warn(optimizer: Any) -> None:
+def _warn(optimizer: keras.optimizers.Optimizer) -> None:
     warnings.warn(
         f"The state of {type(optimizer).__name__} is not kept: ringar cannot tell which of its "
         "variables belong to which weights.",

@@ -17,7 +17,6 @@ which is the reverse of their own for an adjoint one.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import tensorflow as tf
 
@@ -54,9 +53,9 @@ def apply(vector: tf.Tensor, matrix: tf.Tensor | None) -> tf.Tensor:
 
 
 def scan_across(
-    matrices: Any,
-    vector: Any,
-    addends: Any = None,
+    matrices: tf.Tensor,
+    vector: tf.Tensor | None,
+    addends: tf.Tensor | None = None,
     *,
     adjoint: bool = False,
     levels: int | None = None,
@@ -99,7 +98,7 @@ def scan_across(
     given = [] if addends is None else [tf.convert_to_tensor(addends)]
     chain.check(matrices, vector, *given)
 
-    def run(matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor) -> Any:
+    def run(matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor) -> chain.Differentiable:
         vectors = _sweep(
             matrices, vector, None, addends[0] if addends else None, adjoint, options, ranks
         )

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +22,10 @@ from ringar.parallel.scan import stages, tree
 from ringar.parallel.scan.depth import Depth, numpy_call, pack
 from ringar.parallel.scan.elements import Element, compose
 from ringar.parallel.scan.route import Route, Share
+
+if TYPE_CHECKING:
+    import keras
+
 
 #: `levels(elements, rows)`: how many to go up and down.
 Levels = Callable[[list[Element], int], int]
@@ -41,11 +45,11 @@ class Forward:
         share: this rank's.
     """
 
-    inputs: Any
-    outputs: Any
-    values: list[Any]
+    inputs: tf.Tensor
+    outputs: tf.Tensor
+    values: list[tf.Tensor]
     records: list[Any]
-    tapes: dict[int, Any]
+    tapes: dict[int, tf.GradientTape]
     route: Route
     share: Share
 
@@ -62,14 +66,14 @@ class Scan:
     """
 
     chain: stages.Chain
-    functional: Any
+    functional: keras.Model
     levels: Levels
     ranks: ProcessSet | None = None
 
     def __post_init__(self) -> None:
         self._depth = None if self.ranks is None else Depth(self.chain, self.ranks)
 
-    def forward(self, inputs: Any) -> Forward:
+    def forward(self, inputs: tf.Tensor) -> Forward:
         """Run all stages, as in training."""
         route = Route.of(self.chain)
         alone = Share(range(route.positions), route.positions)
@@ -87,7 +91,7 @@ class Scan:
         forward.outputs = inputs
         return forward
 
-    def backward(self, forward: Forward, last: Any) -> dict[int, Any]:
+    def backward(self, forward: Forward, last: tf.Tensor | None) -> dict[int, tf.Tensor]:
         """Return the gradients of the weights, by the ids of their variables.
 
         Args:
@@ -118,7 +122,9 @@ class Scan:
                 gradients[id(weight)] = add(gradients.get(id(weight)), one)
         return gradients
 
-    def _vectors(self, forward: Forward, last: Any, ranks: Depth | None) -> dict[int, Any]:
+    def _vectors(
+        self, forward: Forward, last: tf.Tensor, ranks: Depth | None
+    ) -> dict[int, tf.Tensor]:
         """Return dl/dh at each position from which this rank computes gradients."""
         route, share = forward.route, forward.share
         if not share.positions:
@@ -165,7 +171,7 @@ class _Work:
     levels: Levels
     left: tuple[tree.Plan, list[Any]] | None = None
 
-    def scan(self, last: Any, *records: Any) -> list[Any]:
+    def scan(self, last: np.ndarray, *records: np.ndarray) -> list[Any]:
         """Run the whole stretch where the chain begins; the vector to hand on is the last one."""
         elements, levels = self._elements(last, records)
         vector = np.ascontiguousarray(last).reshape(len(last), -1)
@@ -174,7 +180,7 @@ class _Work:
         found = [prefixes[place + 1] for place in self.places]
         return [*found, prefixes[-1]] if self.has_successor else found
 
-    def begin(self, last: Any, *records: Any) -> list[np.ndarray]:
+    def begin(self, last: np.ndarray, *records: np.ndarray) -> list[np.ndarray]:
         """Multiply the stretch before anything comes in; return it as one matrix, packed."""
         elements, levels = self._elements(last, records)
         if not self.has_successor:
@@ -195,7 +201,9 @@ class _Work:
         before = tree.sweep(products, steps, compose, vector, pool().map)
         return [before[place] for place in self.places]
 
-    def _elements(self, last: Any, records: Sequence[Any]) -> tuple[list[Element], int]:
+    def _elements(
+        self, last: np.ndarray, records: Sequence[np.ndarray]
+    ) -> tuple[list[Element], int]:
         made = pool().map(lambda i, record: self.chain.stages[i].element(record),
                           self.numbers, records)  # fmt: skip
         elements = list(made)
@@ -213,7 +221,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def add(one: Any, other: Any) -> Any:
+def add(one: tf.Tensor | None, other: tf.Tensor | None) -> tf.Tensor | None:
     """Return the sum of two gradients, each of which may be None."""
     if one is None or other is None:
         return other if one is None else one

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +25,9 @@ CHOSEN = -1
 
 WHOLE = 62
 """More levels than any tree has."""
+
+Differentiable = tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]
+"""For `tf.custom_gradient`: a result, and a function of its gradient."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +45,9 @@ class Options:
 
 
 def scan(
-    matrices: Any,
-    vector: Any,
-    addends: Any = None,
+    matrices: tf.Tensor,
+    vector: tf.Tensor,
+    addends: tf.Tensor | None = None,
     *,
     adjoint: bool = False,
     levels: int | None = None,
@@ -141,7 +145,9 @@ def _scan(
     adjoint: bool,
     options: Options,
 ) -> tf.Tensor:
-    def differentiable(matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor) -> Any:
+    def differentiable(
+        matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor
+    ) -> Differentiable:
         vectors = run(matrices, vector, addends[0] if addends else None, adjoint, options)
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
@@ -174,7 +180,7 @@ def gradients(
 
 # For gradients of gradients, which come to the op itself.
 @tf.RegisterGradient("RingarScan")
-def _gradient_of_op(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
+def _gradient_of_op(op: tf.Operation, upstream: tf.Tensor) -> list[tf.Tensor | None]:
     text = op.get_attr("options").decode()
     read = dict(word.split("=") for word in text.split())
     options = Options(int(read["levels"]), int(read["threads"]))

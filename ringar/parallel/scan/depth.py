@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +34,10 @@ from ringar.parallel.scan.elements import Element, compose
 from ringar.parallel.scan.route import Route, Share
 from ringar.parallel.scan.sparse import scipy_sparse
 from ringar.parallel.scan.stages import Chain, Stage
+
+if TYPE_CHECKING:
+    import keras
+
 
 #: What must be the same on all ranks, and how to make it so.
 _SAME = (
@@ -55,7 +59,7 @@ class Part:
         stages: whose Jacobians are multiplied, from the loss back; empty for a vector.
     """
 
-    arrays: list[Any]
+    arrays: list[tf.Tensor]
     stages: tuple[Stage, ...] = ()
 
     def then(self, after: Part) -> Part:
@@ -69,7 +73,7 @@ class Part:
         dtypes = [array.dtype for array in self.arrays]
         return Part(numpy_call(run, [*self.arrays, *after.arrays], dtypes), of_both)
 
-    def tensors(self) -> list[Any]:
+    def tensors(self) -> list[tf.Tensor]:
         """Return the tensors to send."""
         return self.arrays
 
@@ -137,7 +141,9 @@ class Depth:
         line = doubling.Line(self._ranks, size, reverse=True)
         return Share(route.share(line), route.positions, line)
 
-    def exchange(self, arrays: list[Any], route: Route, share: Share, last: Any) -> Any:
+    def exchange(
+        self, arrays: list[tf.Tensor], route: Route, share: Share, last: tf.Tensor
+    ) -> tf.Tensor | None:
         """Return dl/dh for the batch as it enters this rank's stretch; None for the first one.
 
         Args:
@@ -192,7 +198,7 @@ class Depth:
             for number, its in weights.items()
         }
 
-    def check(self, inputs: Any, masks: Sequence[Any]) -> None:
+    def check(self, inputs: tf.Tensor, masks: Sequence[tf.Tensor]) -> None:
         """Compare examples and masks of Dropout between the ranks; before the first step, weights.
 
         Raises:
@@ -233,7 +239,7 @@ class Depth:
         return tuple(self._chain.stages[number] for number in numbers)
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuse distributed optimizers that do not average: all ranks have the same gradients.
 
     Raises:

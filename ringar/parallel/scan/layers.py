@@ -44,7 +44,11 @@ class _ScanRecurrent(_Layer):
             self.supports_jit = False  # messages are not compiled
 
     def inner_loop(
-        self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
+        self,
+        sequences: tf.Tensor,
+        initial_state: tf.Tensor | list[tf.Tensor],
+        mask: tf.Tensor | None,
+        training: bool = False,
     ) -> Any:
         """Run all steps; called by `keras.layers.RNN.call`."""
         if training and self._steps_differ():
@@ -225,7 +229,7 @@ ScanGRU.__name__ = keras.layers.GRU.__name__
 SimpleRNN, GRU = ScanSimpleRNN, ScanGRU
 
 
-def _activation(layer: Any, name: str) -> int:
+def _activation(layer: keras.layers.Layer, name: str) -> int:
     function = getattr(layer.cell, name)
     for number, known in enumerate(ACTIVATIONS):
         if function is keras.activations.get(known):

@@ -10,12 +10,11 @@ that carries the gradients of the batch through the chain, or by the scan of
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import tensorflow as tf
 
 from ringar.parallel.scan import computation
-from ringar.parallel.scan.chain import Options
+from ringar.parallel.scan.chain import Differentiable, Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +164,7 @@ def jacobians(sequence: Sequence, saved: list[tf.Tensor], threads: int) -> tf.Te
 
 
 def _run(sequence: Sequence, options: Options, *, last_only: bool) -> tf.Tensor:
-    def run(*given: tf.Tensor) -> Any:
+    def run(*given: tf.Tensor) -> Differentiable:
         own = sequence.of(*given)
         saved = forward(own, options.threads)
 

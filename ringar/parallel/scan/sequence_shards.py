@@ -15,7 +15,6 @@ holds the losses of all ranks added up.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import tensorflow as tf
 
@@ -24,7 +23,7 @@ from ringar.collectives.recv import recv
 from ringar.collectives.send import send
 from ringar.job.process_sets import ProcessSet
 from ringar.parallel.scan import across, doubling, recurrent
-from ringar.parallel.scan.chain import Options
+from ringar.parallel.scan.chain import Differentiable, Options
 from ringar.parallel.scan.recurrent import Sequence
 
 
@@ -40,7 +39,7 @@ def last_state(sequence: Sequence, options: Options, ranks: ProcessSet) -> tf.Te
 
 
 def _run(sequence: Sequence, options: Options, ranks: ProcessSet, *, last_only: bool) -> tf.Tensor:
-    def run(*given: tf.Tensor) -> Any:
+    def run(*given: tf.Tensor) -> Differentiable:
         own = sequence.of(*given)
         own = dataclasses.replace(own, initial=_state_before(own.initial, ranks))
         saved = recurrent.forward(own, options.threads)

@@ -25,50 +25,51 @@ from ringar.sharding.grid import Grid
 
 
 class Pipelined(keras.Model):
-    """Cut a model into modules, each on a rank of its own, which train at once.
+    """Cut a model into modules, each on a rank of its own, which train concurrently.
 
     Compile it, and call `fit`, `evaluate` and `predict` as for any Keras model, on every rank and
-    with the same data; with a grid of several model groups, each of them with its own share
-    (`ringar.data.shard(dataset, grid=grid)`). The first module takes the inputs from it, the last
-    one the targets. `ringar.callbacks.Distributed` is not needed: what it does is done.
+    with the same data. With several model groups, give each group its own share
+    (`ringar.data.shard(dataset, grid=grid)`). The first module uses the inputs, the last one the
+    targets. `ringar.callbacks.Distributed` is not needed: `fit` adds callbacks with its duties.
 
     - Weights, `trainable_variables`, the optimizer: those of this rank's module. `whole` returns
       the plain model, and `save` writes it.
-    - Metrics are the last module's, and all ranks get them at the end of an epoch. What `fit` shows
-      during the epoch lags behind by the first module's staleness.
-    - `evaluate` and `predict` use the weights as they are, without any delay.
-    - Batches in flight stay in flight between epochs, and from one `fit` to the next; `drain`
-      applies their gradients. In its first steps a module has no gradient yet, and leaves its
-      weights and its optimizer alone.
-    - Data is shuffled alike on all ranks: by `fit`, if it is given arrays; with a seed of your own,
-      if it is given a dataset. The first batch is compared.
+    - The last module computes the metrics; all ranks get them at the end of an epoch. The metrics
+      that `fit` shows during an epoch lag behind by the first module's staleness.
+    - `evaluate` and `predict` use the current weights.
+    - Batches in flight stay in flight between epochs, and between calls of `fit`; `drain` applies
+      their gradients. In its first steps a module has no gradient yet, and does not update its
+      weights or count the step.
+    - Data must be shuffled alike on all ranks. `fit` does so with arrays; give a dataset a seed.
+    The
+      first batches are compared.
 
     Args:
         model: a functional or sequential model, built, the same on every rank. Its layers are used,
-            not copied. If it is compiled, so is the result, and goes on where its optimizer stands.
-        modules: how many; by default `grid.model`, or as many as there are ranks.
+            not copied. If it is compiled, so is the result, with the state of its optimizer.
+        modules: the number of modules; by default `grid.model`, or the number of ranks.
         schedule: `"delayed"`, with gradients as many steps old as modules follow; `"decoupled"`,
             twice as old, for modules that never wait; `"microbatch"`, exact.
-        cuts: the names of the layers after which to cut, one less than modules; by default they are
-            found by timing each layer on rank 0.
-        grid: with `grid.model` equal to `modules`; by default the current one, or a new one.
-        microbatches: into how many parts `"microbatch"` cuts a batch.
-        shrinking: multiplies the gradients at each cut on their way back, at most 1. Zhuang et al.
-            (2019) found that 0.8 or 0.9 helps where gradients are old.
-        batch_size: of the random numbers with which layers are timed.
-        name: of the model.
+        cuts: the names of the layers after which to cut, one less than modules; by default rank 0
+            times each layer to find balanced cuts.
+        grid: a grid with `grid.model` equal to `modules`; by default the current or a new one.
+        microbatches: the number of parts of a batch with `"microbatch"`.
+        shrinking: multiplies the gradients that cross a cut, at most 1. Zhuang et al. (2019) found
+            that 0.8 or 0.9 helps with stale gradients.
+        batch_size: the batch size for the timing of layers.
+        name: the name of the model.
 
     Attributes:
         grid: the grid of modules and replicas.
         module: this rank's module, counted from 0.
-        modules: how many there are.
+        modules: the number of modules.
         cuts: the names of the layers after which the model is cut.
-        staleness: by how many steps this module's gradients lag behind.
+        staleness: the number of steps by which this module's gradients lag behind.
 
     Raises:
         NotInitializedError: before `ringar.init()`.
-        ValueError: the model cannot be cut there (the layer that prevents it is named), or an
-            argument is out of range.
+        ValueError: the model cannot be cut there (the error names the layer that prevents it), or
+            an argument is out of range.
 
     Example:
     ```python
@@ -117,12 +118,12 @@ class Pipelined(keras.Model):
 
     @property
     def staleness(self) -> int:
-        """By how many steps this module's gradients lag behind its activations."""
+        """The number of steps by which this module's gradients lag behind its activations."""
         return self._schedule.staleness
 
     @property
     def in_flight(self) -> int:
-        """How many batches have gone forward through this module and not yet come back."""
+        """The number of batches between their forward and their backward pass in this module."""
         return 0 if self._work is None else self._work.in_flight
 
     # What Keras calls ---------------------------------------------------------------------------
@@ -140,15 +141,15 @@ class Pipelined(keras.Model):
         """Compile as any Keras model; with several modules each step runs on its own.
 
         Args:
-            optimizer: not a distributed one: gradients are averaged over the replicas in any case.
+            optimizer: a plain optimizer: the model averages gradients over the replicas itself.
             loss: as for any Keras model; a mean over the batch with `schedule="microbatch"`.
-            jit_compile: compile the module with XLA; batches must then be of one size.
-            run_eagerly: for debugging.
-            steps_per_execution: 1, with several modules.
+            jit_compile: compile the module with XLA; all batches must then have one size.
+            run_eagerly: do not compile the module, for debugging.
+            steps_per_execution: must be 1 with several modules.
             **kwargs: as for any Keras model.
 
         Raises:
-            ValueError: an argument cannot be used with modules.
+            ValueError: an argument does not support modules.
         """
         optimizer = self._own_optimizer(keras.optimizers.get(optimizer))
         self._jit_compile_as = jit_compile
@@ -165,7 +166,7 @@ class Pipelined(keras.Model):
             )
         if self._schedule.parts > 1:
             checks.check_losses(loss)
-        # A step is made of messages and compiled functions, and is itself plain Python.
+        # A step is plain Python, which sends messages and calls compiled functions.
         kwargs |= {"run_eagerly": True, "jit_compile": False}
         super().compile(optimizer=optimizer, loss=loss, **kwargs)
         self._prepare(_compiler(run_eagerly, jit_compile is True))
@@ -186,7 +187,7 @@ class Pipelined(keras.Model):
         results = super().evaluate(**arguments, return_dict=True)
         if as_dict:
             return results
-        # Keras knows the order of the metrics only where they are computed.
+        # Keras knows the order of the metrics in the last module only.
         names = list(results) if self.modules == 1 else self._metrics_of_all.names
         values = [results[name] for name in names]
         return values[0] if len(values) == 1 else values
@@ -198,7 +199,7 @@ class Pipelined(keras.Model):
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return the outputs of the whole model. Collective over the model group.
 
-        With several modules the weights are used as they are, whatever `training` says.
+        With several modules, `training` has no effect: the call is an inference.
         """
         if self.modules == 1:
             return self.network(self._reader.inputs(inputs), training=training)
@@ -245,7 +246,7 @@ class Pipelined(keras.Model):
 
     @property
     def stop_training(self) -> bool:
-        """Whether `fit` ends: only between epochs, when all ranks know of it."""
+        """Whether `fit` ends. All ranks agree on it between epochs."""
         return self._stops
 
     @stop_training.setter
@@ -255,11 +256,11 @@ class Pipelined(keras.Model):
             self._stops = bool(value)
 
     def agree_to_stop(self) -> None:
-        """End `fit` here if any rank wants to. Collective over all ranks."""
-        wishes = allgather_object(self.stop_requested, name="end of epoch")
-        self.stop_requested = self._stops = any(wishes)
+        """End `fit` if any rank requests it. Collective over all ranks."""
+        requests = allgather_object(self.stop_requested, name="end of epoch")
+        self.stop_requested = self._stops = any(requests)
 
-    # What users may call besides ----------------------------------------------------------------
+    # More methods for users -----------------------------------------------------------------------
 
     def drain(self) -> None:
         """Apply the gradients of the batches in flight. Collective over all ranks."""
@@ -270,11 +271,11 @@ class Pipelined(keras.Model):
     def whole(self) -> keras.Model:
         """Return the plain model with the weights of all modules. Collective over each model group.
 
-        If this model is compiled, so is the result, with a plain optimizer whose state is that of
-        the modules. Batches in flight are not part of it; call `drain` first to apply them.
+        If this model is compiled, so is the result, with a plain optimizer that has the state of
+        the modules' optimizers. Batches in flight are left out; call `drain` first to apply them.
 
         Returns:
-            A model as it was before it was cut, on every rank.
+            The model before it was cut, with the current weights, on every rank.
         """
         ranks = self.grid.model_set
         model = self._plain.with_weights(self.network, ranks)
@@ -289,7 +290,7 @@ class Pipelined(keras.Model):
     def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Write the plain model (`whole`) from rank 0. Collective over all ranks.
 
-        Batches in flight are dropped: a model that is loaded and cut again fills its pipeline anew.
+        Batches in flight are not saved: a model that is loaded and cut again starts empty.
         """
         model = self.whole()
         state.on_rank_0(lambda: model.save(filepath, *args, **kwargs))
@@ -300,21 +301,21 @@ class Pipelined(keras.Model):
         state.on_rank_0(lambda: model.save_weights(filepath, *args, **kwargs))
 
     def load_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Take this module's weights out of a file of the plain model's."""
+        """Load this module's weights from a file of the plain model's weights."""
         model = self._plain.make()
         model.load_weights(filepath, *args, **kwargs)
         state.set_layer_weights(self.network, state.layer_weights(model.layers))
 
     def record(self, on: bool = True) -> list[Event]:
-        """Begin, or end, to record the events of this module; return those recorded so far."""
+        """Start or stop recording the events of this module; return those recorded so far."""
         work = self._claimed()
-        noted, work.events = work.events or [], [] if on else None
-        return noted
+        recorded, work.events = work.events or [], [] if on else None
+        return recorded
 
     # --------------------------------------------------------------------------------------------
 
     def _own_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-        """Return the optimizer of this module: a new one with its part of the state."""
+        """Return the optimizer of this module, with its part of the state."""
         checks.check_optimizer(optimizer, self.modules)
         if optimizer.built and self.modules > 1:
             optimizer = state.part_of_optimizer(optimizer, self.trainable_variables)
@@ -368,7 +369,7 @@ def _grid(grid: Grid | None, modules: int | None) -> Grid:
 
 
 def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size: int) -> list[int]:
-    """Return where to cut: as the user says, or as rank 0 finds. Collective over all ranks."""
+    """Return the positions of the user's cuts, or of balanced ones. Collective over all ranks."""
     if grid.model == 1 or cuts is not None:
         return cut.places(graph, list(cuts or []), grid.model)
 
@@ -376,7 +377,7 @@ def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size
         try:
             seconds = balance.seconds_per_node(graph, batch_size)
             return balance.partition(graph, seconds, grid.model)
-        except Exception as error:  # every rank's
+        except Exception as error:  # to be raised on every rank
             return ValueError(f"rank 0 could not time the layers: {error}")
 
     found = grid.agree(timed() if place.rank() == 0 else None)
@@ -386,7 +387,7 @@ def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size
 
 
 def _compiler(run_eagerly: bool, jit_compile: bool) -> Callable[[Any], Any]:
-    """Make functions fast."""
+    """Return a decorator that compiles functions."""
     if run_eagerly:
         return lambda function: function
     return tf.function(reduce_retracing=True, jit_compile=jit_compile, autograph=False)
@@ -395,7 +396,7 @@ def _compiler(run_eagerly: bool, jit_compile: bool) -> Callable[[Any], Any]:
 def _named(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return arguments by their names; only rank 0 draws a progress bar."""
+    """Return the arguments by name, without a progress bar on ranks other than 0."""
     arguments = inspect.signature(method).bind(*args, **kwargs).arguments
     arguments |= arguments.pop("kwargs", {})
     return arguments if place.rank() == 0 else {**arguments, "verbose": 0}

@@ -1,14 +1,14 @@
-"""The work of one module: receive, compute, send, and keep what is in flight.
+"""One module of a pipeline: receive, compute, send, and hold the batches in flight.
 
-A batch is in flight from its forward to its backward action. Kept are the tensors that the backward
-pass needs, by a gradient tape, and with them the weights that the batch has met: a variable that is
-updated gets new memory while a tape holds the old one. So the gradient is that of the weights of
-its own batch, however many updates lie between, and nothing is computed twice.
+A batch is in flight from its forward to its backward action. A gradient tape holds the tensors that
+the backward pass needs, the weights of the forward pass among them: an update gives a variable new
+memory while a tape holds the old one. So each batch gets the gradient at the weights of its own
+forward pass, whatever updates follow it, and nothing is computed twice.
 
-What crosses a cut is followed by one number, the sum of the penalties (regularizers, `add_loss`) of
-the modules so far. The last module adds it to its loss, and its gradient comes back with the
-others: the loss that is shown, and each penalty's part in the gradients, are those of the whole
-model. A gradient is followed by a report, the metrics that the last module had after that batch.
+A message forward ends with one number, the sum of the penalties (regularizers, `add_loss`) of the
+modules so far. The last module adds it to its loss, and its gradient is sent back with the others,
+so that the loss and all gradients are those of the whole model. A message backward ends with a
+report, the metrics of the last module after that batch.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ringar.job import place
 from ringar.parallel.pipeline.batch import Batch
 from ringar.parallel.pipeline.cut import Network
 from ringar.parallel.pipeline.messages import recv_together, send_together
-from ringar.parallel.pipeline.metrics import Metrics, Targets
+from ringar.parallel.pipeline.metrics import Metrics
 from ringar.parallel.pipeline.schedule import Action, Schedule
 
 _PENALTY = tf.TensorSpec([], tf.float32)
 _REPORT = tf.TensorSpec([None], tf.float32)
 
-# The module of this rank whose messages may be in the channels, and since which ringar.init().
+# The module of this rank whose messages may be under way, and its session of ringar.init().
 _in_use: tuple[Module, Any] | None = None
 
 
@@ -43,10 +43,10 @@ class Event:
     """Record one action of a module.
 
     Attributes:
-        what: "forward" or "backward", or "wait", for a message.
-        batch: its number, from 0.
-        begin: seconds of `time.monotonic`.
-        end: the same.
+        what: "forward", "backward", or "wait" for a message.
+        batch: the number of the batch, from 0.
+        begin: the begin, in seconds of `time.monotonic`.
+        end: the end, in seconds of `time.monotonic`.
     """
 
     what: str
@@ -58,7 +58,7 @@ class Event:
 @dataclasses.dataclass(frozen=True)
 class _InFlight:
     tape: tf.GradientTape
-    received: list[tf.Tensor]  # those that have a gradient
+    received: list[tf.Tensor]  # the floating ones, which have a gradient
     outputs: list[tf.Tensor]
 
 
@@ -66,13 +66,13 @@ class Module:
     """Run one module on this rank.
 
     Args:
-        network: what it computes.
-        schedule: when.
-        before: the rank of the module before; None for the first one.
-        after: the rank of the module after; None for the last one.
-        metrics: what the last module makes of its outputs.
-        shrinking: multiplies the gradients that go back.
-        compiled: makes a function fast: `tf.function`, or nothing.
+        network: the network of the module.
+        schedule: the schedule of the module.
+        before: the rank of the previous module; None for the first one.
+        after: the rank of the next module; None for the last one.
+        metrics: computes loss and metrics in the last module.
+        shrinking: multiplies the gradients for the previous module.
+        compiled: compiles a function, as `tf.function` does.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Module:
     ) -> None:
         self.network, self.schedule = network, schedule
         self.events: list[Event] | None = None
-        self.report: tf.Tensor | None = None  # of the batch that came back last
+        self.report: tf.Tensor | None = None  # of the last backward action
         self._previous, self._next = before, after
         self._metrics, self._shrinking = metrics, shrinking
         self._in_flight: collections.deque[_InFlight] = collections.deque()
@@ -98,19 +98,19 @@ class Module:
 
     @property
     def variables(self) -> list[Any]:
-        """The trainable ones."""
+        """The trainable variables of the network."""
         return list(self.network.model.trainable_variables)
 
     @property
     def in_flight(self) -> int:
-        """How many batches have gone forward and not yet come back."""
+        """The number of batches between their forward and their backward action."""
         return len(self._in_flight)
 
     def step(self, batch: Batch) -> list[Any] | None:
-        """Do the work of a step.
+        """Run the actions of one step.
 
         Returns:
-            The gradients of `variables`; None if there are none yet.
+            The gradients of `variables`; None before the first backward action.
         """
         parts = iter(batch.cut(self.schedule.parts))
         actions = self.schedule.step(min(self.schedule.parts, batch.rows))
@@ -124,17 +124,18 @@ class Module:
         return self._total(gradients)
 
     def drain(self) -> Iterator[list[Any]]:
-        """Return the gradients of what is in flight, batch after batch."""
+        """Yield the gradients of the batches in flight, oldest first."""
         while self._in_flight:
             gradients = self._total([self._run_backward()])
             assert gradients is not None
             yield gradients
 
     def claim(self) -> None:
-        """Take the channels between the ranks into use for this module.
+        """Claim the messages between the ranks of the pipeline for this module.
 
-        What another one has in flight is dropped, with the gradients that are on their way to it.
-        All ranks of a pipeline come here at the same point of their programs.
+        Batches in flight in another module of this rank are dropped, and gradients that were sent
+        to it are received and dropped. All ranks of a pipeline call this at the same point of their
+        programs.
         """
         global _in_use
         session = place.require("messages of a pipelined model")
@@ -155,10 +156,10 @@ class Module:
 
         Args:
             batch: the batch.
-            scores: whether the last module updates the metrics with its outputs.
+            scores: whether the last module updates the metrics.
 
         Returns:
-            In the last module, the outputs.
+            The outputs in the last module, None in others.
         """
         received = self._received("evaluation")
         inputs, penalty, targets, share = self._arguments(batch, received)
@@ -169,7 +170,7 @@ class Module:
         return None
 
     def _run_forward(self, part: Batch) -> None:
-        """Return the forward action."""
+        """Run a forward action."""
         received = self._received("forward")
         with self._recorded("forward", self._forward_count), tf.GradientTape() as tape:
             floats = [tensor for tensor in received if tensor.dtype.is_floating]
@@ -181,7 +182,7 @@ class Module:
         self._in_flight.append(_InFlight(tape, floats, targets))
 
     def _run_backward(self) -> list[Any]:
-        """Return the backward action, for the oldest part in flight."""
+        """Run the backward action of the oldest part in flight; return its gradients."""
         part = self._in_flight.popleft()
         upstream = self._upstream(part)
         with self._recorded("backward", self._backward_count):
@@ -195,8 +196,8 @@ class Module:
         return list(own)
 
     def _upstream(self, part: _InFlight) -> list[tf.Tensor] | None:
-        """Return the gradients of a part's outputs; None for the objective itself."""
-        if self._next is None:
+        """Return the gradients of a part's outputs; None in the last module, whose output is the
+        loss.""" if self._next is None:
             self.report = self._metrics.report()
             return None
         with self._recorded("wait", self._backward_count):
@@ -208,7 +209,7 @@ class Module:
         self,
         inputs: list[Any],
         penalty: tf.Tensor,
-        targets: Targets | None,
+        targets: Any,
         share: tf.Tensor,
         training: bool,
     ) -> Any:

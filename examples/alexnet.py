@@ -9,9 +9,10 @@ Krizhevsky, Sutskever and Hinton, "ImageNet classification with deep convolution
 
     whole    none: every rank has the net whole and images of its own (data parallelism). One
              process can train it, too; conv2, conv4 and conv5 are then grouped convolutions
-    split    conv3 and the dense layers read the maps of all parts, as in the paper; conv2, conv4
+    split    conv3 and the dense layers read the channels of all parts, as in the paper; conv2,
+    conv4
              and conv5 read their own
-    all      every layer reads the maps of all parts
+    all      every layer reads the channels of all parts
     hybrid   convolutions as in "whole", dense layers split: Krizhevsky, "One weird trick for
              parallelizing convolutional neural networks" (2014)
 
@@ -44,8 +45,8 @@ READS: dict[str, dict[str, str]] = {
     "hybrid": {"fc6": "examples", "fc7": "all", "fc8": "all"},
 }
 
-#: Those that read one half of the maps in the paper; their biases, and those of the hidden dense
-#: layers, begin with 1, so that ReLUs are awake at first.
+#: Those that read one half of the channels in the paper; their biases, and those of the hidden
+#: dense layers, begin with 1, so that ReLUs are awake at first.
 GROUPED = ("conv2", "conv4", "conv5")
 AWAKE = (*GROUPED, "fc6", "fc7")
 
@@ -95,7 +96,7 @@ def alexnet(
         grid: over whose parts the net is split; needed unless `plan="whole"`.
         groups: of conv2, conv4 and conv5 as a whole. By default 2 as in the paper, the number of
             parts with `plan="split"`, and 1 with `plan="all"`.
-        normalization_groups: of the maps whose neighbors normalize each other, as a whole. By
+        normalization_groups: of the channels whose neighbors normalize each other, as a whole. By
             default `groups`, and the number of parts with `plan="all"`: it takes other groups to
             compare that one with a net in one piece.
         dropout: the rate, in the hidden dense layers.
@@ -123,8 +124,8 @@ def alexnet(
             x = layers.normalization(number)(x)
         if number in (1, 2, 5):
             x = keras.layers.MaxPooling2D(3, 2, sizes.padding, name=f"pool{number}")(x)
-    # Map after map, so that the maps of a part stay together. Needed where they are split, and done
-    # everywhere, so that all plans have the same weights.
+    # Channel after channel, so that the channels of a part stay together. Needed where they are
+    # split, and done everywhere, so that all plans have the same weights.
     x = keras.layers.Flatten()(keras.layers.Permute((3, 1, 2))(x))
     for number, units in enumerate(sizes.units, 6):
         x = layers.dense(number, units, activation="relu")(x)
@@ -171,7 +172,7 @@ class _Layers:
         parts = grid.model if grid is not None else 1
         self.groups = groups or {"split": parts, "all": 1}.get(plan, 2)
         self.norm_groups = norm_groups or (parts if plan == "all" else self.groups)
-        # How many parts the maps of the convolutions are in.
+        # How many parts the channels of the convolutions are in.
         self.parts = parts if plan in ("split", "all") else 1
         if self.norm_groups % self.parts:
             raise ValueError(
@@ -189,7 +190,7 @@ class _Layers:
         return self._layer(name, "Dense", units, **options, **self._initial(name))
 
     def normalization(self, number: int) -> Any:
-        """Of this rank's maps."""
+        """Of this rank's channels."""
         return ringar.layers.LocalResponseNormalization(
             groups=self.norm_groups // self.parts, name=f"norm{number}"
         )

@@ -1,24 +1,30 @@
-"""Every rank its share of the data, and every rank equally much of it.
+"""Sharding of data: every rank gets a share of the same size.
 
-Elements are dealt out like cards: of each `size()` consecutive ones, rank r gets the r-th. The k-th
-batches of all ranks are then together one contiguous block of the data, the batch that one process
-would take with a batch size `size()` times as large, and training gives what that process would
-give.
+Elements are dealt out in turn: of `size()` consecutive elements, rank r gets the r-th. The k-th
+batches of all ranks together are one contiguous block of the data. One process with a batch size
+`size()` times as large would take the same block, so training gives the same results.
 
-Ranks wait for each other in every step, so that one with a step more than the others would wait for
-ever. What is left at the end and does not go round is therefore dropped, or filled up from the
-start of the data: nobody gets more.
+Ranks wait for each other in every step, and a rank with one step more would wait forever. Elements
+at the end that are too few for all ranks are therefore dropped, or supplemented from the start of
+the data.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from ringar.sharding.grid import Grid
+
+
 __all__ = ["shard"]
 
-from ringar.job.process_sets import or_all
+from ringar.job.process_sets import ProcessSet, or_all
 
 _DROP, _WRAP = "drop", "wrap"
 
@@ -28,8 +34,8 @@ def shard(
     *,
     remainder: str = "drop",
     split_batches: bool = False,
-    process_set: Any = None,
-    grid: Any = None,
+    process_set: ProcessSet | None = None,
+    grid: Grid | None = None,
 ) -> Any:
     """Return this rank's share of `data`.
 
@@ -41,24 +47,25 @@ def shard(
             out; or a NumPy array, or a tuple, list or dict of NumPy arrays, whose rows are dealt
             out. The batch size that you set is one rank's: the global batch is `size()` times as
             large.
-        remainder: what becomes of the last elements if their number is not a multiple of the number
-            of ranks. "drop" leaves them out; "wrap" fills them up with elements from the start, so
-            that no element is missed and some are seen twice.
+        remainder: the treatment of the last elements, if the number of elements is not a multiple
+            of the number of ranks. "drop" leaves them out; "wrap" adds elements from the start, so
+            that no element is missing and some occur twice.
         split_batches: cut every batch of a batched `tf.data.Dataset` into equal parts instead, one
             for each rank. The global batch is then the batch of the dataset, and a script gives the
-            numbers that it gave on one process. Rows that do not go round, and batches with fewer
-            rows than ranks, are dropped.
+            results of one process. Remaining rows of a batch, and batches with fewer rows than
+            ranks, are dropped.
         process_set: the ranks that share the data; by default all.
         grid: a `ringar.parallel.Grid`: its model groups share the data, and the ranks of a group
             get the same.
 
     Returns:
-        As `data`, with as many elements, batches or rows on every rank. On one rank, `data` itself.
+        Data of the same kind, with as many elements, batches or rows on every rank. On one rank,
+        `data` itself.
 
     Raises:
         ValueError: if there is less than one element for each rank, or arrays differ in their
             number of rows.
-        TypeError: if `data` is something else.
+        TypeError: if `data` is of another type.
 
     Example:
     ```python
@@ -94,13 +101,13 @@ def shard(
     return _map(data, lambda array: array[chosen])
 
 
-def _place(process_set: Any) -> tuple[int, int]:
+def _place(process_set: ProcessSet | None) -> tuple[int, int]:
     ranks = or_all(process_set)
     return ranks.rank(), ranks.size()
 
 
 def _is_dataset(data: Any) -> bool:
-    # What is no TensorFlow object is told from one without importing TensorFlow.
+    # Importing TensorFlow takes seconds; data of other libraries do not need it.
     if not any(cls.__module__.startswith("tensorflow.") for cls in type(data).__mro__):
         return False
     import tensorflow as tf
@@ -108,7 +115,9 @@ def _is_dataset(data: Any) -> bool:
     return isinstance(data, tf.data.Dataset)
 
 
-def _shard_dataset(dataset: Any, rank: int, size: int, remainder: str) -> Any:
+def _shard_dataset(
+    dataset: tf.data.Dataset, rank: int, size: int, remainder: str
+) -> tf.data.Dataset:
     import tensorflow as tf
 
     count = int(dataset.cardinality())
@@ -116,8 +125,7 @@ def _shard_dataset(dataset: Any, rank: int, size: int, remainder: str) -> Any:
         return dataset.shard(size, rank)
     if count == tf.data.UNKNOWN_CARDINALITY:
         if remainder == _WRAP:
-            # With size-1 elements more, every round that was begun is complete and no other one can
-            # be.
+            # With size-1 more elements, the last round is complete, and no further one is.
             dataset = dataset.concatenate(dataset.repeat().take(size - 1))
         return _deal_rounds(dataset, rank, size)
     _check_count(count, size, remainder)
@@ -129,21 +137,21 @@ def _shard_dataset(dataset: Any, rank: int, size: int, remainder: str) -> Any:
     return dataset.shard(size, rank)
 
 
-def _deal_rounds(dataset: Any, rank: int, size: int) -> Any:
-    """Return element `rank` of each round of `size`, passed on when the whole round is there."""
+def _deal_rounds(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
+    """Return element `rank` of each round of `size` elements; incomplete rounds are dropped."""
     import tensorflow as tf
 
-    def own_element(*window: Any) -> Any:
+    def own_element(*window: Any) -> tf.data.Dataset:
         nested = window[0] if len(window) == 1 else window
         return tf.data.Dataset.zip(nested).skip(rank).take(1)
 
     return dataset.window(size, drop_remainder=True).flat_map(own_element)
 
 
-def _split_batches(dataset: Any, rank: int, size: int) -> Any:
+def _split_batches(dataset: tf.data.Dataset, rank: int, size: int) -> tf.data.Dataset:
     import tensorflow as tf
 
-    def rows(batch: Any) -> Any:
+    def rows(batch: Any) -> tf.Tensor:
         return tf.shape(tf.nest.flatten(batch)[0])[0]
 
     def own_part(*batch: Any) -> Any:
@@ -151,7 +159,7 @@ def _split_batches(dataset: Any, rank: int, size: int) -> Any:
         part = rows(nested) // size
         return tf.nest.map_structure(lambda tensor: _static_part(tensor, rank, size, part), nested)
 
-    def goes_round(*batch: Any) -> Any:
+    def has_row_per_rank(*batch: Any) -> tf.Tensor:
         return rows(batch) >= size
 
     for spec in tf.nest.flatten(dataset.element_spec):
@@ -160,11 +168,11 @@ def _split_batches(dataset: Any, rank: int, size: int) -> Any:
                 "`split_batches=True` needs a dataset of batches: call `dataset.batch()` before. "
                 f"Received: elements of {dataset.element_spec}"
             )
-    batched = dataset.filter(goes_round).map(own_part, num_parallel_calls=tf.data.AUTOTUNE)
+    batched = dataset.filter(has_row_per_rank).map(own_part, num_parallel_calls=tf.data.AUTOTUNE)
     count = int(dataset.cardinality())
     smallest = min((spec.shape[0] or 0) for spec in tf.nest.flatten(dataset.element_spec))
-    # A filter loses the number of batches, which the progress bar wants; where every batch goes
-    # round it is known.
+    # A filter loses the number of batches, which the progress bar shows. It is known if no batch
+    # can be dropped.
     return (
         batched.apply(tf.data.experimental.assert_cardinality(count))
         if smallest >= size
@@ -172,17 +180,17 @@ def _split_batches(dataset: Any, rank: int, size: int) -> Any:
     )
 
 
-def _static_part(tensor: Any, rank: int, size: int, part: Any) -> Any:
+def _static_part(tensor: tf.Tensor, rank: int, size: int, part: tf.Tensor) -> tf.Tensor:
     own = tensor[rank * part : (rank + 1) * part]
     if tensor.shape[0] is not None:
         own.set_shape([tensor.shape[0] // size, *tensor.shape[1:]])
     return own
 
 
-def _rows_of(count: int, rank: int, size: int, remainder: str) -> Any:
+def _rows_of(count: int, rank: int, size: int, remainder: str) -> slice | np.ndarray:
     _check_count(count, size, remainder)
     if remainder == _DROP:
-        # A slice: the share is a view, and no row is copied.
+        # A slice makes the share a view, without a copy.
         return slice(rank, count - count % size, size)
     return np.arange(rank, count + -count % size, size) % count
 
@@ -219,7 +227,7 @@ def _leaves(data: Any) -> list[Any]:
     return [data]
 
 
-def _map(data: Any, function: Any) -> Any:
+def _map(data: Any, function: Callable[[np.ndarray], np.ndarray]) -> Any:
     if isinstance(data, dict):
         return {key: _map(value, function) for key, value in data.items()}
     if isinstance(data, tuple) and hasattr(data, "_fields"):

@@ -139,14 +139,16 @@ def test_messages_are_shown_with_their_wait(tmp_path: Path) -> None:
 
 def test_start_and_stop_from_the_program(tmp_path: Path) -> None:
     source = """
-        import json, sys
+        import json, os, sys
         import numpy as np
         import ringar
         ringar.init()
         ringar.allreduce(np.ones(3, np.float32), name="before")
+        descriptors = os.listdir("/proc/self/fd")
         ringar.start_timeline(sys.argv[1])
         ringar.allreduce(np.ones(3, np.float32), name="within")
         ringar.stop_timeline(sys.argv[1])
+        assert os.listdir("/proc/self/fd") == descriptors
         ringar.allreduce(np.ones(3, np.float32), name="after")
         names = [e["name"] for e in json.load(open(sys.argv[1]))]
         assert names.count('allreduce "within"') == ringar.size(), names

@@ -145,11 +145,11 @@ class Job:
             return None
         initial = tf.zeros([self.x.shape[0], self.cell.units])
         sequence = case.layer._sequence(self.x, initial, None, False)
-        written = recurrent.forward(sequence, self.threads)
+        saved = recurrent.forward(sequence, self.threads)
 
         @tf.function(autograph=False)
         def make() -> Any:
-            return [recurrent.jacobians(sequence, written, self.threads)]
+            return [recurrent.jacobians(sequence, saved, self.threads)]
 
         return make
 
@@ -275,7 +275,7 @@ def costs(units: int, threads: int) -> tuple[float, float]:
     long = min(max((1 << 20) // (4 * units * units), 16), 4096)
     random = np.random.default_rng(3)
     all_matrices = random.normal(size=(long, 1, units, units), scale=units**-0.5)
-    whole, way = tf.constant(all_matrices, tf.float32), chain.Way(62, threads)
+    whole, options = tf.constant(all_matrices, tf.float32), chain.Options(62, threads)
     part, vector = whole[: long // 4], tf.ones([1, units])
 
     def fastest(function: Callable[[], Any]) -> float:
@@ -290,7 +290,7 @@ def costs(units: int, threads: int) -> tuple[float, float]:
         more = fastest(lambda: function(whole)) - fastest(lambda: function(part))
         return max(more, 1e-9) / (long - long // 4)
 
-    product = per_matrix(lambda m: chain.reduce_chain(m, None, adjoint=True, way=way))
+    product = per_matrix(lambda m: chain.reduce_chain(m, None, adjoint=True, options=options))
     apply = per_matrix(lambda m: chain.scan(m, vector, adjoint=True, levels=0, threads=threads))
     return product, apply
 

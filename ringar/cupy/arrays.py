@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringar.collectives.call import Call
+
+if TYPE_CHECKING:
+    import cupy
+
 
 _ON_CUDA = 2
 """The type of a CUDA GPU in DLPack."""
@@ -24,7 +29,7 @@ class Place:
         stream: a `cupy.cuda.Stream`.
     """
 
-    cupy: Any
+    cupy: ModuleType
     device: Any
     stream: Any
 
@@ -37,7 +42,7 @@ class Place:
         self.device.__exit__(*error)
 
 
-def arrays_of(cupy: Any, call: Call, given: Iterable[Any]) -> list[Any]:
+def arrays_of(cupy: ModuleType, call: Call, given: Iterable[Any]) -> list[Any]:
     """Return a user's arrays as arrays of CuPy in the same memory.
 
     Raises:
@@ -46,7 +51,7 @@ def arrays_of(cupy: Any, call: Call, given: Iterable[Any]) -> list[Any]:
     return [one if isinstance(one, cupy.ndarray) else _taken(cupy, call, one) for one in given]
 
 
-def _taken(cupy: Any, call: Call, given: Any) -> Any:
+def _taken(cupy: ModuleType, call: Call, given: Any) -> Any:
     on_host = isinstance(given, (np.ndarray, np.generic))
     # DLPack first: there the producer's stream is waited for on the GPU, here on the host.
     if not on_host and hasattr(given, "__dlpack_device__") and hasattr(given, "__dlpack__"):
@@ -65,7 +70,7 @@ def _taken(cupy: Any, call: Call, given: Any) -> Any:
     )
 
 
-def place_of(cupy: Any, call: Call, arrays: Sequence[Any]) -> Place:
+def place_of(cupy: ModuleType, call: Call, arrays: Sequence[Any]) -> Place:
     """Return the one GPU of all arrays, and the stream that is current there.
 
     Raises:
@@ -147,7 +152,7 @@ def outputs_of(
 
 
 def _check_output(
-    place: Place, call: Call, output: Any, array: Any, shape: tuple[int, ...]
+    place: Place, call: Call, output: cupy.ndarray, array: cupy.ndarray, shape: tuple[int, ...]
 ) -> None:
     if output.dtype != array.dtype:
         raise TypeError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class Inputs:
 
 def begin(
     function: str, collective: str, process_set: ProcessSet | None, name: str | None, **factors: Any
-) -> tuple[Any, Call, ProcessSet]:
+) -> tuple[ModuleType, Call, ProcessSet]:
     """Return CuPy, and a call as `ringar.collectives.call.begin` does.
 
     Raises:
@@ -58,7 +59,7 @@ def begin(
     return device.load(function), call, ranks
 
 
-def inputs_of(cupy: Any, call: Call, given: Sequence[Any], dtype: str | None) -> Inputs:
+def inputs_of(cupy: ModuleType, call: Call, given: Sequence[Any], dtype: str | None) -> Inputs:
     """Return a user's arrays, at least one, copied where they are not contiguous."""
     arrays = arrays_of(cupy, call, given)
     place = place_of(cupy, call, arrays)

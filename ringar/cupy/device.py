@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,12 +13,16 @@ from ringar.cupy.kernels.scan import SOURCE
 from ringar.cupy.plan import STATIC_SHARED_BYTES, Shape
 from ringar.errors import UnsupportedError
 
+if TYPE_CHECKING:
+    import cupy
+
+
 _NULL = np.uint64(0)
 """A pointer that is not followed."""
 
 
 @functools.cache
-def load(function: str = "scan") -> Any:
+def load(function: str = "scan") -> ModuleType:
     """Return CuPy, where it is installed and finds a GPU.
 
     Args:
@@ -64,7 +69,7 @@ def kernels(shape: Shape, device: int) -> KernelLauncher:
 class KernelLauncher:
     """Launch kernels on the current device and stream."""
 
-    def __init__(self, cupy: Any, shape: Shape) -> None:
+    def __init__(self, cupy: ModuleType, shape: Shape) -> None:
         self._cupy = cupy
         module = cupy.RawModule(code=SOURCE, options=compiler_options(shape))
         self._functions = {
@@ -76,7 +81,7 @@ class KernelLauncher:
             for orientation in ("plain", "transposed"):
                 self._functions[f"up_{orientation}"].max_dynamic_shared_size_bytes = shape.up_shared
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> cupy.ndarray:
         """Return memory of CuPy's pool, which gives freed memory to later launches only."""
         return self._cupy.empty(shape, dtype)
 

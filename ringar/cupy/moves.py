@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringar.collectives.alltoall import rows_of
 from ringar.collectives.broadcast import root_in_set
 from ringar.cupy import collective as collectives
 from ringar.job.process_sets import ProcessSet
 
+if TYPE_CHECKING:
+    import cupy
+
 
 def allgather(
-    array: Any,
+    array: cupy.ndarray,
     *,
     dtype: str | None = None,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> Any:
+) -> cupy.ndarray:
     """Concatenate the arrays of all ranks, which are on their GPUs, along the first dimension.
 
     Args:
@@ -65,14 +68,14 @@ def _allgather(
 
 
 def broadcast(
-    array: Any,
+    array: cupy.ndarray,
     root_rank: int = 0,
     *,
     dtype: str | None = None,
-    out: Any = None,
+    out: cupy.ndarray | None = None,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> Any:
+) -> cupy.ndarray:
     """Send the array on the root rank's GPU to the GPUs of all ranks.
 
     Args:
@@ -131,13 +134,13 @@ def _broadcast(
 
 
 def alltoall(
-    array: Any,
-    splits: Any = None,
+    array: cupy.ndarray,
+    splits: Sequence[int] | None = None,
     *,
     dtype: str | None = None,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> Any:
+) -> cupy.ndarray:
     """Send rows of an array on this rank's GPU to all ranks and receive rows from all ranks.
 
     Args:

@@ -4,7 +4,7 @@ Plain data, made without a GPU. What a launch does is told in `ringar/cupy/kerne
 
 Levels and rounds. `levels` of the tree go up: what is left are ceil(n / 2^levels) nodes, for one
 serial pass. Up to `LEVELS_PER_ROUND` levels make a round, of one launch up and one launch down: a
-block goes through a stretch of 2^k nodes node by node, which costs as many multiplications as going
+block goes through a span of 2^k nodes node by node, which costs as many multiplications as going
 level by level, reads each matrix once and waits for no other block. With R rounds there are 2 R + 1
 launches at most, where a launch per level would make 2 levels + 1.
 
@@ -147,14 +147,14 @@ class Round:
 
     Attributes:
         nodes: there are below.
-        width: nodes of a stretch; the last stretch may have fewer.
+        width: nodes of a span; the last span may have fewer.
     """
 
     nodes: int
     width: int
 
     @property
-    def stretches(self) -> int:
+    def spans(self) -> int:
         """At least two."""
         return -(-self.nodes // self.width)
 
@@ -171,7 +171,7 @@ def plan(steps: int, levels: int, per_round: int = LEVELS_PER_ROUND) -> Plan:
     """Return the rounds for `levels` levels over `steps` >= 1 steps.
 
     Rounds have as many levels as each other, or one more at the bottom: chains are as long as their
-    sum. A stretch that would hold all nodes there are is left to the serial pass, which does the
+    sum. A span that would hold all nodes there are is left to the serial pass, which does the
     same.
     """
     levels = min(levels, steps.bit_length())
@@ -183,7 +183,7 @@ def plan(steps: int, levels: int, per_round: int = LEVELS_PER_ROUND) -> Plan:
         if 2**share >= nodes:
             break
         rounds.append(Round(nodes, 2**share))
-        nodes = rounds[-1].stretches
+        nodes = rounds[-1].spans
     return Plan(tuple(rounds), nodes)
 
 
@@ -198,7 +198,7 @@ def cycles(made: Plan, batch: int, size: int, itemsize: int, processors: int) ->
         processors: SMs of the GPU.
     """
     in_kernels = size <= MAX_SIZE
-    # By cuBLAS each node of a stretch is a call of its own.
+    # By cuBLAS each node of a span is a call of its own.
     vector_latency = 60 + 4 * size if in_kernels else 2 * _LAUNCH_CYCLES
     product_latency = 60 + 24 * size if in_kernels else 2 * _LAUNCH_CYCLES
     product_rate = 100 if itemsize == 4 else 50
@@ -211,8 +211,8 @@ def cycles(made: Plan, batch: int, size: int, itemsize: int, processors: int) ->
     total = launch(batch, made.top, vector_latency, 0)
     for r in made.rounds:
         work = size**3 / (product_rate * processors)
-        total += launch((r.stretches - 1) * batch, r.width, product_latency, work)
-        total += launch(r.stretches * batch, r.width, vector_latency, 0)
+        total += launch((r.spans - 1) * batch, r.width, product_latency, work)
+        total += launch(r.spans * batch, r.width, vector_latency, 0)
     return total
 
 

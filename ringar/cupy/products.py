@@ -1,15 +1,19 @@
 """The scan's kernels `up` and `chain` once more, as batched products of a library of arrays.
 
 For matrices that are too large for a block's threads or for its shared memory. CuPy hands these
-products to cuBLAS, one call for a node of all stretches and examples at once, so that a launch of
-the plan becomes as many calls as a stretch has nodes. Arguments are those of the kernels in
+products to cuBLAS, one call for a node of all spans and examples at once, so that a launch of
+the plan becomes as many calls as a span has nodes. Arguments are those of the kernels in
 `ringar/cupy/kernels/scan.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import cupy
+    import numpy as np
 
 
 class ProductLauncher:
@@ -22,7 +26,7 @@ class ProductLauncher:
     def __init__(self, arrays: Any) -> None:
         self._arrays = arrays
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> cupy.ndarray:
         """Return memory for totals and states."""
         return self._arrays.empty(shape, dtype)
 
@@ -38,7 +42,7 @@ class ProductLauncher:
 
     def _up(
         self, transposed: bool, nodes: Any, addends: Any, node_first: int, node_step: int,
-        start: Any, totals: Any, total_addends: Any, state: Any, width: int, stretches: int,
+        start: Any, totals: Any, total_addends: Any, state: Any, width: int, spans: int,
         batch: int, skip: int,
     ) -> None:  # fmt: skip
         nodes, addends = _in_order(nodes, addends, transposed, node_step)
@@ -46,31 +50,31 @@ class ProductLauncher:
         for i in range(skip, width):
             vectors = self._times(nodes[i], vectors, None if addends is None else addends[i])
         state[...] = vectors
-        if stretches == 1:
+        if spans == 1:
             return
-        end = stretches * width
+        end = spans * width
         product = nodes[width:end:width]
         vectors = None if addends is None else addends[width:end:width]
         for i in range(width + 1, 2 * width):
             product = self._arrays.matmul(nodes[i:end:width], product)
             if addends is not None:
                 vectors = self._times(nodes[i:end:width], vectors, addends[i:end:width])
-        totals[1:stretches] = product
+        totals[1:spans] = product
         if addends is not None:
-            total_addends[1:stretches] = vectors
+            total_addends[1:spans] = vectors
 
     def _chain(
         self, transposed: bool, nodes: Any, addends: Any, node_first: int, node_step: int,
         start: Any, starts: Any, states: Any, state_first: int, state_step: int, width: int,
-        nodes_left: int, stretches: int, batch: int, skip: int, last: int,
+        nodes_left: int, spans: int, batch: int, skip: int, last: int,
     ) -> None:  # fmt: skip
         nodes, addends = _in_order(nodes, addends, transposed, node_step)
         states = states[::state_step]
         states[skip] = start
-        if stretches > 1:
-            states[width:nodes_left:width] = starts[1:stretches]
+        if spans > 1:
+            states[width:nodes_left:width] = starts[1:spans]
         for i in range(width - 1):
-            # Stretch 0 begins a node later where the spine has gone through its first.
+            # Span 0 begins a node later where the spine has gone through its first.
             first = i + width if i < skip else i
             now = slice(first, nodes_left - 1, width)
             then = slice(first + 1, nodes_left, width)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,21 +16,25 @@ from ringar.cupy import collective as collectives
 from ringar.cupy.collective import Inputs
 from ringar.job.process_sets import ProcessSet
 
+if TYPE_CHECKING:
+    import cupy
+
+
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
 
 
 def allreduce(
-    array: Any,
+    array: cupy.ndarray,
     op: ReduceOp = Average,
     *,
     algorithm: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     dtype: str | None = None,
-    out: Any = None,
+    out: cupy.ndarray | None = None,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> Any:
+) -> cupy.ndarray:
     """Reduce an array on this rank's GPU over all ranks; every rank gets the result.
 
     It waits for the other ranks to call it, too, and returns when the reduction is enqueued on the
@@ -101,16 +105,16 @@ def grouped_allreduce(
 
 
 def reducescatter(
-    array: Any,
+    array: cupy.ndarray,
     op: ReduceOp = Average,
     *,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     dtype: str | None = None,
-    out: Any = None,
+    out: cupy.ndarray | None = None,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> Any:
+) -> cupy.ndarray:
     """Reduce an array on this rank's GPU over all ranks and leave each rank a share of the rows.
 
     Arguments and errors are those of `ringar.cupy.allreduce`; the array has at least one
@@ -195,7 +199,7 @@ def _run_scaled(
     return results, counts
 
 
-def _times(array: Any, factor: float) -> Any:
+def _times(array: cupy.ndarray, factor: float) -> cupy.ndarray:
     """Multiply in float32 where the array is narrower, as the engine does in host memory."""
     if factor == 1.0:
         return array

@@ -6,27 +6,31 @@ What is computed and how is told in `ringar/cupy/kernels/scan.py`, into which la
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringar.cupy import plan as planning
 from ringar.cupy.checks import check, check_devices
-from ringar.cupy.device import attributes, kernels, load
+from ringar.cupy.device import KernelLauncher, attributes, kernels, load
 from ringar.cupy.plan import MAX_SIZE, Plan, Shape
 from ringar.cupy.products import ProductLauncher
+
+if TYPE_CHECKING:
+    import cupy
+
 
 _MAX_BLOCKS = 2**31 - 1
 
 
 def scan(
-    matrices: Any,
-    vector: Any,
-    addends: Any = None,
+    matrices: cupy.ndarray,
+    vector: cupy.ndarray,
+    addends: cupy.ndarray | None = None,
     *,
     adjoint: bool = False,
     levels: int | None = None,
-) -> Any:
+) -> cupy.ndarray:
     """Apply a chain of matrices to a vector on a GPU and return the vector after each of them.
 
     With `adjoint=False`, v_0 = `vector` and v_t = M_t v_{t-1} + a_t for t = 1 … n, where M_t =
@@ -67,7 +71,7 @@ def scan(
         shape = Shape(size, matrices.dtype.itemsize, addends is not None)
         number = matrices.device.id
         limits = attributes(number)
-        launcher: Any = ProductLauncher(cupy)
+        launcher: KernelLauncher | ProductLauncher = ProductLauncher(cupy)
         if size <= MAX_SIZE and shape.up_shared <= limits["MaxSharedMemoryPerBlockOptin"]:
             launcher = kernels(shape, number)
         arrays = [None if a is None else cupy.ascontiguousarray(a)
@@ -77,9 +81,10 @@ def scan(
 
 
 def execute(
-    made: Plan | None, shape: Shape, launcher: Any, matrices: Any, vector: Any, addends: Any, *,
+    made: Plan | None, shape: Shape, launcher: KernelLauncher | ProductLauncher, matrices:
+        cupy.ndarray, vector: cupy.ndarray, addends: Any, *,
     adjoint: bool,
-) -> Any:  # fmt: skip
+) -> cupy.ndarray:  # fmt: skip
     """Carry out a plan and return v_0 … v_n.
 
     Args:
@@ -119,7 +124,12 @@ class _Run:
     """Turn the parts of a plan into launches."""
 
     def __init__(
-        self, shape: Shape, launcher: Any, batch: int, dtype: Any, reversed_steps: int | None
+        self,
+        shape: Shape,
+        launcher: KernelLauncher | ProductLauncher,
+        batch: int,
+        dtype: Any,
+        reversed_steps: int | None,
     ) -> None:
         self._shape = shape
         self._launcher = launcher
@@ -137,14 +147,19 @@ class _Run:
         return f"{name}_{'transposed' if transposed else 'plain'}"
 
     def up(
-        self, number: int, r: planning.Round, nodes: Any, addends: Any, start: Any
-    ) -> tuple[Any, Any, Any]:
-        """Total of all stretches but the last: nodes, addends (or None), states of the round."""
+        self,
+        number: int,
+        r: planning.Round,
+        nodes: cupy.ndarray,
+        addends: cupy.ndarray | None,
+        start: cupy.ndarray,
+    ) -> tuple[cupy.ndarray, cupy.ndarray | None, cupy.ndarray]:
+        """Total of all spans but the last: nodes, addends (or None), states of the round."""
         batch, size, shape, empty = self._batch, self._shape.size, self._shape, self._launcher.empty
-        count = r.stretches - 1
+        count = r.spans - 1
         totals = empty((count, batch, size, size), self._dtype)
         total_addends = None if addends is None else empty((count, batch, size), self._dtype)
-        states = empty((r.stretches, batch, size), self._dtype)
+        states = empty((r.spans, batch, size), self._dtype)
         arguments = (
             nodes, addends, *self._order(number, r.nodes - 1), start, totals, total_addends,
             states[1], np.int32(r.width), np.int32(count), np.int32(batch), np.int32(number > 0),
@@ -156,18 +171,19 @@ class _Run:
         return totals, total_addends, states
 
     def chain(
-        self, number: int, r: planning.Round, nodes: Any, addends: Any, vector: Any, starts: Any,
+        self, number: int, r: planning.Round, nodes: Any, addends: Any, vector: cupy.ndarray,
+        starts: Any,
         states: Any,
     ) -> None:  # fmt: skip
-        """Return the states of a round, from those before its stretches."""
+        """Return the states of a round, from those before its spans."""
         shape, batch = self._shape, self._batch
         start = vector if number == 0 else states[1]
         arguments = (
             nodes, addends, *self._order(number, r.nodes - 1), start, starts, states,
             *self._order(number, r.nodes), np.int32(r.width), np.int32(r.nodes),
-            np.int32(r.stretches), np.int32(batch), np.int32(number > 0), np.int32(number == 0),
+            np.int32(r.spans), np.int32(batch), np.int32(number > 0), np.int32(number == 0),
         )  # fmt: skip
-        blocks = _blocks(r.stretches * batch, shape.chain_threads // shape.chain_team)
+        blocks = _blocks(r.spans * batch, shape.chain_threads // shape.chain_team)
         self._launcher.launch(
             self._kernel("chain", number), blocks, shape.chain_threads, shape.chain_shared,
             arguments,

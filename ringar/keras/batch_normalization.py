@@ -1,19 +1,19 @@
 """Batch normalization with the statistics of the examples of all ranks.
 
 Each rank computes, per channel, how many values it has, their mean, and the sum of their squared
-deviations from that mean (M2). One all-gather shows every rank the three of all ranks. They are
-combined by the parallel formula of Chan, Golub and LeVeque, "Updating formulae and a pairwise
+deviations from that mean (M2). One all-gather gives every rank these three of all ranks. Each rank
+combines them by the parallel formula of Chan, Golub and LeVeque, "Updating formulae and a pairwise
 algorithm for computing sample variances" (1979), here for any number of parts at once:
 
     N        = sum of count_r
     mean     = sum of count_r mean_r / N
     variance = sum of (M2_r + count_r (mean_r - mean)^2) / N
 
-It is exact for parts of any size, none among them, and subtracts no squares of large numbers from
-each other, as the sums of x and x^2 would have it. All ranks combine the same rows in the same
-order, so that their moving averages stay the same bit by bit.
+The formula is exact for parts of any size, empty ones included. It does not subtract squares of
+large numbers, as a variance from the sums of x and x^2 would. All ranks combine the same rows in
+the same order, so that their moving averages stay equal bit by bit.
 
-A rank's statistics count in the outputs of all ranks: the gradients of its row are added up over
+A rank's statistics affect the outputs of all ranks, so the gradients of its row are added up over
 the ranks. That is the gradient of the all-gather, one reduce-scatter. A layer of C channels on n
 ranks sends 12 (n-1) C bytes per rank and step each way, in float32.
 """
@@ -31,36 +31,36 @@ from ringar.errors import NotInitializedError, UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.sharding import lineage
-from ringar.sharding.grid import Grid, needed
+from ringar.sharding.grid import Grid, resolve
 
 
 @keras.saving.register_keras_serializable(package="ringar")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
     """Normalize by the statistics of the examples of all ranks.
 
-    In training, mean and variance are those of the examples of all ranks, which may have different
-    numbers of them; so are the gradients. The moving averages are the same on all ranks, bit by
-    bit. On one rank, and outside training, it is Keras' layer and sends nothing; a model that is
-    loaded for inference needs no `ringar.init()`.
+    In training, mean and variance are computed over the examples of all ranks, and gradients take
+    that into account. Ranks may have different numbers of examples. The moving averages are the
+    same on all ranks, bit by bit. On one rank, and outside training, the layer is Keras' and sends
+    nothing; a model that is loaded for inference needs no `ringar.init()`.
 
-    On maps that are split over a grid, a rank shares the statistics with the ranks of its data set,
-    which have the same maps of other examples. A functional or sequential model knows where its
-    maps are split. In a model that is written as a Python function, pass `grid`.
+    Where channels are split over a grid, a rank shares the statistics with the ranks of its data
+    set, which have the same channels of other examples. A functional or sequential model knows
+    where its channels are split. In a model that is written as a Python function, pass `grid`.
 
-    Inputs and outputs have the shapes and dtypes of `BatchNormalization`, and masks their meaning.
-    Statistics of float16 and bfloat16 are computed and sent in float32.
+    Inputs, outputs and masks are those of `BatchNormalization`. Statistics of float16 and bfloat16
+    are computed and sent in float32.
 
     Args:
         axis: the axis of the channels.
-        process_set: the ranks that share statistics; by default all, or on split maps the data set
-            of their grid. It is not saved with the model.
-        grid: the grid over which the maps are split that the layer gets; its variables are then
+        process_set: the ranks that share statistics; by default all, or the data set of the grid if
+            channels are split. It is not saved with the model.
+        grid: the grid over which the input's channels are split; the layer's variables are then
             marked as those of this rank's part. It is not saved with the model.
         **kwargs: as for `BatchNormalization`, but for `renorm` and `synchronized`.
 
     Raises:
         ValueError: for `renorm` or `synchronized`, for both `process_set` and `grid`, for a closed
-            grid, or for maps that are not split as the arguments say.
+            grid, or for channels that are not split as the arguments say.
         UnsupportedError: with a Keras whose layer cannot be given other statistics.
         NotInitializedError: when it is called with `training=True` before `ringar.init()`.
 
@@ -81,21 +81,21 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         **kwargs: Any,
     ) -> None:
         if not hasattr(keras.layers.BatchNormalization, "_moments"):  # before 3.0.5
-            # Overriding what Keras never calls would leave each rank its own statistics.
+            # Keras would never call the override below, and each rank use its own statistics.
             raise UnsupportedError(
                 f"SyncBatchNormalization: expected a Keras whose BatchNormalization has a method "
                 f"_moments; received Keras {keras.__version__}. Install Keras 3.1 or newer."
             )
         _refuse(kwargs, "renorm", "batch renormalization corrects for what a global batch has not")
         _refuse(kwargs, "synchronized", "it is for tf.distribute, the ranks are ringar's")
-        # A configuration of BatchNormalization may have them, and older releases do not know them.
+        # Configs of BatchNormalization may have these arguments; some releases of it do not.
         kwargs.pop("renorm_clipping", None)
         kwargs.pop("renorm_momentum", None)
         if process_set is not None and grid is not None:
             raise ValueError("`process_set` must be None with `grid`, which has its own.")
         super().__init__(axis=axis, **kwargs)
         self.process_set = process_set
-        self.grid = None if grid is None else needed(grid, type(self).__name__)
+        self.grid = None if grid is None else resolve(grid, type(self).__name__)
         self._is_told_grid = grid is not None
         self._label: str | None = None
 
@@ -105,37 +105,39 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         if self.grid is not None:
             lineage.own(self, self.grid)
 
-    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Find out whether the maps are split, where it can be seen."""
+    def compute_output_spec(
+        self, inputs: keras.KerasTensor, *args: Any, **kwargs: Any
+    ) -> keras.KerasTensor:
+        """Find out whether the channels are split, if the model has a graph."""
         axis, origin = lineage.split_axis(inputs), lineage.source(inputs)
         if axis is not None:
             self._check_axis(axis, inputs)
             if self.process_set is None and not self._is_told_grid:
-                self.grid = needed(getattr(origin, "grid", None), type(self).__name__)
+                self.grid = resolve(getattr(origin, "grid", None), type(self).__name__)
         elif self._is_told_grid and origin is not None:
             raise ValueError(
-                "`grid` must be None for maps that every rank has whole. "
+                "`grid` must be None for channels that every rank has whole. "
                 f"Received: grid={self.grid} in layer {self.name}, behind {origin.name}."
             )
         return super().compute_output_spec(inputs, *args, **kwargs)
 
-    def _check_axis(self, axis: int, inputs: Any) -> None:
+    def _check_axis(self, axis: int, inputs: keras.KerasTensor) -> None:
         if axis != self.axis % len(inputs.shape):
             raise ValueError(
-                "`axis` must be that of the maps, where they are split. "
-                f"Received: axis={self.axis} in layer {self.name}, and maps along axis {axis} of "
-                f"{inputs.shape}"
+                "`axis` must be that of the channels, where they are split. "
+                f"Received: axis={self.axis} in layer {self.name}, and channels along axis {axis} "
+                f"of {inputs.shape}"
             )
 
     @do_not_convert
-    def _moments(self, inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def _moments(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         """Return mean and variance in training, both of shape `[C]`, for Keras' `call`."""
         ranks = self._ranks()
         if ranks.size() == 1:
             return super()._moments(inputs, mask)
         row = _row(inputs, mask, self.axis % len(inputs.shape))
         if self._label is None:
-            # Keras counts layers without a name, and ranks may have made others before.
+            # Keras numbers layers without a name, and ranks may have made other layers before.
             self._label = broadcast_object(
                 self.name, ranks.ranks[0], name="layer's name", process_set=ranks
             )
@@ -158,7 +160,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         return dict(config)
 
 
-def _row(x: tf.Tensor, mask: Any, axis: int) -> tf.Tensor:
+def _row(x: tf.Tensor, mask: tf.Tensor | None, axis: int) -> tf.Tensor:
     """Return count, mean and M2 of this rank's values: `[1, 3, C]`, in the dtype of `x`.
 
     Args:
@@ -176,14 +178,14 @@ def _row(x: tf.Tensor, mask: Any, axis: int) -> tf.Tensor:
         counted = tf.broadcast_to(tf.expand_dims(tf.cast(mask, tf.bool), -1), tf.shape(x))
         count = tf.reduce_sum(tf.cast(counted, x.dtype), axes)  # by channel: a mask may have them
     mean = tf.math.divide_no_nan(tf.reduce_sum(_only(counted, x), axes), count)
-    # What M2 contributes to the gradient of the mean adds up to 0: it need not be computed.
+    # M2 contributes 0 to the gradient of the mean.
     deviation = _only(counted, x - tf.stop_gradient(tf.reshape(mean, along)))
     m2 = tf.reduce_sum(tf.square(deviation), axes)
     return tf.reshape(tf.stack([count, mean, m2]), [1, 3, channels])
 
 
 def _only(counted: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:
-    """Return `x`, and 0 where it does not count, even if it is no number there."""
+    """Return `x`, with 0 where it is masked, even if it is NaN there."""
     return x if counted is None else tf.where(counted, x, tf.zeros([], x.dtype))
 
 

@@ -1,12 +1,12 @@
-"""The plan of the gradients' journey: which travel together, and in which order.
+"""The plan of the buckets: which gradients one collective reduces, and in which order.
 
-One collective per gradient would pay a latency per variable; one collective for all of them could
-start only when the last gradient is there. Between the two lie buckets: the backward pass makes the
-gradients of the last layers first, so that the first bucket holds those and is on its way while the
-layers before them are still being differentiated.
+One collective per gradient would pay a latency per variable. One collective for all gradients
+could start only when the last of them is computed. Buckets are the compromise: the backward pass
+computes the gradients of the last layers first, and the first bucket, which holds them, is reduced
+while the gradients of earlier layers are computed.
 
-A plan is plain data, made once while a training step is traced. Every rank makes it from the same
-shapes and dtypes, so that all ranks make the same one without a word between them.
+A plan is plain data, made once while a training step is traced. All ranks make the same plan
+without communication, from the same shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ DEFAULT_FIRST_BUCKET_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Spec:
-    """Describe one tensor for the plan; None is a dimension not known in advance."""
+    """Describe one tensor for the plan; None is a dimension that is not known in advance."""
 
     shape: tuple[int | None, ...]
     dtype: str
 
     @classmethod
     def of(cls, tensor: Any) -> Spec:
-        """Return the spec of whatever has `.shape` and `.dtype`: a variable, a tensor, a spec."""
+        """Return the spec of an object with `.shape` and `.dtype`, such as a variable or tensor."""
         return cls(
             tuple(None if d is None else int(d) for d in tensor.shape), _dtype_name(tensor.dtype)
         )
@@ -50,12 +50,12 @@ class Spec:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors of one dtype that travel in one collective.
+    """List tensors of one dtype that one collective reduces.
 
     Attributes:
-        indices: their places in the list that was planned, highest first.
+        indices: their indices in the list that was planned, highest first.
         dtype: their dtype, as NumPy spells it.
-        bytes: their size together. A tensor whose size is not known counts as none.
+        bytes: their total size. A tensor of unknown size counts as 0 bytes.
     """
 
     indices: tuple[int, ...]
@@ -69,7 +69,7 @@ class Bucket:
 
 
 def label(indices: Iterable[int]) -> str:
-    """Return indices in short, highest first: "7-4,2". Errors show where ranks have other ones."""
+    """Return indices in short, highest first: "7-4,2". Errors show the ranks' labels."""
     runs: list[list[int]] = []
     for index in indices:
         if runs and runs[-1][-1] == index + 1:
@@ -87,12 +87,12 @@ def plan(
     """Deal `tensors` into buckets, the last tensor first.
 
     Args:
-        tensors: variables, tensors or `Spec`s in the order of the model's layers; None keeps its
-            place and is left out.
+        tensors: variables, tensors or `Spec`s in the order of the model's layers. None counts as an
+            index, and is in no bucket.
         bucket_bytes: a bucket is closed before it would exceed this many bytes; a larger tensor has
             one of its own.
-        first_bucket_bytes: the same for the first bucket of each dtype, and for the last one, as
-            far as tensors can be parted; by default 1 MiB or `bucket_bytes`, whichever is less.
+        first_bucket_bytes: the same limit for the first and the last bucket of each dtype; by
+            default 1 MiB or `bucket_bytes`, whichever is less.
 
     Returns:
         The buckets in the order in which the backward pass completes them. Each index of a tensor
@@ -110,10 +110,10 @@ def plan(
             )
     specs = [None if tensor is None else Spec.of(tensor) for tensor in tensors]
     buckets = []
-    # Buckets are of one dtype each: a group that mixed them would be two collectives in any case.
+    # Each bucket has one dtype: a group of two dtypes would be two collectives.
     for dtype in dict.fromkeys(spec.dtype for spec in reversed(specs) if spec is not None):
         buckets += _plan_dtype(specs, dtype, bucket_bytes, first_bucket_bytes)
-    # A bucket can leave when its lowest index, the last of its gradients to be computed, is there.
+    # A bucket is ready when its lowest index, the last of its gradients, is computed.
     return sorted(buckets, key=lambda bucket: -bucket.indices[-1])
 
 
@@ -129,7 +129,7 @@ def _plan_dtype(
             continue
         size = spec.bytes
         room = limit if buckets else first_limit
-        # A tensor of unknown size may be of any: it closes the bucket before it and its own.
+        # A tensor of unknown size has a bucket of its own.
         if indices and (size is None or total + size > room):
             buckets.append(Bucket(tuple(indices), dtype, total))
             indices, total = [], 0
@@ -144,7 +144,7 @@ def _plan_dtype(
 
 
 def _split_last(specs: Sequence[Spec | None], last: Bucket, limit: int) -> list[Bucket]:
-    """Leave what comes last of all, behind which nothing is left to compute, in a small bucket."""
+    """Split off a small last bucket, since no computation is left to hide its reduction."""
     sizes = {i: spec.bytes or 0 for i in last.indices if (spec := specs[i]) is not None}
     count, total = 0, 0
     while count < len(last.indices) and total + sizes[last.indices[-1 - count]] <= limit:
@@ -159,8 +159,8 @@ def _split_last(specs: Sequence[Spec | None], last: Bucket, limit: int) -> list[
 
 
 def _dtype_name(dtype: Any) -> str:
-    # TensorFlow's DType and NumPy's dtype have a name; Keras has plain strings; NumPy's scalar
-    # types are classes.
+    # TensorFlow's DType and NumPy's dtype have a name, NumPy's scalar types are classes, and Keras'
+    # dtypes are strings.
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     if name not in ITEM_BYTES:
         raise ValueError(

@@ -1,9 +1,8 @@
 """Callbacks for `fit` on several ranks.
 
-`Distributed` is the one that most scripts need. The others are the ones that Horovod's users know,
-one duty each.
+Most scripts need `Distributed` only. The other callbacks have Horovod's names, and one duty each.
 
-None of them overrides a method that Keras calls at the end of a batch: that alone would make Keras
+No callback overrides a method that Keras calls at the end of a batch: such a method makes Keras
 wait for the metrics of every step.
 """
 
@@ -13,7 +12,7 @@ from typing import Any
 
 import keras
 
-from ringar.job.process_sets import or_all
+from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import checks
 from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from ringar.keras.synchronize import average_logs, broadcast_model, end_epoch
@@ -39,7 +38,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         process_set: the ranks that train together; by default all.
     """
 
-    def __init__(self, root_rank: int = 0, process_set: Any = None) -> None:
+    def __init__(self, root_rank: int = 0, process_set: ProcessSet | None = None) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.process_set = process_set
@@ -69,13 +68,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 class MetricAverageCallback(keras.callbacks.Callback):
     """Average the metrics of an epoch over the ranks, for the callbacks after it.
 
-    Put it before ReduceLROnPlateau, EarlyStopping, ModelCheckpoint and whatever else reads metrics.
+    Put it before ReduceLROnPlateau, EarlyStopping, ModelCheckpoint and other readers of metrics.
 
     Args:
         process_set: the ranks that train together; by default all.
     """
 
-    def __init__(self, process_set: Any = None) -> None:
+    def __init__(self, process_set: ProcessSet | None = None) -> None:
         super().__init__()
         self.process_set = process_set
 
@@ -92,26 +91,28 @@ class Distributed(BroadcastGlobalVariablesCallback):
       callbacks after it and for the history. The average is the same number on every rank, so that
       EarlyStopping and ReduceLROnPlateau decide alike everywhere.
     - Only rank 0 draws a progress bar.
-    - What would hang ranks or let them drift apart is found and said, on all ranks: an unequal
-      number of steps, other models, an optimizer that reduces nothing, learning rates or weights
-      that differ; on a grid, ranks of a model group that are fed different examples.
+    - All ranks raise an error if they would hang or drift apart: if they have different numbers of
+      steps, models, learning rates or weights, or an optimizer that is not distributed; on a grid,
+      if the ranks of a model group are given different examples.
 
-    Put it first in the list. A callback before it sees the metrics of its own rank; that is right
-    for one that stops for a reason of its rank alone (a time limit): if any rank has set
-    `model.stop_training`, all stop.
+    Put it first in the list. A callback before it sees the metrics of its own rank. That is right
+    for a callback that stops for a reason of its rank alone, such as a time limit: if any rank sets
+    `model.stop_training`, all ranks stop.
 
     Args:
         root_rank: the rank whose state is taken.
         process_set: the ranks that train together; by default all.
-        check: look for ranks that drift apart: learning rates after each epoch, trainable weights
-            after the first and the last.
+        check: compare the ranks' learning rates after each epoch, and their trainable weights after
+            the first and the last epoch.
 
     Raises:
-        ValueError: in `fit`, on every rank, if the ranks do not fit together when training begins.
-        MismatchError: in `fit`, on every rank, if they have drifted apart.
+        ValueError: in `fit`, on every rank, if ranks are set up differently when training begins.
+        MismatchError: in `fit`, on every rank, if learning rates or weights differ.
     """
 
-    def __init__(self, root_rank: int = 0, process_set: Any = None, check: bool = True) -> None:
+    def __init__(
+        self, root_rank: int = 0, process_set: ProcessSet | None = None, check: bool = True
+    ) -> None:
         super().__init__(root_rank, process_set)
         self.check = check
         self._weights_compared = False
@@ -126,20 +127,20 @@ class Distributed(BroadcastGlobalVariablesCallback):
             params["verbose"] = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check that the ranks fit together, then broadcast."""
+        """Check that all ranks are set up alike, then broadcast."""
         self._weights_compared = self._examples_compared = False
         checks.check_start(self.model, self.params, self.process_set)
-        checks.forget_examples(self.model)
+        checks.reset_examples(self.model)
         super().on_train_begin(logs)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Look whether the first batch was the same on all ranks of a model group."""
+        """Check that the first batch was the same on all ranks of a model group."""
         super().on_train_batch_begin(batch, logs)
         if batch > 0:
             self._compare_examples()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Average the metrics, agree whether to stop, and look for ranks that drift apart."""
+        """Average the metrics, agree whether to stop, and compare the ranks."""
         super().on_epoch_end(epoch, logs)
         self._compare_examples()
         end_epoch(self.model, logs, self.process_set, check=self.check)

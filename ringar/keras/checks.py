@@ -1,7 +1,6 @@
-"""What would hang ranks, or let them train different models in silence, found early.
+"""Checks for differences between ranks that would hang them or make them train different models.
 
-Every check is an exchange in which all ranks see what all ranks have, so that all of them raise or
-none.
+In every check each rank receives the values of all ranks, so that either all ranks raise or none.
 """
 
 from __future__ import annotations
@@ -16,62 +15,64 @@ from ringar.collectives import allgather, allgather_object
 from ringar.collectives.call import Call
 from ringar.collectives.digest import digest
 from ringar.errors import MismatchError
-from ringar.job.process_sets import or_all
+from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras.optimizer import is_distributed
 from ringar.sharding import examples
 from ringar.sharding.cut import cut_of
 from ringar.sharding.lineage import check_outputs
 
-# What errors say of the exchange in which ranks were found to differ.
+# The collectives of the checks, for their errors.
 _START = Call("allgather_object", name="start of training")
 _WEIGHTS = Call("allgather", name="check of weights")
 
 
-def check_start(model: Any, params: dict[str, Any], process_set: Any = None) -> None:
-    """Check, when training begins, that the ranks will go through the same collectives.
+def check_start(
+    model: keras.Model, params: dict[str, Any], process_set: ProcessSet | None = None
+) -> None:
+    """Check, when training begins, that the ranks will run the same collectives.
 
     Args:
         model: the compiled model.
-        params: what Keras told its callbacks: the number of steps and epochs.
+        params: Keras' parameters for callbacks: the number of steps and epochs.
         process_set: the ranks concerned; by default all.
 
     Raises:
-        ValueError: on every rank, if the optimizer reduces nothing, steps, epochs or variables
-            differ, or a split is not ended.
+        ValueError: on every rank, if the optimizer is not distributed, if steps, epochs or
+            variables differ, or if a split is not ended.
     """
     check_outputs(model)
     if or_all(process_set).size() == 1:
         return
     ranks = allgather_object(_describe(model, params), name=_START.name, process_set=process_set)
     _require(
-        [("yes" if mine["reduces"] else "no") for mine in ranks],
+        [("yes" if one["reduces"] else "no") for one in ranks],
         lambda values: "no" not in values,
         "the model to be compiled with optimizer=ringar.DistributedOptimizer(...) on every rank",
         "Without it, ranks train different models.",
     )
     require_equal(
-        [mine["steps"] for mine in ranks],
+        [one["steps"] for one in ranks],
         "number of steps per epoch",
         "Shard the data with ringar.data.shard, or pass `steps_per_epoch` to `fit`.",
     )
     require_equal(
-        [mine["epochs"] for mine in ranks],
+        [one["epochs"] for one in ranks],
         "number of epochs",
         "Pass the same `epochs` and `initial_epoch` to `fit` on every rank.",
     )
-    if len({len(mine["weights"]) for mine in ranks}) > 1:
+    if len({len(one["weights"]) for one in ranks}) > 1:
         require_equal(
-            [len(mine["weights"]) for mine in ranks],
+            [len(one["weights"]) for one in ranks],
             "number of weights",
             "Build the same model everywhere.",
         )
-    for index, weights in enumerate(zip(*(mine["weights"] for mine in ranks), strict=True)):
+    for index, weights in enumerate(zip(*(one["weights"] for one in ranks), strict=True)):
         require_equal(
             weights, f"shape and dtype of weight {index}", "Build the same model everywhere."
         )
 
 
-def check_weights(model: Any, process_set: Any = None) -> None:
+def check_weights(model: keras.Model, process_set: ProcessSet | None = None) -> None:
     """Check that the trainable weights are the same on all ranks, bit by bit.
 
     Args:
@@ -103,8 +104,8 @@ def check_weights(model: Any, process_set: Any = None) -> None:
         )
 
 
-def _is_same(variable: Any, of_ranks: np.ndarray) -> bool:
-    """Return whether ranks that must have the same value have it."""
+def _is_same(variable: keras.Variable, of_ranks: np.ndarray) -> bool:
+    """Return whether all ranks with the same part of `variable` have the same digest."""
     cut = cut_of(variable)
     if cut is None:
         return bool((of_ranks == of_ranks[0]).all())
@@ -112,36 +113,36 @@ def _is_same(variable: Any, of_ranks: np.ndarray) -> bool:
     return bool((of_groups == of_groups[0]).all())
 
 
-def check_examples(model: Any) -> None:
+def check_examples(model: keras.Model) -> None:
     """Check that the ranks of each model group were fed the same first batch. Collective.
 
     Args:
-        model: a built model, whose layers keep digests if they are split.
+        model: a built model; its split layers keep the digests.
 
     Raises:
-        ValueError: on every rank, if they were not.
+        ValueError: on every rank, if the batches differ.
     """
     digests, grid = _digests(model)
     if grid is not None:
         examples.check(digests, grid)
 
 
-def forget_examples(model: Any) -> None:
-    """Have the layers take the digest of the next batch."""
+def reset_examples(model: keras.Model) -> None:
+    """Make the layers take the digest of the next batch."""
     for _, its in _digests(model)[0]:
         its.reset()
 
 
-def _digests(model: Any) -> tuple[list[tuple[str, examples.Digest]], Any]:
+def _digests(model: keras.Model) -> tuple[list[tuple[str, examples.Digest]], Any]:
     layers = [x for x in model._flatten_layers() if getattr(x, "digest", None) is not None]
     return [(x.name, x.digest) for x in layers], layers[0].grid if layers else None
 
 
-def _describe(model: Any, params: dict[str, Any]) -> dict[str, Any]:
-    # A train_step of one's own may reduce its gradients with a DistributedGradientTape.
-    own_step = type(model).train_step is not keras.Model.train_step
+def _describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
+    # A custom train_step may reduce its gradients with a DistributedGradientTape.
+    has_custom_step = type(model).train_step is not keras.Model.train_step
     return {
-        "reduces": is_distributed(model.optimizer) or own_step,
+        "reduces": is_distributed(model.optimizer) or has_custom_step,
         "steps": params.get("steps"),
         "epochs": params.get("epochs"),
         "weights": [f"{w.dtype}{list(w.shape)}" for w in model.weights] if model.built else [],
@@ -152,12 +153,12 @@ def require_equal(values: Sequence[Any], what: str, remedy: str) -> None:
     """Check that `values`, one of each rank, are equal.
 
     Args:
-        values: the same on every rank, so that all raise or none.
-        what: "number of steps", for example.
-        remedy: what to do; sentences.
+        values: the gathered values, the same list on every rank.
+        what: the name of the value, "number of steps", for example.
+        remedy: advice for the error, in sentences.
 
     Raises:
-        ValueError: if they are not.
+        ValueError: if they are not equal.
     """
     _require(values, _all_equal, f"the same {what} on every rank", remedy)
 

@@ -1,19 +1,19 @@
-"""Gradients on a grid: of a cut variable over its data set, of a whole one over all ranks.
+"""The reduction of gradients on a grid.
 
-Both are averages, and both are right: behind a join all ranks of a model group hold the same
-gradient, and in a split each holds that of its own part (`ringar.parallel.exchange`).
+The gradient of a cut variable is averaged over its data set, the gradient of a whole variable over
+all ranks. Both averages are right: behind a join all ranks of a model group hold the same gradient,
+and within a split each rank holds the gradient of its own part (`ringar.parallel.exchange`).
 
-What an optimizer computes from all elements of a variable, or from all variables, it would compute
-here from the elements of one part, and differently on each rank of a model group. Clipping by norms
-is therefore done before it, with the norms of the whole variables; optimizers that go by norms
-themselves are refused.
+A norm that an optimizer computes here is the norm of one part, and differs between the ranks of a
+model group. `clip` therefore clips before the optimizer, by the norms of the whole variables.
+Optimizers whose updates depend on norms are refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -23,7 +23,11 @@ from ringar.sharding.cut import cut_of
 from ringar.sharding.grid import Grid
 from ringar.sharding.slots import inner_optimizer
 
-#: They scale updates by norms of whole variables, or factor them.
+if TYPE_CHECKING:
+    import keras
+
+
+#: Optimizers that scale updates by norms of whole variables, or factor them.
 _NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
 
 
@@ -31,7 +35,7 @@ class GridReduction:
     """Reduce gradients as `ringar.keras.reduction.Reduction` does, on a grid.
 
     Args:
-        over_all: for variables that every rank has whole.
+        over_all: the reduction of variables that every rank has whole.
         grid: the grid.
     """
 
@@ -47,9 +51,9 @@ class GridReduction:
         self,
         gradients: Sequence[Any],
         variables: Sequence[Any] | None = None,
-        loss_scale: Any = None,
+        loss_scale: tf.Tensor | None = None,
     ) -> list[Any]:
-        """Reduce as `Reduction` does; the variables must be known."""
+        """Reduce as `Reduction` does; `variables` must be given."""
         if self.grid.model == 1:
             return self._over_all(gradients, variables, loss_scale)
         if variables is None:
@@ -68,25 +72,28 @@ class GridReduction:
                     "`grid` must be the one that the layers were made in. Received: "
                     f"{self.grid}, and a variable {variable.path} of another grid."
                 )
-        for reduction, places in ((self._over_all, whole), (self._over_data, cut)):
+        for reduction, indices in ((self._over_all, whole), (self._over_data, cut)):
             results = reduction(
-                [reduced[i] for i in places], [variables[i] for i in places], loss_scale
+                [reduced[i] for i in indices], [variables[i] for i in indices], loss_scale
             )
-            for i, result in zip(places, results, strict=True):
+            for i, result in zip(indices, results, strict=True):
                 reduced[i] = result
         if loss_scale is not None:
             self._spread_overflow(reduced, cut)
         return reduced
 
     def clip(
-        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any] | None
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: Sequence[Any],
+        variables: Sequence[Any] | None,
     ) -> list[Any]:
         """Clip by norms as `optimizer` would if the variables were whole.
 
-        It will find nothing left to clip: a part's norm is not greater than the whole's.
+        The optimizer then clips nothing more: a part's norm is at most that of the whole.
 
         Raises:
-            ValueError: the optimizer goes by norms in a way that cannot be had here.
+            ValueError: the optimizer depends on norms in a way that is not supported on a grid.
         """
         cut = [i for i, v in enumerate(variables or ()) if cut_of(v) is not None]
         if self.grid.model == 1 or not cut:
@@ -95,7 +102,7 @@ class GridReduction:
         self._check(inner)
         if not inner.clipnorm and not inner.global_clipnorm:
             return list(gradients)
-        # Gradients are divided by these later.
+        # The gradients still have these factors.
         scale: Any = inner.loss_scale_factor or 1.0
         if inner is not optimizer:
             scale = scale * tf.convert_to_tensor(optimizer.dynamic_scale)
@@ -120,12 +127,12 @@ class GridReduction:
                 clipped[i] = _limit(clipped[i], norm, together * scale)
         return clipped
 
-    def _check(self, optimizer: Any) -> None:
+    def _check(self, optimizer: keras.optimizers.Optimizer) -> None:
         name = optimizer.__class__.__name__
         if name in _NOT_ELEMENTWISE:
             raise ValueError(
                 "`optimizer` must treat each element by itself where variables are cut: "
-                f"{name} goes by whole variables. Received: {name} on {self.grid}. Use Adam, "
+                f"{name} uses norms of whole variables. Received: {name} on {self.grid}. Use Adam, "
                 "AdamW, SGD or RMSprop, for example."
             )
         if optimizer.gradient_accumulation_steps and (
@@ -138,7 +145,7 @@ class GridReduction:
             )
 
     def _spread_overflow(self, reduced: list[Any], cut: list[int]) -> None:
-        """Let all ranks of a model group skip the step if a gradient of one part overflowed."""
+        """Make all ranks of a model group skip the step if a gradient of one part overflowed."""
         parts = [reduced[i] for i in cut if reduced[i] is not None]
         if not parts:
             return
@@ -149,22 +156,25 @@ class GridReduction:
             name="gradients/overflow",
             process_set=self.grid.model_set,
         )
-        place = next(i for i in cut if reduced[i] is not None)
-        poison = tf.where(any_bad > 0, float("nan"), 0.0)
-        reduced[place] = _values(reduced[place]) + tf.cast(poison, _values(reduced[place]).dtype)
+        first = next(i for i in cut if reduced[i] is not None)
+        nan_if_bad = tf.where(any_bad > 0, float("nan"), 0.0)
+        gradient = _values(reduced[first])
+        reduced[first] = gradient + tf.cast(nan_if_bad, gradient.dtype)
 
 
-def _values(gradient: Any) -> tf.Tensor:
+def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     return tf.convert_to_tensor(gradient)
 
 
-def _square_sum(gradient: Any) -> tf.Tensor:
+def _square_sum(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     return tf.reduce_sum(tf.square(tf.cast(values, tf.float32)))
 
 
-def _limit(gradient: Any, norm: tf.Tensor, limit: Any) -> Any:
-    """Return `gradient` times `limit` / `norm`, where the norm is greater."""
+def _limit(
+    gradient: tf.Tensor | tf.IndexedSlices, norm: tf.Tensor, limit: float | tf.Tensor
+) -> tf.Tensor | tf.IndexedSlices:
+    """Return `gradient`, scaled down to the norm `limit` if its norm is greater."""
     factor = tf.where(norm > limit, limit / norm, 1.0)
     if isinstance(gradient, tf.IndexedSlices):
         values = gradient.values * tf.cast(factor, gradient.values.dtype)

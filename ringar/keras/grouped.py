@@ -1,8 +1,8 @@
-"""Layers of groups: the kernels of a group read the maps of the same group in the layer before.
+"""Layers of groups: a group's kernels read the channels of the same group in the layer before.
 
-What a split layer with `reads="own"` is on one process. Groups are computed one after the other.
-Keras has `Conv2D(groups=...)`, which it runs on processors through a function that it compiles with
-XLA, also in graphs that are not compiled: a step of AlexNet takes 1.7 times as long.
+On one process they compute what a split layer with `reads="own"` computes on a grid. Groups are
+computed one after the other. Keras' own `Conv2D(groups=...)` runs on CPUs through a function that
+XLA compiles, even in graphs that are not compiled: a step of AlexNet takes 1.7 times as long.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable(package="ringar")
 class GroupedConv2D(keras.layers.Conv2D):
-    """Convolve in groups: a `keras.layers.Conv2D` whose groups are convolutions of their own.
+    """Convolve in groups: a `keras.layers.Conv2D` that computes one convolution per group.
 
-    Arguments, shapes, variables and numbers are those of `Conv2D`; with one group it is one.
+    Arguments, shapes, variables and results are those of `Conv2D`.
     """
 
-    def convolution_op(self, inputs: tf.Tensor, kernel: Any) -> tf.Tensor:
+    def convolution_op(self, inputs: tf.Tensor, kernel: keras.Variable) -> tf.Tensor:
         """Return the convolution without bias and activation."""
         if self.groups == 1:
             return super().convolution_op(inputs, kernel)
@@ -37,11 +37,11 @@ class GroupedConv2D(keras.layers.Conv2D):
 class GroupedDense(keras.layers.Dense):
     """Connect in groups: a `keras.layers.Dense` whose units read only their group's inputs.
 
-    What a `SplitDense` with `reads="own"` is on one process.
+    On one process it computes what a `SplitDense` with `reads="own"` computes on a grid.
 
     Args:
-        units: of all groups together.
-        groups: divides `units` and the inputs.
+        units: the number of units of all groups.
+        groups: the number of groups, which divides `units` and the inputs.
         **kwargs: as for `Dense`.
     """
 

@@ -1,9 +1,9 @@
-"""The learning rate callbacks that Horovod's users know.
+"""Horovod's callbacks for learning rates.
 
-Momentum correction: the velocity of SGD with momentum holds learning rates of the past. When the
-learning rate changes from `old` to `new`, the velocity is multiplied once by `new / old`. That is
-what multiplying the momentum by it for one step does, and it also works where the momentum is a
-constant of a compiled step, as in Keras 3.
+Momentum correction: the velocity of SGD with momentum contains former learning rates. When the
+learning rate changes from `old` to `new`, the velocity is multiplied once by `new / old`. Horovod
+multiplies the momentum for one step instead, which has the same effect; in Keras 3 the momentum is
+a constant of the compiled step.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         initial_lr: the learning rate that is multiplied.
         multiplier: a number, or a function of the epoch that returns one.
         start_epoch: the first epoch in which it applies.
-        end_epoch: the first epoch in which it does not apply any more; None for no end.
+        end_epoch: the first epoch in which it no longer applies; None for no end.
         staircase: set the learning rate once per epoch; else before each batch, and `multiplier`
             then gets the epoch as a fraction: `epoch + batch / steps_per_epoch`.
-        momentum_correction: scale the velocity of an optimizer with momentum by as much as the
-            learning rate.
-        steps_per_epoch: needed without `staircase` if Keras does not know it.
+        momentum_correction: scale the velocity of an optimizer with momentum by the same factor as
+            the learning rate.
+        steps_per_epoch: required without `staircase` if Keras does not know it.
 
     Raises:
         ValueError: when training begins, if the number of steps is needed and not known, or the
@@ -60,7 +60,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self.current_epoch = 0
-        self._rate = 0.0  # what the optimizer has, as far as this callback knows
+        self._rate = 0.0  # the rate that this callback last saw or set
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Find out the number of steps per epoch."""
@@ -107,8 +107,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     def _adjust(self, epoch: float) -> None:
         rate = self.initial_lr * self.multiplier(epoch)
         self.model.optimizer.learning_rate = rate
-        # As the variable holds it: what only its rounding changes is no change. It is not asked for
-        # it, which would wait for the step that may be under way.
+        # Round as the variable does, so that rounding alone is no change. Reading the variable
+        # would wait for the current step.
         dtype = tf.as_dtype(self.model.optimizer.learning_rate.dtype)
         old, new = self._rate, float(dtype.as_numpy_dtype(rate))
         self._rate = new
@@ -131,10 +131,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     Args:
         initial_lr: the learning rate after the warm-up.
-        warmup_epochs: the number of epochs that it takes.
-        momentum_correction: scale the velocity of an optimizer with momentum by as much as the
-            learning rate.
-        steps_per_epoch: needed if Keras does not know it.
+        warmup_epochs: the number of epochs of the warm-up.
+        momentum_correction: scale the velocity of an optimizer with momentum by the same factor as
+            the learning rate.
+        steps_per_epoch: required if Keras does not know it.
         verbose: 1 to print a line on rank 0 when the warm-up is done.
     """
 
@@ -158,7 +158,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Say, after the last epoch of the warm-up, that it is done."""
+        """Print a line on rank 0 after the last epoch of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if epoch == self.warmup_epochs - 1 and self.verbose and place.rank() == 0:
             done = f"finished gradual learning rate warmup to {self._current():g}."
@@ -167,7 +167,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def _warmup(self, epoch: float) -> float:
         assert self.steps_per_epoch is not None
         ranks = place.size()
-        # One batch further, so that the last batch of the warm-up is trained with initial_lr
-        # itself.
+        # Count from 1, so that the last batch of the warm-up has the rate initial_lr.
         epoch += 1 / self.steps_per_epoch
         return (epoch * (ranks - 1) / self.warmup_epochs + 1) / ranks

@@ -1,22 +1,23 @@
-"""Local response normalization: each map is divided by the energy of its neighbors.
+"""Local response normalization: each channel is divided by the energy of its neighbors.
 
 Krizhevsky, Sutskever and Hinton, "ImageNet classification with deep convolutional neural networks"
-(2012), section 3.3. Of N maps, the activity a_i of map i at one place becomes
+(2012), section 3.3. With N channels, the activity a_i of channel i at one position becomes
 
     b_i = a_i / s_i^beta,    s_i = k + alpha * sum of a_j^2 over max(0, i-r) <= j <= min(N-1, i+r)
 
-where the paper has k = 2, r = n/2 = 2, alpha = 1e-4 and beta = 0.75. With an upstream gradient g,
-the same window gives the gradient, for j is in the window of i where i is in that of j:
+where the paper has k = 2, r = n/2 = 2, alpha = 1e-4 and beta = 0.75. Channel j is in the window of
+i if i is in the window of j, so the gradient has the same window, with an upstream gradient g:
 
     dL/da_i = g_i / s_i^beta - 2 alpha beta a_i * sum of g_j b_j / s_j over the window of i
 
-`tf.nn.local_response_normalization` has the same parameters, but no groups, and takes about twice
-as long as this, because it raises to the power beta again for each neighbor on the way back.
+`tf.nn.local_response_normalization` has the same parameters, but no groups. It takes about twice as
+long, because its gradient computes the power beta again for each neighbor.
 """
 
 from __future__ import annotations
 
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -25,22 +26,22 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable(package="ringar")
 class LocalResponseNormalization(keras.layers.Layer):
-    """Divide each channel by a power of the energy of its neighbors, place by place.
+    """Divide each channel by a power of the energy of its neighbors, at each position.
 
-    Computed in float32 where the layer's dtype is float16 or bfloat16.
+    If the layer's dtype is float16 or bfloat16, it computes in float32.
 
     Args:
-        depth_radius: r, how many maps on either side count.
+        depth_radius: r, the number of neighbors on either side.
         bias: k, above 0.
         alpha: multiplies the plain sum of squares, not their mean.
         beta: the power.
-        groups: divides the maps. Only maps of the same group count as neighbors, so that a layer on
-            the maps of one of M parts does what one with `groups=M` does on the whole.
+        groups: the number of groups of channels. Only channels of the same group are neighbors: a
+            layer on the channels of one of M parts corresponds to one with `groups=M` on all.
 
-    Input and output shape: `(batch, ..., maps)`.
+    Input and output shape: `(batch, ..., channels)`.
 
     Raises:
-        ValueError: for an argument out of range, or maps that `groups` does not divide.
+        ValueError: for an argument out of range, or channels that `groups` does not divide.
     """
 
     def __init__(
@@ -62,22 +63,22 @@ class LocalResponseNormalization(keras.layers.Layer):
         self.bias, self.alpha, self.beta = float(bias), float(alpha), float(beta)
 
     def build(self, input_shape: Any) -> None:
-        """Check the number of maps."""
+        """Check the number of channels."""
         if len(input_shape) < 2 or input_shape[-1] is None:
             raise ValueError(
-                "The input must have an axis for the batch, and last one of maps, whose number is "
-                f"known. Received: input_shape={tuple(input_shape)}"
+                "The input must have an axis for the batch, and a last axis of channels, whose "
+                f"number is known. Received: input_shape={tuple(input_shape)}"
             )
         if input_shape[-1] % self.groups:
             raise ValueError(
-                "The number of maps must be divisible by `groups`. "
+                "The number of channels must be divisible by `groups`. "
                 f"Received: input_shape={tuple(input_shape)}, groups={self.groups}"
             )
         self.input_spec = keras.layers.InputSpec(ndim=len(input_shape), axes={-1: input_shape[-1]})
         self.built = True
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Return the normalized maps, in the layer's dtype."""
+        """Return the normalized channels, in the layer's dtype."""
         x = tf.convert_to_tensor(inputs)
         precise = x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
         return tf.cast(self._normalize(precise), x.dtype)
@@ -103,10 +104,10 @@ class LocalResponseNormalization(keras.layers.Layer):
         return tf.pow(energy, -self.beta) if scale is None else scale, energy
 
     def _window(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the sums over each map's neighbors and itself, within its group.
+        """Return the sums over each channel's neighbors and itself, within its group.
 
-        Shifted views are added up, which XLA fuses with what is around them. A product with a band
-        matrix would be as fast on a CPU, but rounded to 10 bits on GPUs that have TF32.
+        The sum of shifted views lets XLA fuse it with neighboring ops. A product with a band matrix
+        would be as fast on a CPU, but rounded to 10 bits on GPUs with TF32.
         """
         count = x.shape[-1] // self.groups
         radius = min(self.depth_radius, count - 1)
@@ -117,7 +118,7 @@ class LocalResponseNormalization(keras.layers.Layer):
         total = tf.add_n([padded[..., i : i + count] for i in range(2 * radius + 1)])
         return tf.reshape(total, shape) if self.groups > 1 else total
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> Sequence[int | None]:
         """Return the shape of the input."""
         return input_shape
 
@@ -134,7 +135,7 @@ class LocalResponseNormalization(keras.layers.Layer):
 
 
 def _check(name: str, value: Any, kind: type, *, least: float | None = None) -> None:
-    """Refuse what is not of a kind, or less than `least`; None: what is not above 0."""
+    """Raise ValueError unless `value` is a `kind` and at least `least`; None: above 0."""
     good = isinstance(value, kind) and not isinstance(value, bool)
     # Written so that NaN is out of range.
     if good and value < float("inf") and (value > 0 if least is None else value >= least):

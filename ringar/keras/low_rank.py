@@ -1,26 +1,30 @@
-"""PowerSGD, the act: the state of an optimizer's variables, and a step with it.
+"""The PowerSGD step of an optimizer, and the state that it keeps for each variable.
 
-The steps and their names are those of `ringar.collectives.powersgd`. The state is each rank's own
-(errors differ between ranks; Q does not) and no part of `optimizer.variables`: the broadcast when
-training begins must not give all ranks the errors of one, and a saved model is to load as the
-optimizer it is, without ringar. A run that is resumed from a file thus begins with no errors: what
-one step had not yet sent is lost, as if that step's batch had been a little smaller.
+`ringar.collectives.powersgd` describes the algorithm and its names. Each rank has state of its own:
+errors differ between ranks, Q does not. The state is not in `optimizer.variables`, since the
+broadcast at the start of training must not give all ranks the errors of one rank, and a saved model
+must load without ringar. A run that is resumed from a file therefore begins with errors of 0; the
+part of one step's gradient that was not yet sent is lost.
 
-The state is in units of the true gradient, whatever a loss scale has made of it, for that scale may
-change from step to step. And it stays as it was in a step whose reduced gradients are not all
-finite: such a step is one that a `LossScaleOptimizer` skips, on all ranks.
+The state is in units of the unscaled gradient, because a loss scale may change from step to step.
+A step whose reduced gradients are not all finite leaves the state unchanged: a
+`LossScaleOptimizer` skips such a step on all ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from ringar.collectives.powersgd import PowerSGD, matrix_shape
+
+if TYPE_CHECKING:
+    import keras
+
 
 Exchange = Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
 """A grouped allreduce: a result per tensor."""
@@ -28,28 +32,29 @@ Exchange = Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
 
 @dataclass(frozen=True)
 class _State:
-    """Keep the state of one variable.
+    """Hold the state of one variable.
 
     Attributes:
-        variable: the variable itself, so that nothing else gets its `id`.
-        q: the Q of the step before [columns, rank].
-        error: what has not been sent yet [rows, columns]; None without error feedback.
+        variable: the variable; the reference keeps its `id` unique.
+        q: the Q of the previous step [columns, rank].
+        error: the part of the gradients that was not sent [rows, columns]; None without error
+            feedback.
     """
 
-    variable: Any
+    variable: keras.Variable
     q: tf.Variable
     error: tf.Variable | None
 
 
 class LowRank:
-    """Keep the state of PowerSGD for the variables of one optimizer."""
+    """Reduce gradients by PowerSGD, and hold its state for the variables of one optimizer."""
 
     def __init__(self, settings: PowerSGD) -> None:
         self.settings = settings
         self._states: dict[int, _State] = {}
 
-    def takes(self, gradient: tf.Tensor) -> bool:
-        """Return whether `gradient` is one that is compressed."""
+    def compresses(self, gradient: tf.Tensor) -> bool:
+        """Return whether PowerSGD compresses `gradient`."""
         if not gradient.shape.is_fully_defined():
             return False
         return self.settings.factor_rank(gradient.shape.as_list(), gradient.dtype.name) > 0
@@ -60,20 +65,20 @@ class LowRank:
         variables: Sequence[Any],
         average: Exchange,
         combine: Exchange,
-        loss_scale: Any = None,
+        loss_scale: tf.Tensor | None = None,
     ) -> tuple[list[tf.Tensor], Callable[[tf.Tensor], None]]:
-        """Reduce gradients that `takes` says yes to.
+        """Reduce gradients that `compresses` accepts.
 
         Args:
-            gradients: this rank's.
-            variables: the variable of each.
-            average: the mean over the ranks, for P.
-            combine: for Q: what is to become of the gradients, a mean or a sum, scaled or not.
-            loss_scale: what gradients were multiplied by; None: by nothing.
+            gradients: the gradients of this rank.
+            variables: their variables.
+            average: the reduction of P, a mean over the ranks.
+            combine: the reduction of Q: that of the gradients, a mean or a sum, scaled or not.
+            loss_scale: the factor in the gradients; None is 1.
 
         Returns:
-            The reduced gradients, times `loss_scale` as those given were; and a function that
-            writes the new state, where its argument, a bool, is true.
+            The reduced gradients, with the factor `loss_scale`, and a function that writes the new
+            state if its argument, a bool, is true.
         """
         states = [self._state_of(v, g) for v, g in zip(variables, gradients, strict=True)]
         matrices = [_matrix(g, s, loss_scale) for g, s in zip(gradients, states, strict=True)]
@@ -88,16 +93,16 @@ class LowRank:
                 result *= tf.cast(loss_scale, result.dtype)
             results.append(tf.reshape(result, gradient.shape))
 
-        def remember(where: tf.Tensor) -> None:
+        def save_state(where: tf.Tensor) -> None:
             for state, m, b, own_q, mean_q in zip(states, matrices, bases, own, q, strict=True):
                 state.q.assign(tf.where(where, mean_q, state.q))
                 if state.error is not None:
                     error = m - tf.matmul(b, own_q, transpose_b=True)
                     state.error.assign(tf.where(where, error, state.error))
 
-        return results, remember
+        return results, save_state
 
-    def _state_of(self, variable: Any, gradient: tf.Tensor) -> _State:
+    def _state_of(self, variable: keras.Variable, gradient: tf.Tensor) -> _State:
         if id(variable) not in self._states:
             shape, dtype = gradient.shape.as_list(), gradient.dtype
             rows, columns = matrix_shape(shape)
@@ -113,7 +118,7 @@ class LowRank:
         return self._states[id(variable)]
 
 
-def _matrix(gradient: tf.Tensor, state: _State, loss_scale: Any) -> tf.Tensor:
+def _matrix(gradient: tf.Tensor, state: _State, loss_scale: tf.Tensor | None) -> tf.Tensor:
     matrix = tf.reshape(gradient, matrix_shape(gradient.shape.as_list()))
     if loss_scale is not None:
         matrix /= tf.cast(loss_scale, matrix.dtype)
@@ -123,10 +128,10 @@ def _matrix(gradient: tf.Tensor, state: _State, loss_scale: Any) -> tf.Tensor:
 def _bases(p: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Return an orthonormal basis of the columns of each matrix, in the matrix' shape.
 
-    Householder's method finds a full one even where columns are zero, for a gradient that is zero
-    at first, say. Else Q became zero as well, and remained so.
+    Householder's method returns a full basis even if columns are zero, as for a first gradient of
+    zeros. Otherwise Q would become zero and remain so.
     """
-    alike: dict[Any, list[int]] = {}
+    alike: dict[tuple[tf.DType, tuple[int, ...]], list[int]] = {}
     for place, columns in enumerate(p):
         alike.setdefault((columns.dtype, tuple(columns.shape)), []).append(place)
     bases: list[Any] = [None] * len(p)

@@ -2,22 +2,22 @@
 
 Keras' trainers, and `apply_gradients`, all go through `optimizer.apply(grads,
 trainable_variables)`, in every release of Keras 3, and it runs before clipping, accumulation,
-weight decay and moving averages. The distributed optimizer overrides this one method: it reduces,
-then does what its base class does. `global_clipnorm` therefore sees the reduced gradients, and with
-`gradient_accumulation_steps` every micro-step is reduced, which is exact.
+weight decay and moving averages. The distributed optimizer overrides this one method: it reduces
+the gradients and calls its base class with the results. `global_clipnorm` therefore sees the
+reduced gradients. With `gradient_accumulation_steps` every micro-step is reduced, which is exact.
 
-It is the given object itself, whose class is exchanged for one derived from it. So nothing is lost
-that `get_config()` does not know: slots of an optimizer that has been trained, variables excluded
-from weight decay, a learning rate schedule that cannot be serialized. Its `__class__` remains that
-of the original optimizer, which is what Keras writes into files: a saved model loads where ringar
-is not installed, as the optimizer it is.
+The distributed optimizer is the given object, whose class is replaced by a subclass. The object
+keeps all state that `get_config()` omits: slots of a trained optimizer, variables excluded from
+weight decay, a learning rate schedule that cannot be serialized. Its `__class__` remains that of
+the original optimizer. Keras writes that class into files, so that a saved model loads where ringar
+is not installed.
 
-The float16 trap. Under the dtype policy "mixed_float16" Keras wraps the optimizer in a
-`LossScaleOptimizer`, which calls it only if no gradient of this rank overflowed: a rank with an
-overflow would skip the collective for which the others wait. A loss-scale optimizer that holds a
-distributed optimizer therefore reduces first and looks for overflows then; an overflow of one rank
-is one of the sum, and all skip the step. Since Keras makes that wrapper itself, in `compile`, of a
-class of its own, `LossScaleOptimizer.apply` is where this has to be put.
+Loss scaling. Under the dtype policy "mixed_float16" Keras wraps the optimizer in a
+`LossScaleOptimizer`, which calls it only if no gradient of this rank overflowed. A rank with an
+overflow would skip the collective for which the other ranks wait. A loss-scale optimizer that holds
+a distributed optimizer therefore reduces first and checks for overflows afterwards: an overflow on
+one rank is an overflow of the sum, and all ranks skip the step. Keras makes the wrapper in
+`compile`, from a class of its own, so ringar overrides `LossScaleOptimizer.apply`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -37,6 +37,13 @@ from ringar.keras import buckets
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 from ringar.sharding.slots import inner_optimizer
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from ringar.collectives.ops import ReduceOp
+    from ringar.job.process_sets import ProcessSet
+    from ringar.sharding.grid import Grid
 
 _CLASSES: dict[type, type] = {}
 
@@ -51,24 +58,24 @@ class DistributedMixin:
         self,
         grads: Sequence[Any],
         trainable_variables: Sequence[Any] | None = None,
-        loss_scale: Any = None,
+        loss_scale: tf.Tensor | None = None,
     ) -> list[Any]:
         """Return `grads` reduced over the ranks, as `apply` will use them.
 
         Args:
             grads: as for `apply`.
             trainable_variables: as for `apply`.
-            loss_scale: what `grads` were multiplied by, if that changes from step to step.
+            loss_scale: the factor in `grads`, if it changes from step to step.
         """
         return self._reduction(grads, self._variables_of(trainable_variables), loss_scale)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Reduce `grads` over the ranks, then do with them what the base class does."""
+        """Reduce `grads` over the ranks, then apply them as the base class does."""
         if not self._reduction_is_done:
             grads = self.reduce(grads, trainable_variables, _loss_scale(self))
         if isinstance(self._reduction, GridReduction):
             grads = self._reduction.clip(self, grads, self._variables_of(trainable_variables))
-        super().apply(grads, trainable_variables)  # type: ignore[misc]  # the base class has it
+        super().apply(grads, trainable_variables)  # type: ignore[misc]  # a mixin
 
     def _variables_of(self, trainable_variables: Sequence[Any] | None) -> Sequence[Any] | None:
         if trainable_variables is not None:
@@ -77,7 +84,7 @@ class DistributedMixin:
 
     @contextmanager
     def reduction_done(self) -> Iterator[None]:
-        """Return a context in which `apply` takes gradients that have been reduced already."""
+        """Return a context in which `apply` expects gradients that are already reduced."""
         self._reduction_is_done = True
         try:
             yield
@@ -85,14 +92,14 @@ class DistributedMixin:
             self._reduction_is_done = False
 
 
-def DistributedOptimizer(  # the name that Horovod's users know; it makes an object of a class
-    optimizer: Any,
+def DistributedOptimizer(  # Horovod's name, for a function that returns an object
+    optimizer: str | keras.optimizers.Optimizer,
     *,
-    op: Any = Average,
+    op: ReduceOp = Average,
     compression: Any = Compression.none,
     algorithm: str | None = None,
-    process_set: Any = None,
-    grid: Any = None,
+    process_set: ProcessSet | None = None,
+    grid: Grid | None = None,
     bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -107,26 +114,26 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
         optimizer: a `keras.optimizers.Optimizer`, built or not, or the name of one. The object
             itself becomes distributed and keeps its state.
         op: `ringar.Average` or `ringar.Sum`.
-        compression: what the gradients travel as. `ringar.Compression.none`; `.fp16` or `.bf16`:
-            float32 in that dtype between hosts, and as it is inside a host;
-            `.powersgd(rank=2)`: large matrices as two factors of low rank, anywhere, with error
-            feedback (`ringar.collectives.powersgd`); its state stays with this object and is not
-            saved. On one rank, nothing.
-        algorithm: of the allreduces between hosts, as for `ringar.allreduce`.
+        compression: the form in which gradients are sent. `ringar.Compression.none`: unchanged.
+            `.fp16` or `.bf16`: float32 gradients in that dtype between hosts, unchanged inside a
+            host. `.powersgd(rank=2)`: large matrices as two factors of low rank, with error
+            feedback (`ringar.collectives.powersgd`); this object holds the state, which is not
+            saved. One rank alone compresses nothing.
+        algorithm: the algorithm of allreduces between hosts, as for `ringar.allreduce`.
         process_set: the ranks that train together; by default all.
         grid: a `ringar.parallel.Grid`, for a model with split layers: variables that are cut are
             reduced over the ranks that have the same part, all others over all ranks.
-        bucket_bytes: gradients travel together in buckets of at most this many bytes, 8 MiB by
-            default; a larger gradient alone.
-        prescale_factor: multiplies gradients before they are reduced.
-        postscale_factor: multiplies gradients after they were reduced.
+        bucket_bytes: the largest size of a bucket of gradients, which one collective reduces; 8 MiB
+            by default. A larger gradient has a bucket of its own.
+        prescale_factor: multiplies gradients before the reduction.
+        postscale_factor: multiplies gradients after the reduction.
         sparse_as_dense: turn the `tf.IndexedSlices` of an Embedding into dense gradients instead of
-            gathering the slices of all ranks; faster where most rows are touched. Done in any case
-            in steps that XLA compiles for batches of unknown size. It may change the numbers: Keras
-            squares slices one by one, in Adam for example, and dense gradients after adding them.
+            gathering the slices of all ranks. This is faster where most rows are used, and always
+            done in steps that XLA compiles for batches of unknown size. Results may differ: Adam,
+            for example, squares each slice by itself, but dense gradients after adding them.
 
     Returns:
-        `optimizer`, whose class is now `Distributed<class>`, a subclass of what it was.
+        `optimizer`, whose class is now `Distributed<class>`, a subclass of its former class.
 
     Raises:
         NotInitializedError: before `ringar.init()`.
@@ -158,7 +165,7 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
         sparse_as_dense,
     )
     _reduce_before_overflow_check()
-    # Not through Keras' own __setattr__, which would ask the new class for permission.
+    # Bypass Keras' __setattr__, which tracks attributes.
     on_grid = reduction if grid is None else GridReduction(reduction, grid)
     object.__setattr__(optimizer, "_reduction", on_grid)
     object.__setattr__(optimizer, "_reduction_is_done", False)
@@ -166,24 +173,24 @@ def DistributedOptimizer(  # the name that Horovod's users know; it makes an obj
     return optimizer
 
 
-def is_distributed(optimizer: Any) -> bool:
+def is_distributed(optimizer: keras.optimizers.Optimizer) -> bool:
     """Return whether `optimizer`, or the one in a `LossScaleOptimizer`, reduces over the ranks."""
     return isinstance(inner_optimizer(optimizer), DistributedMixin)
 
 
-def reduction_of(optimizer: Any) -> Reduction | GridReduction | None:
+def reduction_of(optimizer: keras.optimizers.Optimizer) -> Reduction | GridReduction | None:
     """Return the reduction of a distributed optimizer, or of the one in a `LossScaleOptimizer`."""
     return getattr(inner_optimizer(optimizer), "_reduction", None)
 
 
-def grid_of(optimizer: Any) -> Any:
+def grid_of(optimizer: keras.optimizers.Optimizer) -> Grid | None:
     """Return the grid of a distributed optimizer, or of the one in a `LossScaleOptimizer`."""
     return getattr(reduction_of(optimizer), "grid", None)
 
 
-def _loss_scale(optimizer: Any) -> Any:
-    """Return what a `LossScaleOptimizer` multiplies losses by now; None for other optimizers."""
-    # Not yet built, it begins with the first.
+def _loss_scale(optimizer: keras.optimizers.Optimizer) -> Any:
+    """Return the current factor of a `LossScaleOptimizer`; None for other optimizers."""
+    # Before it is built, it has an initial factor only.
     return getattr(optimizer, "dynamic_scale", getattr(optimizer, "initial_scale", None))
 
 

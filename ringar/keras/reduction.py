@@ -1,21 +1,20 @@
-"""What happens to gradients on their way to the optimizer: what optimizer and tape share.
+"""The reduction of gradients over the ranks, for the optimizer and the tape.
 
-Dense gradients travel in the buckets of `buckets.py`, last layer first, one grouped allreduce
-each. Sparse ones (`tf.IndexedSlices`, from an Embedding) are gathered: the sum of slices is their
-concatenation. "Gradients" of variables that Keras overwrites with them (the scales of float8
-training) are combined by maximum, as Keras combines them. With PowerSGD, dense gradients that it
-makes smaller travel as factors (`ringar.keras.low_rank`): all P together, then all Q together.
+Dense gradients are reduced in the buckets of `buckets.py`, last layer first, one grouped allreduce
+each. Sparse gradients (`tf.IndexedSlices`, from an Embedding) are gathered: the sum of slices is
+their concatenation. "Gradients" with which Keras overwrites variables (the scales of float8
+training) are combined by maximum, as Keras does. With PowerSGD, dense gradients that it compresses
+are reduced as factors (`ringar.keras.low_rank`): all P together, then all Q together.
 
-Names say which gradients are in a bucket by their places in the list of variables. A gradient that
-is None on one rank only then shows in the error that all ranks get, and does not become a sum of
-gradients of different variables.
+The name of a bucket lists the indices of its variables. If a gradient is None on one rank only, the
+names differ, and all ranks get an error instead of a sum of gradients of different variables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -23,20 +22,23 @@ from ringar.collectives import Average, Max, Sum, allreduce, grouped_allreduce
 from ringar.collectives.call import checked_algorithm
 from ringar.collectives.compiled import is_compiling
 from ringar.collectives.compression import Compression, has_state
-from ringar.job.process_sets import or_all
+from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import buckets
 from ringar.keras.low_rank import Exchange, LowRank
 from ringar.sharding.cut import cut_of
+
+if TYPE_CHECKING:
+    from ringar.collectives.ops import ReduceOp
 
 
 @dataclass(frozen=True)
 class Reduction:
     """Reduce gradients over the ranks; `DistributedOptimizer` documents the fields."""
 
-    op: Any
+    op: ReduceOp
     compression: Any
     algorithm: str | None
-    process_set: Any
+    process_set: ProcessSet | None
     bucket_bytes: int
     prescale_factor: float
     postscale_factor: float
@@ -64,23 +66,23 @@ class Reduction:
 
     @property
     def is_identity(self) -> bool:
-        """Whether nothing happens to gradients, so that one rank pays nothing."""
+        """Whether the reduction returns gradients unchanged: on one rank, without factors."""
         return self.size == 1 and self.prescale_factor == 1.0 and self.postscale_factor == 1.0
 
-    # There is nothing in it for AutoGraph to convert, which takes its time at every trace.
+    # AutoGraph has nothing to convert here, and conversion slows down tracing.
     @tf.autograph.experimental.do_not_convert
     def __call__(
         self,
         gradients: Sequence[Any],
         variables: Sequence[Any] | None = None,
-        loss_scale: Any = None,
+        loss_scale: tf.Tensor | None = None,
     ) -> list[Any]:
         """Reduce `gradients` over the ranks.
 
         Args:
             gradients: tensors, `tf.IndexedSlices` or None; the same ones are None on every rank.
-            variables: the variables that they belong to, if they are known.
-            loss_scale: what the gradients were multiplied by, if that changes from step to step.
+            variables: the variables of the gradients, if they are known.
+            loss_scale: the factor in the gradients, if it changes from step to step.
 
         Returns:
             A list like `gradients`.
@@ -112,7 +114,7 @@ class Reduction:
                 (maxima if index in overwritten else dense)[index] = gradient
         factored = self._take_factored(dense)
         self._reduce_dense(reduced, dense, "gradients", self._options())
-        if overwritten:  # no compression and no scale here: these are values, not sums
+        if overwritten:  # values, not sums: neither compressed nor scaled
             self._reduce_dense(
                 reduced, maxima, "overwrites", {"op": Max, "algorithm": self.algorithm}
             )
@@ -138,11 +140,11 @@ class Reduction:
                 )
 
     def _take_factored(self, dense: list[Any]) -> dict[int, Any]:
-        """Take out of `dense`, by their places, the gradients that travel as factors."""
+        """Remove from `dense`, and return by index, the gradients that are reduced as factors."""
         factored: dict[int, Any] = {}
         if self.low_rank is not None and self.size > 1:
             for index, gradient in enumerate(dense):
-                if gradient is not None and self.low_rank.takes(gradient):
+                if gradient is not None and self.low_rank.compresses(gradient):
                     factored[index] = gradient
                     dense[index] = None
         return factored
@@ -152,7 +154,7 @@ class Reduction:
         reduced: list[Any],
         factored: dict[int, Any],
         variables: Sequence[Any] | None,
-        loss_scale: Any,
+        loss_scale: tf.Tensor | None,
     ) -> None:
         assert self.low_rank is not None
         if variables is None:
@@ -171,7 +173,7 @@ class Reduction:
                 **options,
             )
 
-        results, remember = self.low_rank.reduce(
+        results, save_state = self.low_rank.reduce(
             list(factored.values()),
             [variables[index] for index in factored],
             average=exchange("p", mean),
@@ -180,7 +182,7 @@ class Reduction:
         )
         for index, result in zip(factored, results, strict=True):
             reduced[index] = result
-        remember(_all_finite(reduced))
+        save_state(_all_finite(reduced))
 
     def _reduce_dense(
         self, reduced: list[Any], tensors: list[Any], name: str, options: dict[str, Any]
@@ -207,13 +209,13 @@ class Reduction:
     def _as_dense(self, slices: tf.IndexedSlices) -> bool:
         if self.sparse_as_dense:
             return True
-        # A compiled step must know, when it is traced, how many rows will be gathered.
+        # The trace of a compiled step must know how many rows will be gathered.
         parts = (slices.values, slices.indices)
         return is_compiling() and not all(part.shape.is_fully_defined() for part in parts)
 
 
 def _all_finite(reduced: Sequence[Any]) -> tf.Tensor:
-    """Return whether no gradient overflowed, on any rank: what all ranks have is the same."""
+    """Return whether no reduced gradient overflowed; the result is the same on all ranks."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in reduced if g is not None]
     floats = [value for value in values if value.dtype.is_floating]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in floats])

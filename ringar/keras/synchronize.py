@@ -1,4 +1,4 @@
-"""What the callbacks exchange between the ranks: state at the start, metrics of an epoch."""
+"""The communication of the callbacks: state at the start, metrics at the end of an epoch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import numpy as np
 from ringar.collectives import allgather, broadcast_variables
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError
-from ringar.job.process_sets import or_all
+from ringar.job.process_sets import ProcessSet, or_all
 from ringar.sharding import slots
 from ringar.sharding.cut import cut_of
 
 
-def broadcast_model(model: Any, root_rank: int, process_set: Any = None) -> None:
-    """Give all ranks the weights of `model` and the state of its optimizer that `root_rank` has.
+def broadcast_model(
+    model: keras.Model, root_rank: int, process_set: ProcessSet | None = None
+) -> None:
+    """Broadcast the weights of `model` and the state of its optimizer from `root_rank`.
 
-    Parts of cut variables come from the model group of `root_rank`.
+    Each part of a cut variable is broadcast from the rank of that part in the model group of
+    `root_rank`.
 
     Args:
         model: a built Keras model; its optimizer is built if it is not.
@@ -28,7 +31,7 @@ def broadcast_model(model: Any, root_rank: int, process_set: Any = None) -> None
     optimizer = model.optimizer
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    # model.variables would include the seeds, and then all ranks would drop the same units.
+    # model.variables has the seeds, too, which must differ between ranks for dropout.
     variables = [*model.weights, *(optimizer.variables if optimizer is not None else ())]
     if or_all(process_set).size() == 1:
         return
@@ -44,7 +47,7 @@ def broadcast_model(model: Any, root_rank: int, process_set: Any = None) -> None
         broadcast_variables(parts, root, process_set=grid.data_set)
 
 
-def average_logs(logs: dict[str, Any] | None, process_set: Any = None) -> None:
+def average_logs(logs: dict[str, Any] | None, process_set: ProcessSet | None = None) -> None:
     """Replace every number in `logs` by its average over the ranks, in place."""
     keys = _numbers(logs)
     if logs is None or not keys or or_all(process_set).size() == 1:
@@ -54,7 +57,10 @@ def average_logs(logs: dict[str, Any] | None, process_set: Any = None) -> None:
 
 
 def end_epoch(
-    model: Any, logs: dict[str, Any] | None, process_set: Any = None, check: bool = True
+    model: keras.Model,
+    logs: dict[str, Any] | None,
+    process_set: ProcessSet | None = None,
+    check: bool = True,
 ) -> None:
     """Average `logs` in place and agree whether to stop, in one exchange.
 
@@ -93,8 +99,8 @@ def _numbers(logs: dict[str, Any] | None) -> list[str]:
     )
 
 
-def _gather(own: list[Any], name: str, process_set: Any) -> np.ndarray:
-    # The keys are in the name, so that ranks with other metrics get an error that shows them.
+def _gather(own: list[Any], name: str, process_set: ProcessSet | None) -> np.ndarray:
+    # The name has the keys: if ranks have different metrics, the error shows them.
     row = np.asarray([own], dtype=np.float64)
     return np.asarray(allgather(row, name=name, process_set=process_set))
 
@@ -104,7 +110,7 @@ def _set_averages(logs: dict[str, Any], keys: list[str], rows: np.ndarray) -> No
         logs[key] = float(average)
 
 
-def _learning_rate(model: Any) -> float:
+def _learning_rate(model: keras.Model) -> float:
     try:
         return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
     except AttributeError:

@@ -1,8 +1,8 @@
-"""`DistributedGradientTape`: reduced gradients for training loops of one's own."""
+"""`DistributedGradientTape`: reduced gradients for custom training loops."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -12,26 +12,31 @@ from ringar.keras import buckets
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 
+if TYPE_CHECKING:
+    from ringar.collectives.ops import ReduceOp
+    from ringar.job.process_sets import ProcessSet
+    from ringar.sharding.grid import Grid
+
 
 class DistributedGradientTape:
     """Record like a `tf.GradientTape` and return gradients reduced over the ranks.
 
-    Apply them with a plain optimizer: a `DistributedOptimizer` would reduce them once more.
+    Apply the gradients with a plain optimizer: a `DistributedOptimizer` would reduce them again.
 
     Args:
         tape: the `tf.GradientTape`, before or after it has recorded.
         op: `ringar.Average` or `ringar.Sum`.
-        compression: what the gradients travel as: `ringar.Compression.none`; `.fp16` or `.bf16`:
-            float32 in that dtype between hosts, and as it is inside a host. PowerSGD has state,
-            which a tape that lives for one step cannot keep: use a plain tape and a
-            `DistributedOptimizer`.
-        algorithm: of the allreduces between hosts, as for `ringar.allreduce`.
+        compression: the form in which gradients are sent. `ringar.Compression.none`: unchanged.
+            `.fp16` or `.bf16`: float32 gradients in that dtype between hosts, unchanged inside a
+            host. For PowerSGD, which has state, use a plain tape and a `DistributedOptimizer`: a
+            tape lives for one step only.
+        algorithm: the algorithm of allreduces between hosts, as for `ringar.allreduce`.
         process_set: the ranks that train together; by default all.
         grid: a `ringar.parallel.Grid`, for a model with split layers.
-        bucket_bytes: gradients travel together in buckets of at most this many bytes, 8 MiB by
-            default; a larger gradient alone.
-        prescale_factor: multiplies gradients before they are reduced.
-        postscale_factor: multiplies gradients after they were reduced.
+        bucket_bytes: the largest size of a bucket of gradients, which one collective reduces; 8 MiB
+            by default. A larger gradient has a bucket of its own.
+        prescale_factor: multiplies gradients before the reduction.
+        postscale_factor: multiplies gradients after the reduction.
         sparse_as_dense: turn `tf.IndexedSlices` into dense gradients instead of gathering the
             slices of all ranks.
 
@@ -47,11 +52,11 @@ class DistributedGradientTape:
         self,
         tape: tf.GradientTape,
         *,
-        op: Any = Average,
+        op: ReduceOp = Average,
         compression: Any = Compression.none,
         algorithm: str | None = None,
-        process_set: Any = None,
-        grid: Any = None,
+        process_set: ProcessSet | None = None,
+        grid: Grid | None = None,
         bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
@@ -83,15 +88,15 @@ class DistributedGradientTape:
         self._tape.__exit__(*exception)
 
     def __getattr__(self, name: str) -> Any:
-        # watch, reset, stop_recording, jacobian and the rest are the tape's own.
+        # watch, reset, stop_recording, jacobian and so on are those of the tape.
         return getattr(self._tape, name)
 
     def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute gradients as `tf.GradientTape.gradient` does, and reduce them over the ranks.
 
         Args:
-            target: what is differentiated.
-            sources: a tensor or variable, or a structure of them, by which it is differentiated.
+            target: the tensor to differentiate.
+            sources: a tensor or variable, or a structure of them, to differentiate by.
             *args: as for `tf.GradientTape.gradient`.
             **kwargs: as for `tf.GradientTape.gradient`.
 

@@ -1,6 +1,6 @@
 """Models that are split over ranks, cut into modules, or trained through a scan."""
 
-# The function `split` comes after the module of that name, ringar.parallel.split, is loaded.
+# Importing the function `split` last hides the module of that name, ringar.parallel.split.
 from ringar.parallel import scan
 from ringar.parallel.conversion import merge, split
 from ringar.parallel.pipeline import Pipelined

@@ -1,8 +1,8 @@
-"""From a split model to the one-process model, and back, on any number of parts.
+"""Conversion of a split model to the one-process model, and back, for any number of parts.
 
-Both walk through the graph of a functional or sequential model and build another one beside it,
-layer by layer, then move the weights and the optimizer's state. A whole variable exists on every
-rank while a model is merged.
+Both functions walk through the graph of a functional or sequential model and build a second one,
+layer by layer. Then they copy the weights and the optimizer's state. While a model is merged, every
+rank holds the whole variables.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ringar.keras.optimizer import DistributedOptimizer
 from ringar.parallel.split import Gather, Join, SplitConv2D, SplitDense
 from ringar.sharding import lineage, slots
 from ringar.sharding.cut import Cut, cut_of
-from ringar.sharding.grid import Grid, needed
+from ringar.sharding.grid import Grid, resolve
 
-_Place = Callable[..., Any]
+_Substitute = Callable[..., Any]
 
 
 def merge(model: keras.Model) -> keras.Model:
     """Return the one-process model of a split one, on every rank. Collective over each model group.
 
-    A layer that `reads="own"` becomes a convolution of groups; joins become `Identity`. If `model`
-    is compiled, so is the result, with a plain optimizer that goes on where this one stands.
+    A layer with `reads="own"` becomes a layer with groups; joins become `Identity`. If `model` is
+    compiled, so is the result, with a plain optimizer that has the state of the model's optimizer.
 
     Args:
         model: a functional or sequential model, built.
 
     Returns:
-        A model of Keras' own layers (and of `GroupedDense` and `LocalResponseNormalization`, where
-        such are in it), with layers of the same names. `model.save` writes it as any other.
+        A model of Keras' layers, and of `GroupedDense` and `LocalResponseNormalization` if it has
+        them. The names of layers are kept. `model.save` writes it like any other model.
 
     Raises:
         ValueError: it is another kind of model.
@@ -51,7 +51,7 @@ def merge(model: keras.Model) -> keras.Model:
     """
     made: dict[int, tuple[Any, Any]] = {}
 
-    def place(operation: Any) -> _Place:
+    def substitute(operation: keras.Operation) -> _Substitute:
         if not isinstance(operation, keras.layers.Layer):
             return operation
 
@@ -62,7 +62,7 @@ def merge(model: keras.Model) -> keras.Model:
 
         return call
 
-    whole = _rebuild(model, place)
+    whole = _rebuild(model, substitute)
     for layer, other in made.values():
         for variable, target in zip(layer.weights, other.weights, strict=True):
             target.assign(_gathered(variable, cut_of(variable)))
@@ -82,35 +82,36 @@ def split(
     *,
     sync_batch_norm: bool = True,
 ) -> keras.Model:
-    """Cut a one-process model for a grid. Every rank is given the same model.
+    """Cut a one-process model for a grid. All ranks pass the same model.
 
-    `Conv2D` and `Dense` layers are cut over the parts: those with at least as many groups as there
-    are parts read their own maps, the first of a split its whole input, all others the maps of all.
-    Where a layer needs the maps of all parts and cannot be cut, and at the outputs, a `Gather` ends
-    the split. If `model` is compiled, so is the result, with a distributed optimizer that goes on
-    where the model's stands.
+    `Conv2D` and `Dense` layers are cut over the parts. The first layer of a split reads its whole
+    input, a layer whose groups the parts divide its own channels, and any other the channels of all
+    parts. A `Gather` ends the split at the outputs, and before a layer that needs all channels and
+    cannot be cut. If `model` is compiled, so is the result, with a distributed optimizer that has
+    the state of the model's optimizer.
 
     Args:
-        model: a functional or sequential model, built: `keras.models.load_model(...)`, or what
-            `merge` has returned.
-        grid: the grid; by default the current one. The number of parts may be another than that of
-            the model that was merged.
-        layers: names of the layers to cut; by default all whose kernels the parts divide.
+        model: a functional or sequential model, built, from `keras.models.load_model` or `merge`,
+            for example.
+        grid: the grid; by default the current one. It may have another number of parts than a
+            model that was merged.
+        layers: names of the layers to cut; by default all layers whose kernels the parts divide.
         sync_batch_norm: make every `BatchNormalization` a `SyncBatchNormalization`, with the
-            statistics of the global batch, as on one process; else each rank takes its own batch's.
+            statistics of the global batch, as on one process; otherwise each rank uses its own
+            batch.
 
     Returns:
         The model of this rank, with layers of the same names.
 
     Raises:
-        ValueError: it is another kind of model, a name is not that of such a layer, or the parts do
-            not divide the kernels of a layer that was named.
+        ValueError: it is another kind of model, `layers` has an unknown name, or the parts do not
+            divide the kernels of a layer in `layers`.
     """
-    grid = needed(grid, "ringar.parallel.split")
+    grid = resolve(grid, "ringar.parallel.split")
     chosen = None if layers is None else set(layers)
     made: dict[int, tuple[Any, Any]] = {}
 
-    def place(operation: Any) -> _Place:
+    def substitute(operation: keras.Operation) -> _Substitute:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not isinstance(operation, keras.layers.Layer):
                 return _joined_where_needed(lambda _: operation, grid, args, kwargs)
@@ -129,14 +130,14 @@ def split(
                 return activate(whole)
 
             def fresh(x: Any) -> Any:
-                made[id(operation)] = operation, _own_layer(operation, x, grid, sync_batch_norm)
+                made[id(operation)] = operation, _local_layer(operation, x, grid, sync_batch_norm)
                 return made[id(operation)][1]
 
             return _joined_where_needed(fresh, grid, args, kwargs)
 
         return call
 
-    part = _rebuild(model, place, lambda output: _whole_output(output, grid))
+    part = _rebuild(model, substitute, lambda output: _whole_output(output, grid))
     unknown = (chosen or set()) - {layer.name for layer, _ in made.values()}
     if unknown:
         raise ValueError(f"`layers` must be names of layers of the model. Received: {unknown}")
@@ -154,9 +155,11 @@ def split(
 
 
 def _rebuild(
-    model: keras.Model, place: Callable[[Any], _Place], last: Callable[[Any], Any] = lambda x: x
+    model: keras.Model,
+    substitute: Callable[[Any], _Substitute],
+    last: Callable[[Any], Any] = lambda x: x,
 ) -> keras.Model:
-    """Call `place(layer)` in place of each layer, on new inputs."""
+    """Build the graph of `model` again, on new inputs, with `substitute(layer)` for each layer."""
     graph = getattr(model, "_functional", None) or model  # of a Sequential
     if not hasattr(graph, "_run_through_graph"):
         raise ValueError(
@@ -164,20 +167,20 @@ def _rebuild(
             f"Received: {type(model).__name__} {model.name}"
         )
 
-    def place_or_enter(operation: Any) -> _Place:
+    def substitute_or_enter(operation: keras.Operation) -> _Substitute:
         inner = getattr(operation, "_functional", None) or operation
         if isinstance(operation, keras.Model) and hasattr(inner, "_run_through_graph"):
-            return lambda x, **_: inner._run_through_graph(x, operation_fn=place_or_enter)
-        return place(operation)
+            return lambda x, **_: inner._run_through_graph(x, operation_fn=substitute_or_enter)
+        return substitute(operation)
 
     inputs = keras.tree.map_structure(
         lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name), graph.input
     )
-    outputs = graph._run_through_graph(inputs, operation_fn=place_or_enter)
+    outputs = graph._run_through_graph(inputs, operation_fn=substitute_or_enter)
     return keras.Model(inputs, keras.tree.map_structure(last, outputs), name=model.name)
 
 
-def _whole_layer(layer: Any) -> Any:
+def _whole_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
     config = layer.get_config()
     if isinstance(layer, SplitConv2D | SplitDense):
         del config["reads"], config["writes"]
@@ -196,16 +199,18 @@ def _whole_layer(layer: Any) -> Any:
     return type(layer).from_config(config)
 
 
-def _parts_at(layer: Any) -> int:
-    """Return into how many parts the input of a layer is split."""
+def _parts_at(layer: keras.layers.Layer) -> int:
+    """Return the number of parts over which the input of a layer is split."""
     tensor = layer.input
     if lineage.split_axis(tensor) is None:
         return 1
     return int(lineage.source(tensor).grid.model)
 
 
-def _part_of(layer: Any, x: Any, grid: Grid, chosen: set[str] | None) -> Any:
-    """Return the layer's part, if it is one to be cut."""
+def _part_of(
+    layer: keras.layers.Layer, x: keras.KerasTensor, grid: Grid, chosen: set[str] | None
+) -> keras.layers.Layer | None:
+    """Return this rank's part of the layer; None if the layer is not to be cut."""
     kind = {
         keras.layers.Conv2D: SplitConv2D, GroupedConv2D: SplitConv2D,
         keras.layers.Dense: SplitDense, GroupedDense: SplitDense,
@@ -219,8 +224,8 @@ def _part_of(layer: Any, x: Any, grid: Grid, chosen: set[str] | None) -> Any:
     if not fits and chosen is None:
         return None
     axis = lineage.split_axis(x)
-    maps = 1 if config.get("data_format") == "channels_first" else len(x.shape) - 1
-    if axis not in (None, maps):
+    channel_axis = 1 if config.get("data_format") == "channels_first" else len(x.shape) - 1
+    if axis not in (None, channel_axis):
         x = axis = None
     reads = "whole" if axis is None else "own" if groups % grid.model == 0 else "all"
     if layer.activation in lineage.MIXING_ACTIVATIONS:
@@ -232,8 +237,10 @@ def _without_defaults(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name != "quantization_config"}
 
 
-def _own_layer(layer: Any, x: Any, grid: Grid, sync_batch_norm: bool) -> Any:
-    """Return a layer that is not cut, for this rank's maps if its input is split."""
+def _local_layer(
+    layer: keras.layers.Layer, x: keras.KerasTensor, grid: Grid, sync_batch_norm: bool
+) -> keras.layers.Layer:
+    """Return a copy of a layer that is not cut, for this rank's channels if its input is split."""
     config = layer.get_config()
     is_split = _is_split(x)
     if is_split and isinstance(layer, keras.layers.Identity):
@@ -257,7 +264,7 @@ def _is_split(x: Any) -> bool:
 def _joined_where_needed(
     make: Callable[[Any], Any], grid: Grid, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call a layer on its inputs as they are, or on whole ones if it must have them."""
+    """Call a layer on its inputs, after a `Gather` if it cannot work on a part."""
     try:
         outputs = make(args[0])(*args, **kwargs)
         for output in keras.tree.flatten(outputs):
@@ -270,12 +277,12 @@ def _joined_where_needed(
     return make(args[0])(*args, **kwargs)
 
 
-def _whole_output(x: Any, grid: Grid) -> Any:
+def _whole_output(x: keras.KerasTensor, grid: Grid) -> keras.KerasTensor:
     axis = lineage.split_axis(x)
     return x if axis is None else Gather(axis=axis, grid=grid)(x)
 
 
-def _gathered(variable: Any, cut: Cut | None) -> np.ndarray:
+def _gathered(variable: keras.Variable, cut: Cut | None) -> np.ndarray:
     value = np.asarray(keras.ops.convert_to_numpy(variable))
     if cut is None or cut.grid.model == 1:
         return value
@@ -283,7 +290,7 @@ def _gathered(variable: Any, cut: Cut | None) -> np.ndarray:
     return np.concatenate(list(parts), axis=cut.axis)
 
 
-def _cut(variable: Any, cut: Cut | None) -> np.ndarray:
+def _cut(variable: keras.Variable, cut: Cut | None) -> np.ndarray:
     value = np.asarray(keras.ops.convert_to_numpy(variable))
     if cut is None:
         return value

@@ -1,50 +1,53 @@
-"""What the ranks of a model group send each other, forward and backward.
+"""The communication of the ranks of a model group, forward and backward.
 
 The loss of a model group is one number. Behind a join every rank of the group computes it from the
-same values, so that each holds the whole gradient there; in a split, a rank's gradient is what its
-own kernels contribute. Each function here is a pair of a forward and a backward step that keeps it
-so (n parts, K bytes of one part's maps; bytes are what a rank sends):
+same values and holds the whole gradient. Within a split a rank's gradient is what its own kernels
+contribute. Each function here is a pair of a forward and a backward step that keeps these rules
+(n parts, K bytes in one part's channels; bytes are those that a rank sends):
 
     function         forward                        backward
-    maps             all-gather,     (n-1) K        reduce-scatter, (n-1) K
+    channels         all-gather,     (n-1) K        reduce-scatter, (n-1) K
     whole            nothing                        allreduce of the gradient
     examples         all-gather,     (n-1) K        reduce-scatter, (n-1) K
-    gather           all-gather,     (n-1) K        nothing: its own part
+    gather           all-gather,     (n-1) K        nothing: a rank takes its own part
     add              allreduce                      nothing
     return_examples  all-to-all, (n-1)/n K          all-to-all, (n-1)/n K
 
-`examples` and `return_examples` enclose a part of the model in which the ranks, which had different
-examples, compute for the examples of all of them. Outside, a rank's gradients are those of its own
-examples' mean loss; inside, those of the group's mean loss, which is why the gradient is divided by
-n on the way in and multiplied by n on the way out.
+`examples` and `return_examples` enclose a part of the model in which each rank computes for the
+examples of all ranks of the group. Outside, a rank's gradients are those of the mean loss of its
+own examples; inside, those of the mean loss of the group. The gradient is therefore divided by n
+where it enters that part and multiplied by n where it leaves.
 
-Maps are the channels of images, or the units of a dense layer: one axis of a tensor.
+Channels are the channels of images, or the units of a dense layer: one axis of a tensor.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from ringar.collectives import Sum, allgather, allreduce, alltoall
 from ringar.sharding.grid import Grid
 
+Backward = Callable[[tf.Tensor], tf.Tensor]
+"""From the gradient of a function's output to that of its input."""
 
-def maps(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
-    """Return the maps of all parts: `x`, the own ones, joined along `axis`."""
+
+def channels(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
+    """Return the channels of all parts, joined along `axis`; `x` has those of this rank."""
     if grid.model == 1:
         return x
     return _join(allgather(x, name=name, process_set=grid.model_set), axis, grid.model, x.shape)
 
 
 def whole(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
-    """Return `x`, which all parts have whole; its gradient is added up over the parts."""
+    """Return `x`, which every part has whole; the backward pass sums its gradient."""
     if grid.model == 1:
         return x
 
     @tf.custom_gradient
-    def read(x: tf.Tensor) -> Any:
+    def read(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
         def backward(upstream: tf.Tensor) -> tf.Tensor:
             return allreduce(upstream, Sum, name=f"{name}/gradient", process_set=grid.model_set)
 
@@ -63,27 +66,27 @@ def examples(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
 
 
 def gather(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
-    """Return the maps of all parts, of which each rank then computes the same."""
+    """Return the channels of all parts; all ranks then compute the same."""
     if grid.model == 1:
         return x
 
     @tf.custom_gradient
-    def join(x: tf.Tensor) -> Any:
+    def join(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
         def backward(upstream: tf.Tensor) -> tf.Tensor:
             return tf.split(upstream, grid.model, axis)[grid.part]
 
-        return maps(x, axis, grid, name), backward
+        return channels(x, axis, grid, name), backward
 
     return join(x)
 
 
 def add(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
-    """Return the sum of what the parts have, of which each rank then computes the same."""
+    """Return the sum over the parts; all ranks then compute the same."""
     if grid.model == 1:
         return x
 
     @tf.custom_gradient
-    def join(x: tf.Tensor) -> Any:
+    def join(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
         total = allreduce(x, Sum, name=name, process_set=grid.model_set)
         return total, lambda upstream: upstream
 
@@ -91,7 +94,7 @@ def add(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
 
 
 def return_examples(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
-    """Return the own examples with the maps of all parts, from all examples with the own maps."""
+    """Return all channels of this rank's examples, from this rank's channels of all examples."""
     if grid.model == 1:
         return x
     parts = grid.model
@@ -103,7 +106,7 @@ def return_examples(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor
 
 
 def _join(rows: tf.Tensor, axis: int, parts: int, shape: tf.TensorShape) -> tf.Tensor:
-    """Return tensors of `shape` that lie one after the other, joined along `axis` instead."""
+    """Return tensors of `shape`, given concatenated along axis 0, joined along `axis`."""
     axis %= shape.rank
     each = [-1 if dim is None else dim for dim in shape]
     if axis == 0:
@@ -125,7 +128,7 @@ def _with_rows(shape: tf.TensorShape, times: int) -> tf.TensorShape:
 
 def _scale_gradient(x: tf.Tensor, factor: float) -> tf.Tensor:
     @tf.custom_gradient
-    def unchanged(x: tf.Tensor) -> Any:
+    def unchanged(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
         return tf.identity(x), lambda upstream: upstream * tf.cast(factor, upstream.dtype)
 
     return unchanged(x)

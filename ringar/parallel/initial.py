@@ -1,31 +1,34 @@
-"""Initial values of a part: cut out of what the whole layer would begin with."""
+"""Initial values of a part: a slice of the initial values of the whole layer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from ringar.sharding.grid import Grid
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 
 class PartOf(keras.initializers.Initializer):
-    """Initialize a part of a variable as another initializer does the whole.
+    """Initialize a part of a variable with a slice of the whole initial value.
 
-    The whole has the fan-in and fan-out of the whole layer, and all ranks draw it from one seed,
-    that of rank 0. It exists for a moment only.
+    The whole value has the fan-in and fan-out of the whole layer. All ranks draw it from one seed,
+    that of rank 0, and keep their slice only.
 
     Args:
-        whole: for the whole variable.
-        axis: along which it is cut.
-        grid: whose parts get it.
+        whole: the initializer of the whole variable.
+        axis: the axis along which the variable is cut.
+        grid: the grid that has the parts.
     """
 
-    def __init__(self, whole: Any, axis: int, grid: Grid) -> None:
+    def __init__(self, whole: keras.initializers.Initializer, axis: int, grid: Grid) -> None:
         self._whole, self._axis, self._grid = _agreed(whole, grid), axis, grid
 
-    def __call__(self, shape: Sequence[int], dtype: Any = None, **options: Any) -> Any:
+    def __call__(self, shape: Sequence[int], dtype: str | None = None, **options: Any) -> tf.Tensor:
         """Return this rank's part, an array of `shape`."""
         axis = self._axis % len(shape)
         whole = [dim * (self._grid.model if i == axis else 1) for i, dim in enumerate(shape)]
@@ -34,8 +37,10 @@ class PartOf(keras.initializers.Initializer):
         return self._whole(tuple(whole), dtype=dtype)[tuple(part)]
 
 
-def _agreed(initializer: Any, grid: Grid) -> Any:
-    """Return the initializer, with the seed that rank 0 has."""
+def _agreed(
+    initializer: keras.initializers.Initializer, grid: Grid
+) -> keras.initializers.Initializer:
+    """Return the initializer with rank 0's seed."""
     seed = getattr(initializer, "seed", None)
     if not isinstance(seed, int):
         return initializer

@@ -2,26 +2,27 @@
 
 Krizhevsky, Sutskever and Hinton, "ImageNet classification with deep convolutional neural networks"
 (2012), put half of the kernels of each layer on each of two GPUs and let the GPUs communicate only
-in certain layers. Here a layer of F kernels on a grid of M parts holds F/M of them, and says what
-they read:
+in certain layers. Here a layer of F kernels on a grid of M parts holds F/M of them. `reads` says
+what they read:
 
-    reads="own"        the maps of this rank's kernels in the layer before; nothing is sent. With M
-                       parts the whole layer is a convolution of M groups
-    reads="all"        the maps of all parts, which are gathered
-    reads="whole"      an input that every rank has whole: images, or what comes out of a join
-    reads="examples"   an input that every rank has whole, for examples of its own: those of all
-                       ranks are gathered. What follows, up to `ReturnExamples`, computes for the
-                       batches of all ranks (Krizhevsky, "One weird trick for parallelizing
-                       convolutional neural networks", 2014)
+    reads="own"        the channels of this rank's kernels in the previous layer. Nothing is sent.
+                       With M parts the whole layer is a convolution of M groups
+    reads="all"        the channels of all parts, which are gathered
+    reads="whole"      an input that every rank has whole: images, or the output of a join
+    reads="examples"   an input that every rank has whole, for examples of its own. The examples of
+                       all ranks are gathered, and the layers up to `ReturnExamples` compute for all
+                       of them (Krizhevsky, "One weird trick for parallelizing convolutional neural
+                       networks", 2014)
 
-and what they write: their own maps, or, where the kernels are cut along their inputs instead
-(`writes="addend"`), one addend of all maps, which `Sum` completes.
+`writes` says what they write: their own channels, or, if the kernels are cut along their inputs
+(`writes="addend"`), one addend of all channels, which `Sum` completes.
 
-How bytes travel is in `ringar.parallel.exchange`.
+`ringar.parallel.exchange` describes the communication.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -32,7 +33,7 @@ from ringar.parallel import exchange
 from ringar.parallel.initial import PartOf
 from ringar.sharding import cut, lineage
 from ringar.sharding.examples import Digest
-from ringar.sharding.grid import Grid, needed
+from ringar.sharding.grid import Grid, resolve
 
 READS = ("own", "all", "whole", "examples")
 WRITES = ("own", "addend")
@@ -47,10 +48,10 @@ class _Split:
     writes: str
     groups: int
     kernels_argument: str
-    """How Keras' layer calls the number of its kernels."""
+    """The argument of Keras' layer for the number of kernels."""
 
     def _share(self, kernels: int, writes: str, grid: Grid) -> int:
-        """Return how many kernels this rank holds, or parts of kernels."""
+        """Return the number of kernels, or of parts of kernels, that this rank holds."""
         return kernels if writes == "addend" else grid.share(kernels, self.kernels_argument)
 
     def _set_split(
@@ -73,28 +74,28 @@ class _Split:
             )
         if activation in lineage.MIXING_ACTIVATIONS and grid.model > 1:
             raise ValueError(
-                "`activation` must treat each map by itself, and come behind the Gather otherwise. "
-                f"Received: activation={keras.activations.serialize(activation)!r}"
+                "`activation` must treat each channel by itself, and come behind the Gather "
+                f"otherwise. Received: activation={keras.activations.serialize(activation)!r}"
             )
         self.reads, self.writes, self.grid = reads, writes, grid
         self.digest: Digest | None = None
         self.label = self.name
         self._input_channels = 0
         self._set_groups(groups, kernels)
-        self.whole_kernels, self.groups = kernels, self.own_groups
+        self.whole_kernels, self.groups = kernels, self.local_groups
 
     @property
-    def writes_maps(self) -> str:
+    def writes_channels(self) -> str:
         """The kind of channels behind the layer, for `ringar.sharding.lineage`."""
         return self.writes
 
     @property
-    def maps_axis(self) -> int:
-        """The axis of maps."""
+    def channel_axis(self) -> int:
+        """The axis of the channels."""
         return 1 if getattr(self, "data_format", "channels_last") == "channels_first" else -1
 
     def _set_groups(self, groups: int | None, kernels: int) -> None:
-        """Decide how many groups the whole layer has, and how many of them are here."""
+        """Set the number of groups of the whole layer and of this rank's part."""
         parts = self.grid.model
         if self.writes == "addend":
             whole = 1
@@ -120,18 +121,18 @@ class _Split:
                 f"Received: {kernels} kernels, groups={whole}"
             )
         self.whole_groups = whole
-        self.own_groups = 1 if self.writes == "addend" else max(1, whole // parts)
+        self.local_groups = 1 if self.writes == "addend" else max(1, whole // parts)
 
     def _whole_channels(self, channels: int) -> int:
-        """Return how many channels the whole layer reads, of which this rank has `channels`."""
+        """Return the number of channels that the whole layer reads, if this rank has `channels`."""
         return channels * (self.grid.model if self.reads in ("own", "all") else 1)
 
     def _channels_read(self) -> slice:
-        """Return the channels, of those here after an exchange, that this rank's kernels read."""
+        """Return which of the channels after the exchange this rank's kernels read."""
         if self.reads == "own" or self.whole_groups == 1:
             return slice(None)
         whole = self._whole_channels(self._input_channels)
-        count = whole // self.whole_groups * self.own_groups
+        count = whole // self.whole_groups * self.local_groups
         start = self.grid.part * self.whole_groups // self.grid.model * (whole // self.whole_groups)
         return slice(start, start + count)
 
@@ -139,8 +140,8 @@ class _Split:
         """Return the shape of the kernels' input."""
         self.label = self.grid.agree(self.name)
         shape = list(input_shape)
-        self._input_channels = shape[self.maps_axis]
-        if shape[self.maps_axis] is None:
+        self._input_channels = shape[self.channel_axis]
+        if shape[self.channel_axis] is None:
             raise ValueError(f"The number of channels must be known. Received: shape {input_shape}")
         whole = self._whole_channels(self._input_channels)
         if whole % self.whole_groups:
@@ -149,7 +150,7 @@ class _Split:
                 f"Received: {whole} channels, groups={self.whole_groups}"
             )
         here = self._input_channels if self.reads == "own" else whole
-        shape[self.maps_axis] = len(range(here)[self._channels_read()])
+        shape[self.channel_axis] = len(range(here)[self._channels_read()])
         if self.reads == "whole":
             self.digest = Digest()
         return tuple(shape)
@@ -157,10 +158,10 @@ class _Split:
     def build(self, input_shape: Any) -> None:
         """Make this rank's kernels."""
         super().build(self._build_shape(input_shape))  # type: ignore[misc]
-        self.input_spec = None  # Keras' layer has that of what the kernels read
+        self.input_spec = None  # Keras' is for the input of the kernels, after the exchange
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config of the whole layer; the grid is the one where it is loaded."""
+        """Return the config of the whole layer, without the grid."""
         return {
             **super().get_config(),  # type: ignore[misc]
             self.kernels_argument: self.whole_kernels,
@@ -169,7 +170,7 @@ class _Split:
             "groups": self.whole_groups,
         }
 
-    def add_weight(self, *args: Any, **kwargs: Any) -> Any:
+    def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Make a variable of this rank's part."""
         axis = {"own": {"kernel": -1, "bias": 0}, "addend": {"kernel": -2}}[self.writes].get(
             kwargs["name"]
@@ -183,9 +184,9 @@ class _Split:
         return variable
 
     def read(self, x: tf.Tensor) -> tf.Tensor:
-        """Return the kernels' input."""
+        """Return the input of this rank's kernels, after the exchange."""
         if self.reads == "all":
-            x = exchange.maps(x, self.maps_axis, self.grid, f"{self.label}/maps")
+            x = exchange.channels(x, self.channel_axis, self.grid, f"{self.label}/channels")
         elif self.reads == "examples":
             x = exchange.examples(x, self.grid, f"{self.label}/examples")
         elif self.reads == "whole" and self.grid.model > 1:
@@ -194,36 +195,38 @@ class _Split:
             x = exchange.whole(x, self.grid, f"{self.label}/whole")
         channels = self._channels_read()
         if channels != slice(None):
-            x = x[:, channels] if self.maps_axis == 1 else x[..., channels]
+            x = x[:, channels] if self.channel_axis == 1 else x[..., channels]
         return x
 
-    def share_bias(self, bias: Any) -> Any:
-        """Return the bias of an addend: the parts' sum is the bias, and so is its gradient."""
+    def split_bias(self, bias: keras.Variable) -> tf.Tensor:
+        """Return this part's share of the bias of an addend: the shares add up to the bias."""
         if self.writes != "addend" or self.grid.model == 1:
             return bias
         parts = self.grid.model
 
         @tf.custom_gradient
-        def share(value: tf.Tensor) -> Any:
+        def share(value: tf.Tensor) -> tuple[tf.Tensor, exchange.Backward]:
             return value / tf.cast(parts, value.dtype), lambda upstream: upstream
 
         return share(tf.convert_to_tensor(bias))
 
     _reads_model_input = False
 
-    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Check the way to here, where it can be seen."""
+    def compute_output_spec(
+        self, inputs: keras.KerasTensor, *args: Any, **kwargs: Any
+    ) -> keras.KerasTensor:
+        """Check the layers since the split began, if the model has a graph."""
         axis = lineage.split_axis(inputs)
         if getattr(inputs, "_keras_history", None) is not None:
             self._check_input(inputs, axis)
         return super().compute_output_spec(inputs, *args, **kwargs)  # type: ignore[misc]
 
-    def _check_input(self, inputs: Any, axis: int | None) -> None:
+    def _check_input(self, inputs: keras.KerasTensor, axis: int | None) -> None:
         wants_split = self.reads in ("own", "all")
         if wants_split and axis is None:
             raise ValueError(
-                f'`reads="{self.reads}"` must be used on maps that are split. Received: an input '
-                f'of layer {self.name} that every rank has whole. Use reads="whole", or '
+                f'`reads="{self.reads}"` must be used on channels that are split. Received: an '
+                f'input of layer {self.name} that every rank has whole. Use reads="whole", or '
                 'reads="examples" if the ranks have different examples.'
             )
         if not wants_split and axis is not None:
@@ -232,10 +235,10 @@ class _Split:
                 f"Received: an input of layer {self.name} that is split. "
                 'Use reads="own" or reads="all".'
             )
-        if axis is not None and axis != self.maps_axis % len(inputs.shape):
+        if axis is not None and axis != self.channel_axis % len(inputs.shape):
             raise ValueError(
-                f"The maps of layer {self.name} must be along axis {self.maps_axis}. "
-                f"Received: maps along axis {axis} of {inputs.shape}"
+                f"The channels of layer {self.name} must be along axis {self.channel_axis}. "
+                f"Received: channels along axis {axis} of {inputs.shape}"
             )
         for layer in lineage.layers_within(inputs) if axis is not None else ():
             lineage.own(layer, self.grid)
@@ -247,21 +250,22 @@ class SplitConv2D(_Split, GroupedConv2D):
     """Convolve as `keras.layers.Conv2D`, each rank of a model group with a part of the kernels.
 
     Args:
-        filters: kernels of the whole layer, the model axis of the grid divides them.
+        filters: the number of kernels of the whole layer, which the number of parts divides.
         kernel_size: as for `Conv2D`.
-        reads: "own", the maps of this rank's own kernels in the layer before; "all", the maps of
-            all parts; "whole", an input that every rank has whole; "examples", such an input of
-            examples of its own, of all ranks.
+        reads: "own", the channels of this rank's kernels in the previous layer; "all", the channels
+            of all parts; "whole", an input that every rank has whole; "examples", the same, where
+            ranks have different examples: those of all ranks are gathered.
         writes: "own", or "addend" for kernels that are cut along their inputs.
-        groups: of the whole layer; by default the number of parts with `reads="own"`, else 1.
+        groups: the groups of the whole layer; by default the number of parts with `reads="own"`,
+            else 1.
         grid: the grid; by default the current one.
         **kwargs: as for `Conv2D`.
 
-    Input and output shapes are those of `Conv2D`, of this rank's maps.
+    Input and output shapes are those of `Conv2D`, of this rank's channels.
 
     Raises:
-        ValueError: outside a grid, for kernels or groups that the parts do not divide, or an input
-            that is not what `reads` says.
+        ValueError: outside a grid, for kernels or groups that the parts do not divide, or for an
+            input that does not match `reads`.
     """
 
     kernels_argument = "filters"
@@ -277,20 +281,20 @@ class SplitConv2D(_Split, GroupedConv2D):
         grid: Grid | None = None,
         **kwargs: Any,
     ) -> None:
-        grid = needed(grid, type(self).__name__)
+        grid = resolve(grid, type(self).__name__)
         super().__init__(self._share(filters, writes, grid), kernel_size, **kwargs)
         self._set_split(filters, reads, writes, groups, grid)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Return this rank's maps."""
+        """Return this rank's channels."""
         outputs = self.convolution_op(self.read(inputs), self.kernel)
         if self.bias is not None:
             shape = [1] * 4
-            shape[self.maps_axis] = self.filters
-            outputs = outputs + tf.reshape(self.share_bias(self.bias), shape)
+            shape[self.channel_axis] = self.filters
+            outputs = outputs + tf.reshape(self.split_bias(self.bias), shape)
         return self.activation(outputs) if self.activation is not None else outputs
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> Sequence[int | None]:
         """Return the shape of `Conv2D`; with `reads="examples"`, for the examples of all ranks."""
         shape = super().compute_output_shape(input_shape)
         return _rows_of_all(shape, self)
@@ -301,21 +305,22 @@ class SplitDense(_Split, GroupedDense):
     """Connect as `keras.layers.Dense`, each rank of a model group with a part of the units.
 
     Args:
-        units: of the whole layer, the model axis of the grid divides them.
-        reads: "own", the maps of this rank's own kernels in the layer before; "all", the maps of
-            all parts; "whole", an input that every rank has whole; "examples", such an input of
-            examples of its own, of all ranks.
+        units: the number of units of the whole layer, which the number of parts divides.
+        reads: "own", the channels of this rank's kernels in the previous layer; "all", the channels
+            of all parts; "whole", an input that every rank has whole; "examples", the same, where
+            ranks have different examples: those of all ranks are gathered.
         writes: "own", or "addend" for kernels that are cut along their inputs.
-        groups: of the whole layer; by default the number of parts with `reads="own"`, else 1.
+        groups: the groups of the whole layer; by default the number of parts with `reads="own"`,
+            else 1.
         grid: the grid; by default the current one.
         **kwargs: as for `Dense`.
 
-    Input and output shapes are those of `Dense`, of this rank's units. Maps of images that are
-    flattened before must lie one after the other: `keras.layers.Permute((3, 1, 2))`, `Flatten`.
+    Input and output shapes are those of `Dense`, of this rank's units. Channels of images that are
+    flattened before must be contiguous: `keras.layers.Permute((3, 1, 2))`, then `Flatten`.
 
     Raises:
-        ValueError: outside a grid, for units or groups that the parts do not divide, or an input
-            that is not what `reads` says.
+        ValueError: outside a grid, for units or groups that the parts do not divide, or for an
+            input that does not match `reads`.
     """
 
     kernels_argument = "units"
@@ -330,7 +335,7 @@ class SplitDense(_Split, GroupedDense):
         grid: Grid | None = None,
         **kwargs: Any,
     ) -> None:
-        grid = needed(grid, type(self).__name__)
+        grid = resolve(grid, type(self).__name__)
         super().__init__(self._share(units, writes, grid), **kwargs)
         self._set_split(units, reads, writes, groups, grid)
 
@@ -338,10 +343,10 @@ class SplitDense(_Split, GroupedDense):
         """Return this rank's units."""
         outputs = self.multiply(self.read(inputs))
         if self.bias is not None:
-            outputs = outputs + tf.cast(self.share_bias(self.bias), outputs.dtype)
+            outputs = outputs + tf.cast(self.split_bias(self.bias), outputs.dtype)
         return self.activation(outputs) if self.activation is not None else outputs
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> Sequence[int | None]:
         """Return the shape of `Dense`; with `reads="examples"`, for the examples of all ranks."""
         return _rows_of_all((*input_shape[:-1], self.units), self)
 
@@ -349,24 +354,26 @@ class SplitDense(_Split, GroupedDense):
 class Join(keras.layers.Layer):
     """End a split: the output is whole on every rank of the model group."""
 
-    writes_maps = "whole"
+    writes_channels = "whole"
 
     def __init__(self, *, grid: Grid | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.grid = needed(grid, type(self).__name__)
+        self.grid = resolve(grid, type(self).__name__)
         self.label = self.name
 
     def build(self, input_shape: Any) -> None:
-        """Agree on a name: Keras counts on, and ranks may have made other layers before."""
+        """Agree on a name, since Keras numbers layers and ranks may have made different ones."""
         self.label = self.grid.agree(self.name)
 
-    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Check the way to here, where it can be seen."""
+    def compute_output_spec(
+        self, inputs: keras.KerasTensor, *args: Any, **kwargs: Any
+    ) -> keras.KerasTensor:
+        """Check the layers since the split began, if the model has a graph."""
         if getattr(inputs, "_keras_history", None) is not None:
             self._check_input(inputs)
         return super().compute_output_spec(inputs, *args, **kwargs)
 
-    def _check_input(self, inputs: Any) -> None:
+    def _check_input(self, inputs: keras.KerasTensor) -> None:
         if lineage.split_axis(inputs) is None:
             raise ValueError(
                 f"{type(self).__name__} must end a split. Received: an input of {self.name} that "
@@ -378,10 +385,10 @@ class Join(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="ringar")
 class Gather(Join):
-    """End a split: every rank gets the maps of all parts.
+    """End a split: every rank gets the channels of all parts.
 
     Args:
-        axis: the axis of the maps.
+        axis: the axis of the channels.
         grid: the grid; by default the current one.
         **kwargs: as for `keras.layers.Layer`.
     """
@@ -391,12 +398,12 @@ class Gather(Join):
         self.axis = axis
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Return the maps of all parts."""
+        """Return the channels of all parts."""
         return exchange.gather(inputs, self.axis, self.grid, f"{self.label}/gather")
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """Return the shape with the maps of all parts."""
-        return _maps_of_all(input_shape, self.axis, self.grid)
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> Sequence[int | None]:
+        """Return the shape with the channels of all parts."""
+        return _channels_of_all(input_shape, self.axis, self.grid)
 
     def get_config(self) -> dict[str, Any]:
         """Return the config with the axis."""
@@ -416,13 +423,13 @@ class Sum(Join):
         """Return the sum."""
         return exchange.add(inputs, self.grid, f"{self.label}/sum")
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> Sequence[int | None]:
         """Return the shape of the input."""
         return input_shape
 
-    def _check_input(self, inputs: Any) -> None:
-        layer = lineage.maker(inputs)
-        if getattr(layer, "writes_maps", None) != "addend":
+    def _check_input(self, inputs: keras.KerasTensor) -> None:
+        layer = lineage.producer(inputs)
+        if getattr(layer, "writes_channels", None) != "addend":
             raise ValueError(
                 f'Sum must follow a layer with writes="addend". Received: {self.name} behind '
                 f"{layer.name if layer is not None else 'an input'}."
@@ -431,12 +438,12 @@ class Sum(Join):
 
 @keras.saving.register_keras_serializable(package="ringar")
 class ReturnExamples(Gather):
-    """End a split that `reads="examples"` began: every rank gets back its own examples.
+    """End a split that began with `reads="examples"`: every rank gets its own examples back.
 
-    Each row comes back with the maps of all parts (all-to-all).
+    An all-to-all returns each example with the channels of all parts.
 
     Args:
-        axis: the axis of the maps.
+        axis: the axis of the channels.
         grid: the grid; by default the current one.
         **kwargs: as for `keras.layers.Layer`.
     """
@@ -445,9 +452,9 @@ class ReturnExamples(Gather):
         """Return this rank's examples."""
         return exchange.return_examples(inputs, self.axis, self.grid, f"{self.label}/examples")
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> Sequence[int | None]:
         """Return the shape with this rank's share of the rows."""
-        rows, *rest = _maps_of_all(input_shape, self.axis, self.grid)
+        rows, *rest = _channels_of_all(input_shape, self.axis, self.grid)
         return (None if rows is None else rows // self.grid.model, *rest)
 
 
@@ -457,7 +464,7 @@ def _rows_of_all(shape: Any, layer: _Split) -> tuple[Any, ...]:
     return (None if rows is None else rows * times, *rest)
 
 
-def _maps_of_all(shape: Any, axis: int, grid: Grid) -> tuple[Any, ...]:
+def _channels_of_all(shape: Any, axis: int, grid: Grid) -> tuple[Any, ...]:
     shape = list(shape)
     shape[axis] *= grid.model
     return tuple(shape)

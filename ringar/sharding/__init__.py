@@ -1,4 +1,5 @@
-"""Ranks as a grid, and which variable is cut along which axis of it.
+"""Grids of ranks, and the axis along which each variable is cut.
 
-Keras' part of ringar and the ways of cutting a model both ask here, and neither asks the other.
+`ringar.keras` and `ringar.parallel` both use this package. `ringar.keras` does not know how a model
+is cut.
 """

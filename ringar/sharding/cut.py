@@ -1,36 +1,43 @@
-"""Which variable is cut, and along which axis: the variable itself says so.
+"""The mark of a variable that is cut: its axis and its grid.
 
-Optimizer, broadcast, checks and conversions ask it, and nobody else.
+The mark is an attribute of the variable. Optimizer, broadcast, checks and conversions read it, and
+need not know the layers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import keras
+
+    from ringar.sharding.grid import Grid
+
 
 ATTRIBUTE = "_ringar_cut"
-"""Where a variable that is cut keeps its `Cut`."""
+"""The attribute of a variable that holds its `Cut`."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Say how a variable of one rank is a part of a whole one.
+    """Describe how a variable of one rank is a part of a whole variable.
 
     Attributes:
-        axis: along which the parts are joined.
-        grid: whose parts they are.
+        axis: the axis along which the parts are joined.
+        grid: the grid that has the parts.
     """
 
     axis: int
-    grid: Any
+    grid: Grid
 
 
-def cut_of(variable: Any) -> Cut | None:
-    """Return how a variable is cut; None: every rank has it whole."""
+def cut_of(variable: keras.Variable) -> Cut | None:
+    """Return how a variable is cut; None if every rank has it whole."""
     return getattr(variable, ATTRIBUTE, None)
 
 
-def mark(variable: Any, cut: Cut) -> None:
-    """Note that a variable is cut, if there is more than one part."""
+def mark(variable: keras.Variable, cut: Cut) -> None:
+    """Mark a variable as cut, if the grid has more than one part."""
     if cut.grid.model > 1:
         setattr(variable, ATTRIBUTE, cut)

@@ -1,8 +1,8 @@
-"""Whether the ranks of a model group were fed the same examples, by a digest of the first batch.
+"""The check that the ranks of a model group get the same examples.
 
-A layer that reads the model's input keeps a digest of the first batch that it sees in a variable;
-when that step is over, the callback compares them. A step that computes with different examples
-gives wrong numbers on all ranks of the group and no error by itself.
+A layer that reads the model's input keeps a digest of its first batch in a variable. After that
+step the callback compares the digests. Without the check, a step with different examples would
+compute wrong results on all ranks of the group, without an error.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Digest:
             self._value = tf.Variable(0, trainable=False, dtype=tf.int32, name="ringar_digest")
 
     def take(self, x: tf.Tensor) -> None:
-        """Note the digest of a batch, if it is the first."""
+        """Compute the digest of a batch, if it is the first one."""
 
         def note() -> tf.Tensor:
             bits = tf.reshape(tf.bitcast(tf.cast(x, tf.float32), tf.int32), [-1])
-            factors = 2 * tf.range(tf.size(bits)) + 1  # so that order counts
-            # 0 is for none.
+            factors = 2 * tf.range(tf.size(bits)) + 1  # so that the order matters
+            # 0 means that there is no digest.
             return self._value.assign(tf.reduce_sum(bits * factors) | 1)
 
         if self._value is not None:
@@ -46,11 +46,11 @@ class Digest:
 
 
 def check(digests: list[tuple[str, Digest]], grid: Grid) -> None:
-    """Compare what the ranks of this rank's model group have seen. Collective over all ranks.
+    """Compare the digests within each model group. Collective over all ranks.
 
     Args:
-        digests: with the names of their layers, the same ones on every rank.
-        grid: of the layers.
+        digests: names of layers and their digests; the same layers on every rank.
+        grid: the grid of the layers.
 
     Raises:
         ValueError: on every rank of the job, if ranks of a group differ.
@@ -68,19 +68,19 @@ def check(digests: list[tuple[str, Digest]], grid: Grid) -> None:
 
 
 def refusal(received: str, digests: Iterable[int], ranks: Iterable[int]) -> ValueError:
-    """Return the error of ranks that were fed different examples.
+    """Return the error for ranks that got different examples.
 
     Args:
-        received: what differs.
-        digests: of it, by rank.
-        ranks: of the job.
+        received: the name of the data that differ.
+        digests: the digest of each rank.
+        ranks: the ranks of the job that the digests belong to.
     """
-    those = ", ".join(
+    by_rank = ", ".join(
         f"{digest & 0xFFFFFFFF:08x} (rank {rank})"
         for digest, rank in zip(digests, ranks, strict=True)
     )
     return ValueError(
         f"The examples must be the same on every rank of a model group. Received: {received} with "
-        f"the digests {those}. Share the data with ringar.data.shard(dataset, grid=grid), shuffle "
-        "with a seed, and augment before the model."
+        f"the digests {by_rank}. Share the data with ringar.data.shard(dataset, grid=grid), "
+        "shuffle with a seed, and augment before the model."
     )

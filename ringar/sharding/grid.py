@@ -1,7 +1,7 @@
-"""Ranks as a grid: D groups of M ranks, each group holding one model, each rank a part of it.
+"""Grids of ranks: D model groups of M ranks. A group holds one model, each rank a part of it.
 
-Rank r is part `r % M` of model group `r // M`, so that the ranks of a group, which exchange
-activations in the middle of every step, are neighbors, on one host where it has room for them:
+Rank r is part `r % M` of model group `r // M`. The ranks of a group exchange activations in the
+middle of every step, so they are neighbors, on one host if it has room for them:
 
                  part 0    part 1
     group 0      rank 0    rank 1     a model set: one whole model, the same examples
@@ -9,8 +9,8 @@ activations in the middle of every step, are neighbors, on one host where it has
 
                 data set  data set    the same part of the model, different examples
 
-A variable that is cut over the parts is reduced over its data set alone; one that every rank has
-whole, over all ranks.
+The gradient of a variable that is cut over the parts is reduced over its data set alone, that of a
+whole variable over all ranks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ringar.job.process_sets import ProcessSet, add_process_set, remove_process_
 class Grid:
     """Arrange the ranks of the job as `data` x `model`. Collective: every rank makes the same grid.
 
-    The grid that was made last is the current one, in which layers of `ringar.layers` are made
-    unless they are given another.
+    The last grid is the current one. Layers of `ringar.layers` use it unless they are given
+    another.
 
     Args:
-        data: how many model groups there are, which get different examples; None: as many as fit.
-        model: over how many ranks each model is split.
+        data: the number of model groups, which get different examples; None: as many as fit.
+        model: the number of ranks over which each model is split.
 
     Attributes:
         data: the number of model groups.
@@ -68,20 +68,20 @@ class Grid:
             )
         self.data, self.model = data, model
         self.group, self.part = divmod(place.rank(), model)
-        groups = [_add([d * model + m for m in range(model)]) for d in range(data)]
-        columns = [_add([d * model + m for d in range(data)]) for m in range(model)]
-        self._sets = [*groups, *columns]
-        self.model_set, self.data_set = groups[self.group], columns[self.part]
+        model_sets = [_add([d * model + m for m in range(model)]) for d in range(data)]
+        data_sets = [_add([d * model + m for d in range(data)]) for m in range(model)]
+        self._sets = [*model_sets, *data_sets]
+        self.model_set, self.data_set = model_sets[self.group], data_sets[self.part]
         global _current
         _current = self
 
     @property
     def is_open(self) -> bool:
-        """Whether the grid can be used: until `close` or `ringar.shutdown`."""
+        """Whether the grid can still be used, before `close` and `ringar.shutdown`."""
         return None not in (self.model_set.process_set_id, self.data_set.process_set_id)
 
     def close(self) -> None:
-        """Take the process sets of the grid out of use. Collective over all ranks."""
+        """Remove the process sets of the grid. Collective over all ranks."""
         for process_set in self._sets:
             if process_set.process_set_id:  # not the set of all ranks
                 remove_process_set(process_set)
@@ -93,10 +93,10 @@ class Grid:
         return value if place.size() == 1 else broadcast_object(value, name="grid/agree")
 
     def share(self, count: int, what: str) -> int:
-        """Return how many of `count` kernels or units each part gets.
+        """Return the number of kernels or units of each part, out of `count`.
 
         Raises:
-            ValueError: if the parts cannot get equally many.
+            ValueError: if `count` is not divisible by the number of parts.
         """
         if count % self.model:
             raise ValueError(
@@ -117,11 +117,11 @@ def current() -> Grid | None:
     return _current if _current is not None and _current.is_open else None
 
 
-def needed(grid: Grid | None, what: str) -> Grid:
-    """Return `grid`, or else the current one.
+def resolve(grid: Grid | None, what: str) -> Grid:
+    """Return `grid`, or the current one if it is None.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or it is closed.
     """
     found = grid or current()
     if found is None:

@@ -1,10 +1,10 @@
-"""Which tensors of a model are split, and along which axis, read off the model as it is built.
+"""The axis along which each tensor of a model is split, found from the model as it is built.
 
 A functional or sequential model is a graph of symbolic tensors, each of which knows the layer that
-it came from. From the layer that is about to be added, the graph is followed back to the split
-layer, join or input where the tensor's maps begin. On the way everything must treat each map by
-itself: activations, pooling, dropout, padding and batch normalization do; a `Flatten` that deals
-the maps out among each other, a `Dense` or a softmax over all maps does not, and is refused.
+made it. When a layer is added, the graph is followed back to the split layer, join or input where
+the tensor's channels begin. Every operation on the path must treat each channel by itself.
+Activations, pooling, dropout, padding and batch normalization do. A `Flatten` that interleaves the
+channels, a `Dense` and a softmax over all channels do not, and are refused.
 
 A model that is written as a Python function (a subclass of `keras.Model`) has no such graph.
 Nothing is checked there, and variables of layers within a split must be marked with
@@ -13,44 +13,48 @@ Nothing is checked there, and variables of layers within a split must be marked 
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from ringar.sharding.cut import Cut, mark
 
+if TYPE_CHECKING:
+    from ringar.sharding.grid import Grid
 
-def own(layer: Any, grid: Any) -> None:
-    """Mark the variables of a layer that sees this rank's channels only as parts.
+
+def own(layer: keras.layers.Layer, grid: Grid) -> None:
+    """Mark the variables of a layer within a split as parts: it has this rank's channels only.
 
     Args:
         layer: a built `BatchNormalization` or `PReLU`.
-        grid: whose parts the maps are.
+        grid: the grid over which the channels are split.
 
     Raises:
-        ValueError: it is another layer.
+        ValueError: it is another kind of layer.
     """
-    if not isinstance(layer, PER_MAP_WITH_WEIGHTS):
+    if not isinstance(layer, CHANNELWISE_WITH_WEIGHTS):
         raise ValueError(
-            f"{_text(layer)} must treat each map by itself, between a split layer and its join. "
-            f"Received: a layer with weights for all maps. {_REMEDY}"
+            f"{_describe(layer)} must treat each channel by itself, between a split layer and "
+            f"its join. Received: a layer with weights for all channels. {_REMEDY}"
         )
     for variable in layer.variables:
-        if len(variable.shape):  # no seeds and counters
+        if len(variable.shape):  # neither a seed nor a counter
             mark(variable, Cut(len(variable.shape) - 1, grid))
 
 
-PER_MAP_WITH_WEIGHTS = (keras.layers.BatchNormalization, keras.layers.PReLU)
+CHANNELWISE_WITH_WEIGHTS = (keras.layers.BatchNormalization, keras.layers.PReLU)
 
 MIXING_ACTIVATIONS = (keras.activations.softmax, keras.activations.log_softmax)
-"""Need the maps of all parts."""
+"""Activations that need the channels of all parts."""
 
 _REMEDY = (
     "Use SplitConv2D or SplitDense of ringar.layers, or end the split before it with "
     "ringar.layers.Gather()."
 )
-#: What treats each map by itself, by the names of Keras' layers and operations.
-_PER_MAP = {
+#: The names of Keras' layers and operations that treat each channel by itself.
+_CHANNELWISE = {
     *("Activation", "ReLU", "LeakyReLU", "ELU", "PReLU", "Identity", "Rescaling"),
     *("BatchNormalization", "SyncBatchNormalization", "LocalResponseNormalization"),
     *("Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianDropout", "GaussianNoise"),
@@ -62,18 +66,18 @@ _PER_MAP = {
 }  # fmt: skip
 
 
-def split_axis(tensor: Any) -> int | None:
-    """Return the axis along which a symbolic tensor is split; None if it seems to be whole.
+def split_axis(tensor: keras.KerasTensor) -> int | None:
+    """Return the axis along which a symbolic tensor is split; None if it is whole or unknown.
 
     Raises:
-        ValueError: something on the way does not treat each map by itself.
+        ValueError: an operation on the path does not treat each channel by itself.
     """
-    # Without recursion, since nets are deep, and each tensor once, since their branches join.
+    # No recursion, because models are deep; each tensor once, because branches join.
     stack = [tensor]
     while stack:
         top = stack[-1]
         operation, inputs = _origin(top)
-        begins = operation is None or not inputs or hasattr(operation, "writes_maps")
+        begins = operation is None or not inputs or hasattr(operation, "writes_channels")
         unknown = [] if begins else [t for t in inputs if not hasattr(t, _AXIS)]
         stack.extend(unknown)
         if not unknown:
@@ -87,24 +91,24 @@ def split_axis(tensor: Any) -> int | None:
 _AXIS = "_ringar_split_axis"
 
 
-def _axis(tensor: Any, operation: Any, inputs: list[Any]) -> int | None:
-    """Return the axis of a tensor whose operation's inputs are known."""
+def _axis(tensor: keras.KerasTensor, operation: keras.Operation, inputs: list[Any]) -> int | None:
+    """Return the axis of a tensor, given those of its operation's inputs."""
     if operation is None or not inputs:
         return None
-    writes = getattr(operation, "writes_maps", None)
+    writes = getattr(operation, "writes_channels", None)
     if writes == "addend":
         raise ValueError(
-            f'{_text(operation)} with writes="addend" must be followed by ringar.layers.Sum(), '
+            f'{_describe(operation)} with writes="addend" must be followed by ringar.layers.Sum(), '
             "which adds up what the parts have. Received: something else."
         )
     if writes is not None:  # a split layer or a join
-        return operation.maps_axis % len(tensor.shape) if writes == "own" else None
+        return operation.channel_axis % len(tensor.shape) if writes == "own" else None
     axes = {getattr(t, _AXIS) for t in inputs}
     if isinstance(operation, keras.Model):
         if axes != {None}:
             raise ValueError(
-                f"{_text(operation)} must get inputs that every rank has whole. Received: one that "
-                f"is split: the maps within a model cannot be followed. {_REMEDY}"
+                f"{_describe(operation)} must get inputs that every rank has whole. Received: "
+                f"one that is split: the channels within a model cannot be followed. {_REMEDY}"
             )
         outputs = keras.tree.flatten(operation.outputs)
         return split_axis(outputs[tensor._keras_history.tensor_index])
@@ -112,15 +116,15 @@ def _axis(tensor: Any, operation: Any, inputs: list[Any]) -> int | None:
         return None
     if len(axes) > 1:
         raise ValueError(
-            f"{_text(operation)} must get inputs that are all split alike. "
+            f"{_describe(operation)} must get inputs that are all split alike. "
             f"Received: some that are, and some that are not. {_REMEDY}"
         )
     (axis,) = axes
-    return _through(operation, axis, inputs[0], tensor)
+    return _axis_after(operation, axis, inputs[0], tensor)
 
 
-def check_outputs(model: Any) -> None:
-    """Check that the outputs of a model are whole, as far as can be seen.
+def check_outputs(model: keras.Model) -> None:
+    """Check that the outputs of a model are whole, if it has a graph.
 
     Raises:
         ValueError: a split is not ended.
@@ -128,33 +132,33 @@ def check_outputs(model: Any) -> None:
     for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
         if split_axis(output) is not None:
             raise ValueError(
-                "The outputs of a model must be whole on every rank. Received: the maps of one "
+                "The outputs of a model must be whole on every rank. Received: the channels of one "
                 f"part, of layer {source(output).name}. End the split with ringar.layers.Gather()."
             )
 
 
-def maker(tensor: Any) -> Any:
-    """Return the layer or operation that a symbolic tensor comes from; None for an input."""
+def producer(tensor: keras.KerasTensor) -> keras.Operation | None:
+    """Return the layer or operation that made a symbolic tensor; None for an input."""
     operation, inputs = _origin(tensor)
     return operation if inputs else None
 
 
-def source(tensor: Any) -> Any:
-    """Return the layer on which the maps of a symbolic tensor begin; None: the model's input."""
+def source(tensor: keras.KerasTensor) -> Any:
+    """Return the layer that begins the channels of a symbolic tensor; None: the model's input."""
     operation, inputs = _origin(tensor)
-    while inputs and not hasattr(operation, "writes_maps"):
+    while inputs and not hasattr(operation, "writes_channels"):
         operation, inputs = _origin(inputs[0])
     return operation if inputs else None
 
 
-def layers_within(tensor: Any) -> list[Any]:
-    """Return the layers with weights between a symbolic tensor and where its split begins."""
+def layers_within(tensor: keras.KerasTensor) -> list[Any]:
+    """Return the layers with weights between the beginning of a split and a symbolic tensor."""
     found: dict[int, Any] = {}
     seen, stack = set(), [tensor]
     while stack:
         top = stack.pop()
         operation, inputs = _origin(top)
-        if id(top) in seen or not inputs or hasattr(operation, "writes_maps"):
+        if id(top) in seen or not inputs or hasattr(operation, "writes_channels"):
             continue
         seen.add(id(top))
         stack.extend(inputs)
@@ -163,7 +167,7 @@ def layers_within(tensor: Any) -> list[Any]:
     return list(found.values())
 
 
-def _origin(tensor: Any) -> tuple[Any, list[Any]]:
+def _origin(tensor: keras.KerasTensor) -> tuple[Any, list[Any]]:
     history = getattr(tensor, "_keras_history", None)
     if history is None:
         return None, []
@@ -171,32 +175,46 @@ def _origin(tensor: Any) -> tuple[Any, list[Any]]:
     return history.operation, [t for t in node.input_tensors if hasattr(t, "_keras_history")]
 
 
-def _through(operation: Any, axis: int, before: Any, after: Any) -> int:
-    """Return the axis behind an operation that is no split layer and no join."""
+def _axis_after(
+    operation: keras.Operation, axis: int, before: keras.KerasTensor, after: keras.KerasTensor
+) -> int:
+    """Return the axis after an operation that is neither a split layer nor a join."""
     if isinstance(operation, keras.layers.Permute):
         return axis if axis == 0 else 1 + operation.dims.index(axis)
     if isinstance(operation, keras.layers.Flatten):
         others = [dim for i, dim in enumerate(before.shape) if i not in (0, axis)]
         if axis != 1 and any(dim != 1 for dim in others):
             raise ValueError(
-                f"{_text(operation)} must not mix the maps of a split. Received: maps of shape "
-                f"{before.shape}. Put keras.layers.Permute((3, 1, 2)) before it, which makes them "
-                "lie one after the other, or ringar.layers.Gather()."
+                f"{_describe(operation)} must not mix the channels of a split. Received: "
+                f"channels of shape {before.shape}. Put keras.layers.Permute((3, 1, 2)) before it, "
+                "so that channels are contiguous, or ringar.layers.Gather()."
             )
         return 1
     names = {cls.__name__ for cls in type(operation).__mro__}
     softmax = getattr(operation, "activation", None) in MIXING_ACTIVATIONS
-    allowed = bool(names & _PER_MAP) or getattr(operation, "treats_maps_alone", False)
-    if softmax or not allowed:
+    if softmax or not (names & _CHANNELWISE or _says_channelwise(operation)):
         raise ValueError(
-            f"{_text(operation)} must treat each map by itself, between a split layer and its "
-            f"join. Received: one that is not known to. {_REMEDY} For a layer of your own that "
-            "does, set its attribute `treats_maps_alone = True`."
+            f"{_describe(operation)} must treat each channel by itself, between a split layer and "
+            f"its join. Received: one that is not known to. {_REMEDY} For a layer of your own that "
+            "does, set its attribute `is_channelwise = True`."
         )
-    if len(after.shape) < len(before.shape):  # global pooling, which leaves the maps
+    if len(after.shape) < len(before.shape):  # global pooling, which leaves the channels
         return len(after.shape) - 1
     return axis
 
 
-def _text(operation: Any) -> str:
+def _says_channelwise(operation: keras.Operation) -> bool:
+    """Return whether the author of a layer has declared it to treat each channel by itself."""
+    if hasattr(operation, "treats_maps_alone"):
+        warnings.warn(
+            f"{_describe(operation)} sets `treats_maps_alone`, which is now called "
+            "`is_channelwise`. The old name works in this release only.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return bool(operation.treats_maps_alone)
+    return bool(getattr(operation, "is_channelwise", False))
+
+
+def _describe(operation: keras.Operation) -> str:
     return f'{type(operation).__name__} "{operation.name}"'

@@ -1,8 +1,8 @@
-"""Which variables of an optimizer belong to which variables of the model.
+"""The slots of an optimizer, and the model's variable that each of them belongs to.
 
-An optimizer of Keras keeps its slots (momenta, moving averages, accumulated gradients) in lists in
-the order of the variables that it was built with, and finds them by that place. The slots are found
-here in the same way: by identity, whatever their names and shapes.
+Keras' optimizers keep their slots (momenta, moving averages, accumulated gradients) in lists, in
+the order of the variables that they were built with. The owner of a slot is therefore found by its
+index, whatever its name and shape.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ import keras
 from ringar.sharding.cut import Cut, cut_of
 
 
-def inner_optimizer(optimizer: Any) -> Any:
-    """Return the optimizer in a `LossScaleOptimizer`, and any other one itself."""
+def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return the optimizer in a `LossScaleOptimizer`, or `optimizer` itself if it is another."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def owners(optimizer: Any) -> list[tuple[Any | None, str]]:
+def owners(optimizer: keras.optimizers.Optimizer) -> list[tuple[Any | None, str]]:
     """Return for each of `optimizer.variables` the variable of the model that it belongs to.
 
     Args:
         optimizer: a built Keras optimizer.
 
     Returns:
-        Pairs of a variable that the optimizer was built with and the name of the slot. Counters,
-        learning rates, and slots that the optimizer keeps in a way of its own belong to None.
+        Pairs of a variable that the optimizer was built with and the name of the slot. The variable
+        is None for counters, learning rates and slots in other containers than lists and dicts.
     """
     found: dict[int, tuple[Any, str]] = {}
     for one in _with_nested(optimizer):
         for name, slots in vars(one).items():
-            if name != "_variables":  # all of them, in the order of their making
+            if name != "_variables":  # which has all variables, in the order of creation
                 for slot, variable in _pairs(slots, one._trainable_variables):
                     found[id(slot)] = variable, name
     return [found.get(id(slot), (None, slot.name)) for slot in optimizer.variables]
 
 
-def cuts(optimizer: Any) -> list[Cut | None]:
-    """Return how each of `optimizer.variables` is cut: as the variable is whose shape it has.
+def cuts(optimizer: keras.optimizers.Optimizer) -> list[Cut | None]:
+    """Return how each of `optimizer.variables` is cut: like its owner, if they have one shape.
 
     Args:
         optimizer: a built Keras optimizer.
@@ -51,8 +51,8 @@ def cuts(optimizer: Any) -> list[Cut | None]:
     ]
 
 
-def _with_nested(optimizer: Any) -> Iterator[Any]:
-    """Yield `optimizer` and those that it hands variables to, as those that scale losses do."""
+def _with_nested(optimizer: keras.optimizers.Optimizer) -> Iterator[Any]:
+    """Yield `optimizer` and the optimizers in its attributes, as in a `LossScaleOptimizer`."""
     yield optimizer
     for value in vars(optimizer).values():
         for one in value if isinstance(value, (list, tuple)) else [value]:
@@ -61,7 +61,7 @@ def _with_nested(optimizer: Any) -> Iterator[Any]:
 
 
 def _pairs(slots: Any, variables: list[Any]) -> Iterator[tuple[Any, Any]]:
-    """Return the members of an attribute and their variables, if it has one for each variable."""
+    """Yield the slots in an attribute with their owners, if it has one slot per variable."""
     if isinstance(slots, dict):
         keys = {key: v for i, v in enumerate(variables) for key in (i, id(v), v.path)}
         yield from ((slot, keys[key]) for key, slot in slots.items() if key in keys)

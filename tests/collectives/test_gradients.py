@@ -209,7 +209,7 @@ def test_ties_share_the_gradient_of_an_extreme(way: str) -> None:
     np.testing.assert_allclose(slope, of_owners / ranks, rtol=1e-12)
 
 
-def slopes_of(x: tf.Tensor, calls: Sequence[Callable[[Any], Any]]) -> list[tf.Tensor]:
+def gradients_of(x: tf.Tensor, calls: Sequence[Callable[[Any], Any]]) -> list[tf.Tensor]:
     """The gradient of `x` of each of the calls."""
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)
@@ -223,8 +223,8 @@ def test_scaled_extremes_in_every_dtype(way: str, dtype: str) -> None:
     inputs = common.of_all_ranks(dtype, (50,))
     prescales = (0.7, -0.7)
 
-    def slopes(x: tf.Tensor) -> list[tf.Tensor]:
-        return slopes_of(
+    def gradients(x: tf.Tensor) -> list[tf.Tensor]:
+        return gradients_of(
             x,
             [
                 partial(collective, op=ringar.Max, prescale_factor=prescale, postscale_factor=-1.3)
@@ -233,7 +233,7 @@ def test_scaled_extremes_in_every_dtype(way: str, dtype: str) -> None:
             ],
         )
 
-    found = [a.astype(np.float64) for a in common.run(way, slopes, inputs[ringar.rank()])]
+    found = [a.astype(np.float64) for a in common.run(way, gradients, inputs[ringar.rank()])]
     wide = np.array([a.astype(np.float64) for a in inputs])
     for prescale, (whole, share) in zip(prescales, (found[:2], found[2:]), strict=True):
         holds = wide == (wide.max(axis=0) if prescale > 0 else wide.min(axis=0))
@@ -249,8 +249,8 @@ def test_factors_have_the_precision_of_the_dtype(way: str) -> None:
     scale = {"prescale_factor": 0.7, "postscale_factor": 1 / 3}
     ops = (ringar.Sum, ringar.Average, ringar.Max, ringar.Product)
 
-    def slopes(x: tf.Tensor) -> list[tf.Tensor]:
-        return slopes_of(
+    def gradients(x: tf.Tensor) -> list[tf.Tensor]:
+        return gradients_of(
             x,
             [
                 partial(collective, op=op, **scale)
@@ -261,7 +261,7 @@ def test_factors_have_the_precision_of_the_dtype(way: str) -> None:
 
     ranks = ringar.size()
     x = common.values("float64", (ranks,), 0)  # equal on all ranks
-    found = common.run(way, slopes, x)
+    found = common.run(way, gradients, x)
     for op, whole, part in zip(ops, found[::2], found[1::2], strict=True):
         share = 1 / 3 / (ranks if op is ringar.Average else 1)
         expected = {
@@ -293,14 +293,14 @@ def test_compression(way: str) -> None:
     kinds = (None, ringar.Compression.fp16, ringar.Compression.bf16)
     ops = (ringar.Sum, ringar.Average, ringar.Max, ringar.Product)
 
-    def slopes(x: tf.Tensor) -> list[tf.Tensor]:
+    def gradients(x: tf.Tensor) -> list[tf.Tensor]:
         def loss(op: ringar.ReduceOp, kind: Any) -> Callable[[Any], Any]:
             options = {} if kind is None else {"compression": kind}
             return lambda t: loss_of([tf.cast(ringar.allreduce(t, op, **options), tf.float64)])
 
-        return slopes_of(x, [loss(op, kind) for op in ops for kind in kinds])
+        return gradients_of(x, [loss(op, kind) for op in ops for kind in kinds])
 
-    found = common.run(way, slopes, common.values("float32", (5,), 3 + ringar.rank()))
+    found = common.run(way, gradients, common.values("float32", (5,), 3 + ringar.rank()))
     for i, op in enumerate(ops):
         plain, *narrow = found[3 * i : 3 * i + 3]
         for slope in narrow:

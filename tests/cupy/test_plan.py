@@ -31,8 +31,8 @@ def test_what_holds_of_every_plan(steps: int, per_round: int) -> None:
         left = steps
         for r in made.rounds:
             assert r.nodes == left
-            assert r.stretches >= 2
-            left = r.stretches
+            assert r.spans >= 2
+            left = r.spans
         assert made.top == left
         if 2**levels < steps and per_round > 1:
             assert left <= max(math.ceil(steps / 2**levels), 2**per_round)

@@ -51,7 +51,7 @@ def layers_of(kind: str, dtype: str = "float64", **options: Any) -> tuple[Any, A
     return peer, layer
 
 
-def slopes(layer: Any, x: Any, factors: Any, initial: Any, way: str) -> list[Any]:
+def gradients(layer: Any, x: Any, factors: Any, initial: Any, way: str) -> list[Any]:
     """Outputs, gradients of inputs and initial state, and those of the weights."""
     x, initial = tf.constant(x), tf.constant(initial)
 
@@ -84,8 +84,8 @@ def test_states_of_all_steps(kind: str, way: str, backward: str, rank: int, size
     x = whole(size)
     factors = np.random.default_rng(2).normal(size=(*x.shape[:2], UNITS))
     initial = np.full((BATCH, UNITS), 0.3)
-    outputs, d_x, d_initial, *d_weights = slopes(peer, x, factors, initial, "eager")
-    found = slopes(layer, own(x, rank, size), own(factors, rank, size), initial, way)
+    outputs, d_x, d_initial, *d_weights = gradients(peer, x, factors, initial, "eager")
+    found = gradients(layer, own(x, rank, size), own(factors, rank, size), initial, way)
     assert_close(found[0], own(outputs.numpy(), rank, size))
     assert_close(found[1], own(d_x.numpy(), rank, size))
     assert_close(found[2], d_initial if rank == 0 else np.zeros_like(d_initial))
@@ -100,8 +100,8 @@ def test_the_last_state_is_everybodys(kind: str, way: str, rank: int, size: int)
     x = whole(size)
     factors = np.random.default_rng(2).normal(size=(BATCH, UNITS))
     initial = np.full((BATCH, UNITS), 0.3)
-    outputs, d_x, _, *d_weights = slopes(peer, x, factors, initial, "eager")
-    found = slopes(layer, own(x, rank, size), factors, initial, way)
+    outputs, d_x, _, *d_weights = gradients(peer, x, factors, initial, "eager")
+    found = gradients(layer, own(x, rank, size), factors, initial, way)
     assert_close(found[0], outputs)
     # All ranks have the same loss: what comes back is that of all of them, for an average.
     assert_close(found[1], size * own(d_x.numpy(), rank, size))

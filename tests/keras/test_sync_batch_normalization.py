@@ -485,8 +485,10 @@ def test_refuses_what_does_not_go_with_the_grid(grid: ringar.parallel.Grid) -> N
     with pytest.raises(ValueError, match="`process_set` must be None with `grid`"):
         SyncBatchNormalization(process_set=grid.data_set, grid=grid)
     split = SplitDense(8, reads="whole")(keras.Input((6,)))
-    with pytest.raises(ValueError, match="`grid` must be None for maps that every rank has whole"):
+    with pytest.raises(
+        ValueError, match="`grid` must be None for channels that every rank has whole"
+    ):
         SyncBatchNormalization(grid=grid)(Gather()(split))
     images = keras.layers.Reshape((1, 6))(keras.Input((6,)))
-    with pytest.raises(ValueError, match="`axis` must be that of the maps"):
+    with pytest.raises(ValueError, match="`axis` must be that of the channels"):
         SyncBatchNormalization(1)(SplitDense(8, reads="whole")(images))

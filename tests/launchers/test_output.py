@@ -170,6 +170,15 @@ def test_endless_line_is_cut(screen: Screen) -> None:
     assert text.endswith(b"x\n")
 
 
+def test_only_a_longer_line_is_cut(screen: Screen) -> None:
+    one = Rank(1, screen)
+    for _ in range(output._LONGEST_LINE // 4096):
+        one.write(b"x" * 4096)
+    assert shown(screen) == b""
+    one.write(b"x")
+    assert shown(screen) == b"[1] " + b"x" * (output._LONGEST_LINE + 1) + b"\n"
+
+
 def test_the_tail_is_the_last_forty_lines(screen: Screen) -> None:
     one = Rank(1, screen)
     one.write(b"".join(b"%d\n" % i for i in range(100)))

@@ -17,10 +17,12 @@ FAILED = "ringarrun ab12.1: rank 1 of 2 on h1 failed with exit code 3\n"
 SHOWN = "ringarrun: rank 1 of 2 on h1 failed with exit code 3\n"
 
 
-def run(capfd: pytest.CaptureFixture[str], *pieces: str, code: int = 0) -> tuple[int, str]:
+def run(
+    capfd: pytest.CaptureFixture[str], *pieces: str, code: int = 0, end: str = "exit"
+) -> tuple[int, str]:
     """The exit code and the screen of a job whose mpirun says `pieces`, and then ends."""
     # Each piece is read by itself; none is empty.
-    script = 'for piece; do printf %s "$piece" >&2; sleep 0.03; done; exit ' + str(code)
+    script = f'for piece; do printf %s "$piece" >&2; sleep 0.03; done; {end} {code}'
     job = MpiJob(
         job="ab12",
         size=2,
@@ -70,6 +72,11 @@ def test_reports_of_another_job_are_output(capfd: pytest.CaptureFixture[str]) ->
     """Of a ringarrun that a rank runs, or of one that it quotes."""
     others = f"[0] {SHOWN}[0] {FAILED.replace('ab12', 'cd34')}"
     assert run(capfd, others, WELL.format(0), WELL.format(1)) == (0, others)
+
+
+def test_an_mpirun_that_a_signal_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    """After all ranks have ended well: its exit code is the shell's for a signal."""
+    assert run(capfd, WELL.format(0), WELL.format(1), end="kill -KILL $$; exit") == (137, "")
 
 
 def test_a_rank_without_report_is_lost(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -72,7 +73,8 @@ void expect_close(const std::vector<T>& received, const std::vector<W>& wanted,
                   const std::string& what, double tolerance = kTolerance<T>) {
   EXPECT_EQ(received.size(), wanted.size());
   double largest = 1;
-  for (W w : wanted) largest = std::fmax(largest, std::fabs(static_cast<double>(w)));
+  // No fmax: g++ 12.2 for aarch64 breaks down over it.
+  for (W w : wanted) largest = std::max(largest, std::fabs(static_cast<double>(w)));
   for (size_t i = 0; i < wanted.size(); ++i) {
     const double error = static_cast<double>(received[i]) - static_cast<double>(wanted[i]);
     if (!(std::fabs(error) <= tolerance * largest))

@@ -72,8 +72,8 @@ TEST(between_hosts_large_arrays) {
           plan.collective = Collective::kAllreduce;
           plan.dtype = DataType::kFloat32;
           plan.op = ReduceOp::kSum;
-          plan.prescale = 0.5;
-          plan.postscale = 2;
+          plan.prescale = where == Output::kApart ? 2 : 0.5;
+          plan.postscale = 1 / plan.prescale;
           plan.where = where;
           plan.twist = Twist::kNone;
           plan.options = options;

@@ -19,7 +19,7 @@ layers = keras.layers
 
 
 def split_net(**grid: Any) -> keras.Model:
-    """As the paper has it: three convolutions read their own maps, the others those of all."""
+    """As the paper has it: three convolutions read their own channels, the others those of all."""
     parts = ringar.layers
     image = x = keras.Input(IMAGE)
     conv: dict[str, Any] = {"activation": "relu", "padding": "same", **grid}

@@ -67,7 +67,7 @@ def test_a_grid_that_was_closed() -> None:
         ({"writes": "all"}, r'`writes` must be one of "own", "addend"'),
         ({"writes": "addend", "reads": "all"}, r'`writes="addend"` must go with reads="own"'),
         ({"writes": "addend", "reads": "own", "activation": "relu"}, r"`activation` must be None"),
-        ({"activation": "softmax"}, r"`activation` must treat each map by itself"),
+        ({"activation": "softmax"}, r"`activation` must treat each channel by itself"),
         ({"reads": "own", "groups": 3}, r"`groups` must be divisible by the number of parts"),
         ({"groups": 3}, r"`groups` must divide the number of parts, or be divisible by it"),
     ],
@@ -81,7 +81,9 @@ def test_arguments_of_a_layer(
 
 def test_what_a_layer_reads_must_be_there(grid: ringar.parallel.Grid) -> None:
     for reads in ("own", "all"):
-        with pytest.raises(ValueError, match=rf'`reads="{reads}"` must be used on maps that are'):
+        with pytest.raises(
+            ValueError, match=rf'`reads="{reads}"` must be used on channels that are'
+        ):
             ringar.layers.SplitConv2D(8, 3, reads=reads)(image())
     x = ringar.layers.SplitConv2D(8, 3, reads="whole")(image())
     for reads in ("whole", "examples"):
@@ -96,12 +98,12 @@ def test_what_a_layer_reads_must_be_there(grid: ringar.parallel.Grid) -> None:
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (lambda: layers.Flatten(), r"must not mix the maps of a split"),
-        (lambda: layers.Conv2D(8, 1), r"must treat each map by itself"),
-        (lambda: layers.LayerNormalization(), r"must treat each map by itself"),
-        (lambda: layers.Softmax(), r"must treat each map by itself"),
-        (lambda: layers.Activation("softmax"), r"must treat each map by itself"),
-        (lambda: layers.Reshape((13 * 13, 4)), r"must treat each map by itself"),
+        (lambda: layers.Flatten(), r"must not mix the channels of a split"),
+        (lambda: layers.Conv2D(8, 1), r"must treat each channel by itself"),
+        (lambda: layers.LayerNormalization(), r"must treat each channel by itself"),
+        (lambda: layers.Softmax(), r"must treat each channel by itself"),
+        (lambda: layers.Activation("softmax"), r"must treat each channel by itself"),
+        (lambda: layers.Reshape((13 * 13, 4)), r"must treat each channel by itself"),
     ],
     ids=["flatten", "conv", "norm", "softmax", "activation", "reshape"],
 )
@@ -112,6 +114,38 @@ def test_layers_that_mix_maps_within_a_split(
     x = layer()(x)
     with pytest.raises(ValueError, match=message):
         ringar.layers.Gather()(x)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Halved(layers.Layer):
+    """Treats each channel by itself, which ringar cannot know."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs / 2
+
+
+class Declared(Halved):
+    is_channelwise = True
+
+
+class DeclaredAsBefore(Halved):
+    treats_maps_alone = True
+
+
+def test_layers_that_are_declared_to_treat_each_channel_by_itself(
+    grid: ringar.parallel.Grid,
+) -> None:
+    x = ringar.layers.SplitConv2D(8, 3, reads="whole")(image())
+    with pytest.raises(ValueError, match=r"set its attribute `is_channelwise = True`"):
+        ringar.layers.Gather()(Halved()(x))
+    assert ringar.layers.Gather()(Declared()(x)).shape[-1] == 8
+
+
+def test_the_former_name_of_is_channelwise(grid: ringar.parallel.Grid) -> None:
+    x = DeclaredAsBefore()(ringar.layers.SplitConv2D(8, 3, reads="whole")(image()))
+    with pytest.warns(DeprecationWarning, match=r"now called `is_channelwise`"):
+        whole = ringar.layers.Gather()(x)
+    assert whole.shape[-1] == 8
 
 
 def test_a_model_within_a_split(grid: ringar.parallel.Grid) -> None:

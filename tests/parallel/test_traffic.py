@@ -39,11 +39,11 @@ def test_of_a_split_net(grid: ringar.parallel.Grid) -> None:
     batch = nets.BATCH // grid.data
 
     def maps_of(name: str) -> int:
-        """Bytes of the maps that one rank brings, forward; as many go backward."""
+        """Bytes of the channels that one rank brings, forward; as many go backward."""
         shape = model.get_layer(name).input.shape[1:]
         return batch * math.prod(shape) * FLOAT
 
-    assert not {"conv2", "conv4", "conv5"} & set(layers), "they read their own maps"
+    assert not {"conv2", "conv4", "conv5"} & set(layers), "they read their own channels"
     for name in ("conv3", "fc6", "fc8"):
         assert layers[name].calls == 2 * STEPS
         assert layers[name].bytes == 2 * STEPS * (m - 1) * maps_of(name), name

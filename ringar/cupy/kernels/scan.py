@@ -2,18 +2,18 @@
 
 The steps are taken in the order in which they are applied: step i takes state i to state i + 1,
 state 0 is the vector that the scan is given. A *node* stands for one step or for many, and maps v
-to Q v + g. The tree is cut into *rounds*: a *stretch* of `width` = 2^k nodes becomes one node of
+to Q v + g. The tree is cut into *rounds*: a *span* of `width` = 2^k nodes becomes one node of
 the next round, so that one launch goes up k levels, and one launch goes down as many.
 
-    up      Totals of stretches: Q <- A Q, g <- A g + a, node by node. Stretch 0 holds the vector
+    up      Totals of spans: Q <- A Q, g <- A g + a, node by node. Span 0 holds the vector
             (the left spine of the tree): its total is a vector, by matrix x vector alone. The
-            last stretch (the right spine) has no total, an exclusive scan never asks for it.
-    chain   From a state known before each stretch, the states within it: v <- A v + a. This is
-            the serial pass over the nodes that are left at the top, as one stretch, and the
-            down-sweep. The state after a stretch's last node is the next one's first, and is
+            last span (the right spine) has no total, an exclusive scan never asks for it.
+    chain   From a state known before each span, the states within it: v <- A v + a. This is
+            the serial pass over the nodes that are left at the top, as one span, and the
+            down-sweep. The state after a span's last node is the next one's first, and is
             known from above.
 
-Threads work in *teams*, one for a stretch of one example, several in a block when they are small. A
+Threads work in *teams*, one for a span of one example, several in a block when they are small. A
 team reads the matrices of the next *group* of nodes into registers while it works on those of this
 group in shared memory, so that the way to global memory is hidden behind arithmetic. In shared
 memory matrices lie by columns, A[i][k] at k * PITCH + i: in `chain` thread i makes element i of the
@@ -136,21 +136,21 @@ __device__ __forceinline__ void tile_product(const real* a, const real* q, int i
   }
 }
 
-// Totals of the first `stretches` stretches, all of which have `width` nodes. `start` [batch, H] is
+// Totals of the first `spans` spans, all of which have `width` nodes. `start` [batch, H] is
 // the state before node `skip`; with skip = 1 node 0 is the spine's, and has no matrix.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void up(real* memory, const real* nodes, const real* addends,
                                    Place place, const real* start, real* totals,
-                                   real* total_addends, real* state, int width, int stretches,
+                                   real* total_addends, real* state, int width, int spans,
                                    int batch, int skip) {
   constexpr int TEAM = RINGAR_UP_TEAM, GROUP = RINGAR_UP_GROUP;
   static_assert(TEAM >= TILES && TEAM >= H, "a thread per tile, and per row");
   static_assert((GROUP + 1) * MATRIX + (GROUP + 1) * PITCH <= RINGAR_UP_REALS, "shared memory");
   const int lane = threadIdx.x % TEAM, team = threadIdx.x / TEAM;
   const wide item = wide(blockIdx.x) * (blockDim.x / TEAM) + team;
-  const int stretch = int(item / batch), b = int(item % batch);
-  // Teams without a stretch go along: they meet every barrier, and read and write nothing.
-  const bool active = stretch < stretches, spine = stretch == 0;
+  const int span = int(item / batch), b = int(item % batch);
+  // Teams without a span go along: they meet every barrier, and read and write nothing.
+  const bool active = span < spans, spine = span == 0;
   const int row = lane / SIDE * 4, column = lane % SIDE * 4;
 
   real* const a = memory + team * RINGAR_UP_REALS;
@@ -160,7 +160,7 @@ __device__ __forceinline__ void up(real* memory, const real* nodes, const real* 
 
   if (active && spine && lane < H) v[lane] = start[wide(b) * H + lane];
   Stage<TEAM, GROUP, TRANSPOSED> stage;
-  const wide first = wide(stretch) * width;
+  const wide first = wide(span) * width;
   if (active) stage.read(nodes, addends, place, first, min(GROUP, width), batch, b, lane);
 
   for (int done = 0; done < width; done += GROUP) {
@@ -208,24 +208,24 @@ __device__ __forceinline__ void up(real* memory, const real* nodes, const real* 
   if (AFFINE && lane < H) total_addends[item * H + lane] = v[lane];
 }
 
-// The states of each stretch, from that before its first node: `starts` [stretches, batch, H], for
-// stretch 0 `start` [batch, H], which is the state before node `skip`. With last = 1 the state
+// The states of each span, from that before its first node: `starts` [spans, batch, H], for
+// span 0 `start` [batch, H], which is the state before node `skip`. With last = 1 the state
 // after the last of the `nodes_left` nodes is written, too.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void chain(real* memory, const real* nodes, const real* addends,
                                       Place place, const real* start, const real* starts,
                                       real* states, Place states_place, int width, int nodes_left,
-                                      int stretches, int batch, int skip, int last) {
+                                      int spans, int batch, int skip, int last) {
   constexpr int TEAM = RINGAR_CHAIN_TEAM, GROUP = RINGAR_CHAIN_GROUP;
   static_assert(TEAM >= H && TEAM % 32 == 0, "a thread per row, in whole warps");
   static_assert(GROUP * MATRIX + (GROUP + 2) * PITCH <= RINGAR_CHAIN_REALS, "shared memory");
   const int lane = threadIdx.x % TEAM, team = threadIdx.x / TEAM;
   const wide item = wide(blockIdx.x) * (blockDim.x / TEAM) + team;
-  const int stretch = int(item / batch), b = int(item % batch);
-  const bool active = stretch < stretches;
-  const wide first = wide(stretch) * width + (stretch == 0 ? skip : 0);
-  const wide end = min((wide(stretch) + 1) * width, wide(nodes_left)) - 1 +
-                   (stretch == stretches - 1 ? last : 0);
+  const int span = int(item / batch), b = int(item % batch);
+  const bool active = span < spans;
+  const wide first = wide(span) * width + (span == 0 ? skip : 0);
+  const wide end = min((wide(span) + 1) * width, wide(nodes_left)) - 1 +
+                   (span == spans - 1 ? last : 0);
   const int steps = active && end > first ? int(end - first) : 0;
 
   real* const a = memory + team * RINGAR_CHAIN_REALS;
@@ -236,7 +236,7 @@ __device__ __forceinline__ void chain(real* memory, const real* nodes, const rea
   const wide stride = states_place.step * batch * H;
 
   if (active && lane < H) {
-    const real* from = stretch == 0 ? start : starts + wide(stretch) * batch * H;
+    const real* from = span == 0 ? start : starts + wide(span) * batch * H;
     *to = now[lane] = from[wide(b) * H + lane];
   }
   Stage<TEAM, GROUP, TRANSPOSED> stage;
@@ -274,21 +274,21 @@ __device__ __forceinline__ void chain(real* memory, const real* nodes, const rea
   RINGAR_EXPORT __global__ void __launch_bounds__(RINGAR_UP_THREADS)                             \
       up_##NAME(const real* nodes, const real* addends, wide node_first, wide node_step,         \
                 const real* start, real* totals, real* total_addends, real* state, int width,    \
-                int stretches, int batch, int skip) {                                            \
+                int spans, int batch, int skip) {                                                \
     extern __shared__ Quad ringar_shared[];                                                      \
     up<TRANSPOSED>(reinterpret_cast<real*>(ringar_shared), nodes, addends,                       \
                    Place{node_first, node_step}, start, totals, total_addends, state, width,     \
-                   stretches, batch, skip);                                                      \
+                   spans, batch, skip);                                                          \
   }                                                                                              \
   RINGAR_EXPORT __global__ void __launch_bounds__(RINGAR_CHAIN_THREADS)                          \
       chain_##NAME(const real* nodes, const real* addends, wide node_first, wide node_step,      \
                    const real* start, const real* starts, real* states, wide state_first,        \
-                   wide state_step, int width, int nodes_left, int stretches, int batch,         \
+                   wide state_step, int width, int nodes_left, int spans, int batch,             \
                    int skip, int last) {                                                         \
     extern __shared__ Quad ringar_shared[];                                                      \
     chain<TRANSPOSED>(reinterpret_cast<real*>(ringar_shared), nodes, addends,                    \
                       Place{node_first, node_step}, start, starts, states,                       \
-                      Place{state_first, state_step}, width, nodes_left, stretches, batch, skip, \
+                      Place{state_first, state_step}, width, nodes_left, spans, batch, skip,     \
                       last);                                                                     \
   }
 

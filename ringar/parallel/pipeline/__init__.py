@@ -1,18 +1,18 @@
-"""Models that are cut into modules, one after the other, each on a rank of its own.
+"""Models that are cut into a pipeline of modules, each on a rank of its own.
 
-A batch goes forward from module to module, and its gradient goes back:
+A batch goes forward from module to module, and its gradient backward:
 
     model.py     `Pipelined`, the Keras model: begin here
-    module.py    the work of one module: receive, compute, send, keep what is in flight
-    schedule.py  how old the gradients of a module are, and the order of its work
-    cut.py       where a model can be cut, what crosses a cut, the network of a module
-    balance.py   cuts that make all modules take equally long
-    batch.py     what a step works on
-    messages.py  what crosses a cut, in one message
-    metrics.py   the loss and the metrics, computed in the last module, known to all
-    state.py     the plain model out of the modules, and back
-    callback.py  what keeps the ranks together during `fit`
-    refusals.py  what cannot be trained in modules
+    module.py    one module: receive, compute, send, hold the batches in flight
+    schedule.py  the staleness of a module's gradients, and the order of its work
+    cut.py       the positions where a model can be cut, and the network of each module
+    balance.py   the cuts with which all modules take equally long
+    batch.py     the data of one step
+    messages.py  tensors of several dtypes in one message
+    metrics.py   the loss and the metrics, computed in the last module, shared with all ranks
+    state.py     the state of the plain model, from the modules, and back
+    callback.py  the callbacks that keep the ranks together during `fit`
+    checks.py    models and arguments that cannot be trained in modules
 """
 
 from ringar.parallel.pipeline.model import Pipelined

@@ -1,8 +1,8 @@
-"""Cuts that make all modules take equally long.
+"""The choice of cuts with which all modules take equally long.
 
-Every operation of the model runs alone, forward and backward, with an update of its weights, on
-random numbers, and is timed. Of all ways to cut where it is possible the one is taken whose slowest
-module is fastest; of those that are equal within a hundredth, the one that sends the fewest bytes.
+Every operation of the model is timed alone, on random numbers: forward, backward, and the update of
+its weights. Among all possible cuts, the chosen ones minimize the time of the slowest module. Among
+cuts that are equal within 1%, they minimize the bytes sent.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -23,11 +24,11 @@ _LIKE = 0.01
 
 
 def seconds_per_node(graph: Graph, batch_size: int) -> list[float]:
-    """Return how long each operation takes, forward and backward, on a batch of random numbers.
+    """Return the seconds of each operation, forward and backward, on a batch of random numbers.
 
     Args:
-        graph: of the model.
-        batch_size: rows of the batch.
+        graph: the graph of the model.
+        batch_size: the number of examples.
 
     Raises:
         ValueError: the model has inputs of unknown size.
@@ -39,15 +40,15 @@ def seconds_per_node(graph: Graph, batch_size: int) -> list[float]:
 
 
 def partition(graph: Graph, seconds: list[float], modules: int) -> list[int]:
-    """Return the places of `modules - 1` cuts.
+    """Return the positions of `modules - 1` cuts.
 
     Args:
-        graph: of the model.
-        seconds: how long each of its nodes takes.
-        modules: how many modules there are to be.
+        graph: the graph of the model.
+        seconds: the seconds of each node.
+        modules: the number of modules.
 
     Raises:
-        ValueError: the model can be cut at fewer places.
+        ValueError: the model can be cut at fewer positions.
     """
     possible = [p for p in range(1, len(graph.nodes)) if not graph.obstacle(p)]
     if len(possible) < modules - 1:
@@ -61,7 +62,7 @@ def partition(graph: Graph, seconds: list[float], modules: int) -> list[int]:
 
     @functools.cache
     def best(first: int, count: int) -> tuple[int, int, tuple[int, ...]] | None:
-        """Cut the nodes from `first` into `count` modules: slowest module, bytes, cuts."""
+        """Return the best cuts of the nodes from `first`: slowest module, bytes, positions."""
         if count == 1:
             return round((until[-1] - until[first]) / unit), 0, ()
         found = None
@@ -79,7 +80,7 @@ def partition(graph: Graph, seconds: list[float], modules: int) -> list[int]:
     return list(result[2])
 
 
-def _random(tensor: Any, batch_size: int) -> tf.Tensor:
+def _random(tensor: keras.KerasTensor, batch_size: int) -> tf.Tensor:
     shape = (batch_size, *tensor.shape[1:])
     if None in shape:
         raise ValueError(
@@ -91,8 +92,8 @@ def _random(tensor: Any, batch_size: int) -> tf.Tensor:
     return tf.zeros(shape, tensor.dtype)
 
 
-def _seconds(node: Any, tensors: dict[int, Any], given: set[int]) -> float:
-    """Run a node on `tensors` and add its outputs to them; `given`: those of the batch."""
+def _seconds(node: Any, tensors: dict[int, tf.Tensor], given: set[int]) -> float:
+    """Time a node, and add its outputs to `tensors`; `given` are the ids of the model's inputs."""
     needed = {id(tensor): tensors[id(tensor)] for tensor in node.input_tensors}
     weights = [v.value for v in getattr(node.operation, "trainable_variables", ())]
     kept = [(v, v.numpy()) for v in getattr(node.operation, "variables", ()) if not v.trainable]
@@ -110,7 +111,7 @@ def _seconds(node: Any, tensors: dict[int, Any], given: set[int]) -> float:
             tape.watch(floats)
             outputs = [o for o in forward(inputs) if o.dtype.is_floating]
         gradients = tape.gradient(outputs, [*weights, *floats]) if outputs else []
-        # One number that depends on all of them, so that all are computed, and nothing is copied.
+        # One number that depends on all results, so that all are computed and none is copied.
         updated = [w - g for w, g in zip(weights, gradients, strict=False) if g is not None]
         results = [*updated, *(g for g in gradients[len(weights) :] if g is not None)]
         parts = [tf.reduce_max(tf.cast(result, tf.float32)) for result in results or outputs]
@@ -123,8 +124,10 @@ def _seconds(node: Any, tensors: dict[int, Any], given: set[int]) -> float:
     return seconds
 
 
-def _timed(function: Any, values: list[tf.Tensor]) -> float:
-    """Return the median time of a call, the first one left out."""
+def _timed(
+    function: Callable[[list[tf.Tensor]], list[tf.Tensor]], values: list[tf.Tensor]
+) -> float:
+    """Return the median time of a call, without the first call."""
     function(values)
     times = []
     for _ in range(_REPEATS):
@@ -135,7 +138,7 @@ def _timed(function: Any, values: list[tf.Tensor]) -> float:
     return statistics.median(times)
 
 
-def _bytes(tensors: list[Any]) -> int:
+def _bytes(tensors: list[keras.KerasTensor]) -> int:
     """Return the bytes of one example."""
     return sum(
         int(np.prod([dim or 1 for dim in t.shape[1:]])) * tf.as_dtype(t.dtype).size for t in tensors

@@ -1,4 +1,4 @@
-"""What a training step works on, and whether all modules work on the same."""
+"""The data of one step, and the check that all modules have the same data."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Batch:
     """Hold a batch, or a part of one.
 
     Attributes:
-        inputs: of the whole model, in the order of its inputs.
-        x: the same as they were given.
-        y: targets.
-        sample_weight: weights of the rows.
-        share: how much of the whole batch it is.
+        inputs: the inputs of the whole model, in its order.
+        x: the inputs as Keras passed them.
+        y: the targets.
+        sample_weight: the weights of the examples.
+        share: the fraction of the whole batch.
     """
 
     inputs: list[Any]
@@ -38,11 +38,11 @@ class Batch:
 
     @property
     def targets(self) -> tuple[Any, Any, Any]:
-        """What the loss is computed from, besides the outputs."""
+        """Inputs, targets and sample weights, for the loss."""
         return self.x, self.y, self.sample_weight
 
     def cut(self, count: int) -> list[Batch]:
-        """Cut into at most `count` parts of equally many rows, more or less; none is empty."""
+        """Cut into at most `count` parts, none empty, whose numbers of rows differ by at most 1."""
         rows = self.rows
         count = max(1, min(count, rows))
         ends = [i * rows // count for i in range(count + 1)]
@@ -57,19 +57,19 @@ class Batch:
         return [part(*ends[i : i + 2]) for i in range(count)]
 
     def digest(self) -> int:
-        """Return a number that tells this batch from others."""
+        """Return a digest of the batch."""
         tensors = keras.tree.flatten((self.inputs, self.y, self.sample_weight))
         return digest(tensor for tensor in tensors if tensor is not None)
 
 
 class Reader:
-    """Make batches of what Keras hands over, however the inputs are given.
+    """Make batches from the data that Keras passes, whatever the structure of the inputs.
 
     Args:
         model: the whole model.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self._names = [tensor.name for tensor in model.inputs]
 
     def batch(self, data: Any) -> Batch:
@@ -78,10 +78,10 @@ class Reader:
         return Batch(self.inputs(x), x, y, sample_weight)
 
     def inputs(self, x: Any) -> list[Any]:
-        """Return the inputs in the order of the model's.
+        """Return the inputs in the order of the model's inputs.
 
         Raises:
-            ValueError: there are too few or too many.
+            ValueError: their number is wrong.
         """
         if isinstance(x, dict):
             found = [x[name] for name in self._names if name in x]
@@ -100,7 +100,7 @@ def check_same(batch: Batch, ranks: ProcessSet) -> None:
     """Check that all ranks have the same batch. Collective over `ranks`.
 
     Raises:
-        ValueError: on every rank, if they do not.
+        ValueError: on every rank, if the batches differ.
     """
     digests = allgather_object(batch.digest(), name="first batch", process_set=ranks)
     if len(set(digests)) > 1:

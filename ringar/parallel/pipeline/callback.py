@@ -1,4 +1,4 @@
-"""What keeps the ranks of a pipelined model together during `fit`."""
+"""The callbacks that keep the ranks of a pipelined model together during `fit`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ringar.sharding.grid import Grid
 
 
 def aligned(callbacks: Any, grid: Grid) -> list[Any]:
-    """Return the callbacks of `fit` with those that keep the ranks together.
+    """Return the callbacks of `fit`, with `Alignment` and `Agreement` added.
 
     Args:
-        callbacks: the user's, one or several. `Alignment` takes the place of the first
-            `ringar.callbacks.Distributed` among them, or else the first place.
-        grid: of modules and replicas.
+        callbacks: the user's callbacks, one or several. `Alignment` replaces the first
+            `ringar.callbacks.Distributed`, or comes first.
+        grid: the grid of modules and replicas.
 
     Raises:
-        ValueError: there is one that cannot work with modules.
+        ValueError: a callback does not support modules.
     """
     given = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
     given = [callback for callback in given if callback is not None]
@@ -34,29 +34,28 @@ def aligned(callbacks: Any, grid: Grid) -> list[Any]:
                 "ModelCheckpoint on all ranks, and Pipelined(keras.models.load_model(path))."
             )
     saving = [c for c in given if isinstance(c, keras.callbacks.ModelCheckpoint)]
-    for checkpoint in saving:  # Keras makes it on all ranks at once
+    for checkpoint in saving:  # Keras would make the folder on all ranks at once
         os.makedirs(os.path.dirname(str(checkpoint.filepath)) or ".", exist_ok=True)
     alignment = Alignment(grid, [f"{type(c).__name__} {c.save_freq}" for c in saving])
-    places = [i for i, callback in enumerate(given) if isinstance(callback, Distributed)]
-    given.insert(places[0] if places else 0, alignment)
+    indices = [i for i, callback in enumerate(given) if isinstance(callback, Distributed)]
+    given.insert(indices[0] if indices else 0, alignment)
     return [*(c for c in given if not isinstance(c, Distributed)), Agreement()]
 
 
 class Alignment(keras.callbacks.Callback):
     """Keep modules and their replicas together, as `ringar.callbacks.Distributed` does ranks.
 
-    Replicas of a module get the weights and the optimizer state of the first one. Metrics, which
-    are those of the last module on all ranks of a model group, are averaged over the groups. Ranks
-    that would not do the same are told so before they begin.
+    Replicas of a module get the weights and the optimizer state of the first replica. Metrics,
+    which are those of the last module on all ranks of a model group, are averaged over the groups.
+    The ranks compare their numbers of steps and their checkpoints before training begins.
 
     Args:
-        grid: of modules and replicas.
-        saving: which callbacks save the model, which takes all ranks.
+        grid: the grid of modules and replicas.
+        saving: the callbacks that save the model, as text; saving takes all ranks.
 
     Raises:
-        ValueError: in `fit`, on every rank, if the ranks are to do different numbers of steps, or
-            do not all save.
-        MismatchError: in `fit`, on every rank, if replicas have drifted apart.
+        ValueError: in `fit`, on every rank, if numbers of steps or checkpoints differ.
+        MismatchError: in `fit`, on every rank, if the weights of replicas differ.
     """
 
     def __init__(self, grid: Grid, saving: list[str]) -> None:
@@ -64,7 +63,7 @@ class Alignment(keras.callbacks.Callback):
         self.grid, self.saving = grid, saving
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Compare what the ranks are to do; broadcast the weights to the replicas."""
+        """Compare steps and checkpoints; broadcast the weights to the replicas."""
         own = {
             "number of steps": (self.params or {}).get("steps"),
             "number of epochs": (self.params or {}).get("epochs"),
@@ -73,7 +72,7 @@ class Alignment(keras.callbacks.Callback):
         ranks = allgather_object(own, name="start of training")
         for what in own:
             checks.require_equal(
-                [mine[what] for mine in ranks],
+                [one[what] for one in ranks],
                 what,
                 "Give the ranks of a model group the same data, and all groups equally much "
                 "(ringar.data.shard); save on all ranks, of which rank 0 writes.",
@@ -92,7 +91,7 @@ class Alignment(keras.callbacks.Callback):
 
 
 class Agreement(keras.callbacks.Callback):
-    """Stop all ranks if one wants to: the last callback of an epoch."""
+    """Stop all ranks if one requests it; the last callback of an epoch."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Agree with all ranks whether to stop."""

@@ -1,10 +1,10 @@
-"""Where a model can be cut, what crosses the cuts, and the network of each module.
+"""The positions where a model can be cut, the tensors that cross, and the network of each module.
 
-The operations of a functional model are taken in the order in which Keras runs them. A cut after
-one of them divides them into those up to it and those that follow. What crosses is every tensor
-that is made before the cut and used after it; one that is used only two modules later, by a skip
-connection, crosses both cuts and is carried along. The model's inputs do not cross: each rank has
-the batch, and takes from it what its module reads.
+The operations of a functional model are ordered as Keras runs them. A cut at position p divides
+them into the first p operations and the others. Every tensor that is made before a cut and used
+after it crosses the cut. A tensor of a skip connection that is used two modules later crosses both
+cuts. The model's inputs do not cross: each rank has the batch, and takes its module's inputs from
+it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Graph:
 
     Attributes:
         model: the functional model.
-        nodes: its calls of operations, in the order in which they run, without the inputs.
+        nodes: its nodes (calls of operations) in the order in which they run, without the inputs.
     """
 
-    model: Any
+    model: keras.Model
     nodes: list[Any]
 
     @classmethod
@@ -50,14 +50,14 @@ class Graph:
         return cls(functional, nodes)
 
     def crossing(self, place: int) -> list[Any]:
-        """Return the tensors that cross a cut after so many nodes."""
+        """Return the tensors that cross a cut at position `place`."""
         later = [tensor for node in self.nodes[place:] for tensor in node.input_tensors]
         wanted = {id(tensor) for tensor in [*later, *self.model.outputs]}
         made = (tensor for node in self.nodes[:place] for tensor in node.outputs)
         return [tensor for tensor in made if id(tensor) in wanted]
 
     def obstacle(self, place: int) -> str:
-        """Say why there can be no cut after so many nodes; "" if there can."""
+        """Return the reason why no cut is possible at position `place`; "" if one is possible."""
         before = {id(weight) for node in self.nodes[:place] for weight in _weights(node)}
         for node in self.nodes[place:]:
             if any(id(weight) in before for weight in _weights(node)):
@@ -69,7 +69,7 @@ class Graph:
         return ""
 
     def after(self, layer: str) -> int:
-        """Return the place of a cut after the last call of a layer.
+        """Return the position of a cut after the last call of a layer.
 
         Raises:
             ValueError: there is no such layer, or no cut is possible there.
@@ -91,14 +91,14 @@ class Graph:
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """Hold the network of one module, and how it is connected.
+    """Hold the network of one module, and its connections.
 
     Attributes:
-        model: takes a list of the tensors in `reads`, then those in `receives`. Its outputs are a
-            list of those in `sends`, or, of the last module, those of the whole model.
-        reads: which of the whole model's inputs it reads, by their places.
-        receives: what comes from the module before.
-        sends: what goes to the module after; empty in the last one.
+        model: the network. Its inputs are a list of the tensors in `reads`, then in `receives`. Its
+            outputs are a list of those in `sends`, or, in the last module, the model's outputs.
+        reads: the indices of the whole model's inputs that it reads.
+        receives: the tensors from the previous module.
+        sends: the tensors for the next module; empty in the last one.
     """
 
     model: keras.Model
@@ -108,11 +108,10 @@ class Network:
 
 
 def places(graph: Graph, layers: Sequence[str], modules: int) -> list[int]:
-    """Return the places of the cuts after the given layers.
+    """Return the positions of the cuts after the given layers.
 
     Raises:
-        ValueError: there are not `modules - 1` of them, one after the other, where the model can be
-            cut.
+        ValueError: they are not `modules - 1` layers in order, or the model cannot be cut there.
     """
     found = [graph.after(layer) for layer in layers]
     if len(found) != modules - 1 or found != sorted(set(found)):
@@ -124,12 +123,12 @@ def places(graph: Graph, layers: Sequence[str], modules: int) -> list[int]:
 
 
 def network(graph: Graph, cuts: Sequence[int], module: int) -> Network:
-    """Return the network of a module; its layers are those of the whole model.
+    """Return the network of a module, which shares its layers with the whole model.
 
     Args:
-        graph: of the whole model.
-        cuts: the places of all cuts.
-        module: which one, from 0.
+        graph: the graph of the whole model.
+        cuts: the positions of all cuts.
+        module: the module, counted from 0.
     """
     ends = [0, *cuts, len(graph.nodes)]
     first, last = ends[module], ends[module + 1]

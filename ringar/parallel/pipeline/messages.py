@@ -1,9 +1,9 @@
-"""One message per batch and cut, whatever the dtypes of what crosses.
+"""One message per batch and cut, whatever the dtypes of the tensors.
 
-A channel holds two messages that were not received (`ringar.send`). With `decoupled`, that is how
-many gradients wait in it when a module has done its last step and the one before it has, too: were
-there more messages per batch, modules that have stopped would wait for each other. Tensors of
-several dtypes therefore travel as bytes.
+A stream between two ranks holds two messages that are not yet received (`ringar.send`). With
+`decoupled`, two gradients are in it when a module and the previous one have done their last steps.
+With more messages per batch, modules that have stopped would wait for each other. Tensors of
+several dtypes are therefore sent together, as bytes.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ def send_together(tensors: Sequence[tf.Tensor], to: int, name: str) -> None:
     if len({tensor.dtype for tensor in tensors}) == 1:
         return send(list(tensors), to, name=name)
     shapes = np.array([dim for tensor in tensors for dim in tensor.shape], np.int64)
-    head = tf.constant(shapes.view(np.uint8), tf.uint8)
-    return send([head, *map(_as_bytes, tensors)], to, name=name)
+    header = tf.constant(shapes.view(np.uint8), tf.uint8)
+    return send([header, *map(_as_bytes, tensors)], to, name=name)
 
 
 def recv_together(specs: Sequence[tf.TensorSpec], source: int, name: str) -> list[tf.Tensor]:
-    """Receive what `send_together` has sent.
+    """Receive tensors from `send_together`.
 
     Args:
-        specs: what was sent; dimensions may be None.
+        specs: the specs of the tensors; dimensions may be None.
         source: the sender's rank.
-        name: of the message.
+        name: the name of the message.
     """
     received: list[tf.Tensor]
     if len({spec.dtype for spec in specs}) == 1:
         received = recv(list(specs), source, name=name)
         return received
-    head, *parts = recv([_BYTES] * (len(specs) + 1), source, name=name)
-    dims = list(head.numpy().view(np.int64))
+    header, *parts = recv([_BYTES] * (len(specs) + 1), source, name=name)
+    dims = list(header.numpy().view(np.int64))
     received = []
     for spec, part in zip(specs, parts, strict=True):
         shape = [dims.pop(0) for _ in range(spec.shape.rank)]

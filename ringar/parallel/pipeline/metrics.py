@@ -1,8 +1,8 @@
-"""The loss and the metrics: computed in the last module, known to all ranks.
+"""The loss and the metrics, computed in the last module and shared with all ranks.
 
-The other modules see the metrics late: as a report that comes back with each gradient, a vector of
-numbers, in the order of the names. The names are told once, by a broadcast. At the end of an epoch,
-and of an evaluation, all ranks are given the last module's metrics as they are then.
+During an epoch, each gradient brings the other modules a report: a vector of the metrics, in the
+order of their names. A broadcast tells the names once. At the end of an epoch or an evaluation, a
+broadcast gives all ranks the current metrics of the last module.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from ringar.collectives import broadcast_object
 from ringar.job.process_sets import ProcessSet
 
 Numbers = dict[str, float]
+Targets = tuple[Any, Any, Any]
+"""Inputs, targets and sample weights, as `keras.Model.compute_loss` takes them."""
 
 
 class Metrics:
     """Share the metrics of a pipelined model.
 
     Args:
-        model: which has the loss and the metrics; compiled.
-        ranks: of the model group; the last one has the last module.
-        is_last: whether this is the last one.
+        model: the compiled model, with the loss and the metrics.
+        ranks: the ranks of the model group, in the order of the modules.
+        is_last: whether this rank has the last module.
     """
 
     def __init__(self, model: keras.Model, ranks: ProcessSet, is_last: bool) -> None:
@@ -37,7 +39,7 @@ class Metrics:
 
     @contextmanager
     def local(self) -> Iterator[None]:
-        """Return a context in which the model's metrics are this rank's own."""
+        """Return a context in which the model's metrics are local to this rank."""
         before, self.are_local = self.are_local, True
         try:
             yield
@@ -46,18 +48,20 @@ class Metrics:
 
     # In the last module -------------------------------------------------------------------------
 
-    def objective(self, outputs: Any, targets: Any, penalty: Any, share: Any) -> tf.Tensor:
-        """Return the loss of a part of a batch, in proportion; the metrics are updated.
+    def objective(
+        self, outputs: Any, targets: Targets, penalty: tf.Tensor, share: tf.Tensor
+    ) -> tf.Tensor:
+        """Update the metrics, and return the loss of a part of a batch, times `share`.
 
         Args:
-            outputs: of the model.
-            targets: of the part of the batch.
-            penalty: of the modules before.
-            share: how much of the batch the part is.
+            outputs: the outputs of the model.
+            targets: inputs, targets and sample weights of the part.
+            penalty: the sum of the penalties of the previous modules.
+            share: the fraction of the batch.
         """
         return self._update(outputs, targets, penalty) * share
 
-    def score(self, outputs: Any, targets: Any, penalty: Any) -> None:
+    def score(self, outputs: Any, targets: Targets, penalty: tf.Tensor) -> None:
         """Update the metrics in an evaluation."""
         self._update(outputs, targets, penalty)
 
@@ -66,7 +70,7 @@ class Metrics:
         values = [tf.reshape(value, [-1]) for value in self._own().values()]
         return tf.cast(tf.concat(values, 0), tf.float32)
 
-    def _update(self, outputs: Any, targets: Any, penalty: Any) -> tf.Tensor:
+    def _update(self, outputs: Any, targets: Targets, penalty: tf.Tensor) -> tf.Tensor:
         model, (x, y, weight) = self._model, targets
         loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight)
         loss = penalty + tf.cast(loss, tf.float32)
@@ -89,10 +93,10 @@ class Metrics:
         return list(self._shown or ())
 
     def share(self) -> Numbers:
-        """Return the last module's metrics as they are. Collective over the model group.
+        """Return the current metrics of the last module. Collective over the model group.
 
         Raises:
-            ValueError: on every rank, if one is no single number.
+            ValueError: on every rank, if a metric is not a single number.
         """
         metrics: Any = None
         if self._is_last:
@@ -110,10 +114,10 @@ class Metrics:
         return dict(metrics)
 
     def logs(self, report: tf.Tensor | None) -> Numbers:
-        """Return the metrics that this rank knows; the first time, as `share`.
+        """Return the latest metrics that this rank has; the first call is `share`.
 
         Args:
-            report: what came back last, if anything did.
+            report: the last report, or None.
         """
         if self._shown is None:
             return self.share()

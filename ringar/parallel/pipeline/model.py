@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import tensorflow as tf
 from ringar.collectives import allgather_object, broadcast_object
 from ringar.job import place
 from ringar.keras.optimizer import DistributedOptimizer
-from ringar.parallel.pipeline import balance, cut, refusals, state
+from ringar.parallel.pipeline import balance, checks, cut, state
 from ringar.parallel.pipeline.batch import Batch, Reader, check_same
 from ringar.parallel.pipeline.callback import aligned
 from ringar.parallel.pipeline.metrics import Metrics
@@ -24,50 +25,51 @@ from ringar.sharding.grid import Grid
 
 
 class Pipelined(keras.Model):
-    """Cut a model into modules, each on a rank of its own, which train at once.
+    """Cut a model into modules, each on a rank of its own, which train concurrently.
 
     Compile it, and call `fit`, `evaluate` and `predict` as for any Keras model, on every rank and
-    with the same data; with a grid of several model groups, each of them with its own share
-    (`ringar.data.shard(dataset, grid=grid)`). The first module takes the inputs from it, the last
-    one the targets. `ringar.callbacks.Distributed` is not needed: what it does is done.
+    with the same data. With several model groups, give each group its own share
+    (`ringar.data.shard(dataset, grid=grid)`). The first module uses the inputs, the last one the
+    targets. `ringar.callbacks.Distributed` is not needed: `fit` adds callbacks with its duties.
 
     - Weights, `trainable_variables`, the optimizer: those of this rank's module. `whole` returns
       the plain model, and `save` writes it.
-    - Metrics are the last module's, and all ranks get them at the end of an epoch. What `fit` shows
-      during the epoch lags behind by the first module's staleness.
-    - `evaluate` and `predict` use the weights as they are, without any delay.
-    - Batches in flight stay in flight between epochs, and from one `fit` to the next; `drain`
-      applies their gradients. In its first steps a module has no gradient yet, and leaves its
-      weights and its optimizer alone.
-    - Data is shuffled alike on all ranks: by `fit`, if it is given arrays; with a seed of your own,
-      if it is given a dataset. The first batch is compared.
+    - The last module computes the metrics; all ranks get them at the end of an epoch. The metrics
+      that `fit` shows during an epoch lag behind by the first module's staleness.
+    - `evaluate` and `predict` use the current weights.
+    - Batches in flight stay in flight between epochs, and between calls of `fit`; `drain` applies
+      their gradients. In its first steps a module has no gradient yet, and does not update its
+      weights or count the step.
+    - Data must be shuffled alike on all ranks. `fit` does so with arrays; give a dataset a seed.
+    The
+      first batches are compared.
 
     Args:
         model: a functional or sequential model, built, the same on every rank. Its layers are used,
-            not copied. If it is compiled, so is the result, and goes on where its optimizer stands.
-        modules: how many; by default `grid.model`, or as many as there are ranks.
+            not copied. If it is compiled, so is the result, with the state of its optimizer.
+        modules: the number of modules; by default `grid.model`, or the number of ranks.
         schedule: `"delayed"`, with gradients as many steps old as modules follow; `"decoupled"`,
             twice as old, for modules that never wait; `"microbatch"`, exact.
-        cuts: the names of the layers after which to cut, one less than modules; by default they are
-            found by timing each layer on rank 0.
-        grid: with `grid.model` equal to `modules`; by default the current one, or a new one.
-        microbatches: into how many parts `"microbatch"` cuts a batch.
-        shrinking: multiplies the gradients at each cut on their way back, at most 1. Zhuang et al.
-            (2019) found that 0.8 or 0.9 helps where gradients are old.
-        batch_size: of the random numbers with which layers are timed.
-        name: of the model.
+        cuts: the names of the layers after which to cut, one less than modules; by default rank 0
+            times each layer to find balanced cuts.
+        grid: a grid with `grid.model` equal to `modules`; by default the current or a new one.
+        microbatches: the number of parts of a batch with `"microbatch"`.
+        shrinking: multiplies the gradients that cross a cut, at most 1. Zhuang et al. (2019) found
+            that 0.8 or 0.9 helps with stale gradients.
+        batch_size: the batch size for the timing of layers.
+        name: the name of the model.
 
     Attributes:
         grid: the grid of modules and replicas.
         module: this rank's module, counted from 0.
-        modules: how many there are.
+        modules: the number of modules.
         cuts: the names of the layers after which the model is cut.
-        staleness: by how many steps this module's gradients lag behind.
+        staleness: the number of steps by which this module's gradients lag behind.
 
     Raises:
         NotInitializedError: before `ringar.init()`.
-        ValueError: the model cannot be cut there (the layer that prevents it is named), or an
-            argument is out of range.
+        ValueError: the model cannot be cut there (the error names the layer that prevents it), or
+            an argument is out of range.
 
     Example:
     ```python
@@ -94,12 +96,12 @@ class Pipelined(keras.Model):
         super().__init__(name=name or f"{model.name}_pipelined")
         self.grid = _grid(grid, modules)
         self.modules, self.module = self.grid.model, self.grid.part
-        refusals.check_options(microbatches, shrinking)
+        checks.check_options(microbatches, shrinking)
         self._schedule = schedule_named(schedule, self.module, self.modules, microbatches)
         self._shrinking = float(shrinking)
         graph = cut.Graph.of(model)
         if self.modules > 1:
-            refusals.check_dtypes(graph)
+            checks.check_dtypes(graph)
         places = _places(graph, self.grid, cuts, batch_size)
         self.cuts = tuple(graph.nodes[place - 1].operation.name for place in places)
         self._network = cut.network(graph, places, self.module)
@@ -108,7 +110,7 @@ class Pipelined(keras.Model):
         self._reader = Reader(graph.model)
         self._plain = state.Plain(model)
         self._work: Module | None = None
-        self._stops = self.wants_to_stop = False
+        self._stops = self.stop_requested = False
         self._first_is_compared = False
         self.built = True
         if getattr(model, "optimizer", None) is not None:
@@ -116,22 +118,22 @@ class Pipelined(keras.Model):
 
     @property
     def staleness(self) -> int:
-        """By how many steps this module's gradients lag behind its activations."""
+        """The number of steps by which this module's gradients lag behind its activations."""
         return self._schedule.staleness
 
     @property
     def in_flight(self) -> int:
-        """How many batches have gone forward through this module and not yet come back."""
+        """The number of batches between their forward and their backward pass in this module."""
         return 0 if self._work is None else self._work.in_flight
 
     # What Keras calls ---------------------------------------------------------------------------
 
     def compile(
         self,
-        optimizer: Any = "rmsprop",
+        optimizer: str | keras.optimizers.Optimizer = "rmsprop",
         loss: Any = None,
         *,
-        jit_compile: Any = "auto",
+        jit_compile: bool | str = "auto",
         run_eagerly: bool = False,
         steps_per_execution: int = 1,
         **kwargs: Any,
@@ -139,15 +141,15 @@ class Pipelined(keras.Model):
         """Compile as any Keras model; with several modules each step runs on its own.
 
         Args:
-            optimizer: not a distributed one: gradients are averaged over the replicas in any case.
+            optimizer: a plain optimizer: the model averages gradients over the replicas itself.
             loss: as for any Keras model; a mean over the batch with `schedule="microbatch"`.
-            jit_compile: compile the module with XLA; batches must then be of one size.
-            run_eagerly: for debugging.
-            steps_per_execution: 1, with several modules.
+            jit_compile: compile the module with XLA; all batches must then have one size.
+            run_eagerly: do not compile the module, for debugging.
+            steps_per_execution: must be 1 with several modules.
             **kwargs: as for any Keras model.
 
         Raises:
-            ValueError: an argument cannot be used with modules.
+            ValueError: an argument does not support modules.
         """
         optimizer = self._own_optimizer(keras.optimizers.get(optimizer))
         self._jit_compile_as = jit_compile
@@ -163,13 +165,13 @@ class Pipelined(keras.Model):
                 f"Received: steps_per_execution={steps_per_execution}"
             )
         if self._schedule.parts > 1:
-            refusals.check_losses(loss)
-        # A step is made of messages and compiled functions, and is itself plain Python.
+            checks.check_losses(loss)
+        # A step is plain Python, which sends messages and calls compiled functions.
         kwargs |= {"run_eagerly": True, "jit_compile": False}
         super().compile(optimizer=optimizer, loss=loss, **kwargs)
         self._prepare(_compiler(run_eagerly, jit_compile is True))
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Train as any Keras model, on every rank."""
         arguments = _named(super().fit, args, kwargs)
         if place.size() > 1:
@@ -185,7 +187,7 @@ class Pipelined(keras.Model):
         results = super().evaluate(**arguments, return_dict=True)
         if as_dict:
             return results
-        # Keras knows the order of the metrics only where they are computed.
+        # Keras knows the order of the metrics in the last module only.
         names = list(results) if self.modules == 1 else self._metrics_of_all.names
         values = [results[name] for name in names]
         return values[0] if len(values) == 1 else values
@@ -197,12 +199,12 @@ class Pipelined(keras.Model):
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Return the outputs of the whole model. Collective over the model group.
 
-        With several modules the weights are used as they are, whatever `training` says.
+        With several modules, `training` has no effect: the call is an inference.
         """
         if self.modules == 1:
             return self.network(self._reader.inputs(inputs), training=training)
         flat = [tf.convert_to_tensor(tensor) for tensor in self._reader.inputs(inputs)]
-        outputs = self._needed().predict(Batch(flat, inputs))
+        outputs = self._claimed().predict(Batch(flat, inputs))
         if outputs is not None:
             outputs = keras.tree.map_structure(np.asarray, outputs)
         ranks = self.grid.model_set
@@ -218,7 +220,7 @@ class Pipelined(keras.Model):
         if not self._first_is_compared:
             self._first_is_compared = True
             check_same(batch, self.grid.model_set)
-        work = self._needed()
+        work = self._claimed()
         self._update(work.step(batch))
         return self._metrics_of_all.logs(work.report)
 
@@ -227,7 +229,7 @@ class Pipelined(keras.Model):
         if self.modules == 1:
             logs: dict[str, Any] = super().test_step(data)
             return logs
-        self._needed().predict(self._reader.batch(data), scores=True)
+        self._claimed().predict(self._reader.batch(data), scores=True)
         return self._metrics_of_all.logs(None)
 
     def predict_step(self, data: Any) -> Any:
@@ -244,36 +246,36 @@ class Pipelined(keras.Model):
 
     @property
     def stop_training(self) -> bool:
-        """Whether `fit` ends: only between epochs, when all ranks know of it."""
+        """Whether `fit` ends. All ranks agree on it between epochs."""
         return self._stops
 
     @stop_training.setter
     def stop_training(self, value: bool) -> None:
-        self.wants_to_stop = bool(value)
+        self.stop_requested = bool(value)
         if not value or place.size() == 1:
             self._stops = bool(value)
 
     def agree_to_stop(self) -> None:
-        """End `fit` here if any rank wants to. Collective over all ranks."""
-        wishes = allgather_object(self.wants_to_stop, name="end of epoch")
-        self.wants_to_stop = self._stops = any(wishes)
+        """End `fit` if any rank requests it. Collective over all ranks."""
+        requests = allgather_object(self.stop_requested, name="end of epoch")
+        self.stop_requested = self._stops = any(requests)
 
-    # What users may call besides ----------------------------------------------------------------
+    # More methods for users -----------------------------------------------------------------------
 
     def drain(self) -> None:
         """Apply the gradients of the batches in flight. Collective over all ranks."""
         if self._work is not None:
-            for gradients in self._needed().drain():
+            for gradients in self._claimed().drain():
                 self._update(gradients)
 
     def whole(self) -> keras.Model:
         """Return the plain model with the weights of all modules. Collective over each model group.
 
-        If this model is compiled, so is the result, with a plain optimizer whose state is that of
-        the modules. Batches in flight are not part of it; call `drain` first to apply them.
+        If this model is compiled, so is the result, with a plain optimizer that has the state of
+        the modules' optimizers. Batches in flight are left out; call `drain` first to apply them.
 
         Returns:
-            A model as it was before it was cut, on every rank.
+            The model before it was cut, with the current weights, on every rank.
         """
         ranks = self.grid.model_set
         model = self._plain.with_weights(self.network, ranks)
@@ -285,36 +287,36 @@ class Pipelined(keras.Model):
             state.gather_optimizer(model, self.network, self.optimizer, ranks)
         return model
 
-    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Write the plain model (`whole`) from rank 0. Collective over all ranks.
 
-        Batches in flight are dropped: a model that is loaded and cut again fills its pipeline anew.
+        Batches in flight are not saved: a model that is loaded and cut again starts empty.
         """
         model = self.whole()
         state.on_rank_0(lambda: model.save(filepath, *args, **kwargs))
 
-    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def save_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Write the weights of the plain model from rank 0. Collective over all ranks."""
         model = self.whole()
         state.on_rank_0(lambda: model.save_weights(filepath, *args, **kwargs))
 
-    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Take this module's weights out of a file of the plain model's."""
+    def load_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Load this module's weights from a file of the plain model's weights."""
         model = self._plain.make()
         model.load_weights(filepath, *args, **kwargs)
-        state.set_layers(self.network, state.of_layers(model.layers))
+        state.set_layer_weights(self.network, state.layer_weights(model.layers))
 
     def record(self, on: bool = True) -> list[Event]:
-        """Begin, or end, to record the events of this module; return those recorded so far."""
-        work = self._needed()
-        noted, work.events = work.events or [], [] if on else None
-        return noted
+        """Start or stop recording the events of this module; return those recorded so far."""
+        work = self._claimed()
+        recorded, work.events = work.events or [], [] if on else None
+        return recorded
 
     # --------------------------------------------------------------------------------------------
 
-    def _own_optimizer(self, optimizer: Any) -> Any:
-        """Return the optimizer of this module: a new one with its part of the state."""
-        refusals.check_optimizer(optimizer, self.modules)
+    def _own_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+        """Return the optimizer of this module, with its part of the state."""
+        checks.check_optimizer(optimizer, self.modules)
         if optimizer.built and self.modules > 1:
             optimizer = state.part_of_optimizer(optimizer, self.trainable_variables)
         if self.grid.data == 1:
@@ -340,7 +342,7 @@ class Pipelined(keras.Model):
             lambda gradients: self.optimizer.apply(gradients, self.trainable_variables)
         )
 
-    def _needed(self) -> Module:
+    def _claimed(self) -> Module:
         if self._work is None:
             raise ValueError(
                 "A pipelined model must be compiled before it is used. Received: one that is not."
@@ -348,13 +350,13 @@ class Pipelined(keras.Model):
         self._work.claim()
         return self._work
 
-    def _update(self, gradients: list[Any] | None) -> None:
+    def _update(self, gradients: list[tf.Tensor] | None) -> None:
         if gradients and self.trainable_variables:
             self._apply(gradients)
 
 
 def _grid(grid: Grid | None, modules: int | None) -> Grid:
-    found = grids.needed(grid, "Pipelined") if grid is not None else grids.current()
+    found = grids.resolve(grid, "Pipelined") if grid is not None else grids.current()
     if grid is None and (found is None or modules not in (None, found.model)):
         return Grid(model=place.size() if modules is None else modules)
     assert found is not None
@@ -367,15 +369,15 @@ def _grid(grid: Grid | None, modules: int | None) -> Grid:
 
 
 def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size: int) -> list[int]:
-    """Return where to cut: as the user says, or as rank 0 finds. Collective over all ranks."""
+    """Return the positions of the user's cuts, or of balanced ones. Collective over all ranks."""
     if grid.model == 1 or cuts is not None:
         return cut.places(graph, list(cuts or []), grid.model)
 
-    def timed() -> Any:
+    def timed() -> list[int] | ValueError:
         try:
             seconds = balance.seconds_per_node(graph, batch_size)
             return balance.partition(graph, seconds, grid.model)
-        except Exception as error:  # every rank's
+        except Exception as error:  # to be raised on every rank
             return ValueError(f"rank 0 could not time the layers: {error}")
 
     found = grid.agree(timed() if place.rank() == 0 else None)
@@ -385,14 +387,16 @@ def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size
 
 
 def _compiler(run_eagerly: bool, jit_compile: bool) -> Callable[[Any], Any]:
-    """Make functions fast."""
+    """Return a decorator that compiles functions."""
     if run_eagerly:
         return lambda function: function
     return tf.function(reduce_retracing=True, jit_compile=jit_compile, autograph=False)
 
 
-def _named(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments by their names; only rank 0 draws a progress bar."""
+def _named(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments by name, without a progress bar on ranks other than 0."""
     arguments = inspect.signature(method).bind(*args, **kwargs).arguments
     arguments |= arguments.pop("kwargs", {})
     return arguments if place.rank() == 0 else {**arguments, "verbose": 0}

@@ -1,14 +1,14 @@
-"""The work of one module: receive, compute, send, and keep what is in flight.
+"""One module of a pipeline: receive, compute, send, and hold the batches in flight.
 
-A batch is in flight from its forward to its backward action. Kept are the tensors that the backward
-pass needs, by a gradient tape, and with them the weights that the batch has met: a variable that is
-updated gets new memory while a tape holds the old one. So the gradient is that of the weights of
-its own batch, however many updates lie between, and nothing is computed twice.
+A batch is in flight from its forward to its backward action. A gradient tape holds the tensors that
+the backward pass needs, the weights of the forward pass among them: an update gives a variable new
+memory while a tape holds the old one. So each batch gets the gradient at the weights of its own
+forward pass, whatever updates follow it, and nothing is computed twice.
 
-What crosses a cut is followed by one number, the sum of the penalties (regularizers, `add_loss`) of
-the modules so far. The last module adds it to its loss, and its gradient comes back with the
-others: the loss that is shown, and each penalty's part in the gradients, are those of the whole
-model. A gradient is followed by a report, the metrics that the last module had after that batch.
+A message forward ends with one number, the sum of the penalties (regularizers, `add_loss`) of the
+modules so far. The last module adds it to its loss, and its gradient is sent back with the others,
+so that the loss and all gradients are those of the whole model. A message backward ends with a
+report, the metrics of the last module after that batch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ringar.parallel.pipeline.schedule import Action, Schedule
 _PENALTY = tf.TensorSpec([], tf.float32)
 _REPORT = tf.TensorSpec([None], tf.float32)
 
-# The module of this rank whose messages may be in the channels, and since which ringar.init().
+# The module of this rank whose messages may be under way, and its session of ringar.init().
 _in_use: tuple[Module, Any] | None = None
 
 
@@ -43,10 +43,10 @@ class Event:
     """Record one action of a module.
 
     Attributes:
-        what: "forward" or "backward", or "wait", for a message.
-        batch: its number, from 0.
-        begin: seconds of `time.monotonic`.
-        end: the same.
+        what: "forward", "backward", or "wait" for a message.
+        batch: the number of the batch, from 0.
+        begin: the begin, in seconds of `time.monotonic`.
+        end: the end, in seconds of `time.monotonic`.
     """
 
     what: str
@@ -57,8 +57,8 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class _InFlight:
-    tape: Any
-    received: list[tf.Tensor]  # those that have a gradient
+    tape: tf.GradientTape
+    received: list[tf.Tensor]  # the floating ones, which have a gradient
     outputs: list[tf.Tensor]
 
 
@@ -66,13 +66,13 @@ class Module:
     """Run one module on this rank.
 
     Args:
-        network: what it computes.
-        schedule: when.
-        before: the rank of the module before; None for the first one.
-        after: the rank of the module after; None for the last one.
-        metrics: what the last module makes of its outputs.
-        shrinking: multiplies the gradients that go back.
-        compiled: makes a function fast: `tf.function`, or nothing.
+        network: the network of the module.
+        schedule: the schedule of the module.
+        before: the rank of the previous module; None for the first one.
+        after: the rank of the next module; None for the last one.
+        metrics: computes loss and metrics in the last module.
+        shrinking: multiplies the gradients for the previous module.
+        compiled: compiles a function, as `tf.function` does.
     """
 
     def __init__(
@@ -88,53 +88,54 @@ class Module:
     ) -> None:
         self.network, self.schedule = network, schedule
         self.events: list[Event] | None = None
-        self.report: tf.Tensor | None = None  # of the batch that came back last
-        self._before, self._after = before, after
+        self.report: tf.Tensor | None = None  # of the last backward action
+        self._previous, self._next = before, after
         self._metrics, self._shrinking = metrics, shrinking
         self._in_flight: collections.deque[_InFlight] = collections.deque()
-        self._taken = self._returned = 0  # batches
+        self._forward_count = self._backward_count = 0  # batches
         self._forward = compiled(self._outputs)
         self._sum = compiled(_sum)
 
     @property
     def variables(self) -> list[Any]:
-        """The trainable ones."""
+        """The trainable variables of the network."""
         return list(self.network.model.trainable_variables)
 
     @property
     def in_flight(self) -> int:
-        """How many batches have gone forward and not yet come back."""
+        """The number of batches between their forward and their backward action."""
         return len(self._in_flight)
 
     def step(self, batch: Batch) -> list[Any] | None:
-        """Do the work of a step.
+        """Run the actions of one step.
 
         Returns:
-            The gradients of `variables`; None if there are none yet.
+            The gradients of `variables`; None before the first backward action.
         """
         parts = iter(batch.cut(self.schedule.parts))
         actions = self.schedule.step(min(self.schedule.parts, batch.rows))
         gradients: list[list[Any]] = []
         for action in actions:
             if action is Action.FORWARD:
-                self._take(next(parts))
+                self._run_forward(next(parts))
             elif len(self._in_flight) > self.schedule.staleness:
-                gradients.append(self._give_back())
-        self._taken += 1
+                gradients.append(self._run_backward())
+        self._forward_count += 1
         return self._total(gradients)
 
     def drain(self) -> Iterator[list[Any]]:
-        """Return the gradients of what is in flight, batch after batch."""
+        """Yield the gradients of the batches in flight, oldest first."""
         while self._in_flight:
-            gradients = self._total([self._give_back()])
+            gradients = self._total([self._run_backward()])
             assert gradients is not None
             yield gradients
 
     def claim(self) -> None:
-        """Take the channels between the ranks into use for this module.
+        """Claim the messages between the ranks of the pipeline for this module.
 
-        What another one has in flight is dropped, with the gradients that are on their way to it.
-        All ranks of a pipeline come here at the same point of their programs.
+        Batches in flight in another module of this rank are dropped, and gradients that were sent
+        to it are received and dropped. All ranks of a pipeline call this at the same point of their
+        programs.
         """
         global _in_use
         session = place.require("messages of a pipelined model")
@@ -144,8 +145,8 @@ class Module:
         _in_use = self, session
 
     def _discard(self, receive: bool) -> None:
-        if receive and self._after is not None:
-            count = self.schedule.on_their_way(len(self._in_flight))
+        if receive and self._next is not None:
+            count = self.schedule.unreceived(len(self._in_flight))
             for part in itertools.islice(self._in_flight, count):
                 self._upstream(part)
         self._in_flight.clear()
@@ -155,60 +156,65 @@ class Module:
 
         Args:
             batch: the batch.
-            scores: whether the last module updates the metrics with its outputs.
+            scores: whether the last module updates the metrics.
 
         Returns:
-            In the last module, the outputs.
+            The outputs in the last module, None in others.
         """
         received = self._received("evaluation")
         inputs, penalty, targets, share = self._arguments(batch, received)
         outputs = self._forward(inputs, penalty, targets if scores else None, share, training=False)
-        if self._after is None:
+        if self._next is None:
             return outputs
-        send_together(outputs, self._after, "evaluation")
+        send_together(outputs, self._next, "evaluation")
         return None
 
-    def _take(self, part: Batch) -> None:
-        """Return the forward action."""
+    def _run_forward(self, part: Batch) -> None:
+        """Run a forward action."""
         received = self._received("forward")
-        with self._noted("forward", self._taken), tf.GradientTape() as tape:
+        with self._recorded("forward", self._forward_count), tf.GradientTape() as tape:
             floats = [tensor for tensor in received if tensor.dtype.is_floating]
             tape.watch(floats)
             outputs = self._forward(*self._arguments(part, received), training=True)
-        if self._after is not None:
-            send_together(outputs, self._after, "forward")
+        if self._next is not None:
+            send_together(outputs, self._next, "forward")
         targets = [tensor for tensor in outputs if tensor.dtype.is_floating]
         self._in_flight.append(_InFlight(tape, floats, targets))
 
-    def _give_back(self) -> list[Any]:
-        """Return the backward action, for the oldest part in flight."""
+    def _run_backward(self) -> list[Any]:
+        """Run the backward action of the oldest part in flight; return its gradients."""
         part = self._in_flight.popleft()
         upstream = self._upstream(part)
-        with self._noted("backward", self._returned):
+        with self._recorded("backward", self._backward_count):
             variables = self.variables
             sources = [*variables, *part.received]
             gradients = part.tape.gradient(part.outputs, sources, output_gradients=upstream)
             own, back = gradients[: len(variables)], gradients[len(variables) :]
-            if self._before is not None:
+            if self._previous is not None:
                 gradients = [*self._shrunk(part.received, back), self.report]
-                send_together(gradients, self._before, "backward")
+                send_together(gradients, self._previous, "backward")
         return list(own)
 
     def _upstream(self, part: _InFlight) -> list[tf.Tensor] | None:
-        """Return the gradients of a part's outputs; None for the objective itself."""
-        if self._after is None:
+        """Return the gradients of a part's outputs; None in the last module, which has the loss."""
+        if self._next is None:
             self.report = self._metrics.report()
             return None
-        with self._noted("wait", self._returned):
+        with self._recorded("wait", self._backward_count):
             specs = [*map(_spec, part.outputs), _REPORT]
-            *upstream, self.report = recv_together(specs, self._after, "backward")
+            *upstream, self.report = recv_together(specs, self._next, "backward")
         return upstream
 
     def _outputs(
-        self, inputs: list[Any], penalty: Any, targets: Any, share: Any, training: bool
+        self,
+        inputs: list[Any],
+        penalty: tf.Tensor,
+        targets: Any,
+        share: tf.Tensor,
+        training: bool,
     ) -> Any:
         outputs = self.network.model(inputs, training=training)
-        if self._after is None:
+        if self._next is None:
             if training:
                 return [self._metrics.objective(outputs, targets, penalty, share)]
             if targets is not None:
@@ -221,15 +227,15 @@ class Module:
     def _arguments(self, batch: Batch, received: list[tf.Tensor]) -> tuple[Any, ...]:
         read = [batch.inputs[i] for i in self.network.reads]
         *tensors, penalty = received or [tf.zeros([])]
-        targets = batch.targets if self._after is None else None
+        targets = batch.targets if self._next is None else None
         return [*read, *tensors], penalty, targets, tf.constant(batch.share)
 
     def _received(self, name: str) -> list[tf.Tensor]:
-        if self._before is None:
+        if self._previous is None:
             return []
-        with self._noted("wait", self._taken):
+        with self._recorded("wait", self._forward_count):
             specs = [*self.network.receives, _PENALTY]
-            return recv_together(specs, self._before, name)
+            return recv_together(specs, self._previous, name)
 
     def _shrunk(self, received: Sequence[tf.Tensor], gradients: Sequence[Any]) -> list[tf.Tensor]:
         dense = [
@@ -243,11 +249,11 @@ class Module:
     def _total(self, gradients: list[list[Any]]) -> list[Any] | None:
         if not gradients:
             return None
-        self._returned += 1
+        self._backward_count += 1
         return gradients[0] if len(gradients) == 1 else list(self._sum(gradients))
 
     @contextmanager
-    def _noted(self, what: str, batch: int) -> Iterator[None]:
+    def _recorded(self, what: str, batch: int) -> Iterator[None]:
         begin = time.monotonic()
         yield
         if self.events is not None:

@@ -1,8 +1,8 @@
-"""Which batches a module works on in a step, and in which order.
+"""The schedules: which batches a module works on in a step, and in which order.
 
-Modules are counted from 0 to K-1 here. In each step module k takes the activations of a batch, and
-the gradients of the same or of an earlier one. A schedule says how much earlier, its staleness,
-and nothing else keeps the modules in step: each goes on as soon as what it needs has arrived.
+Modules are counted from 0 to K-1 here. In each step module k receives the activations of one batch
+and the gradients of the same or an earlier one. The staleness says how many batches earlier.
+Nothing else synchronizes the modules: each continues as soon as its messages have arrived.
 
 delayed     staleness K-1-k. Huo, Gu, Yang and Huang, "Decoupled parallel backpropagation with
             convergence guarantee" (ICML 2018), whose modules count from 1 to K:
@@ -15,7 +15,7 @@ decoupled   staleness 2(K-1-k). Zhuang, Wang, Xie and Lin, "Fully decoupled neur
 microbatch  staleness 0. Huang et al., "GPipe" (2019): the batch is cut into parts, which follow
             each other through the modules, and the weights change when all parts are done. The
             order is that of Narayanan et al., "PipeDream" (2019), one forward, one backward: module
-            k begins with K-1-k parts more than it has taken back, and never keeps more than K-k.
+            k begins with K-1-k forward actions, and never holds more than K-k parts.
 
 The steps of four modules with `delayed` (F3: forward of batch 3, B1: backward of batch 1):
 
@@ -45,9 +45,9 @@ class Schedule:
     """Order the work of one module.
 
     Attributes:
-        following: how many modules come after it.
-        delay: by how many batches each of those makes its gradients older.
-        parts: into how many parts a batch is cut.
+        following: the number of modules after it.
+        delay: the staleness, in batches, that each of these modules adds.
+        parts: the number of parts of a batch.
     """
 
     following: int
@@ -56,30 +56,30 @@ class Schedule:
 
     @property
     def staleness(self) -> int:
-        """How many batches the gradients lag behind the activations."""
+        """The number of batches by which gradients lag behind activations."""
         return self.delay * self.following
 
     def step(self, parts: int) -> list[Action]:
-        """Return the order of work in one step, on a batch of so many parts.
+        """Return the actions of one step, in order, for a batch of `parts` parts.
 
-        A backward action is for the oldest part in flight, and left out while no more than
-        `staleness` are.
+        A backward action works on the oldest part in flight. It is omitted while at most
+        `staleness` parts are in flight.
         """
         ahead = min(parts - 1, self.following) if self.delay == 0 else 0
         pair = [Action.FORWARD, Action.BACKWARD]
         return [Action.FORWARD] * ahead + pair * (parts - ahead) + [Action.BACKWARD] * ahead
 
-    def on_their_way(self, in_flight: int) -> int:
-        """Return how many gradients the next module has sent back and this one has not taken.
+    def unreceived(self, in_flight: int) -> int:
+        """Return the number of gradients that the next module has sent and this one not received.
 
         Args:
-            in_flight: how many batches are in flight here, between two steps.
+            in_flight: the number of batches in flight in this module, between two steps.
         """
         return in_flight - min(in_flight, self.staleness - self.delay)
 
 
 def schedule(name: str, module: int, modules: int, microbatches: int = 1) -> Schedule:
-    """Return the schedule of that name for one of `modules` modules, counted from 0.
+    """Return the schedule with a name, for one of `modules` modules, counted from 0.
 
     Raises:
         ValueError: there is no such schedule.

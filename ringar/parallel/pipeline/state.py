@@ -1,8 +1,8 @@
-"""From the weights and optimizer states of the modules to those of the plain model, and back.
+"""Conversion of weights and optimizer state between the modules and the plain model.
 
-A layer belongs to one module, and its weights have the same places in it everywhere. What an
-optimizer keeps for a variable is found by the variable's layer, its place there, and the rest of
-the name that Keras gives it; what it keeps for none (its step, its learning rate) by its order.
+A layer belongs to one module, and its weights have the same order everywhere. The key of an
+optimizer slot is the layer of its variable, the variable's index in the layer, and the name of the
+slot. The key of a variable without owner (the step, the learning rate) is a number.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import json
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -25,10 +26,10 @@ State = dict[Any, Any]
 
 
 class Plain:
-    """Make the plain model again.
+    """Rebuild the plain model.
 
     Args:
-        model: which is to be cut.
+        model: the model before it is cut.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -40,14 +41,14 @@ class Plain:
         }
 
     def make(self) -> keras.Model:
-        """Return a model like it, not compiled, with fresh weights."""
+        """Return a new, uncompiled copy of the model, with new weights."""
         description = {**json.loads(self._description), "compile_config": None}
-        # It describes a model of this very program.
+        # safe_mode is not needed: the description comes from this program.
         return keras.saving.deserialize_keras_object(
             description, custom_objects=self._types, safe_mode=False
         )
 
-    def names(self, used: Any) -> Any:
+    def names(self, used: Any) -> AbstractContextManager[Any]:
         """Return a context that finds the user's own losses and metrics by name."""
         types = dict(self._types)
         for one in keras.tree.flatten(used):
@@ -60,13 +61,13 @@ class Plain:
         """Return a model with the weights of all modules. Collective over the model group.
 
         Args:
-            network: of this rank's module.
-            ranks: of the model group.
+            network: the network of this rank's module.
+            ranks: the ranks of the model group.
         """
         model = self.make()
-        own = of_layers(network.layers)
+        own = layer_weights(network.layers)
         for state in allgather_object(own, name="weights of modules", process_set=ranks):
-            set_layers(model, state)
+            set_layer_weights(model, state)
         return model
 
 
@@ -79,69 +80,75 @@ def compile_arguments(model: keras.Model) -> dict[str, Any]:
 
 
 def gather_optimizer(
-    model: keras.Model, network: keras.Model, optimizer: Any, ranks: ProcessSet
+    model: keras.Model,
+    network: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    ranks: ProcessSet,
 ) -> None:
-    """Give the plain model's optimizer the state of all modules'. Collective.
+    """Give the plain model's optimizer the state of all modules' optimizers. Collective.
 
     Args:
         model: the plain model, compiled.
-        network: of this rank's module.
-        optimizer: of this rank's module.
-        ranks: of the model group.
+        network: the network of this rank's module.
+        optimizer: the optimizer of this rank's module.
+        ranks: the ranks of the model group.
     """
     model.optimizer.build(model.trainable_variables)
-    own = of_optimizer(optimizer, network)
+    own = optimizer_state(optimizer, network)
     states = allgather_object(own, name="optimizers of modules", process_set=ranks)
-    if None in states or of_optimizer(model.optimizer, model) is None:
+    if None in states or optimizer_state(model.optimizer, model) is None:
         _warn(optimizer)
         return
     for state in states:
-        set_optimizer(model.optimizer, model, state)
+        set_optimizer_state(model.optimizer, model, state)
 
 
 def on_rank_0(write: Callable[[], object]) -> None:
     """Let rank 0 write a file. Collective over all ranks.
 
     Raises:
-        Exception: on rank 0, what `write` raises, and then an OSError on all others.
+        Exception: on rank 0, the error of `write`; then an OSError on all other ranks.
     """
-    trouble = None
+    failure = None
     if place.rank() == 0:
         try:
             write()
         except Exception as error:  # the other ranks wait to hear of it
-            trouble = error
-    said = broadcast_object(trouble and str(trouble), name="save")
-    if trouble is not None:
-        raise trouble
-    if said:
-        raise OSError(f"rank {place.rank()} | save: rank 0 could not write: {said}")
+            failure = error
+    message = broadcast_object(failure and str(failure), name="save")
+    if failure is not None:
+        raise failure
+    if message:
+        raise OSError(f"rank {place.rank()} | save: rank 0 could not write: {message}")
 
 
-def of_layers(layers: Iterable[Any]) -> State:
+def layer_weights(layers: Iterable[Any]) -> State:
     """Return the weights of layers, by the layers' names."""
     return {layer.name: layer.get_weights() for layer in layers if layer.weights}
 
 
-def set_layers(model: keras.Model, state: State) -> None:
-    """Give layers of a model the weights that `of_layers` has returned."""
+def set_layer_weights(model: keras.Model, state: State) -> None:
+    """Set the weights of a model's layers to those from `layer_weights`."""
     for layer in model.layers:
         if layer.name in state:
             layer.set_weights(state[layer.name])
 
 
-def of_optimizer(optimizer: Any, model: keras.Model) -> State | None:
-    """Return the variables of an optimizer that was built with the trainable variables of `model`.
+def optimizer_state(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> State | None:
+    """Return the state of an optimizer that was built with the trainable variables of `model`.
 
-    None if it is not clear to which weights they belong.
+    Returns:
+        The values by key; None if the owner of a slot is unknown.
     """
     return _state(optimizer, _places(model))
 
 
-def set_optimizer(optimizer: Any, model: keras.Model, state: State) -> None:
-    """Give an optimizer what `of_optimizer` has returned, for the variables of this model.
+def set_optimizer_state(
+    optimizer: keras.optimizers.Optimizer, model: keras.Model, state: State
+) -> None:
+    """Set the state of an optimizer to one from `optimizer_state`, for the variables of `model`.
 
-    Of the steps that modules have counted it takes the most: one without weights counts none.
+    The step count is the maximum over the modules: a module without weights counts no steps.
     """
     keys = _keys(optimizer, _places(model))
     for key, variable in zip(keys, optimizer.variables, strict=True):
@@ -152,8 +159,10 @@ def set_optimizer(optimizer: Any, model: keras.Model, state: State) -> None:
         variable.assign(np.maximum(now, state[key]) if is_count else state[key])
 
 
-def part_of_optimizer(optimizer: Any, variables: list[Any]) -> Any:
-    """Return a new optimizer like this one for some of its variables, with their state."""
+def part_of_optimizer(
+    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
+) -> keras.optimizers.Optimizer:
+    """Return a copy of an optimizer for some of its variables, with their state."""
     part = type(optimizer).from_config(optimizer.get_config())
     part.build(variables)
     places = {id(variable): (id(variable),) for variable in optimizer._trainable_variables}
@@ -167,7 +176,7 @@ def part_of_optimizer(optimizer: Any, variables: list[Any]) -> Any:
 
 
 def _places(model: keras.Model) -> dict[int, tuple[Any, ...]]:
-    """Return layer and place of a model's weights, by their ids."""
+    """Return the layer and the index in it of each weight of a model, by the weight's id."""
     return {
         id(variable): (layer.name, i)
         for layer in model.layers
@@ -175,8 +184,8 @@ def _places(model: keras.Model) -> dict[int, tuple[Any, ...]]:
     }
 
 
-def _keys(optimizer: Any, places: dict[int, tuple[Any, ...]]) -> list[Any]:
-    """Return the weight that each of the optimizer's variables is for, or a number for none."""
+def _keys(optimizer: keras.optimizers.Optimizer, places: dict[int, tuple[Any, ...]]) -> list[Any]:
+    """Return the key of each of the optimizer's variables."""
     alone = itertools.count()
     return [
         (next(alone),) if owner is None else (*places[id(owner)], rest)
@@ -184,7 +193,9 @@ def _keys(optimizer: Any, places: dict[int, tuple[Any, ...]]) -> list[Any]:
     ]
 
 
-def _state(optimizer: Any, places: dict[int, tuple[Any, ...]]) -> State | None:
+def _state(
+    optimizer: keras.optimizers.Optimizer, places: dict[int, tuple[Any, ...]]
+) -> State | None:
     keys = _keys(optimizer, places)
     values = [np.asarray(keras.ops.convert_to_numpy(v)) for v in optimizer.variables]
     of_none = [value for key, value in zip(keys, values, strict=True) if len(key) == 1]
@@ -193,7 +204,7 @@ def _state(optimizer: Any, places: dict[int, tuple[Any, ...]]) -> State | None:
     return dict(zip(keys, values, strict=True))
 
 
-def _warn(optimizer: Any) -> None:
+def _warn(optimizer: keras.optimizers.Optimizer) -> None:
     warnings.warn(
         f"The state of {type(optimizer).__name__} is not kept: ringar cannot tell which of its "
         "variables belong to which weights.",

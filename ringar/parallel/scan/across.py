@@ -17,7 +17,6 @@ which is the reverse of their own for an adjoint one.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import tensorflow as tf
 
@@ -54,9 +53,9 @@ def apply(vector: tf.Tensor, matrix: tf.Tensor | None) -> tf.Tensor:
 
 
 def scan_across(
-    matrices: Any,
-    vector: Any,
-    addends: Any = None,
+    matrices: tf.Tensor,
+    vector: tf.Tensor | None,
+    addends: tf.Tensor | None = None,
     *,
     adjoint: bool = False,
     levels: int | None = None,
@@ -91,7 +90,7 @@ def scan_across(
         RingarError: as `ringar.recv`.
     """
     ranks = or_all(process_set)
-    way = chain.Way(chain.levels_of(levels), computation.usable_threads(threads))
+    options = chain.Options(chain.levels_of(levels), computation.usable_threads(threads))
     matrices = tf.convert_to_tensor(matrices)
     if vector is None:
         vector = tf.zeros(tf.shape(matrices)[1:3], matrices.dtype)
@@ -99,9 +98,9 @@ def scan_across(
     given = [] if addends is None else [tf.convert_to_tensor(addends)]
     chain.check(matrices, vector, *given)
 
-    def run(matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor) -> Any:
+    def run(matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor) -> chain.Differentiable:
         vectors = _sweep(
-            matrices, vector, None, addends[0] if addends else None, adjoint, way, ranks
+            matrices, vector, None, addends[0] if addends else None, adjoint, options, ranks
         )
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
@@ -109,13 +108,13 @@ def scan_across(
             if not adjoint:
                 entering, rest = upstream[-1], upstream[:-1]
             nothing = tf.zeros_like(entering)
-            back = _sweep(matrices, nothing, entering, rest, not adjoint, way, ranks)
+            back = _sweep(matrices, nothing, entering, rest, not adjoint, options, ranks)
             before, after = (vectors[1:], back[:-1]) if adjoint else (back[1:], vectors[:-1])
             d_vector = back[-1] if adjoint else back[0]
-            if doubling.Line(ranks, ranks.size(), reverse=adjoint).place > 0:
+            if doubling.Line(ranks, ranks.size(), reverse=adjoint).index > 0:
                 d_vector = nothing
-            slopes = [before[..., :, None] * after[..., None, :], d_vector]
-            return [*slopes, *[back[:-1] if adjoint else back[1:] for _ in addends]]
+            gradients = [before[..., :, None] * after[..., None, :], d_vector]
+            return [*gradients, *[back[:-1] if adjoint else back[1:] for _ in addends]]
 
         return vectors, gradient
 
@@ -128,27 +127,27 @@ def _sweep(
     entering: tf.Tensor | None,
     addends: tf.Tensor | None,
     adjoint: bool,
-    way: chain.Way,
+    options: chain.Options,
     ranks: ProcessSet,
 ) -> tf.Tensor:
     """Return the scan across ranks, `entering` being added to what comes into this rank."""
     line = doubling.Line(ranks, ranks.size(), reverse=adjoint)
-    if line.place == 0:  # has the vector, so that a vector is all it has to hand on
+    if line.index == 0:  # has the vector, so that a vector is all it has to hand on
         if entering is not None:
             vector += entering
-        vectors = chain.run(matrices, vector, addends, adjoint, way)
+        vectors = chain.run(matrices, vector, addends, adjoint, options)
         exchange(Element(vectors[0 if adjoint else -1]), vector, line)
         return vectors
     own = None
-    if line.place + 1 < line.size:
-        own = reduce_stretch(matrices, entering, addends, adjoint, way.threads)
+    if line.index + 1 < line.size:
+        own = reduce_shard(matrices, entering, addends, adjoint, options.threads)
     vector = exchange(own, vector, line)
     if entering is not None:
         vector += entering
-    return chain.run(matrices, vector, addends, adjoint, way)
+    return chain.run(matrices, vector, addends, adjoint, options)
 
 
-def reduce_stretch(
+def reduce_shard(
     matrices: tf.Tensor,
     entering: tf.Tensor | None,
     addends: tf.Tensor | None,
@@ -164,8 +163,8 @@ def reduce_stretch(
         adjoint: as of the scan.
         threads: how many to use.
     """
-    whole = chain.Way(chain.WHOLE, threads)
-    product, addend = chain.reduce_chain(matrices, addends, adjoint=adjoint, way=whole)
+    whole = chain.Options(chain.WHOLE, threads)
+    product, addend = chain.reduce_chain(matrices, addends, adjoint=adjoint, options=whole)
     matrix = product if adjoint else tf.linalg.matrix_transpose(product)
     return Element(addend if entering is None else apply(entering, matrix) + addend, matrix)
 

@@ -12,16 +12,20 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from ringar.job.process_sets import ProcessSet
 from ringar.parallel.scan import stages, tree
-from ringar.parallel.scan.depth import Depth, call, pack
+from ringar.parallel.scan.depth import Depth, numpy_call, pack
 from ringar.parallel.scan.elements import Element, compose
 from ringar.parallel.scan.route import Route, Share
+
+if TYPE_CHECKING:
+    import keras
+
 
 #: `levels(elements, rows)`: how many to go up and down.
 Levels = Callable[[list[Element], int], int]
@@ -41,11 +45,11 @@ class Forward:
         share: this rank's.
     """
 
-    inputs: Any
-    outputs: Any
-    values: list[Any]
+    inputs: tf.Tensor
+    outputs: tf.Tensor
+    values: list[tf.Tensor]
     records: list[Any]
-    tapes: dict[int, Any]
+    tapes: dict[int, tf.GradientTape]
     route: Route
     share: Share
 
@@ -62,14 +66,14 @@ class Scan:
     """
 
     chain: stages.Chain
-    functional: Any
+    functional: keras.Model
     levels: Levels
     ranks: ProcessSet | None = None
 
     def __post_init__(self) -> None:
         self._depth = None if self.ranks is None else Depth(self.chain, self.ranks)
 
-    def forward(self, inputs: Any) -> Forward:
+    def forward(self, inputs: tf.Tensor) -> Forward:
         """Run all stages, as in training."""
         route = Route.of(self.chain)
         alone = Share(range(route.positions), route.positions)
@@ -87,7 +91,7 @@ class Scan:
         forward.outputs = inputs
         return forward
 
-    def backward(self, forward: Forward, last: Any) -> dict[int, Any]:
+    def backward(self, forward: Forward, last: tf.Tensor | None) -> dict[int, tf.Tensor]:
         """Return the gradients of the weights, by the ids of their variables.
 
         Args:
@@ -103,22 +107,24 @@ class Scan:
             pairs = zip(self.chain.stages, forward.records, strict=True)
             ranks.check(forward.inputs, [mask for stage, mask in pairs if stage.kind == "dropout"])
         vectors = self._vectors(forward, last, ranks)
-        slopes: dict[int, list[Any]] = {}
+        by_stage: dict[int, list[Any]] = {}
         for number, tape in forward.tapes.items():
             values = forward.values[number]
             gradient = tf.reshape(vectors[route.wanted[number]], tf.shape(values))
             weights = self.chain.stages[number].layer.trainable_weights
-            slopes[number] = tape.gradient(values, weights, output_gradients=gradient)
+            by_stage[number] = tape.gradient(values, weights, output_gradients=gradient)
         if ranks:
-            slopes = ranks.gather(route, slopes)
+            by_stage = ranks.gather(route, by_stage)
         gradients: dict[int, Any] = {}
-        for number, its in slopes.items():
+        for number, its in by_stage.items():
             weights = self.chain.stages[number].layer.trainable_weights
             for weight, one in zip(weights, its, strict=True):
                 gradients[id(weight)] = add(gradients.get(id(weight)), one)
         return gradients
 
-    def _vectors(self, forward: Forward, last: Any, ranks: Depth | None) -> dict[int, Any]:
+    def _vectors(
+        self, forward: Forward, last: tf.Tensor, ranks: Depth | None
+    ) -> dict[int, tf.Tensor]:
         """Return dl/dh at each position from which this rank computes gradients."""
         route, share = forward.route, forward.share
         if not share.positions:
@@ -126,20 +132,22 @@ class Scan:
         numbers = route.used[share.positions.start : share.positions.stop]
         wanted = sorted(set(route.wanted.values()) & set(share.positions))
         places = [position - share.positions.start for position in wanted]
-        work = _Work(self.chain, numbers, places, share.hands_on, self.levels)
+        work = _Work(self.chain, numbers, places, share.has_successor, self.levels)
         inputs = [last, *(forward.records[number] for number in numbers)]
         dtypes = [last.dtype] * len(wanted)
         if share.is_first:
-            found = call(work.scan, inputs, dtypes + [last.dtype] * share.hands_on)
-            if ranks and share.hands_on:
-                ranks.come_in([found.pop()], route, share, last)
+            found = numpy_call(work.scan, inputs, dtypes + [last.dtype] * share.has_successor)
+            if ranks and share.has_successor:
+                ranks.exchange([found.pop()], route, share, last)
         else:
             assert ranks is not None
             # Stateful ops of a function run in the order of the program: no rank waits for a
             # message before its own part is made, and `sweep` finds what `begin` has left.
-            own = call(work.begin, inputs, [last.dtype, tf.int32, tf.int32] * share.hands_on)
-            vector = ranks.come_in(own, route, share, last)
-            found = call(work.sweep, [vector], dtypes)
+            own = numpy_call(
+                work.begin, inputs, [last.dtype, tf.int32, tf.int32] * share.has_successor
+            )
+            vector = ranks.exchange(own, route, share, last)
+            found = numpy_call(work.sweep, [vector], dtypes)
         return dict(zip(wanted, found, strict=True))
 
 
@@ -151,7 +159,7 @@ class _Work:
         chain: the net.
         numbers: of the stages whose Jacobians it multiplies, from the loss back.
         places: what is wanted: the vectors that come before these of them.
-        hands_on: whether another rank goes on where this one ends.
+        has_successor: whether another rank goes on where this one ends.
         levels: of the scan.
         left: by `begin` for `sweep`: the plan, and products.
     """
@@ -159,23 +167,23 @@ class _Work:
     chain: stages.Chain
     numbers: Sequence[int]
     places: Sequence[int]
-    hands_on: bool
+    has_successor: bool
     levels: Levels
     left: tuple[tree.Plan, list[Any]] | None = None
 
-    def scan(self, last: Any, *records: Any) -> list[Any]:
+    def scan(self, last: np.ndarray, *records: np.ndarray) -> list[Any]:
         """Run the whole stretch where the chain begins; the vector to hand on is the last one."""
         elements, levels = self._elements(last, records)
         vector = np.ascontiguousarray(last).reshape(len(last), -1)
         # The matrix before the first weights is no part of any gradient.
         prefixes = tree.scan([vector, *elements, None], compose, levels, pool().map)
         found = [prefixes[place + 1] for place in self.places]
-        return [*found, prefixes[-1]] if self.hands_on else found
+        return [*found, prefixes[-1]] if self.has_successor else found
 
-    def begin(self, last: Any, *records: Any) -> list[np.ndarray]:
+    def begin(self, last: np.ndarray, *records: np.ndarray) -> list[np.ndarray]:
         """Multiply the stretch before anything comes in; return it as one matrix, packed."""
         elements, levels = self._elements(last, records)
-        if not self.hands_on:
+        if not self.has_successor:
             steps = tree.plan(len(elements) + 1, levels)
             self.left = steps, tree.reduce([*elements, None], steps, compose, pool().map)
             return []
@@ -193,7 +201,9 @@ class _Work:
         before = tree.sweep(products, steps, compose, vector, pool().map)
         return [before[place] for place in self.places]
 
-    def _elements(self, last: Any, records: Sequence[Any]) -> tuple[list[Element], int]:
+    def _elements(
+        self, last: np.ndarray, records: Sequence[np.ndarray]
+    ) -> tuple[list[Element], int]:
         made = pool().map(lambda i, record: self.chain.stages[i].element(record),
                           self.numbers, records)  # fmt: skip
         elements = list(made)
@@ -211,7 +221,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def add(one: Any, other: Any) -> Any:
+def add(one: tf.Tensor | None, other: tf.Tensor | None) -> tf.Tensor | None:
     """Return the sum of two gradients, each of which may be None."""
     if one is None or other is None:
         return other if one is None else one

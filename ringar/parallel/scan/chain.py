@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -25,9 +26,12 @@ CHOSEN = -1
 WHOLE = 62
 """More levels than any tree has."""
 
+Differentiable = tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]
+"""For `tf.custom_gradient`: a result, and a function of its gradient."""
+
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class Options:
     """Say how a scan runs.
 
     Attributes:
@@ -41,9 +45,9 @@ class Way:
 
 
 def scan(
-    matrices: Any,
-    vector: Any,
-    addends: Any = None,
+    matrices: tf.Tensor,
+    vector: tf.Tensor,
+    addends: tf.Tensor | None = None,
     *,
     adjoint: bool = False,
     levels: int | None = None,
@@ -81,17 +85,17 @@ def scan(
     The algorithm is that of Wang, Bai and Pekhimenko, "BPPSA: scaling back-propagation by parallel
     scan algorithm" (MLSys 2020).
     """
-    way = Way(levels_of(levels), computation.usable_threads(threads))
+    options = Options(levels_of(levels), computation.usable_threads(threads))
     matrices = tf.convert_to_tensor(matrices)
     vector = tf.convert_to_tensor(vector)
     if addends is not None:
         addends = tf.convert_to_tensor(addends)
     check(matrices, vector, addends)
-    return _scan(matrices, vector, addends, adjoint, way)
+    return _scan(matrices, vector, addends, adjoint, options)
 
 
 def reduce_chain(
-    matrices: tf.Tensor, addends: tf.Tensor | None, *, adjoint: bool, way: Way
+    matrices: tf.Tensor, addends: tf.Tensor | None, *, adjoint: bool, options: Options
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the whole chain as one map: product (batch, size, size) and addend (batch, size).
 
@@ -107,14 +111,18 @@ def reduce_chain(
             tf.TensorSpec([batch, size], matrices.dtype),
         ],
         adjoint=adjoint,
-        levels=way.levels,
-        threads=way.threads,
+        levels=options.levels,
+        threads=options.threads,
     )
     return product, addend
 
 
 def run(
-    matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None, adjoint: bool, way: Way
+    matrices: tf.Tensor,
+    vector: tf.Tensor,
+    addends: tf.Tensor | None,
+    adjoint: bool,
+    options: Options,
 ) -> tf.Tensor:
     """Return the scan itself, without a gradient."""
     steps = None if matrices.shape[0] is None else matrices.shape[0] + 1
@@ -124,20 +132,26 @@ def run(
         [tf.TensorSpec([steps, *vector.shape], matrices.dtype)],
         adjoint=adjoint,
         adds=addends is not None,
-        levels=way.levels,
-        threads=way.threads,
+        levels=options.levels,
+        threads=options.threads,
     )
     return vectors
 
 
 def _scan(
-    matrices: tf.Tensor, vector: tf.Tensor, addends: tf.Tensor | None, adjoint: bool, way: Way
+    matrices: tf.Tensor,
+    vector: tf.Tensor,
+    addends: tf.Tensor | None,
+    adjoint: bool,
+    options: Options,
 ) -> tf.Tensor:
-    def differentiable(matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor) -> Any:
-        vectors = run(matrices, vector, addends[0] if addends else None, adjoint, way)
+    def differentiable(
+        matrices: tf.Tensor, vector: tf.Tensor, *addends: tf.Tensor
+    ) -> Differentiable:
+        vectors = run(matrices, vector, addends[0] if addends else None, adjoint, options)
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-            return slopes(matrices, vectors, upstream, adjoint, way)[: 2 + len(addends)]
+            return gradients(matrices, vectors, upstream, adjoint, options)[: 2 + len(addends)]
 
         return vectors, gradient
 
@@ -145,8 +159,8 @@ def _scan(
     return tf.custom_gradient(differentiable)(matrices, vector, *given)
 
 
-def slopes(
-    matrices: tf.Tensor, vectors: tf.Tensor, upstream: tf.Tensor, adjoint: bool, way: Way
+def gradients(
+    matrices: tf.Tensor, vectors: tf.Tensor, upstream: tf.Tensor, adjoint: bool, options: Options
 ) -> list[tf.Tensor]:
     """Return gradients with respect to matrices, vector and addends.
 
@@ -155,23 +169,23 @@ def slopes(
         vectors: what its scan has returned.
         upstream: gradients with respect to those.
         adjoint: of the chain; the gradient's goes the other way.
-        way: of both.
+        options: of both.
     """
     if adjoint:
-        back = _scan(matrices, upstream[0], upstream[1:], False, way)
+        back = _scan(matrices, upstream[0], upstream[1:], False, options)
         return [vectors[1:, ..., :, None] * back[:-1, ..., None, :], back[-1], back[:-1]]
-    back = _scan(matrices, upstream[-1], upstream[:-1], True, way)
+    back = _scan(matrices, upstream[-1], upstream[:-1], True, options)
     return [back[1:, ..., :, None] * vectors[:-1, ..., None, :], back[0], back[1:]]
 
 
 # For gradients of gradients, which come to the op itself.
 @tf.RegisterGradient("RingarScan")
-def _op_slopes(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
+def _gradient_of_op(op: tf.Operation, upstream: tf.Tensor) -> list[tf.Tensor | None]:
     text = op.get_attr("options").decode()
-    options = dict(word.split("=") for word in text.split())
-    way = Way(int(options["levels"]), int(options["threads"]))
-    found = slopes(op.inputs[0], op.outputs[0], upstream, options["adjoint"] == "1", way)
-    return [*found[:2], found[2] if options["adds"] == "1" else None]
+    read = dict(word.split("=") for word in text.split())
+    options = Options(int(read["levels"]), int(read["threads"]))
+    found = gradients(op.inputs[0], op.outputs[0], upstream, read["adjoint"] == "1", options)
+    return [*found[:2], found[2] if read["adds"] == "1" else None]
 
 
 def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:

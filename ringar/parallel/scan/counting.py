@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringar.parallel.scan import tree
 from ringar.parallel.scan.elements import Element, same_blocks
 from ringar.parallel.scan.sparse import csr, multiplications, sparsity
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 
 class TooManyError(Exception):
@@ -171,5 +174,5 @@ def choose(counter: Counter, workers: int | None = None) -> int:
 _VECTOR: Any = "vector"
 
 
-def _pattern(matrix: Any) -> Any:
+def _pattern(matrix: csr_array) -> csr_array:
     return csr(np.ones(matrix.nnz, bool), matrix.indices, matrix.indptr, matrix.shape)

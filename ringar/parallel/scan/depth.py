@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +34,10 @@ from ringar.parallel.scan.elements import Element, compose
 from ringar.parallel.scan.route import Route, Share
 from ringar.parallel.scan.sparse import scipy_sparse
 from ringar.parallel.scan.stages import Chain, Stage
+
+if TYPE_CHECKING:
+    import keras
+
 
 #: What must be the same on all ranks, and how to make it so.
 _SAME = (
@@ -55,7 +59,7 @@ class Part:
         stages: whose Jacobians are multiplied, from the loss back; empty for a vector.
     """
 
-    arrays: list[Any]
+    arrays: list[tf.Tensor]
     stages: tuple[Stage, ...] = ()
 
     def then(self, after: Part) -> Part:
@@ -67,9 +71,9 @@ class Part:
             return pack(compose(unpack(left, self.stages), unpack(right, after.stages)))
 
         dtypes = [array.dtype for array in self.arrays]
-        return Part(call(run, [*self.arrays, *after.arrays], dtypes), of_both)
+        return Part(numpy_call(run, [*self.arrays, *after.arrays], dtypes), of_both)
 
-    def tensors(self) -> list[Any]:
+    def tensors(self) -> list[tf.Tensor]:
         """Return the tensors to send."""
         return self.arrays
 
@@ -137,7 +141,9 @@ class Depth:
         line = doubling.Line(self._ranks, size, reverse=True)
         return Share(route.share(line), route.positions, line)
 
-    def come_in(self, arrays: list[Any], route: Route, share: Share, last: Any) -> Any:
+    def exchange(
+        self, arrays: list[tf.Tensor], route: Route, share: Share, last: tf.Tensor
+    ) -> tf.Tensor | None:
         """Return dl/dh for the batch as it enters this rank's stretch; None for the first one.
 
         Args:
@@ -166,11 +172,11 @@ class Depth:
             return Part(recv(specs, source, name=name, process_set=self._ranks), stages)
 
         stages = () if share.is_first else self._stages(route, share.positions)
-        own = Part(arrays, stages) if share.hands_on else None
+        own = Part(arrays, stages) if share.has_successor else None
         incoming = doubling.before(own, share.line, receive, "scan_depth")
         return None if incoming is None else incoming.arrays[0]
 
-    def gather(self, route: Route, slopes: dict[int, list[Any]]) -> dict[int, list[Any]]:
+    def gather(self, route: Route, gradients: dict[int, list[Any]]) -> dict[int, list[Any]]:
         """Return the gradients of all ranks' stages, by number, of this rank's."""
         weights = {
             number: self._chain.stages[number].layer.trainable_weights
@@ -180,8 +186,8 @@ class Depth:
         # The ranks are in the order of the stages.
         own = [
             tf.zeros([math.prod(weight.shape)], dtype) if one is None else tf.reshape(one, [-1])
-            for number in sorted(slopes)
-            for one, weight in zip(slopes[number], weights[number], strict=True)
+            for number in sorted(gradients)
+            for one, weight in zip(gradients[number], weights[number], strict=True)
         ]
         flat = tf.concat(own, 0) if own else tf.zeros([0], dtype)
         everyone = allgather(flat, name="scan_depth/gradients", process_set=self._ranks)
@@ -192,16 +198,16 @@ class Depth:
             for number, its in weights.items()
         }
 
-    def check(self, inputs: Any, masks: Sequence[Any]) -> None:
+    def check(self, inputs: tf.Tensor, masks: Sequence[tf.Tensor]) -> None:
         """Compare examples and masks of Dropout between the ranks; before the first step, weights.
 
         Raises:
             ValueError: on all ranks, if they differ; in a graph TensorFlow's InvalidArgumentError.
         """
-        (own,) = call(self._digests, [inputs, *masks], [tf.int64])
+        (own,) = numpy_call(self._digests, [inputs, *masks], [tf.int64])
         own.set_shape([1, len(_SAME)])
         everyone = allgather(own, name="scan_depth/same", process_set=self._ranks)
-        call(self._compare, [everyone], [])
+        numpy_call(self._compare, [everyone], [])
 
     def _digests(self, inputs: np.ndarray, *masks: np.ndarray) -> list[np.ndarray]:
         weights = 0
@@ -233,7 +239,7 @@ class Depth:
         return tuple(self._chain.stages[number] for number in numbers)
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuse distributed optimizers that do not average: all ranks have the same gradients.
 
     Raises:
@@ -249,7 +255,9 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def call(function: Callable[..., Any], inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
+def numpy_call(
+    function: Callable[..., Any], inputs: Sequence[Any], dtypes: Sequence[Any]
+) -> list[Any]:
     """Call `tf.numpy_function` with a function that returns a list of any length."""
     found = tf.numpy_function(function, list(inputs), list(dtypes))
     # Of no outputs a graph returns the operation, and of one eager code no list.

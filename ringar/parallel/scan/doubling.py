@@ -45,13 +45,13 @@ class Line:
     reverse: bool
 
     @property
-    def place(self) -> int:
+    def index(self) -> int:
         """Return this rank's place; of no meaning if it has none."""
         return self.rank_at(self.ranks.rank())  # which is its own inverse
 
-    def rank_at(self, place: int) -> int:
+    def rank_at(self, index: int) -> int:
         """Return the rank in the process set that has a place."""
-        return self.size - 1 - place if self.reverse else place
+        return self.size - 1 - index if self.reverse else index
 
 
 def before(
@@ -70,17 +70,17 @@ def before(
     Returns:
         The vector as it comes into this rank's stretch; None at the first place.
     """
-    place, received, distance = line.place, [], 1
+    index, received, distance = line.index, [], 1
     while distance < line.size:
         label = f"{name}/{distance}"
-        if place + distance < line.size:
+        if index + distance < line.size:
             assert own is not None
-            to = line.rank_at(place + distance)
+            to = line.rank_at(index + distance)
             send(own.tensors(), to, name=label, process_set=line.ranks)
-        if place >= distance:
-            places = range(max(place - 2 * distance + 1, 0), place - distance + 1)
-            received.append(receive(places, line.rank_at(place - distance), label))
-            if own is not None and place + 2 * distance < line.size:  # is sent once more
+        if index >= distance:
+            indices = range(max(index - 2 * distance + 1, 0), index - distance + 1)
+            received.append(receive(indices, line.rank_at(index - distance), label))
+            if own is not None and index + 2 * distance < line.size:  # is sent once more
                 own = received[-1].then(own)
         distance *= 2
     if not received:

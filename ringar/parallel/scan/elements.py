@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ringar.errors import OutOfMemoryError
 from ringar.parallel.scan.sparse import multiplications, repeat
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
 
 #: A product of two matrices may have so many entries, of 8 bytes each in float32.
 MOST_ENTRIES = 2**28
@@ -26,7 +30,7 @@ class Element:
         name: of the layers.
     """
 
-    matrix: Any
+    matrix: csr_array
     per_example: bool
     name: str = ""
 
@@ -52,7 +56,7 @@ def compose(left: np.ndarray | Element, right: Element) -> np.ndarray | Element:
     return Element(second @ first, left.per_example or right.per_example, name)
 
 
-def same_blocks(left: Element, right: Element) -> tuple[Any, Any]:
+def same_blocks(left: Element, right: Element) -> tuple[csr_array, csr_array]:
     """Return the two matrices, both for all examples or both block-diagonal for the batch."""
     first, second = left.matrix, right.matrix
     if left.per_example and not right.per_example:
@@ -69,7 +73,7 @@ def _apply(element: Element, vectors: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray((element.matrix @ vectors.T).T)
 
 
-def _check_size(left: Element, right: Element, first: Any, second: Any) -> None:
+def _check_size(left: Element, right: Element, first: csr_array, second: csr_array) -> None:
     # A product has at most as many entries as there are multiplications, and as there is room for.
     dense = math.prod((second.shape[0], first.shape[1]))
     if left.per_example and not right.per_example:

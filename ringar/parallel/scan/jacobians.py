@@ -23,11 +23,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ringar.parallel.scan.sparse import csr, repeat, scipy_sparse
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
 
 #: A kernel of which more than this share is zero counts as pruned.
 PRUNED = 0.5
@@ -42,7 +46,7 @@ FROM_OUTPUT: dict[str, Derivative] = {
 }
 
 
-def identity(size: int, dtype: Any = np.float32) -> Any:
+def identity(size: int, dtype: str | type = np.float32) -> csr_array:
     """Return the Jacobian of `Flatten`, `Reshape` and a linear activation, which move no number.
 
     Returns:
@@ -52,7 +56,7 @@ def identity(size: int, dtype: Any = np.float32) -> Any:
     return csr(np.ones(size, dtype), steps[:-1], steps, (size, size))
 
 
-def diagonal(derivative: np.ndarray) -> Any:
+def diagonal(derivative: np.ndarray) -> csr_array:
     """Return the Jacobian of a function that is applied to each number by itself.
 
     Args:
@@ -68,7 +72,7 @@ def diagonal(derivative: np.ndarray) -> Any:
     return csr(flat[kept], kept, indptr, (flat.size, flat.size))
 
 
-def activation(name: str, outputs: np.ndarray) -> Any:
+def activation(name: str, outputs: np.ndarray) -> csr_array:
     """Return the Jacobian of ReLU, tanh or the sigmoid.
 
     Args:
@@ -81,7 +85,7 @@ def activation(name: str, outputs: np.ndarray) -> Any:
     return diagonal(FROM_OUTPUT[name](outputs))
 
 
-def dense(kernel: np.ndarray, copies: int = 1, *, prune: bool | None = None) -> Any:
+def dense(kernel: np.ndarray, copies: int = 1, *, prune: bool | None = None) -> csr_array:
     """Return the Jacobian of a `Dense` layer without its activation: the kernel.
 
     Args:
@@ -136,10 +140,10 @@ class Convolution:
         self.shape = (math.prod(self._input), outputs)
         weights = math.prod(self._kernel[2:])
         self.entries = math.prod(int((axis >= 0).sum()) for axis in self._taps) * weights
-        self._all: tuple[Any, np.ndarray] | None = None
-        self._pruned: tuple[Any, np.ndarray, np.ndarray] | None = None
+        self._all: tuple[csr_array, np.ndarray] | None = None
+        self._pruned: tuple[csr_array, np.ndarray, np.ndarray] | None = None
 
-    def transposed(self, kernel: np.ndarray, *, prune: bool | None = None) -> Any:
+    def transposed(self, kernel: np.ndarray, *, prune: bool | None = None) -> csr_array:
         """Return the matrix with the values of a kernel.
 
         The places of its entries are found in the first call, and again when other weights of a
@@ -166,7 +170,7 @@ class Convolution:
         data = kernel.reshape(-1)[source]
         return csr(data, pattern.indices, pattern.indptr, self.shape)
 
-    def _places(self, wanted: np.ndarray) -> tuple[Any, np.ndarray]:
+    def _places(self, wanted: np.ndarray) -> tuple[csr_array, np.ndarray]:
         """Return the places of the wanted weights' entries, and the weight of each."""
         vertical, horizontal = self._taps
         _, width, channels = self._input
@@ -225,7 +229,7 @@ class MaxPooling:
         self.shape = (self._pixels * self._channels, len(self._windows) * self._channels)
         self.entries = int(inside.sum()) * self._channels
 
-    def transposed(self, inputs: np.ndarray) -> Any:
+    def transposed(self, inputs: np.ndarray) -> csr_array:
         """Return the block-diagonal matrix for a batch, (batch, height, width, channels)."""
         batch = len(inputs)
         pixels = inputs.reshape(batch, self._pixels, self._channels)
@@ -271,7 +275,7 @@ def _is_pruned(kernel: np.ndarray, prune: bool | None) -> bool:
 
 def _sorted(
     rows: np.ndarray, columns: np.ndarray, data: np.ndarray, shape: tuple[int, int]
-) -> tuple[Any, np.ndarray]:
+) -> tuple[csr_array, np.ndarray]:
     """Return the places in the order of a CSR matrix, and `data` in that order."""
     matrix = scipy_sparse().coo_array((data, (rows, columns)), shape=shape).tocsr()
     matrix.sort_indices()

@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 from ringar.job.process_sets import ProcessSet
-from ringar.parallel.scan import computation, recurrent, stretches
-from ringar.parallel.scan.chain import CHOSEN, WHOLE, Way, levels_of
+from ringar.parallel.scan import computation, recurrent, sequence_shards
+from ringar.parallel.scan.chain import CHOSEN, WHOLE, Options, levels_of
 
 #: In the order of `Activation` in tf_ops/scan/recurrent.h.
 ACTIVATIONS = ("linear", "tanh", "sigmoid", "relu", "hard_sigmoid")
@@ -44,7 +44,11 @@ class _ScanRecurrent(_Layer):
             self.supports_jit = False  # messages are not compiled
 
     def inner_loop(
-        self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
+        self,
+        sequences: tf.Tensor,
+        initial_state: tf.Tensor | list[tf.Tensor],
+        mask: tf.Tensor | None,
+        training: bool = False,
     ) -> Any:
         """Run all steps; called by `keras.layers.RNN.call`."""
         if training and self._steps_differ():
@@ -61,14 +65,14 @@ class _ScanRecurrent(_Layer):
             sequences = tf.reverse(sequences, [1])
             mask = None if mask is None else tf.reverse(mask, [1])
         sequence = self._sequence(sequences, state, mask, training)
-        way = Way(self._levels, computation.usable_threads(self.threads))
+        options = Options(self._levels, computation.usable_threads(self.threads))
         cut = () if self.process_set is None else (self.process_set,)
-        ways = stretches if cut else recurrent
+        cell_ops = sequence_shards if cut else recurrent
         if not self.return_sequences:
-            last = ways.last_state(sequence, way, *cut)
+            last = cell_ops.last_state(sequence, options, *cut)
             shown = self._shown(last, mask)
             return shown, shown[:, None], [last]
-        states = ways.states(sequence, way, *cut)
+        states = cell_ops.states(sequence, options, *cut)
         outputs = self._shown_each(states, mask)
         return outputs[:, -1], outputs, [states[:, -1]]
 
@@ -225,7 +229,7 @@ ScanGRU.__name__ = keras.layers.GRU.__name__
 SimpleRNN, GRU = ScanSimpleRNN, ScanGRU
 
 
-def _activation(layer: Any, name: str) -> int:
+def _activation(layer: keras.layers.Layer, name: str) -> int:
     function = getattr(layer.cell, name)
     for number, known in enumerate(ACTIVATIONS):
         if function is keras.activations.get(known):

@@ -1,4 +1,4 @@
-"""SimpleRNN and GRU over a whole sequence: one op forward, one back, the scan among its ways.
+"""SimpleRNN and GRU over a whole sequence: one op forward and one backward.
 
 The op multiplies the inputs with the kernel, too, a few steps at a time, so that nothing larger
 than the states is written. tf_ops/scan/recurrent.h has the formulas of both cells and of their
@@ -10,12 +10,11 @@ that carries the gradients of the batch through the chain, or by the scan of
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import tensorflow as tf
 
 from ringar.parallel.scan import computation
-from ringar.parallel.scan.chain import Way
+from ringar.parallel.scan.chain import Differentiable, Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +24,15 @@ class Cell:
     Attributes:
         name: of its computations.
         gates: how many times the units its kernels have columns.
-        kept: how many times the units it keeps for the way back, beside the states.
+        saved_units: the values that the forward pass saves for each step, beside the state, in
+            multiples of the units.
         activation: the number of its activation, in ACTIVATIONS of ringar/parallel/scan/layers.py.
         recurrent_activation: that of its gates.
     """
 
     name: str
     gates: int
-    kept: int
+    saved_units: int
     activation: int
     recurrent_activation: int = 0
 
@@ -90,17 +90,17 @@ class Sequence:
         )
 
 
-def states(sequence: Sequence, way: Way) -> tf.Tensor:
+def states(sequence: Sequence, options: Options) -> tf.Tensor:
     """Return the states after each step, (batch, steps, units)."""
-    return _run(sequence, way, last_only=False)
+    return _run(sequence, options, last_only=False)
 
 
-def last_state(sequence: Sequence, way: Way) -> tf.Tensor:
+def last_state(sequence: Sequence, options: Options) -> tf.Tensor:
     """Return the state after the last step, (batch, units); there must be one.
 
     Cheaper on the way back than the last of `states`: nothing comes in at other steps.
     """
-    return _run(sequence, way, last_only=True)
+    return _run(sequence, options, last_only=True)
 
 
 def forward(sequence: Sequence, threads: int) -> list[tf.Tensor]:
@@ -109,70 +109,70 @@ def forward(sequence: Sequence, threads: int) -> list[tf.Tensor]:
     batch, steps = sequence.inputs.shape[:2]
     units = sequence.initial.shape[1]
     outputs = [tf.TensorSpec([batch, steps, units], dtype)]
-    if cell.kept:
-        outputs.append(tf.TensorSpec([batch, steps, cell.kept * units], dtype))
+    if cell.saved_units:
+        outputs.append(tf.TensorSpec([batch, steps, cell.saved_units * units], dtype))
     inputs = [*_fixed(sequence), *_projection(sequence), _or_absent(sequence.recurrent_bias, dtype)]
-    return computation.compute(cell.name, inputs, outputs, **_options(cell, threads))
+    return computation.compute(cell.name, inputs, outputs, **_cell_options(cell, threads))
 
 
 def backward(
     sequence: Sequence,
-    written: list[tf.Tensor],
+    saved: list[tf.Tensor],
     d_states: tf.Tensor | None,
     d_last: tf.Tensor | None,
-    way: Way,
+    options: Options,
 ) -> list[tf.Tensor]:
     """Return the gradients of the tensors that `Sequence.given` lists.
 
     Args:
         sequence: the call.
-        written: what `forward` has returned for it.
+        saved: what `forward` has returned for it.
         d_states: gradients with respect to the states, (batch, steps, units), or None.
         d_last: one more with respect to the last state, (batch, units), or None.
-        way: how.
+        options: how.
     """
-    cell, h = sequence.cell, written[0]
+    cell, h = sequence.cell, saved[0]
     outside = [_or_absent(d, h.dtype) for d in (d_states, d_last)]
     given = sequence.given()
     biases = [_or_absent(b, h.dtype) for b in (sequence.bias, sequence.recurrent_bias)]
     results = computation.compute(
         f"{cell.name}_gradient",
-        [*_fixed(sequence), *_projection(sequence), *outside, *written],
+        [*_fixed(sequence), *_projection(sequence), *outside, *saved],
         [tf.TensorSpec(tensor.shape, h.dtype) for tensor in (*given[:4], *biases)],
-        levels=way.levels,
-        **_options(cell, way.threads),
+        levels=options.levels,
+        **_cell_options(cell, options.threads),
     )
     return results[: len(given)]
 
 
-def jacobians(sequence: Sequence, written: list[tf.Tensor], threads: int) -> tf.Tensor:
+def jacobians(sequence: Sequence, saved: list[tf.Tensor], threads: int) -> tf.Tensor:
     """Return `dh_t/dh_{t-1}`, (steps, batch, units, units).
 
     Args:
         sequence: the call.
-        written: what `forward` has returned for it.
+        saved: what `forward` has returned for it.
         threads: how many to use.
     """
-    batch, steps, units = written[0].shape
+    batch, steps, units = saved[0].shape
     (matrices,) = computation.compute(
         f"{sequence.cell.name}_jacobians",
-        [*_fixed(sequence), *written],
-        [tf.TensorSpec([steps, batch, units, units], written[0].dtype)],
-        **_options(sequence.cell, threads),
+        [*_fixed(sequence), *saved],
+        [tf.TensorSpec([steps, batch, units, units], saved[0].dtype)],
+        **_cell_options(sequence.cell, threads),
     )
     return matrices
 
 
-def _run(sequence: Sequence, way: Way, *, last_only: bool) -> tf.Tensor:
-    def run(*given: tf.Tensor) -> Any:
+def _run(sequence: Sequence, options: Options, *, last_only: bool) -> tf.Tensor:
+    def run(*given: tf.Tensor) -> Differentiable:
         own = sequence.of(*given)
-        written = forward(own, way.threads)
+        saved = forward(own, options.threads)
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
             d_states, d_last = (None, upstream) if last_only else (upstream, None)
-            return backward(own, written, d_states, d_last, way)
+            return backward(own, saved, d_states, d_last, options)
 
-        return (written[0][:, -1] if last_only else written[0]), gradient
+        return (saved[0][:, -1] if last_only else saved[0]), gradient
 
     return tf.custom_gradient(run)(*sequence.given())
 
@@ -194,7 +194,7 @@ def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
     return computation.absent(dtype) if tensor is None else tensor
 
 
-def _options(cell: Cell, threads: int) -> dict[str, int]:
+def _cell_options(cell: Cell, threads: int) -> dict[str, int]:
     return {
         "activation": cell.activation,
         "recurrent_activation": cell.recurrent_activation,

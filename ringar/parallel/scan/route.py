@@ -50,7 +50,7 @@ class Route:
         """
         if line.ranks.rank() >= line.size:
             return range(0)
-        cuts = [place * self.positions // line.size for place in (line.place, line.place + 1)]
+        cuts = [place * self.positions // line.size for place in (line.index, line.index + 1)]
         return range(*cuts)
 
 
@@ -80,7 +80,7 @@ class Share:
         return len(self.positions) > 0 and self.positions.start == 0
 
     @property
-    def hands_on(self) -> bool:
+    def has_successor(self) -> bool:
         """Whether another rank goes on where it ends."""
         return 0 < self.positions.stop < self.count
 

@@ -108,7 +108,7 @@ class Sequential(keras.Sequential):
         if self._layers:
             self._maybe_rebuild()
 
-    def add(self, layer: Any, rebuild: bool = True) -> None:
+    def add(self, layer: keras.layers.Layer, rebuild: bool = True) -> None:
         """Add a layer, as in `keras.Sequential`.
 
         Raises:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
-def scipy_sparse() -> Any:
+
+def scipy_sparse() -> ModuleType:
     """Return the module `scipy.sparse`.
 
     Raises:
@@ -23,7 +27,9 @@ def scipy_sparse() -> Any:
     return scipy.sparse
 
 
-def csr(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]) -> Any:
+def csr(
+    data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]
+) -> csr_array:
     """Return a CSR matrix of these arrays, with sorted rows and short indices if they fit."""
     largest = max(*shape, len(data))
     width = np.int32 if largest <= np.iinfo(np.int32).max else np.int64
@@ -33,7 +39,7 @@ def csr(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[
     return matrix
 
 
-def repeat(matrix: Any, times: int) -> Any:
+def repeat(matrix: csr_array, times: int) -> csr_array:
     """Return the block-diagonal matrix with `times` copies of a CSR matrix."""
     if times == 1:
         return matrix
@@ -48,7 +54,7 @@ def repeat(matrix: Any, times: int) -> Any:
     )
 
 
-def multiplications(left: Any, right: Any) -> int:
+def multiplications(left: csr_array, right: csr_array) -> int:
     """Return the multiply-adds in the product of two CSR matrices, counted without multiplying.
 
     Entry (i, k) of the left one meets every entry in row k of the right one.
@@ -57,7 +63,7 @@ def multiplications(left: Any, right: Any) -> int:
     return int(in_row[left.indices].sum(dtype=np.int64))
 
 
-def sparsity(matrix: Any) -> float:
+def sparsity(matrix: csr_array) -> float:
     """Return the share of a CSR matrix that is not stored."""
     rows, columns = matrix.shape
     return 1 - matrix.nnz / (rows * columns)

@@ -14,7 +14,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -23,8 +23,13 @@ import tensorflow as tf
 from ringar.parallel.scan import jacobians
 from ringar.parallel.scan.elements import Element
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+
 layers = keras.layers
 Shape = tuple[int, ...]
+Run = Callable[[tf.Tensor, bool], tuple[tf.Tensor, tf.Tensor | None]]
 
 SUPPORTED = (
     "Dense, Conv2D, MaxPooling2D, Flatten, Reshape, Dropout, ReLU and Activation, with relu, tanh, "
@@ -46,10 +51,10 @@ class Stage:
         per_example: whether the Jacobian differs between examples.
     """
 
-    layer: Any
+    layer: keras.layers.Layer
     kind: str
-    run: Callable[[Any, bool], tuple[Any, Any]]
-    matrix: Callable[[Any], Any]
+    run: Run
+    matrix: Callable[..., csr_array]
     shape: tuple[int, int]
     entries: int
     per_example: bool = False
@@ -108,7 +113,7 @@ class Chain:
         return cls(stages, finish)
 
 
-def check(layer: Any) -> None:
+def check(layer: keras.layers.Layer) -> None:
     """Check that a layer has a Jacobian here, as far as it can be told before it is built.
 
     Raises:
@@ -146,18 +151,18 @@ def _check_dtypes(net: Sequence[Any]) -> None:
 # Stages by kinds of layers ----------------------------------------------------------------------
 
 
-def _dense(layer: Any, shape: Shape) -> list[Stage]:
+def _dense(layer: keras.layers.Layer, shape: Shape) -> list[Stage]:
     rows, columns = layer.kernel.shape
     copies = math.prod(shape[:-1])
 
-    def matrix(kernel: np.ndarray) -> Any:
+    def matrix(kernel: np.ndarray) -> csr_array:
         return jacobians.dense(kernel, copies)
 
     size = (copies * rows, copies * columns)
     return [Stage(layer, "dense", _run_linear(layer), matrix, size, copies * rows * columns)]
 
 
-def _convolution(layer: Any, shape: Shape) -> list[Stage]:
+def _convolution(layer: keras.layers.Layer, shape: Shape) -> list[Stage]:
     pattern = jacobians.Convolution(
         shape, tuple(layer.kernel.shape), layer.strides, layer.padding, layer.dilation_rate,
         layer.groups,
@@ -168,10 +173,10 @@ def _convolution(layer: Any, shape: Shape) -> list[Stage]:
     ]  # fmt: skip
 
 
-def _max_pooling(layer: Any, shape: Shape) -> list[Stage]:
+def _max_pooling(layer: keras.layers.Layer, shape: Shape) -> list[Stage]:
     pattern = jacobians.MaxPooling(shape, layer.pool_size, layer.strides, layer.padding)
 
-    def run(inputs: Any, training: bool) -> tuple[Any, Any]:
+    def run(inputs: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor | None]:
         return layer(inputs), inputs
 
     return [
@@ -179,20 +184,20 @@ def _max_pooling(layer: Any, shape: Shape) -> list[Stage]:
     ]
 
 
-def _reshape(layer: Any, shape: Shape) -> list[Stage]:
+def _reshape(layer: keras.layers.Layer, shape: Shape) -> list[Stage]:
     size = math.prod(shape)
 
-    def run(inputs: Any, training: bool) -> tuple[Any, Any]:
+    def run(inputs: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor | None]:
         return layer(inputs), None
 
-    def matrix(record: np.ndarray) -> Any:
+    def matrix(record: np.ndarray) -> csr_array:
         return jacobians.identity(size, layer.compute_dtype)
 
     return [Stage(layer, "identity", run, matrix, (size, size), size)]
 
 
-def _dropout(layer: Any, shape: Shape) -> list[Stage]:
-    def run(inputs: Any, training: bool) -> tuple[Any, Any]:
+def _dropout(layer: keras.layers.Layer, shape: Shape) -> list[Stage]:
+    def run(inputs: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor | None]:
         # What the layer makes of ones is its mask, with the same random numbers.
         mask = layer(tf.ones_like(inputs), training=training)
         return inputs * mask, mask
@@ -201,7 +206,7 @@ def _dropout(layer: Any, shape: Shape) -> list[Stage]:
     return [Stage(layer, "dropout", run, jacobians.diagonal, (size, size), size, True)]
 
 
-def _nothing(layer: Any, shape: Shape) -> list[Stage]:
+def _nothing(layer: keras.layers.Layer, shape: Shape) -> list[Stage]:
     return []
 
 
@@ -220,7 +225,9 @@ _LINEAR: dict[type, Callable[[Any, Shape], list[Stage]]] = {
 _FUNCTIONS = (layers.ReLU, layers.Softmax)
 
 
-def _elementwise(layer: Any, function: Any, size: int) -> Stage:
+def _elementwise(
+    layer: keras.layers.Layer, function: Callable[[tf.Tensor], tf.Tensor], size: int
+) -> Stage:
     name = _name(function)
     if name is None:
         raise ValueError(
@@ -228,17 +235,17 @@ def _elementwise(layer: Any, function: Any, size: int) -> Stage:
             f"{getattr(function, '__name__', function)}, which is not the last layer."
         )
 
-    def run(inputs: Any, training: bool) -> tuple[Any, Any]:
+    def run(inputs: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor | None]:
         outputs = function(inputs)
         return outputs, outputs
 
-    def matrix(outputs: np.ndarray) -> Any:
+    def matrix(outputs: np.ndarray) -> csr_array:
         return jacobians.activation(name, outputs)
 
     return Stage(layer, name, run, matrix, (size, size), size, True)
 
 
-def _name(function: Any) -> str | None:
+def _name(function: Callable[[tf.Tensor], tf.Tensor]) -> str | None:
     """Return the name of an activation that has a Jacobian here."""
     if isinstance(function, layers.ReLU):
         plain = (None, 0, 0)
@@ -250,12 +257,12 @@ def _name(function: Any) -> str | None:
     return None
 
 
-def _activation(layer: Any) -> Any:
+def _activation(layer: keras.layers.Layer) -> Callable[[tf.Tensor], tf.Tensor]:
     return getattr(layer, "activation", keras.activations.linear)
 
 
-def _run_linear(layer: Any) -> Callable[[Any, bool], tuple[Any, Any]]:
-    def run(inputs: Any, training: bool) -> tuple[Any, Any]:
+def _run_linear(layer: keras.layers.Layer) -> Run:
+    def run(inputs: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor | None]:
         with _without_activation(layer):
             return layer(inputs), tf.stop_gradient(tf.convert_to_tensor(layer.kernel))
 
@@ -263,7 +270,7 @@ def _run_linear(layer: Any) -> Callable[[Any, bool], tuple[Any, Any]]:
 
 
 @contextmanager
-def _without_activation(layer: Any) -> Iterator[None]:
+def _without_activation(layer: keras.layers.Layer) -> Iterator[None]:
     activation, layer.activation = layer.activation, keras.activations.linear
     try:
         yield
@@ -271,7 +278,7 @@ def _without_activation(layer: Any) -> Iterator[None]:
         layer.activation = activation
 
 
-def _known(shape: Sequence[int | None], layer: Any) -> Shape:
+def _known(shape: Sequence[int | None], layer: keras.layers.Layer) -> Shape:
     if None in shape:
         raise ValueError(
             "The shape of an example must be known in each layer, since Jacobians are made for it. "

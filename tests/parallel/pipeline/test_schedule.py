@@ -50,7 +50,7 @@ def test_what_is_on_its_way_between_steps(name: str, delay: int) -> None:
         for k in range(modules - 1):
             here = schedule(name, k, modules)
             in_flight = steps - taken_back[k]
-            assert here.on_their_way(in_flight) == taken_back[k + 1] - taken_back[k] <= delay
+            assert here.unreceived(in_flight) == taken_back[k + 1] - taken_back[k] <= delay
 
 
 def test_unknown_schedules() -> None:

@@ -91,19 +91,19 @@ def found(cut: Cut, *, graph: bool, **options: Any) -> tuple[Any, list[Any]]:
         return vectors, tape.gradient(loss, given)
 
     function: Any = tf.function(run) if graph else run
-    vectors, slopes = function(*cut.own)
-    return vectors, slopes
+    vectors, gradients = function(*cut.own)
+    return vectors, gradients
 
 
 def check(cut: Cut, *, graph: bool, tolerance: float = 1e-9, **options: Any) -> None:
-    vectors, slopes = found(cut, graph=graph, **options)
-    all_vectors, all_slopes = expected(cut)
+    vectors, gradients = found(cut, graph=graph, **options)
+    all_vectors, all_gradients = expected(cut)
     steps = cut.steps_of(cut.rank)
     own = [
-        all_slopes[0][steps], all_slopes[1] * float(cut.has_vector),
-        *(slope[steps] for slope in all_slopes[2:]),
+        all_gradients[0][steps], all_gradients[1] * float(cut.has_vector),
+        *(gradient[steps] for gradient in all_gradients[2:]),
     ]  # fmt: skip
-    pairs = [(vectors, cut.vectors_of(all_vectors, cut.rank)), *zip(slopes, own, strict=True)]
+    pairs = [(vectors, cut.vectors_of(all_vectors, cut.rank)), *zip(gradients, own, strict=True)]
     for one, other in pairs:
         assert one.shape == other.shape
         scale = max(float(np.abs(other).max(initial=0)), 1)
@@ -128,7 +128,7 @@ LENGTHS = {"even": [4, 4, 4, 4], "ragged": [1, 7, 3, 2], "empty": [0, 5, 0, 0], 
 def test_a_chain_that_is_cut(
     lengths: str, add: bool, adjoint: bool, graph: bool, rank: int, size: int
 ) -> None:
-    """The first rank's stretch is empty, too, and so is the last one's."""
+    """The first rank's shard is empty, too, and so is the last one's."""
     check(make(LENGTHS[lengths][:size], rank, adjoint=adjoint, add=add), graph=graph)
 
 
@@ -142,8 +142,8 @@ def test_sizes_and_levels(shape: tuple[int, int], rank: int, size: int) -> None:
 
 def test_float32(rank: int, size: int) -> None:
     cut = make([5, 2, 3, 4][:size], rank, adjoint=False, add=True, dtype=tf.float32)
-    vectors, slopes = found(cut, graph=True)
-    assert {t.dtype for t in (vectors, *slopes)} == {tf.float32}
+    vectors, gradients = found(cut, graph=True)
+    assert {t.dtype for t in (vectors, *gradients)} == {tf.float32}
     check(cut, graph=True, tolerance=1e-5)
 
 

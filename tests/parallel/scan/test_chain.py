@@ -125,7 +125,7 @@ def test_gradients_are_those_of_the_serial_product(adjoint: bool, way: str) -> N
     chain = [tf.constant(array) for array in random_chain(12, 4, 3, adds=True)]
     weights = np.random.default_rng(1).normal(size=(13, 3, 4))
 
-    def slopes(function: Any) -> Any:
+    def gradients(function: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(chain)
             loss = tf.reduce_sum(function(*chain) ** 2 * weights)
@@ -138,11 +138,11 @@ def test_gradients_are_those_of_the_serial_product(adjoint: bool, way: str) -> N
             vectors[-1] += addends[t]
         return tf.stack(vectors[::-1] if adjoint else vectors)
 
-    expected = slopes(loop)
+    expected = gradients(loop)
     for levels in (0, 2, 4):
         run = WAYS[way](lambda *c, levels=levels: package.scan(*c, adjoint=adjoint, levels=levels))
-        for found, slope in zip(slopes(run), expected, strict=True):
-            np.testing.assert_allclose(found, slope, rtol=1e-9, atol=1e-9)
+        for found, gradient in zip(gradients(run), expected, strict=True):
+            np.testing.assert_allclose(found, gradient, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("adjoint", [False, True])
@@ -150,13 +150,13 @@ def test_gradients_are_those_of_the_serial_product(adjoint: bool, way: str) -> N
 def test_gradients_have_gradients(adjoint: bool, adds: bool) -> None:
     chain = [tf.constant(array) for array in random_chain(3, 2, 1, adds=adds)]
 
-    def all_slopes(*chain: tf.Tensor) -> tf.Tensor:
+    def all_gradients(*chain: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             tape.watch(chain)
             loss = tf.reduce_sum(package.scan(*chain, adjoint=adjoint, levels=2) ** 3)
         return tf.concat([tf.reshape(d, [-1]) for d in tape.gradient(loss, chain)], axis=0)
 
-    numeric, analytic = tf.test.compute_gradient(all_slopes, chain, delta=1e-4)
+    numeric, analytic = tf.test.compute_gradient(all_gradients, chain, delta=1e-4)
     for one, other in zip(numeric, analytic, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 

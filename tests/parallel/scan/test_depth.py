@@ -150,7 +150,7 @@ def test_stretches(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
         share = depth.Depth(Chain.of(model.layers, (5,)), ranks).share(route)
         assert share.is_first == (rank == min(size, 23) - 1)
-        assert share.hands_on == (0 < rank < 23)
+        assert share.has_successor == (0 < rank < 23)
         shares.append(share.positions)
     assert [i for share in reversed(shares) for i in share] == list(range(23))
     assert {len(share) for share in shares} <= {23 // size, -(-23 // size)}
@@ -265,7 +265,7 @@ model = nets.build("dense", levels=0, process_set=ringar.global_process_set)
 model.compile("sgd", "mse", run_eagerly=True)
 model.fit(*nets.data("dense"), verbose=0)
 if ringar.rank() == 1:
-    depth.Depth.come_in = die
+    depth.Depth.exchange = die
 try:
     model.fit(*nets.data("dense"), verbose=0)
 except Exception as error:

@@ -117,9 +117,9 @@ def test_numbers_of_products(length: int) -> None:
 def test_a_chain_that_is_spread_over_ranks(length: int, parts: int) -> None:
     """Each part is reduced to one element; then each sweeps down from what comes before it."""
     elements = letters(length * parts)
-    stretches = [elements[i * length : (i + 1) * length] for i in range(parts)]
+    shards = [elements[i * length : (i + 1) * length] for i in range(parts)]
     steps = tree.plan(length, whole=True)
-    products = [tree.reduce(stretch, steps, text) for stretch in stretches]
+    products = [tree.reduce(shard, steps, text) for shard in shards]
     before = tree.scan([one[-1] for one in products], text)
     found = [
         prefix for one, incoming in zip(products, before, strict=True)

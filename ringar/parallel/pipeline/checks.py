@@ -1,4 +1,4 @@
-"""What cannot be trained in modules, and why."""
+"""Checks of models and arguments that cannot be trained in modules."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def check_dtypes(graph: Graph) -> None:
             )
 
 
-def check_optimizer(optimizer: Any, modules: int) -> None:
-    """Raise a ValueError for an optimizer that modules cannot have."""
+def check_optimizer(optimizer: keras.optimizers.Optimizer, modules: int) -> None:
+    """Raise a ValueError for an optimizer that does not support modules."""
     if is_distributed(optimizer):
         raise ValueError(
             "`optimizer` must be a plain one: a pipelined model averages the gradients over "
@@ -61,7 +61,7 @@ def check_optimizer(optimizer: Any, modules: int) -> None:
 
 
 def check_losses(loss: Any) -> None:
-    """Raise a ValueError for losses that are not the mean of those of the parts of a batch."""
+    """Raise a ValueError for losses that are not means over the batch."""
     for one in keras.tree.flatten(loss):
         reduction = getattr(one, "reduction", "mean")
         if reduction not in _MEAN:

@@ -196,8 +196,8 @@ class Module:
         return list(own)
 
     def _upstream(self, part: _InFlight) -> list[tf.Tensor] | None:
-        """Return the gradients of a part's outputs; None in the last module, whose output is the
-        loss.""" if self._next is None:
+        """Return the gradients of a part's outputs; None in the last module."""
+        if self._next is None:
             self.report = self._metrics.report()
             return None
         with self._recorded("wait", self._backward_count):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 layers = keras.layers
 Shape = tuple[int, ...]
-Run = Callable[[tf.Tensor, bool], tuple[tf.Tensor, tf.Tensor | None]]
+Run = Callable[[tf.Tensor, bool], tuple[tf.Tensor, Any]]
 
 SUPPORTED = (
     "Dense, Conv2D, MaxPooling2D, Flatten, Reshape, Dropout, ReLU and Activation, with relu, tanh, "

@@ -148,7 +148,8 @@ def test_process_set() -> None:
         def rank(self) -> int:
             return 1
 
-    assert data.shard(np.arange(4), process_set=Pair()).tolist() == [1, 3]
+    pair: Any = Pair()
+    assert data.shard(np.arange(4), process_set=pair).tolist() == [1, 3]
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What users give `ringar.cupy` for arrays, and where these lie: the GPU, its current stream."""
+"""The arrays that users pass to `ringar.cupy`, and their GPU with its current stream."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ON_CUDA = 2
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A GPU and a stream of it; `with place:` makes both current.
+    """Hold a GPU and one of its streams; `with place:` makes both current.
 
     Attributes:
-        cupy: CuPy.
+        cupy: the module `cupy`.
         device: a `cupy.cuda.Device`.
         stream: a `cupy.cuda.Stream`.
     """
@@ -42,18 +42,19 @@ class Place:
         self.device.__exit__(*error)
 
 
-def arrays_of(cupy: ModuleType, call: Call, given: Iterable[Any]) -> list[Any]:
+def arrays_of(cupy: Any, call: Call, given: Iterable[Any]) -> list[Any]:
     """Return a user's arrays as arrays of CuPy in the same memory.
 
     Raises:
-        TypeError: something that is no array on a GPU.
+        TypeError: an argument is not an array on a GPU.
     """
     return [one if isinstance(one, cupy.ndarray) else _taken(cupy, call, one) for one in given]
 
 
-def _taken(cupy: ModuleType, call: Call, given: Any) -> Any:
+def _taken(cupy: Any, call: Call, given: Any) -> Any:
     on_host = isinstance(given, (np.ndarray, np.generic))
-    # DLPack first: there the producer's stream is waited for on the GPU, here on the host.
+    # DLPack first: it waits for the producer's stream on the GPU, the CUDA array interface on the
+    # host.
     if not on_host and hasattr(given, "__dlpack_device__") and hasattr(given, "__dlpack__"):
         on_host = int(given.__dlpack_device__()[0]) != _ON_CUDA
         if not on_host:
@@ -70,7 +71,7 @@ def _taken(cupy: ModuleType, call: Call, given: Any) -> Any:
     )
 
 
-def place_of(cupy: ModuleType, call: Call, arrays: Sequence[Any]) -> Place:
+def place_of(cupy: Any, call: Call, arrays: Sequence[Any]) -> Place:
     """Return the one GPU of all arrays, and the stream that is current there.
 
     Raises:
@@ -96,11 +97,11 @@ def contiguous(place: Place, arrays: Iterable[Any]) -> list[Any]:
 
 
 def dtypes_of(call: Call, arrays: Sequence[Any], dtype: str | None) -> list[str]:
-    """Return the dtypes of the arrays, by the names of the spec.
+    """Return the dtypes of the arrays, by their names in the spec.
 
     Raises:
-        ValueError: `dtype` is something else than None or "bfloat16".
-        TypeError: an array whose elements do not have two bytes, with "bfloat16".
+        ValueError: `dtype` is neither None nor "bfloat16".
+        TypeError: with "bfloat16", the elements of an array do not have two bytes.
     """
     if dtype is None:
         return [array.dtype.name for array in arrays]
@@ -126,14 +127,14 @@ def outputs_of(
     Args:
         place: where the collective runs.
         call: the collective.
-        out: what the user gave.
+        out: the user's arrays.
         arrays: the collective's inputs, contiguous.
-        shapes: those of its results.
+        shapes: the shapes of its results.
 
     Raises:
-        TypeError: something that is no array on a GPU, or has another dtype.
-        ValueError: one of another shape, not contiguous, read-only, on another GPU, or in the
-            memory of another array of the call.
+        TypeError: an output is not an array on a GPU, or has another dtype.
+        ValueError: an output has another shape, is not contiguous, read-only, on another GPU, or
+            overlaps another array of the call.
     """
     given = list(out)
     if len(given) != len(arrays):
@@ -181,9 +182,9 @@ def _is_read_only(given: Any) -> bool:
 
 
 def _refuse_overlap(call: Call, arrays: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Raise ValueError where results would be written over what is still to be read or kept.
+    """Raise ValueError if an output overlaps another output or an input.
 
-    An allreduce and a broadcast work in place: there an output may be the input of its own place.
+    An allreduce and a broadcast work in place: an output may be the input with its index.
     """
     in_place = call.collective in ("allreduce", "broadcast")
     ranges = [(output.data.ptr, output.nbytes, i, True) for i, output in enumerate(outputs)]

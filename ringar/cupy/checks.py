@@ -1,4 +1,4 @@
-"""What `ringar.cupy.scan` can take: errors name the argument, what it must be, what came."""
+"""Checks of the arguments of `ringar.cupy.scan`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _MAX_STEPS = 2**30
 def check(
     array_type: Any, matrices: Any, vector: Any, addends: Any, adjoint: Any, levels: Any
 ) -> None:
-    """Raise TypeError or ValueError for what `scan` cannot take.
+    """Raise TypeError or ValueError for arguments that `scan` does not support.
 
     Args:
-        array_type: of the arrays, `cupy.ndarray`.
-        matrices: and all others as `scan` got them.
-        vector: …
-        addends: …
-        adjoint: …
-        levels: …
+        array_type: the type of arrays, `cupy.ndarray`.
+        matrices: the argument of `scan`.
+        vector: the argument of `scan`.
+        addends: the argument of `scan`.
+        adjoint: the argument of `scan`.
+        levels: the argument of `scan`.
     """
     given: dict[str, Any] = {"matrices": matrices, "vector": vector, "addends": addends}
     if addends is None:

@@ -1,9 +1,9 @@
-"""How any collective runs on CuPy arrays: it is enqueued, and nothing is waited for.
+"""Collectives on CuPy arrays, which are enqueued without waiting for the GPU.
 
-What is computed is said by the same line of text as on the host, the spec
-(`ringar.collectives.collective`). The engine has a stream of its own on the GPU, which waits
-for the caller's current stream, and the caller's stream waits for it. Whatever is enqueued on the
-caller's stream afterwards finds the results.
+The spec, one line of text, describes the collective, as on the host
+(`ringar.collectives.collective`). The engine has a stream of its own on the GPU. It waits for the
+caller's current stream, and the caller's stream waits for it. Work that is enqueued on the caller's
+stream afterwards finds the results.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Inputs:
 
     Attributes:
         place: the GPU and the stream.
-        arrays: contiguous ones.
-        dtypes: what they hold, by the names of the spec.
+        arrays: the arrays, contiguous.
+        dtypes: their dtypes, by the names in the spec.
     """
 
     place: Place
     arrays: list[Any]
     dtypes: list[str]
 
-    def of(self, places: Sequence[int]) -> Inputs:
-        """Return the inputs at some places."""
-        arrays, dtypes = ([all_[i] for i in places] for all_ in (self.arrays, self.dtypes))
+    def of(self, indices: Sequence[int]) -> Inputs:
+        """Return the inputs with these indices."""
+        arrays, dtypes = ([all_[i] for i in indices] for all_ in (self.arrays, self.dtypes))
         return Inputs(self.place, arrays, dtypes)
 
 
@@ -52,7 +52,7 @@ def begin(
     Raises:
         NotInitializedError: before `ringar.init`.
         ImportError: CuPy is not installed.
-        UnsupportedError: it finds no GPU.
+        UnsupportedError: CuPy finds no GPU.
     """
     full_name = f"ringar.cupy.{function}"
     call, ranks = calls.begin(collective, process_set, name, function=full_name, **factors)
@@ -69,7 +69,7 @@ def inputs_of(cupy: ModuleType, call: Call, given: Sequence[Any], dtype: str | N
 
 
 def checked_outputs(call: Call, inputs: Inputs, out: Sequence[Any] | None) -> list[Any] | None:
-    """Return a user's arrays for the results, if any, checked before anything is enqueued."""
+    """Return a user's arrays for the results, if any, after checking them."""
     if out is None:
         return None
     shapes = collectives.output_shapes(call, [array.shape for array in inputs.arrays])
@@ -88,7 +88,7 @@ def run_group(
     """Enqueue a collective on arrays of one dtype.
 
     Returns:
-        The results, and the row counts that came.
+        The results, and the row counts that were received.
     """
     place, arrays = inputs.place, inputs.arrays
     results: list[Any] = [None] * len(arrays)
@@ -125,14 +125,14 @@ def run(
     outputs: Sequence[Any] | None = None,
     run_one: Callable[..., tuple[list[Any], np.ndarray]] = run_group,
 ) -> list[Any]:
-    """Enqueue a collective by `run_one`; results are in the places of the inputs.
+    """Enqueue a collective by `run_one`; results are in the order of the inputs.
 
-    Arrays of one dtype travel together, in the order in which the dtypes first appear.
+    `run_one` gets the arrays of one dtype together, in the order in which dtypes first appear.
     """
     results: list[Any] = [None] * len(inputs.arrays)
-    for places in calls.by_dtype(inputs.dtypes):
-        own = None if outputs is None else [outputs[i] for i in places]
-        for i, result in zip(places, run_one(call, inputs.of(places), own)[0], strict=True):
+    for indices in calls.by_dtype(inputs.dtypes):
+        own = None if outputs is None else [outputs[i] for i in indices]
+        for i, result in zip(indices, run_one(call, inputs.of(indices), own)[0], strict=True):
             results[i] = result
     return results
 
@@ -142,7 +142,7 @@ def _empty(place: Place, shape: tuple[int, ...], like: Any) -> Any:
 
 
 def synchronize() -> None:
-    """Wait until all that this rank has enqueued on its GPU has come to its end.
+    """Wait until all collectives that this rank has enqueued on its GPU have ended.
 
     Raises:
         NotInitializedError: before `ringar.init`.

@@ -1,4 +1,4 @@
-"""CuPy, the GPU, and kernels that are compiled for it. CuPy is imported when it is first needed."""
+"""CuPy, the GPU, and the kernels compiled for it. CuPy is imported at first use."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 _NULL = np.uint64(0)
-"""A pointer that is not followed."""
+"""A null pointer, for arguments that the kernel does not read."""
 
 
 @functools.cache
 def load(function: str = "scan") -> ModuleType:
-    """Return CuPy, where it is installed and finds a GPU.
+    """Return the module `cupy`, if it is installed and finds a GPU.
 
     Args:
-        function: the one of `ringar.cupy` that needs it, for errors.
+        function: the function of `ringar.cupy` that needs it, for errors.
 
     Raises:
         ImportError: CuPy is not installed.
-        UnsupportedError: it finds no GPU.
+        UnsupportedError: CuPy finds no GPU.
     """
     try:
         import cupy
@@ -62,14 +62,14 @@ def attributes(device: int) -> dict[str, int]:
 
 @functools.cache
 def kernels(shape: Shape, device: int) -> KernelLauncher:
-    """Return the kernels for a shape. One for each device: a loaded function belongs to one."""
+    """Return the kernels for a shape and a device: a loaded function belongs to one device."""
     return KernelLauncher(load(), shape)
 
 
 class KernelLauncher:
     """Launch kernels on the current device and stream."""
 
-    def __init__(self, cupy: ModuleType, shape: Shape) -> None:
+    def __init__(self, cupy: Any, shape: Shape) -> None:
         self._cupy = cupy
         module = cupy.RawModule(code=SOURCE, options=compiler_options(shape))
         self._functions = {
@@ -82,11 +82,11 @@ class KernelLauncher:
                 self._functions[f"up_{orientation}"].max_dynamic_shared_size_bytes = shape.up_shared
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> cupy.ndarray:
-        """Return memory of CuPy's pool, which gives freed memory to later launches only."""
+        """Return memory from CuPy's pool, which reuses freed memory in stream order."""
         return self._cupy.empty(shape, dtype)
 
     def launch(self, kernel: str, grid: int, block: int, shared: int, args: Sequence[Any]) -> None:
-        """Launch `kernel`; an argument None is a null pointer."""
+        """Launch `kernel`; an argument that is None becomes a null pointer."""
         function = self._functions[kernel]
         function((grid,), (block,), tuple(_NULL if a is None else a for a in args),
                  shared_mem=shared)  # fmt: skip

@@ -1,4 +1,4 @@
-"""`ringar.cupy.allgather`, `broadcast` and `alltoall`, which move arrays and change no number."""
+"""`ringar.cupy.allgather`, `broadcast` and `alltoall`, which move data without arithmetic."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def allgather(
     name: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> cupy.ndarray:
-    """Concatenate the arrays of all ranks, which are on their GPUs, along the first dimension.
+    """Concatenate the arrays of all ranks' GPUs along the first dimension.
 
     Args:
-        array: as of `ringar.cupy.allreduce`, of at least one dimension. Ranks may differ in the
-            first dimension, and in no other; any dtype of numbers, and bool.
-        dtype: as of `ringar.cupy.allreduce`.
+        array: as for `ringar.cupy.allreduce`, of at least one dimension and any numeric dtype or
+            bool. Ranks may differ in the first dimension only.
+        dtype: as for `ringar.cupy.allreduce`.
         name: in errors and timelines; must be equal on all ranks.
         process_set: the ranks that take part; default all.
 
     Returns:
-        A `cupy.ndarray` whose first dimension is the sum over the ranks. It is there, and an error
-        shows, as of `ringar.cupy.allreduce`.
+        A `cupy.ndarray` whose first dimension is the sum over the ranks. It is complete, and errors
+        are raised, as for `ringar.cupy.allreduce`.
 
     Raises:
         RingarError: as `ringar.cupy.allreduce`.
-        cupy.cuda.memory.OutOfMemoryError: there is no memory for the result. The other ranks then
-            get an error, too.
+        cupy.cuda.memory.OutOfMemoryError: there is no memory for the result. The other ranks raise
+            an error, too.
     """
     return _allgather("allgather", [array], dtype, name, process_set)[0]
 
@@ -79,17 +79,17 @@ def broadcast(
     """Send the array on the root rank's GPU to the GPUs of all ranks.
 
     Args:
-        array: as of `ringar.cupy.allreduce`, of one shape and dtype on all ranks; any dtype
-            of numbers, and bool.
+        array: as for `ringar.cupy.allreduce`, of any numeric dtype or bool, with one shape and
+            dtype on all ranks.
         root_rank: a rank of the job, also with a process set.
-        dtype: as of `ringar.cupy.allreduce`.
-        out: as of `ringar.cupy.allreduce`; may be `array` itself.
+        dtype: as for `ringar.cupy.allreduce`.
+        out: as for `ringar.cupy.allreduce`; may be `array` itself.
         name: in errors and timelines; must be equal on all ranks.
         process_set: the ranks that take part; default all.
 
     Returns:
-        `out`, or a `cupy.ndarray` with the root's values. They are there, and an error shows, as of
-        `ringar.cupy.allreduce`.
+        `out`, or a `cupy.ndarray` with the root's values. They are complete, and errors are raised,
+        as for `ringar.cupy.allreduce`.
 
     Raises:
         RingarError: as `ringar.cupy.allreduce`.
@@ -135,7 +135,7 @@ def _broadcast(
 
 def alltoall(
     array: cupy.ndarray,
-    splits: Sequence[int] | None = None,
+    splits: Any = None,
     *,
     dtype: str | None = None,
     name: str | None = None,
@@ -144,18 +144,18 @@ def alltoall(
     """Send rows of an array on this rank's GPU to all ranks and receive rows from all ranks.
 
     Args:
-        array: as of `ringar.cupy.allreduce`, of at least one dimension; any dtype of numbers,
-            and bool. All dimensions but the first are the same on all ranks.
-        splits: how many rows, in order, go to each rank, in host memory; they add up to the first
-            dimension. Default: evenly, the first ranks getting one more where it cannot be divided.
-        dtype: as of `ringar.cupy.allreduce`.
+        array: as for `ringar.cupy.allreduce`, of at least one dimension and any numeric dtype or
+            bool. All dimensions but the first are the same on all ranks.
+        splits: the number of rows for each rank, in order, in host memory; their sum is the first
+            dimension. By default rows are split evenly, and the first ranks get the remainder.
+        dtype: as for `ringar.cupy.allreduce`.
         name: in errors and timelines; must be equal on all ranks.
         process_set: the ranks that take part; default all.
 
     Returns:
-        The rows received, in the order of the ranks, a `cupy.ndarray`; with `splits`, a pair of
-        them and of the number of rows that came from each rank, a NumPy array (int64) that can be
-        read at once. Rows are there, and an error shows, as of `ringar.cupy.allreduce`.
+        The received rows, in the order of the ranks, a `cupy.ndarray`. With `splits`, a pair: the
+        rows, and the number of rows from each rank, a NumPy array (int64) that is complete at once.
+        Rows are complete, and errors are raised, as for `ringar.cupy.allreduce`.
 
     Raises:
         RingarError: as `ringar.cupy.allgather`.

@@ -1,21 +1,21 @@
 """The plan of a scan on a GPU: which launches, with how many threads and how much shared memory.
 
-Plain data, made without a GPU. What a launch does is told in `ringar/cupy/kernels/scan.py`.
+The plan is plain data, made without a GPU. `ringar/cupy/kernels/scan.py` describes the launches.
 
-Levels and rounds. `levels` of the tree go up: what is left are ceil(n / 2^levels) nodes, for one
-serial pass. Up to `LEVELS_PER_ROUND` levels make a round, of one launch up and one launch down: a
-block goes through a span of 2^k nodes node by node, which costs as many multiplications as going
-level by level, reads each matrix once and waits for no other block. With R rounds there are 2 R + 1
-launches at most, where a launch per level would make 2 levels + 1.
+Levels and rounds. The up-sweep has `levels` levels and leaves ceil(n / 2^levels) nodes for one
+serial pass. Up to `LEVELS_PER_ROUND` levels form a round, of one launch up and one launch down: a
+block goes through a span of 2^k nodes, node by node. That takes as many multiplications as level by
+level, reads each matrix once and waits for no other block. R rounds take at most 2 R + 1 launches;
+one launch per level would take 2 levels + 1.
 
-The choice of levels. More levels mean shorter chains, but a total is a product of matrices, H times
-the arithmetic of the serial pass, and the matrices are read twice. Where a batch alone fills the
-GPU, the serial chain wins. `choose` weighs that with a model of each launch's time, in cycles:
+The choice of levels. More levels mean shorter chains. But a total is a product of matrices, with H
+times the arithmetic of the serial pass, and the matrices are read twice. If the batch alone fills
+the GPU, the serial chain is faster. `choose` compares plans by a model of a launch's cycles:
 
     launch + max(waves x nodes x latency of one, bytes / bytes per cycle, products / rate)
 
-The model's constants are counted from the kernels' instructions for GPUs of the Hopper kind and
-not measured; a factor of two in any of them moves the choice by about half a level.
+The model's constants are counted from the kernels' instructions for Hopper GPUs, and not measured.
+A factor of two in any of them changes the choice by about half a level.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ import functools
 from dataclasses import dataclass
 
 MAX_SIZE = 64
-"""Larger matrices go through cuBLAS: a tile for each thread would not fit a block."""
+"""The largest H of the kernels; cuBLAS multiplies larger matrices, whose tiles exceed a block."""
 
 LEVELS_PER_ROUND = 5
 STATIC_SHARED_BYTES = 48 * 1024
-"""What every CUDA GPU grants a block without being asked."""
+"""The shared memory of a block that every CUDA GPU has without opting in."""
 
 _LAUNCH_CYCLES = 4000
-_BYTES_PER_CYCLE = 12  # of an SM's share of the memory
+_BYTES_PER_CYCLE = 12  # an SM's share of the memory's bandwidth
 _TEAMS_PER_SM = 16
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers that kernels are compiled for.
+    """Describe the matrices that kernels are compiled for.
 
     Attributes:
         size: H, from 1 to MAX_SIZE.
@@ -51,7 +51,7 @@ class Shape:
 
     @property
     def _matrix(self) -> int:
-        """Return how many numbers a matrix takes in shared memory."""
+        """The size of a matrix in shared memory, in numbers."""
         return self.size * self._pitch
 
     @property
@@ -64,27 +64,27 @@ class Shape:
 
     @property
     def up_team(self) -> int:
-        """Count the threads for one product: one per tile of 4 x 4 and per row; a power of two."""
+        """The threads of one product: one per tile of 4 x 4 and per row; a power of two."""
         return _power_of_two(max(8, self._side**2, self.size))
 
     @property
     def chain_team(self) -> int:
-        """Count the threads for one chain: more than rows, for they all read ahead."""
+        """The threads of one chain: more than rows, because all of them prefetch."""
         return 32 if self.size <= 8 else 128 if self.size <= 32 else 256
 
     @property
     def up_threads(self) -> int:
-        """Count the threads of a block of `up`."""
+        """The threads of a block of `up`."""
         return max(128, self.up_team)
 
     @property
     def chain_threads(self) -> int:
-        """Count the threads of a block of `chain`."""
+        """The threads of a block of `chain`."""
         return max(128, self.chain_team)
 
     @property
     def up_group(self) -> int:
-        """Count the matrices that a team of `up` reads at once."""
+        """The number of matrices that a team of `up` reads at once."""
         group = self._group(self.up_team, most=4)
         while group > 1 and self._up_bytes(group) > STATIC_SHARED_BYTES:
             group -= 1
@@ -92,27 +92,27 @@ class Shape:
 
     @property
     def chain_group(self) -> int:
-        """Count the matrices that a team of `chain` reads at once."""
+        """The number of matrices that a team of `chain` reads at once."""
         return self._group(self.chain_team, most=16)
 
     @property
     def up_reals(self) -> int:
-        """Count the numbers that a team of `up` has in shared memory."""
+        """The shared memory of a team of `up`, in numbers."""
         return (self.up_group + 1) * (self._matrix + self._pitch)
 
     @property
     def chain_reals(self) -> int:
-        """Count the numbers that a team of `chain` has in shared memory."""
+        """The shared memory of a team of `chain`, in numbers."""
         return self.chain_group * self._matrix + (self.chain_group + 2) * self._pitch
 
     @property
     def up_shared(self) -> int:
-        """Count the bytes of shared memory of a block of `up`."""
+        """The shared memory of a block of `up`, in bytes."""
         return self._up_bytes(self.up_group)
 
     @property
     def chain_shared(self) -> int:
-        """Count the bytes of shared memory of a block of `chain`."""
+        """The shared memory of a block of `chain`, in bytes."""
         return self.chain_threads // self.chain_team * self.chain_reals * self.itemsize
 
     def _up_bytes(self, group: int) -> int:
@@ -120,12 +120,12 @@ class Shape:
         return teams * (group + 1) * (self._matrix + self._pitch) * self.itemsize
 
     def _group(self, team: int, most: int) -> int:
-        # As many values per thread as 32 registers hold.
+        # A thread holds at most 32 registers of values.
         held = 128 // self.itemsize
         return max(1, min(most, held // -(-(self.size**2) // team)))
 
     def defines(self) -> dict[str, str | int]:
-        """Return the macros with which the source is compiled."""
+        """Return the macros for the compilation of the kernels."""
         return {
             "RINGAR_REAL": {4: "float", 8: "double"}[self.itemsize],
             "RINGAR_H": self.size,
@@ -143,11 +143,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Round:
-    """One launch up and one launch down.
+    """Describe one launch up and one launch down.
 
     Attributes:
-        nodes: there are below.
-        width: nodes of a span; the last span may have fewer.
+        nodes: the number of nodes below.
+        width: the number of nodes of a span; the last span may have fewer.
     """
 
     nodes: int
@@ -155,13 +155,18 @@ class Round:
 
     @property
     def spans(self) -> int:
-        """At least two."""
+        """The number of spans, at least two."""
         return -(-self.nodes // self.width)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Rounds from the leaves upwards, and the nodes that are left for the serial pass."""
+    """List the rounds from the leaves upwards.
+
+    Attributes:
+        rounds: the rounds.
+        top: the number of nodes that remain for the serial pass.
+    """
 
     rounds: tuple[Round, ...]
     top: int
@@ -170,9 +175,8 @@ class Plan:
 def plan(steps: int, levels: int, per_round: int = LEVELS_PER_ROUND) -> Plan:
     """Return the rounds for `levels` levels over `steps` >= 1 steps.
 
-    Rounds have as many levels as each other, or one more at the bottom: chains are as long as their
-    sum. A span that would hold all nodes there are is left to the serial pass, which does the
-    same.
+    The levels are divided evenly among the rounds, the remainder at the bottom. There is no round
+    of a single span with all nodes, since the serial pass does the same.
     """
     levels = min(levels, steps.bit_length())
     rounds: list[Round] = []
@@ -188,17 +192,17 @@ def plan(steps: int, levels: int, per_round: int = LEVELS_PER_ROUND) -> Plan:
 
 
 def cycles(made: Plan, batch: int, size: int, itemsize: int, processors: int) -> float:
-    """Return the seconds that a plan takes, by the model at the top of this module.
+    """Return the cycles of a plan, by the model in the docstring of this module.
 
     Args:
         made: the plan.
         batch: B.
         size: H.
         itemsize: 4 or 8.
-        processors: SMs of the GPU.
+        processors: the number of SMs of the GPU.
     """
     in_kernels = size <= MAX_SIZE
-    # By cuBLAS each node of a span is a call of its own.
+    # With cuBLAS each node of a span is a separate call.
     vector_latency = 60 + 4 * size if in_kernels else 2 * _LAUNCH_CYCLES
     product_latency = 60 + 24 * size if in_kernels else 2 * _LAUNCH_CYCLES
     product_rate = 100 if itemsize == 4 else 50
@@ -218,7 +222,7 @@ def cycles(made: Plan, batch: int, size: int, itemsize: int, processors: int) ->
 
 @functools.lru_cache(maxsize=256)
 def choose(steps: int, batch: int, size: int, itemsize: int, processors: int) -> Plan:
-    """Return the plan that the model likes best; of equals, that with the fewest levels."""
+    """Return the plan with the fewest cycles by the model; of equals, with the fewest levels."""
     plans = [
         plan(steps, levels, per_round)
         for levels in range(steps.bit_length() + 1)

@@ -1,8 +1,8 @@
-"""The scan's kernels `up` and `chain` once more, as batched products of a library of arrays.
+"""The scan's kernels `up` and `chain` as batched matrix products.
 
-For matrices that are too large for a block's threads or for its shared memory. CuPy hands these
-products to cuBLAS, one call for a node of all spans and examples at once, so that a launch of
-the plan becomes as many calls as a span has nodes. Arguments are those of the kernels in
+They are for matrices that are too large for a block's threads or its shared memory. CuPy computes
+the products by cuBLAS, with one call per node for all spans and examples, so a launch of the plan
+becomes as many calls as a span has nodes. Arguments are those of the kernels in
 `ringar/cupy/kernels/scan.py`.
 """
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class ProductLauncher:
-    """Stand in for a launch of a kernel, by products of matrices.
+    """Replace the launch of a kernel by matrix products.
 
     Args:
-        arrays: the library, `cupy` (or `numpy`, in tests).
+        arrays: the array library, `cupy` (or `numpy`, in tests).
     """
 
     def __init__(self, arrays: Any) -> None:
@@ -31,7 +31,7 @@ class ProductLauncher:
         return self._arrays.empty(shape, dtype)
 
     def launch(self, kernel: str, grid: int, block: int, shared: int, args: Sequence[Any]) -> None:
-        """Run `kernel`; grid, block and shared memory are the library's business."""
+        """Run `kernel`; grid, block and shared memory are ignored."""
         name, orientation = kernel.split("_")
         run: Any = {"up": self._up, "chain": self._chain}[name]
         run(orientation == "transposed", *args)
@@ -74,7 +74,7 @@ class ProductLauncher:
         if spans > 1:
             states[width:nodes_left:width] = starts[1:spans]
         for i in range(width - 1):
-            # Span 0 begins a node later where the spine has gone through its first.
+            # Span 0 begins one node later if the spine already includes its first node.
             first = i + width if i < skip else i
             now = slice(first, nodes_left - 1, width)
             then = slice(first + 1, nodes_left, width)

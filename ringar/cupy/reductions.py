@@ -37,28 +37,27 @@ def allreduce(
 ) -> cupy.ndarray:
     """Reduce an array on this rank's GPU over all ranks; every rank gets the result.
 
-    It waits for the other ranks to call it, too, and returns when the reduction is enqueued on the
-    GPU: after what is enqueued on CuPy's current stream of that GPU by now, and before what will
-    be. It has no gradient.
+    The call waits until the other ranks call it, too, and returns when the reduction is enqueued on
+    the GPU, in the order of CuPy's current stream of that GPU. It has no gradient.
 
-    What fails afterwards (a rank died, say) fills the result with bytes of 0xFF, which are NaN in
-    all floating dtypes. The error is raised by `ringar.cupy.synchronize` and by all later
-    collectives of the process set.
+    After a later failure, such as the death of a rank, the result is filled with bytes of 0xFF,
+    which are NaN in all floating dtypes. `ringar.cupy.synchronize` and all later collectives of the
+    process set then raise the error.
 
     Args:
-        array: a `cupy.ndarray`, or another library's array on a GPU, one that has `__dlpack__` or
-            `__cuda_array_interface__`. float16, bfloat16, float32, float64, int8, uint8, int32 or
-            int64, of one shape on all ranks. If it is not C-contiguous, it is copied.
+        array: a `cupy.ndarray`, or another library's array on a GPU with `__dlpack__` or
+            `__cuda_array_interface__`, of dtype float16, bfloat16, float32, float64, int8, uint8,
+            int32 or int64 and one shape on all ranks. It is copied if it is not C-contiguous.
         op: Sum, Average, Min, Max or Product. Average needs a floating dtype.
-        algorithm: how ranks on several hosts go about it, the same on all ranks. "hierarchical": by
-            NCCL inside a host, and through MPI between hosts. None or "auto": what the environment
-            variable RINGAR_ALGORITHM says, or else NCCL across all ranks, which chooses by itself.
+        algorithm: the algorithm on several hosts, the same on all ranks. "hierarchical": NCCL
+            inside a host, MPI between hosts. None or "auto": that of the environment variable
+            RINGAR_ALGORITHM, by default NCCL across all ranks.
         prescale_factor: multiplies each rank's array before the reduction.
         postscale_factor: multiplies the result.
-        dtype: "bfloat16": elements of two bytes, of whatever dtype they are (uint16, say), are
-            bfloat16, for which CuPy may have no dtype. None: they are of the array's dtype.
-        out: what the result is written to: an array of the same shape and dtype on the same GPU,
-            C-contiguous. It may be `array` itself.
+        dtype: "bfloat16": interpret elements of two bytes (uint16, for example) as bfloat16, for
+            which CuPy may have no dtype. None: the array's dtype.
+        out: the array for the result, of the same shape and dtype on the same GPU, C-contiguous.
+            It may be `array` itself.
         name: in errors and timelines; must be equal on all ranks.
         process_set: the ranks that take part; default all.
 
@@ -66,10 +65,10 @@ def allreduce(
         `out`, or a `cupy.ndarray` of the shape and dtype given.
 
     Raises:
-        TypeError: what is no array on a GPU, or an `out` of another dtype; on this rank.
-        ValueError: another argument that is none of those, or arrays on several GPUs; on this rank.
-        MismatchError: ranks disagree on collective, shape, dtype, op or name; one of them works in
-            host memory, on another GPU than before, or captures its stream in a CUDA graph, or
+        TypeError: an argument is not an array on a GPU, or `out` has another dtype. On this rank.
+        ValueError: another argument is invalid, or arrays are on several GPUs. On this rank.
+        MismatchError: ranks disagree on collective, shape, dtype, op or name, or one rank works in
+            host memory, uses another GPU than before, captures its stream in a CUDA graph, or
             cannot open its GPU or NCCL. On every rank.
         PeerLostError: a rank died or left.
         DeadlineError: a rank did not come in time.
@@ -96,9 +95,8 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Reduce many arrays on this rank's GPU at once.
 
-    Arguments, results and errors are those of `ringar.cupy.allreduce`, with lists of arrays
-    for `arrays` and `out`. Arrays of different dtypes are allowed and travel one dtype after the
-    other.
+    Arguments, results and errors are those of `ringar.cupy.allreduce`, with lists of arrays for
+    `arrays` and `out`. Arrays may have different dtypes; each dtype is reduced separately.
     """
     options = (op, algorithm, prescale_factor, postscale_factor, dtype, name, process_set)
     return _reduce("grouped_allreduce", "allreduce", arrays, out, *options)
@@ -121,8 +119,8 @@ def reducescatter(
     dimension, and `out` has the shape of the share and memory of its own.
 
     Returns:
-        Rank r's share: the first dimension is dealt out evenly and in order; where it cannot be
-        divided, the first ranks get one row more.
+        Rank r's share of the rows. Rows are split evenly and in order; the first ranks get the
+        remainder.
     """
     options = (op, None, prescale_factor, postscale_factor, dtype, name, process_set)
     outputs = None if out is None else [out]
@@ -176,7 +174,7 @@ def _reduce(
 def _run_scaled(
     call: Call, inputs: Inputs, outputs: Sequence[Any] | None
 ) -> tuple[list[Any], np.ndarray]:
-    """Apply the factors here: NCCL has them for sums only."""
+    """Run a collective with factors, which NCCL has for sums only."""
     if inputs.dtypes[0] not in _FLOATING:
         return collectives.run_group(call, inputs, outputs)  # refused on all ranks
     if inputs.arrays[0].dtype.name != inputs.dtypes[0]:
@@ -200,7 +198,7 @@ def _run_scaled(
 
 
 def _times(array: cupy.ndarray, factor: float) -> cupy.ndarray:
-    """Multiply in float32 where the array is narrower, as the engine does in host memory."""
+    """Return `array` times `factor`, in float32 if its dtype is narrower, as on the host."""
     if factor == 1.0:
         return array
     wide = array.dtype if array.dtype.itemsize > 2 else np.dtype("float32")

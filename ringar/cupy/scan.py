@@ -1,7 +1,7 @@
-"""`ringar.cupy.scan`: matrices applied to a vector in turn, for CuPy arrays, in parallel.
+"""`ringar.cupy.scan`: the parallel scan of a chain of matrices, for CuPy arrays.
 
-What is computed and how is told in `ringar/cupy/kernels/scan.py`, into which launches it is cut in
-`ringar/cupy/plan.py`. Here the plan is carried out.
+`ringar/cupy/kernels/scan.py` describes the algorithm, `ringar/cupy/plan.py` its division into
+launches. This module runs the plan.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from ringar.cupy import plan as planning
 from ringar.cupy.checks import check, check_devices
-from ringar.cupy.device import KernelLauncher, attributes, kernels, load
+from ringar.cupy.device import attributes, kernels, load
 from ringar.cupy.plan import MAX_SIZE, Plan, Shape
 from ringar.cupy.products import ProductLauncher
 
@@ -34,22 +34,21 @@ def scan(
     """Apply a chain of matrices to a vector on a GPU and return the vector after each of them.
 
     With `adjoint=False`, v_0 = `vector` and v_t = M_t v_{t-1} + a_t for t = 1 … n, where M_t =
-    `matrices[t - 1]` and a_t = `addends[t - 1]`. With `adjoint=True`, the step of back-propagation:
+    `matrices[t - 1]` and a_t = `addends[t - 1]`. With `adjoint=True`, it is back-propagation:
     v_n = `vector` and v_{t-1} = M_t^T v_t + a_t, where M_t is the Jacobian of step t.
 
-    It runs on the current stream of that GPU and waits for nothing. Values that are inf or NaN
-    reach the results that depend on their step, and no others.
+    It is enqueued on the current stream of that GPU, without waiting. A value that is infinite or
+    NaN at one step affects only the results that depend on that step.
 
     Args:
-        matrices: [n, B, H, H], float32 or float64. Matrices up to H = 64 are the kernels' own;
-            larger ones go through cuBLAS.
+        matrices: [n, B, H, H], float32 or float64. Kernels of ringar multiply matrices up to H =
+            64, cuBLAS larger ones.
         vector: [B, H], of the same dtype.
         addends: [n, B, H], of the same dtype, or None.
         adjoint: apply the transposes, from the last to the first.
-        levels: how many levels of the tree go up before a serial pass over what is left. 0 is the
-            serial chain, ceil(log2(n + 1)) or more the whole scan; at the top up to 2^5 nodes are
-            passed serially in any case. None: what a model of the GPU likes best
-            (`ringar/cupy/plan.py`).
+        levels: the number of levels of the tree, before a serial pass. 0 is the serial chain,
+            ceil(log2(n + 1)) or more the whole scan, which still passes up to 2^5 nodes at the top
+            serially. None: the choice of a model of the GPU (`ringar/cupy/plan.py`).
 
     Returns:
         v_0 … v_n, a `cupy.ndarray` [n + 1, B, H].
@@ -71,7 +70,7 @@ def scan(
         shape = Shape(size, matrices.dtype.itemsize, addends is not None)
         number = matrices.device.id
         limits = attributes(number)
-        launcher: KernelLauncher | ProductLauncher = ProductLauncher(cupy)
+        launcher: Any = ProductLauncher(cupy)
         if size <= MAX_SIZE and shape.up_shared <= limits["MaxSharedMemoryPerBlockOptin"]:
             launcher = kernels(shape, number)
         arrays = [None if a is None else cupy.ascontiguousarray(a)
@@ -81,16 +80,22 @@ def scan(
 
 
 def execute(
-    made: Plan | None, shape: Shape, launcher: KernelLauncher | ProductLauncher, matrices:
-        cupy.ndarray, vector: cupy.ndarray, addends: Any, *,
+    made: Plan | None,
+    shape: Shape,
+    launcher: Any,
+    matrices: cupy.ndarray,
+    vector: cupy.ndarray,
+    addends: cupy.ndarray | None,
+    *,
     adjoint: bool,
-) -> cupy.ndarray:  # fmt: skip
-    """Carry out a plan and return v_0 … v_n.
+) -> cupy.ndarray:
+    """Run a plan and return v_0 … v_n.
 
     Args:
-        made: the plan for so many steps; None: there is nothing to compute.
-        shape: of the matrices.
-        launcher: has `empty(shape, dtype)` and `launch(kernel, grid, block, shared, arguments)`.
+        made: the plan; None if there are no steps or examples.
+        shape: the shape of the matrices.
+        launcher: an object with `empty(shape, dtype)` and `launch(kernel, grid, block, shared,
+            arguments)`.
         matrices: [n, B, H, H], contiguous.
         vector: [B, H], contiguous.
         addends: [n, B, H], contiguous, or None.
@@ -110,7 +115,7 @@ def execute(
         nodes.append(total)
         added.append(total_addends)
         states.append(above)
-    # State 1 of a round above the leaves is known from going up; with two nodes it is the last.
+    # The up-sweep computes state 1 of a round above the leaves; with two nodes it is the last.
     if not made.rounds or made.top > 2:
         whole = planning.Round(made.top, made.top)
         run.chain(len(made.rounds), whole, nodes[-1], added[-1], vector, None, states[-1])
@@ -121,12 +126,12 @@ def execute(
 
 
 class _Run:
-    """Turn the parts of a plan into launches."""
+    """Launch the parts of a plan."""
 
     def __init__(
         self,
         shape: Shape,
-        launcher: KernelLauncher | ProductLauncher,
+        launcher: Any,
         batch: int,
         dtype: Any,
         reversed_steps: int | None,
@@ -138,7 +143,7 @@ class _Run:
         self._reversed_steps = reversed_steps
 
     def _order(self, number: int, last: int) -> tuple[np.int64, np.int64]:
-        """Return where the first node or state of a round is, and the way to the next."""
+        """Return the index of the first node or state of a round, and the step to the next."""
         backwards = number == 0 and self._reversed_steps is not None
         return (np.int64(last), np.int64(-1)) if backwards else (np.int64(0), np.int64(1))
 
@@ -154,7 +159,7 @@ class _Run:
         addends: cupy.ndarray | None,
         start: cupy.ndarray,
     ) -> tuple[cupy.ndarray, cupy.ndarray | None, cupy.ndarray]:
-        """Total of all spans but the last: nodes, addends (or None), states of the round."""
+        """Return the totals of all spans but the last: nodes, addends or None, states above."""
         batch, size, shape, empty = self._batch, self._shape.size, self._shape, self._launcher.empty
         count = r.spans - 1
         totals = empty((count, batch, size, size), self._dtype)
@@ -171,11 +176,16 @@ class _Run:
         return totals, total_addends, states
 
     def chain(
-        self, number: int, r: planning.Round, nodes: Any, addends: Any, vector: cupy.ndarray,
-        starts: Any,
-        states: Any,
-    ) -> None:  # fmt: skip
-        """Return the states of a round, from those before its spans."""
+        self,
+        number: int,
+        r: planning.Round,
+        nodes: cupy.ndarray,
+        addends: cupy.ndarray | None,
+        vector: cupy.ndarray,
+        starts: cupy.ndarray | None,
+        states: cupy.ndarray,
+    ) -> None:
+        """Compute the states of a round, given the state before each span."""
         shape, batch = self._shape, self._batch
         start = vector if number == 0 else states[1]
         arguments = (

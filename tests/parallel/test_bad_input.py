@@ -117,7 +117,7 @@ def test_layers_that_mix_maps_within_a_split(
 
 
 @keras.saving.register_keras_serializable(package="tests")
-class Halved(layers.Layer):
+class Halved(keras.layers.Layer):
     """Treats each channel by itself, which ringar cannot know."""
 
     def call(self, inputs: Any) -> Any:

@@ -82,8 +82,9 @@ def test_slots_of_a_shape_of_their_own_are_not_cut() -> None:
     class Grid:
         model = 2
 
+    grid: Any = Grid()
     optimizer, variables = built("Adafactor")
-    mark(variables[0], Cut(1, Grid()))
+    mark(variables[0], Cut(1, grid))
     cut = [
         slot.shape
         for slot, cut in zip(optimizer.variables, slots.cuts(optimizer), strict=True)

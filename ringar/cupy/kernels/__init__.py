@@ -1,1 +1,1 @@
-"""CUDA sources, as text: CuPy compiles them at run time for the GPU that is there."""
+"""CUDA sources, as text. CuPy compiles them at run time for the present GPU."""

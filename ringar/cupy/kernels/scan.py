@@ -1,29 +1,28 @@
 """The scan's two kernels, as CUDA C++.
 
-The steps are taken in the order in which they are applied: step i takes state i to state i + 1,
-state 0 is the vector that the scan is given. A *node* stands for one step or for many, and maps v
-to Q v + g. The tree is cut into *rounds*: a *span* of `width` = 2^k nodes becomes one node of
-the next round, so that one launch goes up k levels, and one launch goes down as many.
+Steps are numbered in the order in which they are applied: step i maps state i to state i + 1, and
+state 0 is the vector of the scan. A *node* stands for one or more steps, and maps v to Q v + g. The
+tree is divided into *rounds*: a *span* of `width` = 2^k nodes becomes one node of the next round,
+so that one launch goes up k levels, and one launch goes down k levels.
 
-    up      Totals of spans: Q <- A Q, g <- A g + a, node by node. Span 0 holds the vector
-            (the left spine of the tree): its total is a vector, by matrix x vector alone. The
-            last span (the right spine) has no total, an exclusive scan never asks for it.
-    chain   From a state known before each span, the states within it: v <- A v + a. This is
-            the serial pass over the nodes that are left at the top, as one span, and the
-            down-sweep. The state after a span's last node is the next one's first, and is
-            known from above.
+    up      Computes the totals of spans: Q <- A Q, g <- A g + a, node by node. Span 0 (the left
+            spine of the tree) has the vector: its total is a vector, by matrix x vector alone. The
+            last span (the right spine) has no total, since an exclusive scan does not need it.
+    chain   Computes the states within each span from the state before it: v <- A v + a. It is both
+            the down-sweep and the serial pass over the nodes at the top, as one span. The state
+            after a span's last node is the first of the next span, which the round above has.
 
-Threads work in *teams*, one for a span of one example, several in a block when they are small. A
-team reads the matrices of the next *group* of nodes into registers while it works on those of this
-group in shared memory, so that the way to global memory is hidden behind arithmetic. In shared
-memory matrices lie by columns, A[i][k] at k * PITCH + i: in `chain` thread i makes element i of the
-new state and neighbours read neighbours; in `up` a thread makes a tile of 4 x 4 elements, for which
-it reads four elements of A and four of Q at each k. The matrices of back-propagation are the
-transposes of Jacobians, which so need no turning.
+Threads work in *teams*, one for a span of one example; a block has several teams if they are small.
+A team reads the matrices of the next *group* of nodes into registers while it works on the current
+group in shared memory, so that arithmetic hides the latency of global memory. In shared memory
+matrices are stored by columns, A[i][k] at k * PITCH + i. In `chain` thread i computes element i of
+the new state, and neighboring threads read neighboring elements. In `up` a thread computes a tile
+of 4 x 4 elements, for which it reads four elements of A and four of Q at each k. Back-propagation
+applies transposed Jacobians, which this order reads without a transposition.
 
 Nothing is multiplied by an identity or masked by a zero: a total begins as a copy of its first
-node. Rows and columns that only fill tiles are computed from whatever is there and never stored
-where an element reads them. What is inf or NaN therefore reaches what depends on it and no more.
+node. Rows and columns that only pad tiles have arbitrary values, which no element reads. A value
+that is infinite or NaN therefore affects only the results that depend on it.
 
 Per step and example: `up` reads H^2 values and makes H^3 multiplications (none where the plan has
 no rounds); `chain` reads H^2, and makes as many.

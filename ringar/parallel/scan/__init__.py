@@ -1,7 +1,7 @@
 """Back-propagation as a parallel scan (Wang, Bai and Pekhimenko, BPPSA, MLSys 2020).
 
-`scan` is the op on dense matrices, `scan_across` the same over ranks, `Sequential` a
-feed-forward net whose Jacobians are sparse. Recurrent layers are in `ringar.layers`.
+`scan` is the op on dense matrices, `scan_across` the same for matrices on several ranks, and
+`Sequential` a feed-forward net with sparse Jacobians. Recurrent layers are in `ringar.layers`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ __all__ = ["Sequential", "scan", "scan_across"]
 
 
 def __getattr__(name: str) -> Any:
-    # When it is first used: it needs SciPy.
+    # Loaded at first use, since it needs SciPy.
     if name == "Sequential":
         from ringar.parallel.scan.sequential import Sequential
 

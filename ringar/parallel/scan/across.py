@@ -1,17 +1,16 @@
-"""A chain whose matrices lie on several ranks: each has a stretch, in the order of the ranks.
+"""The scan of a chain whose matrices are sharded over ranks, in the order of the ranks.
 
-The first rank has the vector and scans at once. Each other one but the last reduces its stretch to
-one affine map, which takes as many products as it has matrices. The maps are scanned by recursive
-doubling (`doubling`). After log2(P) rounds a rank knows what all
-ranks before it make of the vector, and sweeps down its own stretch. That is O(n/P + log P) steps of
-a product each, where the chain on one rank takes n.
+The first rank has the vector and scans its shard at once. Each other rank but the last reduces its
+shard to one affine map, which takes one product per matrix. Recursive doubling (`doubling`) scans
+the maps. After log2(P) rounds each rank has the vector that enters its shard, and sweeps down its
+shard. That is O(n/P + log P) sequential products; the chain on one rank takes n.
 
-What travels is a matrix and a vector per example; from a rank whose part reaches back to the
-beginning, where the vector is, a vector alone.
+A message has a matrix and a vector per example, or a vector alone, if the sender's part includes
+the beginning of the chain.
 
-Within this file vectors are rows, so that a map is `v -> v Q + g` and "first X, then Y" is the
-product `Q_X Q_Y`. P ranks of a process set have places 0 ... P - 1 in the order of the chain,
-which is the reverse of their own for an adjoint one.
+In this file vectors are rows: a map is `v -> v Q + g`, and "first X, then Y" is the product
+`Q_X Q_Y`. The P ranks of a process set have indices 0 ... P - 1 in the order of the chain, which
+is the reverse of the order of ranks for an adjoint chain.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from ringar.parallel.scan import chain, computation, doubling
 
 @dataclasses.dataclass(frozen=True)
 class Element:
-    """Hold a map `v -> v Q + g`, or, without a matrix, the vector that has come through it.
+    """Hold a map `v -> v Q + g`, or its result, a vector, if there is no matrix.
 
     Attributes:
-        vector: g, or the vector, (batch, size).
+        vector: g, or the result, (batch, size).
         matrix: Q, (batch, size, size), or None.
     """
 
@@ -38,7 +37,7 @@ class Element:
     matrix: tf.Tensor | None = None
 
     def then(self, after: Element) -> Element:
-        """Return the composition of this map, first, and another."""
+        """Return the composition of two maps: this one first."""
         vector = apply(self.vector, after.matrix) + after.vector
         return Element(vector, None if self.matrix is None else self.matrix @ after.matrix)
 
@@ -62,26 +61,27 @@ def scan_across(
     threads: int | None = None,
     process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
-    """Scan a chain whose matrices lie on several ranks, as `ringar.parallel.scan.scan` does on one.
+    """Scan a chain whose matrices are sharded over ranks; see `ringar.parallel.scan.scan`.
 
-    Every rank of the process set calls it with its stretch, rank 0 with the first steps. Stretches
-    may differ in length, and may be empty. Differentiable once; gradients of the other ranks'
-    losses with respect to this rank's matrices are included, as if all stretches were one chain and
-    all losses one sum. Not in compiled functions, since `ringar.send` is not.
+    Every rank of the process set calls it with its shard, rank 0 with the first steps. Shards may
+    differ in length, and may be empty. Differentiable once: gradients are those of the sum of all
+    ranks' losses, as if all shards were one chain. Not in compiled functions, since `ringar.send`
+    is not.
 
     Args:
-        matrices: (n, batch, size, size) of this rank; batch, size and dtype alike on all ranks.
-        vector: (batch, size). The first rank's counts (the last one's, if `adjoint`); others may
-            give None.
-        addends: (n, batch, size) of this rank, or None; on all ranks alike.
-        adjoint: as of the scan.
-        levels: as of the scan, for the sweep through this rank's stretch.
-        threads: as of the scan.
+        matrices: (n, batch, size, size), this rank's shard. Batch, size and dtype are the same on
+            all ranks.
+        vector: (batch, size). The first rank's is used, or the last rank's, if `adjoint`; other
+            ranks may pass None.
+        addends: (n, batch, size), this rank's shard, or None on all ranks.
+        adjoint: as for the scan.
+        levels: as for the scan, for the sweep through this rank's shard.
+        threads: as for the scan.
         process_set: the ranks; default all.
 
     Returns:
-        (n + 1, batch, size): the vectors before, between and after this rank's matrices. What
-        comes after the last of them is what comes before the first of the next rank's.
+        (n + 1, batch, size): the vectors before, between and after this rank's matrices. The last
+        vector of a rank is the first one of the next rank.
 
     Raises:
         TypeError: as `ringar.parallel.scan.scan`.
@@ -130,9 +130,9 @@ def _sweep(
     options: chain.Options,
     ranks: ProcessSet,
 ) -> tf.Tensor:
-    """Return the scan across ranks, `entering` being added to what comes into this rank."""
+    """Return the scan across ranks, with `entering` added to the vector that enters this shard."""
     line = doubling.Line(ranks, ranks.size(), reverse=adjoint)
-    if line.index == 0:  # has the vector, so that a vector is all it has to hand on
+    if line.index == 0:  # has the vector, so it sends a vector only
         if entering is not None:
             vector += entering
         vectors = chain.run(matrices, vector, addends, adjoint, options)
@@ -154,14 +154,14 @@ def reduce_shard(
     adjoint: bool,
     threads: int,
 ) -> Element:
-    """Return a rank's stretch as one map.
+    """Return a rank's shard as one map.
 
     Args:
-        matrices: of the stretch, as the scan's.
-        entering: (batch, size), added to what comes in, or None.
-        addends: of the stretch, or None.
-        adjoint: as of the scan.
-        threads: how many to use.
+        matrices: the matrices of the shard.
+        entering: (batch, size), added to the vector that enters, or None.
+        addends: the addends of the shard, or None.
+        adjoint: as for the scan.
+        threads: the number of threads.
     """
     whole = chain.Options(chain.WHOLE, threads)
     product, addend = chain.reduce_chain(matrices, addends, adjoint=adjoint, options=whole)
@@ -170,17 +170,17 @@ def reduce_shard(
 
 
 def exchange(own: Element | None, like: tf.Tensor, line: doubling.Line) -> tf.Tensor:
-    """Return the vector that enters this rank's stretch; `like` itself where nothing comes before.
+    """Return the vector that enters this rank's shard; `like` itself at the first index.
 
     Args:
-        own: what this rank hands on: a vector at the first place, then a map, None at the last.
-        like: (batch, size), of the shape and dtype of all vectors.
+        own: this rank's part: a vector at the first index, None at the last, a map otherwise.
+        like: (batch, size), with the shape and dtype of all vectors.
         line: the ranks in the order of the chain.
     """
 
-    def receive(places: range, source: int, name: str) -> Element:
+    def receive(indices: range, source: int, name: str) -> Element:
         specs = [tf.TensorSpec(like.shape, like.dtype)]
-        if places.start > 0:  # what it has does not reach back to the vector
+        if indices.start > 0:  # the part does not include the vector
             specs.append(tf.TensorSpec([*like.shape, like.shape[-1]], like.dtype))
         return Element(*recv(specs, source, name=name, process_set=line.ranks))
 

@@ -1,8 +1,8 @@
-"""How `Sequential` goes backward: the scan over a net's Jacobians, on one rank or on several.
+"""The backward pass of `Sequential`: the scan over a net's Jacobians, on one rank or several.
 
-What a rank multiplies is in NumPy and SciPy, and called from TensorFlow. On several ranks
-(`depth`), a rank has a stretch of the chain: it makes the Jacobians of that, `begin` reduces them,
-TensorFlow exchanges with the other ranks, and `sweep` goes on from what has come in.
+TensorFlow calls NumPy and SciPy for the products. On several ranks (`depth`), each rank makes the
+Jacobians of a span of the chain. `begin` reduces them, TensorFlow exchanges the results with the
+other ranks, and `sweep` continues with the vector that enters the span.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import keras
 
 
-#: `levels(elements, rows)`: how many to go up and down.
+#: `levels(elements, rows)`: the number of levels of the scan.
 Levels = Callable[[list[Element], int], int]
 
 
@@ -36,13 +36,13 @@ class Forward:
     """Keep the tensors of a forward pass for the backward pass.
 
     Attributes:
-        inputs: of the net.
-        outputs: of the last stage.
+        inputs: the inputs of the net.
+        outputs: the outputs of the last stage.
         values: the outputs of each stage.
-        records: of each stage; None where it has none.
-        tapes: of the stages whose weights' gradients are this rank's to make, by number.
-        route: backward.
-        share: this rank's.
+        records: the record of each stage; None if it has none.
+        tapes: the tapes, by number, of the stages for whose weights this rank computes gradients.
+        route: the route of the backward pass.
+        share: this rank's share of the route.
     """
 
     inputs: tf.Tensor
@@ -56,13 +56,13 @@ class Forward:
 
 @dataclasses.dataclass
 class Scan:
-    """Go forward and backward through the stages of a chain.
+    """Run the stages of a chain forward and backward.
 
     Attributes:
-        chain: the net.
-        functional: the Keras model that it was made of.
-        levels: of the scan.
-        ranks: that share the way back; None is this one alone.
+        chain: the chain of the net.
+        functional: the Keras model that the chain was made from.
+        levels: the choice of levels.
+        ranks: the ranks that share the backward pass; None is this rank alone.
     """
 
     chain: stages.Chain
@@ -81,7 +81,7 @@ class Scan:
         forward = Forward(inputs, inputs, [], [], {}, route, share)
         for number, stage in enumerate(self.chain.stages):
             if route.wanted.get(number) in share.positions:
-                # The tape of one layer alone, for the gradients of its own weights.
+                # A tape of this layer alone, for the gradients of its weights.
                 with tf.GradientTape() as forward.tapes[number]:
                     inputs, record = stage.run(tf.stop_gradient(inputs), True)
             else:
@@ -96,12 +96,11 @@ class Scan:
 
         Args:
             forward: the forward pass.
-            last: dl/dh of the last stage.
+            last: dl/dh of the outputs of the last stage.
         """
         route = forward.route
         if not route.wanted or last is None:
             return {}
-        # Of the ranks that share the way, if there are several.
         ranks = self._depth if forward.share.is_shared else None
         if ranks:
             pairs = zip(self.chain.stages, forward.records, strict=True)
@@ -125,7 +124,7 @@ class Scan:
     def _vectors(
         self, forward: Forward, last: tf.Tensor, ranks: Depth | None
     ) -> dict[int, tf.Tensor]:
-        """Return dl/dh at each position from which this rank computes gradients."""
+        """Return dl/dh at each position for which this rank computes gradients of weights."""
         route, share = forward.route, forward.share
         if not share.positions:
             return {}
@@ -141,8 +140,8 @@ class Scan:
                 ranks.exchange([found.pop()], route, share, last)
         else:
             assert ranks is not None
-            # Stateful ops of a function run in the order of the program: no rank waits for a
-            # message before its own part is made, and `sweep` finds what `begin` has left.
+            # Stateful ops of a function run in program order: a rank computes its own part before
+            # it waits for a message, and `begin` runs before `sweep`.
             own = numpy_call(
                 work.begin, inputs, [last.dtype, tf.int32, tf.int32] * share.has_successor
             )
@@ -156,12 +155,12 @@ class _Work:
     """Run this rank's part of a scan, in NumPy.
 
     Attributes:
-        chain: the net.
-        numbers: of the stages whose Jacobians it multiplies, from the loss back.
-        places: what is wanted: the vectors that come before these of them.
-        has_successor: whether another rank goes on where this one ends.
-        levels: of the scan.
-        left: by `begin` for `sweep`: the plan, and products.
+        chain: the chain of the net.
+        numbers: the numbers of the stages whose Jacobians it multiplies, from the loss back.
+        places: indices into `numbers`; the results are the vectors before these stages.
+        has_successor: whether another rank continues the backward pass.
+        levels: the choice of levels.
+        pending: the plan and the products of `begin`, for `sweep`.
     """
 
     chain: stages.Chain
@@ -169,35 +168,35 @@ class _Work:
     places: Sequence[int]
     has_successor: bool
     levels: Levels
-    left: tuple[tree.Plan, list[Any]] | None = None
+    pending: tuple[tree.Plan, list[Any]] | None = None
 
     def scan(self, last: np.ndarray, *records: np.ndarray) -> list[Any]:
-        """Run the whole stretch where the chain begins; the vector to hand on is the last one."""
+        """Run the span at the loss; a vector for the next rank comes last, if there is one."""
         elements, levels = self._elements(last, records)
         vector = np.ascontiguousarray(last).reshape(len(last), -1)
-        # The matrix before the first weights is no part of any gradient.
+        # No gradient contains the Jacobian before the first weights.
         prefixes = tree.scan([vector, *elements, None], compose, levels, pool().map)
         found = [prefixes[place + 1] for place in self.places]
         return [*found, prefixes[-1]] if self.has_successor else found
 
     def begin(self, last: np.ndarray, *records: np.ndarray) -> list[np.ndarray]:
-        """Multiply the stretch before anything comes in; return it as one matrix, packed."""
+        """Reduce the span to one matrix, before a vector enters it; return the matrix, packed."""
         elements, levels = self._elements(last, records)
         if not self.has_successor:
             steps = tree.plan(len(elements) + 1, levels)
-            self.left = steps, tree.reduce([*elements, None], steps, compose, pool().map)
+            self.pending = steps, tree.reduce([*elements, None], steps, compose, pool().map)
             return []
         steps, whole = tree.plan(len(elements), levels), tree.plan(len(elements), whole=True)
         below = dataclasses.replace(whole, up=whole.up[: steps.levels])
         above = dataclasses.replace(whole, up=whole.up[steps.levels :])
         products = tree.reduce(elements, below, compose, pool().map)
-        self.left = steps, products
+        self.pending = steps, products
         return pack(tree.reduce(products, above, compose, pool().map)[-1])
 
     def sweep(self, vector: np.ndarray) -> list[Any]:
-        """Return the vectors, from that which comes in."""
-        assert self.left is not None
-        (steps, products), self.left = self.left, None
+        """Return the vectors of the span, given the vector that enters it."""
+        assert self.pending is not None
+        (steps, products), self.pending = self.pending, None
         before = tree.sweep(products, steps, compose, vector, pool().map)
         return [before[place] for place in self.places]
 
@@ -212,7 +211,7 @@ class _Work:
 
 @functools.cache
 def pool() -> concurrent.futures.ThreadPoolExecutor:
-    """Return a pool of threads; SciPy lets others run while it multiplies."""
+    """Return a pool of threads. SciPy releases the GIL in products."""
     return concurrent.futures.ThreadPoolExecutor(cores(), thread_name_prefix="ringar-scan")
 
 

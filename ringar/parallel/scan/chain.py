@@ -3,10 +3,10 @@
 `tf_ops/scan/scan.cc` has the algorithm. The gradient of a chain is another one, through the same
 matrices in the other direction,
 
-    v_t = M_t v_{t-1} + a_t      d_{t-1} = M_t^T d_t + (what comes in at v_{t-1})
+    v_t = M_t v_{t-1} + a_t      d_{t-1} = M_t^T d_t + (upstream gradient of v_{t-1})
 
-and dL/dM_t is the outer product of d_t and v_{t-1}: so a scan differentiates into a scan, as often
-as one likes.
+and dL/dM_t is the outer product of d_t and v_{t-1}. The gradient of a scan is therefore a scan, and
+differentiable itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tensorflow as tf
 from ringar.parallel.scan import computation
 
 CHOSEN = -1
-"""Levels that the library's cost model chooses (tf_ops/scan/choice.cc)."""
+"""Stands for the levels that the library's cost model chooses (tf_ops/scan/choice.cc)."""
 
 WHOLE = 62
 """More levels than any tree has."""
@@ -32,12 +32,12 @@ Differentiable = tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Say how a scan runs.
+    """Hold the options of a scan.
 
     Attributes:
-        levels: of the tree that go up before a serial pass over what is left; CHOSEN, 0 for the
-            serial chain.
-        threads: that work on it.
+        levels: the levels of the up-sweep, before a serial pass; 0 is the serial chain, CHOSEN the
+            library's choice.
+        threads: the number of threads.
     """
 
     levels: int
@@ -56,24 +56,23 @@ def scan(
     """Apply a chain of matrices to a vector and return the vector after each of them.
 
     `v_0 = vector`, `v_t = M_t v_{t-1} (+ a_t)`, for each example of a batch: the exclusive scan
-    of [v_0, M_1, ..., M_n, end] without the identity that it begins with. With `adjoint=True` it
-    is what back-propagation does with the Jacobians `J_t` of steps t = 1 ... n: `v_n = vector`,
-    `v_{t-1} = J_t^T v_t (+ a_{t-1})`. Nothing has to be transposed or reversed for it.
+    of [v_0, M_1, ..., M_n, end] without its first element, the identity. With `adjoint=True` it is
+    back-propagation through steps t = 1 ... n with Jacobians `J_t`: `v_n = vector`,
+    `v_{t-1} = J_t^T v_t (+ a_{t-1})`. The arguments are neither transposed nor reversed for it.
 
     Differentiable in matrices, vector and addends, any number of times (in compiled functions
-    once). Results for different `levels` differ by rounding, as long as the products of matrices
-    that the tree makes are within the range of the dtype, which those of vectors may be where they
-    are not. A value that is infinite or NaN at one step reaches those results that depend on it.
+    once). Results for different `levels` differ by rounding, unless a product of matrices leaves
+    the range of the dtype, which can happen where the vectors stay within it. A value that is
+    infinite or NaN at one step affects only the results that depend on that step.
 
     Args:
         matrices: (n, batch, size, size), float32 or float64; `matrices[t - 1]` belongs to step t.
         vector: (batch, size).
         addends: (n, batch, size), in the order of the matrices, or None.
         adjoint: whether to go from the end to the beginning, with transposed matrices.
-        levels: how many levels of the tree go up before a serial pass over what is left. 0 is the
-            serial chain, `ceil(log2(n + 1))` or more the whole scan; None: what a cost model
-            likes best.
-        threads: how many to use; as many as TensorFlow's intra-op pool has if None.
+        levels: the number of levels of the tree, before a serial pass. 0 is the serial chain,
+            `ceil(log2(n + 1))` or more the whole scan; None: the choice of a cost model.
+        threads: the number of threads; by default that of TensorFlow's intra-op pool.
 
     Returns:
         (n + 1, batch, size): v_0 ... v_n.
@@ -100,7 +99,7 @@ def reduce_chain(
     """Return the whole chain as one map: product (batch, size, size) and addend (batch, size).
 
     The product is that of matrices in the order of the chain, M_n ... M_1; of an adjoint one it is
-    J_n ... J_1, which is to be transposed. Not differentiable.
+    J_n ... J_1, which the caller transposes. Not differentiable.
     """
     batch, size = matrices.shape[1], matrices.shape[2]
     product, addend = computation.compute(
@@ -165,11 +164,11 @@ def gradients(
     """Return gradients with respect to matrices, vector and addends.
 
     Args:
-        matrices: of the chain.
-        vectors: what its scan has returned.
-        upstream: gradients with respect to those.
-        adjoint: of the chain; the gradient's goes the other way.
-        options: of both.
+        matrices: the matrices of the chain.
+        vectors: the result of its scan.
+        upstream: gradients with respect to `vectors`.
+        adjoint: the direction of the chain; that of its gradient is the opposite.
+        options: the options of both.
     """
     if adjoint:
         back = _scan(matrices, upstream[0], upstream[1:], False, options)
@@ -178,7 +177,7 @@ def gradients(
     return [back[1:, ..., :, None] * vectors[:-1, ..., None, :], back[0], back[1:]]
 
 
-# For gradients of gradients, which come to the op itself.
+# For second gradients, for which TensorFlow asks the op.
 @tf.RegisterGradient("RingarScan")
 def _gradient_of_op(op: tf.Operation, upstream: tf.Tensor) -> list[tf.Tensor | None]:
     text = op.get_attr("options").decode()
@@ -193,7 +192,7 @@ def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
 
 
 def levels_of(levels: Any) -> int:
-    """Return the number that stands for `levels` of `scan`; raise ValueError for none."""
+    """Return the number for the argument `levels` of `scan`, or raise ValueError."""
     if levels is None:
         return CHOSEN
     if isinstance(levels, bool) or not isinstance(levels, numbers.Integral) or levels < 0:

@@ -1,7 +1,7 @@
-"""What a rank computes alone in the native library: eager, in a `tf.function` and compiled.
+"""Local computations of the native library: eager, in a `tf.function` and compiled.
 
-The counterpart of `ringar.collectives.collective`, without an engine: a TensorFlow op that is
-done when its kernel returns, or an XLA custom call. tf_ops/kernels/computation.h describes both.
+A computation needs neither other ranks nor the engine. It is a TensorFlow op whose result is ready
+when its kernel returns, or an XLA custom call. tf_ops/kernels/computation.h describes both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_THREADS = 1024
 
 
 def absent(dtype: tf.DType) -> tf.Tensor:
-    """Return a tensor that stands for an optional input that is not there."""
+    """Return the tensor that stands for an absent optional input."""
     return tf.zeros([0], dtype)
 
 
@@ -34,15 +34,15 @@ def compute(
 ) -> list[tf.Tensor]:
     """Run a computation.
 
-    A `tf.function` that was traced outside of XLA cannot be called from a compiled one: it has
+    A compiled function cannot call a `tf.function` that was traced outside of XLA: the trace has
     the op, which XLA does not know.
 
     Args:
-        name: that of its op and target, in lower case.
-        inputs: what it reads; those of its dtype first.
-        outputs: dtype and shape of what it writes, as far as they are known; compiled functions
-            must know both.
-        options: numbers.
+        name: the name of its op and target, in lower case.
+        inputs: the input tensors, those of the computation's dtype first.
+        outputs: the dtypes and shapes of the outputs. Shapes may be unknown, except in compiled
+            functions.
+        **options: the options, as numbers.
     """
     words = {"dtype": outputs[0].dtype.name, **{key: int(options[key]) for key in options}}
     text = " ".join(f"{key}={value}" for key, value in words.items())
@@ -88,10 +88,10 @@ def _compiled(
 
 
 def usable_threads(asked: Any) -> int:
-    """Return how many threads a computation may use: by default as many as TensorFlow's.
+    """Return the number of threads for a computation; by default that of TensorFlow's pool.
 
     Raises:
-        ValueError: if what is asked for is no number of threads.
+        ValueError: `asked` is not a number of threads.
     """
     if asked is None:
         return threads.intra_op_threads() or threads.cores()

@@ -1,8 +1,8 @@
-"""How many operations a scan takes, counted without multiplying numbers.
+"""Counts of a scan's operations, without multiplying numbers.
 
 A product of two CSR matrices takes two operations, a multiplication and an addition, for each entry
 (i, k) of the left one and each entry in row k of the right one; a product with a dense vector takes
-two for each entry. Where the entries of the product lie is found by multiplying the patterns.
+two for each entry. The pattern of the product is the product of the patterns.
 
 Products of one round are independent. With a worker for each, a round takes as long as its longest
 product: the sum of that over the rounds is the critical path. With fewer workers it takes at least
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TooManyError(Exception):
-    """Report a product of too many operations, whose pattern is not made."""
+    """Report a product with more operations than the limit."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Product:
     """Count one product of a scan.
 
     Attributes:
-        flops: operations, of the whole batch.
+        flops: the operations of the whole batch.
         is_vector: whether it is matrix times vector.
-        sparsity: of the result; 0 for a vector.
-        entries: of the result.
+        sparsity: the sparsity of the result; 0 for a vector.
+        entries: the number of entries of the result.
     """
 
     flops: int
@@ -51,9 +51,9 @@ class Round:
     """Hold products that are independent of each other.
 
     Attributes:
-        phase: of the scan.
-        level: of the scan.
-        products: without copies.
+        phase: the phase of the scan.
+        level: the level of the tree.
+        products: the products, without copies.
     """
 
     phase: tree.Phase
@@ -62,11 +62,11 @@ class Round:
 
     @property
     def flops(self) -> int:
-        """Operations of all products."""
+        """The operations of all products."""
         return sum(product.flops for product in self.products)
 
     def time(self, workers: int | None = None) -> float:
-        """Count the operations in sequence for so many workers; None is as many as products."""
+        """Return the sequential operations with `workers` workers; None: one per product."""
         longest = max((product.flops for product in self.products), default=0)
         return longest if workers is None else max(longest, self.flops / workers)
 
@@ -75,12 +75,12 @@ class Counter:
     """Count the operations of scans over the same elements.
 
     Args:
-        elements: of a batch, as of the scan: all but the first one, the vector, and the last one,
-            which is not used.
-        batch: how many examples the elements are of.
-        scale: how many such batches there are: operations that differ between examples are so many
-            times more. So one example can stand for a batch.
-        limit: how many operations a product of matrices may have.
+        elements: the elements of a scan, without the first, the vector, and the last, which is not
+            used.
+        batch: the number of examples in the elements.
+        scale: the number of such batches, which multiplies the operations that differ between
+            examples: one example can stand for a batch.
+        limit: the most operations that a product of matrices may have.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Counter:
     ) -> None:
         self._elements = [dataclasses.replace(e, matrix=_pattern(e.matrix)) for e in elements]
         self._batch, self._scale, self.limit = batch, scale, limit
-        # Scans of different levels share products; the operands are kept so that ids stay theirs.
+        # Scans of different levels share products. The operands are kept, so that ids stay unique.
         self._made: dict[tuple[int, int], tuple[Any, Any, Element, Product]] = {}
 
     @property
@@ -142,21 +142,21 @@ class Counter:
         if flops > self.limit:
             raise TooManyError(f"{left.name} and {right.name}: {flops} operations")
         result = Element(second @ first, per_example, f"{left.name}, {right.name}")
-        # Blocks of other examples are no part of the matrix.
+        # The sparsity is that of one example's block.
         blocks = self._batch if per_example else 1
         zeros = 1 - (1 - sparsity(result.matrix)) * blocks
         return result, Product(flops, False, zeros, result.matrix.nnz)
 
 
 def critical_path(rounds: Iterable[Round], workers: int | None = None) -> float:
-    """Return the operations that have to be done one after the other."""
+    """Return the number of operations that must run one after the other."""
     return sum(one.time(workers) for one in rounds)
 
 
 def choose(counter: Counter, workers: int | None = None) -> int:
-    """Return the number of levels with the shortest critical path; of several, the least.
+    """Return the least number of levels with the shortest critical path.
 
-    More levels are tried as long as no product alone takes longer than the best scan so far.
+    It tries more levels until one product alone takes longer than the best scan so far.
     """
     best, shortest = 0, critical_path(counter.count(0), workers)
     for levels in range(1, tree.most_levels(counter.length)):

@@ -1,16 +1,17 @@
-"""Ranks that go backward through one net together, each through a stretch of its stages.
+"""The backward pass of one net on several ranks, each with a span of the stages.
 
-All ranks are given the same examples and run the whole forward pass. The last of them has the end
-of the net, where the loss is, and begins the way back with a vector; any other makes the Jacobians
-of its stretch and reduces them to one matrix, `doubling` scans what the ranks have, and each sweeps
-its stretch with what came in. Rank 0, with the first layers, is the last on the way: nothing goes
-on from it, and it multiplies no matrices but for its levels. So on two ranks none are.
+All ranks have the same examples and run the whole forward pass. The last rank has the end of the
+net, with the loss, and begins the backward pass with a vector. Each other rank makes the Jacobians
+of its span and reduces them to one matrix. `doubling` scans these, and each rank sweeps through its
+span with the vector that enters it. Rank 0, with the first layers, comes last and sends nothing, so
+it needs no matrix of its span. On two ranks there is therefore no product of two matrices, except
+for `levels`.
 
-A rank has the gradients of the weights in its stretch. They are gathered, so that all ranks apply
-the same numbers, bit for bit, and remain equal.
+Each rank computes the gradients of the weights in its span. They are gathered, so that all ranks
+apply the same bits and their weights remain equal.
 
-What travels is a vector for each example, or a CSR matrix: its entries, their columns, and where
-rows begin. The ranks know each other's stretches, and so how large a matrix is that comes.
+A message has a vector for each example, or a CSR matrix: its entries, their columns and the starts
+of the rows. The ranks know each other's spans, and so the shape of each matrix they receive.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     import keras
 
 
-#: What must be the same on all ranks, and how to make it so.
+#: Data that must be the same on all ranks, and advice for the error.
 _SAME = (
     ("examples", "Shuffle with a seed, and do not shard the data."),
     ("random numbers", "Call keras.utils.set_random_seed with one seed on all ranks, or give one "
@@ -52,18 +53,18 @@ _SAME = (
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Hold the product of some Jacobians, or, without any, dl/dh for a batch; in TensorFlow.
+    """Hold a product of Jacobians, or the vectors dl/dh of a batch, as TensorFlow tensors.
 
     Attributes:
-        arrays: of `pack`.
-        stages: whose Jacobians are multiplied, from the loss back; empty for a vector.
+        arrays: the result of `pack`.
+        stages: the stages of the Jacobians, from the loss back; empty for vectors.
     """
 
     arrays: list[tf.Tensor]
     stages: tuple[Stage, ...] = ()
 
     def then(self, after: Part) -> Part:
-        """Return the Jacobians of both."""
+        """Return the composition of two parts: this one first."""
         count, of_both = len(self.arrays), self.stages and self.stages + after.stages
 
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -79,10 +80,10 @@ class Part:
 
 
 def pack(value: np.ndarray | Element) -> list[np.ndarray]:
-    """Return the arrays of gradients, or of a matrix.
+    """Return vectors or a matrix as a list of arrays.
 
     Raises:
-        OutOfMemoryError: there are too many numbers for indices of 32 bits.
+        OutOfMemoryError: the matrix is too large for indices of 32 bits.
     """
     if isinstance(value, np.ndarray):
         return [value]
@@ -97,7 +98,7 @@ def pack(value: np.ndarray | Element) -> list[np.ndarray]:
 
 
 def unpack(arrays: Sequence[np.ndarray], stages: Sequence[Stage]) -> Any:
-    """Return the gradients or the matrix of some arrays."""
+    """Return the vectors or the matrix that `pack` has turned into arrays."""
     if not stages:
         return arrays[0]
     data, indices, indptr = arrays
@@ -112,10 +113,10 @@ def unpack(arrays: Sequence[np.ndarray], stages: Sequence[Stage]) -> Any:
 
 
 class Depth:
-    """Go backward through a net on several ranks together.
+    """Run the backward pass of a net on several ranks together.
 
     Args:
-        chain: the net.
+        chain: the chain of the net.
         ranks: the process set.
     """
 
@@ -144,19 +145,19 @@ class Depth:
     def exchange(
         self, arrays: list[tf.Tensor], route: Route, share: Share, last: tf.Tensor
     ) -> tf.Tensor | None:
-        """Return dl/dh for the batch as it enters this rank's stretch; None for the first one.
+        """Exchange parts; return dl/dh of the batch where it enters this span, None for the first.
 
         Args:
-            arrays: what this rank has of its own, packed; empty for the last one on the way.
-            route: the way.
-            share: this rank's.
-            last: dl/dh where the way begins.
+            arrays: the part of this rank, packed; empty if no rank follows.
+            route: the route of the backward pass.
+            share: this rank's share of it.
+            last: dl/dh at the end of the net.
         """
         assert share.line is not None
         size, batch = share.line.size, last.shape[0]
 
-        def receive(places: range, source: int, name: str) -> Part:
-            begin, end = (place * route.positions // size for place in (places.start, places.stop))
+        def receive(indices: range, source: int, name: str) -> Part:
+            begin, end = (i * route.positions // size for i in (indices.start, indices.stop))
             stages = self._stages(route, range(begin, end))
             rows: int | None = _shape(stages)[0]
             if begin == 0:
@@ -177,7 +178,7 @@ class Depth:
         return None if incoming is None else incoming.arrays[0]
 
     def gather(self, route: Route, gradients: dict[int, list[Any]]) -> dict[int, list[Any]]:
-        """Return the gradients of all ranks' stages, by number, of this rank's."""
+        """Return the gradients of all stages, by number, given those of this rank's stages."""
         weights = {
             number: self._chain.stages[number].layer.trainable_weights
             for number in sorted(route.wanted)
@@ -199,7 +200,7 @@ class Depth:
         }
 
     def check(self, inputs: tf.Tensor, masks: Sequence[tf.Tensor]) -> None:
-        """Compare examples and masks of Dropout between the ranks; before the first step, weights.
+        """Compare examples and Dropout masks between the ranks, and weights before the first step.
 
         Raises:
             ValueError: on all ranks, if they differ; in a graph TensorFlow's InvalidArgumentError.
@@ -240,10 +241,10 @@ class Depth:
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuse distributed optimizers that do not average: all ranks have the same gradients.
+    """Check that a distributed optimizer averages, since all ranks have the same gradients.
 
     Raises:
-        ValueError: it adds them up, or is one for layers that are split.
+        ValueError: it sums gradients, or has a grid.
     """
     its = reduction_of(optimizer)
     if its is not None and getattr(its, "op", None) is not Average:
@@ -260,10 +261,10 @@ def numpy_call(
 ) -> list[Any]:
     """Call `tf.numpy_function` with a function that returns a list of any length."""
     found = tf.numpy_function(function, list(inputs), list(dtypes))
-    # Of no outputs a graph returns the operation, and of one eager code no list.
+    # Without outputs a graph returns the operation; with one output eager code returns no list.
     return tf.nest.flatten(found) if dtypes else []
 
 
 def _shape(stages: Sequence[Stage]) -> tuple[int, int]:
-    """Return the shape of an example's part of a product."""
+    """Return the shape of one example's block in a product."""
     return stages[-1].shape[0], stages[0].shape[1]

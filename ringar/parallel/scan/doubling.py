@@ -1,10 +1,10 @@
-"""The scan over ranks, of whatever each of them has reduced its stretch of a chain to.
+"""The scan over ranks, each of which has reduced its shard of a chain to one part.
 
 Recursive doubling (Hillis and Steele, "Data parallel algorithms", 1986): in round j, a rank sends
-what it has put together so far to the rank 2^j places further on, and puts what comes from 2^j
-places before in front of its own. After ceil(log2(P)) rounds the last part that a rank has received
-reaches back to the beginning of the chain, where the vector is: applying the ones before it to that
-gives what all ranks before it make of the vector, without a product of two matrices.
+its accumulated part to the rank at distance 2^j after it, and prepends the part that it receives
+from distance 2^j before it. After ceil(log2(P)) rounds the last received part includes the
+beginning of the chain, with the vector. Applying the earlier received parts to it gives the vector
+that enters this rank's shard, without a product of two matrices.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ P = TypeVar("P", bound="Part")
 
 
 class Part(Protocol):
-    """Hold a stretch of a chain as one map, or the vector that has come through it."""
+    """Hold a shard of a chain as one map, or the vector behind it."""
 
     def then(self: P, after: P) -> P:
-        """Return the composition of this part, first, and another."""
+        """Return the composition of two parts: this one first."""
 
     def tensors(self) -> list[Any]:
         """Return the tensors to send."""
@@ -32,12 +32,12 @@ class Part(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """Order ranks as a chain: their places are 0 ... size - 1.
+    """Order ranks as a chain, with indices 0 ... size - 1.
 
     Attributes:
         ranks: the process set.
-        size: how many of its ranks have a stretch; the first ones.
-        reverse: whether the chain begins at the last one of them.
+        size: the number of ranks that have a shard; the first ones.
+        reverse: whether the chain begins at the last of them.
     """
 
     ranks: ProcessSet
@@ -46,29 +46,29 @@ class Line:
 
     @property
     def index(self) -> int:
-        """Return this rank's place; of no meaning if it has none."""
-        return self.rank_at(self.ranks.rank())  # which is its own inverse
+        """This rank's index; meaningless if the rank has no shard."""
+        return self.rank_at(self.ranks.rank())  # the mapping is its own inverse
 
     def rank_at(self, index: int) -> int:
-        """Return the rank in the process set that has a place."""
+        """Return the rank in the process set with an index."""
         return self.size - 1 - index if self.reverse else index
 
 
 def before(
     own: P | None, line: Line, receive: Callable[[range, int, str], P], name: str
 ) -> P | None:
-    """Return the exclusive scan of one part of each rank.
+    """Return the exclusive scan over the parts of all ranks.
 
     Args:
-        own: of this rank; that of the first place has the vector in it. The last place's is not
+        own: the part of this rank. At the first index it is a vector; at the last index it is not
             used, and may be None.
-        line: the ranks.
-        receive: `receive(places, source, name)` receives the part of these places, all the
-            stretches as one. It is a vector if they begin with 0.
-        name: of the messages.
+        line: the ranks, in the order of the chain.
+        receive: `receive(indices, source, name)` receives the composed part of the ranks with these
+            indices. It is a vector if they begin with 0.
+        name: the name of the messages.
 
     Returns:
-        The vector as it comes into this rank's stretch; None at the first place.
+        The vector that enters this rank's shard; None at the first index.
     """
     index, received, distance = line.index, [], 1
     while distance < line.size:
@@ -80,7 +80,7 @@ def before(
         if index >= distance:
             indices = range(max(index - 2 * distance + 1, 0), index - distance + 1)
             received.append(receive(indices, line.rank_at(index - distance), label))
-            if own is not None and index + 2 * distance < line.size:  # is sent once more
+            if own is not None and index + 2 * distance < line.size:  # it will be sent again
                 own = received[-1].then(own)
         distance *= 2
     if not received:

@@ -1,4 +1,4 @@
-"""What a scan over layers multiplies: gradients of a batch, and the Jacobians of its layers."""
+"""The elements of a scan over layers: gradients of a batch, and Jacobians of layers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 
-#: A product of two matrices may have so many entries, of 8 bytes each in float32.
+#: The most entries of a product of two matrices; an entry takes 8 bytes in float32.
 MOST_ENTRIES = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
 class Element:
-    """Hold a transposed Jacobian, or a product of some.
+    """Hold a transposed Jacobian, or a product of transposed Jacobians.
 
     Attributes:
-        matrix: CSR; n x m if it is that of all examples, and of the whole batch, block-diagonal, if
-            it is not.
+        matrix: CSR; n x m if all examples share it, otherwise block-diagonal for the whole batch.
         per_example: whether it differs between examples.
-        name: of the layers.
+        name: the names of the layers.
     """
 
     matrix: csr_array
@@ -43,7 +42,7 @@ def compose(left: np.ndarray | Element, right: Element) -> np.ndarray | Element:
         right: a matrix.
 
     Returns:
-        Of the same kind as `left`: gradients, of shape (batch, n), or a matrix.
+        Gradients, of shape (batch, n), or a matrix, like `left`.
 
     Raises:
         OutOfMemoryError: the product of two matrices could have too many entries.
@@ -57,7 +56,7 @@ def compose(left: np.ndarray | Element, right: Element) -> np.ndarray | Element:
 
 
 def same_blocks(left: Element, right: Element) -> tuple[csr_array, csr_array]:
-    """Return the two matrices, both for all examples or both block-diagonal for the batch."""
+    """Return the two matrices, both shared by all examples or both block-diagonal."""
     first, second = left.matrix, right.matrix
     if left.per_example and not right.per_example:
         second = repeat(second, first.shape[0] // second.shape[1])
@@ -74,7 +73,7 @@ def _apply(element: Element, vectors: np.ndarray) -> np.ndarray:
 
 
 def _check_size(left: Element, right: Element, first: csr_array, second: csr_array) -> None:
-    # A product has at most as many entries as there are multiplications, and as there is room for.
+    # The entries of a product are at most its multiplications, and at most those of a dense matrix.
     dense = math.prod((second.shape[0], first.shape[1]))
     if left.per_example and not right.per_example:
         dense //= max(second.shape[1] // right.matrix.shape[1], 1)

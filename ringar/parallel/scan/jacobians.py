@@ -1,9 +1,9 @@
 """The transposed Jacobians of layers as sparse matrices, made by index arithmetic.
 
 For a layer from x, with n numbers per example, to y, with m, the transposed Jacobian is the n x m
-matrix of dy_j/dx_i: what dl/dy is multiplied by to get dl/dx. Examples are flattened as NumPy does
-it, rows first and channels last. Nothing here differentiates: where the entries lie follows from
-the shapes, and their values are weights, ones, or simple functions of the activations.
+matrix of dy_j/dx_i, by which dl/dy is multiplied to get dl/dx. Examples are flattened as NumPy does
+it, rows first and channels last. No automatic differentiation is needed: the shapes determine the
+pattern of the entries, and their values are weights, ones, or functions of the activations.
 
 Two kinds of matrices (Wang, Bai and Pekhimenko, "BPPSA: Scaling back-propagation by parallel scan
 algorithm", MLSys 2020, arXiv:1907.10134):
@@ -12,11 +12,11 @@ algorithm", MLSys 2020, arXiv:1907.10134):
 - Those of `diagonal` (ReLU, tanh, ...) and `MaxPooling` differ between examples. They are returned
   for a batch of b at once, as one block-diagonal matrix of (b n) x (b m).
 
-Most entries are zero whatever the weights and the activations are: the guaranteed zeros. The other
-ones are counted by `entries`. Where they lie, for a convolution, is found once per layer and shape,
-and a step only fills in the values. The zeros of a pruned kernel can be left out, too.
+Most entries are zero for all weights and activations: the guaranteed zeros. `entries` counts the
+others. The pattern of a convolution is computed once per layer and shape, and a step only fills in
+the values. The zeros of a pruned kernel can be left out, too.
 
-All matrices are `scipy.sparse.csr_array` with sorted rows, of the dtype of the values given.
+All matrices are `scipy.sparse.csr_array` with sorted rows, of the dtype of the values.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FROM_OUTPUT: dict[str, Derivative] = {
 
 
 def identity(size: int, dtype: str | type = np.float32) -> csr_array:
-    """Return the Jacobian of `Flatten`, `Reshape` and a linear activation, which move no number.
+    """Return the Jacobian of `Flatten`, `Reshape` and a linear activation.
 
     Returns:
         The identity, size x size.
@@ -57,7 +57,7 @@ def identity(size: int, dtype: str | type = np.float32) -> csr_array:
 
 
 def diagonal(derivative: np.ndarray) -> csr_array:
-    """Return the Jacobian of a function that is applied to each number by itself.
+    """Return the Jacobian of an elementwise function.
 
     Args:
         derivative: dy/dx, of shape (batch, ...).
@@ -77,7 +77,7 @@ def activation(name: str, outputs: np.ndarray) -> csr_array:
 
     Args:
         name: one of `FROM_OUTPUT`.
-        outputs: what it returned, of shape (batch, ...).
+        outputs: the outputs of the activation, of shape (batch, ...).
 
     Returns:
         The diagonal matrix for the whole batch.
@@ -90,8 +90,8 @@ def dense(kernel: np.ndarray, copies: int = 1, *, prune: bool | None = None) -> 
 
     Args:
         kernel: of shape (inputs, units).
-        copies: how often the kernel is applied to an example: the product of the inner dimensions
-            of inputs of rank 3 and more, (batch, ..., inputs); 1 if they are of rank 2.
+        copies: the number of times that the kernel is applied to an example: the product of the
+            inner dimensions of inputs of rank 3 and more, (batch, ..., inputs); 1 for rank 2.
         prune: leave zero weights out; by default if more than half of them are zero.
 
     Returns:
@@ -118,8 +118,8 @@ class Convolution:
         groups: of channels, each of which has filters of its own.
 
     Attributes:
-        shape: of the matrix: numbers in an example's input, and in its output.
-        entries: how many of the matrix are no guaranteed zeros.
+        shape: the shape of the matrix: the sizes of an example's input and output.
+        entries: the number of entries that are not guaranteed zeros.
     """
 
     def __init__(
@@ -146,8 +146,8 @@ class Convolution:
     def transposed(self, kernel: np.ndarray, *, prune: bool | None = None) -> csr_array:
         """Return the matrix with the values of a kernel.
 
-        The places of its entries are found in the first call, and again when other weights of a
-        pruned kernel are zero than before.
+        The first call computes the pattern of the entries. With a pruned kernel, a call computes it
+        again if other weights are zero than before.
 
         Args:
             kernel: of shape `kernel_shape`.
@@ -171,12 +171,12 @@ class Convolution:
         return csr(data, pattern.indices, pattern.indptr, self.shape)
 
     def _places(self, wanted: np.ndarray) -> tuple[csr_array, np.ndarray]:
-        """Return the places of the wanted weights' entries, and the weight of each."""
+        """Return the pattern of the entries of the wanted weights, and the weight of each entry."""
         vertical, horizontal = self._taps
         _, width, channels = self._input
         per_group, filters = self._kernel[2:]
         number = np.arange(wanted.size, dtype=np.int32).reshape(self._kernel)
-        # The arrays are long: megabytes for each million of entries.
+        # Narrow indices save megabytes for each million of entries.
         width_of_index = np.int32 if max(self.shape) < 2**31 else np.int64
         rows, columns, sources = [], [], []
         for ky, kx in np.ndindex(*self._kernel[:2]):
@@ -197,8 +197,8 @@ class Convolution:
 class MaxPooling:
     """Make the Jacobian of a `MaxPooling2D` layer, channels last.
 
-    An output takes its gradient to the largest number of its window; of several, to the first,
-    rows first, as TensorFlow does it on CPUs.
+    The gradient of an output goes to the maximum of its window; of equal maxima, to the first one,
+    rows first, as in TensorFlow on CPUs.
 
     Args:
         input_shape: of an example: (height, width, channels).
@@ -207,9 +207,9 @@ class MaxPooling:
         padding: "same" or "valid".
 
     Attributes:
-        shape: of an example's matrix: numbers in its input, and in its output.
-        entries: how many of that are no guaranteed zeros: one for each number in each window,
-            although only one per window is not zero in the end.
+        shape: the shape of an example's matrix: the sizes of its input and output.
+        entries: the number of entries that are not guaranteed zeros: one for each number in each
+            window, although in each step only one per window is not zero.
     """
 
     def __init__(
@@ -252,10 +252,10 @@ class MaxPooling:
 def taps(
     length: int, window: int, stride: int, padding: str, dilation: int = 1
 ) -> np.ndarray:  # fmt: skip
-    """Return the input that each place of a window reads along one axis, as TensorFlow has it.
+    """Return the input index that each element of a window reads along one axis, as in TensorFlow.
 
     Returns:
-        An array (outputs, window) of places in the input; -1 where a window reads padding.
+        An array (outputs, window) of indices into the input; -1 where a window reads padding.
     """
     reach = (window - 1) * dilation + 1
     if padding == "same":
@@ -276,7 +276,7 @@ def _is_pruned(kernel: np.ndarray, prune: bool | None) -> bool:
 def _sorted(
     rows: np.ndarray, columns: np.ndarray, data: np.ndarray, shape: tuple[int, int]
 ) -> tuple[csr_array, np.ndarray]:
-    """Return the places in the order of a CSR matrix, and `data` in that order."""
+    """Return the CSR matrix with these entries, and `data` in its order."""
     matrix = scipy_sparse().coo_array((data, (rows, columns)), shape=shape).tocsr()
     matrix.sort_indices()
     return matrix, matrix.data

@@ -1,8 +1,8 @@
 """Keras' SimpleRNN and GRU, with a native kernel in place of a loop of TensorFlow ops.
 
-A layer here is the Keras layer in everything but its inner loop: arguments, weights, config,
-states, masks. So weights load from one into the other, and what Keras does around the loop (initial
-and stateful states, dropout of the inputs, `go_backwards`) remains Keras'.
+A layer here replaces only the inner loop of the Keras layer. Arguments, weights, config, states and
+masks are Keras', and weights load from one into the other. Keras also handles initial and stateful
+states, dropout of the inputs and `go_backwards`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ringar.parallel.scan.chain import CHOSEN, WHOLE, Options, levels_of
 #: In the order of `Activation` in tf_ops/scan/recurrent.h.
 ACTIVATIONS = ("linear", "tanh", "sigmoid", "relu", "hard_sigmoid")
 
-_Layer: Any = object  # what comes after it in the order of bases
+_Layer: Any = object  # the Keras layer that follows in the order of bases
 
 
 class _ScanRecurrent(_Layer):
-    """Run both layers' steps natively; comes before the Keras layer in the order of bases."""
+    """Replace the inner loop of SimpleRNN or GRU; comes before them in the order of bases."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class _ScanRecurrent(_Layer):
     ) -> Any:
         """Run all steps; called by `keras.layers.RNN.call`."""
         if training and self._steps_differ():
-            # Not super(): keras.layers.GRU, in search of cuDNN, expects one mask for all gates.
+            # Not super(): for cuDNN, keras.layers.GRU expects one mask for all gates.
             return keras.layers.RNN.inner_loop(
                 self, sequences, initial_state, mask, training=training
             )
@@ -98,7 +98,7 @@ class _ScanRecurrent(_Layer):
         return recurrent.Sequence(self._cell_kind, *[*cast, mask])
 
     def _steps_differ(self) -> bool:
-        """Return whether dropout is more than one mask of the inputs."""
+        """Return whether dropout needs more than one mask of the inputs."""
         each_gate = getattr(self.cell, "dropout_mask_count", None) is not None
         return bool(self.cell.recurrent_dropout or (self.cell.dropout and each_gate))
 
@@ -126,10 +126,10 @@ class _ScanRecurrent(_Layer):
         if self.process_set is not None:
             raise ValueError(
                 f"{type(self).__qualname__}: {what} cannot be used with `process_set`, where "
-                "each rank has a stretch of the sequence. Leave one of them out."
+                "each rank has a shard of the sequence. Leave one of them out."
             )
 
-    # Keras shows the output of the step before where a step is masked, zeros where there is none.
+    # At a masked step Keras returns the output of the previous step, zeros if there is none.
 
     def _shown(self, last: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
         if mask is None:
@@ -153,28 +153,28 @@ class ScanSimpleRNN(_ScanRecurrent, keras.layers.SimpleRNN):
     Args:
         units: the number of units.
         *args: as of the Keras layer.
-        backward: how gradients go back through the steps. "serial" carries the vectors of the batch
-            through the chain, "scan" takes the parallel scan, a number of levels its hybrid; "auto"
-            chooses by a cost model of steps, units, batch and threads.
-        threads: how many threads to use; as many as TensorFlow's intra-op pool has if None.
-        process_set: ranks that hold one stretch each of every sequence, the first of them the first
-            steps; None where every rank has whole sequences. Batch and features must be the same on
-            all of them, the number of steps need not. With `return_sequences` a rank gets the
-            states of its own steps, and if asked the state after them; otherwise all get the last
-            state of the whole sequence. Weights get the gradient of the whole sequence where
-            gradients are averaged over the ranks, as `ringar.DistributedOptimizer` does it;
-            with a loss that is a mean over steps, stretches must be of one length for that. All
-            ranks have at least one step, call the layer equally often, in `evaluate` and `predict`
-            too, and take gradients of a loss that depends on its output. Not part of the config, so
-            that a layer that is saved, copied or wrapped (`Bidirectional`, `clone_model`) has none.
-            Not compiled by XLA.
+        backward: the algorithm of the backward pass. "serial" multiplies the vectors of the batch
+            by one Jacobian after the other, "scan" is the parallel scan, a number of levels its
+            hybrid; "auto" chooses by a cost model of steps, units, batch and threads.
+        threads: the number of threads; by default that of TensorFlow's intra-op pool.
+        process_set: the ranks over which sequences are sharded: each holds a shard of the steps of
+            every sequence, the first rank the first steps. None: every rank has whole sequences.
+            Batch and features must be the same on all ranks, the number of steps need not. With
+            `return_sequences` a rank gets the states of its own steps, and with `return_state` the
+            state after them; otherwise all ranks get the last state of the whole sequence. Average
+            the gradients of weights over the ranks, as `ringar.DistributedOptimizer` does, to get
+            those of the whole sequence. If the loss is a mean over steps, shards must then have one
+            length. All ranks must have at least one step, call the layer equally often, also in
+            `evaluate` and `predict`, and take gradients of a loss that depends on its output. The
+            process set is not in the config: a layer that is saved, copied or wrapped
+            (`Bidirectional`, `clone_model`) has none. XLA does not compile such a layer.
         **kwargs: as of the Keras layer. An activation is one of "tanh", "sigmoid", "relu",
             "hard_sigmoid" and "linear" (None).
 
     Input and output shapes, masks, `return_sequences`, `return_state`, `stateful` and
-    `go_backwards` are those of the Keras layer. float16 and bfloat16 are computed in float32
-    within. Gradients of gradients are not supported. Training runs through Keras' own loop with
-    `recurrent_dropout`, and where `dropout` takes other inputs from each gate, as a GRU's does with
+    `go_backwards` are those of the Keras layer. float16 and bfloat16 inputs are computed in
+    float32. Gradients of gradients are not supported. With `recurrent_dropout`, training runs
+    Keras' own loop, and also if `dropout` has a mask for each gate, as in a GRU with
     `implementation=1`.
 
     Raises:
@@ -198,7 +198,7 @@ class ScanGRU(_ScanRecurrent, keras.layers.GRU):
         process_set: as of `ringar.layers.ScanSimpleRNN`.
         **kwargs: as of the Keras layer.
 
-    All that `ringar.layers.ScanSimpleRNN` says of activations, shapes, masks and dtypes holds here.
+    Activations, shapes, masks and dtypes are as in `ringar.layers.ScanSimpleRNN`.
 
     Raises:
         ValueError: as of `ringar.layers.ScanSimpleRNN`, and for `reset_after=False`.
@@ -221,11 +221,11 @@ class ScanGRU(_ScanRecurrent, keras.layers.GRU):
         return bias[0], bias[1]
 
 
-# In files of weights Keras finds a layer by its place and by the name of its class: so weights load
-# from one into the other. Models are saved with the name that is registered.
+# In files of weights Keras finds a layer by its index and the name of its class, so weights load
+# from one into the other. Models are saved with the registered name.
 ScanSimpleRNN.__name__ = keras.layers.SimpleRNN.__name__
 ScanGRU.__name__ = keras.layers.GRU.__name__
-# Where Keras 3.3 looks for them when it loads a model.
+# Keras 3.3 looks up these names when it loads a model.
 SimpleRNN, GRU = ScanSimpleRNN, ScanGRU
 
 
@@ -236,7 +236,7 @@ def _activation(layer: keras.layers.Layer, name: str) -> int:
             return number
     raise ValueError(
         f"{type(layer).__qualname__}: `{name}` must be one of {', '.join(ACTIVATIONS)}, whose "
-        f"slope is known from its value. Received: {keras.activations.serialize(function)}"
+        f"derivative is known from its value. Received: {keras.activations.serialize(function)}"
     )
 
 

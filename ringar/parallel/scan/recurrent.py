@@ -2,9 +2,9 @@
 
 The op multiplies the inputs with the kernel, too, a few steps at a time, so that nothing larger
 than the states is written. tf_ops/scan/recurrent.h has the formulas of both cells and of their
-Jacobians. The way back goes from `dL/dh_t` of each step to the one before it, either by a kernel
-that carries the gradients of the batch through the chain, or by the scan of
-`tf_ops/scan/scan.cc` over Jacobians that are made as they are needed.
+Jacobians. The backward op computes `dL/dh_t` of each step from that of the next, either by a serial
+kernel for the whole batch, or by the scan of `tf_ops/scan/scan.cc` over Jacobians that are made as
+they are needed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Cell:
     """Describe a kind of cell.
 
     Attributes:
-        name: of its computations.
-        gates: how many times the units its kernels have columns.
+        name: the name of its computations.
+        gates: the number of columns of its kernels, in multiples of the units.
         saved_units: the values that the forward pass saves for each step, beside the state, in
             multiples of the units.
-        activation: the number of its activation, in ACTIVATIONS of ringar/parallel/scan/layers.py.
-        recurrent_activation: that of its gates.
+        activation: the index of its activation in ACTIVATIONS of ringar/parallel/scan/layers.py.
+        recurrent_activation: the index of the activation of its gates.
     """
 
     name: str
@@ -49,17 +49,17 @@ def gru(activation: int, recurrent_activation: int) -> Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Sequence:
-    """Hold one call of a cell.
+    """Hold the arguments of one call of a cell.
 
     Attributes:
-        cell: what kind.
+        cell: the kind of cell.
         inputs: (batch, steps, features).
         initial: the state before the first step, (batch, units).
         kernel: (features, gates * units).
         recurrent_kernel: (units, gates * units).
         bias: (gates * units,), or None.
         recurrent_bias: (gates * units,), or None; a GRU has both or none.
-        mask: (batch, steps) of bool; a step where it is False hands the state on. Or None.
+        mask: (batch, steps) of bool, or None; a step where it is False leaves the state unchanged.
     """
 
     cell: Cell
@@ -77,7 +77,7 @@ class Sequence:
         return [*fields, *[b for b in (self.bias, self.recurrent_bias) if b is not None]]
 
     def of(self, *given: tf.Tensor) -> Sequence:
-        """Return the same call with other tensors."""
+        """Return the same call with other tensors, in the order of `given`."""
         bias, recurrent_bias = [*given[4:], None, None][:2]
         return dataclasses.replace(
             self,
@@ -98,13 +98,13 @@ def states(sequence: Sequence, options: Options) -> tf.Tensor:
 def last_state(sequence: Sequence, options: Options) -> tf.Tensor:
     """Return the state after the last step, (batch, units); there must be one.
 
-    Cheaper on the way back than the last of `states`: nothing comes in at other steps.
+    Its backward pass is cheaper than that of `states`: other steps have no upstream gradients.
     """
     return _run(sequence, options, last_only=True)
 
 
 def forward(sequence: Sequence, threads: int) -> list[tf.Tensor]:
-    """Return the states, and what is kept for the way back; without a gradient."""
+    """Return the states and the saved values for `backward`; not differentiable."""
     cell, dtype = sequence.cell, sequence.inputs.dtype
     batch, steps = sequence.inputs.shape[:2]
     units = sequence.initial.shape[1]
@@ -126,10 +126,10 @@ def backward(
 
     Args:
         sequence: the call.
-        saved: what `forward` has returned for it.
+        saved: the result of `forward`.
         d_states: gradients with respect to the states, (batch, steps, units), or None.
-        d_last: one more with respect to the last state, (batch, units), or None.
-        options: how.
+        d_last: an additional gradient with respect to the last state, (batch, units), or None.
+        options: the options of the scan.
     """
     cell, h = sequence.cell, saved[0]
     outside = [_or_absent(d, h.dtype) for d in (d_states, d_last)]
@@ -150,8 +150,8 @@ def jacobians(sequence: Sequence, saved: list[tf.Tensor], threads: int) -> tf.Te
 
     Args:
         sequence: the call.
-        saved: what `forward` has returned for it.
-        threads: how many to use.
+        saved: the result of `forward`.
+        threads: the number of threads.
     """
     batch, steps, units = saved[0].shape
     (matrices,) = computation.compute(

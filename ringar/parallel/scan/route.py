@@ -1,4 +1,4 @@
-"""The way back through a net: which Jacobians are multiplied, and which rank multiplies which."""
+"""The route of the backward pass: the Jacobians to multiply, and each rank's share of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """Hold the way from the loss to the first weights.
+    """Hold the route from the loss back to the first weights.
 
-    There are positions between the Jacobians: at position i, dl/dh has come through i of them.
+    Positions are counted between the Jacobians: at position i, dl/dh has been multiplied by i of
+    them.
 
     Attributes:
         used: the numbers of the stages whose Jacobians are multiplied, from the loss back.
-        wanted: by the number of each stage that has weights to train, the position of its outputs.
+        wanted: the position of the outputs of each stage with trainable weights, by its number.
     """
 
     used: list[int]
@@ -39,30 +40,30 @@ class Route:
 
     @property
     def positions(self) -> int:
-        """Count the positions."""
+        """The number of positions."""
         return len(self.used) + 1
 
     def share(self, line: Line) -> range:
         """Return the positions of this rank, which has the Jacobian after each of them.
 
-        All ranks get the same number, or one less. What a product costs depends on how full the
-        others have made the matrices, which cannot be told before.
+        The numbers of positions differ by at most 1 between ranks. The cost of a product depends on
+        the sparsity of earlier products, which is not known in advance.
         """
         if line.ranks.rank() >= line.size:
             return range(0)
-        cuts = [place * self.positions // line.size for place in (line.index, line.index + 1)]
+        cuts = [i * self.positions // line.size for i in (line.index, line.index + 1)]
         return range(*cuts)
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """Hold one rank's share of the way back.
+    """Hold one rank's share of a route.
 
     Attributes:
-        positions: whose gradients it makes; none if there are more ranks than positions.
-        count: of all positions.
-        line: the ranks that have positions, in the order of the way back; None if there is one
-            rank alone.
+        positions: the positions of this rank; empty if there are more ranks than positions.
+        count: the number of all positions.
+        line: the ranks with positions, in the order of the backward pass; None if there is one
+            rank only.
     """
 
     positions: range
@@ -76,12 +77,12 @@ class Share:
 
     @property
     def is_first(self) -> bool:
-        """Whether it begins with the gradient of the loss."""
+        """Whether the share begins with the gradient of the loss."""
         return len(self.positions) > 0 and self.positions.start == 0
 
     @property
     def has_successor(self) -> bool:
-        """Whether another rank goes on where it ends."""
+        """Whether another rank continues the backward pass."""
         return 0 < self.positions.stop < self.count
 
 

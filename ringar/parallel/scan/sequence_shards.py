@@ -1,15 +1,15 @@
-"""A recurrent layer over sequences that are cut over ranks: each rank has a stretch of the steps.
+"""A recurrent layer over sequences that are sharded over ranks: each rank has some of the steps.
 
-Forward there is no way around the order of the steps: a rank gets the state before its first step
-from the rank before it, and hands the state after its last step on. Backward the chain of Jacobians
-is scanned across ranks (`ringar.parallel.scan.across`): the last rank goes back through its
-steps while those in the middle reduce theirs; in log2(P) rounds all learn what comes into them from
-the later ranks; then they go back through their own steps, again at the same time.
+The forward pass is sequential: a rank receives the state before its first step from the previous
+rank and sends the state after its last step to the next one. The backward pass scans the chain of
+Jacobians across ranks (`ringar.parallel.scan.across`): the last rank computes the gradients of its
+steps while the ranks in the middle reduce their Jacobians. After log2(P) rounds all ranks have the
+gradient that enters their shard, and compute the gradients of their steps concurrently.
 
-Each rank's weight gradients are those of its own steps; their sum is that of the sequence. Where
-all ranks have the same loss, or losses of their own whose mean is the loss, an average over the
-ranks, as `ringar.DistributedOptimizer` makes it, is the gradient: what each rank gets back
-holds the losses of all ranks added up.
+Each rank's weight gradients are those of its own steps; their sum is the gradient of the sequence.
+A rank's steps get the gradients of the sum of all ranks' losses. If all ranks have the same loss,
+or losses whose mean is the loss, the average over the ranks, as `ringar.DistributedOptimizer`
+computes it, is therefore the gradient.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ringar.parallel.scan.recurrent import Sequence
 
 
 def states(sequence: Sequence, options: Options, ranks: ProcessSet) -> tf.Tensor:
-    """Return the states after each step of this rank's stretch, (batch, steps, units)."""
+    """Return the states after each step of this rank's shard, (batch, steps, units)."""
     return _run(sequence, options, ranks, last_only=False)
 
 
@@ -50,7 +50,7 @@ def _run(sequence: Sequence, options: Options, ranks: ProcessSet, *, last_only: 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
             d_states, d_last = (None, upstream) if last_only else (upstream, upstream[:, -1])
             gradients = _back(own, saved, d_states, d_last, options, ranks)
-            if ranks.rank() > 0:  # the state before this stretch is no argument of this rank
+            if ranks.rank() > 0:  # the initial state is an argument of rank 0 only
                 gradients[1] = tf.zeros_like(gradients[1])
             return gradients
 
@@ -74,24 +74,24 @@ def _back(
     options: Options,
     ranks: ProcessSet,
 ) -> list[tf.Tensor]:
-    """Return the gradients of this rank's stretch, what later ranks make of theirs included.
+    """Return the gradients of this rank's shard, for the losses of this and all later ranks.
 
-    `d_last` is what comes in at the last state on this rank; it is in `d_states`, if there are any.
+    `d_last` is the upstream gradient of this rank's last state; `d_states`, if given, includes it.
     """
 
-    def go_back(comes_in: tf.Tensor) -> list[tf.Tensor]:
-        last = comes_in if d_states is not None else comes_in + d_last
+    def local_backward(entering: tf.Tensor) -> list[tf.Tensor]:
+        last = entering if d_states is not None else entering + d_last
         return recurrent.backward(own, saved, d_states, last, options)
 
     line, nothing = doubling.Line(ranks, ranks.size(), reverse=True), tf.zeros_like(d_last)
-    if line.index == 0:  # the end of the sequence: what it hands on is a vector
-        gradients = go_back(nothing)
+    if line.index == 0:  # the end of the sequence, which sends a vector
+        gradients = local_backward(nothing)
         across.exchange(across.Element(gradients[1]), nothing, line)
         return gradients
     part = None
     if line.index + 1 < line.size:
         part = _reduce(own, saved, d_states, d_last, options)
-    return go_back(across.exchange(part, nothing, line))
+    return local_backward(across.exchange(part, nothing, line))
 
 
 def _reduce(
@@ -101,9 +101,9 @@ def _reduce(
     d_last: tf.Tensor,
     options: Options,
 ) -> across.Element:
-    """Return this stretch, as a map of what comes in at its last state."""
+    """Return this shard as a map of the gradient that enters at its last state."""
     addends = None
-    if d_states is not None:  # that of h_t comes in where the vector is dL/dh_t; none at h_0
+    if d_states is not None:  # the addend at dL/dh_t is the upstream gradient of h_t; none at h_0
         by_step = tf.transpose(d_states, [1, 0, 2])
         addends = tf.concat([tf.zeros_like(d_last)[None], by_step[:-1]], axis=0)
     jacobians = recurrent.jacobians(own, saved, options.threads)

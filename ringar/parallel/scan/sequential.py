@@ -1,4 +1,4 @@
-"""`Sequential`: a Keras model whose gradients are those of a scan over its layers' Jacobians."""
+"""`Sequential`: a Keras model whose backward pass is a scan over its layers' Jacobians."""
 
 from __future__ import annotations
 
@@ -22,52 +22,51 @@ class Sequential(keras.Sequential):
     """Train a `keras.Sequential` whose backward pass is a parallel scan.
 
     Back-propagation multiplies dl/dh by the transposed Jacobian of one layer after the other. The
-    product is associative, so that a scan needs only logarithmically many rounds, whose products
-    run at once (Wang, Bai and Pekhimenko, MLSys 2020, arXiv:1907.10134). Jacobians are sparse
-    matrices, made by index arithmetic of weights and activations, and multiplied by SciPy on the
-    processor's cores. The gradients are those of `keras.Sequential` but for rounding.
+    product is associative, so a scan needs only logarithmically many rounds of concurrent products
+    (Wang, Bai and Pekhimenko, MLSys 2020, arXiv:1907.10134). Jacobians are sparse matrices, made by
+    index arithmetic of weights and activations, and multiplied by SciPy on the processor's cores.
+    The gradients are those of `keras.Sequential` but for rounding.
 
     Everything else is as in `keras.Sequential`: `compile`, `fit`, `evaluate`, `predict`, `save`,
-    sample and class weights, regularizers of weights, optimizers, distributed ones included
-    (`ringar.DistributedOptimizer`). It is not compiled by XLA: with `jit_compile=True` Keras warns.
+    sample and class weights, regularizers of weights, and optimizers, distributed ones included
+    (`ringar.DistributedOptimizer`). XLA cannot compile it: with `jit_compile=True` Keras warns.
 
-    Products of matrices have ever fewer zeros and cost far more than those with a vector: for most
-    nets the plain chain, `levels=0`, is the fastest on a few cores, and `keras.Sequential` is
-    faster still. `benchmarks.scan.analysis` counts what a scan of a given net costs.
+    Each product of matrices has fewer zeros than its factors, and costs far more than a product
+    with a vector. For most nets the plain chain, `levels=0`, is the fastest on a few cores, and
+    `keras.Sequential` is faster still. `benchmarks.scan.analysis` counts what a scan of a given net
+    costs.
 
-    With a `process_set`, such as `ringar.global_process_set`, its ranks go backward through one
-    model together. All must be given the same examples and begin with the same weights; both is
-    checked. Each runs the forward pass, makes the Jacobians of its stretch of the layers, as many
-    as any other, and reduces them. They exchange products in ceil(log2(P)) rounds, and in the end
-    the gradients of all weights, so that all apply the same numbers, bit for bit. From three ranks
-    on, those in the middle multiply matrices whatever `levels` is, which then says how each rank
-    goes down through its stretch. The optimizer is an ordinary one; a distributed one may average
-    over several such process sets. If a rank fails in a step, the others wait until it ends, or
-    for the deadline. The process set is not saved: set `model.process_set` of a model that was
-    loaded, and compile it then.
+    With a `process_set`, such as `ringar.global_process_set`, its ranks share the backward pass of
+    one model. All ranks must have the same examples and initial weights; both are checked. Each
+    rank runs the forward pass, makes the Jacobians of a span of the layers and reduces them. All
+    spans have about as many Jacobians. The ranks exchange products in ceil(log2(P)) rounds and
+    finally gather the gradients of all weights, so that all apply the same bits. With three or more
+    ranks, those in the middle always multiply matrices; `levels` applies to the sweep through each
+    rank's span. The optimizer is an ordinary one; a distributed one may average over several such
+    process sets. If a rank fails in a step, the others wait until it ends, or until the deadline.
+    The process set is not saved: after loading a model, set `model.process_set`, then compile it.
 
     Args:
         layers: Dense, Conv2D (channels last), MaxPooling2D, Flatten, Reshape, Dropout, ReLU and
             Activation, with relu, tanh, sigmoid or linear as activation, and any in the last layer.
-        levels: how many levels the scan goes up and down; what is left is multiplied one after the
-            other. 0 is the plain chain. None: those with the shortest critical path on this
-            machine's cores, counted for the first example of the first batch; with a `process_set`,
-            in each rank's stretch by itself.
-        process_set: ranks that train one model together, each with a stretch of its layers; see
-            below. None: each rank goes backward by itself.
+        levels: the number of levels of the scan, around a serial part. 0 is the plain chain. None:
+            the number with the shortest critical path on this machine's cores, counted for the
+            first example of the first batch, and for each rank's span by itself.
+        process_set: the ranks that share the backward pass, each with a span of the layers; see
+            above. None: each rank by itself.
         trainable: as in `keras.Sequential`.
         name: as in `keras.Sequential`.
 
     Attributes:
         levels: as given.
         process_set: as given.
-        chosen_levels: what is used; None before the first step if `levels` is None.
+        chosen_levels: the levels in use; None before the first step if `levels` is None.
 
     Raises:
         ImportError: SciPy is missing.
-        OutOfMemoryError: in a step, if a product of matrices may get too large; `fit` raises it as
-            TensorFlow's ResourceExhaustedError.
-        ValueError: a layer is not supported, which is named, or `levels` is out of range.
+        OutOfMemoryError: in a step, if a product of matrices may be too large; `fit` raises
+            TensorFlow's ResourceExhaustedError instead.
+        ValueError: a layer is not supported (the error names it), or `levels` is out of range.
 
     Example:
     ```python
@@ -92,7 +91,7 @@ class Sequential(keras.Sequential):
         trainable: bool = True,
         name: str | None = None,
     ) -> None:
-        scipy_sparse()  # says what to install before anything is built
+        scipy_sparse()  # raise early if SciPy is missing
         self._check_levels(levels)
         if process_set is not None and not isinstance(process_set, ProcessSet):
             raise TypeError(
@@ -146,7 +145,7 @@ class Sequential(keras.Sequential):
             loss = self.optimizer.scale_loss(loss)
         weights = self.trainable_weights
         if weights:
-            # What the loss has of the weights themselves: regularizers.
+            # The direct gradients are those of regularizers.
             last, *direct = tape.gradient(loss, [forward.outputs, *weights])
             by_scan = scan.backward(forward, last)
             pairs = [
@@ -181,13 +180,13 @@ class Sequential(keras.Sequential):
             )
 
     def _scan_of(self) -> Scan:
-        """Return the scan over the layers as they are; made anew where one was added or rebuilt."""
+        """Return the scan over the current layers, made again after a change."""
         made = getattr(self, "_scan", None)
         ranks = self.process_set
         if made is None or made.functional is not self._functional or made.ranks is not ranks:
             chain = stages.Chain.of(self.layers, self.input_shape[1:])
             made = Scan(chain, self._functional, self._levels_for, ranks)
-            # Neither layers nor state of the model, which are all that Keras is to track.
+            # Keras must not track the scan as a layer or state of the model.
             object.__setattr__(self, "_scan", made)
         return made
 

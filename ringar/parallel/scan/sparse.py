@@ -1,4 +1,4 @@
-"""SciPy's sparse matrices, imported when they are first used, and what is done with them here."""
+"""Functions on SciPy's sparse matrices. SciPy is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def scipy_sparse() -> ModuleType:
     """Return the module `scipy.sparse`.
 
     Raises:
-        ImportError: SciPy is missing; says how to install it.
+        ImportError: SciPy is missing; the error says how to install it.
     """
     try:
         import scipy.sparse
@@ -30,7 +30,7 @@ def scipy_sparse() -> ModuleType:
 def csr(
     data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: tuple[int, int]
 ) -> csr_array:
-    """Return a CSR matrix of these arrays, with sorted rows and short indices if they fit."""
+    """Return a CSR matrix of arrays whose rows are sorted, with 32-bit indices if possible."""
     largest = max(*shape, len(data))
     width = np.int32 if largest <= np.iinfo(np.int32).max else np.int64
     arrays = (data, indices.astype(width, copy=False), indptr.astype(width, copy=False))
@@ -55,15 +55,15 @@ def repeat(matrix: csr_array, times: int) -> csr_array:
 
 
 def multiplications(left: csr_array, right: csr_array) -> int:
-    """Return the multiply-adds in the product of two CSR matrices, counted without multiplying.
+    """Return the number of multiply-adds in the product of two CSR matrices.
 
-    Entry (i, k) of the left one meets every entry in row k of the right one.
+    Entry (i, k) of `left` is multiplied by every entry in row k of `right`.
     """
     in_row = np.diff(right.indptr)
     return int(in_row[left.indices].sum(dtype=np.int64))
 
 
 def sparsity(matrix: csr_array) -> float:
-    """Return the share of a CSR matrix that is not stored."""
+    """Return the fraction of a CSR matrix that is not stored."""
     rows, columns = matrix.shape
     return 1 - matrix.nnz / (rows * columns)

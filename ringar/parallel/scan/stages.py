@@ -1,11 +1,12 @@
 """A net as a chain of stages, each of which has a Jacobian.
 
-A layer with an activation in it makes two stages: a linear one, whose Jacobian is made of weights,
-and the activation, whose Jacobian is made of its outputs. A stage runs forward in TensorFlow and
-says what its Jacobian is made of, its record; `matrix` makes the Jacobian of that in NumPy.
+A layer with an activation makes two stages: a linear one, whose Jacobian depends on weights, and
+the activation, whose Jacobian depends on its outputs. A stage runs forward in TensorFlow and
+returns a record, the tensor on which its Jacobian depends; `matrix` makes the Jacobian from it in
+NumPy.
 
-The activation of the last layer is no stage: it is differentiated with the loss. So it may be any,
-and losses see the logits of a softmax as they do in Keras.
+The activation of the last layer is not a stage: it is differentiated with the loss. It may
+therefore be any function, and losses find the logits of a softmax as they do in Keras.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 layers = keras.layers
 Shape = tuple[int, ...]
-Run = Callable[[tf.Tensor, bool], tuple[tf.Tensor, tf.Tensor | None]]
+Run = Callable[[tf.Tensor, bool], tuple[tf.Tensor, Any]]
 
 SUPPORTED = (
     "Dense, Conv2D, MaxPooling2D, Flatten, Reshape, Dropout, ReLU and Activation, with relu, tanh, "
@@ -42,12 +43,12 @@ class Stage:
     """Describe one layer as a stage of a chain.
 
     Attributes:
-        layer: it belongs to.
+        layer: the layer that it belongs to.
         kind: "convolution", "max-pooling", "relu", ...
         run: `run(inputs, training)` returns outputs and the record, a tensor or None.
-        matrix: `matrix(record)` makes the transposed Jacobian of the record, which is in NumPy.
-        shape: of an example's transposed Jacobian: numbers in its input, and in its output.
-        entries: how many of that are not guaranteed to be zero.
+        matrix: `matrix(record)` makes the transposed Jacobian from the record, a NumPy array.
+        shape: the shape of an example's transposed Jacobian: the sizes of its input and output.
+        entries: the number of entries that are not guaranteed to be zero.
         per_example: whether the Jacobian differs between examples.
     """
 
@@ -61,12 +62,12 @@ class Stage:
 
     @property
     def is_identity(self) -> bool:
-        """Whether it only gives numbers another shape."""
+        """Whether the stage only reshapes its input."""
         return self.kind == "identity"
 
     @property
     def guaranteed_zeros(self) -> float:
-        """The share of the Jacobian that is zero whatever the weights and the inputs are."""
+        """The fraction of the Jacobian that is zero for all weights and inputs."""
         return 1 - self.entries / math.prod(self.shape)
 
     def element(self, record: np.ndarray | None) -> Element:
@@ -79,7 +80,7 @@ class Chain:
     """Describe a net as a chain of stages.
 
     Attributes:
-        stages: in the order of the forward pass.
+        stages: the stages, in the order of the forward pass.
         finish: the activation of the last layer.
     """
 
@@ -91,11 +92,11 @@ class Chain:
         """Return the chain of some layers.
 
         Args:
-            net: layers that are built.
-            input_shape: of an example.
+            net: the layers, built.
+            input_shape: the shape of an example.
 
         Raises:
-            ValueError: a layer is not supported; it is named.
+            ValueError: a layer is not supported; the error names it.
         """
         _check_dtypes(net)
         shape = _known(input_shape, net[0])
@@ -114,10 +115,10 @@ class Chain:
 
 
 def check(layer: keras.layers.Layer) -> None:
-    """Check that a layer has a Jacobian here, as far as it can be told before it is built.
+    """Check that a layer is supported, as far as that is known before it is built.
 
     Raises:
-        ValueError: it has none; names the layer, and what could be used.
+        ValueError: it is not; the error names the layer and the supported ones.
     """
     reason = ""
     if type(layer) not in {*_LINEAR, *_FUNCTIONS, layers.InputLayer}:
@@ -198,7 +199,7 @@ def _reshape(layer: keras.layers.Layer, shape: Shape) -> list[Stage]:
 
 def _dropout(layer: keras.layers.Layer, shape: Shape) -> list[Stage]:
     def run(inputs: tf.Tensor, training: bool) -> tuple[tf.Tensor, tf.Tensor | None]:
-        # What the layer makes of ones is its mask, with the same random numbers.
+        # The layer's output for ones is its mask, with the same random numbers.
         mask = layer(tf.ones_like(inputs), training=training)
         return inputs * mask, mask
 
@@ -210,7 +211,7 @@ def _nothing(layer: keras.layers.Layer, shape: Shape) -> list[Stage]:
     return []
 
 
-#: What a layer does before its activation; exact types, since a subclass may do something else.
+#: The stages of a layer before its activation, by exact type: subclasses may compute differently.
 _LINEAR: dict[type, Callable[[Any, Shape], list[Stage]]] = {
     layers.Dense: _dense,
     layers.Conv2D: _convolution,
@@ -246,7 +247,7 @@ def _elementwise(
 
 
 def _name(function: Callable[[tf.Tensor], tf.Tensor]) -> str | None:
-    """Return the name of an activation that has a Jacobian here."""
+    """Return the name of a supported activation, or None."""
     if isinstance(function, layers.ReLU):
         plain = (None, 0, 0)
         its = (function.max_value, function.negative_slope, function.threshold)

@@ -13,31 +13,33 @@ exclusive prefixes of
 arXiv:1907.10134, algorithm 1; Blelloch, "Prefix sums and their applications", 1990.) The last
 element, J_1^T, is part of no prefix, and is never read.
 
-**Steps.** On level d the elements lie in blocks of 2^d neighbours, the last of which stands for the
-block; the last block may be shorter. Blocks are taken in pairs, a left and a right one, that end in
-l and r.
+**Steps.** On level d the elements form blocks of 2^d neighbors; the last block may be shorter. The
+last element of a block represents it. Blocks are taken in pairs, a left one that ends in l and a
+right one that ends in r.
 
 - Up-sweep, level 0 first. The right end gets the product of the pair: a[r] <- a[l] ⋄ a[r]. The pair
   at the end of the chain is left out, since no prefix has all of it.
-- Serial. After `levels` levels, the prefix before each block follows from the one before the block
-  to its left.
-- Down-sweep, level 0 last. What comes before the pair comes before its left block, and what comes
-  before the right block has the left one in addition: t = a[l]; a[l] <- a[r]; a[r] <- a[r] ⋄ t. The
-  operands stand in the other order than in Blelloch's scan of numbers.
+- Serial. After `levels` levels, the prefix of each block follows from the prefix of the block to
+its
+  left.
+- Down-sweep, level 0 last. The prefix of the left block is that of the pair; the prefix of the
+right
+  block includes the left block, too: t = a[l]; a[l] <- a[r]; a[r] <- a[r] ⋄ t. The operands are in
+  the reverse order of Blelloch's scan of numbers.
 
 `levels=0` is the plain chain of matrix-vector products. With all levels, log2 of the length, there
-is no serial part. In between, the paper's hybrid, fewer products of two matrices are
-made, whose results have ever fewer zeros.
+is no serial part. The paper's hybrid is in between: it makes fewer products of two matrices, which
+get denser with each level.
 
 **Operations.** Only the up-sweep multiplies matrices by matrices, and not in its leftmost pairs,
-which have the vector; the whole rest is matrix times vector. Of m elements, the chain makes m - 2
-products in m - 2 rounds. All levels make less than 2m products, in 2 log2(m) - 2 rounds whose
-products are independent of each other. What that gains depends on the products of matrices, which
-cost more than those with a vector: `benchmarks.scan.analysis` counts.
+which have the vector; all other products are matrix times vector. Of m elements, the chain makes m
+- 2 products in m - 2 rounds. All levels make less than 2m products, in 2 log2(m) - 2 rounds whose
+products are independent of each other. The gain depends on the cost of products of two matrices,
+which is higher than with a vector: `benchmarks.scan.analysis` counts the operations.
 
-**Across ranks.** `reduce` and `sweep` are apart so that the elements may be, too: a rank reduces
-its stretch of the chain (`plan(..., whole=True)`) to one element, a scan over ranks turns these
-into what comes before each stretch, and each rank sweeps down from there (`incoming`).
+**Across ranks.** `reduce` and `sweep` are separate functions for elements on several ranks: a rank
+reduces its shard of the chain (`plan(..., whole=True)`) to one element, a scan over ranks computes
+the prefix of each shard, and each rank sweeps down from its prefix (`incoming`).
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ class Phase(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """Name the factors of a product, if the first element is a vector."""
+    """Name the kind of a product, if the first element is a vector."""
 
     MATRICES = "matrix x matrix"
     VECTOR = "matrix x vector"
@@ -72,14 +74,14 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Describe one product, or a copy where there is nothing to the left.
+    """Describe one product, or a copy if the left prefix is empty.
 
     Attributes:
-        phase: of the scan.
-        level: the blocks have 2^level elements.
-        left: where the left block ends.
-        right: where the right block ends.
-        kind: what is multiplied.
+        phase: the phase of the scan.
+        level: the level; its blocks have 2^level elements.
+        left: the end of the left block.
+        right: the end of the right block.
+        kind: the kind of product.
     """
 
     phase: Phase
@@ -95,9 +97,9 @@ class Plan:
 
     Attributes:
         length: the number of elements.
-        levels: of the up-sweep and the down-sweep.
-        up: rounds of independent steps, of the up-sweep.
-        down: those of the serial part, of one step each, and of the down-sweep.
+        levels: the levels of the up-sweep and the down-sweep.
+        up: the rounds of the up-sweep, each of independent steps.
+        down: the rounds of the serial part, of one step each, then those of the down-sweep.
     """
 
     length: int
@@ -107,16 +109,16 @@ class Plan:
 
     @property
     def rounds(self) -> tuple[tuple[Step, ...], ...]:
-        """All of them, one after the other."""
+        """All rounds, in order."""
         return self.up + self.down
 
     def count(self, kind: Kind) -> int:
-        """Return how many steps are of a kind."""
+        """Return the number of steps of a kind."""
         return sum(step.kind is kind for steps in self.rounds for step in steps)
 
 
 def most_levels(length: int) -> int:
-    """Return the levels of a scan without a serial part: log2 of `elements`, rounded up."""
+    """Return the levels of a scan without a serial part: log2 of `length`, rounded up."""
     return max(length - 1, 0).bit_length()
 
 
@@ -125,12 +127,12 @@ def plan(length: int, levels: int | None = None, *, whole: bool = False) -> Plan
 
     Args:
         length: the number of elements.
-        levels: how many to go up and down; all by default, and never more.
-        whole: whether the product of all elements is wanted, too, as the last one of `reduce`;
+        levels: the number of levels, at most all of them, which is the default.
+        whole: whether `reduce` computes the product of all elements, too, as its last element; this
             needs all levels.
 
     Raises:
-        ValueError: a number is negative, or `whole` is wanted of some levels only.
+        ValueError: a number is negative, or `whole` is true without all levels.
     """
     if length < 0 or (levels is not None and levels < 0):
         raise ValueError(
@@ -164,13 +166,13 @@ def scan(
     """Return the exclusive prefixes of `elements`.
 
     Args:
-        elements: a vector and matrices; the last one is not used, and may be anything.
-        operator: `operator(left, right)`, associative; it changes neither of them.
-        levels: as of `plan`.
-        each: applies a function to each of a round's steps: `executor.map` does so at once.
+        elements: a vector and matrices; the last one is not used, and may be any object.
+        operator: `operator(left, right)`, associative, without side effects.
+        levels: as for `plan`.
+        each: applies a function to each step of a round: `executor.map` does so concurrently.
 
     Returns:
-        As many as there are elements: at i the product of those before i, and None at 0.
+        The product of the elements before i, for each i; None at 0.
     """
     steps = plan(len(elements), levels)
     return sweep(reduce(elements, steps, operator, each), steps, operator, each=each)
@@ -182,7 +184,7 @@ def reduce(
     """Return the up-sweep.
 
     Returns:
-        The elements, with the product of each block of the plan in the place of its last one.
+        The elements, where the product of each block of the plan replaces its last element.
     """
     products = list(elements)
     for steps_of_level in steps.up:
@@ -199,14 +201,14 @@ def sweep(
     """Return the serial part and the down-sweep.
 
     Args:
-        products: from `reduce`, by the same plan.
+        products: the result of `reduce`, by the same plan.
         steps: the plan.
-        operator: as of `scan`.
-        incoming: what comes before the first element; None is nothing.
-        each: as of `scan`.
+        operator: as for `scan`.
+        incoming: the prefix of the first element, or None.
+        each: as for `scan`.
 
     Returns:
-        What comes before each element.
+        The prefix of each element.
     """
     before: list[Any] = [None] * steps.length
     ends = _ends(steps.length, steps.levels)
@@ -227,7 +229,7 @@ def sweep(
 
 
 def _ends(length: int, level: int) -> list[int]:
-    """Return where the blocks of a level end."""
+    """Return the ends of the blocks of a level."""
     size = 1 << level
     return [min(begin + size, length) - 1 for begin in range(0, length, size)]
 

@@ -175,12 +175,14 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
 
 def is_distributed(optimizer: keras.optimizers.Optimizer) -> bool:
     """Return whether `optimizer`, or the one in a `LossScaleOptimizer`, reduces over the ranks."""
-    return isinstance(inner_optimizer(optimizer), DistributedMixin)
+    return reduction_of(optimizer) is not None
 
 
 def reduction_of(optimizer: keras.optimizers.Optimizer) -> Reduction | GridReduction | None:
     """Return the reduction of a distributed optimizer, or of the one in a `LossScaleOptimizer`."""
-    return getattr(inner_optimizer(optimizer), "_reduction", None)
+    # A `LossScaleOptimizer` may be distributed itself.
+    holders = (optimizer, inner_optimizer(optimizer))
+    return next((o._reduction for o in holders if isinstance(o, DistributedMixin)), None)
 
 
 def grid_of(optimizer: keras.optimizers.Optimizer) -> Grid | None:

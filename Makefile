@@ -106,6 +106,8 @@ test-ranks: $(LIBRARY)
 test-long: $(LIBRARY)
 	$(PYTEST) --slow -m slow
 	$(MAKE) test-ranks SLOW='--slow -m slow' RANKS_LIMIT=5400
+	$(MAKE) build/native-thread/ringar_tests
+	$(MAKE) build/native-thread.passed SELECTED='$(ONE_THREAD)'
 	$(MAKE) test-native-aarch64
 
 # It would wait a second at the end of each rank that is a process.
@@ -116,6 +118,10 @@ FIXED_ADDRESSES = $(shell setarch --addr-no-randomize true 2>/dev/null && \
   echo setarch --addr-no-randomize)
 
 NATIVE := $(addprefix build/native-,address thread)
+
+# These compute in one thread: ThreadSanitizer has nothing to find there (`make test-long` asks it).
+ONE_THREAD := matrix_ recurrent_ reduce_
+build/native-thread.passed: SELECTED = $(addprefix -,$(ONE_THREAD))
 
 # Built one after the other, by all cores; run side by side, for much of the time ranks only wait.
 test-native: $(addsuffix /ringar_tests,$(NATIVE))
@@ -131,7 +137,7 @@ $(addsuffix /ringar_tests,$(NATIVE)): build/native-%/ringar_tests: $(STAMP)
 	@$(BIN)/cmake --build build/native-$* --target ringar_tests
 
 $(addsuffix .passed,$(NATIVE)): build/native-%.passed:
-	$(LIMIT) $(NATIVE_LIMIT) $(FIXED_ADDRESSES) build/native-$*/ringar_tests
+	$(LIMIT) $(NATIVE_LIMIT) $(FIXED_ADDRESSES) build/native-$*/ringar_tests $(SELECTED)
 
 # $(call need,command,package) stops where a program is missing, and names Debian's package.
 need = @command -v $(1) >/dev/null || { \

@@ -1,5 +1,6 @@
-// Runs the tests whose names contain one of the arguments, or all. Each has a deadline: a test that
-// hangs is a failure, and ends the program with its name.
+// Runs the tests whose names contain one of the arguments, or all; without those whose names
+// contain an argument behind a "-". Each has a deadline: a test that hangs is a failure, and ends
+// the program with its name.
 
 #include <signal.h>
 #include <unistd.h>
@@ -48,9 +49,15 @@ void on_deadline(int) {
 }
 
 bool wanted(const char* name, int argc, char** argv) {
-  for (int i = 1; i < argc; ++i)
-    if (std::strstr(name, argv[i])) return true;
-  return argc < 2;
+  bool some = false, found = false;
+  for (int i = 1; i < argc; ++i) {
+    const bool without = argv[i][0] == '-';
+    const bool here = std::strstr(name, argv[i] + without);
+    if (without && here) return false;
+    some = some || !without;
+    found = found || (!without && here);
+  }
+  return found || !some;
 }
 
 bool passes(const Test& test) {

@@ -89,9 +89,10 @@ demo: $(LIBRARY)
 
 test: test-plain test-ranks
 
-# Two at once, a file's tests in one process; then those that measure, with nothing beside them.
+# Three files at once, for much of the time jobs only wait; then the tests that measure, with nothing
+# beside them.
 test-plain: $(LIBRARY)
-	$(PYTEST) -n 2 --dist loadfile -m 'not alone' --junit-xml=$(REPORTS)/plain.xml
+	$(PYTEST) -n 3 --dist loadfile -m 'not alone' --junit-xml=$(REPORTS)/plain.xml
 	$(PYTEST) -m alone --junit-xml=$(REPORTS)/alone.xml
 
 # Once more, every rank running the same tests (see CONTRIBUTING.md); rank 0 alone reports.

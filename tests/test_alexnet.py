@@ -99,7 +99,7 @@ EQUAL = """
 import sys
 import keras, numpy as np, ringar, tensorflow as tf
 from examples.alexnet import small_alexnet
-from ringar.sharding.lineage import cut_of
+from ringar.sharding.cut import cut_of
 
 ringar.init(deadline=60)
 plans, parts, jit = sys.argv[1].split(","), int(sys.argv[2]), sys.argv[3] == "jit"
@@ -170,6 +170,7 @@ def test_every_plan_trains_as_one_process_does(
 
 
 @pytest.mark.job
+@pytest.mark.slow
 @pytest.mark.deadline(200)
 def test_digits_reach_95_percent() -> None:
     result = run_job(2, SCRIPT, args=["--plan", "split", "--digits"], deadline=180)

@@ -14,6 +14,7 @@ from tests.hosts.mpi import find_open_mpi, run_on_hosts
 pytestmark = pytest.mark.job
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_open_mpi() is None, reason="no mpirun of Open MPI")
 @pytest.mark.deadline(100)
 def test_training_converges() -> None:

@@ -97,7 +97,7 @@ def test_variables_can_be_marked_without_a_graph(grid: ringar.parallel.Grid) -> 
     for cut in cuts:
         assert (cut is None) == (grid.model == 1)
         assert cut is None or cut.axis == 0
-    with pytest.raises(ValueError, match=r"must treat each map by itself"):
+    with pytest.raises(ValueError, match=r"must treat each channel by itself"):
         ringar.parallel.own(layers.Dense(3), grid)
 
 

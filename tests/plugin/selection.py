@@ -7,8 +7,8 @@ alone          measures, and so runs while no other test runs
 every_variant  all variants run on every number of ranks
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
 
-If a test has more than MANY variants, each runs on one number of ranks: half of them on 2, a
-quarter on 3 and a quarter on 4. On other numbers of ranks the variant is slow.
+All variants of a test run on one rank. On more, each runs on one of the numbers of ranks that the
+test allows, on 2 twice as many as on 3 and on 4, and is slow on the others.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import pytest
 
 from tests.plugin.place import SIZE
 
-MANY = 4
-#: For each number of ranks, the variants of four that run.
-PARTS = {1: (0, 1, 2, 3), 2: (1, 3), 3: (0,), 4: (2,)}
+#: The numbers of ranks of a test's variants, in turn.
+SIZES = (3, 2, 4, 2)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,6 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _mark_rare_variants(items: list[pytest.Item]) -> None:
     """Mark the variants that run on another number of ranks as slow."""
+    if SIZE == 1:
+        return
 
     def test_of(item: pytest.Item) -> str:
         return item.nodeid.partition("[")[0]
@@ -64,8 +65,10 @@ def _mark_rare_variants(items: list[pytest.Item]) -> None:
     number: collections.Counter[str] = collections.Counter()
     for item in fast:
         test = test_of(item)
-        whole = variants[test] <= MANY or item.get_closest_marker("every_variant")
-        if not whole and number[test] % 4 not in PARTS.get(SIZE, PARTS[4]):
+        ranks = item.get_closest_marker("ranks")
+        sizes = [n for n in SIZES if ranks is None or n in ranks.args] or [SIZE]
+        whole = variants[test] == 1 or item.get_closest_marker("every_variant")
+        if not whole and sizes[number[test] % len(sizes)] != SIZE:
             item.add_marker(pytest.mark.slow)
         number[test] += 1
 

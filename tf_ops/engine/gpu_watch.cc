@@ -103,9 +103,13 @@ bool GpuWatch::comes_to_rest() {
   if (!take_event(&end).ok()) return false;
   lock.unlock();
   const auto ended = [](const auto& abort) { return abort->load(); };
+  const auto rests_in = [&](cuda::Stream stream) {
+    return driver_.EventRecord(end, stream) == cuda::kSuccess &&
+           wait_while([&] { return driver_.EventQuery(end) == cuda::kNotReady; });
+  };
   bool rests = wait_while([&] { return !std::all_of(aborting.begin(), aborting.end(), ended); });
-  rests = rests && driver_.EventRecord(end, stream_) == cuda::kSuccess &&
-          wait_while([&] { return driver_.EventQuery(end) == cuda::kNotReady; });
+  // Both streams use the gates, the mending stream from the moment when they are opened.
+  rests = rests && rests_in(stream_) && (!mending_ || rests_in(mending_));
   lock.lock();
   free_events_.push_back(end);
   return rests;

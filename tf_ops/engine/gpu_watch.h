@@ -75,7 +75,7 @@ class GpuWatch {
   // Ends all that is under way with an error, and aborts its communicators and this one, whose
   // kernels a call that failed may have left in the stream.
   void fail(GpuGroup& group, const Status& why);
-  // Waits a few seconds for the stream to come to rest, if it does.
+  // Waits a few seconds for the streams to come to rest, if they do.
   bool comes_to_rest();
   // Nothing is under way any longer, and nobody looks. False if something on the GPU does not end:
   // then all that it may still use has to stay.

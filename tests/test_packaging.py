@@ -17,7 +17,7 @@ import setup
 from tests.bare_machine import without_compilers
 from tests.plugin.jobs import ROOT
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, pytest.mark.deadline(300)]
 
 VERSION = re.search(r'__version__ = "(.*)"', (ROOT / "ringar/version.py").read_text())[1]  # type: ignore[index]
 # What a fresh clone holds; copied, so that the build neither finds nor leaves anything in the tree.
@@ -47,20 +47,18 @@ def python(*arguments: str | Path, **options: object) -> subprocess.CompletedPro
 
 
 @pytest.fixture(scope="module")
-def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a source archive and of the wheel that was built from that archive."""
-    folder = tmp_path_factory.mktemp("dist")
-    # Without isolation: the same build, but with what the test environment has.
-    result = python("-m", "build", "--no-isolation", "--outdir", folder, checkout)
+def built() -> Path:
+    """The folder of this tree's wheel and of the source archive that it was built from."""
+    command = ["make", "-C", str(ROOT), "wheel", f"VENV={sys.prefix}", f"PYTHON={sys.executable}"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    return folder
+    return ROOT / "dist"
 
 
 @pytest.fixture(scope="module")
 def wheel(built: Path) -> Path:
-    wheels = list(built.glob("*.whl"))
-    assert len(wheels) == 1
-    return wheels[0]
+    (wheel,) = built.glob(f"ringar-{VERSION}-*_{os.uname().machine}.whl")
+    return wheel
 
 
 def test_wheel_is_bound_to_the_platform_alone(wheel: Path) -> None:
@@ -134,7 +132,7 @@ def test_library_says_its_version(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_source_archive_holds_what_a_build_needs(built: Path) -> None:
-    (archive,) = built.glob("*.tar.gz")
+    archive = built / f"ringar-{VERSION}.tar.gz"
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
     native = "*.cc *.h *.inc *.txt *.cmake *.map"

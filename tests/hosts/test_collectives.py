@@ -46,8 +46,8 @@ class Layout:
 
 
 LAYOUTS = [
-    *(fast_if(False, Layout(ranks)) for ranks in ((1, 1), (2, 2), (2, 2, 2, 2))),
-    Layout((1, 1, 1, 1)),
+    *(fast_if(False, Layout(ranks)) for ranks in ((1, 1, 1, 1), (2, 2), (2, 2, 2, 2))),
+    Layout((1, 1)),
     Layout((2, 2), in_turn=True),
     Layout((3, 1)),
 ]  # fmt: skip

@@ -13,6 +13,7 @@ import ringar
 from ringar.parallel import Pipelined
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets
+from tests.plugin import fast_if
 
 pytestmark = [pytest.mark.usefixtures("initialized")]
 
@@ -139,7 +140,7 @@ def test_epochs_and_fits_do_not_interrupt_it(open_grid: OpenGrid, size: int, sch
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, fast_if(False, True)])
 def test_a_run_is_deterministic(open_grid: OpenGrid, size: int, jit_compile: bool) -> None:
     runs = []
     grid = open_grid(size)

@@ -33,6 +33,7 @@ np.savez(result, kind=type(model.optimizer).__module__ + "." + type(model.optimi
 """
 
 
+@pytest.mark.ranks(1, 2)
 def test_saved_model_resumes_in_a_plain_process(
     rank: int, shared_tmp_path: Path, exchange: Callable[[Any], Any]
 ) -> None:

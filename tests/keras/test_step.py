@@ -77,6 +77,7 @@ def fetched_by_steps(fetched: Counter[str], callbacks: list[Any]) -> int:
     return counts[2] - counts[1]
 
 
+@pytest.mark.ranks(1, 2)
 def test_callbacks_wait_for_no_step(fetched: Counter[str]) -> None:
     """Keras itself asks once per step whether there is another batch."""
     by_keras = fetched_by_steps(fetched, [])
@@ -85,6 +86,7 @@ def test_callbacks_wait_for_no_step(fetched: Counter[str]) -> None:
     assert fetched_by_steps(fetched, [make() for make, _ in PER_BATCH]) == by_keras
 
 
+@pytest.mark.ranks(1, 2)
 def test_a_callback_that_waits_is_seen(fetched: Counter[str]) -> None:
     """That the test before this one can fail."""
 

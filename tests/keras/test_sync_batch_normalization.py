@@ -354,6 +354,7 @@ for train in (
 """
 
 
+@pytest.mark.ranks(1, 2)
 def test_saved_model_predicts_in_a_plain_process_and_trains_on(
     rank: int, shared_tmp_path: Path, exchange: Callable[[Any], Any]
 ) -> None:

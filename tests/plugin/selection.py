@@ -7,8 +7,8 @@ alone          measures, and so runs while no other test runs
 every_variant  all variants run on every number of ranks
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
 
-A variant of a test that runs on several numbers of ranks runs on one of those above 1, on 2 twice as
-many as on 3 and on 4. Every second one runs on one rank, too. On the other numbers it is slow.
+A variant of a test that runs on several numbers of ranks runs on one of those above 1, on 2 twice
+as many as on 3 and on 4. Every second one runs on one rank, too. On the other numbers it is slow.
 """
 
 from __future__ import annotations

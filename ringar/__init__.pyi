@@ -47,4 +47,6 @@ from .job.start import shutdown as shutdown
 from .keras import DistributedGradientTape as DistributedGradientTape
 from .keras import DistributedOptimizer as DistributedOptimizer
 from .keras import callbacks as callbacks
+from .keras import separate_seeds as separate_seeds
+from .keras import set_random_seed as set_random_seed
 from .version import __version__ as __version__

@@ -12,11 +12,13 @@ from ringar.collectives import call as calls
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define, run, values_of
 from ringar.collectives.dtypes import Array
-from ringar.job import process_sets
+from ringar.job import log, process_sets
 from ringar.job.process_sets import ProcessSet
 
 if TYPE_CHECKING:
     import keras
+
+_log = log.logger(__name__)
 
 
 @calls.do_not_convert
@@ -116,3 +118,4 @@ def broadcast_variables(
     )
     for target, value in zip(targets, values, strict=True):
         target.assign(value)
+    _log.debug("received %d variables of rank %d", len(targets), root_rank)

@@ -37,6 +37,7 @@ class Names(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
         """Change the whole package, when all of it has been read."""
+        pkg.set_member("launchers", griffe.load("launchers", search_paths=["."]))  # as setup.py does
         loader.resolve_aliases(implicit=False, external=False)
         items = list(_objects(pkg))
         for item in items:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import tensorflow as tf
 
 from ringar.data import early
 from ringar.data.deal import Deal
+from ringar.job import log
+
+_log = log.logger(__name__)
 
 
 def deal(dataset: tf.data.Dataset, rule: Deal) -> tf.data.Dataset:
@@ -127,7 +129,7 @@ def _warn_of_different_orders(dataset: tf.data.Dataset) -> None:
     if type(dataset).__name__ == "_ShuffleDataset":
         seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
         if all(isinstance(seed, tf.Tensor) and int(seed) == 0 for seed in seeds):
-            logging.getLogger("ringar").warning(
+            _log.warning(
                 "ringar.data.shard was given a dataset that is shuffled without a seed: ranks "
                 "shuffle in different orders, so that some elements occur on several ranks and "
                 "others on none. Shuffle with a seed, call ringar.set_random_seed before, or "

@@ -9,7 +9,6 @@ step the training is what it is without the check.
 from __future__ import annotations
 
 import itertools
-import logging
 from typing import Any
 
 import keras
@@ -18,10 +17,12 @@ import tensorflow as tf
 
 from ringar.collectives import allgather
 from ringar.collectives.digest import digest
+from ringar.job import log
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras.optimizer import grid_of
 
 _NO_BATCH = -1
+_log = log.logger(__name__)
 
 
 class FirstBatch:
@@ -63,7 +64,7 @@ class FirstBatch:
         # The ranks of a model group have the same examples, or examples of their own (a hybrid).
         equal = _equal(everyone.tolist(), 1 if grid is None else grid.model)
         if equal and ranks.rank() == 0:
-            logging.getLogger("ringar").warning(
+            _log.warning(
                 "The first batch is the same on ranks %s: these ranks compute the same gradients, "
                 "and the job does the work of fewer ranks. Give each rank its share of the data "
                 "with ringar.data.shard(data), or shuffle with a seed of its own on each rank.",

@@ -20,26 +20,9 @@ pytestmark = pytest.mark.usefixtures("initialized")
 ROWS = 4 * common.GLOBAL_BATCH
 
 
-class TokensAndPositions(keras.layers.Layer):
-    """Embed tokens twice by one table and once by another, and add the embedding of positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shared, self.own = keras.layers.Embedding(12, 3), keras.layers.Embedding(12, 3)
-        self.positions = keras.layers.Embedding(4, 3)
-
-    def build(self, shape: Any) -> None:
-        for table in (self.shared, self.own, self.positions):
-            table.build(shape)
-
-    def call(self, x: Any) -> Any:
-        tokens = self.shared(x) * self.shared(keras.ops.flip(x, axis=1)) + self.own(x)
-        return tokens + self.positions(keras.ops.arange(4))
-
-
 def model_of(seed: int) -> keras.Model:
     keras.utils.set_random_seed(seed)
-    layers = [TokensAndPositions(), keras.layers.Flatten(), keras.layers.Dense(1)]
+    layers = [common.TokensAndPositions(3), keras.layers.Flatten(), keras.layers.Dense(1)]
     return keras.Sequential([keras.Input((4,), dtype="int32"), *layers])
 
 

@@ -15,7 +15,7 @@ def transformer(seed: int) -> keras.Model:
     """Token and position embedding, attention, and a feed-forward net of two layers."""
     keras.utils.set_random_seed(seed)
     layers, ids = keras.layers, keras.Input((4,), dtype="int32")
-    x = layers.Embedding(12, 8)(ids) + layers.Embedding(4, 8)(keras.ops.arange(4))
+    x = common.TokensAndPositions(8)(ids)
     x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4)(x, x))
     x = layers.LayerNormalization()(x + layers.Dense(8)(layers.Dense(32, "relu")(x)))
     return keras.Model(ids, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))

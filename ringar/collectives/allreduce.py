@@ -67,7 +67,9 @@ def allreduce(
     chosen = calls.checked_algorithm(algorithm)
     if isinstance(tensor, tf.IndexedSlices):
         factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-        return slices.gather(tensor, name, process_set, op=op, compression=compression, **factors)[0]
+        return slices.gather(tensor, name, process_set, op=op, compression=compression, **factors)[
+            0
+        ]
     options = (compression, prescale_factor, postscale_factor, name, process_set)
     return reduce("allreduce", [tensor], op, *options, algorithm=chosen)[0]
 

@@ -84,7 +84,7 @@ class DistributedMixin:
 
     def __reduce__(self) -> Any:
         """Pickle the plain optimizer, as files hold it."""
-        make, arguments = super().__reduce__()
+        make, arguments = keras.optimizers.Optimizer.__reduce__(self)
         return getattr(self.__class__, make.__name__), arguments
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -142,9 +142,7 @@ class Reduction:
             )
         for index in reversed(slices):
             name = f"gradients/sparse_{index}"
-            reduced[index] = sparse.reduced(
-                reduced[index], name, self.process_set, self._factors()
-            )
+            reduced[index] = sparse.reduced(reduced[index], name, self.process_set, self._factors())
         if not factored:
             return reduced, None
         return reduced, self._reduce_factored(reduced, factored, variables, loss_scale)

@@ -7,9 +7,9 @@ of a row lie in the batch and on the ranks. So slices of equal rows are added be
 sees them: first on each rank, then over the ranks. All of Keras' optimizers then compute what they
 compute with a dense gradient.
 
-The ranks' sums are added in rank order, one rank at a time. So all ranks hold the same bits on GPUs,
-too, where TensorFlow's segment sums have no fixed order. A compiled step must know the number of
-rows in advance, and gets a dense gradient.
+The ranks' sums are added in rank order, one rank at a time. So all ranks hold the same bits, also
+on GPUs, where TensorFlow's segment sums have no fixed order. A compiled step must know the number
+of rows in advance, and gets a dense gradient.
 """
 
 from __future__ import annotations

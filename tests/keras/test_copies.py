@@ -36,7 +36,8 @@ PLAIN: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("way", COPIES)
 def test_copies_reduce_on_their_own(way: str, rank: int, size: int) -> None:
     settings = ringar.Compression.powersgd(rank=1)
-    optimizer = ringar.DistributedOptimizer(SGD(1.0, name="one"), op=ringar.Sum, compression=settings)
+    plain = SGD(1.0, name="one")
+    optimizer = ringar.DistributedOptimizer(plain, op=ringar.Sum, compression=settings)
     variables = [keras.Variable(np.zeros(shape, "float32")) for shape in [(12, 10), (3,)]]
     gradients = [tf.fill(v.shape, rank + 1.0) for v in variables]
     optimizer.apply(gradients, variables)

@@ -27,7 +27,7 @@ def transformer(seed: int) -> keras.Model:
     ids=["sgd", "adam"],
 )
 def test_trains_as_one_process(optimizer: str, options: dict[str, float], rank: int) -> None:
-    keras.config.set_dtype_policy("float64")  # where Adam divides by a small number, float32 differs
+    keras.config.set_dtype_policy("float64")
     try:
         whole, model = transformer(0), transformer(rank)
     finally:

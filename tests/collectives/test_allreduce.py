@@ -321,7 +321,8 @@ def test_slices_that_cannot_be_reduced() -> None:
     ):
         ringar.allreduce(slices, ringar.Max)
     whole = tf.IndexedSlices(tf.ones([1, 2], tf.int32), **where)
-    for options in ({}, {"op": ringar.Sum, "prescale_factor": 0.5}):
+    wrong: list[dict[str, Any]] = [{}, {"op": ringar.Sum, "prescale_factor": 0.5}]
+    for options in wrong:
         # On rank 0 alone, and told to the others, who have slices of floats.
         mine = whole if ringar.rank() == 0 else slices
         with pytest.raises(common.REFUSED, match=r"expected a floating dtype.*received int32"):

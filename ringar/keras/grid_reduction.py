@@ -26,6 +26,9 @@ from ringar.sharding.slots import inner_optimizer
 if TYPE_CHECKING:
     import keras
 
+    from ringar.collectives.ops import ReduceOp
+    from ringar.job.process_sets import ProcessSet
+
 
 #: Optimizers that scale updates by norms of whole variables, or factor them.
 _NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
@@ -45,6 +48,21 @@ class GridReduction:
         self.grid = grid
         self._over_all = over_all
         self._over_data = dataclasses.replace(over_all, process_set=grid.data_set)
+
+    @property
+    def op(self) -> ReduceOp:
+        """The op of the reduction, as for `Reduction`."""
+        return self._over_all.op
+
+    @property
+    def size(self) -> int:
+        """The number of ranks that reduce together."""
+        return self._over_all.size
+
+    @property
+    def ranks(self) -> ProcessSet | None:
+        """The ranks that hold different examples."""
+        return self.grid.data_set
 
     @tf.autograph.experimental.do_not_convert
     def __call__(

@@ -33,7 +33,7 @@ from ringar.collectives import Average
 from ringar.collectives.compression import Compression
 from ringar.errors import NotInitializedError
 from ringar.job import place
-from ringar.keras import buckets
+from ringar.keras import buckets, losses, share
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 from ringar.sharding.slots import inner_optimizer
@@ -165,6 +165,8 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
         sparse_as_dense,
     )
     _reduce_before_overflow_check()
+    share.install()
+    losses.install()
     # Bypass Keras' __setattr__, which tracks attributes.
     on_grid = reduction if grid is None else GridReduction(reduction, grid)
     object.__setattr__(optimizer, "_reduction", on_grid)

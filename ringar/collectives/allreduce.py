@@ -60,10 +60,11 @@ def allreduce(
         PeerLostError: a rank died or left. (`tf.errors.AbortedError`.)
         DeadlineError: a rank did not come in time. (`tf.errors.DeadlineExceededError`.)
     """
-    options = (compression, prescale_factor, postscale_factor, name, process_set)
     chosen = calls.checked_algorithm(algorithm)
     if isinstance(tensor, tf.IndexedSlices):
-        return slices.allreduce(tensor, op, *options)
+        factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+        return slices.gather(tensor, name, process_set, op=op, compression=compression, **factors)[0]
+    options = (compression, prescale_factor, postscale_factor, name, process_set)
     return reduce("allreduce", [tensor], op, *options, algorithm=chosen)[0]
 
 

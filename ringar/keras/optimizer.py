@@ -23,7 +23,7 @@ one rank is an overflow of the sum, and all ranks skip the step. Keras makes the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ from ringar.job import place
 from ringar.keras import buckets, losses, share
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
-from ringar.sharding.slots import inner_optimizer
+from ringar.sharding.slots import inner_optimizer, with_nested
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -81,6 +81,20 @@ class DistributedMixin:
         if trainable_variables is not None:
             return list(trainable_variables)
         return getattr(self, "_trainable_variables", None) or None  # empty: not built
+
+    def __reduce__(self) -> Any:
+        """Pickle the plain optimizer, as files hold it."""
+        make, arguments = super().__reduce__()
+        return getattr(self.__class__, make.__name__), arguments
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Copy as Keras does; the copy is distributed, with a reduction of its own."""
+        make, arguments = self.__reduce__()
+        return _distribute(make(*arguments), self._reduction.renewed())
+
+    def __copy__(self) -> Any:
+        """Copy as `copy.deepcopy` does: Keras' optimizers have no shallow copies."""
+        return self.__deepcopy__({})
 
     @contextmanager
     def reduction_done(self) -> Iterator[None]:
@@ -149,7 +163,7 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
             "ringar.DistributedOptimizer was used before ringar.init(): call ringar.init() first."
         )
     optimizer = keras.optimizers.get(optimizer)
-    if is_distributed(optimizer):
+    if any(isinstance(one, DistributedMixin) for one in with_nested(optimizer)):
         raise ValueError(
             "`optimizer` must not be distributed already: its gradients would be reduced twice. "
             f"Received: {type(optimizer).__name__}"
@@ -167,9 +181,12 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
     _reduce_before_overflow_check()
     share.install()
     losses.install()
+    return _distribute(optimizer, reduction if grid is None else GridReduction(reduction, grid))
+
+
+def _distribute(optimizer: Any, reduction: Reduction | GridReduction) -> Any:
     # Bypass Keras' __setattr__, which tracks attributes.
-    on_grid = reduction if grid is None else GridReduction(reduction, grid)
-    object.__setattr__(optimizer, "_reduction", on_grid)
+    object.__setattr__(optimizer, "_reduction", reduction)
     object.__setattr__(optimizer, "_reduction_is_done", False)
     object.__setattr__(optimizer, "__class__", _distributed_class(type(optimizer)))
     return optimizer
@@ -198,6 +215,17 @@ def _loss_scale(optimizer: keras.optimizers.Optimizer) -> Any:
     return getattr(optimizer, "dynamic_scale", getattr(optimizer, "initial_scale", None))
 
 
+class _FromConfig:
+    """Make optimizers from configs: distributed as the given object is, plain without an object."""
+
+    def __get__(self, optimizer: DistributedMixin | None, owner: type) -> Callable[..., Any]:
+        plain: Callable[..., Any] = owner.__bases__[1].from_config  # type: ignore[attr-defined]
+        if optimizer is None:
+            return plain
+        reduction = optimizer._reduction.renewed()
+        return lambda *args, **kwargs: _distribute(plain(*args, **kwargs), reduction)
+
+
 def _distributed_class(base: type) -> type:
     if base not in _CLASSES:
         namespace = {
@@ -205,6 +233,9 @@ def _distributed_class(base: type) -> type:
             "__doc__": f"{base.__name__} whose gradients are reduced over the ranks first.",
             # Keras serializes by `__class__`.
             "__class__": property(lambda self: base),
+            # A new object has no reduction: it is plain.
+            "__new__": lambda cls, *args, **kwargs: base(*args, **kwargs),
+            "from_config": _FromConfig(),
         }
         _CLASSES[base] = type(base)(
             f"Distributed{base.__name__}", (DistributedMixin, base), namespace

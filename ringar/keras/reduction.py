@@ -1,8 +1,8 @@
 """The reduction of gradients over the ranks, for the optimizer and the tape.
 
 Dense gradients are reduced in the buckets of `buckets.py`, last layer first, one grouped allreduce
-each. Sparse gradients (`tf.IndexedSlices`, from an Embedding) are gathered: the sum of slices is
-their concatenation. "Gradients" with which Keras overwrites variables (the scales of float8
+each. Sparse gradients (`tf.IndexedSlices`, from an Embedding) are gathered, and equal rows added
+(`sparse.py`). "Gradients" with which Keras overwrites variables (the scales of float8
 training) are combined by maximum, as Keras does. With PowerSGD, dense gradients that it compresses
 are reduced as factors (`ringar.keras.low_rank`): all P together, then all Q together.
 
@@ -18,24 +18,26 @@ names differ, and all ranks get an error instead of a sum of gradients of differ
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from ringar.collectives import Average, Max, Sum, allreduce, grouped_allreduce, shares
+from ringar.collectives import Average, Max, Sum, grouped_allreduce, shares
 from ringar.collectives.call import checked_algorithm
-from ringar.collectives.compiled import is_compiling
 from ringar.collectives.compression import Compression, has_state
 from ringar.collectives.shares import NO_SHARES, Control
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import buckets, share
+from ringar.keras import buckets, share, sparse
 from ringar.keras.low_rank import Exchange, LowRank
 from ringar.sharding.cut import cut_of
 
 if TYPE_CHECKING:
     from ringar.collectives.ops import ReduceOp
+
+SaveState = Callable[[tf.Tensor], None]
+"""A function that writes the new state of a compression if its argument, a bool, is true."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,12 @@ class Reduction:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the reduction returns gradients unchanged: on one rank, without factors."""
+        """Whether the reduction does not change sums: on one rank, without factors."""
         return self.size == 1 and self.prescale_factor == 1.0 and self.postscale_factor == 1.0
+
+    def renewed(self) -> Reduction:
+        """Return a reduction with these settings, and without the state of this one."""
+        return replace(self)
 
     # AutoGraph has nothing to convert here, and conversion slows down tracing.
     @tf.autograph.experimental.do_not_convert
@@ -97,15 +103,32 @@ class Reduction:
             loss_scale: the factor in the gradients, if it changes from step to step.
 
         Returns:
-            A list like `gradients`.
+            A list like `gradients`, where sparse ones may have become dense.
 
         Raises:
             NotInitializedError: before `ringar.init()`.
             ValueError: the compression has state, and the variables are not known.
         """
+        reduced, save_state = self.reduce(gradients, variables, loss_scale)
+        if save_state is not None:
+            save_state(all_finite(reduced))
+        return reduced
+
+    def reduce(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any] | None = None,
+        loss_scale: tf.Tensor | None = None,
+    ) -> tuple[list[Any], SaveState | None]:
+        """Reduce `gradients`, and leave the state of the compression to the caller.
+
+        Returns:
+            The reduced gradients, and a function that writes the new state of the compression if
+            its argument, a bool, is true; None without state. All ranks must pass the same.
+        """
+        if self.is_identity or all(gradient is None for gradient in gradients):
+            return [self._merged(gradient) for gradient in gradients], None
         reduced = list(gradients)
-        if self.is_identity or all(gradient is None for gradient in reduced):
-            return reduced
         self._refuse_parts(variables or ())
         control = self._control(reduced, variables, loss_scale)
         overwritten = {
@@ -115,30 +138,26 @@ class Reduction:
         }
         dense: list[Any] = [None] * len(reduced)
         maxima: list[Any] = [None] * len(reduced)
-        sparse: list[int] = []
+        slices: list[int] = []
         for index, gradient in enumerate(reduced):
             if isinstance(gradient, tf.IndexedSlices) and not (
-                index in overwritten or self._as_dense(gradient)
+                index in overwritten or self.sparse_as_dense or sparse.is_better_dense(gradient)
             ):
-                sparse.append(index)
+                slices.append(index)
             elif gradient is not None:
-                if not isinstance(gradient, tf.Tensor):
-                    gradient = tf.convert_to_tensor(gradient)
-                (maxima if index in overwritten else dense)[index] = gradient
+                tensor = _tensor_like(variables[index] if variables else None, gradient)
+                (maxima if index in overwritten else dense)[index] = tensor
         factored = self._take_factored(dense)
         weight = self._reduce_dense(reduced, dense, control)
         if overwritten:  # values, not sums: neither compressed nor scaled
             self._reduce_maxima(reduced, maxima)
-        for index in reversed(sparse):
-            reduced[index] = allreduce(
-                _weighted(reduced[index], weight),
-                name=f"gradients/sparse_{index}",
-                process_set=self.process_set,
-                **self._options(),
-            )
-        if factored:
-            self._reduce_factored(reduced, factored, variables, loss_scale, control)
-        return reduced
+        for index in reversed(slices):
+            name = f"gradients/sparse_{index}"
+            own = _weighted(reduced[index], weight)
+            reduced[index] = sparse.reduced(own, name, self.process_set, self._factors())
+        if not factored:
+            return reduced, None
+        return reduced, self._reduce_factored(reduced, factored, variables, loss_scale, control)
 
     def _refuse_parts(self, variables: Sequence[Any]) -> None:
         for variable in variables:
@@ -167,7 +186,7 @@ class Reduction:
         variables: Sequence[Any] | None,
         loss_scale: tf.Tensor | None,
         control: Control,
-    ) -> None:
+    ) -> SaveState:
         assert self.low_rank is not None
         if variables is None:
             raise ValueError(
@@ -196,7 +215,7 @@ class Reduction:
         )
         for index, result in zip(factored, results, strict=True):
             reduced[index] = result
-        save_state(_all_finite(reduced))
+        return save_state
 
     def _control(
         self,
@@ -251,20 +270,20 @@ class Reduction:
                 reduced[index] = result
 
     def _options(self) -> dict[str, Any]:
+        return {"algorithm": self.algorithm, **self._factors()}
+
+    def _factors(self) -> dict[str, Any]:
         return {
             "op": self.op,
             "compression": self.compression if self.low_rank is None else Compression.none,
-            "algorithm": self.algorithm,
             "prescale_factor": self.prescale_factor,
             "postscale_factor": self.postscale_factor,
         }
 
-    def _as_dense(self, slices: tf.IndexedSlices) -> bool:
-        if self.sparse_as_dense:
-            return True
-        # The trace of a compiled step must know how many rows will be gathered.
-        parts = (slices.values, slices.indices)
-        return is_compiling() and not all(part.shape.is_fully_defined() for part in parts)
+    def _merged(self, gradient: Any) -> Any:
+        if not isinstance(gradient, tf.IndexedSlices):
+            return gradient
+        return tf.convert_to_tensor(gradient) if self.sparse_as_dense else sparse.merged(gradient)
 
 
 def _weighted(slices: tf.IndexedSlices, weight: tf.Tensor | None) -> tf.IndexedSlices:
@@ -274,7 +293,15 @@ def _weighted(slices: tf.IndexedSlices, weight: tf.Tensor | None) -> tf.IndexedS
     return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
 
 
-def _all_finite(reduced: Sequence[Any]) -> tf.Tensor:
+def _tensor_like(variable: Any | None, gradient: Any) -> tf.Tensor:
+    """Return a gradient as a tensor of its variable's static shape, which XLA may have lost."""
+    tensor = gradient if isinstance(gradient, tf.Tensor) else tf.convert_to_tensor(gradient)
+    if variable is None or tensor.shape.is_fully_defined():
+        return tensor
+    return tf.ensure_shape(tensor, variable.shape)
+
+
+def all_finite(reduced: Sequence[Any]) -> tf.Tensor:
     """Return whether no reduced gradient overflowed; the result is the same on all ranks."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in reduced if g is not None]
     floats = [value for value in values if value.dtype.is_floating]

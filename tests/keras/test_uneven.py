@@ -53,11 +53,6 @@ def two_outputs() -> keras.Model:
     return keras.Model(inputs, outputs)
 
 
-def two_targets(rows: int, seed: int) -> uneven.Batch:
-    x, y = common.regression(rows, seed)
-    return x, y
-
-
 MSE = keras.losses.MeanSquaredError
 
 
@@ -109,7 +104,7 @@ def test_batches_of_any_size_and_number(
         (common.dense_model, weighted, MSE(reduction="mean_with_sample_weight")),
         (common.dense_model, weighted, MSE(reduction="sum")),
         (masked_model, words, "mse"),
-        (two_outputs, two_targets, {"a": MSE(reduction="sum"), "b": "mae"}),
+        (two_outputs, plain, [MSE(reduction="sum"), "mae"]),
     ],
     ids=["sample-weights", "mean-of-weights", "sum", "mask", "two-outputs"],
 )

@@ -57,9 +57,9 @@ def train(
     model = build()
     its = ringar.DistributedOptimizer(optimizer()) if distributed else optimizer()
     model.compile(its, **options)
+    data = dataset(batches, known)
+    if len(model.outputs) > 1:
+        data = data.map(lambda x, y: (x, tuple(y for _ in model.outputs)))
     first = [ringar.callbacks.Distributed()] if distributed else []
-    # Batches repeat, so that one generator serves all epochs.
-    history = model.fit(
-        dataset(batches, known), epochs=epochs, verbose=0, callbacks=[*first, *callbacks]
-    )
+    history = model.fit(data, epochs=epochs, verbose=0, callbacks=[*first, *callbacks])
     return model, history

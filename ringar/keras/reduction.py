@@ -140,9 +140,7 @@ class Reduction:
         maxima: list[Any] = [None] * len(reduced)
         slices: list[int] = []
         for index, gradient in enumerate(reduced):
-            if isinstance(gradient, tf.IndexedSlices) and not (
-                index in overwritten or self.sparse_as_dense or sparse.is_better_dense(gradient)
-            ):
+            if self._stays_sparse(gradient) and index not in overwritten:
                 slices.append(index)
             elif gradient is not None:
                 tensor = _tensor_like(variables[index] if variables else None, gradient)
@@ -168,6 +166,11 @@ class Reduction:
                     "ringar.DistributedOptimizer(..., grid=grid). "
                     f"Received: none, and a part of variable {variable.path}."
                 )
+
+    def _stays_sparse(self, gradient: Any) -> bool:
+        if not isinstance(gradient, tf.IndexedSlices):
+            return False
+        return not (self.sparse_as_dense or sparse.is_better_dense(gradient))
 
     def _take_factored(self, dense: list[Any]) -> dict[int, Any]:
         """Remove from `dense`, and return by index, the gradients that are reduced as factors."""
@@ -229,7 +232,13 @@ class Reduction:
             self(zeros, variables, None if loss_scale is None else tf.ones([]))
             return share.take_answer()[1]
 
-        begins_step = share.record(repeat, gradients, variables)
+        travel = [
+            gradient
+            if not isinstance(gradient, tf.IndexedSlices) or self._stays_sparse(gradient)
+            else tf.TensorSpec(gradient.shape, gradient.dtype)
+            for gradient in gradients
+        ]
+        begins_step = share.record(repeat, travel, variables)
         key = NO_SHARES
         if self.op is Average:
             names = [getattr(v, "path", None) or v.name for v in variables or ()]

@@ -2,8 +2,8 @@
 
 A control vector travels in front of the gradients. It has the rows of this rank's batch, and tells
 whether the rank takes part without data, and whether it asks all ranks to stop. The engine does the
-arithmetic (tf_ops/engine/shares.h), and only if shares differ. Compiled code on a GPU does it in the
-graph, where XLA fuses it, and carries no wish to stop.
+arithmetic (tf_ops/engine/shares.h), and only if shares differ. Code that is compiled for a GPU does
+it in the graph, where XLA fuses it, and carries no wish to stop.
 """
 
 from __future__ import annotations

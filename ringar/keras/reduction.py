@@ -241,8 +241,9 @@ class Reduction:
         begins_step = share.record(repeat, travel, variables)
         key = NO_SHARES
         if self.op is Average:
-            names = [getattr(v, "path", None) or v.name for v in variables or ()]
-            key = 1 + zlib.crc32(",".join(names).encode()) % (2**31 - 2)
+            # Shapes, since Keras numbers names by what a rank has made before.
+            shapes = [str(one.shape) for one in variables or gradients if one is not None]
+            key = 1 + zlib.crc32(",".join(shapes).encode()) % (2**31 - 2)
         return Control(share.rows(), share.idle() is not None, begins_step, key)
 
     def _reduce_dense(

@@ -5,7 +5,8 @@ rows. `rows` returns this number for the step that is traced or runs: Keras' `tr
 batch here, and in loops without one the last `keras.losses.Loss` under a gradient tape tells. The
 number travels with the gradients (`ringar.collectives.shares`).
 
-A step is recorded while it is traced. A rank without data repeats the record (`ringar.keras.joining`).
+A step is recorded while it is traced. A rank without data repeats the record
+(`ringar.keras.joining`).
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def _observe_step(model: Any) -> None:
 
 @contextmanager
 def _stepping(model: Any, data: Any) -> Iterator[None]:
-    inputs = keras.tree.flatten(keras.utils.unpack_x_y_sample_weight(data)[0])
+    inputs = tf.nest.flatten(keras.utils.unpack_x_y_sample_weight(data)[0])
     batch = next((part for part in inputs if getattr(part, "shape", ()) != ()), None)
     step = Step(batch, _reduction_of(model))
     token = _step.set(step)
@@ -279,7 +280,7 @@ def _describe(gradient: Any, variable: Any, compiled: bool) -> Callable[[], Any]
 
 def note_batch(y_pred: Any) -> None:
     """Remember the rows of a loss under a gradient tape, for loops without a `train_step`."""
-    batch = next(iter(keras.tree.flatten(y_pred)), None)
+    batch = next(iter(tf.nest.flatten(y_pred)), None)
     if not tf.is_tensor(batch) or not batch.shape.rank or not tape_record.could_possibly_record():
         return
     if tf.executing_eagerly():

@@ -7,6 +7,7 @@ concatenation therefore is the sum over the ranks.
 from __future__ import annotations
 
 import dataclasses
+
 import tensorflow as tf
 
 from ringar.collectives import call as calls

@@ -18,6 +18,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
 import tensorflow as tf
 
 from ringar.collectives import Max, Sum, allreduce
@@ -27,14 +28,14 @@ from ringar.sharding.grid import Grid
 from ringar.sharding.slots import inner_optimizer, with_nested
 
 if TYPE_CHECKING:
-    import keras
-
     from ringar.collectives.ops import ReduceOp
     from ringar.job.process_sets import ProcessSet
 
-
 #: Optimizers that scale updates by norms of whole variables, or factor them.
 _NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
+
+#: The class, which early releases of Keras 3 lack.
+_MULTI_OPTIMIZER = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
 class GridReduction:
@@ -182,11 +183,9 @@ class GridReduction:
 
     def _check_held(self, optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
         """Check the optimizers in a `MultiOptimizer` whose variables are cut."""
-        held = list(with_nested(optimizer))[1:]
-        if held and not optimizer.built:
+        if not optimizer.built and isinstance(optimizer, _MULTI_OPTIMIZER):
             optimizer.build(variables)  # as `apply` would: this tells which variables each has
-            held = list(with_nested(optimizer))[1:]
-        for one in held:
+        for one in list(with_nested(optimizer))[1:]:
             if any(cut_of(variable) is not None for variable in one._trainable_variables):
                 self._check(one)
                 if one.clipnorm or one.global_clipnorm:

@@ -84,7 +84,7 @@ class DistributedMixin:
 
     def __reduce__(self) -> Any:
         """Pickle the plain optimizer, as files hold it."""
-        make, arguments = super().__reduce__()
+        make, arguments = keras.optimizers.Optimizer.__reduce__(self)
         return getattr(self.__class__, make.__name__), arguments
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -127,7 +127,7 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
     Args:
         optimizer: a `keras.optimizers.Optimizer`, built or not, or the name of one. The object
             itself becomes distributed and keeps its state.
-        op: `ringar.Average` or `ringar.Sum`.
+        op: `ringar.Average` or `ringar.Sum`. On a grid both count each model group once.
         compression: the form in which gradients are sent. `ringar.Compression.none`: unchanged.
             `.fp16` or `.bf16`: float32 gradients in that dtype between hosts, unchanged inside a
             host. `.powersgd(rank=2)`: large matrices as two factors of low rank, with error
@@ -141,13 +141,16 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
             by default. A larger gradient has a bucket of its own.
         prescale_factor: multiplies gradients before the reduction.
         postscale_factor: multiplies gradients after the reduction.
-        sparse_as_dense: turn the `tf.IndexedSlices` of an Embedding into dense gradients instead of
+        sparse_as_dense: reduce the `tf.IndexedSlices` of an Embedding as dense gradients instead of
             gathering the slices of all ranks. This is faster where most rows are used, and always
-            done in steps that XLA compiles for batches of unknown size. Results may differ: Adam,
-            for example, squares each slice by itself, but dense gradients after adding them.
+            done in steps that XLA compiles for batches of unknown size. Results are the same: the
+            optimizer gets one slice per row, the sum over the batch and the ranks. (A plain
+            optimizer of Keras treats each slice by itself: Adam, for example, adds their squares.)
 
     Returns:
-        `optimizer`, whose class is now `Distributed<class>`, a subclass of its former class.
+        `optimizer`, whose class is now `Distributed<class>`, a subclass of its former class. Copies
+        by `copy`, and by its `from_config`, are distributed, too. Files, pickles and configs of a
+        model hold the plain optimizer, so that they load without ringar.
 
     Raises:
         NotInitializedError: before `ringar.init()`.

@@ -1,14 +1,15 @@
 """Sparse gradients: an optimizer sees one slice per row, or none.
 
 The gradient of an Embedding is a `tf.IndexedSlices`, which may have many slices of one row and
-means their sum. Keras' optimizers compute with each slice by itself, except in steps that XLA
-compiles. Adam then adds the squares of the slices, which are not the square of the sum, and the
-result depends on how the uses of a row lie in the batch and on the ranks. So slices of equal rows
-are added before the optimizer sees them: first on each rank, then over the ranks.
+means their sum. Keras' optimizers compute with each slice by itself. Adam, for example, adds the
+squares of the slices, which are not the square of the sum, and the result depends on how the uses
+of a row lie in the batch and on the ranks. So slices of equal rows are added before the optimizer
+sees them: first on each rank, then over the ranks. All of Keras' optimizers then compute what they
+compute with a dense gradient.
 
-The ranks' sums are added in rank order, one rank at a time. So all ranks hold the same bits on GPUs,
-too, where TensorFlow's segment sums have no fixed order. A compiled step must know the number of
-rows in advance, and gets a dense gradient.
+The ranks' sums are added in rank order, one rank at a time. So all ranks hold the same bits, also
+on GPUs, where TensorFlow's segment sums have no fixed order. A compiled step must know the number
+of rows in advance, and gets a dense gradient.
 """
 
 from __future__ import annotations

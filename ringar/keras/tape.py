@@ -37,8 +37,8 @@ class DistributedGradientTape:
             by default. A larger gradient has a bucket of its own.
         prescale_factor: multiplies gradients before the reduction.
         postscale_factor: multiplies gradients after the reduction.
-        sparse_as_dense: turn `tf.IndexedSlices` into dense gradients instead of gathering the
-            slices of all ranks.
+        sparse_as_dense: return dense gradients instead of `tf.IndexedSlices`, without gathering the
+            slices of all ranks. Slices have one slice per row: equal rows are added.
 
     Example:
     ```python

@@ -88,12 +88,11 @@ TEST(shares_leave_out_a_rank_without_data) {
     EXPECT_OK(engine.start());
     const bool idle = me.rank == 1;
     run(engine, average_spec(2, 1), {8, 0, 1}, {1, 1});
-    const std::vector<float> array = idle ? std::vector<float>{kNaN, kNaN}
-                                          : std::vector<float>{3, 4};
+    const std::vector<float> array =
+        idle ? std::vector<float>{kNaN, kNaN} : std::vector<float>{3, 4};
     for (const float rows : {8.0f, -1.0f}) {
-      const Result average =
-          run(engine, average_spec(2, 1), {idle ? std::min(rows, 0.0f) : rows, idle ? 1.0f : 0, 1},
-              array);
+      const Result average = run(engine, average_spec(2, 1),
+                                 {idle ? std::min(rows, 0.0f) : rows, idle ? 1.0f : 0, 1}, array);
       EXPECT(average.array == (std::vector<float>{3, 4}));
       EXPECT(average.control == (std::vector<float>{idle ? 0.0f : 2, 1, 0}));
     }
@@ -128,8 +127,8 @@ TEST(shares_serve_every_floating_dtype) {
     on_threads(2, [dtype](Rank& me) {
       Engine engine(me.config);
       EXPECT_OK(engine.start());
-      const std::string spec = std::string("allreduce dtype=") + dtype +
-                               " op=sum postscale=0.5 shares=3 name=g";
+      const std::string spec =
+          std::string("allreduce dtype=") + dtype + " op=sum postscale=0.5 shares=3 name=g";
       TestRequest request(spec);
       const auto add = [&](const std::vector<double>& values) {
         Bytes bytes(values.size() * request.element_size());

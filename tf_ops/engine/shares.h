@@ -34,8 +34,8 @@ class Shares {
 
   // Runs an allreduce whose spec has `shares`.
   Status run(Communicator& set, Request& request);
-  // Forgets what was asked; the next collective of each key agrees on a reference anew. All ranks do
-  // so at the same place.
+  // Forgets what was asked; the next collective of each key agrees on a reference anew. All ranks
+  // do so at the same place.
   void begin_training();
 
   // Whether this rank asks all ranks to stop, and whether any rank was seen to ask.

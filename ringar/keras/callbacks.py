@@ -159,6 +159,9 @@ class Distributed(BroadcastGlobalVariablesCallback):
         steps = checks.check_start(self.model, self.params, self.process_set)
         checks.reset_examples(self.model)
         self._epochs = Epochs(self.model, steps, self.process_set)
+        # Warm-ups and schedules after this callback count in steps of all ranks.
+        if self._epochs.limit is not None:
+            self.params["steps"] = self._epochs.limit
         super().on_train_begin(logs)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

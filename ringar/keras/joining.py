@@ -52,6 +52,9 @@ class Epochs:
         model: the model that is trained.
         steps: the number of steps of an epoch on each rank, None where it is not known.
         process_set: the ranks that train together; by default all.
+
+    Attributes:
+        limit: the number of steps of an epoch, those without data included; None if unknown.
     """
 
     def __init__(
@@ -63,8 +66,8 @@ class Epochs:
         self._model = model
         self._ranks = or_all(process_set)
         known = [count for count in steps if count is not None]
-        self._limit = max(known) if len(known) == len(steps) else None
-        self._uneven = self._limit is None or min(known) < self._limit
+        self.limit = max(known) if len(known) == len(steps) else None
+        self._uneven = self.limit is None or min(known) < self.limit
         self._begun_at = 0
         self._has_left = True
         shares.begin_training()
@@ -89,7 +92,7 @@ class Epochs:
             return  # the step has no gradients that ringar reduces
         own = shares.steps() - self._begun_at
         shares.ask_to_stop(bool(self._model.stop_training))
-        left = None if self._limit is None else max(self._limit - own, 0)
+        left = None if self.limit is None else max(self.limit - own, 0)
         repeat(step.records, self._ranks.size(), left)
         self.look()
         if self._uneven or shares.stop_was_seen():

@@ -280,7 +280,7 @@ def _describe(gradient: Any, variable: Any, compiled: bool) -> Callable[[], Any]
 
 def note_batch(y_pred: Any) -> None:
     """Remember the rows of a loss under a gradient tape, for loops without a `train_step`."""
-    batch = next(iter(tf.nest.flatten(y_pred)), None)
+    batch: Any = next(iter(tf.nest.flatten(y_pred)), None)
     if not tf.is_tensor(batch) or not batch.shape.rank or not tape_record.could_possibly_record():
         return
     if tf.executing_eagerly():

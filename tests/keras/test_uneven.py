@@ -181,6 +181,19 @@ def test_loop_of_ones_own(way: str, graph: bool, rank: int, size: int, exchange:
     assert len(set(exchange([v.tobytes() for v in common.values(model)].__repr__()))) == 1
 
 
+@pytest.mark.ranks(2)
+def test_warm_up_counts_the_steps_of_all_ranks(rank: int, size: int, exchange: Exchange) -> None:
+    """Otherwise the learning rates of one step differ, and so do the ranks' weights."""
+    model, _ = uneven.train(
+        common.dense_model,
+        uneven.batches_of(size, plain)[rank],
+        distributed=True,
+        loss="mse",
+        callbacks=[ringar.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2)],
+    )
+    assert len(set(exchange(common.digest(model)))) == 1
+
+
 @pytest.mark.ranks(2, 3, 4)
 def test_join_without_a_step_says_so() -> None:
     optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD())

@@ -16,6 +16,7 @@ if int(_keras.__version__.split(".")[0]) < 3:
     )
 
 from ringar.keras import callbacks
+from ringar.keras.joining import join
 from ringar.keras.optimizer import DistributedOptimizer
 from ringar.keras.seeds import separate_seeds, set_random_seed
 from ringar.keras.tape import DistributedGradientTape
@@ -27,3 +28,4 @@ __all__ = [
     "separate_seeds",
     "set_random_seed",
 ]
+__all__ = ["DistributedGradientTape", "DistributedOptimizer", "callbacks", "join"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -26,6 +26,10 @@ from ringar.keras.reduction import Reduction, all_finite
 from ringar.sharding.cut import cut_of
 from ringar.sharding.grid import Grid
 from ringar.sharding.slots import inner_optimizer, with_nested
+
+if TYPE_CHECKING:
+    from ringar.collectives.ops import ReduceOp
+    from ringar.job.process_sets import ProcessSet
 
 #: Optimizers that scale updates by norms of whole variables, or factor them.
 _NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
@@ -58,6 +62,21 @@ class GridReduction:
         twin = copy.copy(self)
         twin._over_all, twin._over_data = self._over_all.renewed(), self._over_data.renewed()
         return twin
+
+    @property
+    def op(self) -> ReduceOp:
+        """The op of the reduction, as for `Reduction`."""
+        return self._over_all.op
+
+    @property
+    def size(self) -> int:
+        """The number of ranks that reduce together."""
+        return self._over_all.size
+
+    @property
+    def ranks(self) -> ProcessSet | None:
+        """The ranks that hold different examples."""
+        return self.grid.data_set
 
     @tf.autograph.experimental.do_not_convert
     def __call__(

@@ -6,23 +6,30 @@ each. Sparse gradients (`tf.IndexedSlices`, from an Embedding) are gathered, and
 training) are combined by maximum, as Keras does. With PowerSGD, dense gradients that it compresses
 are reduced as factors (`ringar.keras.low_rank`): all P together, then all Q together.
 
+Each rank counts with its share of the rows of the global batch (`ringar.keras.share`): a control
+vector travels in front of each bucket (`ringar.collectives.shares`). The answer to the first one
+tells the weight of this rank, by which sparse gradients are multiplied before they are gathered.
+With `op=ringar.Sum` gradients are added as they are.
+
 The name of a bucket lists the indices of its variables. If a gradient is None on one rank only, the
 names differ, and all ranks get an error instead of a sum of gradients of different variables.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from ringar.collectives import Average, Max, Sum, grouped_allreduce
+from ringar.collectives import Average, Max, Sum, grouped_allreduce, shares
 from ringar.collectives.call import checked_algorithm
 from ringar.collectives.compression import Compression, has_state
+from ringar.collectives.shares import NO_SHARES, Control
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import buckets, sparse
+from ringar.keras import buckets, share, sparse
 from ringar.keras.low_rank import Exchange, LowRank
 from ringar.sharding.cut import cut_of
 
@@ -65,6 +72,11 @@ class Reduction:
     def size(self) -> int:
         """The number of ranks that reduce together."""
         return or_all(self.process_set).size()
+
+    @property
+    def ranks(self) -> ProcessSet | None:
+        """The ranks that hold different examples."""
+        return self.process_set
 
     @property
     def is_identity(self) -> bool:
@@ -114,10 +126,11 @@ class Reduction:
             The reduced gradients, and a function that writes the new state of the compression if
             its argument, a bool, is true; None without state. All ranks must pass the same.
         """
-        if self.is_identity:
+        if self.is_identity or all(gradient is None for gradient in gradients):
             return [self._merged(gradient) for gradient in gradients], None
         reduced = list(gradients)
         self._refuse_parts(variables or ())
+        control = self._control(reduced, variables, loss_scale)
         overwritten = {
             index
             for index, variable in enumerate(variables or ())
@@ -127,25 +140,22 @@ class Reduction:
         maxima: list[Any] = [None] * len(reduced)
         slices: list[int] = []
         for index, gradient in enumerate(reduced):
-            if isinstance(gradient, tf.IndexedSlices) and not (
-                index in overwritten or self.sparse_as_dense or sparse.is_better_dense(gradient)
-            ):
+            if self._stays_sparse(gradient) and index not in overwritten:
                 slices.append(index)
             elif gradient is not None:
                 tensor = _tensor_like(variables[index] if variables else None, gradient)
                 (maxima if index in overwritten else dense)[index] = tensor
         factored = self._take_factored(dense)
-        self._reduce_dense(reduced, dense, "gradients", self._options())
+        weight = self._reduce_dense(reduced, dense, control)
         if overwritten:  # values, not sums: neither compressed nor scaled
-            self._reduce_dense(
-                reduced, maxima, "overwrites", {"op": Max, "algorithm": self.algorithm}
-            )
+            self._reduce_maxima(reduced, maxima)
         for index in reversed(slices):
             name = f"gradients/sparse_{index}"
-            reduced[index] = sparse.reduced(reduced[index], name, self.process_set, self._factors())
+            own = _weighted(reduced[index], weight)
+            reduced[index] = sparse.reduced(own, name, self.process_set, self._factors())
         if not factored:
             return reduced, None
-        return reduced, self._reduce_factored(reduced, factored, variables, loss_scale)
+        return reduced, self._reduce_factored(reduced, factored, variables, loss_scale, control)
 
     def _refuse_parts(self, variables: Sequence[Any]) -> None:
         for variable in variables:
@@ -156,6 +166,11 @@ class Reduction:
                     "ringar.DistributedOptimizer(..., grid=grid). "
                     f"Received: none, and a part of variable {variable.path}."
                 )
+
+    def _stays_sparse(self, gradient: Any) -> bool:
+        if not isinstance(gradient, tf.IndexedSlices):
+            return False
+        return not (self.sparse_as_dense or sparse.is_better_dense(gradient))
 
     def _take_factored(self, dense: list[Any]) -> dict[int, Any]:
         """Remove from `dense`, and return by index, the gradients that are reduced as factors."""
@@ -173,6 +188,7 @@ class Reduction:
         factored: dict[int, Any],
         variables: Sequence[Any] | None,
         loss_scale: tf.Tensor | None,
+        control: Control,
     ) -> SaveState:
         assert self.low_rank is not None
         if variables is None:
@@ -181,15 +197,17 @@ class Reduction:
                 "built: PowerSGD keeps its state by variable. Received: trainable_variables=None"
             )
         label = buckets.label(reversed(factored))
-        mean = {"op": Average, "algorithm": self.algorithm}
+        mean = self._options() | {"op": Average, "prescale_factor": 1.0, "postscale_factor": 1.0}
+        control = replace(control, begins_step=False)
 
         def exchange(factor: str, options: dict[str, Any]) -> Exchange:
-            return lambda tensors: grouped_allreduce(
+            return lambda tensors: shares.allreduce(
                 tensors,
+                control,
                 name=f"gradients/powersgd_{factor}:{label}",
                 process_set=self.process_set,
                 **options,
-            )
+            )[0]
 
         results, save_state = self.low_rank.reduce(
             list(factored.values()),
@@ -202,15 +220,61 @@ class Reduction:
             reduced[index] = result
         return save_state
 
+    def _control(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any] | None,
+        loss_scale: tf.Tensor | None,
+    ) -> Control:
+        """Record this reduction, and return what this rank tells the others with it."""
+
+        def repeat(zeros: Sequence[Any]) -> tf.Tensor:
+            self(zeros, variables, None if loss_scale is None else tf.ones([]))
+            return share.take_answer()[1]
+
+        travel = [
+            gradient
+            if not isinstance(gradient, tf.IndexedSlices) or self._stays_sparse(gradient)
+            else tf.TensorSpec(gradient.shape, gradient.dtype)
+            for gradient in gradients
+        ]
+        begins_step = share.record(repeat, travel, variables)
+        key = NO_SHARES
+        if self.op is Average:
+            # Shapes, since Keras numbers names by what a rank has made before.
+            shapes = [str(one.shape) for one in variables or gradients if one is not None]
+            key = 1 + zlib.crc32(",".join(shapes).encode()) % (2**31 - 2)
+        return Control(share.rows(), share.idle() is not None, begins_step, key)
+
     def _reduce_dense(
-        self, reduced: list[Any], tensors: list[Any], name: str, options: dict[str, Any]
-    ) -> None:
+        self, reduced: list[Any], tensors: list[Any], control: Control
+    ) -> tf.Tensor | None:
+        """Reduce in buckets; return the weight of this rank, if anybody may ask for it."""
+        answer = None
+        plan = buckets.plan(tensors, self.bucket_bytes)
+        # Without a dense gradient, the control vector travels alone.
+        for number, bucket in enumerate(plan or [buckets.Bucket((), "float32", 0)]):
+            results, heard = shares.allreduce(
+                [tensors[index] for index in bucket.indices],
+                control if number == 0 else replace(control, begins_step=False),
+                name=f"gradients/bucket_{number}:{bucket.label}",
+                process_set=self.process_set,
+                **self._options(),
+            )
+            answer = heard if answer is None else answer
+            for index, result in zip(bucket.indices, results, strict=True):
+                reduced[index] = result
+        share.leave_answer(answer)
+        return answer[0] if answer is not None and self.op is Average else None
+
+    def _reduce_maxima(self, reduced: list[Any], tensors: list[Any]) -> None:
         for number, bucket in enumerate(buckets.plan(tensors, self.bucket_bytes)):
             results = grouped_allreduce(
                 [tensors[index] for index in bucket.indices],
-                name=f"{name}/bucket_{number}:{bucket.label}",
+                op=Max,
+                name=f"overwrites/bucket_{number}:{bucket.label}",
                 process_set=self.process_set,
-                **options,
+                algorithm=self.algorithm,
             )
             for index, result in zip(bucket.indices, results, strict=True):
                 reduced[index] = result
@@ -230,6 +294,13 @@ class Reduction:
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient
         return tf.convert_to_tensor(gradient) if self.sparse_as_dense else sparse.merged(gradient)
+
+
+def _weighted(slices: tf.IndexedSlices, weight: tf.Tensor | None) -> tf.IndexedSlices:
+    if weight is None or not slices.values.dtype.is_floating:
+        return slices
+    values = slices.values * tf.cast(weight, slices.values.dtype)
+    return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
 
 
 def _tensor_like(variable: Any | None, gradient: Any) -> tf.Tensor:

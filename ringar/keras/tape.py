@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ringar.collectives import Average
 from ringar.collectives.compression import Compression, Compressor, checked
-from ringar.keras import buckets
+from ringar.keras import buckets, losses, share
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 
@@ -81,9 +81,13 @@ class DistributedGradientTape:
             sparse_as_dense,
         )
         self._reduction = reduction if grid is None else GridReduction(reduction, grid)
+        share.install()
+        losses.install()
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()
+        if (step := share.current()) is not None and step.reduction is None:
+            step.reduction = self._reduction
         return self
 
     def __exit__(self, *exception: Any) -> None:

@@ -25,7 +25,7 @@ __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
     "callbacks",
+    "join",
     "separate_seeds",
     "set_random_seed",
 ]
-__all__ = ["DistributedGradientTape", "DistributedOptimizer", "callbacks", "join"]

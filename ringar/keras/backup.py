@@ -21,9 +21,9 @@ from typing import Any
 
 import keras
 
-from ringar.collectives import broadcast_object
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import training_state
+from ringar.keras.first_rank import on_first_rank
 from ringar.keras.synchronize import broadcast_model
 from ringar.keras.whole_file import written_whole
 
@@ -137,7 +137,8 @@ class Backup(keras.callbacks.Callback):
         """Save after every `save_freq` batches."""
         self._since += batch + 1 - self._batch
         self._batch = batch + 1
-        if self.settings.save_freq != "epoch" and self._since >= self.settings.save_freq > 0:
+        every = self.settings.save_freq
+        if not isinstance(every, str) and self._since >= every > 0:
             self.save()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -198,27 +199,8 @@ class Backup(keras.callbacks.Callback):
         return state
 
     def _on_first_rank(self, action: Callable[[], Any], verb: str) -> Any:
-        """Run `action` on the first rank, and return its result, or raise its error, on all."""
-        ranks = or_all(self._process_set)
-        result: Any = None
-        failure: Exception | None = None
-        if ranks.rank() == 0:
-            try:
-                result = action()
-            except Exception as error:
-                failure = error
-        said = failure and f"{type(failure).__name__}: {failure}"
-        if ranks.size() > 1:
-            where: dict[str, Any] = {"name": "backup", "process_set": self._process_set}
-            result, said = broadcast_object((result, said), ranks.ranks[0], **where)
-        if failure is not None:
-            raise failure
-        if said:
-            raise OSError(
-                f"rank {ranks.rank()} | backup: expected rank {ranks.ranks[0]} to {verb} "
-                f"{self.settings.weights!r}, received {said}; see there"
-            )
-        return result
+        what = f"to {verb} {self.settings.weights!r}"
+        return on_first_rank(action, "backup", what, self._process_set)
 
 
 def tell(epoch: int, batches: int, replays: bool) -> None:

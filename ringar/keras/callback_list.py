@@ -24,6 +24,7 @@ from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import training_state
 from ringar.keras.backup import Backup, Settings, tell
 from ringar.keras.replay import Replay
+from ringar.keras.save_on_signal import SaveOnSignal
 from ringar.keras.whole_file import SavedWhole
 from ringar.sharding.cut import cut_of
 
@@ -43,6 +44,7 @@ class DistributedListMixin:
     _given: list[keras.callbacks.Callback]
     _backup: Backup | None
     _replay: Replay | None
+    _savers: list[SaveOnSignal]
 
     def arrange(self, model: keras.Model, distributed: Any) -> None:
         """Order the callbacks, and drop those that are for the first rank only.
@@ -82,6 +84,9 @@ class DistributedListMixin:
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restore the backup, after all callbacks have begun."""
         self._add_backup()
+        self._savers = [c for c in self.callbacks if isinstance(c, SaveOnSignal)]
+        for saver in self._savers:
+            saver.join(self._backup, self._process_set)
         super().on_train_begin(logs)  # type: ignore[misc]  # a mixin
         if self._backup is None:
             return
@@ -119,7 +124,8 @@ class DistributedListMixin:
 
     def _go_on(self) -> None:
         """End the replay, at the point at which the backup was made."""
-        assert self._replay is not None and self._backup is not None
+        assert self._replay is not None
+        assert self._backup is not None
         self._replay.end()
         self._backup.restore()
         self._backup.go_on_at(self._replay.epoch, self._replay.batches)
@@ -135,7 +141,9 @@ class DistributedListMixin:
         super().on_epoch_begin(epoch, logs)  # type: ignore[misc]
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Call the callbacks, unless the batch is drawn only."""
+        """Call the callbacks, unless the batch is drawn only; stop if a signal says so."""
+        for saver in self._savers:
+            saver.stop_if_told(save=self._replay is None)
         if self._replay is None:
             super().on_train_batch_begin(batch, logs)  # type: ignore[misc]
 
@@ -153,6 +161,8 @@ class DistributedListMixin:
                 return
             self._go_on()
         super().on_epoch_end(epoch, logs)  # type: ignore[misc]
+        for saver in self._savers:
+            saver.stop_if_told(now=True)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Wait until the first rank has written its files; take over what it knows."""

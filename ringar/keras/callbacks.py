@@ -15,6 +15,7 @@ import keras
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import callback_list, checks
 from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from ringar.keras.save_on_signal import SaveOnSignal
 from ringar.keras.synchronize import average_logs, broadcast_model, end_epoch
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "SaveOnSignal",
 ]
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import h5py
 import keras
 import numpy as np
-
 from keras.src.backend.common import global_state  # the generator of random functions without one
 
 from ringar.collectives import allgather_object, broadcast_object
@@ -35,9 +34,7 @@ _COUNTERS: dict[str, tuple[str, ...]] = {
 }
 
 
-def capture(
-    model: keras.Model, metrics: bool, process_set: ProcessSet | None = None
-) -> list[Any]:
+def capture(model: keras.Model, metrics: bool, process_set: ProcessSet | None = None) -> list[Any]:
     """Return each rank's values of the variables that a file of weights lacks. Collective.
 
     Args:

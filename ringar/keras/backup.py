@@ -68,6 +68,8 @@ class Backup(keras.callbacks.Callback):
         settings: those of the first rank, which writes.
         others: the callbacks whose state belongs to that of training.
         process_set: the ranks that train together.
+        common_steps: the steps of an epoch that all ranks have, if some have more: behind them a
+            rank without data would not take part in a backup.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class Backup(keras.callbacks.Callback):
         settings: Settings,
         others: list[keras.callbacks.Callback],
         process_set: ProcessSet | None,
+        common_steps: int | None = None,
     ) -> None:
         super().__init__()
+        self._common_steps = common_steps
         self.settings = settings
         self._others = others
         self._process_set = process_set
@@ -138,7 +142,9 @@ class Backup(keras.callbacks.Callback):
         self._since += batch + 1 - self._batch
         self._batch = batch + 1
         every = self.settings.save_freq
-        if not isinstance(every, str) and self._since >= every > 0:
+        if isinstance(every, str) or not self._since >= every > 0:
+            return
+        if self._common_steps is None or batch < self._common_steps:
             self.save()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

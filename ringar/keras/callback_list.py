@@ -45,6 +45,7 @@ class DistributedListMixin:
     _backup: Backup | None
     _replay: Replay | None
     _savers: list[SaveOnSignal]
+    _common_steps: int | None  # of an epoch, if some ranks have more
 
     def arrange(self, model: keras.Model, distributed: Any) -> None:
         """Order the callbacks, and drop those that are for the first rank only.
@@ -102,12 +103,15 @@ class DistributedListMixin:
             self._replay.begin()
 
     def _add_backup(self) -> None:
-        """Add the backup of the first rank, on all ranks."""
+        """Add the backup of the first rank, on all ranks; find the steps that all ranks have."""
         own = [Settings.of(c) for c in self._given if isinstance(c, _K.BackupAndRestore)]
-        all_of_them = [own]
+        ranks = [(own, self.params.get("steps"))]
         if or_all(self._process_set).size() > 1:
             where: dict[str, Any] = {"name": "callbacks", "process_set": self._process_set}
-            all_of_them = allgather_object(own, **where)
+            ranks = allgather_object(ranks[0], **where)
+        all_of_them, steps = zip(*ranks, strict=True)
+        known = [number for number in steps if number is not None]
+        self._common_steps = min(known, default=None) if len(set(steps)) > 1 else None
         if not all_of_them[0]:
             if any(all_of_them):
                 raise ValueError(
@@ -116,7 +120,7 @@ class DistributedListMixin:
                     "all ranks the same callbacks"
                 )
             return
-        self._backup = Backup(all_of_them[0][0], self._given, self._process_set)
+        self._backup = Backup(all_of_them[0][0], self._given, self._process_set, self._common_steps)
         self._backup.set_model(self.model)
         self._backup.set_params(self.params)
         self.callbacks.append(self._backup)
@@ -142,8 +146,9 @@ class DistributedListMixin:
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Call the callbacks, unless the batch is drawn only; stop if a signal says so."""
-        for saver in self._savers:
-            saver.stop_if_told(save=self._replay is None)
+        if self._common_steps is None or batch < self._common_steps:
+            for saver in self._savers:
+                saver.stop_if_told(save=self._replay is None)
         if self._replay is None:
             super().on_train_batch_begin(batch, logs)  # type: ignore[misc]
 

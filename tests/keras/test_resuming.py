@@ -10,11 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ringar
+from ringar.keras import training_state
 from tests.keras import common
 from tests.plugin import run_job
 
@@ -39,6 +42,17 @@ class Crash(keras.callbacks.Callback):
         self.left -= 1
         if self.left == 0:
             raise CrashError
+
+
+class Count(keras.callbacks.Callback):
+    """Count the batches that are trained."""
+
+    batches = 0
+    iterations = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches += 1
+        self.iterations = common.number(self.model.optimizer.iterations)
 
 
 class Tell(keras.callbacks.Callback):
@@ -80,10 +94,15 @@ def make_model(rank: int) -> keras.Model:
 
 
 def train(folder: Path, save_freq: Any, crash: int = 0, more: Any = ()) -> tuple[Any, Any]:
-    """Train on shuffled arrays; return the digest of all state, and the history."""
+    """Train on shuffled data; return the digest of all state, and the history."""
     rank = ringar.rank()
     model = make_model(rank)
     x, y = common.regression(8 * STEPS, seed=rank)
+    data: dict[str, Any] = {"x": x, "y": y, "batch_size": 8}
+    if save_freq == 3:
+        examples = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(9, seed=4)
+        data = {"x": examples.batch(8).repeat(), "steps_per_epoch": STEPS}
+        model.steps_per_execution = 2
     backup = keras.callbacks.BackupAndRestore(folder / "backup", save_freq=save_freq)
     callbacks = [
         keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=1.0, cooldown=1),
@@ -95,7 +114,7 @@ def train(folder: Path, save_freq: Any, crash: int = 0, more: Any = ()) -> tuple
         *more,
     ]
     random.Random(str(folder)).shuffle(callbacks)
-    history = model.fit(x, y, 8, EPOCHS, verbose=0, callbacks=callbacks, shuffle=True)
+    history = model.fit(**data, epochs=EPOCHS, verbose=0, callbacks=callbacks)
     seeds = [keras.ops.convert_to_numpy(v).tolist() for v in model.variables if "seed" in v.path]
     return (common.digest(model), seeds), history
 
@@ -182,6 +201,26 @@ def test_backup_on_rank_0_alone(shared_tmp_path: Path, rank: int, exchange: Exch
     assert history.epoch == [1, 2]
     weights = [keras.ops.convert_to_numpy(w).tobytes() for w in model.trainable_weights]
     assert exchange(weights) == [weights] * 2
+
+
+@pytest.mark.ranks(2)
+def test_backup_of_another_number_of_ranks(shared_tmp_path: Path, rank: int, exchange: Any) -> None:
+    """It goes on after as many examples: two batches of two ranks are four of one."""
+    with pytest.raises(CrashError):
+        train(shared_tmp_path, 4, crash=5)
+    if rank == 0:
+        path = str(shared_tmp_path / "backup" / "latest.weights.h5")
+        state = training_state.read(path)
+        assert state is not None
+        assert (state["epoch"], state["batches"], state["ranks"]) == (0, 4, 2)
+        with h5py.File(path, "a") as file:
+            del file["ringar"]
+        training_state.write(path, {**state, "ranks": 1, "own": state["own"][:1]})
+    exchange("written")
+    counter = Count()
+    train(shared_tmp_path, "epoch", more=[counter])
+    assert counter.batches == EPOCHS * STEPS - 2
+    assert counter.iterations == 4 + counter.batches
 
 
 # A tiny model on scikit-learn's digits. The n-th start of the job lives until `LIVES[n]` batches.

@@ -22,7 +22,8 @@ Exchange = Callable[[Any], list[Any]]
 
 def compiled(seed: int = 0) -> keras.Model:
     model = common.dense_model(seed=seed)
-    model.compile(ringar.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse", metrics=["mae"])
+    optimizer = ringar.DistributedOptimizer(keras.optimizers.Adam(0.01))
+    model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False)
     return model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
@@ -93,7 +94,13 @@ def make_model(rank: int) -> keras.Model:
     return model
 
 
-def train(folder: Path, save_freq: Any, crash: int = 0, more: Any = ()) -> tuple[Any, Any]:
+@functools.cache
+def whole(save_freq: Any = "epoch") -> tuple[Any, Any]:
+    """A run that nothing interrupts, without a backup."""
+    return train(None, save_freq)
+
+
+def train(folder: Path | None, save_freq: Any, crash: int = 0, more: Any = ()) -> tuple[Any, Any]:
     """Train on shuffled data; return the digest of all state, and the history."""
     rank = ringar.rank()
     model = make_model(rank)
@@ -103,10 +110,10 @@ def train(folder: Path, save_freq: Any, crash: int = 0, more: Any = ()) -> tuple
         examples = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(9, seed=4)
         data = {"x": examples.batch(8).repeat(), "steps_per_epoch": STEPS}
         model.steps_per_execution = 2
-    backup = keras.callbacks.BackupAndRestore(folder / "backup", save_freq=save_freq)
+    if folder is not None:
+        more = [*more, keras.callbacks.BackupAndRestore(folder / "backup", save_freq=save_freq)]
     callbacks = [
         keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=1.0, cooldown=1),
-        backup,
         keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
         Crash(crash),
         ringar.callbacks.Distributed(),
@@ -123,7 +130,7 @@ def train(folder: Path, save_freq: Any, crash: int = 0, more: Any = ()) -> tuple
 def test_interrupted_run_ends_as_one_that_was_not(
     save_freq: Any, shared_tmp_path: Path, size: int
 ) -> None:
-    expected, history = train(shared_tmp_path / "whole", save_freq)
+    expected, history = whole(save_freq)
     draw = random.Random(f"{save_freq} {size}")
     folder = shared_tmp_path / "crashed"
     for _ in range(2):
@@ -140,7 +147,7 @@ def test_interrupted_run_ends_as_one_that_was_not(
 def test_crash_while_a_file_is_written(
     shared_tmp_path: Path, rank: int, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, _ = train(shared_tmp_path / "whole", 2)
+    expected, _ = whole()
     written = 0
 
     def replace(source: str, target: str) -> None:
@@ -162,7 +169,7 @@ def test_crash_while_a_file_is_written(
 def test_signal_saves_and_stops_all_ranks(
     shared_tmp_path: Path, rank: int, exchange: Exchange, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected, _ = train(shared_tmp_path / "whole", "epoch")
+    expected, _ = whole()
     file = shared_tmp_path / "models" / "model.keras"
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as end:

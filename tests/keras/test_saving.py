@@ -85,7 +85,7 @@ def test_load_model_goes_on_as_if_it_had_not_been_saved(
         file = shared_tmp_path / "model.keras"
         model = common.dense_model(seed=rank)
         optimizer = ringar.DistributedOptimizer(keras.optimizers.Adam(0.01), op=ringar.Sum)
-        model.compile(optimizer, "mean_squared_error", metrics=["mae"])
+        model.compile(optimizer, "mean_squared_error", metrics=["mae"], jit_compile=False)
         data = common.own_batches(common.regression(2 * common.GLOBAL_BATCH))
         callbacks = [ringar.callbacks.Distributed()]
         model.fit(data, verbose=0, callbacks=callbacks)

@@ -31,6 +31,7 @@ _COUNTERS: dict[str, tuple[str, ...]] = {
     "ModelCheckpoint": ("_batches_seen_since_last_saving", "_last_batch_seen", "best"),
     "ReduceLROnPlateau": ("best", "cooldown_counter", "wait"),
     "SwapEMAWeights": ("_ema_weights_in_model",),
+    "TensorBoard": ("_global_train_batch", "_global_test_batch"),
 }
 
 

@@ -12,7 +12,6 @@ batch, or after those of an epoch.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -21,11 +20,14 @@ from typing import Any
 
 import keras
 
+from ringar.job import log
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import training_state
 from ringar.keras.first_rank import on_first_rank
 from ringar.keras.synchronize import broadcast_model
 from ringar.keras.whole_file import written_whole
+
+_log = log.logger(__name__)
 
 Point = tuple[int, int]
 """An epoch, and the batches of it that are done."""
@@ -212,4 +214,4 @@ class Backup(keras.callbacks.Callback):
 def tell(epoch: int, batches: int, replays: bool) -> None:
     """Log where training goes on, and what comes first."""
     drawn = "the batches before it are drawn again, without training" if replays else "at once"
-    logging.getLogger("ringar").info("resuming at epoch %d, batch %d: %s", epoch, batches, drawn)
+    _log.info("resuming at epoch %d, batch %d: %s", epoch, batches, drawn)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -14,10 +13,13 @@ import keras
 import numpy as np
 
 from ringar.collectives import Max, allreduce
+from ringar.job import log
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras.backup import Backup
 from ringar.keras.first_rank import on_first_rank
 from ringar.keras.whole_file import SavedWhole
+
+_log = log.logger(__name__)
 
 
 class SaveOnSignal(keras.callbacks.Callback):
@@ -105,7 +107,7 @@ class SaveOnSignal(keras.callbacks.Callback):
             on_first_rank(self._save, "SaveOnSignal", f"to write {self.path!r}", self._process_set)
         self._let_go()
         if or_all(self._process_set).rank() == 0:
-            logging.getLogger("ringar").warning(
+            _log.warning(
                 "%s: %s; the job ends",
                 signal.Signals(number).name,
                 "saved" if save else "there was nothing new to save",

@@ -14,11 +14,12 @@ from typing import Any
 import keras
 
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import checks, losses, moving_statistics, share
+from ringar.keras import callback_list, checks, losses, moving_statistics, share
 from ringar.keras.first_batch import FirstBatch
 from ringar.keras.joining import Epochs
 from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from ringar.keras.optimizer import grid_of
+from ringar.keras.save_on_signal import SaveOnSignal
 from ringar.keras.seeds import separate_seeds
 from ringar.keras.synchronize import average_logs, broadcast_model, end_epoch
 
@@ -28,6 +29,7 @@ __all__ = [
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "SaveOnSignal",
 ]
 
 
@@ -124,14 +126,23 @@ class Distributed(BroadcastGlobalVariablesCallback):
       given different examples.
     - Ranks that are given the same first batch, as they are without `ringar.data.shard`, get a
       warning (logger `ringar`).
+    - Rank 0 alone writes files: ModelCheckpoint, CSVLogger, TensorBoard, ProgbarLogger and
+      RemoteMonitor do nothing on other ranks. A checkpoint appears whole or not at all.
+    - BackupAndRestore takes all ranks back to the same step, with the same weights, optimizer and
+      callbacks, and each rank to its own seeds and metrics.
 
-    Put it first in the list. A callback before it sees the metrics of its own rank.
+    Keras' own callbacks may stand before it or after it. A callback of yours that stands before it
+    sees the metrics of its own rank.
 
     Args:
         root_rank: the rank whose state is taken.
         process_set: the ranks that train together; by default all.
         check: compare the ranks' learning rates after each epoch, and their trainable weights after
             the first and the last epoch.
+        replay_data: when a backup is restored, draw the batches of the epochs before it again,
+            without training on them, so that the order of the data goes on as it was. With False
+            only those of the epoch itself are drawn: right if the order of an epoch depends on its
+            number alone, or does not matter.
 
     Raises:
         ValueError: in `fit`, on every rank, if ranks are set up differently when training begins.
@@ -139,10 +150,16 @@ class Distributed(BroadcastGlobalVariablesCallback):
     """
 
     def __init__(
-        self, root_rank: int = 0, process_set: ProcessSet | None = None, check: bool = True
+        self,
+        root_rank: int = 0,
+        process_set: ProcessSet | None = None,
+        check: bool = True,
+        replay_data: bool = True,
     ) -> None:
         super().__init__(root_rank, process_set)
+        callback_list.manage(Distributed)
         self.check = check
+        self.replay_data = replay_data
         self._weights_compared = False
         self._examples_compared = False
         self._first_batch = FirstBatch(process_set)

@@ -47,4 +47,5 @@ from .job.start import shutdown as shutdown
 from .keras import DistributedGradientTape as DistributedGradientTape
 from .keras import DistributedOptimizer as DistributedOptimizer
 from .keras import callbacks as callbacks
+from .keras import predict as predict
 from .version import __version__ as __version__

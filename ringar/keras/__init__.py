@@ -1,4 +1,4 @@
-"""ringar for Keras 3: the distributed optimizer, the gradient tape and the callbacks."""
+"""ringar for Keras 3: the distributed optimizer, the gradient tape, the callbacks, `predict`."""
 
 try:
     import keras as _keras
@@ -17,6 +17,7 @@ if int(_keras.__version__.split(".")[0]) < 3:
 
 from ringar.keras import callbacks
 from ringar.keras.optimizer import DistributedOptimizer
+from ringar.keras.predict import predict
 from ringar.keras.tape import DistributedGradientTape
 
-__all__ = ["DistributedGradientTape", "DistributedOptimizer", "callbacks"]
+__all__ = ["DistributedGradientTape", "DistributedOptimizer", "callbacks", "predict"]

@@ -15,6 +15,7 @@ import keras
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import checks
 from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from ringar.keras.metrics import Metrics
 from ringar.keras.synchronize import average_logs, broadcast_model, end_epoch
 
 __all__ = [
@@ -66,9 +67,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Average the metrics of an epoch over the ranks, for the callbacks after it.
+    """Average the results of metrics over the ranks at the end of an epoch, as in Horovod.
 
     Put it before ReduceLROnPlateau, EarlyStopping, ModelCheckpoint and other readers of metrics.
+
+    The average of the results is the result for the data of all ranks only if the metric is a mean
+    over examples, such as a loss or an accuracy, and all ranks have as many examples. It is not for
+    a root mean square, an AUC, a precision or an F-score. `Distributed` combines all of these.
 
     Args:
         process_set: the ranks that train together; by default all.
@@ -84,12 +89,16 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class Distributed(BroadcastGlobalVariablesCallback):
-    """Do all that `fit` needs on several ranks: broadcast, average metrics, check.
+    """Do all that `fit` and `evaluate` need on several ranks: broadcast, combine metrics, check.
 
     - When training begins, all ranks get the weights and the optimizer state of `root_rank`.
-    - At the end of an epoch, metrics are averaged over the ranks, validation included, for the
-      callbacks after it and for the history. The average is the same number on every rank, so that
-      EarlyStopping and ReduceLROnPlateau decide alike everywhere.
+    - At the end of an epoch, metrics are those of all ranks' data, validation included, for the
+      callbacks after it and for the history. `evaluate` returns such metrics, too, and ranks may
+      have different numbers of batches and rows there. Every rank gets the same numbers, so that
+      EarlyStopping and ReduceLROnPlateau decide alike everywhere. The states of metrics are
+      combined: all of `keras.metrics` have the result of one process with the batches of all
+      ranks. States are added up; a metric of your own whose state is no sum combines states by a
+      method `combine_states`. Numbers in the logs that no metric has are averaged.
     - Only rank 0 draws a progress bar.
     - All ranks raise an error if they would hang or drift apart: if they have different numbers of
       steps, models, learning rates or weights, or an optimizer that is not distributed; on a grid,
@@ -117,6 +126,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         self.check = check
         self._weights_compared = False
         self._examples_compared = False
+        self._metrics = Metrics(process_set)
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Silence the progress bars of all ranks but one."""
@@ -140,13 +150,19 @@ class Distributed(BroadcastGlobalVariablesCallback):
             self._compare_examples()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Average the metrics, agree whether to stop, and compare the ranks."""
+        """Combine the metrics, agree whether to stop, and compare the ranks."""
         super().on_epoch_end(epoch, logs)
         self._compare_examples()
+        logs = {} if logs is None else logs
+        self._metrics.end_epoch(self.model, logs)
         end_epoch(self.model, logs, self.process_set, check=self.check)
         if self.check and not self._weights_compared:
             checks.check_weights(self.model, self.process_set)
             self._weights_compared = True
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Make this evaluation, in `fit` or not, end with the metrics of all ranks' data."""
+        self._metrics.begin_evaluation(self.model)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Check that all ranks hold the same weights."""

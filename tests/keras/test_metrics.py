@@ -1,0 +1,211 @@
+"""Metrics over the data of all ranks, against one process with the batches of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from tests.keras import common
+
+pytestmark = pytest.mark.usefixtures("initialized")
+
+M = keras.metrics
+Exchange = Callable[[Any], list[Any]]
+Batch = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
+
+#: Outputs, and the metrics that take them.
+METRICS: dict[str, Callable[[], list[Any]]] = {
+    "classes": lambda: [
+        M.CategoricalAccuracy(),
+        M.TopKCategoricalAccuracy(k=2),
+        M.CategoricalCrossentropy(),
+        M.CategoricalHinge(),
+        M.KLDivergence(),
+        M.F1Score(average="macro"),
+        M.FBetaScore(average=None, beta=2.0),
+        M.OneHotIoU(num_classes=3, target_class_ids=[0, 2]),
+        M.OneHotMeanIoU(num_classes=3),
+        M.AUC(name="auc_by_label", multi_label=True, num_labels=3, num_thresholds=20),
+        M.MeanMetricWrapper(lambda y, p: tf.reduce_max(tf.abs(y - p), axis=-1), name="wrapper"),
+    ],
+    "sparse": lambda: [
+        M.SparseCategoricalAccuracy(),
+        M.SparseTopKCategoricalAccuracy(k=2),
+        M.SparseCategoricalCrossentropy(),
+    ],
+    "binary": lambda: [
+        M.BinaryAccuracy(),
+        M.BinaryCrossentropy(),
+        M.BinaryIoU(),
+        M.AUC(num_thresholds=50, curve="PR"),
+        M.FalseNegatives(),
+        M.FalsePositives(),
+        M.TrueNegatives(),
+        M.TruePositives(),
+        M.Precision(thresholds=[0.2, 0.6]),
+        M.Recall(),
+        M.PrecisionAtRecall(0.5),
+        M.RecallAtPrecision(0.5),
+        M.SensitivityAtSpecificity(0.5),
+        M.SpecificityAtSensitivity(0.5),
+        M.Hinge(),
+        M.SquaredHinge(),
+    ],
+    "values": lambda: [
+        M.MeanSquaredError(),
+        M.RootMeanSquaredError(),
+        M.MeanAbsoluteError(),
+        M.MeanAbsolutePercentageError(),
+        M.MeanSquaredLogarithmicError(),
+        M.CosineSimilarity(),
+        M.LogCoshError(),
+        M.Poisson(),
+        M.R2Score(num_regressors=2),
+        M.PearsonCorrelation(),
+        M.ConcordanceCorrelation(),
+    ],
+    "identities": lambda: [
+        M.Accuracy(),
+        M.IoU(num_classes=4, target_class_ids=[1, 3]),
+        M.MeanIoU(num_classes=4),
+    ],
+}
+
+
+def examples(rows: int) -> Batch:
+    """Predictions, which the model passes on, and targets; the same on every rank."""
+    rng = np.random.default_rng(rows)
+    logits = rng.normal(size=(rows, 3))
+    classes = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    predictions = {
+        "classes": classes,
+        "sparse": classes,
+        "binary": rng.uniform(size=(rows, 1)),
+        "values": rng.uniform(0.1, 2.0, size=(rows, 4)),
+        "identities": rng.integers(0, 4, size=(rows, 1)),
+    }
+    targets = {
+        "classes": np.eye(3)[rng.integers(0, 3, size=rows)],
+        "sparse": rng.integers(0, 3, size=(rows, 1)),
+        "binary": rng.integers(0, 2, size=(rows, 1)),
+        "values": rng.uniform(0.1, 2.0, size=(rows, 4)),
+        "identities": rng.integers(0, 4, size=(rows, 1)),
+    }
+    return tuple(  # type: ignore[return-value]
+        {key: np.asarray(value, np.float32) for key, value in part.items()}
+        for part in (predictions, targets)
+    )
+
+
+class Scale(keras.layers.Layer):
+    """A weight of one, so that there is something to train."""
+
+    def build(self, shape: Any) -> None:
+        self.factor = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * self.factor
+
+
+class Passing(keras.Model):
+    """Passes its inputs on, and keeps metrics of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = Scale()
+        self.total, self.average = M.Sum(name="total"), M.Mean(name="average")
+
+    def call(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        self.total.update_state(inputs["values"])
+        self.average.update_state(inputs["values"], sample_weight=inputs["binary"])
+        return {**inputs, "values": self.scale(inputs["values"])}
+
+
+def passing_model(**options: Any) -> keras.Model:
+    model = Passing()
+    losses = {"classes": "categorical_crossentropy", "values": "mse"}
+    metrics = {name: make() for name, make in METRICS.items()}
+    # A learning rate of zero: training and evaluation have the same metrics.
+    optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(0.0))
+    model.compile(optimizer, losses, metrics=metrics, **options)
+    return model
+
+
+def in_batches(data: Any, sizes: list[int]) -> tf.data.Dataset:
+    """Batches of these numbers of rows; none of them, if there are none."""
+    stops = np.cumsum(sizes)
+    spec = tf.nest.map_structure(lambda a: tf.TensorSpec((None, *a.shape[1:]), a.dtype), data)
+
+    def generate() -> Any:
+        for start, stop in zip(stops - sizes, stops, strict=True):
+            yield tf.nest.map_structure(lambda array: array[start:stop], data)
+
+    return tf.data.Dataset.from_generator(generate, output_signature=spec)
+
+
+def part(data: Any, rows: slice) -> Any:
+    return tf.nest.map_structure(lambda array: array[rows], data)
+
+
+def assert_same(received: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert received.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_allclose(received[key], value, rtol=1e-6, atol=1e-6, err_msg=key)
+
+
+def test_that_all_metrics_of_keras_are_tried() -> None:
+    tried = {type(metric) for make in METRICS.values() for metric in make()}
+    every = {
+        value
+        for name in dir(M)
+        if isinstance(value := getattr(M, name), type) and issubclass(value, M.Metric)
+    }
+    assert every - {M.Metric} == tried | {M.Sum, M.Mean}
+
+
+def test_all_metrics_of_keras(rank: int, size: int, exchange: Exchange) -> None:
+    """An epoch, its validation, and an evaluation, on ranks with other numbers of rows."""
+    rows = [[7, 4], [3, 6], [1, 9], [8, 2]][:size]
+    starts = np.cumsum([0, *(sum(sizes) for sizes in rows)])
+    data = examples(int(starts[-1]))
+    own = part(data, slice(starts[rank], starts[rank + 1]))
+    # In the validation the last of several ranks has no batch, and the first has three.
+    validation = [[5, 7, 3], [6], [2, 2], []][:size] if size < 3 else [[5, 7, 3], [6], [], []][:size]
+    if size == 2:
+        validation = [[5, 7, 3], []]
+    counts = [sum(sizes) for sizes in validation]
+    val_starts = np.cumsum([0, *counts])
+    val_data = examples(int(val_starts[-1]))
+    own_val = part(val_data, slice(val_starts[rank], val_starts[rank + 1]))
+
+    model = passing_model()
+    distributed = ringar.callbacks.Distributed()
+    options: dict[str, Any] = {"verbose": 0, "callbacks": [distributed]}
+    history = model.fit(
+        in_batches(own, rows[rank]),
+        epochs=2,
+        validation_data=in_batches(own_val, validation[rank]),
+        **options,
+    )
+    evaluated = model.evaluate(in_batches(own, rows[rank]), return_dict=True, **options)
+    fresh = passing_model().evaluate(in_batches(own_val, validation[rank]), **options)
+
+    one = passing_model()
+    of_all = in_batches(data, sum(rows, []))
+    expected = one.evaluate(of_all, return_dict=True, verbose=0)
+    val_batches = in_batches(val_data, sum(validation, []))
+    expected_val = one.evaluate(val_batches, return_dict=True, verbose=0)
+    assert_same(evaluated, expected)
+    for epoch in range(2):
+        logs = {key: values[epoch] for key, values in history.history.items()}
+        assert_same(logs, {**expected, **{f"val_{k}": v for k, v in expected_val.items()}})
+    in_order = one.evaluate(val_batches, verbose=0)
+    for received, value in zip(fresh, in_order, strict=True):
+        np.testing.assert_allclose(received, value, rtol=1e-6, atol=1e-6)
+    assert len({str(logs) for logs in exchange((evaluated, fresh))}) == 1

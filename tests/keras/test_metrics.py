@@ -31,8 +31,8 @@ METRICS: dict[str, Callable[[], list[Any]]] = {
         M.FBetaScore(average=None, beta=2.0),
         M.OneHotIoU(num_classes=3, target_class_ids=[0, 2]),
         M.OneHotMeanIoU(num_classes=3),
-        M.AUC(name="auc_by_label", multi_label=True, num_labels=3, num_thresholds=20),
-        M.MeanMetricWrapper(lambda y, p: tf.reduce_max(tf.abs(y - p), axis=-1), name="wrapper"),
+        M.AUC(multi_label=True, num_labels=3, num_thresholds=20),
+        M.MeanMetricWrapper(lambda y, p: tf.reduce_max(tf.abs(y - p), axis=-1)),
     ],
     "sparse": lambda: [
         M.SparseCategoricalAccuracy(),
@@ -66,7 +66,7 @@ METRICS: dict[str, Callable[[], list[Any]]] = {
         M.CosineSimilarity(),
         M.LogCoshError(),
         M.Poisson(),
-        M.R2Score(num_regressors=2),
+        M.R2Score(),
         M.PearsonCorrelation(),
         M.ConcordanceCorrelation(),
     ],
@@ -127,13 +127,16 @@ class Passing(keras.Model):
         return {**inputs, "values": self.scale(inputs["values"])}
 
 
-def passing_model(**options: Any) -> keras.Model:
+def passing_model() -> keras.Model:
     model = Passing()
     losses = {"classes": "categorical_crossentropy", "values": "mse"}
-    metrics = {name: make() for name, make in METRICS.items()}
+    metrics = {output: make() for output, make in METRICS.items()}
+    for metric in sum(metrics.values(), []):
+        metric.name = type(metric).__name__  # which Keras would number
     # A learning rate of zero: training and evaluation have the same metrics.
     optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(0.0))
-    model.compile(optimizer, losses, metrics=metrics, **options)
+    # Tracing so many metrics takes longer than these few steps.
+    model.compile(optimizer, losses, metrics=metrics, run_eagerly=True)
     return model
 
 
@@ -175,10 +178,8 @@ def test_all_metrics_of_keras(rank: int, size: int, exchange: Exchange) -> None:
     starts = np.cumsum([0, *(sum(sizes) for sizes in rows)])
     data = examples(int(starts[-1]))
     own = part(data, slice(starts[rank], starts[rank + 1]))
-    # In the validation the last of several ranks has no batch, and the first has three.
-    validation = [[5, 7, 3], [6], [2, 2], []][:size] if size < 3 else [[5, 7, 3], [6], [], []][:size]
-    if size == 2:
-        validation = [[5, 7, 3], []]
+    # In the validation rank 1 has no batch.
+    validation = [[5, 7, 3], [], [6], [2, 2]][:size]
     counts = [sum(sizes) for sizes in validation]
     val_starts = np.cumsum([0, *counts])
     val_data = examples(int(val_starts[-1]))
@@ -196,16 +197,15 @@ def test_all_metrics_of_keras(rank: int, size: int, exchange: Exchange) -> None:
     evaluated = model.evaluate(in_batches(own, rows[rank]), return_dict=True, **options)
     fresh = passing_model().evaluate(in_batches(own_val, validation[rank]), **options)
 
-    one = passing_model()
     of_all = in_batches(data, sum(rows, []))
-    expected = one.evaluate(of_all, return_dict=True, verbose=0)
+    expected = model.evaluate(of_all, return_dict=True, verbose=0)
     val_batches = in_batches(val_data, sum(validation, []))
-    expected_val = one.evaluate(val_batches, return_dict=True, verbose=0)
+    expected_val = model.evaluate(val_batches, return_dict=True, verbose=0)
     assert_same(evaluated, expected)
     for epoch in range(2):
         logs = {key: values[epoch] for key, values in history.history.items()}
         assert_same(logs, {**expected, **{f"val_{k}": v for k, v in expected_val.items()}})
-    in_order = one.evaluate(val_batches, verbose=0)
+    in_order = model.evaluate(val_batches, verbose=0)
     for received, value in zip(fresh, in_order, strict=True):
         np.testing.assert_allclose(received, value, rtol=1e-6, atol=1e-6)
     assert len({str(logs) for logs in exchange((evaluated, fresh))}) == 1

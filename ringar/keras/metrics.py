@@ -39,8 +39,6 @@ from ringar.keras.metric_states import (
 from ringar.keras.optimizer import grid_of
 from ringar.sharding.cut import cut_of
 
-_CALL = Call("allgather_object", name="metrics")
-
 _AT_THE_END = "_get_metrics_result_or_logs"
 """The method that Keras calls for the results, once, after the last step of an evaluation."""
 
@@ -74,7 +72,7 @@ class Metrics:
             vars(model).pop(_AT_THE_END, None)
             # After no step there are no logs, and the original would fail if nothing is built.
             own = flatten(original(model, logs)) if logs else {}
-            return {**own, **combine(model, own, states_of(model), self._process_set)}
+            return {**own, **self._combine(model, own, states_of(model), "evaluation")}
 
         # Keras calls callbacks with a copy of the results that `evaluate` returns, too late to
         # change them. Its own __setattr__ would track the attribute.
@@ -93,11 +91,18 @@ class Metrics:
         own = {key: value for key, value in logs.items() if not key.startswith("val_")}
         is_evaluated = len(own) < len(logs)
         states = kept if kept is not None and is_evaluated else states_of(model)
-        logs.update(combine(model, own, states, self._process_set))
+        logs.update(self._combine(model, own, states, "epoch"))
+
+    def _combine(self, model: keras.Model, logs: Logs, states: States, end_of: str) -> Logs:
+        return combine(model, logs, states, f"end of {end_of}", self._process_set)
 
 
 def combine(
-    model: keras.Model, logs: Logs, states: States, process_set: ProcessSet | None = None
+    model: keras.Model,
+    logs: Logs,
+    states: States,
+    name: str,
+    process_set: ProcessSet | None = None,
 ) -> Logs:
     """Return the numbers in `logs` for the data of all ranks. Collective.
 
@@ -108,6 +113,7 @@ def combine(
         model: the compiled model.
         logs: this rank's numbers; empty if it has had no data.
         states: the states of this rank's metrics that belong to `logs`.
+        name: in errors.
         process_set: the ranks concerned; by default all.
 
     Raises:
@@ -116,14 +122,14 @@ def combine(
     """
     ranks = or_all(ranks_with_data(model, process_set))
     own = _report(model, logs, states)
-    reports: list[_Report] = allgather_object(own, name=_CALL.name, process_set=ranks)
-    shapes = _check(reports, ranks)
+    reports: list[_Report] = allgather_object(own, name=name, process_set=ranks)
+    shapes = _check(reports, Call("allgather_object", name=name), ranks)
     total = _combined(model, states, shapes, reports, ranks)
     has_all = {name: own.shapes.get(name) for name in shapes} == shapes
     results = results_of(model, total) if has_all else {}
     if any(report.shapes != shapes for report in reports) or not all(shapes.values()):
         # A rank lacks a metric, or a metric has a result but no state.
-        of_ranks = allgather_object(results, name="metrics/results", process_set=ranks)
+        of_ranks = allgather_object(results, name=name, process_set=ranks)
         results = {key: _mean(of_ranks, key) for key in _keys(of_ranks)}
     if not logs:
         _return_in_order(model, next((r.order for r in reports if r.order), []))
@@ -188,12 +194,12 @@ def _names(key: str, value: Any, results: Logs) -> list[str]:
     return [name for name, result in results.items() if _equal(value, result, nan=False)]
 
 
-def _check(reports: Sequence[_Report], ranks: ProcessSet) -> Shapes:
+def _check(reports: Sequence[_Report], call: Call, ranks: ProcessSet) -> Shapes:
     """Check that the states of all ranks can be combined, and return their shapes."""
     refusal = next((report.refusal for report in reports if report.refusal), None)
     if refusal is not None:
         raise UnsupportedError(
-            _CALL.refusal(
+            call.refusal(
                 *refusal,
                 "Give its class a method `combine_states(self, states)` that returns the combined "
                 "values of its variables: states[i] has the values of variable i, rank by rank.",
@@ -210,7 +216,7 @@ def _check(reports: Sequence[_Report], ranks: ProcessSet) -> Shapes:
             if received != state and (received or report.logs):
                 of_ranks = (f"{r.shapes.get(name)} (rank {n})" for n, r in zip(ranks.ranks, reports))
                 raise MismatchError(
-                    _CALL.refusal(
+                    call.refusal(
                         f"the same state of metric '{name}' on every rank",
                         ", ".join(of_ranks),
                         "Compile the same model with the same metrics everywhere.",

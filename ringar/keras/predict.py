@@ -1,9 +1,8 @@
 """`predict`: every rank predicts its share of the data, and all predictions are collected.
 
 Rows of arrays, and batches whose number is known, are shared in contiguous blocks, in rank order.
-Batches of unknown number are dealt out in turn. A *deal* is what Keras predicts in one execution:
-`steps_per_execution` batches. A callback notes the rows of each deal, by which the predictions are
-put in order.
+Batches of unknown number are dealt out in turn, and ranks tell each other how many rows each batch
+had, to put the predictions in order.
 """
 
 from __future__ import annotations
@@ -47,7 +46,8 @@ def predict(
             it, not a rank's share.
         batch_size: the rows of a batch of one rank, for arrays and tensors; 32 by default.
         root_rank: the one rank that gets the predictions; by default all ranks get them.
-        verbose: as for `keras.Model.predict`, on the first rank. The others print nothing.
+        verbose: as for `keras.Model.predict`, on the first rank. The others print nothing, and no
+            rank does for a dataset of unknown length.
         process_set: the ranks that predict together; by default all. If the model is cut by a grid,
             the model groups share the data.
 
@@ -70,14 +70,17 @@ def predict(
             f"Received: root_rank={root_rank}"
         )
     ranks = or_all(ranks_with_data(model, process_set))
-    length, share_of = _divide(data, deal=max(1, int(getattr(model, "steps_per_execution", 1))))
+    length, share_of = _divide(data)
     _check_lengths(allgather_object(length, name=_CALL.name, process_set=ranks), ranks)
     share = share_of(ranks.rank(), ranks.size())
-    rows = _Rows()
-    outputs = None
-    if share is not None:
+    rows: list[int] = []
+    if length == _UNKNOWN:
+        outputs, rows = _by_batches(model, share)
+    elif share is not None:
         bar = verbose if ranks.rank() == 0 else 0
-        outputs = model.predict(share, batch_size=batch_size, verbose=bar, callbacks=[rows])
+        outputs = model.predict(share, batch_size=batch_size, verbose=bar)
+    else:
+        outputs = None
     shares = allgather_object(_share(outputs, rows), name=_CALL.name, process_set=ranks)
     order = _order([share.rows for share in shares], ranks) if length == _UNKNOWN else None
     filled = next((share for share in shares if share.arrays), None) or _refuse_empty()
@@ -92,15 +95,16 @@ def predict(
     return tf.nest.pack_sequence_as(filled.skeleton, arrays)
 
 
-class _Rows(keras.callbacks.Callback):
-    """Note the number of rows of each execution of the predict function."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.of_deals: list[int] = []
-
-    def on_predict_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self.of_deals.append(int(tf.nest.flatten((logs or {})["outputs"])[0].shape[0]))
+def _by_batches(model: keras.Model, batches: tf.data.Dataset) -> tuple[Any, list[int]]:
+    """Return the predictions of all batches in one, None for no batch, and the rows of each."""
+    outputs = []
+    for batch in batches:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        outputs.append(model.predict_on_batch(x))
+    if not outputs:
+        return None, []
+    rows = [len(tf.nest.flatten(output)[0]) for output in outputs]
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *outputs), rows
 
 
 @dataclasses.dataclass
@@ -108,7 +112,7 @@ class _Share:
     """Describe the predictions of one rank to the others.
 
     Attributes:
-        rows: the rows of each deal.
+        rows: the rows of each batch, for batches of unknown number.
         skeleton: the structure of the predictions, with None in the place of arrays.
         arrays: dtype of each array, and shape of one row; empty if there are no predictions.
     """
@@ -122,7 +126,7 @@ class _Share:
         return [np.empty((0, *shape), dtype) for dtype, shape in self.arrays]
 
 
-def _share(outputs: Any, rows: _Rows) -> _Share:
+def _share(outputs: Any, rows: list[int]) -> _Share:
     arrays = [] if outputs is None else tf.nest.flatten(outputs)
     for array in arrays:
         if not isinstance(array, np.ndarray):
@@ -131,17 +135,17 @@ def _share(outputs: Any, rows: _Rows) -> _Share:
                 f"Received: {type(array).__name__}"
             )
     skeleton = tf.nest.map_structure(lambda array: None, outputs)
-    return _Share(rows.of_deals, skeleton, [(array.dtype, array.shape[1:]) for array in arrays])
+    return _Share(rows, skeleton, [(array.dtype, array.shape[1:]) for array in arrays])
 
 
-def _divide(data: Any, deal: int) -> tuple[int, Callable[[int, int], Any]]:
+def _divide(data: Any) -> tuple[int, Callable[[int, int], Any]]:
     """Return the length of `data`, and the function that returns a rank's share, or None."""
     if isinstance(data, tf.data.Dataset):
         length = int(data.cardinality())
         if length == tf.data.INFINITE_CARDINALITY:
             raise ValueError("`data` must end. Received: a tf.data.Dataset of infinite length")
         if length == tf.data.UNKNOWN_CARDINALITY:
-            return _UNKNOWN, lambda rank, size: _dealt(data, deal, rank, size)
+            return _UNKNOWN, lambda rank, size: data.shard(size, rank)
         return length, _block(length, lambda own: data.skip(own.start).take(own.stop - own.start))
     if isinstance(data, keras.utils.PyDataset):
         batches = data.num_batches
@@ -173,13 +177,6 @@ def _block(length: int, part: Callable[[slice], Any]) -> Callable[[int, int], An
         return part(own) if own.start < own.stop else None
 
     return share
-
-
-def _dealt(dataset: tf.data.Dataset, deal: int, rank: int, size: int) -> tf.data.Dataset | None:
-    """Return the batches of a rank out of an unknown number; None if there are none."""
-    own = dataset.enumerate().filter(lambda number, _: number // deal % size == rank)
-    own = own.map(lambda _, batch: batch)
-    return own if any(True for _ in own.take(1)) else None
 
 
 class _Part(keras.utils.PyDataset):
@@ -225,19 +222,19 @@ def _refuse_empty() -> NoReturn:
 
 
 def _order(rows: Sequence[Sequence[int]], ranks: ProcessSet) -> np.ndarray:
-    """Return the places of the rows, which lie rank by rank, in the order of the deals.
+    """Return the places of the rows, which lie rank by rank, in the order of the batches.
 
     Args:
-        rows: for each rank, the rows of each of its deals.
+        rows: for each rank, the rows of each of its batches.
         ranks: the ranks.
     """
-    deals = [len(of_rank) for of_rank in rows]
-    if sorted(deals, reverse=True) != deals or deals[0] - deals[-1] > 1:
-        _refuse_lengths(deals, "batches of its share", ranks)
-    stops = np.cumsum([count for of_rank in rows for count in of_rank])
+    count = [len(of_rank) for of_rank in rows]
+    if sorted(count, reverse=True) != count or count[0] - count[-1] > 1:
+        _refuse_lengths(count, "batches of its share", ranks)
+    stops = np.cumsum([number for of_rank in rows for number in of_rank])
     places = iter(np.split(np.arange(stops[-1]), stops[:-1]) if len(stops) else [])
     of_ranks = [[next(places) for _ in of_rank] for of_rank in rows]
-    in_turn = [of_rank[n] for n in range(deals[0]) for of_rank in of_ranks if n < len(of_rank)]
+    in_turn = [of_rank[n] for n in range(count[0]) for of_rank in of_ranks if n < len(of_rank)]
     return np.concatenate(in_turn) if in_turn else np.zeros(0, np.int64)
 
 

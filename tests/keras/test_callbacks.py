@@ -97,7 +97,7 @@ def test_metrics_are_averaged_for_later_callbacks(
     for epoch, of_all in enumerate(zip(*exchange(before.epochs), strict=True)):
         for key in of_all[0]:
             mean = np.mean([logs[key] for logs in of_all])
-            assert after.epochs[epoch][key] == pytest.approx(mean, rel=1e-12)
+            assert after.epochs[epoch][key] == pytest.approx(mean, rel=1e-6)
             assert history.history[key][epoch] == after.epochs[epoch][key]
     assert len({str(epochs) for epochs in exchange(after.epochs)}) == 1
 
@@ -167,7 +167,7 @@ def test_unequal_steps_that_nobody_knew(rank: int) -> None:
     data = data.filter(lambda x, y: True)
     with pytest.raises((ringar.errors.MismatchError, tf.errors.OpError)) as error:
         model.fit(data, verbose=0, callbacks=[ringar.callbacks.Distributed()])
-    assert "end of epoch:loss" in str(error.value)
+    assert "end of epoch" in str(error.value)
     assert "gradients/bucket_0" in str(error.value)
 
 

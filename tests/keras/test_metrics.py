@@ -209,3 +209,109 @@ def test_all_metrics_of_keras(rank: int, size: int, exchange: Exchange) -> None:
     for received, value in zip(fresh, in_order, strict=True):
         np.testing.assert_allclose(received, value, rtol=1e-6, atol=1e-6)
     assert len({str(logs) for logs in exchange((evaluated, fresh))}) == 1
+
+
+def test_example_of_uneven_batches(rank: int, size: int) -> None:
+    """100 examples, of which each rank evaluates a share in batches of 32, while training goes on."""
+    data = common.regression(100)
+    own = part(data, slice(100 * rank // size, 100 * (rank + 1) // size))
+    model = common.dense_model()
+    metrics = [M.RootMeanSquaredError(name="rmse"), M.F1Score(name="f1", average=None)]
+    model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", metrics=metrics)
+    one = model.evaluate(*data, batch_size=32, verbose=0)
+    options: dict[str, Any] = {"verbose": 0, "callbacks": [ringar.callbacks.Distributed()]}
+    received = model.evaluate(*own, batch_size=32, **options)
+    for value, expected in zip(received, one, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+    seen: list[dict[str, Any]] = []
+    later = keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: seen.append(dict(logs)))
+    options["callbacks"].append(later)
+    share = in_batches(own, [100 // 8 // size] * 3)
+    model.fit(share, epochs=2, validation_freq=2, validation_data=own, **options)
+    after = model.evaluate(*data, batch_size=32, verbose=0, return_dict=True)
+    assert_same({key[4:]: v for key, v in seen[1].items() if key.startswith("val_")}, after)
+    # Without an evaluation, the numbers that Keras goes on with are those of this rank.
+    assert "val_loss" not in seen[0]
+    assert model.evaluate(*own, verbose=0)[0] != pytest.approx(after["loss"]) or size == 1
+
+
+class Largest(M.Metric):
+    """A running maximum of the targets: its state is no sum."""
+
+    def __init__(self, aggregation: str = "sum", dtype: str = "float32") -> None:
+        super().__init__(name="largest")
+        kind = {"aggregation": aggregation, "dtype": dtype}
+        self.value = self.add_variable((), "zeros", name="value", **kind)
+        self.count = self.add_variable((), "zeros", name="count", dtype="int32")
+
+    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        largest = tf.maximum(tf.cast(self.value.value, tf.float32), tf.reduce_max(y))
+        self.value.assign(tf.cast(largest, self.value.dtype))
+        self.count.assign_add(tf.shape(y)[0])
+
+    def result(self) -> Any:
+        return {"largest": self.value, "rows": self.count}
+
+
+class Combining(Largest):
+    def combine_states(self, states: list[np.ndarray]) -> list[np.ndarray]:
+        values, counts = states
+        return [values.max(), counts.sum()]
+
+
+class Rate(M.Metric):
+    """A number without a state."""
+
+    def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        pass
+
+    def result(self) -> Any:
+        return float(ringar.rank())
+
+
+class Named(keras.Sequential):
+    """Reports a metric by another name than its own, and a number of no metric."""
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        self._loss_tracker.update_state(self.compute_loss(x, y, self(x)), tf.shape(x)[0])
+        return {"objective": self._loss_tracker.result(), "rank": float(ringar.rank())}
+
+
+def test_metrics_of_ones_own(rank: int, size: int) -> None:
+    data = common.regression(6 * size + 5)
+    own = part(data, slice(6 * rank, None if rank == size - 1 else 6 * rank + 6))
+    layers = common.dense_model().layers
+    options: dict[str, Any] = {"verbose": 0, "callbacks": [ringar.callbacks.Distributed()]}
+
+    def evaluate(model: keras.Model, metrics: list[Any], where: Any = own) -> dict[str, Any]:
+        model.compile(loss="mse", metrics=metrics or None)
+        return model.evaluate(*where, return_dict=True, **options)
+
+    mean = (size - 1) / 2
+    received = evaluate(keras.Sequential(layers), [Combining(), Rate(name="rate")])
+    loss = received.pop("loss")
+    assert received == {"largest": float(data[1].max()), "rows": 6 * size + 5, "rate": mean}
+    named = evaluate(Named(layers), [])
+    assert named == {"objective": pytest.approx(loss, rel=1e-6), "rank": mean}
+    if size > 1:
+        for refused in ({"aggregation": "mean"}, {"dtype": "bool"}):
+            with pytest.raises(ringar.errors.UnsupportedError, match="'value'.*combine_states"):
+                evaluate(keras.Sequential(layers), [Largest(**refused)])
+        with pytest.raises(ringar.errors.MismatchError, match="metric 'mae:1' on every rank"):
+            evaluate(keras.Sequential(layers), ["mse"] if rank else ["mse", "mae"])
+
+
+@pytest.mark.ranks(2, 4)
+def test_ranks_of_a_model_group_have_the_same_examples() -> None:
+    grid = ringar.parallel.Grid(model=2)
+    data = common.regression(5 * grid.data)
+    own = part(data, slice(5 * grid.group, 5 * grid.group + 5))
+    model = common.dense_model()
+    optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(0.1), grid=grid)
+    model.compile(optimizer, "mse", metrics=[Largest()])
+    received = model.evaluate(
+        *own, return_dict=True, verbose=0, callbacks=[ringar.callbacks.Distributed()]
+    )
+    assert received["rows"] == 5 * grid.data
+    grid.close()

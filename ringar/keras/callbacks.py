@@ -146,6 +146,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Check that the first batch was the same on all ranks of a model group."""
         super().on_train_batch_begin(batch, logs)
+        if batch == 1:
+            self._metrics.check(self.model)
         if batch > 0:
             self._compare_examples()
 

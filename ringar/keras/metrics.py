@@ -57,6 +57,18 @@ class Metrics:
         self._process_set = process_set
         self._before_evaluation: States | None = None
 
+    def check(self, model: keras.Model) -> None:
+        """Check that the states of the metrics can be combined, as soon as they exist.
+
+        Args:
+            model: the compiled model.
+
+        Raises:
+            UnsupportedError: if they cannot, on every rank that has the metric.
+        """
+        if or_all(self._process_set).size() > 1:
+            _refuse(map(refusal_of, metrics_of(model).values()), Call("metrics"))
+
     def begin_evaluation(self, model: keras.Model) -> None:
         """Keep the state of the epoch, which Keras resets, and make this evaluation end combined.
 
@@ -196,15 +208,7 @@ def _names(key: str, value: Any, results: Logs) -> list[str]:
 
 def _check(reports: Sequence[_Report], call: Call, ranks: ProcessSet) -> Shapes:
     """Check that the states of all ranks can be combined, and return their shapes."""
-    refusal = next((report.refusal for report in reports if report.refusal), None)
-    if refusal is not None:
-        raise UnsupportedError(
-            call.refusal(
-                *refusal,
-                "Give its class a method `combine_states(self, states)` that returns the combined "
-                "values of its variables: states[i] has the values of variable i, rank by rank.",
-            )
-        )
+    _refuse((report.refusal for report in reports), call)
     shapes: Shapes = {}
     for report in reports:
         for name, state in report.shapes.items():
@@ -223,6 +227,17 @@ def _check(reports: Sequence[_Report], call: Call, ranks: ProcessSet) -> Shapes:
                     )
                 )
     return shapes
+
+
+def _refuse(refusals: Iterable[tuple[str, str] | None], call: Call) -> None:
+    for refusal in filter(None, refusals):
+        raise UnsupportedError(
+            call.refusal(
+                *refusal,
+                "Give its class a method `combine_states(self, states)` that returns the combined "
+                "values of its variables: states[i] has the values of variable i, rank by rank.",
+            )
+        )
 
 
 def _combined(

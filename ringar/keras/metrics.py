@@ -218,7 +218,10 @@ def _check(reports: Sequence[_Report], call: Call, ranks: ProcessSet) -> Shapes:
             received = report.shapes.get(name, [])
             # A rank without data may lack metrics, and variables of metrics.
             if received != state and (received or report.logs):
-                of_ranks = (f"{r.shapes.get(name)} (rank {n})" for n, r in zip(ranks.ranks, reports))
+                of_ranks = (
+                    f"{its.shapes.get(name)} (rank {rank})"
+                    for rank, its in zip(ranks.ranks, reports, strict=True)
+                )
                 raise MismatchError(
                     call.refusal(
                         f"the same state of metric '{name}' on every rank",

@@ -157,17 +157,16 @@ def _divide(data: Any) -> tuple[int, Callable[[int, int], Any]]:
 
 
 def _rows_of(data: Any) -> int:
-    shapes = [getattr(array, "shape", ()) for array in tf.nest.flatten(data)]
-    if not shapes or any(len(shape) == 0 for shape in shapes):
+    shapes: list[tuple[int, ...]] = []
+    for array in tf.nest.flatten(data):
+        shapes.append(tuple(getattr(array, "shape", ())))
+    if not shapes or not all(shapes):
         raise TypeError(
-            "`data` must be an array, a tensor, a tuple, list or dict of them, a tf.data.Dataset or "
-            f"a keras.utils.PyDataset. Received: {type(data).__name__}"
+            "`data` must be an array, a tensor, a tuple, list or dict of them, a tf.data.Dataset "
+            f"or a keras.utils.PyDataset. Received: {type(data).__name__}"
         )
     if len({shape[0] for shape in shapes}) > 1:
-        raise ValueError(
-            "All arrays must have the same number of rows. "
-            f"Received: {[tuple(shape) for shape in shapes]}"
-        )
+        raise ValueError(f"All arrays must have the same number of rows. Received: {shapes}")
     return int(shapes[0][0])
 
 

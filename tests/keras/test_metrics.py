@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -131,7 +132,7 @@ def passing_model() -> keras.Model:
     model = Passing()
     losses = {"classes": "categorical_crossentropy", "values": "mse"}
     metrics = {output: make() for output, make in METRICS.items()}
-    for metric in sum(metrics.values(), []):
+    for metric in itertools.chain(*metrics.values()):
         metric.name = type(metric).__name__  # which Keras would number
     # A learning rate of zero: training and evaluation have the same metrics.
     optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(0.0))
@@ -147,7 +148,7 @@ def in_batches(data: Any, sizes: list[int]) -> tf.data.Dataset:
 
     def generate() -> Any:
         for start, stop in zip(stops - sizes, stops, strict=True):
-            yield tf.nest.map_structure(lambda array: array[start:stop], data)
+            yield part(data, slice(start, stop))
 
     return tf.data.Dataset.from_generator(generate, output_signature=spec)
 
@@ -197,9 +198,9 @@ def test_all_metrics_of_keras(rank: int, size: int, exchange: Exchange) -> None:
     evaluated = model.evaluate(in_batches(own, rows[rank]), return_dict=True, **options)
     fresh = passing_model().evaluate(in_batches(own_val, validation[rank]), **options)
 
-    of_all = in_batches(data, sum(rows, []))
+    of_all = in_batches(data, [*itertools.chain(*rows)])
     expected = model.evaluate(of_all, return_dict=True, verbose=0)
-    val_batches = in_batches(val_data, sum(validation, []))
+    val_batches = in_batches(val_data, [*itertools.chain(*validation)])
     expected_val = model.evaluate(val_batches, return_dict=True, verbose=0)
     assert_same(evaluated, expected)
     for epoch in range(2):
@@ -251,7 +252,7 @@ def test_training_as_in_one_process(rank: int, size: int) -> None:
     assert_same(seen[1], seen[0])
 
 
-class Largest(M.Metric):
+class Largest(keras.metrics.Metric):
     """A running maximum of the targets: its state is no sum."""
 
     def __init__(self, aggregation: str = "sum", dtype: str = "float32") -> None:
@@ -275,7 +276,7 @@ class Combining(Largest):
         return [values.max(), counts.sum()]
 
 
-class Rate(M.Metric):
+class Rate(keras.metrics.Metric):
     """A number without a state."""
 
     def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:

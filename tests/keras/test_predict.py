@@ -91,15 +91,15 @@ def test_data_that_do_not_fit(model: keras.Model, rank: int, size: int) -> None:
     for empty in (inputs(0), batches(0), batches().filter(lambda *_: False)):
         with pytest.raises(ValueError, match="expected data with at least one row; received none"):
             ringar.predict(model, empty)
-    with pytest.raises(TypeError, match="`data` must be an array.*Received: generator"):
-        ringar.predict(model, (x for x in ()))
+    with pytest.raises(TypeError, match="`data` must be an array.*Received: list_iterator"):
+        ringar.predict(model, iter([]))
     with pytest.raises(ValueError, match=r"must end.*infinite"):
         ringar.predict(model, batches().repeat())
     with pytest.raises(ValueError, match=r"`root_rank` must be one of the ranks"):
         ringar.predict(model, inputs(), root_rank=size)
     if size > 1:
         more = 12 * (rank == 1)
-        with pytest.raises(ValueError, match=r"same length .* 23 rows \(rank 0\), 35 rows \(rank 1"):
+        with pytest.raises(ValueError, match=r"same length .* 23 rows \(rank 0\), 35 rows"):
             ringar.predict(model, inputs(ROWS + more))
         with pytest.raises(ValueError, match=r"same length .*batches of its share \(rank 1"):
             ringar.predict(model, batches(ROWS + 8 * more).filter(lambda *_: True))

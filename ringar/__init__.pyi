@@ -48,4 +48,5 @@ from .keras import DistributedGradientTape as DistributedGradientTape
 from .keras import DistributedOptimizer as DistributedOptimizer
 from .keras import callbacks as callbacks
 from .keras import predict as predict
+from .launchers.run import run as run
 from .version import __version__ as __version__

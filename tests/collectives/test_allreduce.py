@@ -220,7 +220,7 @@ def test_compressor_of_ones_own(way: str) -> None:
     inputs = common.of_all_ranks("float32", (333,))
     results = common.run(
         way,
-        lambda t: [ringar.allreduce(t, ringar.Sum, compression=Halves)],
+        lambda t: [ringar.allreduce(t, ringar.Sum, compression=Halves)],  # type: ignore[arg-type]
         inputs[ringar.rank()],
     )
     common.assert_same(results[0], common.reduced(ringar.Sum, inputs))
@@ -301,7 +301,7 @@ def test_slices_are_narrowed_if_there_are_hosts_between_which(
     tenths = {"float32": np.float32(0.1), "float64": np.float64(0.1)}
 
     def gather(wide: tf.Tensor, wider: tf.Tensor) -> list[tf.Tensor]:
-        options = {"op": ringar.Sum, "compression": ringar.Compression.fp16}
+        options: Any = {"op": ringar.Sum, "compression": ringar.Compression.fp16}
         where = (tf.constant([0]), tf.constant([4, 2]))
         both = [ringar.allreduce(tf.IndexedSlices(v, *where), **options) for v in (wide, wider)]
         return [slices.values for slices in both]

@@ -25,7 +25,7 @@ def model() -> keras.Model:
     a, b = keras.Input((6,), name="a"), keras.Input((4,), dtype="int32", name="b")
     total = keras.layers.Dense(3)(keras.layers.Concatenate()([a, keras.ops.cast(b, "float32")]))
     largest = keras.ops.argmax(total, axis=-1)
-    return keras.Model({"a": a, "b": b}, {"total": total, "choice": [largest]})
+    return keras.Model({"a": a, "b": b}, {"total": total, "choice": largest})
 
 
 def inputs(rows: int = ROWS) -> dict[str, np.ndarray]:

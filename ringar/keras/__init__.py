@@ -1,4 +1,4 @@
-"""ringar for Keras 3: the distributed optimizer, the gradient tape and the callbacks."""
+"""ringar for Keras 3: the distributed optimizer, the gradient tape, the callbacks, `predict`."""
 
 try:
     import keras as _keras
@@ -19,6 +19,7 @@ from ringar.keras import callbacks
 from ringar.keras.joining import join
 from ringar.keras.loading import load_model
 from ringar.keras.optimizer import DistributedOptimizer
+from ringar.keras.predict import predict
 from ringar.keras.seeds import separate_seeds, set_random_seed
 from ringar.keras.tape import DistributedGradientTape
 
@@ -28,6 +29,7 @@ __all__ = [
     "callbacks",
     "join",
     "load_model",
+    "predict",
     "separate_seeds",
     "set_random_seed",
 ]

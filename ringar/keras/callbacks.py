@@ -18,6 +18,7 @@ from ringar.keras import callback_list, checks, losses, moving_statistics, share
 from ringar.keras.first_batch import FirstBatch
 from ringar.keras.joining import Epochs
 from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from ringar.keras.metrics import Metrics
 from ringar.keras.optimizer import grid_of
 from ringar.keras.save_on_signal import SaveOnSignal
 from ringar.keras.seeds import separate_seeds
@@ -88,9 +89,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Average the metrics of an epoch over the ranks, for the callbacks after it.
+    """Average the results of metrics over the ranks at the end of an epoch, as in Horovod.
 
     Put it before ReduceLROnPlateau, EarlyStopping, ModelCheckpoint and other readers of metrics.
+
+    The average of the results is the result for the data of all ranks only if the metric is a mean
+    over examples, such as a loss or an accuracy, and all ranks have as many examples. It is not for
+    a root mean square, an AUC, a precision or an F-score. `Distributed` combines all of these.
 
     Args:
         process_set: the ranks that train together; by default all.
@@ -106,15 +111,19 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class Distributed(BroadcastGlobalVariablesCallback):
-    """Do all that `fit` needs on several ranks: broadcast, average metrics, check.
+    """Do all that `fit` and `evaluate` need on several ranks: broadcast, combine metrics, check.
 
     - When training begins, all ranks get the weights and the optimizer state of `root_rank`, and
       Dropout and other random layers different seeds (`ringar.set_random_seed` has the rule).
     - At the end of an epoch, before validation, the moving statistics of `BatchNormalization`
       become those of all ranks' examples, so that all ranks evaluate and save the same model.
-    - At the end of an epoch, metrics are averaged over the ranks, validation included, for the
-      callbacks after it and for the history. The average is the same number on every rank, so that
-      EarlyStopping and ReduceLROnPlateau decide alike everywhere.
+    - At the end of an epoch, metrics are those of all ranks' data, validation included, for the
+      callbacks after it and for the history. `evaluate` returns such metrics, too, and ranks may
+      have different numbers of batches and rows there. Every rank gets the same numbers, so that
+      EarlyStopping and ReduceLROnPlateau decide alike everywhere. The states of metrics are
+      combined: all of `keras.metrics` have the result of one process with the batches of all
+      ranks. States are added up; a metric of your own whose state is no sum combines states by a
+      method `combine_states`. Numbers in the logs that no metric has are averaged.
     - Only rank 0 draws a progress bar.
     - Ranks may have different numbers of batches. A rank without further batches joins in the
       steps of the others, with a weight of zero, and has their weights at the end of the epoch.
@@ -164,6 +173,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         self._examples_compared = False
         self._first_batch = FirstBatch(process_set)
         self._epochs: Epochs | None = None
+        self._metrics = Metrics(process_set)
 
     def set_model(self, model: keras.Model) -> None:
         """Observe the training step of `model`, which Keras builds next."""
@@ -198,16 +208,19 @@ class Distributed(BroadcastGlobalVariablesCallback):
         self._epochs.begin()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Join the ranks that still train, and combine the statistics that validation uses."""
+        """Join the ranks that still train, and make the evaluation that of all ranks' data."""
         if self._epochs is not None:
             self._epochs.leave()
         moving_statistics.combine(self.model, self.process_set)
+        self._metrics.begin_evaluation(self.model)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Check that the first batch was the same on all ranks of a model group."""
         assert self._epochs is not None
         self._epochs.look()
         super().on_train_batch_begin(batch, logs)
+        if batch == 1:
+            self._metrics.check(self.model)
         if batch > 0:
             self._compare_examples()
 
@@ -218,6 +231,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
         super().on_epoch_end(epoch, logs)
         moving_statistics.combine(self.model, self.process_set)
         self._compare_examples()
+        logs = {} if logs is None else logs
+        self._metrics.end_epoch(self.model, logs)
         end_epoch(self.model, logs, self.process_set, check=self.check)
         if self.check and not self._weights_compared:
             checks.check_weights(self.model, self.process_set)

@@ -110,8 +110,10 @@ def _gather(own: list[Any], name: str, process_set: ProcessSet | None) -> np.nda
 
 
 def _set_averages(logs: dict[str, Any], keys: list[str], rows: np.ndarray) -> None:
-    for key, average in zip(keys, rows.mean(axis=0), strict=False):
-        logs[key] = float(average)
+    for key, of_ranks in zip(keys, rows.T, strict=False):
+        # Rounding would change a number that is the same on all ranks.
+        same = (of_ranks == of_ranks[0]).all()
+        logs[key] = float(of_ranks[0] if same else of_ranks.mean())
 
 
 def _learning_rate(model: keras.Model) -> float:

@@ -50,6 +50,7 @@ def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
         ringar.callbacks.Distributed(check=False),
     ]
     history = model.fit(x, y, epochs=epochs, callbacks=several)
+    ringar.predict(model, x, batch_size=16, root_rank=0)
     return {name: [float(value) for value in values] for name, values in history.history.items()}
 
 

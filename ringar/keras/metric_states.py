@@ -1,0 +1,127 @@
+"""The states of a model's metrics: reading, adding over the ranks, and the results that they have.
+
+A state is the list of the values of a metric's variables. Metrics have unique names here, the same
+on all ranks; Keras' own names may occur several times in a model with several outputs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from ringar.collectives import Sum, allreduce
+from ringar.job.process_sets import ProcessSet
+
+States = dict[str, list[np.ndarray]]
+"""The state of each metric, by its unique name."""
+
+Shapes = dict[str, list[tuple[int, ...]]]
+"""The shapes of the state of each metric, by its unique name."""
+
+Logs = dict[str, Any]
+"""Numbers, and arrays of numbers, by their names."""
+
+
+def metrics_of(model: keras.Model) -> dict[str, Any]:
+    """Return the metrics of `model` by unique names.
+
+    Args:
+        model: a compiled model. Those of its metrics that Keras builds in the first step are
+            missing before.
+    """
+    metrics: dict[str, Any] = {}
+    count: Counter[str] = Counter()
+    for one in model.metrics:
+        # `compile` puts the metrics that it is given into one of Keras' own.
+        for metric in one.metrics if type(one).__name__ == "CompileMetrics" else [one]:
+            count[metric.name] += 1
+            metrics[f"{metric.name}:{count[metric.name]}"] = metric
+    return metrics
+
+
+def states_of(model: keras.Model) -> States:
+    """Return the states of all metrics of `model`."""
+    return {
+        name: [np.array(keras.ops.convert_to_numpy(v)) for v in metric.variables]
+        for name, metric in metrics_of(model).items()
+    }
+
+
+def results_of(model: keras.Model, states: States) -> Logs:
+    """Return the results of the metrics of `model` in other states than theirs.
+
+    Args:
+        model: a model whose metrics are built.
+        states: a state for each metric. The variables keep their values.
+    """
+    metrics = metrics_of(model)
+    values = [
+        (variable, np.asarray(value, dtype=keras.ops.convert_to_numpy(variable).dtype))
+        for name, state in states.items()
+        for variable, value in zip(metrics[name].variables, state, strict=True)
+    ]
+    with keras.StatelessScope(values):
+        return flatten(model.get_metrics_result())
+
+
+def flatten(logs: Mapping[str, Any]) -> Logs:
+    """Return `logs` without nested dictionaries, and floats and arrays in place of tensors."""
+    flat: Logs = {}
+    for key, value in logs.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value))
+        elif hasattr(value, "dtype"):
+            array = keras.ops.convert_to_numpy(value)
+            flat[key] = float(array.item()) if array.size == 1 else array
+        else:
+            flat[key] = value
+    return flat
+
+
+def added(states: States, shapes: Shapes, ranks: ProcessSet) -> States:
+    """Return the sums of the states of all ranks, in float64. Collective.
+
+    Args:
+        states: the states of this rank, which may lack some.
+        shapes: the shapes of all states to add, the same on every rank.
+        ranks: the ranks.
+    """
+    vector = [
+        np.ravel(value).astype(np.float64)
+        for name, its in shapes.items()
+        for value in states.get(name) or [np.zeros(shape) for shape in its]
+    ]
+    flat = np.concatenate([np.zeros(0), *vector])
+    if flat.size:
+        flat = np.asarray(allreduce(flat, Sum, name="metrics/states", process_set=ranks))
+    parts = iter(np.split(flat, np.cumsum([part.size for part in vector])))
+    return {name: [next(parts).reshape(shape) for shape in its] for name, its in shapes.items()}
+
+
+def refusal_of(metric: Any) -> tuple[str, str] | None:
+    """Return what was expected of a metric's state, and received; None if it can be combined."""
+    # Those of Keras have sums alone, boolean variables not among them.
+    if type(metric).__module__.startswith("keras.") or hasattr(metric, "combine_states"):
+        return None
+    default = inspect.signature(keras.Variable.__init__).parameters.get("aggregation")
+    for variable in metric.variables:
+        aggregation = getattr(variable, "aggregation", "sum")
+        # In early releases of Keras 3 "mean" is the default of a variable and says nothing.
+        is_chosen = default is not None and aggregation != default.default
+        if is_chosen and aggregation in ("mean", "only_first_replica"):
+            received = f'aggregation="{aggregation}"'
+        elif keras.backend.standardize_dtype(variable.dtype) == "bool":
+            received = "dtype bool"
+        else:
+            continue
+        expected = (
+            f"a state of metric '{metric.name}' ({type(metric).__name__}) that is a sum over "
+            "examples"
+        )
+        return expected, f"variable '{variable.name}' with {received}"
+    return None

@@ -17,6 +17,13 @@ if int(_keras.__version__.split(".")[0]) < 3:
 
 from ringar.keras import callbacks
 from ringar.keras.optimizer import DistributedOptimizer
+from ringar.keras.seeds import separate_seeds, set_random_seed
 from ringar.keras.tape import DistributedGradientTape
 
-__all__ = ["DistributedGradientTape", "DistributedOptimizer", "callbacks"]
+__all__ = [
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "callbacks",
+    "separate_seeds",
+    "set_random_seed",
+]

@@ -13,8 +13,11 @@ from typing import Any
 import keras
 
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import checks
+from ringar.keras import checks, moving_statistics
+from ringar.keras.first_batch import FirstBatch
 from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from ringar.keras.optimizer import grid_of
+from ringar.keras.seeds import separate_seeds
 from ringar.keras.synchronize import average_logs, broadcast_model, end_epoch
 
 __all__ = [
@@ -86,7 +89,10 @@ class MetricAverageCallback(keras.callbacks.Callback):
 class Distributed(BroadcastGlobalVariablesCallback):
     """Do all that `fit` needs on several ranks: broadcast, average metrics, check.
 
-    - When training begins, all ranks get the weights and the optimizer state of `root_rank`.
+    - When training begins, all ranks get the weights and the optimizer state of `root_rank`, and
+      Dropout and other random layers different seeds (`ringar.set_random_seed` has the rule).
+    - At the end of an epoch, before validation, the moving statistics of `BatchNormalization`
+      become those of all ranks' examples, so that all ranks evaluate and save the same model.
     - At the end of an epoch, metrics are averaged over the ranks, validation included, for the
       callbacks after it and for the history. The average is the same number on every rank, so that
       EarlyStopping and ReduceLROnPlateau decide alike everywhere.
@@ -94,6 +100,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
     - All ranks raise an error if they would hang or drift apart: if they have different numbers of
       steps, models, learning rates or weights, or an optimizer that is not distributed; on a grid,
       if the ranks of a model group are given different examples.
+    - Ranks that are given the same first batch, as they are without `ringar.data.shard`, get a
+      warning (logger `ringar`).
 
     Put it first in the list. A callback before it sees the metrics of its own rank. That is right
     for a callback that stops for a reason of its rank alone, such as a time limit: if any rank sets
@@ -117,6 +125,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         self.check = check
         self._weights_compared = False
         self._examples_compared = False
+        self._first_batch = FirstBatch(process_set)
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Silence the progress bars of all ranks but one."""
@@ -132,6 +141,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
         checks.check_start(self.model, self.params, self.process_set)
         checks.reset_examples(self.model)
         super().on_train_begin(logs)
+        separate_seeds(self.model, self.process_set, grid_of(self.model.optimizer))
+        self._first_batch.watch(self.model)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Check that the first batch was the same on all ranks of a model group."""
@@ -139,9 +150,14 @@ class Distributed(BroadcastGlobalVariablesCallback):
         if batch > 0:
             self._compare_examples()
 
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Combine the moving statistics, which validation uses."""
+        moving_statistics.combine(self.model, self.process_set)
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Average the metrics, agree whether to stop, and compare the ranks."""
+        """Average the metrics, combine moving statistics, agree whether to stop, compare ranks."""
         super().on_epoch_end(epoch, logs)
+        moving_statistics.combine(self.model, self.process_set)
         self._compare_examples()
         end_epoch(self.model, logs, self.process_set, check=self.check)
         if self.check and not self._weights_compared:

@@ -73,7 +73,7 @@ def _attention_block(x: Any) -> Any:
 
 
 @keras.saving.register_keras_serializable("tests")
-class Positions(layers.Layer):
+class Positions(keras.Layer):
     """Add an embedding of positions, whose gradient has a row per position."""
 
     def __init__(self, count: int, size: int) -> None:
@@ -190,7 +190,7 @@ class GAN(keras.Model):
 
 
 @keras.saving.register_keras_serializable("tests")
-class Sparsity(layers.Layer):
+class Sparsity(keras.Layer):
     """Add a loss on what passes: a mean over the batch, as `add_loss` is to be used."""
 
     def call(self, x: Any) -> Any:

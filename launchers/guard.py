@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringar.launchers import cpus, failures, gpus, plan
+from ringar.launchers import cpus, failures, gpus, graces, plan
 from ringar.launchers.allocation import counts
 from ringar.launchers.errors import UsageError
 from ringar.launchers.local import LocalJob
@@ -108,6 +108,10 @@ def place(environ: Mapping[str, str]) -> Place:
 class GuardedJob(LocalJob):
     """The one rank below a guard."""
 
+    #: What the supervisor sends if the ranks have time to save: mpirun and srun pass it on, and do
+    #: not end the job themselves, as they do after SIGTERM.
+    also_stops = (signal.SIGUSR1,)
+
     def __init__(self, job: JobPlan, grace: float) -> None:
         super().__init__(job)
         self._grace = grace
@@ -131,8 +135,10 @@ class GuardedJob(LocalJob):
 
     def _report(self) -> None:
         if not self.failures:
-            if not self.signal:
+            if self.signal in (0, signal.SIGUSR1):
                 self._say_to_supervisor(self.job.ranks[0], "ended well")
+            if self.signal == signal.SIGUSR1:
+                self._linger(self._kill_grace())  # mpirun kills all ranks when one guard ends
             return
         rank = self.failures[0]
         if rank.status is not None and rank.status.signal == signal.SIGTERM:
@@ -146,6 +152,9 @@ class GuardedJob(LocalJob):
         self._say_to_supervisor(rank.plan, text)
         self._flush()
         self._linger(self._grace)
+
+    def _kill_grace(self) -> float:
+        return super()._kill_grace() if self.signal == signal.SIGUSR1 else graces.KILL
 
     def _say_to_supervisor(self, rank: RankPlan, ending: str) -> None:
         """Report an end in the form of `reports`, in one piece.
@@ -161,10 +170,11 @@ class GuardedJob(LocalJob):
         self._err.line(text.encode(errors="replace"))
 
     def _linger(self, seconds: float) -> None:
-        """Leave the other ranks time to fail by themselves, up to a signal."""
+        """Leave the other ranks time to end by themselves, up to a signal."""
         self._update_interests()  # the screens, which would always be ready
         end = time.monotonic() + seconds
-        while not self.signal and (left := end - time.monotonic()) > 0:
+        asked = int(self.signal == signal.SIGUSR1)
+        while self._signal_count == asked and (left := end - time.monotonic()) > 0:
             for key, _ in self._poll.select(min(left, _PARENT_CHECK)):
                 key.data()
             if os.getppid() != self._parent:
@@ -202,6 +212,7 @@ def make_plan(options: argparse.Namespace, here: Place) -> JobPlan:
         prefix=options.prefix,
         output_folder=options.output_filename,
         notice=_notice(here, gpu),
+        kill_grace=options.kill_grace,
     )
 
 
@@ -225,6 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output-filename", type=Path, help="as ringarrun's")
     parser.add_argument("--bind-to", help="as ringarrun's")
     parser.add_argument("--grace", type=float, default=3.0, help="seconds after a failure")
+    parser.add_argument("--kill-grace", type=float, help="as ringarrun's")
     parser.add_argument("command", nargs="+", help="what to run")
     options = parser.parse_args(arguments)
     try:

@@ -4,7 +4,8 @@ One thread runs one loop. The loop never blocks on the reader of the output: a s
 not keep the launcher from noticing that a rank has died.
 
 Four events end a job, all in the same way: the launcher sends SIGTERM to the processes that still
-run, and SIGKILL `graces.KILL` seconds later, until no process of the job is left.
+run, and SIGKILL `graces.KILL` seconds later, until no process of the job is left. After a signal
+`--kill-grace` may leave the ranks more time, in which they save what they have.
 
 - All ranks have exited. Their background processes get `graces.LEFTOVER` seconds to follow.
 - A rank has failed. `failures.py` chooses the rank to name.
@@ -49,6 +50,9 @@ def run(job: JobPlan) -> int:
 class LocalJob:
     """A job whose ranks all run on this host."""
 
+    #: A signal that stops the job as SIGTERM does.
+    also_stops: tuple[int, ...] = ()
+
     def __init__(self, job: JobPlan) -> None:
         self.job = job
         self.ranks: list[Rank] = []
@@ -68,7 +72,7 @@ class LocalJob:
 
     def run(self) -> int:
         """Run the job to its end and return the exit code."""
-        with Signals(self._on_signal) as signals:
+        with Signals(self._on_signal, self.also_stops) as signals:
             self._watch_fd(signals.fileno(), selectors.EVENT_READ, signals.clear)
             self._watch_fd(self._exits.fileno(), selectors.EVENT_READ, lambda: None)
             try:
@@ -193,6 +197,8 @@ class LocalJob:
             return True
         if not running and self._term_at is None:
             self._term_at = now + graces.LEFTOVER
+        if not running and self._kill_at is not None:  # the grace of the ranks is over
+            self._kill_at = min(self._kill_at, now + graces.KILL)
         return self._stop_if_due(now)
 
     def _stop_if_due(self, now: float) -> bool:
@@ -204,12 +210,16 @@ class LocalJob:
                 self._err.message(f"processes that could not be killed: {left}")
                 return True
         elif self._kill_at is None and self._term_at is not None and now >= self._term_at:
-            self._kill_at = now + graces.KILL
+            self._kill_at = now + self._kill_grace()
             for rank in self.ranks:
                 rank.stopped = rank.status is None
             # A stopped process (SIGSTOP) sees SIGTERM only after SIGCONT.
             self._signal_all(signal.SIGTERM, signal.SIGCONT)
         return False
+
+    def _kill_grace(self) -> float:
+        """Return the seconds from SIGTERM to SIGKILL: more than usual only after a signal."""
+        return max(graces.KILL, self.job.kill_grace or 0 if self._signal_count else 0)
 
     def _signal_all(self, *signals: int) -> None:
         janitor.signal_job(self.job.job, [rank.pid for rank in self.ranks], *signals)

@@ -49,6 +49,7 @@ class MpiJob:
         agent: how other hosts are reached; None where srun does it.
         failure_grace: seconds that ranks have for their own errors after one has failed.
         arguments: the user's own arguments of that command.
+        kill_grace: seconds that ranks have to save after a signal; None for the usual 3.
     """
 
     job: str
@@ -64,6 +65,7 @@ class MpiJob:
     failure_grace: float
     arguments: tuple[str, ...] = ()
     verbose: bool = False
+    kill_grace: float | None = None
 
     def shell(self) -> str:
         """Return the shell command for the same job, as `--dry-run` prints it."""
@@ -128,6 +130,7 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob
         program=program,
         agent=agent,
         failure_grace=request.failure_grace,
+        kill_grace=request.kill_grace,
         arguments=request.mpi_args,
         verbose=request.verbose,
     )
@@ -163,6 +166,8 @@ def _guard(request: Request, choice: Choice, job: str, python: str) -> list[str]
         words += ["--output-filename", str(Path(request.output_folder).absolute())]
     if request.bind_to is not None:
         words += ["--bind-to", request.bind_to]
+    if request.kill_grace is not None:
+        words += ["--kill-grace", f"{request.kill_grace:.12g}"]
     return [*words, "--grace", f"{request.failure_grace:.12g}", "--"]
 
 

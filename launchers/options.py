@@ -39,7 +39,8 @@ hosts    -H HOST:N,...           hosts, and how many ranks each takes
          --mpi-args 'ARG ...'
 output   --[no-]prefix, --output-filename DIR, --timeline-filename FILE,
          --verbose, --dry-run
-seconds  --start-timeout, --deadline, --stall-warning, --failure-grace
+seconds  --start-timeout, --deadline, --stall-warning, --failure-grace,
+         --kill-grace
 about    --help, --help-all: each option in detail, --check-build, --version
 """
 
@@ -72,9 +73,10 @@ output:
 how a job ends:
   The exit code is 0 if all ranks exit with 0. When a rank fails, the others are stopped (SIGTERM, 3
   seconds later SIGKILL), its error is shown last and its exit code becomes that of ringarrun: 128 +
-  N if signal N killed it. Ctrl-C and SIGTERM stop all ranks (exit code 130 and 143); a second
-  Ctrl-C kills them at once. Whatever the ranks started in the background ends with the job. 2 is a
-  wrong command line, 126 a program that cannot be executed, 127 a program that is not found.
+  N if signal N killed it. Ctrl-C and SIGTERM stop all ranks (exit code 130 and 143), which have
+  --kill-grace seconds to save what they have; a second Ctrl-C kills them at once. Whatever the
+  ranks started in the background ends with the job. 2 is a wrong command line, 126 a program that
+  cannot be executed, 127 a program that is not found.
 """
 
 
@@ -361,6 +363,14 @@ def _add_timeouts(parser: argparse.ArgumentParser) -> None:
         help="with mpirun and srun: how long after the failure of a rank the others may go on, so "
         "that they say what they lost (default: 3)",
     )
+    group.add_argument(
+        "--kill-grace",
+        metavar="S",
+        type=_seconds,
+        help="how long the ranks may go on after ringarrun has got SIGTERM, SIGINT or SIGHUP and "
+        "passed it on as SIGTERM, so that they save what they have (default: 3); see "
+        "ringar.callbacks.SaveOnSignal",
+    )
 
 
 def request(options: argparse.Namespace) -> Request:
@@ -396,6 +406,7 @@ def request(options: argparse.Namespace) -> Request:
         deadline=options.deadline,
         stall_warning=options.stall_warning,
         failure_grace=options.failure_grace,
+        kill_grace=options.kill_grace,
         verbose=options.verbose,
         dry_run=options.dry_run,
         timeline=options.timeline_filename.resolve() if options.timeline_filename else None,

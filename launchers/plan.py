@@ -90,6 +90,7 @@ class JobPlan:
     output_folder: Path | None = None
     verbose: bool = False
     notice: str = ""  # a message that is shown when the job starts
+    kill_grace: float | None = None  # seconds from SIGTERM to SIGKILL, where the user has asked
 
     def rank_environment(self, rank: RankPlan, base: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of `rank`, on top of `base`, that of the launcher."""
@@ -152,6 +153,7 @@ def make(
         output_folder=request.output_folder,
         verbose=request.verbose,
         notice=gpus_module.describe(dict(enumerate(gpu))),
+        kill_grace=request.kill_grace,
     )
 
 

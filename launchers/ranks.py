@@ -182,12 +182,16 @@ def spawn(
     )
 
 
-def bound_to_launcher(number: int) -> Callable[[], None]:
-    """Return a `preexec_fn` by which a process gets signal `number` when the launcher dies.
+def bound_to_launcher(number: int, launcher: int | None = None) -> Callable[[], None]:
+    """Return a `preexec_fn` by which a process gets signal `number` when its parent dies.
 
     Python is safe there: the launcher has only one thread.
+
+    Args:
+        number: the signal.
+        launcher: the parent's process id; None: this process.
     """
-    launcher = os.getpid()
+    launcher = launcher or os.getpid()
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def prepare() -> None:

@@ -37,6 +37,7 @@ class Request:
     deadline: float | None = None
     stall_warning: float | None = None
     failure_grace: float = 3.0
+    kill_grace: float | None = None
     verbose: bool = False
     dry_run: bool = False
     timeline: Path | None = None

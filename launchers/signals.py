@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 
@@ -13,10 +13,12 @@ class Signals:
 
     Args:
         action: called with the number of each signal, from `clear`.
+        more: other signals to treat so.
     """
 
-    def __init__(self, action: Callable[[int], None]) -> None:
+    def __init__(self, action: Callable[[int], None], more: Sequence[int] = ()) -> None:
         self._action = action
+        self._numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more)
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
@@ -34,7 +36,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._previous_fd = signal.set_wakeup_fd(self._writer)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in self._numbers:
             # nohup means that a lost terminal is to be ignored.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, _nothing)

@@ -4,6 +4,9 @@ mpirun and srun watch the ranks. The supervisor adds:
 
 - Signals. The first one becomes SIGTERM (for srun, too), which mpirun and srun pass on to the
   guards. The second one becomes SIGKILL, and so do `graces.COMMAND_KILL` seconds.
+- Time to save. With `--kill-grace`, the first signal becomes SIGUSR1, after which mpirun and srun
+  leave the job alone: each guard sends SIGTERM to its rank. SIGTERM follows when all ranks have
+  ended, or their time is over.
 - Timeouts. mpirun and srun end the job when the guard of a failed rank ends, `--failure-grace`
   seconds after its report. `graces.SETTLE` seconds later the supervisor ends them: hydra leaves
   ranks on other hosts alone, and any of them may wait for a host that is gone.
@@ -62,6 +65,7 @@ class Supervisor:
         self.ended: set[int] = set()  # the ranks that came to their end without fault
         self.signal = 0
         self._signal_count = 0
+        self._ask = False  # pass on a first signal that leaves time to save
         self._term_at: float | None = None
         self._kill_at: float | None = None
         self._reports = reports(job.job)
@@ -155,6 +159,8 @@ class Supervisor:
         self._pass_on(line[: match.start()])  # the unfinished line of another rank
         if match["well"]:
             self.ended.add(int(match["rank"]))
+            if self.signal and len(self.ended) == self.job.size:
+                self._term_at = time.monotonic()
         else:
             self._on_failure(match)
 
@@ -173,11 +179,16 @@ class Supervisor:
         now = time.monotonic()
         self._signal_count += 1
         self.signal = self.signal or number
-        self._term_at = min(now, self._term_at or now)
+        self._ask = self.job.kill_grace is not None and self._signal_count == 1
+        wait = self.job.kill_grace + graces.SETTLE if self._ask and self.job.kill_grace else 0
+        self._term_at = min(now + wait, self._term_at or now + wait)
         if self._signal_count > 1:
             self._kill_at = now
 
     def _end_if_due(self, process: subprocess.Popen[bytes], now: float) -> None:
+        if self._ask:
+            process.send_signal(signal.SIGUSR1)
+            self._ask = False
         if self._kill_at is not None:
             if now >= self._kill_at:
                 self._kill(process)

@@ -15,6 +15,7 @@ __all__ = [
     "NotInitializedError",
     "OutOfMemoryError",
     "PeerLostError",
+    "RankError",
     "RingarError",
     "UnsupportedError",
 ]
@@ -44,6 +45,10 @@ class DeadlineError(RingarError, TimeoutError):
 
 class PeerLostError(RingarError, ConnectionError):
     """Report that a rank died, left or gave up. The process set cannot be used any longer."""
+
+
+class RankError(RingarError):
+    """Report a rank of `ringar.run` that failed: its traceback, or the signal that killed it."""
 
 
 class OutOfMemoryError(RingarError, MemoryError):

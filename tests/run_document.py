@@ -1,13 +1,16 @@
 """Runs the Python snippets of Markdown files, each file in one namespace: a script for ranks.
 
 Snippets are the ```python blocks. What a snippet needs and a reader does not is set up in an
-HTML comment, `<!--- invisible-code-block: python ... -->`; `<!--- skip: next -->` leaves one out.
+HTML comment, `<!--- invisible-code-block: python ... -->`; `<!--- skip: next -->` leaves one out,
+`<!--- skip: next if(condition) -->` in some jobs.
 Files follow one another in one process, which imports TensorFlow once; each begins a job anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import unittest
 
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
@@ -20,7 +23,8 @@ def main(path: str) -> None:
     document = Document.parse(path, PythonCodeBlockParser(), SkipParser())
     for example in document.examples():
         print(f"{path}:{example.line}", flush=True)
-        example.evaluate()
+        with contextlib.suppress(unittest.SkipTest):  # `skip: next if(condition)`
+            example.evaluate()
     ringar.shutdown()
 
 

@@ -1,20 +1,26 @@
-"""ringar.data.shard: every rank its share, and as many steps on each."""
+"""ringar.data.shard: every rank its share of data of any kind."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import logging
+import subprocess
+import sys
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 
 from ringar import data
 from ringar.job import place
+from ringar.job.process_sets import ProcessSet
 
 pytestmark = pytest.mark.ranks(1)
 
-REMAINDERS = ["drop", "wrap"]
+REMAINDERS = ["drop", "wrap", "keep"]
 
 
 def shares(monkeypatch: pytest.MonkeyPatch, source: Any, size: int, **options: Any) -> list[Any]:
@@ -31,6 +37,13 @@ def elements(dataset: tf.data.Dataset) -> list[Any]:
     return [tf.nest.map_structure(lambda t: np.asarray(t).tolist(), e) for e in dataset]
 
 
+def counts(rows: int, size: int, remainder: str) -> list[int]:
+    """How many elements each rank gets."""
+    if remainder == "keep":
+        return [len(range(rank, rows, size)) for rank in range(size)]
+    return [rows // size if remainder == "drop" else -(-rows // size)] * size
+
+
 def unknown(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The same elements, whose number TensorFlow does not know."""
     return dataset.filter(lambda *_: True)
@@ -40,20 +53,18 @@ def unknown(dataset: tf.data.Dataset) -> tf.data.Dataset:
 @pytest.mark.parametrize("remainder", REMAINDERS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("count", [4, 5, 6, 7, 12])
-def test_equal_steps_whatever_the_remainder(
+def test_elements_are_dealt_in_turn(
     count: int, size: int, remainder: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = tf.data.Dataset.range(count)
     dataset = dataset if known else unknown(dataset)
     ranks = shares(monkeypatch, dataset, size, remainder=remainder)
     got = [elements(rank) for rank in ranks]
-    rounds = count // size if remainder == "drop" else -(-count // size)
-    assert [len(rank) for rank in got] == [rounds] * size
+    expected = counts(count, size, remainder)
     # Round after round, the ranks' elements are the dataset's in their order, and then its first.
-    dealt = [got[i % size][i // size] for i in range(rounds * size)]
-    assert dealt == [i % count for i in range(rounds * size)]
+    assert got == [[(r + size * i) % count for i in range(n)] for r, n in enumerate(expected)]
     if known:
-        assert [int(rank.cardinality()) for rank in ranks] == [rounds] * size
+        assert [int(rank.cardinality()) for rank in ranks] == expected
 
 
 def test_fewer_elements_than_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,20 +130,248 @@ def test_split_batches_keeps_the_global_batch(
         assert int(share.cardinality()) == (2 if drop_remainder else tf.data.UNKNOWN_CARDINALITY)
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_global_batch_is_that_of_one_process(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With "keep" the last one, too: by elements, by rows, by batches, and by parts of batches."""
+    rows, batch = 2 * 12 + 7, 12
+    x = np.arange(rows)
+    numbers = tf.data.Dataset.range(rows)
+    dealt = shares(monkeypatch, numbers, size, remainder="keep")
+    arrays = shares(monkeypatch, x, size, remainder="keep")
+    kinds = {
+        "elements": ([elements(d.batch(batch // size)) for d in dealt], batch),
+        "rows": ([elements(in_batches(a, batch // size)) for a in arrays], batch),
+        "batches": (
+            [elements(d) for d in shares(monkeypatch, numbers.batch(2), size, remainder="keep")],
+            2 * size,
+        ),
+        "parts": (
+            [
+                elements(d)
+                for d in shares(
+                    monkeypatch, numbers.batch(batch), size, remainder="keep", split_batches=True
+                )
+            ],
+            batch,
+        ),
+    }
+    for kind, (ranks, whole) in kinds.items():
+        steps = itertools.zip_longest(*ranks, fillvalue=[])
+        got = [sorted(itertools.chain(*parts)) for parts in steps]
+        assert got == elements(numbers.batch(whole)), kind
+
+
+def in_batches(array: np.ndarray, size: int) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(array).batch(size)
+
+
+def test_split_batches_that_are_uneven(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = tf.data.Dataset.range(12).batch(10)
+    ranks = shares(monkeypatch, dataset, 4, split_batches=True, remainder="keep")
+    # Lengths differ by one at most, and the batch of two rows is skipped by those without a row.
+    assert [elements(rank) for rank in ranks] == [
+        [[0, 1, 2], [10]],
+        [[3, 4]],
+        [[5, 6, 7], [11]],
+        [[8, 9]],
+    ]
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_structure_of_an_element_is_kept(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.arange(8)
+    for structure in (x, (x,), (x, x), {"a": x}, Pair(x, x), ((x,), {"b": (x,)})):
+        dataset = tf.data.Dataset.from_tensor_slices(structure)
+        dataset = dataset if known else unknown(dataset)
+        (share, _), (part, _) = (
+            shares(monkeypatch, dataset, 2),
+            shares(monkeypatch, dataset.batch(4), 2, split_batches=True),
+        )
+        assert share.element_spec == dataset.element_spec
+        tf.nest.assert_same_structure(elements(share)[0], structure, check_types=False)
+        tf.nest.assert_same_structure(part.element_spec, structure, check_types=False)
+
+
+def test_maps_run_after_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """...where that gives the same: the graph then has the share below the map."""
+
+    def pipeline(source: tf.data.Dataset, *, batched: bool) -> tf.data.Dataset:
+        mapped = source.map(lambda x: (x * 3, x)).cache().prefetch(2)
+        if batched:
+            mapped = mapped.batch(4).map(lambda x, y: (x, y), num_parallel_calls=2)
+        return mapped.prefetch(tf.data.AUTOTUNE)
+
+    noisy = tf.random.Generator.from_seed(1)
+    numbers = tf.data.Dataset.range(23)
+    for remainder, known, batched in itertools.product(REMAINDERS, [True, False], [True, False]):
+        source = numbers if known else unknown(numbers)
+        whole = elements(pipeline(source, batched=batched))
+        ranks = shares(monkeypatch, pipeline(source, batched=batched), 3, remainder=remainder)
+        for rank, share in enumerate(ranks):
+            count = counts(len(whole), 3, remainder)[rank]
+            assert elements(share) == [whole[(rank + 3 * i) % len(whole)] for i in range(count)]
+            if known:
+                assert int(share.cardinality()) == count
+        early = not batched or remainder == "keep" or (known and remainder == "drop")
+        assert [first_is_map(share) for share in ranks] == [early] * 3, (remainder, known, batched)
+    # A map stays where it is if it is no function of its element alone, or below a shuffle.
+    for dataset in (
+        numbers.map(lambda x: (x, noisy.normal(()))),
+        numbers.map(lambda x: x).shuffle(9, seed=1),
+    ):
+        assert not first_is_map(shares(monkeypatch, dataset, 2)[1])
+
+
+def first_is_map(dataset: tf.data.Dataset) -> bool:
+    """Whether the share's last map lies above its choice of elements."""
+    names: list[str] = []
+    while dataset is not None:
+        names.append(type(dataset).__name__.removeprefix("_"))
+        dataset = next(iter(dataset._inputs()), None)
+    choices = [i for i, n in enumerate(names) if n in ("ShardDataset", "FlatMapDataset")]
+    choices += [i for i, n in enumerate(names[:-1]) if n == "FilterDataset"][:1]
+    maps = [i for i, n in enumerate(names) if n in ("MapDataset", "ParallelMapDataset")]
+    return bool(maps) and min(maps) < min(choices)
+
+
+def test_shuffle_without_a_seed_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tf.random.set_seed(None)
+    numbers = tf.data.Dataset.range(8)
+    with caplog.at_level(logging.WARNING, "ringar"):
+        shares(monkeypatch, numbers.shuffle(8, seed=0).batch(2), 2)
+        tf.random.set_seed(3)
+        shares(monkeypatch, numbers.shuffle(8), 2)
+        tf.random.set_seed(None)
+        assert not caplog.records
+        shares(monkeypatch, numbers.shuffle(8).batch(2).prefetch(1), 2)
+    assert "shuffled without a seed" in caplog.text
+
+
 @pytest.mark.parametrize("remainder", REMAINDERS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_arrays(size: int, remainder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one = np.arange(7)
     source: dict[str, Any] = {"x": np.arange(14).reshape(7, 2), "y": [one, (one * 2,)]}
     ranks = shares(monkeypatch, source, size, remainder=remainder)
-    rows = 7 // size if remainder == "drop" else -(-7 // size)
-    for rank, share in enumerate(ranks):
+    for rank, (share, rows) in enumerate(zip(ranks, counts(7, size, remainder), strict=True)):
         expected = (rank + size * np.arange(rows)) % 7
         np.testing.assert_array_equal(share["y"][0], expected)
         np.testing.assert_array_equal(share["y"][1][0], 2 * expected)
         np.testing.assert_array_equal(share["x"], source["x"][expected])
-        if remainder == "drop":
+        if remainder != "wrap":
             assert share["x"].base is source["x"].base, "rows were copied"
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_tensors_and_tables(remainder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.arange(14).reshape(7, 2)
+    table = pd.DataFrame(x, index=list("abcdefg"), columns=["u", "v"])
+    ragged = tf.RaggedTensor.from_row_lengths(np.arange(21), np.arange(7))
+    source = (tf.constant(x), {"table": table, "column": table["v"]}, ragged, None, x)
+    for rank, share in enumerate(shares(monkeypatch, source, 3, remainder=remainder)):
+        rows = (rank + 3 * np.arange(counts(7, 3, remainder)[rank])) % 7
+        tensor, tables, lists, nothing, array = share
+        assert isinstance(tensor, tf.Tensor)
+        np.testing.assert_array_equal(tensor, x[rows])
+        pd.testing.assert_frame_equal(tables["table"], table.iloc[rows])
+        pd.testing.assert_series_equal(tables["column"], table["v"].iloc[rows])
+        assert lists.to_list() == [ragged.to_list()[row] for row in rows]
+        assert nothing is None
+        np.testing.assert_array_equal(array, x[rows])
+
+
+def test_arrays_need_no_other_library() -> None:
+    program = """
+import sys
+import numpy as np
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet
+place.rank, place.size = (lambda: 1), (lambda: 2)
+from ringar import data
+assert data.shard({"x": np.arange(5)}, remainder="keep")["x"].tolist() == [1, 3]
+assert not {"tensorflow", "keras", "pandas"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+class Squares(keras.utils.PyDataset):
+    """`rows` rows in batches of 4, in another order in every epoch; endless without `rows`."""
+
+    def __init__(self, rows: int | None, **options: Any) -> None:
+        super().__init__(**options)
+        self.rows, self.epochs = rows, 0
+
+    @property
+    def num_batches(self) -> int | None:
+        return None if self.rows is None else -(-self.rows // 4)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        numbers = np.arange(4 * index, 4 * index + 4)
+        if self.rows is not None:
+            numbers = (numbers[numbers < self.rows] + 5 * self.epochs) % self.rows
+        return numbers[:, None], numbers[:, None] ** 2
+
+    def on_epoch_end(self) -> None:
+        self.epochs += 1
+
+
+def rows_in(dataset: Any) -> list[list[int]]:
+    assert all((y == x**2).all() for x, y in dataset)
+    return [x[:, 0].tolist() for x, _ in dataset]
+
+
+@pytest.mark.parametrize("remainder", REMAINDERS)
+def test_py_dataset(remainder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Squares(18, workers=2, max_queue_size=3)
+    whole = rows_in(source)
+    ranks = shares(monkeypatch, source, 2, remainder=remainder)
+    for rank, share in enumerate(ranks):
+        count = counts(5, 2, remainder)[rank]
+        assert (len(share), share.num_batches) == (count, count)
+        assert rows_in(share) == [whole[(rank + 2 * i) % 5] for i in range(count)]
+        assert (share.workers, share.max_queue_size) == (2, 3)
+    source.on_epoch_end()
+    assert rows_in(ranks[1])[0] == rows_in(source)[1] == [9, 10, 11, 12]
+    ranks[0].on_epoch_end()
+    assert source.epochs == 2
+
+
+def test_parts_of_a_py_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parts(rows: int, remainder: str) -> list[list[list[int]]]:
+        options = {"remainder": remainder, "split_batches": True}
+        return [rows_in(share) for share in shares(monkeypatch, Squares(rows), 3, **options)]
+
+    assert parts(9, "keep") == [[[0, 1], [4, 5], [8]], [[2], [6]], [[3], [7]]]
+    assert parts(9, "drop") == [[[0], [4]], [[1], [5]], [[2], [6]]]
+    assert parts(7, "keep") == [[[0, 1], [4]], [[2], [5]], [[3], [6]]]
+    first = shares(monkeypatch, Squares(None), 5, split_batches=True)[0]
+    with pytest.raises(ValueError, match="at least 5 rows.*batch 0, which has 4"):
+        first[0]
+
+
+def test_endless_py_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for remainder in REMAINDERS:
+        _, second = shares(monkeypatch, Squares(None), 2, remainder=remainder)
+        assert second.num_batches is None
+        assert [x[0, 0] for x, _ in itertools.islice(second, 3)] == [4, 12, 20]
+
+
+@pytest.mark.parametrize("multiprocessing", [False, True])
+def test_workers_of_a_py_dataset(multiprocessing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Squares(24, workers=2, use_multiprocessing=multiprocessing)
+    _, second = shares(monkeypatch, source, 2)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(1.0)])
+    predicted = model.predict(second, verbose=0)
+    np.testing.assert_array_equal(predicted[:, 0], [4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23])
 
 
 def test_one_rank_gets_the_data_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,27 +379,29 @@ def test_one_rank_gets_the_data_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         assert shares(monkeypatch, source, 1) == [source]
 
 
-def test_process_set() -> None:
-    class Pair:
-        def size(self) -> int:
-            return 2
-
-        def rank(self) -> int:
-            return 1
-
-    pair: Any = Pair()
+def test_process_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = ProcessSet([2, 5])
+    monkeypatch.setattr(place, "rank", lambda: 5)
     assert data.shard(np.arange(4), process_set=pair).tolist() == [1, 3]
+    monkeypatch.setattr(place, "rank", lambda: 4)
+    with pytest.raises(ValueError, match=r"members only\. Received: ProcessSet\(ranks=\[2, 5\]"):
+        data.shard(np.arange(4), process_set=pair)
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = "needs a tf.data.Dataset or a keras.utils.PyDataset of batches"
     cases: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
-        ([1, 2, 3], {}, TypeError, "must be a tf.data.Dataset, a NumPy array"),
-        (np.array(3), {}, TypeError, "a NumPy array with rows"),
-        ((np.arange(3), np.arange(4)), {}, ValueError, "same number of rows"),
-        (np.arange(4), {"remainder": "keep"}, ValueError, '"drop" or "wrap"'),
-        (np.arange(4), {"split_batches": True}, TypeError, "needs a tf.data.Dataset of batches"),
+        ([1, 2, 3], {}, TypeError, "must be a tf.data.Dataset, a keras.utils.PyDataset"),
+        (np.array(3), {}, TypeError, "with rows"),
+        ((None, ()), {}, TypeError, "no array"),
+        ((np.arange(3), tf.range(4)), {}, ValueError, "same number of rows"),
+        (np.arange(4), {"remainder": "pad"}, ValueError, '"drop", "wrap", "keep"'),
+        (np.arange(4), {"split_batches": True}, TypeError, batches),
         (tf.data.Dataset.range(9), {"split_batches": True}, ValueError, "a dataset of batches"),
+        (Squares(4), {}, ValueError, "at least one element for each of 2 ranks"),
     ]
+    wrapped = {"split_batches": True, "remainder": "wrap"}
+    cases.append((tf.data.Dataset.range(9).batch(3), wrapped, ValueError, '"drop" or "keep"'))
     for source, options, error, message in cases:
         with pytest.raises(error, match=message):
             shares(monkeypatch, source, 2, **options)

@@ -106,7 +106,7 @@ def test_wheel_needs_only_small_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         metadata = archive.read(f"ringar-{VERSION}.dist-info/METADATA").decode()
     needed = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE)
-    assert sorted(needed) == ["lazy_loader", "ml_dtypes", "numpy"]
+    assert sorted(needed) == ["cloudpickle", "lazy_loader", "ml_dtypes", "numpy"]
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

@@ -37,6 +37,8 @@ class Names(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
         """Change the whole package, when all of it has been read."""
+        # setup.py puts the folder there.
+        pkg.set_member("launchers", griffe.load("launchers", search_paths=["."]))
         loader.resolve_aliases(implicit=False, external=False)
         items = list(_objects(pkg))
         for item in items:

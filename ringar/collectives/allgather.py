@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from ringar.collectives import call as calls
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define, run, values_of
-from ringar.collectives.dtypes import Array
+from ringar.collectives.dtypes import ArrayT
 from ringar.job import process_sets
 from ringar.job.process_sets import ProcessSet
 
 
 @calls.do_not_convert
 def allgather(
-    tensor: Array, *, name: str | None = None, process_set: ProcessSet | None = None
-) -> Any:
+    tensor: ArrayT, *, name: str | None = None, process_set: ProcessSet | None = None
+) -> ArrayT:
     """Concatenate the tensors of all ranks along the first dimension.
 
     Args:
@@ -41,8 +40,8 @@ def allgather(
 
 @calls.do_not_convert
 def grouped_allgather(
-    tensors: Sequence[Array], *, name: str | None = None, process_set: ProcessSet | None = None
-) -> list[Any]:
+    tensors: Sequence[ArrayT], *, name: str | None = None, process_set: ProcessSet | None = None
+) -> list[ArrayT]:
     """All-gather many tensors at once; see `ringar.allgather`."""
     values = values_of(tensors, "allgather")
     if not values:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -12,7 +11,7 @@ from ringar.collectives import slices
 from ringar.collectives.collective import Backward, Collective, define
 from ringar.collectives.compression import Compression, Compressor
 from ringar.collectives.derivatives import derivatives
-from ringar.collectives.dtypes import Array
+from ringar.collectives.dtypes import GradientT
 from ringar.collectives.ops import Average, ReduceOp
 from ringar.collectives.reductions import reduce
 from ringar.job.process_sets import ProcessSet
@@ -20,7 +19,7 @@ from ringar.job.process_sets import ProcessSet
 
 @calls.do_not_convert
 def allreduce(
-    tensor: Array | tf.IndexedSlices,
+    tensor: GradientT,
     op: ReduceOp = Average,
     *,
     compression: type[Compressor] = Compression.none,
@@ -29,7 +28,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> Any:
+) -> GradientT:
     """Reduce a tensor over all ranks; every rank gets the result, bit for bit the same.
 
     Args:
@@ -76,7 +75,7 @@ def allreduce(
 
 @calls.do_not_convert
 def grouped_allreduce(
-    tensors: Sequence[Array | tf.IndexedSlices],
+    tensors: Sequence[GradientT],
     op: ReduceOp = Average,
     *,
     compression: type[Compressor] = Compression.none,
@@ -85,7 +84,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> list[Any]:
+) -> list[GradientT]:
     """Reduce many tensors as if they were one, without copying them together.
 
     Arguments, results and errors are those of `ringar.allreduce`, with a list of tensors.

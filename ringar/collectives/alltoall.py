@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +20,7 @@ from ringar.collectives.collective import (
     run_tensors,
     values_of,
 )
-from ringar.collectives.dtypes import Array
+from ringar.collectives.dtypes import Array, ArrayT
 from ringar.job import native
 from ringar.job.process_sets import ProcessSet
 
@@ -31,14 +31,34 @@ INVALID_SPLITS = [-1]
 """Replaces an empty list of splits, which the engine would read as even shares."""
 
 
+@overload
+def alltoall(
+    tensor: ArrayT,
+    splits: None = None,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> ArrayT: ...
+
+
+@overload
+def alltoall(
+    tensor: ArrayT,
+    splits: Array | Sequence[int],
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> tuple[ArrayT, ArrayT]: ...
+
+
 @calls.do_not_convert
 def alltoall(
-    tensor: Array,
+    tensor: ArrayT,
     splits: Splits = None,
     *,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> Any:
+) -> ArrayT | tuple[ArrayT, ArrayT]:
     """Send rows of a tensor to all ranks and receive rows from all ranks.
 
     Args:
@@ -64,7 +84,7 @@ def alltoall(
     """
     call, ranks = calls.begin("alltoall", process_set, name)
     (value,) = values_of([tensor], "alltoall")
-    exchange = _exchange_array if isinstance(value, np.ndarray) else _exchange_tensor
+    exchange: Any = _exchange_array if isinstance(value, np.ndarray) else _exchange_tensor
     received, counts = exchange(call, value, splits, ranks.size())
     return received if splits is None else (received, counts)
 

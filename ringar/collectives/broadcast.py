@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from ringar.collectives import call as calls
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define, run, values_of
-from ringar.collectives.dtypes import Array
-from ringar.job import process_sets
+from ringar.collectives.dtypes import ArrayT
+from ringar.job import log, process_sets
 from ringar.job.process_sets import ProcessSet
 
 if TYPE_CHECKING:
     import keras
 
+_log = log.logger(__name__)
+
 
 @calls.do_not_convert
 def broadcast(
-    tensor: Array,
+    tensor: ArrayT,
     root_rank: int = 0,
     *,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> Any:
+) -> ArrayT:
     """Send the root rank's tensor to all ranks.
 
     Args:
@@ -52,12 +54,12 @@ def broadcast(
 
 @calls.do_not_convert
 def grouped_broadcast(
-    tensors: Sequence[Array],
+    tensors: Sequence[ArrayT],
     root_rank: int = 0,
     *,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> list[Any]:
+) -> list[ArrayT]:
     """Broadcast many tensors at once; see `ringar.broadcast`."""
     values = values_of(tensors, "broadcast")
     if not values:
@@ -119,3 +121,4 @@ def broadcast_variables(
     )
     for target, value in zip(targets, values, strict=True):
         target.assign(value)
+    _log.debug("received %d variables of rank %d", len(targets), root_rank)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -16,8 +16,13 @@ from ringar.job import place
 from ringar.job.cost_model import ALGORITHMS
 from ringar.job.process_sets import ProcessSet, or_all
 
-do_not_convert = tf.autograph.experimental.do_not_convert
-"""Keep AutoGraph from rewriting a function that a `tf.function` calls."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def do_not_convert(function: Function) -> Function:
+    """Keep AutoGraph from rewriting `function` where a `tf.function` calls it."""
+    kept: Function = tf.autograph.experimental.do_not_convert(function)
+    return kept
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -10,6 +10,14 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "np.ndarray | np.generic | tf.Tensor | tf.Variable"
 """A NumPy array, or a TensorFlow tensor or variable."""
+
+ArrayT = TypeVar("ArrayT", bound="np.ndarray | np.generic | tf.Tensor | tf.Variable")
+"""The kind of array that a collective is given and returns; a tensor for a variable."""
+
+GradientT = TypeVar(
+    "GradientT", bound="np.ndarray | np.generic | tf.Tensor | tf.Variable | tf.IndexedSlices"
+)
+"""The same for a reduction, which takes sparse gradients, too."""
 
 ITEM_BYTES = {
     "float16": 2,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,14 +13,16 @@ from ringar.collectives.broadcast import broadcast
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet
 
+Object = TypeVar("Object")
+
 
 def broadcast_object(
-    obj: Any,
+    obj: Object | None,
     root_rank: int = 0,
     *,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> Any:
+) -> Object:
     """Send the root rank's object to all ranks.
 
     Args:
@@ -41,12 +43,13 @@ def broadcast_object(
     data = np.frombuffer(pickle.dumps(obj), np.uint8) if is_root else np.empty(0, np.uint8)
     size = broadcast(np.array([data.size], np.int64), **where)
     payload = broadcast(data if is_root else np.empty(int(size[0]), np.uint8), **where)
-    return obj if is_root else pickle.loads(payload.tobytes())
+    received: Any = obj if is_root else pickle.loads(payload.tobytes())
+    return received
 
 
 def allgather_object(
-    obj: Any, *, name: str | None = None, process_set: ProcessSet | None = None
-) -> list[Any]:
+    obj: Object, *, name: str | None = None, process_set: ProcessSet | None = None
+) -> list[Object]:
     """Collect one object from every rank.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import tensorflow as tf
 
@@ -13,6 +13,26 @@ from ringar.collectives.collective import issue
 from ringar.job.process_sets import ProcessSet
 
 
+@overload
+def recv(
+    specs: Sequence[tf.TensorSpec],
+    source: int,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[tf.Tensor]: ...
+
+
+@overload
+def recv(
+    specs: tf.TensorSpec,
+    source: int,
+    *,
+    name: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> tf.Tensor: ...
+
+
 @calls.do_not_convert
 def recv(
     specs: tf.TensorSpec | Sequence[tf.TensorSpec],
@@ -20,7 +40,7 @@ def recv(
     *,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> Any:
+) -> tf.Tensor | list[tf.Tensor]:
     """Receive tensors from another rank, which calls `ringar.send`.
 
     The n-th message from a rank goes to the n-th `recv` from it. In a `tf.function` a waiting

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -13,7 +12,7 @@ from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define
 from ringar.collectives.compression import Compression, Compressor
 from ringar.collectives.derivatives import derivatives
-from ringar.collectives.dtypes import Array
+from ringar.collectives.dtypes import GradientT
 from ringar.collectives.ops import Average, ReduceOp
 from ringar.collectives.reductions import reduce
 from ringar.job import process_sets
@@ -22,7 +21,7 @@ from ringar.job.process_sets import ProcessSet
 
 @calls.do_not_convert
 def reducescatter(
-    tensor: Array | tf.IndexedSlices,
+    tensor: GradientT,
     op: ReduceOp = Average,
     *,
     compression: type[Compressor] = Compression.none,
@@ -30,7 +29,7 @@ def reducescatter(
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> Any:
+) -> GradientT:
     """Reduce a tensor over all ranks and leave each rank a share of the rows.
 
     Arguments and errors are those of `ringar.allreduce`; the tensor has at least one
@@ -50,7 +49,7 @@ def reducescatter(
 
 @calls.do_not_convert
 def grouped_reducescatter(
-    tensors: Sequence[Array | tf.IndexedSlices],
+    tensors: Sequence[GradientT],
     op: ReduceOp = Average,
     *,
     compression: type[Compressor] = Compression.none,
@@ -58,7 +57,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> list[Any]:
+) -> list[GradientT]:
     """Reduce-scatter many tensors at once; see `ringar.reducescatter`."""
     options = (compression, prescale_factor, postscale_factor, name, process_set)
     return reduce("reducescatter", tensors, op, *options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ringar.collectives.alltoall import rows_of
 from ringar.collectives.broadcast import root_in_set
@@ -13,6 +13,7 @@ from ringar.job.process_sets import ProcessSet
 
 if TYPE_CHECKING:
     import cupy
+    import numpy as np
 
 
 def allgather(
@@ -44,23 +45,23 @@ def allgather(
 
 
 def grouped_allgather(
-    arrays: Sequence[Any],
+    arrays: Sequence[cupy.ndarray],
     *,
     dtype: str | None = None,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> list[Any]:
+) -> list[cupy.ndarray]:
     """All-gather many arrays at once; see `ringar.cupy.allgather`."""
     return _allgather("grouped_allgather", list(arrays), dtype, name, process_set)
 
 
 def _allgather(
     function: str,
-    arrays: list[Any],
+    arrays: list[cupy.ndarray],
     dtype: str | None,
     name: str | None,
     process_set: ProcessSet | None,
-) -> list[Any]:
+) -> list[cupy.ndarray]:
     if not arrays:
         return []
     cupy, call, _ = collectives.begin(function, "allgather", process_set, name)
@@ -101,14 +102,14 @@ def broadcast(
 
 
 def grouped_broadcast(
-    arrays: Sequence[Any],
+    arrays: Sequence[cupy.ndarray],
     root_rank: int = 0,
     *,
     dtype: str | None = None,
-    out: Sequence[Any] | None = None,
+    out: Sequence[cupy.ndarray] | None = None,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> list[Any]:
+) -> list[cupy.ndarray]:
     """Broadcast many arrays at once; see `ringar.cupy.broadcast`."""
     options = (root_rank, dtype, out, name, process_set)
     return _broadcast("grouped_broadcast", list(arrays), *options)
@@ -116,13 +117,13 @@ def grouped_broadcast(
 
 def _broadcast(
     function: str,
-    arrays: list[Any],
+    arrays: list[cupy.ndarray],
     root_rank: int,
     dtype: str | None,
-    out: Sequence[Any] | None,
+    out: Sequence[cupy.ndarray] | None,
     name: str | None,
     process_set: ProcessSet | None,
-) -> list[Any]:
+) -> list[cupy.ndarray]:
     if not arrays:
         return []
     cupy, call, ranks = collectives.begin(function, "broadcast", process_set, name)
@@ -135,7 +136,7 @@ def _broadcast(
 
 def alltoall(
     array: cupy.ndarray,
-    splits: Any = None,
+    splits: Sequence[int] | np.ndarray | None = None,
     *,
     dtype: str | None = None,
     name: str | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -82,17 +82,17 @@ def allreduce(
 
 
 def grouped_allreduce(
-    arrays: Sequence[Any],
+    arrays: Sequence[cupy.ndarray],
     op: ReduceOp = Average,
     *,
     algorithm: str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     dtype: str | None = None,
-    out: Sequence[Any] | None = None,
+    out: Sequence[cupy.ndarray] | None = None,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> list[Any]:
+) -> list[cupy.ndarray]:
     """Reduce many arrays on this rank's GPU at once.
 
     Arguments, results and errors are those of `ringar.cupy.allreduce`, with lists of arrays for
@@ -128,16 +128,16 @@ def reducescatter(
 
 
 def grouped_reducescatter(
-    arrays: Sequence[Any],
+    arrays: Sequence[cupy.ndarray],
     op: ReduceOp = Average,
     *,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     dtype: str | None = None,
-    out: Sequence[Any] | None = None,
+    out: Sequence[cupy.ndarray] | None = None,
     name: str | None = None,
     process_set: ProcessSet | None = None,
-) -> list[Any]:
+) -> list[cupy.ndarray]:
     """Reduce-scatter many arrays at once; see `ringar.cupy.reducescatter`."""
     options = (op, None, prescale_factor, postscale_factor, dtype, name, process_set)
     return _reduce("grouped_reducescatter", "reducescatter", arrays, out, *options)
@@ -146,8 +146,8 @@ def grouped_reducescatter(
 def _reduce(
     function: str,
     collective: str,
-    arrays: Sequence[Any],
-    out: Sequence[Any] | None,
+    arrays: Sequence[cupy.ndarray],
+    out: Sequence[cupy.ndarray] | None,
     op: ReduceOp,
     algorithm: str | None,
     prescale_factor: float,
@@ -155,7 +155,7 @@ def _reduce(
     dtype: str | None,
     name: str | None,
     process_set: ProcessSet | None,
-) -> list[Any]:
+) -> list[cupy.ndarray]:
     chosen, given = calls.checked_algorithm(algorithm), list(arrays)
     if not given:
         return []
@@ -172,8 +172,8 @@ def _reduce(
 
 
 def _run_scaled(
-    call: Call, inputs: Inputs, outputs: Sequence[Any] | None
-) -> tuple[list[Any], np.ndarray]:
+    call: Call, inputs: Inputs, outputs: Sequence[cupy.ndarray] | None
+) -> tuple[list[cupy.ndarray], np.ndarray]:
     """Run a collective with factors, which NCCL has for sums only."""
     if inputs.dtypes[0] not in _FLOATING:
         return collectives.run_group(call, inputs, outputs)  # refused on all ranks

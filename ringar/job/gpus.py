@@ -11,16 +11,17 @@ RINGAR_GPUS=all (or `ringarrun --gpus all`) leaves the choice to the program.
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Mapping
 from types import ModuleType
 
-from ringar.job import nvidia
+from ringar.job import log, nvidia
 
 #: Whether each rank gets one GPU ("each", the default) or sees all GPUs ("all").
 MODE_VARIABLE = "RINGAR_GPUS"
 MODES = ("each", "all")
+
+_log = log.logger(__name__)
 
 #: Set by the launcher: the one GPU of this rank, as in CUDA_VISIBLE_DEVICES.
 GPU_VARIABLE = "RINGAR_GPU"
@@ -43,7 +44,7 @@ def configure(
 ) -> None:
     """Show TensorFlow one GPU, unless the launcher or the program has chosen one.
 
-    `ringar.init()` calls this. A message on standard error names the GPU.
+    `ringar.init()` calls this. A record of level INFO names the GPU.
 
     Args:
         rank: this rank, for messages.
@@ -75,11 +76,11 @@ def configure(
         )
         return
     name = gpus[chosen].name.rpartition(":")[2]
-    print(
-        f"rank {rank} | uses GPU {name}, one of {len(gpus)}; {MODE_VARIABLE}=all leaves the choice "
-        "to the program",
-        file=sys.stderr,
-        flush=True,
+    _log.info(
+        "uses GPU %s, one of %d; %s=all leaves the choice to the program",
+        name,
+        len(gpus),
+        MODE_VARIABLE,
     )
 
 

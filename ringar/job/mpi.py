@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ringar import errors
-from ringar.job import cost_model, native, threads
+from ringar.job import cost_model, log, native, threads
 from ringar.version import __version__
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ _SIZE_VARIABLES = {
 
 #: Memory layout and the choice of algorithms depend on these.
 _MUST_AGREE = ("RINGAR_TUNING", ALGORITHM_VARIABLE)
+
+_log = log.logger(__name__)
 
 _TAG = 32_766  # MPI promises tags up to 32,767
 
@@ -403,4 +405,11 @@ def _table(world: MPI.Intracomm, hosts: list[int]) -> list[int]:
     if parameters is None:
         parameters = cost_model.measure(world, hosts)
     fewest = min(hosts.count(host) for host in set(hosts))
-    return cost_model.table(parameters, count, fewest)
+    table = cost_model.table(parameters, count, fewest)
+    _log.info(
+        "allreduce over %d hosts: recursive doubling up to %d bytes, the ring beyond, by %s",
+        count,
+        table[-1],
+        parameters,
+    )
+    return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -12,8 +13,11 @@ from typing import Any
 import numpy as np
 
 from ringar import errors
+from ringar.job import log
 
 PATH = pathlib.Path(__file__).parents[1] / "libringar.so"
+
+_log = log.logger(__name__)
 
 
 class Config(ctypes.Structure):
@@ -62,6 +66,13 @@ _NO_MEMORY = 1
 """A stand-in for the address of an empty array; the library does not read it."""
 
 _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
+_WARN = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
+
+@_WARN
+def _warn(text: bytes) -> None:
+    # The record has the rank, which native messages begin with.
+    _log.warning("%s", re.sub(r"^rank \d+ \| ", "", text.decode(errors="replace")))
 
 
 def _tensorflow() -> ModuleType:
@@ -120,6 +131,7 @@ def library() -> ctypes.CDLL:
         ctypes.c_void_p,
     ]
     lib.ringar_run_on_gpu.argtypes = [*lib.ringar_run.argtypes, ctypes.c_int32, ctypes.c_void_p]
+    lib.ringar_on_warning.argtypes = [_WARN]
     lib.ringar_start_timeline.argtypes = [ctypes.c_char_p, ctypes.c_int32]
     lib.ringar_inline_bytes.restype = ctypes.c_int64
     lib.ringar_steps.restype = ctypes.c_int64
@@ -131,7 +143,14 @@ def library() -> ctypes.CDLL:
             "expected TensorFlow's C API in this process (TensorFlow 2.16 or later), found only "
             f"a part of it in TensorFlow {_tensorflow().__version__}"
         )
+    lib.ringar_on_warning(_warn)
     return lib
+
+
+def stop_warnings() -> None:
+    """Let the library write its warnings to standard error: Python is about to end."""
+    if library.cache_info().currsize:
+        library().ringar_on_warning(_WARN())
 
 
 def check(code: int) -> None:

@@ -7,8 +7,9 @@ import ctypes
 import os
 from collections.abc import Callable
 
-from ringar.job import gpus, mpi, mpi_exit, native, place, process_sets, threads, timeline
+from ringar.job import gpus, log, mpi, mpi_exit, native, place, process_sets, threads, timeline
 
+_log = log.logger(__name__)
 _joined: mpi.Place | None = None  # in a job that MPI has started
 _has_failed = False  # a collective between hosts, for good
 
@@ -49,11 +50,13 @@ def init(
     """
     if place.is_initialized():
         return
+    log.set_level(os.environ)
     config = place.read_config(os.environ, deadline, stall_warning, start_timeout)
     joined = None
     if "RINGAR_RANK" not in os.environ and mpi.started_by_mpi(os.environ):
         joined = mpi.join(config.start_timeout)
         place.apply_mpi_place(joined, config)
+    log.set_rank(config.rank)
     try:
         _on_all_ranks(joined, lambda: _prepare(config, intra_op_threads, inter_op_threads))
         _on_all_ranks(joined, lambda: _start(config, joined))
@@ -93,6 +96,15 @@ def _start(config: native.Config, joined: mpi.Place | None) -> None:
     process_sets.begin(config.size)
     if path := os.environ.get(timeline.VARIABLE):
         timeline.record(path, config.rank)
+    library = native.library()
+    _log.info(
+        "joined a job of %d ranks, %d of them on this host, by %s; ringar %s for %s",
+        config.size,
+        config.local_size,
+        "shared memory" if joined is None else f"MPI ({joined.link_library.name})",
+        library.ringar_version().decode(),
+        library.ringar_cpu_level().decode(),
+    )
 
 
 def shutdown() -> None:
@@ -112,6 +124,7 @@ def shutdown() -> None:
         _has_failed = _has_failed or failed
         mpi.leave(_joined, failed=failed)
         _joined = None
+    _log.info("left the job")
 
 
 def _forget() -> None:
@@ -123,6 +136,7 @@ def _forget() -> None:
 def _at_exit() -> None:
     code = mpi_exit.code_of_uncaught_exception() if mpi.is_in_job() else 0
     shutdown()
+    native.stop_warnings()
     # The program may have caught the error, but other ranks are missing: do not exit with 0.
     if mpi.is_in_job() and (code or _has_failed):
         mpi_exit.end_without_finalize(code or 1)

@@ -17,7 +17,17 @@ if int(_keras.__version__.split(".")[0]) < 3:
 
 from ringar.keras import callbacks
 from ringar.keras.joining import join
+from ringar.keras.loading import load_model
 from ringar.keras.optimizer import DistributedOptimizer
+from ringar.keras.seeds import separate_seeds, set_random_seed
 from ringar.keras.tape import DistributedGradientTape
 
-__all__ = ["DistributedGradientTape", "DistributedOptimizer", "callbacks", "join"]
+__all__ = [
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "callbacks",
+    "join",
+    "load_model",
+    "separate_seeds",
+    "set_random_seed",
+]

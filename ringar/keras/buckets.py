@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringar.collectives.dtypes import ITEM_BYTES
+from ringar.job import log
+
+_log = log.logger(__name__)
 
 #: A bucket is closed before it would grow beyond this many bytes.
 DEFAULT_BUCKET_BYTES = 8 * 1024 * 1024
@@ -67,6 +70,9 @@ class Bucket:
         """The indices in short, for names; see `label`."""
         return label(self.indices)
 
+    def __str__(self) -> str:
+        return f"{self.dtype}[{self.label}] {self.bytes}"
+
 
 def label(indices: Iterable[int]) -> str:
     """Return indices in short, highest first: "7-4,2". Errors show the ranks' labels."""
@@ -114,7 +120,9 @@ def plan(
     for dtype in dict.fromkeys(spec.dtype for spec in reversed(specs) if spec is not None):
         buckets += _plan_dtype(specs, dtype, bucket_bytes, first_bucket_bytes)
     # A bucket is ready when its lowest index, the last of its gradients, is computed.
-    return sorted(buckets, key=lambda bucket: -bucket.indices[-1])
+    buckets.sort(key=lambda bucket: -bucket.indices[-1])
+    _log.debug("buckets, as dtype[variables] bytes: %s", ", ".join(map(str, buckets)))
+    return buckets
 
 
 def _plan_dtype(

@@ -14,9 +14,13 @@ from typing import Any
 import keras
 
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import checks, losses, share
+from ringar.keras import callback_list, checks, losses, moving_statistics, share
+from ringar.keras.first_batch import FirstBatch
 from ringar.keras.joining import Epochs
 from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from ringar.keras.optimizer import grid_of
+from ringar.keras.save_on_signal import SaveOnSignal
+from ringar.keras.seeds import separate_seeds
 from ringar.keras.synchronize import average_logs, broadcast_model, end_epoch
 
 __all__ = [
@@ -25,6 +29,7 @@ __all__ = [
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "SaveOnSignal",
 ]
 
 
@@ -103,7 +108,10 @@ class MetricAverageCallback(keras.callbacks.Callback):
 class Distributed(BroadcastGlobalVariablesCallback):
     """Do all that `fit` needs on several ranks: broadcast, average metrics, check.
 
-    - When training begins, all ranks get the weights and the optimizer state of `root_rank`.
+    - When training begins, all ranks get the weights and the optimizer state of `root_rank`, and
+      Dropout and other random layers different seeds (`ringar.set_random_seed` has the rule).
+    - At the end of an epoch, before validation, the moving statistics of `BatchNormalization`
+      become those of all ranks' examples, so that all ranks evaluate and save the same model.
     - At the end of an epoch, metrics are averaged over the ranks, validation included, for the
       callbacks after it and for the history. The average is the same number on every rank, so that
       EarlyStopping and ReduceLROnPlateau decide alike everywhere.
@@ -116,14 +124,25 @@ class Distributed(BroadcastGlobalVariablesCallback):
       learning rates or weights, or an optimizer that is not distributed; if they have different
       numbers of steps and layers that communicate; on a grid, if the ranks of a model group are
       given different examples.
+    - Ranks that are given the same first batch, as they are without `ringar.data.shard`, get a
+      warning (logger `ringar`).
+    - Rank 0 alone writes files: ModelCheckpoint, CSVLogger, TensorBoard, ProgbarLogger and
+      RemoteMonitor do nothing on other ranks. A checkpoint appears whole or not at all.
+    - BackupAndRestore takes all ranks back to the same step, with the same weights, optimizer and
+      callbacks, and each rank to its own seeds and metrics.
 
-    Put it first in the list. A callback before it sees the metrics of its own rank.
+    Keras' own callbacks may stand before it or after it. A callback of yours that stands before it
+    sees the metrics of its own rank.
 
     Args:
         root_rank: the rank whose state is taken.
         process_set: the ranks that train together; by default all.
         check: compare the ranks' learning rates after each epoch, and their trainable weights after
             the first and the last epoch.
+        replay_data: when a backup is restored, draw the batches of the epochs before it again,
+            without training on them, so that the order of the data goes on as it was. With False
+            only those of the epoch itself are drawn: right if the order of an epoch depends on its
+            number alone, or does not matter.
 
     Raises:
         ValueError: in `fit`, on every rank, if ranks are set up differently when training begins.
@@ -131,12 +150,19 @@ class Distributed(BroadcastGlobalVariablesCallback):
     """
 
     def __init__(
-        self, root_rank: int = 0, process_set: ProcessSet | None = None, check: bool = True
+        self,
+        root_rank: int = 0,
+        process_set: ProcessSet | None = None,
+        check: bool = True,
+        replay_data: bool = True,
     ) -> None:
         super().__init__(root_rank, process_set)
+        callback_list.manage(Distributed)
         self.check = check
+        self.replay_data = replay_data
         self._weights_compared = False
         self._examples_compared = False
+        self._first_batch = FirstBatch(process_set)
         self._epochs: Epochs | None = None
 
     def set_model(self, model: keras.Model) -> None:
@@ -163,6 +189,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
         if self._epochs.limit is not None:
             self.params["steps"] = self._epochs.limit
         super().on_train_begin(logs)
+        separate_seeds(self.model, self.process_set, grid_of(self.model.optimizer))
+        self._first_batch.watch(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Begin to count the steps of the epoch."""
@@ -170,9 +198,10 @@ class Distributed(BroadcastGlobalVariablesCallback):
         self._epochs.begin()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Join the ranks that still train, before the validation of an epoch."""
+        """Join the ranks that still train, and combine the statistics that validation uses."""
         if self._epochs is not None:
             self._epochs.leave()
+        moving_statistics.combine(self.model, self.process_set)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Check that the first batch was the same on all ranks of a model group."""
@@ -183,10 +212,11 @@ class Distributed(BroadcastGlobalVariablesCallback):
             self._compare_examples()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Join the ranks that still train, average the metrics, and compare the ranks."""
+        """Join the ranks that still train, combine their metrics and statistics, compare ranks."""
         assert self._epochs is not None
         self._epochs.leave()
         super().on_epoch_end(epoch, logs)
+        moving_statistics.combine(self.model, self.process_set)
         self._compare_examples()
         end_epoch(self.model, logs, self.process_set, check=self.check)
         if self.check and not self._weights_compared:

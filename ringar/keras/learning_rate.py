@@ -15,6 +15,8 @@ import keras
 import tensorflow as tf
 
 from ringar.job import place
+from ringar.keras.optimizer import reduction_of
+from ringar.keras.reduction import Reduction
 from ringar.sharding.slots import inner_optimizer
 
 
@@ -123,11 +125,12 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raise the learning rate from `initial_lr / size()` to `initial_lr`, batch by batch.
+    """Raise the learning rate from `initial_lr / n` to `initial_lr`, batch by batch.
 
-    For an `initial_lr` that was scaled by the number of ranks: Goyal et al., "Accurate, large
-    minibatch SGD: training ImageNet in 1 hour" (2017). With `epoch` as a fraction, `lr = initial_lr
-    / size * (epoch * (size - 1) / warmup + 1)`.
+    For an `initial_lr` that was scaled by n, the number of ranks with examples of their own: Goyal
+    et al., "Accurate, large minibatch SGD: training ImageNet in 1 hour" (2017). These are the ranks
+    that the optimizer reduces over, or on a grid the model groups. With `epoch` as a fraction, `lr
+    = initial_lr / n * (epoch * (n - 1) / warmup + 1)`.
 
     Args:
         initial_lr: the learning rate after the warm-up.
@@ -166,7 +169,17 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def _warmup(self, epoch: float) -> float:
         assert self.steps_per_epoch is not None
-        ranks = place.size()
+        shares = _shares(self.model)
         # Count from 1, so that the last batch of the warm-up has the rate initial_lr.
         epoch += 1 / self.steps_per_epoch
-        return (epoch * (ranks - 1) / self.warmup_epochs + 1) / ranks
+        return (epoch * (shares - 1) / self.warmup_epochs + 1) / shares
+
+
+def _shares(model: keras.Model) -> int:
+    """Return the number of ranks, or of groups of ranks, that have examples of their own."""
+    reduction = reduction_of(model.optimizer)
+    if isinstance(reduction, Reduction):
+        return reduction.size
+    # In a hybrid, every rank has, and the split part gathers them.
+    is_hybrid = any(getattr(x, "reads", None) == "examples" for x in model._flatten_layers())
+    return place.size() if reduction is None or is_hybrid else reduction.grid.data

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from ringar.collectives import Average
-from ringar.collectives.compression import Compression
+from ringar.collectives.compression import Compression, Compressor
+from ringar.collectives.powersgd import PowerSGD
 from ringar.errors import NotInitializedError
 from ringar.job import place
 from ringar.keras import buckets, losses, share
@@ -110,7 +111,7 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
     optimizer: str | keras.optimizers.Optimizer,
     *,
     op: ReduceOp = Average,
-    compression: Any = Compression.none,
+    compression: type[Compressor] | PowerSGD = Compression.none,
     algorithm: str | None = None,
     process_set: ProcessSet | None = None,
     grid: Grid | None = None,
@@ -118,7 +119,7 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     sparse_as_dense: bool = False,
-) -> Any:
+) -> keras.optimizers.Optimizer:
     """Make `optimizer` reduce its gradients over the ranks before it applies them.
 
     Compile the model after this call, not before: a training step that was traced earlier stays as

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
 from ringar.collectives import Average
-from ringar.collectives.compression import Compression, checked
+from ringar.collectives.compression import Compression, Compressor, checked
 from ringar.keras import buckets, losses, share
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ringar.collectives.ops import ReduceOp
     from ringar.job.process_sets import ProcessSet
     from ringar.sharding.grid import Grid
+
+Sources = TypeVar("Sources")
 
 
 class DistributedGradientTape:
@@ -53,7 +55,7 @@ class DistributedGradientTape:
         tape: tf.GradientTape,
         *,
         op: ReduceOp = Average,
-        compression: Any = Compression.none,
+        compression: type[Compressor] = Compression.none,
         algorithm: str | None = None,
         process_set: ProcessSet | None = None,
         grid: Grid | None = None,
@@ -95,7 +97,7 @@ class DistributedGradientTape:
         # watch, reset, stop_recording, jacobian and so on are those of the tape.
         return getattr(self._tape, name)
 
-    def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(self, target: tf.Tensor, sources: Sources, *args: Any, **kwargs: Any) -> Sources:
         """Compute gradients as `tf.GradientTape.gradient` does, and reduce them over the ranks.
 
         Args:

@@ -273,7 +273,7 @@ class SplitConv2D(_Split, GroupedConv2D):
     def __init__(
         self,
         filters: int,
-        kernel_size: Any,
+        kernel_size: int | Sequence[int],
         *,
         reads: str = "all",
         writes: str = "own",

@@ -15,11 +15,13 @@ whole variable over all ranks.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from ringar.collectives import broadcast_object
 from ringar.job import place, process_sets
 from ringar.job.process_sets import ProcessSet, add_process_set, remove_process_set
+
+Value = TypeVar("Value")
 
 
 class Grid:
@@ -88,9 +90,10 @@ class Grid:
         if self.model_set is process_sets.global_process_set:
             self.model_set = ProcessSet(self.model_set.ranks)
 
-    def agree(self, value: Any) -> Any:
+    def agree(self, value: Value | None) -> Value:
         """Return rank 0's `value`, such as a seed. Collective over all ranks."""
-        return value if place.size() == 1 else broadcast_object(value, name="grid/agree")
+        agreed: Any = value if place.size() == 1 else broadcast_object(value, name="grid/agree")
+        return agreed
 
     def share(self, count: int, what: str) -> int:
         """Return the number of kernels or units of each part, out of `count`.
@@ -140,6 +143,6 @@ def _add(ranks: list[int]) -> ProcessSet:
     return add_process_set(ranks)
 
 
-def _check_count(name: str, count: Any) -> None:
+def _check_count(name: str, count: object) -> None:
     if not isinstance(count, int) or count < 1:
         raise ValueError(f"`{name}` must be a positive whole number. Received: {name}={count!r}")

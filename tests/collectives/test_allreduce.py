@@ -220,7 +220,7 @@ def test_compressor_of_ones_own(way: str) -> None:
     inputs = common.of_all_ranks("float32", (333,))
     results = common.run(
         way,
-        lambda t: [ringar.allreduce(t, ringar.Sum, compression=Halves)],
+        lambda t: [ringar.allreduce(t, ringar.Sum, compression=Halves)],  # type: ignore[arg-type]
         inputs[ringar.rank()],
     )
     common.assert_same(results[0], common.reduced(ringar.Sum, inputs))
@@ -301,7 +301,7 @@ def test_slices_are_narrowed_if_there_are_hosts_between_which(
     tenths = {"float32": np.float32(0.1), "float64": np.float64(0.1)}
 
     def gather(wide: tf.Tensor, wider: tf.Tensor) -> list[tf.Tensor]:
-        options = {"op": ringar.Sum, "compression": ringar.Compression.fp16}
+        options: Any = {"op": ringar.Sum, "compression": ringar.Compression.fp16}
         where = (tf.constant([0]), tf.constant([4, 2]))
         both = [ringar.allreduce(tf.IndexedSlices(v, *where), **options) for v in (wide, wider)]
         return [slices.values for slices in both]
@@ -321,7 +321,8 @@ def test_slices_that_cannot_be_reduced() -> None:
     ):
         ringar.allreduce(slices, ringar.Max)
     whole = tf.IndexedSlices(tf.ones([1, 2], tf.int32), **where)
-    for options in ({}, {"op": ringar.Sum, "prescale_factor": 0.5}):
+    wrong: list[dict[str, Any]] = [{}, {"op": ringar.Sum, "prescale_factor": 0.5}]
+    for options in wrong:
         # On rank 0 alone, and told to the others, who have slices of floats.
         mine = whole if ringar.rank() == 0 else slices
         with pytest.raises(common.REFUSED, match=r"expected a floating dtype.*received int32"):

@@ -85,7 +85,7 @@ def scaled(op: ringar.ReduceOp) -> Collective:
 
 
 def scattered(op: ringar.ReduceOp) -> Collective:
-    factors = {"prescale_factor": 0.7, "postscale_factor": -1.3}
+    factors: Any = {"prescale_factor": 0.7, "postscale_factor": -1.3}
     return lambda x: [ringar.reducescatter(x, op), ringar.reducescatter(x, op, **factors)]
 
 
@@ -246,7 +246,7 @@ def test_scaled_extremes_in_every_dtype(way: str, dtype: str) -> None:
 
 def test_factors_have_the_precision_of_the_dtype(way: str) -> None:
     """Finite differences would not see a factor that went through float32."""
-    scale = {"prescale_factor": 0.7, "postscale_factor": 1 / 3}
+    scale: Any = {"prescale_factor": 0.7, "postscale_factor": 1 / 3}
     ops = (ringar.Sum, ringar.Average, ringar.Max, ringar.Product)
 
     def gradients(x: tf.Tensor) -> list[tf.Tensor]:
@@ -310,7 +310,7 @@ def test_compression(way: str) -> None:
 def test_gradients_name_the_wire() -> None:
     @tf.function
     def slope(x: tf.Tensor) -> tf.Tensor:
-        options = {"compression": ringar.Compression.bf16, "algorithm": "hierarchical"}
+        options: Any = {"compression": ringar.Compression.bf16, "algorithm": "hierarchical"}
         with tf.GradientTape() as tape:
             tape.watch(x)
             loss = tf.reduce_sum(ringar.allreduce(x, ringar.Sum, **options))

@@ -65,7 +65,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         r'allgather "t": expected a dtype out of .*; received string\. Cast it first',
     ),
     "op": (
-        lambda: ringar.reducescatter(np.ones(2), "sum", name="t"),
+        lambda: ringar.reducescatter(np.ones(2), "sum", name="t"),  # type: ignore[arg-type]
         r'reducescatter "t": expected an op out of ringar\.Sum, .*; received \'sum\'\. Pass one',
     ),
     "process set": (

@@ -42,7 +42,7 @@ def test_broadcast_ignores_what_other_ranks_bring() -> None:
 
 
 def test_allgather() -> None:
-    mine = {"rank": ringar.rank(), "data": list(range(ringar.rank() * 10_000))}
+    mine: dict[str, Any] = {"rank": ringar.rank(), "data": list(range(ringar.rank() * 10_000))}
     everyone = ringar.allgather_object(mine)
     assert [one["rank"] for one in everyone] == list(range(ringar.size()))
     assert [len(one["data"]) for one in everyone] == [r * 10_000 for r in range(ringar.size())]

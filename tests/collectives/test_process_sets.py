@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_every_collective(mode: str, process_sets: list[ringar.ProcessSet]) -> N
         def collectives(
             t: tf.Tensor, root: int = root, one: ringar.ProcessSet = one
         ) -> list[tf.Tensor]:
-            where = {"process_set": one}
+            where: Any = {"process_set": one}
             return [
                 ringar.allreduce(t, **where),
                 ringar.allgather(t, **where),

@@ -34,7 +34,7 @@ class Step:
         return common.run(self.mode, lambda t: self.call(t, place), self.arrays[place])
 
     def call(self, tensor: Any, place: int) -> list[Any]:
-        where = {"process_set": self.process_set}
+        where: Any = {"process_set": self.process_set}
         if self.collective == "allreduce":
             return [ringar.allreduce(tensor, self.op, **where)]
         if self.collective == "reducescatter":

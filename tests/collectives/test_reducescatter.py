@@ -60,7 +60,7 @@ def test_scaling(mode: str) -> None:
     inputs = [common.of_all_ranks(dtype, (31, 5)) for dtype in common.FLOATING]
 
     def reduce(*tensors: Any) -> list[Any]:
-        factors = {"prescale_factor": 0.3, "postscale_factor": -7.0}
+        factors: Any = {"prescale_factor": 0.3, "postscale_factor": -7.0}
         return [ringar.reducescatter(t, op, **factors) for t in tensors for op in common.OPS]
 
     results = common.run(mode, reduce, *[arrays[ringar.rank()] for arrays in inputs])

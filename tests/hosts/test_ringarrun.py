@@ -121,3 +121,42 @@ def test_a_link_is_cut() -> None:
     assert ending.seconds < 60
     assert ending.left[0] == 0, ending
     assert ending.ranks == [], ending
+
+
+CALLER = """
+import socket, sys
+import ringar
+
+names, agent, mpi, subnet = sys.argv[1:]
+options = ["--ssh-command", agent, "--network-interface", subnet, f"--mpi-args={mpi}"]
+said = [1, 2]
+
+def where(fail):
+    if fail:
+        import threading
+        threading.Event().wait(60) if socket.gethostname() == first else said.index(3)
+    return socket.gethostname(), said
+
+first = socket.gethostname()
+print("results:", ringar.run(where, (False,), hosts=names, options=options))
+try:
+    ringar.run(where, (True,), hosts=names, options=options)
+except ValueError as error:
+    print("error:", str(error.__cause__).splitlines()[0], error)
+"""
+
+
+def test_a_function_of_a_script() -> None:
+    """The hosts have no address in common but that of the caller, and names only for ssh."""
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    with Hosts(2) as hosts:
+        names = ",".join(f"{host.name}:1" for host in hosts)
+        words = [sys.executable, "-c", CALLER, names, str(hosts.agent), MPI, SUBNET]
+        job = hosts[0].popen(
+            *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        out, err = job.communicate(timeout=LIMIT)
+        everyone = [(host.name, [1, 2]) for host in hosts]
+        assert f"results: {everyone}\n" in out, out + err
+        assert "error: rank 1 of 2 failed: 3 is not in list\n" in out, out + err
+        assert not hosts.processes()

@@ -87,8 +87,9 @@ def summed(optimizer: Any) -> Any:
     """A plain optimizer that adds slices of equal rows, as a distributed one does."""
     apply = optimizer.apply
 
-    def dense(grads: Any, variables: Any = None) -> None:
-        apply([None if g is None else tf.convert_to_tensor(g) for g in grads], variables)
+    def dense(grads: Any, trainable_variables: Any = None) -> None:
+        dense_ones = [None if g is None else tf.convert_to_tensor(g) for g in grads]
+        apply(dense_ones, trainable_variables)
 
     object.__setattr__(optimizer, "apply", dense)  # unseen by Keras' tracking
     return optimizer

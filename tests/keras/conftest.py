@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 import pytest
@@ -11,4 +11,12 @@ def mixed_float16() -> Iterator[None]:
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     yield
+    keras.config.set_dtype_policy(before)
+
+
+@pytest.fixture
+def policy() -> Iterator[Callable[[str], None]]:
+    """A function that sets the global dtype policy for one test."""
+    before = keras.config.dtype_policy()
+    yield keras.config.set_dtype_policy
     keras.config.set_dtype_policy(before)

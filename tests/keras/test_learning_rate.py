@@ -47,6 +47,23 @@ def test_warmup(size: int, rank: int, capsys: pytest.CaptureFixture[str]) -> Non
     assert ("finished gradual" in capsys.readouterr().out) == (rank == 0)
 
 
+@pytest.mark.ranks(2, 4)
+def test_warmup_on_a_grid(size: int) -> None:
+    """The global batch grows with the number of model groups, or with the process set."""
+    grid = ringar.parallel.Grid(model=2)
+    for groups, options in ((size // 2, {"grid": grid}), (2, {"process_set": grid.model_set})):
+        model = common.dense_model(seed=0)
+        model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1), **options), "mse")
+        warmup = ringar.callbacks.LearningRateWarmupCallback(0.5, warmup_epochs=1)
+        rates = Rates()
+        data = tf.data.Dataset.from_tensors(common.regression(4)).repeat(STEPS)
+        model.fit(data, verbose=0, callbacks=[warmup, rates])
+        progress = (np.arange(STEPS) + 1) / STEPS
+        expected = 0.5 / groups * (1 + progress * (groups - 1))
+        np.testing.assert_allclose(rates.rates, expected, rtol=1e-6)
+    grid.close()
+
+
 def test_schedule_of_constants() -> None:
     schedule = ringar.callbacks.LearningRateScheduleCallback
     callbacks = [

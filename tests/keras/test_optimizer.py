@@ -87,7 +87,7 @@ def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match=r"`algorithm` must be"):
         ringar.DistributedOptimizer(SGD(), algorithm="tree")
     with pytest.raises(ValueError, match=r"`compression` must be"):
-        ringar.DistributedOptimizer(SGD(), compression="fp16")
+        ringar.DistributedOptimizer(SGD(), compression="fp16")  # type: ignore[arg-type]
 
 
 @pytest.mark.job

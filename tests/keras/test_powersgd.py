@@ -289,16 +289,15 @@ def test_training_converges_as_without_compression() -> None:
 
 
 def test_refusals() -> None:
+    stateful: Any = PowerSGD()
     with pytest.raises(ValueError, match=r"`compression` must be without state"):
-        ringar.allreduce(np.ones((4, 4), "float32"), compression=PowerSGD())
+        ringar.allreduce(np.ones((4, 4), "float32"), compression=stateful)
     with pytest.raises(ValueError, match=r"`compression` must be without state"):
-        ringar.allreduce(
-            tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0])), compression=PowerSGD()
-        )
+        ringar.allreduce(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0])), compression=stateful)
     with pytest.raises(ValueError, match=r"`compression` must be without state"):
-        ringar.DistributedGradientTape(tf.GradientTape(), compression=PowerSGD())
+        ringar.DistributedGradientTape(tf.GradientTape(), compression=stateful)
     with pytest.raises(ValueError, match=r"`compression` must be an object with settings"):
-        ringar.DistributedOptimizer(SGD(), compression=PowerSGD)
+        ringar.DistributedOptimizer(SGD(), compression=type(stateful))
     with pytest.raises(ValueError, match=r"`rank` must be"):
         PowerSGD(rank=0)
 

@@ -13,7 +13,7 @@ gradients of the parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,14 +56,6 @@ CASES = {
     "mixed_float16": Case(lambda: SGD(0.0005, momentum=0.9), policy="mixed_float16"),
     "mixed_bfloat16": Case(lambda: SGD(0.0001, momentum=0.9), policy="mixed_bfloat16"),
 }
-
-
-@pytest.fixture
-def policy() -> Iterator[Callable[[str], None]]:
-    """A function that sets the global dtype policy for one test."""
-    before = keras.config.dtype_policy()
-    yield keras.config.set_dtype_policy
-    keras.config.set_dtype_policy(before)
 
 
 @pytest.mark.parametrize(

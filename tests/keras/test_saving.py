@@ -76,6 +76,38 @@ def resume_in_plain_process(file: Path) -> Any:
     return np.load(result)
 
 
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_load_model_goes_on_as_if_it_had_not_been_saved(
+    policy: str, rank: int, shared_tmp_path: Path, exchange: Callable[[Any], Any]
+) -> None:
+    keras.config.set_dtype_policy(policy)
+    try:
+        file = shared_tmp_path / "model.keras"
+        model = common.dense_model(seed=rank)
+        optimizer = ringar.DistributedOptimizer(keras.optimizers.Adam(0.01), op=ringar.Sum)
+        model.compile(optimizer, "mean_squared_error", metrics=["mae"], jit_compile=False)
+        data = common.own_batches(common.regression(2 * common.GLOBAL_BATCH))
+        callbacks = [ringar.callbacks.Distributed()]
+        model.fit(data, verbose=0, callbacks=callbacks)
+        if rank == 0:
+            model.save(file)
+        # Other ranks need not see the file: they name one that is not there.
+        loaded = ringar.load_model(file if rank == 0 else "elsewhere.keras", op=ringar.Sum)
+        for one in (model, loaded):
+            one.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert common.digest(loaded) == common.digest(model)
+    assert len(set(exchange(common.digest(loaded)))) == 1
+    assert getattr(ringar.load_model(file, compile=False), "optimizer", None) is None
+
+
+def test_load_model_that_is_not_there(rank: int, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"No such file.*gone.keras") as error:
+        ringar.load_model(tmp_path / "gone.keras")
+    assert rank == 0 or f"rank {rank} | load_model: expected rank 0 to read" in str(error.value)
+
+
 def test_serialized_as_the_base_class() -> None:
     plain = keras.saving.serialize_keras_object(keras.optimizers.AdamW(0.25, name="mine"))
     optimizer = ringar.DistributedOptimizer(keras.optimizers.AdamW(0.25, name="mine"))

@@ -59,7 +59,7 @@ def test_equals_one_process(
         own = own.unbatch().batch(common.GLOBAL_BATCH // ringar.size())
     model.fit(own, verbose=0, callbacks=[ringar.callbacks.Distributed()])
 
-    assert common.largest_difference(common.values(model), common.values(whole)) < 1e-9
+    assert common.largest_difference(common.values(model), common.values(whole)) < 1e-7
     assert len(set(exchange(common.digest(model)))) == 1
 
 

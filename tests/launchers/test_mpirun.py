@@ -199,6 +199,22 @@ def test_signals_reach_all_ranks(number: int, agent: Path) -> None:
     assert result.stderr.splitlines()[-1].startswith("ringarrun: stopped all ranks on SIG")
 
 
+def test_kill_grace_is_time_to_save(agent: Path) -> None:
+    """More than mpirun itself would leave, and for all, though one rank is ready at once."""
+    save = f"sleep $((8 * ({RANK} != 1))); echo saved; exit 143"
+    program = shell(f"trap '{save}' TERM; echo ready; while :; do sleep 0.1; done")
+    words = (*TWO_HOSTS, "--kill-grace", "30", *program)
+    with Launcher(*words, env={"RINGAR_SSH": str(agent)}) as launcher:
+        assert launcher.process.stdout is not None
+        for _ in range(3):
+            assert "ready" in launcher.process.stdout.readline()
+        launcher.signal(signal.SIGTERM)
+        result = launcher.finish(60)
+    assert result.returncode == 143
+    assert sorted(result.stdout.split("\n")[:-1]) == [f"[{rank}] saved" for rank in range(3)]
+    assert result.stderr.splitlines()[-1] == "ringarrun: stopped all ranks on SIGTERM"
+
+
 def test_a_second_signal_kills(agent: Path) -> None:
     program = shell("trap '' TERM INT; echo ready; while :; do sleep 0.1; done")
     with Launcher(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(agent)}) as launcher:

@@ -238,6 +238,46 @@ time.sleep(60)
     assert result.stderr == f"ringarrun: stopped all ranks on {number.name}\n"
 
 
+def test_kill_grace_is_time_to_save(meeting: Meeting) -> None:
+    code = """
+def leave(*_):
+    time.sleep(1 + rank / 2)
+    print("saved", flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, leave)
+say(str(rank))
+time.sleep(60)
+"""
+    command = in_folder(meeting, code)
+    with Launcher("-np", "2", "--kill-grace", "20", *command, env=QUICK) as launcher:
+        meeting.wait("0", "1")
+        launcher.signal(signal.SIGTERM)
+        result = launcher.finish()
+    assert result.returncode == 143
+    assert result.stdout.splitlines() == ["[0] saved", "[1] saved"]
+    assert result.stderr == "ringarrun: stopped all ranks on SIGTERM\n"
+
+
+def test_kill_grace_ends(meeting: Meeting) -> None:
+    """For ranks that refuse; for processes behind the last rank; after a failure."""
+    stubborn = STUBBORN + "say(str(rank)); time.sleep(60)"
+    behind = "subprocess.Popen(['sh', '-c', 'trap \"\" TERM; sleep 60']); say('2'); time.sleep(60)"
+    failing = STUBBORN + "say('3'); sys.exit(4 if rank else time.sleep(60))"
+    for code, names, grace, expected in (
+        (stubborn, "01", "1", 143),
+        (behind, "2", "30", 143),
+        (failing, "3", "30", 4),
+    ):
+        command = in_folder(meeting, code)
+        with Launcher("-np", "2", "--kill-grace", grace, *command, env=QUICK) as launcher:
+            meeting.wait(*names)
+            begin = time.monotonic()
+            if expected == 143:
+                launcher.signal(signal.SIGTERM)
+            assert launcher.finish().returncode == expected
+            assert time.monotonic() - begin < 15
+
+
 def test_second_interrupt_kills_at_once(meeting: Meeting) -> None:
     code = STUBBORN + "say(str(rank)); time.sleep(60)"
     with Launcher("-np", "2", *in_folder(meeting, code)) as launcher:

@@ -7,8 +7,8 @@ alone          measures, and so runs while no other test runs
 every_variant  all variants run on every number of ranks
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
 
-All variants of a test run on one rank. On more, each runs on one of the numbers of ranks that the
-test allows, on 2 twice as many as on 3 and on 4, and is slow on the others.
+A variant of a test that runs on several numbers of ranks runs on one of those above 1, on 2 twice
+as many as on 3 and on 4. Every second one runs on one rank, too. On the other numbers it is slow.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from tests.plugin.place import SIZE
 
 #: The numbers of ranks of a test's variants, in turn.
 SIZES = (3, 2, 4, 2)
+
+#: Where the tests are that run on several ranks (RANK_TESTS in the Makefile).
+RANK_TESTS = ("tests/collectives/", "tests/keras/", "tests/parallel/", "tests/cupy/collectives/")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,8 +57,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _mark_rare_variants(items: list[pytest.Item]) -> None:
     """Mark the variants that run on another number of ranks as slow."""
-    if SIZE == 1:
-        return
 
     def test_of(item: pytest.Item) -> str:
         return item.nodeid.partition("[")[0]
@@ -65,12 +66,20 @@ def _mark_rare_variants(items: list[pytest.Item]) -> None:
     number: collections.Counter[str] = collections.Counter()
     for item in fast:
         test = test_of(item)
-        ranks = item.get_closest_marker("ranks")
-        sizes = [n for n in SIZES if ranks is None or n in ranks.args] or [SIZE]
         whole = variants[test] == 1 or item.get_closest_marker("every_variant")
-        if not whole and sizes[number[test] % len(sizes)] != SIZE:
+        if not whole and not _is_run_of(item, number[test]):
             item.add_marker(pytest.mark.slow)
         number[test] += 1
+
+
+def _is_run_of(item: pytest.Item, index: int) -> bool:
+    """Return whether the variant with this index runs on this number of ranks."""
+    ranks = item.get_closest_marker("ranks")
+    sizes = [n for n in SIZES if ranks is None or n in ranks.args]
+    if SIZE == 1:
+        on_one_alone = item.get_closest_marker("job") or not item.nodeid.startswith(RANK_TESTS)
+        return bool(on_one_alone) or not sizes or index % 2 == 0
+    return not sizes or sizes[index % len(sizes)] == SIZE
 
 
 def _runs_here(item: pytest.Item, slow: bool) -> bool:

@@ -4,12 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <set>
 
 #include "engine/traffic.h"
+#include "engine/warn.h"
 
 namespace ringar {
 
@@ -446,7 +446,7 @@ void Engine::look_after_held_turns(std::unique_lock<std::mutex>& lock) {
                     text + ". An op that computes them has failed, or takes longer: then "
                            "ringar.init(deadline=...) must be longer, too."});
   else
-    std::fprintf(stderr, "%s\n", text.c_str());
+    warn(text);
   lock.lock();
 }
 

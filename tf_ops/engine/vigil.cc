@@ -2,6 +2,8 @@
 
 #include <cstdio>
 
+#include "engine/warn.h"
+
 namespace ringar {
 namespace {
 
@@ -54,8 +56,8 @@ Status Vigil::check(const Text& trouble, const Text& whom) {
                 ". If it is only slow, raise the deadline (ringar.init(deadline=...), "
                 "RINGAR_DEADLINE or ringarrun --deadline)."};
   if (waited > warn_at_) {
-    std::fprintf(stderr, "%shas waited %s for rank %s\n", current_.prefix().c_str(),
-                 text_of_seconds(waited).c_str(), late_ranks(whom).c_str());
+    warn(current_.prefix() + "has waited " + text_of_seconds(waited) + " for rank " +
+         late_ranks(whom));
     warn_at_ *= 2;
   }
   return {};

@@ -70,6 +70,11 @@ typedef void* (*ringar_allocate)(void* context, int32_t index, int64_t rows);
 RINGAR_EXPORT const char* ringar_version(void);
 RINGAR_EXPORT const char* ringar_cpu_level(void);  // "avx512", "avx2", "neon" or "baseline"
 
+// Takes warnings of a job that goes on, such as the names of ranks that are late. Any thread that
+// waits may call it. Null, as at first: warnings go to standard error.
+typedef void (*ringar_warning_handler)(const char* text);
+RINGAR_EXPORT void ringar_on_warning(ringar_warning_handler handler);
+
 RINGAR_EXPORT int ringar_init(const ringar_config* config);
 RINGAR_EXPORT void ringar_shutdown(void);
 RINGAR_EXPORT int ringar_is_initialized(void);

@@ -380,7 +380,7 @@ def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size
         except Exception as error:  # to be raised on every rank
             return ValueError(f"rank 0 could not time the layers: {error}")
 
-    found = grid.agree(timed() if place.rank() == 0 else None)
+    found: Any = grid.agree(timed() if place.rank() == 0 else None)
     if isinstance(found, ValueError):
         raise found
     return list(found)

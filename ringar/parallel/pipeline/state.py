@@ -99,7 +99,7 @@ def gather_optimizer(
     if None in states or optimizer_state(model.optimizer, model) is None:
         _warn(optimizer)
         return
-    for state in states:
+    for state in filter(None, states):
         set_optimizer_state(model.optimizer, model, state)
 
 

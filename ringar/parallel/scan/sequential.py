@@ -84,7 +84,7 @@ class Sequential(keras.Sequential):
 
     def __init__(
         self,
-        layers: Iterable[Any] | None = None,
+        layers: Iterable[keras.layers.Layer] | None = None,
         levels: int | None = None,
         *,
         process_set: ProcessSet | None = None,

@@ -112,7 +112,7 @@ def test_splits_of_every_kind(gpu: Gpu) -> None:
         assert counts.tolist() == [2] * ranks
         assert rows.get().tolist() == [2 * ringar.rank(), 2 * ringar.rank() + 1] * ranks
     with pytest.raises(ValueError, match="splits of an integer dtype"):
-        ringar.cupy.alltoall(array, [0.5] * ranks)
+        ringar.cupy.alltoall(array, [0.5] * ranks)  # type: ignore[list-item]
 
 
 def test_long_and_uneven(gpu: Gpu) -> None:

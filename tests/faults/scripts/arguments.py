@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -39,7 +40,7 @@ def scalar(collective: Callable[..., object]) -> Scenario:
     return run
 
 
-def reduction_of(dtype: type, **options: float) -> Scenario:
+def reduction_of(dtype: type, **options: Any) -> Scenario:
     def run(make: Make) -> None:
         ringar.allreduce(make(ones(4, dtype=dtype)), ringar.Sum, name="t", **options)
 
@@ -63,7 +64,7 @@ def integer_average_on_one_rank(make: Make) -> None:
 
 
 def no_such_op(make: Make) -> None:
-    ringar.allreduce(make(ones(4)), "sum", name="t")
+    ringar.allreduce(make(ones(4)), "sum", name="t")  # type: ignore[arg-type]
 
 
 def scalars_on_one_rank(make: Make) -> None:

@@ -1,0 +1,81 @@
+"""A rank of `ringar.run`: it receives the function, calls it, and sends the outcome.
+
+The launcher starts it like any module (`ringarrun -np N ... -m ringar.launchers.worker`).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from types import TracebackType
+
+import cloudpickle
+
+from ringar.launchers import guard
+from ringar.launchers.rendezvous import Client, Outcome
+
+
+def main() -> None:
+    """Run the function of the caller on this rank; raise its error."""
+    rank = int(os.environ.get("RINGAR_RANK") or guard.place(os.environ).rank)
+    client = Client(rank)
+    try:
+        value = _call(client.payload, rank)
+    except BaseException as error:
+        client.send(Outcome(_trace(error), _pickled(error)))
+        # Raised, so that the rank ends as a script does. The caller shows the traceback.
+        sys.excepthook = _print_last_line
+        if isinstance(error, SystemExit):
+            raise RuntimeError(f"the function called sys.exit({error.code!r})") from None
+        raise
+    client.send(Outcome("", value))
+
+
+def _call(payload: bytes, rank: int) -> bytes:
+    """Call the function in `payload` and return its pickled result."""
+    folders, packed = pickle.loads(payload)
+    # Modules that lie beside the caller's script.
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+    function, args, kwargs = pickle.loads(packed)
+    result = function(*args, **kwargs)
+    try:
+        return bytes(cloudpickle.dumps(result))
+    except Exception as error:
+        raise TypeError(
+            f"rank {rank}: expected a result that can be pickled, received "
+            f"{type(result).__module__}.{type(result).__qualname__}: {error}; return numbers, "
+            "NumPy arrays or containers of them, such as `history.history` or "
+            "`model.get_weights()`"
+        ) from error
+
+
+def _trace(error: BaseException) -> str:
+    """Return the traceback of `error`, without the frames of this file."""
+    frames: TracebackType | None = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Return `error`, pickled; empty if it cannot travel, or would end the caller."""
+    if not isinstance(error, Exception):
+        return b""
+    try:
+        value = bytes(cloudpickle.dumps(error))
+        pickle.loads(value)  # an exception with arguments of its own often fails here
+    except Exception:
+        return b""
+    return value
+
+
+def _print_last_line(
+    kind: type[BaseException], error: BaseException, _: TracebackType | None
+) -> None:
+    sys.stderr.write("".join(traceback.format_exception_only(kind, error)))
+
+
+if __name__ == "__main__":
+    main()

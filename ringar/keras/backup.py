@@ -1,0 +1,217 @@
+"""The backup of a training run on several ranks, in the place of Keras' `BackupAndRestore`.
+
+Rank 0 writes the file that Keras writes, `latest.weights.h5`, with the state that Keras omits
+(`training_state`), and `training_metadata.json` for a process without ringar. The file of weights
+alone says where training goes on: it is renamed once, whole, so that weights and epoch belong
+together after any crash.
+
+The state is restored at the point of the program at which it was captured: after the callbacks of a
+batch, or after those of an epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from ringar.job import log
+from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras import training_state
+from ringar.keras.first_rank import on_first_rank
+from ringar.keras.synchronize import broadcast_model
+from ringar.keras.whole_file import written_whole
+
+_log = log.logger(__name__)
+
+Point = tuple[int, int]
+"""An epoch, and the batches of it that are done."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Hold the arguments of a `keras.callbacks.BackupAndRestore`."""
+
+    folder: str
+    save_freq: str | int
+    double_checkpoint: bool
+    delete_checkpoint: bool
+
+    @classmethod
+    def of(cls, callback: keras.callbacks.BackupAndRestore) -> Settings:
+        """Return the arguments of `callback`."""
+        return cls(
+            os.fspath(callback.backup_dir),
+            callback.save_freq,
+            callback.double_checkpoint,
+            callback.delete_checkpoint,
+        )
+
+    @property
+    def weights(self) -> str:
+        """The path of the backup."""
+        return os.path.join(self.folder, "latest.weights.h5")
+
+    @property
+    def metadata(self) -> str:
+        """The path of Keras' own description of it."""
+        return os.path.join(self.folder, "training_metadata.json")
+
+
+class Backup(keras.callbacks.Callback):
+    """Back up the state of training, and restore it. On every rank, last in the list.
+
+    Args:
+        settings: those of the first rank, which writes.
+        others: the callbacks whose state belongs to that of training.
+        process_set: the ranks that train together.
+        common_steps: the steps of an epoch that all ranks have, if some have more: behind them a
+            rank without data would not take part in a backup.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        others: list[keras.callbacks.Callback],
+        process_set: ProcessSet | None,
+        common_steps: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._common_steps = common_steps
+        self.settings = settings
+        self._others = others
+        self._process_set = process_set
+        self._epoch = self._batch = self._since = 0
+        self._restored: dict[str, Any] | None = None
+
+    def find(self) -> Point:
+        """Restore the backup, if there is one, and return where training goes on. Collective."""
+        if not self.model.built:
+            raise ValueError(
+                f"rank {or_all(self._process_set).rank()} | BackupAndRestore: expected a model "
+                f"that is built before `fit`, received {self.model.name!r}, which its first batch "
+                "builds; give it a keras.Input, or call it on a batch"
+            )
+        optimizer = self.model.optimizer
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(self.model.trainable_variables)
+        self._restored = self._on_first_rank(self._read, "read")
+        self.restore()
+        if self._restored is None:
+            return 0, 0
+        if self._restored["stopped"]:
+            return int(self.params["epochs"]), 0
+        # Other numbers of ranks have other global batches: count examples.
+        ranks = self._restored["ranks"] or or_all(self._process_set).size()
+        batches = self._restored["batches"] * ranks // or_all(self._process_set).size()
+        return self._restored["epoch"], batches
+
+    def restore(self) -> None:
+        """Give the model, its optimizer and the callbacks the state that `find` has read."""
+        if self._restored is None:
+            return
+        ranks = or_all(self._process_set)
+        if ranks.rank() == 0:
+            self._load()
+        broadcast_model(self.model, ranks.ranks[0], self._process_set)
+        training_state.restore(self.model, self._restored["own"], self._process_set)
+        training_state.set_counters(self._others, self._restored["callbacks"])
+
+    def save(self) -> None:
+        """Write the state of training as it is now. Collective."""
+        self._since = 0
+        state = {
+            "epoch": self._epoch,
+            "batches": self._batch,
+            "ranks": or_all(self._process_set).size(),
+            "stopped": bool(self.model.stop_training),
+            "own": training_state.capture(self.model, self._batch > 0, self._process_set),
+            "callbacks": training_state.counters(self._others),
+        }
+        self._on_first_rank(lambda: self._write(state), "write")
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Note the epoch."""
+        self._epoch, self._batch = epoch, 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Save after every `save_freq` batches."""
+        self._since += batch + 1 - self._batch
+        self._batch = batch + 1
+        every = self.settings.save_freq
+        if isinstance(every, str) or not self._since >= every > 0:
+            return
+        if self._common_steps is None or batch < self._common_steps:
+            self.save()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Save, with `save_freq="epoch"`."""
+        self._epoch, self._batch = epoch + 1, 0
+        if self.settings.save_freq == "epoch":
+            self.save()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Delete the backup, unless it is to stay."""
+        if self.settings.delete_checkpoint:
+            self._on_first_rank(
+                lambda: shutil.rmtree(self.settings.folder, ignore_errors=True), "delete"
+            )
+
+    def go_on_at(self, epoch: int, batches: int) -> None:
+        """Count from a restored point."""
+        self._epoch, self._batch, self._since = epoch, batches, 0
+
+    # On the first rank
+
+    def _write(self, state: dict[str, Any]) -> None:
+        os.makedirs(self.settings.folder, exist_ok=True)
+        weights, metadata = self.settings.weights, self.settings.metadata
+        if self.settings.double_checkpoint:
+            for path in (weights, metadata):
+                if os.path.exists(path):
+                    with written_whole(f"{path}.bkp") as copy:
+                        shutil.copyfile(path, copy)
+        with written_whole(weights) as path:
+            self.model.save_weights(path, overwrite=True)
+            training_state.write(path, state)
+        with written_whole(metadata) as path, open(path, "w") as file:
+            json.dump({"epoch": state["epoch"], "batch": state["batches"]}, file)
+
+    def _read(self) -> dict[str, Any] | None:
+        """Load the backup, or the one before it; return its state, or None."""
+        if not os.path.exists(self.settings.weights):
+            return None
+        try:
+            return self._load()
+        except OSError:
+            before = f"{self.settings.weights}.bkp"
+            if not os.path.exists(before):
+                raise
+            shutil.copyfile(before, self.settings.weights)
+            return self._load()
+
+    def _load(self) -> dict[str, Any]:
+        self.model.load_weights(self.settings.weights)
+        state = training_state.read(self.settings.weights)
+        if state is None:  # Keras alone has written it
+            with open(self.settings.metadata) as file:
+                found = json.load(file)
+            batches = found["batch"] + 1 if found["batch"] else 0
+            own = {"ranks": 0, "stopped": False, "own": [], "callbacks": []}
+            state = {"epoch": found["epoch"], "batches": batches, **own}
+        return state
+
+    def _on_first_rank(self, action: Callable[[], Any], verb: str) -> Any:
+        what = f"to {verb} {self.settings.weights!r}"
+        return on_first_rank(action, "backup", what, self._process_set)
+
+
+def tell(epoch: int, batches: int, replays: bool) -> None:
+    """Log where training goes on, and what comes first."""
+    drawn = "the batches before it are drawn again, without training" if replays else "at once"
+    _log.info("resuming at epoch %d, batch %d: %s", epoch, batches, drawn)

@@ -1,0 +1,208 @@
+"""Keras' list of callbacks, when `ringar.callbacks.Distributed` is in it.
+
+A callback does not see the others of its `fit`, but the list does. Keras makes a list for each
+`fit` and hands it the model; ringar overrides that one method, once, for all lists. A list that has
+a `Distributed` then becomes one of ringar's (its class is replaced by a subclass, as that of a
+distributed optimizer), and the order in which the user wrote the callbacks does not matter:
+
+- `Distributed` comes before Keras' callbacks that read metrics, which see those of all ranks then.
+- Callbacks that write files stay on the first rank only. Files appear whole.
+- `backup.Backup` takes the place of BackupAndRestore, on all ranks, behind all others: what it
+  saves at the end of an epoch has what the others did there.
+- While `replay.Replay` draws the batches before a resumed one, no callback is called.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+
+from ringar.collectives import allgather_object, broadcast_object
+from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras import training_state
+from ringar.keras.backup import Backup, Settings, tell
+from ringar.keras.replay import Replay
+from ringar.keras.save_on_signal import SaveOnSignal
+from ringar.keras.whole_file import SavedWhole
+from ringar.sharding.cut import cut_of
+
+_K = keras.callbacks
+_WRITERS = (_K.CSVLogger, _K.ModelCheckpoint, _K.ProgbarLogger, _K.RemoteMonitor, _K.TensorBoard)
+_READERS = (*_WRITERS, _K.EarlyStopping, _K.History, _K.ReduceLROnPlateau)
+_CLASSES: dict[type, type] = {}
+
+
+class DistributedListMixin:
+    """Call callbacks as several ranks need it."""
+
+    callbacks: list[keras.callbacks.Callback]
+    model: keras.Model
+    params: dict[str, Any]
+    _distributed: Any
+    _given: list[keras.callbacks.Callback]
+    _backup: Backup | None
+    _replay: Replay | None
+    _savers: list[SaveOnSignal]
+    _common_steps: int | None  # of an epoch, if some ranks have more
+
+    def arrange(self, model: keras.Model, distributed: Any) -> None:
+        """Order the callbacks, and drop those that are for the first rank only.
+
+        Args:
+            model: the model of the list.
+            distributed: the `Distributed` of the list, which has a `process_set` and `replay_data`.
+        """
+        self._distributed, self._backup, self._replay = distributed, None, None
+        self._given = given = [c for c in self.callbacks if c is not distributed]
+        place = next((i for i, c in enumerate(self.callbacks) if isinstance(c, _READERS)), None)
+        place = min(self.callbacks.index(distributed), len(given) if place is None else place)
+        given.insert(place, distributed)
+        writes = or_all(self._process_set).rank() == 0
+        dropped = (_K.BackupAndRestore, *(() if writes else _WRITERS))
+        self.callbacks = [c for c in given if not isinstance(c, dropped)]
+        if any(isinstance(c, _K.ModelCheckpoint) for c in given) and any(
+            cut_of(weight) is not None for weight in (model.weights if model.built else ())
+        ):
+            raise ValueError(
+                f"rank {or_all(self._process_set).rank()} | ModelCheckpoint: expected a model "
+                "whose layers are whole on every rank, received one with split layers; save "
+                "ringar.parallel.merge(model) after `fit`, and use BackupAndRestore during it"
+            )
+
+    def save_whole(self) -> None:
+        """Let each ModelCheckpoint save through `SavedWhole`, after the list has the model."""
+        for callback in self.callbacks:
+            if isinstance(callback, _K.ModelCheckpoint):
+                callback.set_model(SavedWhole(self.model))
+
+    @property
+    def _process_set(self) -> ProcessSet | None:
+        process_set: ProcessSet | None = self._distributed.process_set
+        return process_set
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Restore the backup, after all callbacks have begun."""
+        self._add_backup()
+        self._savers = [c for c in self.callbacks if isinstance(c, SaveOnSignal)]
+        for saver in self._savers:
+            saver.join(self._backup, self._process_set)
+        super().on_train_begin(logs)  # type: ignore[misc]  # a mixin
+        if self._backup is None:
+            return
+        epoch, batches = self._backup.find()
+        if epoch >= self.params["epochs"]:
+            self.model._initial_epoch = epoch  # Keras' own way: there is nothing left to do
+            return
+        if not self._distributed.replay_data:
+            self.model._initial_epoch = epoch
+        if (epoch, batches) != (0, 0):
+            tell(epoch, batches, self._distributed.replay_data)
+            self._replay = Replay(self.model, epoch, batches)
+            self._replay.begin()
+
+    def _add_backup(self) -> None:
+        """Add the backup of the first rank, on all ranks; find the steps that all ranks have."""
+        own = [Settings.of(c) for c in self._given if isinstance(c, _K.BackupAndRestore)]
+        ranks = [(own, self.params.get("steps"))]
+        if or_all(self._process_set).size() > 1:
+            where: dict[str, Any] = {"name": "callbacks", "process_set": self._process_set}
+            ranks = allgather_object(ranks[0], **where)
+        all_of_them, steps = zip(*ranks, strict=True)
+        known = [number for number in steps if number is not None]
+        self._common_steps = min(known, default=None) if len(set(steps)) > 1 else None
+        if not all_of_them[0]:
+            if any(all_of_them):
+                raise ValueError(
+                    f"rank {or_all(self._process_set).rank()} | callbacks: expected "
+                    "BackupAndRestore on rank 0, which writes, received it on others only; give "
+                    "all ranks the same callbacks"
+                )
+            return
+        self._backup = Backup(all_of_them[0][0], self._given, self._process_set, self._common_steps)
+        self._backup.set_model(self.model)
+        self._backup.set_params(self.params)
+        self.callbacks.append(self._backup)
+        self._async_train = False  # a backup in another thread would mix up the collectives
+
+    def _go_on(self) -> None:
+        """End the replay, at the point at which the backup was made."""
+        assert self._replay is not None
+        assert self._backup is not None
+        self._replay.end()
+        self._backup.restore()
+        self._backup.go_on_at(self._replay.epoch, self._replay.batches)
+        self._replay = None
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Call the callbacks, unless the epoch is drawn only."""
+        if self._replay is not None:
+            if self._replay.on_epoch_begin(epoch):
+                self._go_on()
+            elif epoch < self._replay.epoch:
+                return
+        super().on_epoch_begin(epoch, logs)  # type: ignore[misc]
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Call the callbacks, unless the batch is drawn only; stop if a signal says so."""
+        if self._common_steps is None or batch < self._common_steps:
+            for saver in self._savers:
+                saver.stop_if_told(save=self._replay is None)
+        if self._replay is None:
+            super().on_train_batch_begin(batch, logs)  # type: ignore[misc]
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Call the callbacks, unless the batch is drawn only."""
+        if self._replay is None:
+            super().on_train_batch_end(batch, logs)  # type: ignore[misc]
+        elif self._replay.on_train_batch_end(batch):
+            self._go_on()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Call the callbacks, unless the epoch is drawn only."""
+        if self._replay is not None:
+            if not self._replay.on_epoch_end(epoch):
+                return
+            self._go_on()
+        super().on_epoch_end(epoch, logs)  # type: ignore[misc]
+        for saver in self._savers:
+            saver.stop_if_told(now=True)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Wait until the first rank has written its files; take over what it knows."""
+        super().on_train_end(logs)  # type: ignore[misc]
+        self.model._initial_epoch = None  # of this `fit` only
+        ranks = or_all(self._process_set)
+        if ranks.size() > 1:
+            kept = [c for c in self._given if isinstance(c, _K.ModelCheckpoint)]
+            where: dict[str, Any] = {"name": "end of training", "process_set": self._process_set}
+            state = broadcast_object(training_state.counters(kept), ranks.ranks[0], **where)
+            training_state.set_counters(kept, state)
+
+
+def manage(distributed: type[keras.callbacks.Callback]) -> None:
+    """Make every list with a callback of the class `distributed` one of ringar's."""
+    original = keras.callbacks.CallbackList.set_model
+    if hasattr(original, "_ringar"):
+        return
+
+    @functools.wraps(original)
+    def set_model(self: Any, model: keras.Model | None) -> None:
+        found = next((c for c in self.callbacks if isinstance(c, distributed)), None)
+        if model and found is not None and not isinstance(self, DistributedListMixin):
+            self.__class__ = _distributed_class(type(self))
+            self.arrange(model, found)
+        original(self, model)
+        if model and isinstance(self, DistributedListMixin):
+            self.save_whole()
+
+    set_model._ringar = True  # type: ignore[attr-defined]
+    keras.callbacks.CallbackList.set_model = set_model
+
+
+def _distributed_class(base: type) -> type:
+    if base not in _CLASSES:
+        name = f"Distributed{base.__name__}"
+        _CLASSES[base] = type(base)(name, (DistributedListMixin, base), {})
+    return _CLASSES[base]

@@ -1,0 +1,101 @@
+"""The warning that ranks were given equal data, as they are if a script forgets to shard them.
+
+Before its first step each rank takes the first batch from the iterator, and the ranks compare
+digests of their batches. The training function gets an iterator of the same type that begins with
+this batch, so that it is not traced again. Later calls get Keras' own iterator: after its first
+step the training is what it is without the check.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ringar.collectives import allgather
+from ringar.collectives.digest import digest
+from ringar.job import log
+from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras.optimizer import grid_of
+
+_NO_BATCH = -1
+_log = log.logger(__name__)
+
+
+class FirstBatch:
+    """Compare the first batches of the ranks, in the first training only.
+
+    Args:
+        process_set: the ranks that train together; by default all.
+    """
+
+    def __init__(self, process_set: ProcessSet | None = None) -> None:
+        self.process_set = process_set
+        self._is_done = False
+
+    def watch(self, model: keras.Model) -> None:
+        """Make the next call of the training function compare its batch. Collective in that call.
+
+        Call it when training begins: the training function exists.
+        """
+        train = getattr(model, "train_function", None)
+        if train is None or self._is_done or or_all(self.process_set).size() == 1:
+            return
+
+        def look_first(iterator: Any) -> Any:
+            if not self._is_done:
+                self._is_done = True
+                if model.train_function is look_first:
+                    model.train_function = train
+                own, iterator = _look(iterator, getattr(model, "steps_per_execution", 1))
+                self._compare(own, model)
+            return train(iterator)
+
+        model.train_function = look_first
+
+    def _compare(self, own: int, model: keras.Model) -> None:
+        ranks = or_all(self.process_set)
+        row = np.asarray([own], np.int64)
+        everyone = np.asarray(allgather(row, name="first batch", process_set=self.process_set))
+        grid = grid_of(model.optimizer)
+        # The ranks of a model group have the same examples, or examples of their own (a hybrid).
+        equal = _equal(everyone.tolist(), 1 if grid is None else grid.model)
+        if equal and ranks.rank() == 0:
+            _log.warning(
+                "The first batch is the same on ranks %s: these ranks compute the same gradients, "
+                "and the job does the work of fewer ranks. Give each rank its share of the data "
+                "with ringar.data.shard(data), or shuffle with a seed of its own on each rank.",
+                ", ".join(str(ranks.ranks[rank]) for rank in equal),
+            )
+
+
+def _look(iterator: Any, steps: int) -> tuple[int, Any]:
+    """Return the digest of the first batch, and an iterator over the first `steps` batches."""
+    try:
+        batch = next(iterator)
+    except StopIteration:
+        return _NO_BATCH, iterator
+    tensors = tf.nest.flatten(batch, expand_composites=True)
+    own = digest(x.numpy() if isinstance(x, tf.Tensor) else x for x in tensors)
+    # tf.data may read ahead, but not beyond the batches that the training function takes.
+    rest = itertools.islice(itertools.chain([batch], iterator), steps)
+    if not isinstance(iterator, tf.data.Iterator):
+        return own, rest
+    dataset = tf.data.Dataset.from_generator(lambda: rest, output_signature=iterator.element_spec)
+    return own, iter(dataset)
+
+
+def _equal(digests: list[int], group: int) -> list[int]:
+    """Return the ranks whose digest a rank of another group has, too; `group` ranks are a group."""
+    return [
+        rank
+        for rank, its in enumerate(digests)
+        if its != _NO_BATCH
+        and any(
+            its == another and other // group != rank // group
+            for other, another in enumerate(digests)
+        )
+    ]

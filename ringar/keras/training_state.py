@@ -1,0 +1,166 @@
+"""The state of a training run that no Keras file has, and the group of an HDF5 file that holds it.
+
+A file of weights has the layers' weights and the optimizer's variables. A run that is to go on bit
+for bit needs more: the states of the seed generators and of the metrics, the counters of the
+callbacks, and every variable in which a rank differs from the rank that writes. `capture` gathers
+that, `write` adds it to the file of weights, so that one file has all of it and is renamed once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+from keras.src.backend.common import global_state  # the generator of random functions without one
+
+from ringar.collectives import allgather_object, broadcast_object
+from ringar.collectives.digest import digest
+from ringar.job.process_sets import ProcessSet, or_all
+
+_GROUP = "ringar"
+#: The kinds of variables that a file of weights lacks.
+_LACKING = ("seed", "global seed", "metric")
+
+#: The attributes of Keras' callbacks that change while a model is trained and decide what follows.
+_COUNTERS: dict[str, tuple[str, ...]] = {
+    "EarlyStopping": ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
+    "ModelCheckpoint": ("_batches_seen_since_last_saving", "_last_batch_seen", "best"),
+    "ReduceLROnPlateau": ("best", "cooldown_counter", "wait"),
+    "SwapEMAWeights": ("_ema_weights_in_model",),
+    "TensorBoard": ("_global_train_batch", "_global_test_batch"),
+}
+
+
+def capture(model: keras.Model, metrics: bool, process_set: ProcessSet | None = None) -> list[Any]:
+    """Return each rank's values of the variables that a file of weights lacks. Collective.
+
+    Args:
+        model: a built model with a built optimizer.
+        metrics: whether the state of metrics counts; between epochs Keras resets it.
+        process_set: the ranks that train together; the first of them writes the file.
+
+    Returns:
+        A list per rank, of pairs: the key of a variable in `_variables`, and its value. The first
+        list has the variables that the file lacks; the others have those that differ from the first
+        rank's.
+    """
+    ranks = or_all(process_set)
+    variables = _variables(model, metrics)
+    arrays = {key: keras.ops.convert_to_numpy(v) for key, v in variables.items()}
+    own = {key: digest([array]) for key, array in arrays.items()}
+    where: dict[str, Any] = {"name": "backup", "process_set": process_set}
+    if ranks.rank() == 0:
+        pairs = [(key, array) for key, array in arrays.items() if key.startswith(_LACKING)]
+    if ranks.size() == 1:
+        return [pairs]
+    first = broadcast_object(own, ranks.ranks[0], **where)
+    if ranks.rank() != 0:
+        pairs = [(key, array) for key, array in arrays.items() if own[key] != first.get(key)]
+    return allgather_object(pairs, **where)
+
+
+def restore(
+    model: keras.Model, captured: Sequence[Any], process_set: ProcessSet | None = None
+) -> None:
+    """Assign this rank's values of `captured` to the variables of `model`.
+
+    Variables that the first step makes, such as those of metrics, are left out before it. A rank
+    that the captured job did not have keeps its own seeds.
+
+    Args:
+        model: the model, with the weights and the optimizer state of the first rank.
+        captured: the result of `capture`.
+        process_set: the ranks that train together.
+    """
+    rank = or_all(process_set).rank()
+    if rank >= len(captured):
+        return
+    variables = _variables(model)
+    for key, value in [*captured[0], *(captured[rank] if rank else ())]:
+        variable = variables.get(key)
+        if variable is not None and tuple(variable.shape) != value.shape:
+            raise ValueError(
+                f"rank {rank} | backup: expected the model that was backed up, with a {key} of "
+                f"shape {list(value.shape)}, received shape {list(variable.shape)}; build the same "
+                "model, or remove the backup"
+            )
+        if variable is not None:
+            variable.assign(value)
+
+
+def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Return the optimizers in the attributes of `model`, each once."""
+    found = (v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer))
+    return list({id(optimizer): optimizer for optimizer in found}.values())
+
+
+def _variables(model: keras.Model, metrics: bool = True) -> dict[str, Any]:
+    """Return all variables of `model`, each under a kind and a number."""
+    groups = {f"slot {i}": o.variables for i, o in enumerate(optimizers(model))}
+    groups |= {"weight": model.weights, "seed": model.variables}
+    groups["metric"] = model.metrics_variables if metrics else []
+    generator = global_state.get_global_attribute("global_seed_generator")
+    groups["global seed"] = [generator.state] if generator is not None else []
+    weights = {id(weight) for weight in model.weights}
+    return {
+        f"{kind} {number}": variable
+        for kind, group in groups.items()
+        for number, variable in enumerate(group)
+        if kind != "seed" or id(variable) not in weights  # the rest of `variables` are seeds
+    }
+
+
+def counters(callbacks: Iterable[keras.callbacks.Callback]) -> list[Any]:
+    """Return the state of Keras' own callbacks: pairs of a class name and its attributes."""
+    return [
+        (kind, {name: getattr(c, name) for name in names if hasattr(c, name)})
+        for c in callbacks
+        for kind, names in _COUNTERS.items()
+        if isinstance(c, getattr(keras.callbacks, kind, ()))
+    ]
+
+
+def set_counters(callbacks: Sequence[keras.callbacks.Callback], state: Sequence[Any]) -> None:
+    """Give `callbacks` the state that `counters` has returned: the n-th of a kind to the n-th."""
+    for kind in _COUNTERS:
+        own = [c for c in callbacks if isinstance(c, getattr(keras.callbacks, kind, ()))]
+        for callback, values in zip(own, (v for k, v in state if k == kind), strict=False):
+            for name, value in values.items():
+                setattr(callback, name, value)
+
+
+def write(path: str, state: dict[str, Any]) -> None:
+    """Add `state` to the HDF5 file at `path`: numbers, strings, lists, dicts and arrays."""
+    with h5py.File(path, "a") as file:
+        group = file.create_group(_GROUP)
+
+        def store(value: Any) -> dict[str, Any]:
+            array = np.asarray(value)
+            name = str(len(group))
+            group[name] = np.frombuffer(array.tobytes(), np.uint8)
+            return {"array": name, "dtype": array.dtype.name, "shape": array.shape}
+
+        text = json.dumps(state, default=store)
+        group["json"] = np.frombuffer(text.encode(), np.uint8)
+
+
+def read(path: str) -> dict[str, Any] | None:
+    """Return the state in the HDF5 file at `path`; None if `write` has not added one."""
+    with h5py.File(path, "r") as file:
+        if _GROUP not in file:
+            return None
+        group = file[_GROUP]
+
+        def load(value: dict[str, Any]) -> Any:
+            if "array" not in value:
+                return value
+            data = group[value["array"]][()].tobytes()
+            # [()] makes a number of an array without axes.
+            return np.frombuffer(data, np.dtype(value["dtype"])).reshape(value["shape"])[()]
+
+        state: dict[str, Any] = json.loads(group["json"][()].tobytes(), object_hook=load)
+        return state

@@ -1,0 +1,114 @@
+"""Ranks that are given equal data are told so, and the check takes no batch from the training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from tests.keras import common
+
+pytestmark = pytest.mark.usefixtures("initialized")
+
+Exchange = Callable[[Any], list[Any]]
+KINDS = ["dataset", "arrays", "py_dataset", "generator"]
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
+        super().__init__(workers=2)
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x) // 4
+
+    def __getitem__(self, index: int) -> Any:
+        rows = slice(4 * index, 4 * index + 4)
+        return self.x[rows], self.y[rows]
+
+
+def arguments(kind: str, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    def generator() -> Iterator[Any]:
+        while True:
+            yield from (Batches(x, y)[i] for i in range(5))
+
+    if kind == "arrays":
+        return {"x": x, "y": y, "batch_size": 4, "shuffle": False}
+    if kind == "generator":
+        return {"x": generator(), "steps_per_epoch": 5}
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    return {"x": dataset if kind == "dataset" else Batches(x, y), "shuffle": False}
+
+
+class Seen(keras.layers.Layer):
+    """Adds up what it is given, and counts how often it is traced."""
+
+    traced = 0
+
+    def build(self, input_shape: Any) -> None:
+        self.total = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        Seen.traced += 1
+        self.total.assign_add(tf.reduce_sum(x))
+        return x
+
+
+def fit(callback: Any, data: dict[str, Any], **options: Any) -> tuple[float, int]:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((6,)), Seen(), keras.layers.Dense(1)])
+    model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", **options)
+    before = Seen.traced
+    # Without Distributed(), `total` would stay each rank's own: it is read before the last epoch.
+    totals: list[float] = []
+    epoch = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: totals.append(common.number(model.layers[0].total))
+    )
+    model.fit(**data, epochs=1, verbose=0, callbacks=[epoch, *callback])
+    return totals[-1], Seen.traced - before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_with_equal_data_are_told(
+    kind: str, rank: int, size: int, exchange: Exchange, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, y = common.regression(20)
+    with caplog.at_level(logging.WARNING, "ringar"):
+        fit([ringar.callbacks.Distributed()], arguments(kind, x + rank, y))
+        assert not exchange(caplog.text)[0]
+        callback = ringar.callbacks.Distributed()
+        data = arguments(kind, x + (size > 2 and rank == size - 1), y)
+        for _ in range(2):
+            fit([callback], data)
+    texts = exchange(caplog.text)
+    assert texts[0].count("ringar.data.shard") == (size > 1), "told once"
+    equal = ", ".join(str(rank) for rank in range(max(2, size - 1)))
+    assert size == 1 or f"is the same on ranks {equal}: " in texts[0]
+    assert not any(texts[1:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in KINDS),
+        ("dataset", {"jit_compile": True}),
+        ("dataset", {"run_eagerly": True}),
+        ("dataset", {"steps_per_execution": 2}),
+        ("generator", {"steps_per_execution": 5}),
+    ],
+)
+def test_training_sees_each_batch_once(kind: str, options: dict[str, Any], size: int) -> None:
+    """The check traces nothing again, loses no batch and adds none."""
+    x, y = common.regression(20)
+    x += ringar.rank()
+    # The first compiled step of a process is traced twice, with the check and without.
+    fit([], arguments(kind, x, y), **options)
+    total, traced = fit([ringar.callbacks.Distributed()], arguments(kind, x, y), **options)
+    assert total == pytest.approx(x.sum(), rel=1e-4)
+    assert traced == (5 if options.get("run_eagerly") else 1)

@@ -1,0 +1,281 @@
+"""A run that was interrupted and started again ends with the bits of one that was not."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from ringar.keras import training_state
+from tests.keras import common
+from tests.plugin import run_job
+
+pytestmark = pytest.mark.usefixtures("initialized")
+
+EPOCHS, STEPS = 4, 5
+Exchange = Callable[[Any], list[Any]]
+
+
+class CrashError(Exception):
+    """What ends a run in these tests."""
+
+
+class Crash(keras.callbacks.Callback):
+    """Raise at the end of the n-th batch that is trained, before or behind the backup."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise CrashError
+
+
+class Count(keras.callbacks.Callback):
+    """Count the batches that are trained."""
+
+    batches = 0
+    iterations = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches += 1
+        self.iterations = common.number(self.model.optimizer.iterations)
+
+
+class Tell(keras.callbacks.Callback):
+    """Send SIGTERM to the last rank in the third batch of the second epoch."""
+
+    epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if (self.epoch, batch) == (1, 2) and ringar.rank() == ringar.size() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Decay(keras.callbacks.Callback):
+    """Change the learning rate by its former value: to do it twice would be wrong."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = self.model.optimizer.learning_rate * 0.9
+
+
+def make_model(rank: int) -> keras.Model:
+    """A model whose every kind of state matters: seeds, moving statistics, slots, averages."""
+    keras.utils.set_random_seed(3 + rank)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(8, activation="tanh"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.5),
+            layers.Dense(1),
+        ]
+    )
+    optimizer = keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.5)
+    model.compile(ringar.DistributedOptimizer(optimizer), "mse", metrics=["mae"], jit_compile=False)
+    return model
+
+
+@functools.cache
+def whole(save_freq: Any = "epoch") -> tuple[Any, Any]:
+    """A run that nothing interrupts, without a backup."""
+    return train(None, save_freq)
+
+
+def train(folder: Path | None, save_freq: Any, crash: int = 0, more: Any = ()) -> tuple[Any, Any]:
+    """Train on shuffled data; return the digest of all state, and the history."""
+    rank = ringar.rank()
+    model = make_model(rank)
+    x, y = common.regression(8 * STEPS, seed=rank)
+    data: dict[str, Any] = {"x": x, "y": y, "batch_size": 8}
+    if save_freq == 3:
+        examples = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(9, seed=4)
+        data = {"x": examples.batch(8).repeat(), "steps_per_epoch": STEPS}
+        model.steps_per_execution = 2
+    if folder is not None:
+        more = [*more, keras.callbacks.BackupAndRestore(folder / "backup", save_freq=save_freq)]
+    callbacks = [
+        keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=1.0, cooldown=1),
+        keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
+        Crash(crash),
+        ringar.callbacks.Distributed(),
+        Decay(),
+        *more,
+    ]
+    random.Random(str(folder)).shuffle(callbacks)
+    history = model.fit(**data, epochs=EPOCHS, verbose=0, callbacks=callbacks)
+    seeds = [keras.ops.convert_to_numpy(v).tolist() for v in model.variables if "seed" in v.path]
+    return (common.digest(model), seeds), history
+
+
+@pytest.mark.parametrize("save_freq", ["epoch", 3])
+def test_interrupted_run_ends_as_one_that_was_not(
+    save_freq: Any, shared_tmp_path: Path, size: int
+) -> None:
+    expected, history = whole(save_freq)
+    draw = random.Random(f"{save_freq} {size}")
+    folder = shared_tmp_path / "crashed"
+    for _ in range(2):
+        with pytest.raises(CrashError):
+            train(folder, save_freq, crash=draw.randint(5, 8))
+    result, resumed = train(folder, save_freq)
+    assert result == expected
+    assert resumed.epoch[0] > 0
+    for key, values in resumed.history.items():
+        assert values == history.history[key][resumed.epoch[0] :]
+    assert not (folder / "backup").exists()
+
+
+def test_crash_while_a_file_is_written(
+    shared_tmp_path: Path, rank: int, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, _ = whole()
+    written = 0
+
+    def replace(source: str, target: str) -> None:
+        nonlocal written
+        written += target.endswith(".h5")
+        if written == 3:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    real = os.replace
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(OSError, match="No space left on device") as error:
+        train(shared_tmp_path, 2)
+    assert rank == 0 or "expected rank 0 to write" in str(error.value)
+    monkeypatch.undo()
+    assert train(shared_tmp_path, 2)[0] == expected
+
+
+def test_signal_saves_and_stops_all_ranks(
+    shared_tmp_path: Path, rank: int, exchange: Exchange, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected, _ = whole()
+    file = shared_tmp_path / "models" / "model.keras"
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end:
+        train(shared_tmp_path, "epoch", more=[Tell(), ringar.callbacks.SaveOnSignal(file)])
+    assert end.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert ("SIGTERM: saved" in caplog.text) == (rank == 0)
+    # At the next step of all: the third batch of the second epoch was the eighth.
+    assert common.number(ringar.load_model(file).optimizer.iterations) == STEPS + 3
+    exchange("loaded")
+    result, resumed = train(shared_tmp_path, "epoch")
+    assert result == expected
+    assert resumed.epoch == [1, 2, 3]
+
+
+def test_signal_without_anything_to_save_to(rank: int) -> None:
+    model = make_model(rank)
+    x, y = common.regression(8)
+    saver = ringar.callbacks.SaveOnSignal()
+    with pytest.raises(ValueError, match=r"expected ringar.callbacks.Distributed\(\)"):
+        model.fit(x, y, verbose=0, callbacks=[saver])
+    with pytest.raises(ValueError, match="expected a path, or keras.callbacks.BackupAndRestore"):
+        model.fit(x, y, verbose=0, callbacks=[saver, ringar.callbacks.Distributed()])
+
+
+@pytest.mark.ranks(2)
+def test_backup_on_rank_0_alone(shared_tmp_path: Path, rank: int, exchange: Exchange) -> None:
+    x, y = common.regression(16, seed=rank)
+    for epochs in (1, 3):
+        model = make_model(rank)
+        callbacks = [ringar.callbacks.Distributed()]
+        if rank == 0:
+            backup = keras.callbacks.BackupAndRestore(shared_tmp_path, delete_checkpoint=False)
+            callbacks.append(backup)
+        history = model.fit(x, y, 8, epochs, verbose=0, callbacks=callbacks)
+    assert history.epoch == [1, 2]
+    weights = [keras.ops.convert_to_numpy(w).tobytes() for w in model.trainable_weights]
+    assert exchange(weights) == [weights] * 2
+
+
+@pytest.mark.ranks(2)
+def test_backup_of_another_number_of_ranks(shared_tmp_path: Path, rank: int, exchange: Any) -> None:
+    """It goes on after as many examples: two batches of two ranks are four of one."""
+    with pytest.raises(CrashError):
+        train(shared_tmp_path, 4, crash=5)
+    if rank == 0:
+        path = str(shared_tmp_path / "backup" / "latest.weights.h5")
+        state = training_state.read(path)
+        assert state is not None
+        assert (state["epoch"], state["batches"], state["ranks"]) == (0, 4, 2)
+        with h5py.File(path, "a") as file:
+            del file["ringar"]
+        training_state.write(path, {**state, "ranks": 1, "own": state["own"][:1]})
+    exchange("written")
+    counter = Count()
+    train(shared_tmp_path, "epoch", more=[counter])
+    assert counter.batches == EPOCHS * STEPS - 2
+    assert counter.iterations == 4 + counter.batches
+
+
+# A tiny model on scikit-learn's digits. The n-th start of the job lives until `LIVES[n]` batches.
+PROGRAM = """
+import os, signal, sys
+import keras, numpy as np
+from sklearn.datasets import load_digits
+import ringar
+
+folder, victim, life, result = sys.argv[1:]
+ringar.init()
+keras.utils.set_random_seed(5 + ringar.rank())
+x, y = ringar.data.shard((load_digits().data[:512] / 16, load_digits().target[:512]))
+layers = keras.layers
+model = keras.Sequential([keras.Input((64,)), layers.Dense(16, "relu"), layers.Dropout(0.5),
+                          layers.Dense(10)])
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(ringar.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss)
+
+class Kill(keras.callbacks.Callback):
+    left = int(life)
+    def on_train_batch_begin(self, batch, logs=None):
+        Kill.left -= 1
+        if Kill.left == 0 and ringar.rank() == int(victim):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+model.fit(x, y, 32, 3, verbose=0, callbacks=[
+    keras.callbacks.BackupAndRestore(folder, save_freq=5), Kill(), ringar.callbacks.Distributed(),
+])
+if ringar.rank() == 0:
+    np.savez(result, *(keras.ops.convert_to_numpy(w) for w in model.weights))
+"""
+
+
+@pytest.mark.job
+@pytest.mark.deadline(240)
+def test_killed_job_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
+    draw = random.Random(16)
+
+    def start(folder: str, life: int) -> Any:
+        script = tmp_path / "train.py"
+        script.write_text(PROGRAM)
+        words = [tmp_path / folder, draw.randint(0, 1), life, tmp_path / f"{folder}.npz"]
+        return run_job(2, [sys.executable, str(script), *map(str, words)])
+
+    start("whole", 0).check()
+    start("killed", draw.randint(6, 15)).check(137)
+    start("killed", 0).check()
+    whole, killed = np.load(tmp_path / "whole.npz"), np.load(tmp_path / "killed.npz")
+    for name in whole.files:
+        np.testing.assert_array_equal(whole[name], killed[name])

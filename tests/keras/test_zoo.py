@@ -1,0 +1,92 @@
+"""Keras' own kinds of models train on N ranks as in one process, losses and weights alike.
+
+The global batch is dealt out unevenly: its last one has 7 rows. The one process is plain Keras,
+whose gradients of embeddings are made dense: ringar sums their equal rows.
+
+In the mixed policies a gradient is rounded for the whole batch otherwise than for its parts. The
+learning rate is so small there that the rounding stays below the tolerance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from tests.keras import common, zoo
+from tests.plugin import fast_if
+
+pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.deadline(300)]
+
+TOLERANCE = 1e-4
+EPOCHS = 3
+OPTIMIZERS = {
+    # With a larger epsilon, Adam's steps are a smooth function of gradients near 0.
+    "adam": lambda rate: keras.optimizers.Adam(0.1 * rate, epsilon=1e-2),
+    "sgd": lambda rate: keras.optimizers.SGD(rate, momentum=0.9),
+}
+POLICIES = {"float32": 0.05, "mixed_bfloat16": 1e-3, "mixed_float16": 1e-3}
+
+
+def _is_fast(example: str, optimizer: str, policy: str, jit: bool) -> bool:
+    """Return whether `make test` runs a variant: each example compiled and not, in any policy."""
+    number = list(zoo.EXAMPLES).index(example)
+    policies = list(POLICIES)
+    usual = policy == (policies[number % 3] if jit else "float32")
+    return usual and optimizer == ("adam", "sgd")[(number + jit) % 2]
+
+
+@pytest.mark.parametrize(
+    ("example", "optimizer", "dtypes", "jit"),
+    [
+        fast_if(_is_fast(*variant), *variant)
+        for variant in (
+            (example, optimizer, policy, jit)
+            for jit in (False, True)
+            for example in zoo.EXAMPLES
+            for optimizer in OPTIMIZERS
+            for policy in POLICIES
+        )
+    ],
+)
+def test_training_equals_one_process(
+    example: str, optimizer: str, dtypes: str, jit: bool, rank: int, policy: Any, exchange: Any
+) -> None:
+    policy(dtypes)
+    one = zoo.EXAMPLES[example]
+
+    def trained(seed: int, wrap: Any, data: tf.data.Dataset, callbacks: Any) -> tuple[Any, Any]:
+        keras.utils.set_random_seed(seed)
+        model = one.model()
+        made = [wrap(OPTIMIZERS[optimizer](POLICIES[dtypes])) for _ in range(one.optimizers)]
+        more = {"g_optimizer": made[1]} if one.optimizers == 2 else {}
+        model.compile(made[0], jit_compile=jit, **more, **one.compiled)
+        history = model.fit(data, epochs=EPOCHS, verbose=0, callbacks=callbacks).history
+        return model, history
+
+    data = tf.data.Dataset.from_tensor_slices(one.data(np.random.default_rng(5)))
+    expected: Any = None
+    if rank == 0:
+        expected = trained(0, common.summed, data.batch(zoo.BATCH), [])
+    own = ringar.data.shard(data).batch(zoo.BATCH // ringar.size())
+    model, history = trained(
+        rank, ringar.DistributedOptimizer, own, [ringar.callbacks.Distributed()]
+    )
+    assert len(set(exchange(common.digest(model)))) == 1, "the ranks hold other weights"
+    if expected is not None:
+        for key, values in expected[1].items():
+            np.testing.assert_allclose(
+                history[key], values, rtol=0, atol=TOLERANCE * max(1.0, max(values)), err_msg=key
+            )
+        for weight, value in zip(model.weights, common.values(expected[0]), strict=True):
+            np.testing.assert_allclose(
+                keras.ops.convert_to_numpy(weight),
+                value,
+                rtol=0,
+                atol=TOLERANCE,
+                err_msg=weight.path,
+            )

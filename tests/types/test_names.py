@@ -1,0 +1,53 @@
+"""The script that `make lint` checks for types leaves no public name out."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from tests.plugin.jobs import ROOT
+
+SCRIPT = ROOT / "tests" / "types" / "user_script.py"
+
+#: Modules below `ringar`, and their files: each name in `__all__` is public.
+MODULES = {
+    "callbacks": "ringar/keras/callbacks.py",
+    "cost_model": "ringar/job/cost_model.py",
+    "data": "ringar/data.py",
+    "errors": "ringar/errors.py",
+    "layers": "ringar/layers.py",
+    "parallel": "ringar/parallel/__init__.py",
+    "parallel.scan": "ringar/parallel/scan/__init__.py",
+    "threads": "ringar/job/threads.py",
+}
+
+
+def exported(path: str) -> list[str]:
+    """Return the names of `__all__`."""
+    for node in ast.parse((ROOT / path).read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    raise AssertionError(f"{path}: no __all__")
+
+
+def listed(path: str) -> list[str]:
+    """Return the names that a stub imports."""
+    imports = (
+        n for n in ast.parse((ROOT / path).read_text()).body if isinstance(n, ast.ImportFrom)
+    )
+    return [alias.asname or alias.name for node in imports for alias in node.names]
+
+
+def test_every_public_name_is_in_the_script() -> None:
+    top = set(listed("ringar/__init__.pyi"))
+    names = {f"ringar.{name}" for name in top - MODULES.keys() - {"cupy"}}
+    names |= {f"ringar.cupy.{name}" for name in listed("ringar/cupy/__init__.pyi")}
+    for module, path in MODULES.items():
+        names |= {f"ringar.{module}.{name}" for name in exported(path)}
+    names -= {f"ringar.{module}" for module in MODULES}
+    # `from ringar import layers` makes `layers.Sum` a name of ringar.
+    script = re.sub(rf"\b(?<!\.)({'|'.join(MODULES)})\.", r"ringar.\1.", SCRIPT.read_text())
+    chains = re.findall(r"ringar(?:\.\w+)+", script)
+    used = {".".join(chain.split(".")[:end]) for chain in chains for end in (2, 3, 4)}
+    assert top >= {module.partition(".")[0] for module in MODULES}
+    assert names <= used, sorted(names - used)

@@ -1,0 +1,150 @@
+"""A user's script with each public name, which `mypy --strict` accepts. It is checked, never run.
+
+`make lint` checks it with the options of `--strict` (see pyproject.toml), and `test_names.py` that
+it leaves no public name out. `assert_type` tells what a user's editor shows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ringar
+from ringar import callbacks, cost_model, data, errors, layers, parallel, threads
+
+if TYPE_CHECKING:
+    import cupy
+    from typing_extensions import assert_type
+
+
+def start() -> None:
+    ringar.init(deadline=60.0)
+    assert_type(ringar.is_initialized(), bool)
+    assert_type(ringar.rank() + ringar.local_rank() + ringar.cross_rank(), int)
+    assert_type(ringar.size() + ringar.local_size() + ringar.cross_size(), int)
+    assert_type(ringar.__version__, str)
+    assert_type(threads.cores() + threads.intra_op_threads() + threads.inter_op_threads(), int)
+    threads.configure(1, 2)
+    parameters = cost_model.load("network.json")
+    assert_type(parameters, cost_model.Parameters)
+    cost_model.save("network.json", parameters)
+    assert_type(cost_model.allreduce_seconds(parameters, 1 << 20, 2, 4, "ring"), float)
+
+
+def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
+    start()
+    x, y = data.shard((np.ones((8, 4)), np.ones(8)))
+    optimizer = ringar.DistributedOptimizer(
+        keras.optimizers.Adam(), op=ringar.Average, compression=ringar.Compression.powersgd(rank=2)
+    )
+    model.compile(optimizer, "mse")
+    several: list[keras.callbacks.Callback] = [
+        callbacks.Distributed(),
+        callbacks.BroadcastGlobalVariablesCallback(0),
+        callbacks.MetricAverageCallback(),
+        callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2),
+        callbacks.LearningRateScheduleCallback(0.1, multiplier=0.5),
+        ringar.callbacks.Distributed(check=False),
+    ]
+    history = model.fit(x, y, epochs=epochs, callbacks=several)
+    return {name: [float(value) for value in values] for name, values in history.history.items()}
+
+
+def collectives(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:
+    pair = ringar.add_process_set(ringar.ProcessSet([0, 1]))
+    assert_type(pair, ringar.ProcessSet)
+    every: ringar.ProcessSet = ringar.global_process_set
+    kinds: list[ringar.ReduceOp] = [ringar.Sum, ringar.Min, ringar.Max, ringar.Product]
+    same = array
+    same = ringar.allreduce(array, kinds[0], process_set=every)
+    same = ringar.reducescatter(same, ringar.Sum)
+    same = ringar.allgather(same)
+    same = ringar.broadcast(same, 0)
+    same = ringar.alltoall(same)
+    same, counts = ringar.alltoall(same, [1, 1])
+    several = ringar.grouped_allreduce([same], compression=ringar.Compression.bf16)
+    several = ringar.grouped_reducescatter(several)
+    several = ringar.grouped_allgather(several)
+    several = ringar.grouped_broadcast(several, 0)
+    assert_type(several[0], np.ndarray[tuple[int, ...], np.dtype[np.float32]])
+    ringar.barrier(process_set=pair)
+    ringar.remove_process_set(pair)
+    assert_type(ringar.broadcast_object({"seed": counts.size}), dict[str, int])
+    assert_type(ringar.allgather_object("host"), list[str])
+    ringar.broadcast_variables([tf.Variable(1.0)])
+    ringar.send(array, 1)
+    received = ringar.recv(tf.TensorSpec([2], tf.float32), 1)
+    print(received)
+
+
+def observe() -> None:
+    ringar.start_timeline("timeline.json")
+    ringar.stop_timeline("timeline.json")
+    calls = {name: traffic.calls for name, traffic in ringar.stats().items()}
+    assert_type(calls, dict[str, int])
+    ringar.reset_stats()
+
+
+def step(model: keras.Model, x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+    with ringar.DistributedGradientTape(tf.GradientTape()) as tape:
+        loss = tf.reduce_mean((model(x) - y) ** 2)
+    variables: list[tf.Variable] = model.trainable_variables
+    return tape.gradient(loss, variables)
+
+
+def cut(model: keras.Model) -> keras.Model:
+    grid = parallel.Grid(model=2)
+    assert_type(grid.agree(7), int)
+    whole = keras.Sequential(
+        [
+            layers.SplitConv2D(8, 3, reads="whole", grid=grid),
+            layers.LocalResponseNormalization(),
+            layers.SyncBatchNormalization(),
+            layers.GroupedConv2D(8, (3, 3), groups=2),
+            layers.Gather(),
+            layers.GroupedDense(4, groups=2),
+            layers.SplitDense(4, writes="addend"),
+            layers.Sum(),
+            layers.ReturnExamples(),
+            layers.ScanGRU(4),
+            layers.ScanSimpleRNN(4),
+        ]
+    )
+    pipelined = parallel.Pipelined(model, modules=2)
+    pipelined.compile("adam", "mse")
+    print(whole, parallel.own, parallel.merge, parallel.split)
+    print(parallel.scan.Sequential([whole]), parallel.scan.scan, parallel.scan.scan_across)
+    return pipelined
+
+
+def on_gpu(array: cupy.ndarray) -> list[cupy.ndarray]:
+    several = ringar.cupy.grouped_allreduce([ringar.cupy.allreduce(array)])
+    several = ringar.cupy.grouped_reducescatter([ringar.cupy.reducescatter(several[0])])
+    several = ringar.cupy.grouped_allgather([ringar.cupy.allgather(several[0])])
+    several = ringar.cupy.grouped_broadcast([ringar.cupy.broadcast(several[0], 0)], 0)
+    ringar.cupy.alltoall(array, [1, 1])
+    ringar.cupy.scan(array, several[0])
+    ringar.cupy.synchronize()
+    return several
+
+
+def main() -> None:
+    results = ringar.run(train, (keras.Sequential(), 2), np=2, env={"A": "1"}, timeout=60)
+    assert_type(results, list[dict[str, list[float]]])
+    try:
+        ringar.shutdown()
+    except (
+        errors.DeadlineError,
+        errors.DeviceError,
+        errors.MismatchError,
+        errors.NotInitializedError,
+        errors.OutOfMemoryError,
+        errors.PeerLostError,
+        errors.RankError,
+        errors.UnsupportedError,
+        errors.RingarError,
+    ) as error:
+        assert_type(str(error), str)

@@ -61,8 +61,10 @@ def test_none_keeps_its_place() -> None:
 
 def test_scalars_empty_and_unknown_sizes() -> None:
     specs = [Spec((), "float64"), Spec((0, 3), "float64"), Spec((None, 2), "float64")]
-    plan = buckets.plan([*specs, specs[0]])
+    unknown_rank = SimpleNamespace(shape=SimpleNamespace(dims=None), dtype="float64")
+    plan = buckets.plan([*specs, specs[0], unknown_rank])
     assert plan == [
+        Bucket((4,), "float64", 0),
         Bucket((3,), "float64", 8),
         Bucket((2,), "float64", 0),
         Bucket((1, 0), "float64", 8),

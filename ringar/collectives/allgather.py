@@ -29,6 +29,9 @@ def allgather(
     Returns:
         A tensor or array whose first dimension is the sum over the ranks.
 
+    The gradient is that of the sum of all ranks' losses: a rank gets the sum of the upstream
+    gradients that all ranks have for its rows. Horovod divides it by the number of ranks.
+
     Raises:
         RingarError: as `ringar.allreduce`.
     """

@@ -52,17 +52,24 @@ def allreduce(
     Returns:
         A tensor or array of the shape and dtype given.
 
+    The gradient is that of the sum of all ranks' losses: the upstream gradients of all ranks are
+    added, and divided by the number of ranks for Average.
+
     Raises:
         ValueError: an argument has none of these values. On this rank only.
-        MismatchError: ranks disagree on collective, shape, dtype, op or name. On every rank.
+        MismatchError: ranks disagree on collective, shape, dtype, op or name, or a rank averages
+            integers. On every rank.
             (TensorFlow tensors: `tf.errors.InvalidArgumentError`.)
         PeerLostError: a rank died or left. (`tf.errors.AbortedError`.)
         DeadlineError: a rank did not come in time. (`tf.errors.DeadlineExceededError`.)
     """
-    options = (compression, prescale_factor, postscale_factor, name, process_set)
     chosen = calls.checked_algorithm(algorithm)
     if isinstance(tensor, tf.IndexedSlices):
-        return slices.allreduce(tensor, op, *options)
+        factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+        return slices.gather(tensor, name, process_set, op=op, compression=compression, **factors)[
+            0
+        ]
+    options = (compression, prescale_factor, postscale_factor, name, process_set)
     return reduce("allreduce", [tensor], op, *options, algorithm=chosen)[0]
 
 

@@ -75,6 +75,9 @@ def alltoall(
         The rows received, in the order of the ranks. With `splits`, a pair: these rows, and the
         number of rows (int64) from each rank.
 
+    The gradient is that of the sum of all ranks' losses: the upstream gradient of each row returns
+    to the rank that sent the row.
+
     Raises:
         RingarError: as `ringar.allreduce`.
         MismatchError: also for splits that do not add up, on all ranks.

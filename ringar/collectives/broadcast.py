@@ -41,6 +41,9 @@ def broadcast(
     Returns:
         The root's values.
 
+    The gradient is that of the sum of all ranks' losses: the root gets the sum of all ranks'
+    upstream gradients, the other ranks zeros. Horovod divides it by the number of ranks.
+
     Raises:
         RingarError: as `ringar.allreduce`.
         MismatchError: also for a root out of range.

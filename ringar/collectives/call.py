@@ -37,6 +37,7 @@ class Call:
     postscale: float = 1.0
     wire: str = ""  # the dtype in which float32 travels between hosts; "": as float32
     algorithm: str = ""  # of an allreduce, one of ALGORITHMS; "": "auto"
+    shares: int = -1  # the key of a weighted average (ringar.collectives.shares); -1: none
     name: str = ""
 
     def spec(self, dtype: str = "uint8", shapes: Sequence[Sequence[int]] = ()) -> str:
@@ -62,6 +63,8 @@ class Call:
             text += f"wire={self.wire} "
         if self.algorithm:
             text += f"algorithm={self.algorithm} "
+        if self.shares >= 0:
+            text += f"shares={self.shares} "
         if shapes:
             text += "shapes=" + ";".join(",".join(map(str, shape)) for shape in shapes) + " "
         return text + f"name={self.name}"

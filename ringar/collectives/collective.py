@@ -104,13 +104,21 @@ def define(name: str, collective: Collective) -> None:
         spec = op.get_attr("spec")
         call = Call.parse(spec.decode() if isinstance(spec, bytes) else spec)
         count = op.get_attr("N") if collective.grouped else 1
-        given = [
-            tf.zeros_like(output) if up is None else tf.convert_to_tensor(up)
-            for output, up in zip(op.outputs[:count], upstream, strict=False)
-        ]
         inputs, outputs = list(op.inputs), list(op.outputs)
+        given = _upstream_of(outputs[:count], upstream)
+        _begin_order()
         grads = list(collective.gradient(Backward(call, inputs[:count], outputs, given)))
         return grads + [None] * (len(inputs) - count)
+
+
+def _upstream_of(
+    outputs: Sequence[tf.Tensor], upstream: Sequence[tf.Tensor | None]
+) -> list[tf.Tensor]:
+    """Return the gradients of outputs as tensors of the outputs' dtypes; None stands for zeros."""
+    return [
+        tf.zeros_like(output) if up is None else tf.cast(tf.convert_to_tensor(up), output.dtype)
+        for output, up in zip(outputs, upstream, strict=False)
+    ]
 
 
 def run(call: Call, values: Sequence[Any]) -> list[Any]:
@@ -120,6 +128,7 @@ def run(call: Call, values: Sequence[Any]) -> list[Any]:
     """
     run_group = run_arrays if is_numpy(values) else run_tensors
     results: list[Any] = [None] * len(values)
+    _begin_order()
     for places in by_dtype(value.dtype for value in values):
         outputs = run_group(call, [values[i] for i in places])[: len(places)]
         for place, output in zip(places, outputs, strict=True):
@@ -219,12 +228,37 @@ def issue(collective: str, *arguments: Any, wait: bool, **attributes: Any) -> li
     """
     op = native.op(collective, wait=wait)
     if wait:
-        return tf.nest.flatten(op(*arguments, **attributes))
+        return tf.nest.flatten(_in_order(lambda: op(*arguments, **attributes)))
     tf_ops.get_default_graph()._ringar_has_tickets = True
-    result = op(*arguments, native.ops().ringar_turn(), **attributes)
+    result = op(*arguments, _in_order(native.ops().ringar_turn), **attributes)
     outputs = [] if isinstance(result, tf.Operation) else tf.nest.flatten(result)
     _drop_control_dependencies(outputs[0].op if outputs else result)
     return outputs
+
+
+def _in_order(make: Callable[[], Any]) -> Any:
+    """Make an op that TensorFlow runs after the one that was made before it.
+
+    A `tf.function` keeps the program order of stateful ops. The functions that TensorFlow derives
+    for gradients do not, and neither do graphs of TensorFlow 1.
+    """
+    graph = None if tf.executing_eagerly() else tf_ops.get_default_graph()
+    if graph is None or getattr(graph, "experimental_acd_manager", None) is not None:
+        return make()
+    with tf.control_dependencies(getattr(graph, "_ringar_last", [])):
+        made = make()
+    graph._ringar_last = tf.nest.flatten(made)[:1]
+    return made
+
+
+def _begin_order() -> None:
+    """Let the next op of a TensorFlow 1 graph run without those before it: they may not be fetched.
+
+    Such a graph keeps the order within one call and within its gradient. Calls that a session runs
+    in different orders on different ranks have different names, so that all ranks get an error.
+    """
+    if not tf.executing_eagerly() and not tf.inside_function():
+        tf_ops.get_default_graph()._ringar_last = []
 
 
 def _has_tickets() -> bool:
@@ -252,12 +286,13 @@ def _drop_control_dependencies(op: tf.Operation) -> None:
 def should_block(tensors: Sequence[tf.Tensor]) -> bool:
     """Return whether an op should block its thread until its end, instead of a callback.
 
-    In eager code the caller waits in any case. In a graph, a callback makes TensorFlow schedule all
-    dependent ops anew, which takes longer than a collective of a few hundred kilobytes. During a
-    long collective the thread can run other ops, above all the rest of the backward pass. The same
-    holds for a short collective behind a long one (`_has_tickets`).
+    In eager code the caller waits in any case, and a graph of TensorFlow 1 draws tickets in no
+    order. In a `tf.function`, a callback makes TensorFlow schedule all dependent ops anew, which
+    takes longer than a collective of a few hundred kilobytes. During a long collective the thread
+    can run other ops, above all the rest of the backward pass. The same holds for a short
+    collective behind a long one (`_has_tickets`).
     """
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() or not tf.inside_function():
         return True
     elements = [tensor.shape.num_elements() for tensor in tensors]
     if None in elements:
@@ -286,7 +321,8 @@ def _run_compiled(
         outputs = compiled.run(call.spec(inputs[0].dtype.name, shapes), inputs, results)
 
         def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            return list(collective.gradient(Backward(call, list(inputs), outputs, list(upstream))))
+            given = _upstream_of(outputs, upstream)
+            return list(collective.gradient(Backward(call, list(inputs), outputs, given)))
 
         return outputs, backward
 

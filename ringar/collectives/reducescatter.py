@@ -38,6 +38,10 @@ def reducescatter(
     Returns:
         This rank's share. The shares follow the order of the ranks and are even, with one row
         more for the first ranks where a rest is left.
+
+    The gradient is that of the sum of all ranks' losses: a rank gets, for each row, the upstream
+    gradient of the rank that keeps the row, divided by the number of ranks for Average. For Sum,
+    Horovod multiplies it by the number of ranks.
     """
     options = (compression, prescale_factor, postscale_factor, name, process_set)
     return reduce("reducescatter", [tensor], op, *options)[0]

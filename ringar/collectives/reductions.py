@@ -46,7 +46,7 @@ def reduce(
     call = with_op(call, op, ranks.size())
     call = dataclasses.replace(call, wire=wire, algorithm=algorithm)
     for dtype in dict.fromkeys(value.dtype for value in values):
-        refuse_integer_average(call, dtype, op)
+        refuse_integer_average(call, dtype, op, ranks.size())
     pairs = [compression.compress(value) for value in values]
     reduced = collectives.run(call, [value for value, _ in pairs])
     return [
@@ -74,9 +74,15 @@ def with_op(call: Call, op: ReduceOp, ranks: int) -> Call:
     return dataclasses.replace(call, op=op.value)
 
 
-def refuse_integer_average(call: Call, dtype: np.dtype | tf.DType, op: ReduceOp) -> None:
-    """Raise ValueError for an average of integers, which would be truncated."""
-    if op is Average and not tf.as_dtype(dtype).is_floating:
+def refuse_integer_average(
+    call: Call, dtype: np.dtype | tf.DType, op: ReduceOp, ranks: int
+) -> None:
+    """Raise ValueError for an average of integers, which would be truncated, on one rank alone.
+
+    On several ranks an average has a factor, which the engine refuses for integers. The other
+    ranks, whose dtype may be another, get the error, too, instead of waiting for this one.
+    """
+    if ranks == 1 and op is Average and not tf.as_dtype(dtype).is_floating:
         raise ValueError(
             call.refusal(
                 "a floating dtype for op=ringar.Average, since the average of integers would be "

@@ -6,11 +6,14 @@ concatenation therefore is the sum over the ranks.
 
 from __future__ import annotations
 
+import dataclasses
+
 import tensorflow as tf
 
 from ringar.collectives import call as calls
+from ringar.collectives import collective as collectives
 from ringar.collectives import compression as compressors
-from ringar.collectives.allgather import allgather
+from ringar.collectives.allgather import allgather, grouped_allgather
 from ringar.collectives.compression import Compressor
 from ringar.collectives.ops import Average, ReduceOp, Sum
 from ringar.collectives.reductions import refuse_integer_average
@@ -18,16 +21,21 @@ from ringar.job import place
 from ringar.job.process_sets import ProcessSet
 
 
-def allreduce(
+def gather(
     slices: tf.IndexedSlices,
+    name: str | None,
+    process_set: ProcessSet | None,
+    *,
     op: ReduceOp,
     compression: type[Compressor],
     prescale_factor: float,
     postscale_factor: float,
-    name: str | None,
-    process_set: ProcessSet | None,
-) -> tf.IndexedSlices:
-    """Reduce slices over all ranks by gathering the rows of all ranks."""
+) -> tuple[tf.IndexedSlices, tf.Tensor]:
+    """Return the slices of all ranks, scaled as `op` and the factors say, and each rank's number.
+
+    Raises:
+        ValueError: an argument cannot be used.
+    """
     call, ranks = calls.begin("allreduce", process_set, name or "slices")
     if op not in (Sum, Average):
         raise ValueError(
@@ -37,20 +45,16 @@ def allreduce(
                 "tf.convert_to_tensor makes them dense, for the other ops.",
             )
         )
-    refuse_integer_average(call, slices.dtype, op)
     scale = float(prescale_factor) * float(postscale_factor)
     if op is Average:
         scale /= ranks.size()
+    refuse_integer_average(call, slices.dtype, op, ranks.size())
+    values = slices.values
     if scale != 1.0 and not slices.dtype.is_floating:
-        raise ValueError(
-            call.refusal(
-                "a floating dtype where there are prescale and postscale factors, since other "
-                "results would be cut off",
-                f"{slices.dtype.name} and factors of {scale}",
-                "Cast the values first, or leave the factors out.",
-            )
-        )
-    values = slices.values if scale == 1.0 else slices.values * scale
+        # The engine refuses this allreduce, and on all ranks: they wait for this one.
+        collectives.run(dataclasses.replace(call, postscale=scale), [values])
+    elif scale != 1.0:
+        values *= scale
     narrow = compressors.checked(compression)
     values, context = compression.compress(values)
     wide = values.dtype
@@ -58,10 +62,10 @@ def allreduce(
     # narrowed.
     if narrow and wide == tf.float32 and place.local_size() < place.size():
         values = tf.cast(values, narrow)
-    where = {"process_set": process_set}
-    gathered = allgather(values, name=name and f"{name}/values", **where)
-    return tf.IndexedSlices(
-        compression.decompress(tf.cast(gathered, wide), context),
-        allgather(slices.indices, name=name and f"{name}/indices", **where),
-        slices.dense_shape,
+    gathered = allgather(values, name=name and f"{name}/values", process_set=process_set)
+    count = tf.shape(slices.indices, slices.indices.dtype)
+    indices, counts = grouped_allgather(
+        [slices.indices, count], name=name and f"{name}/indices", process_set=process_set
     )
+    values = compression.decompress(tf.cast(gathered, wide), context)
+    return tf.IndexedSlices(values, indices, slices.dense_shape), counts

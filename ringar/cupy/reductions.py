@@ -164,7 +164,7 @@ def _reduce(
     call = dataclasses.replace(with_op(call, op, ranks.size()), algorithm=chosen)
     inputs = collectives.inputs_of(cupy, call, given, dtype)
     for one in dict.fromkeys(inputs.dtypes):
-        refuse_integer_average(call, one, op)
+        refuse_integer_average(call, one, op, ranks.size())
     outputs = collectives.checked_outputs(call, inputs, out)
     run_one = _run_scaled if call.has_factors_nccl_lacks() else collectives.run_group
     results = collectives.run(call, inputs, outputs, run_one)

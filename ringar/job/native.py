@@ -134,6 +134,7 @@ def library() -> ctypes.CDLL:
     lib.ringar_on_warning.argtypes = [_WARN]
     lib.ringar_start_timeline.argtypes = [ctypes.c_char_p, ctypes.c_int32]
     lib.ringar_inline_bytes.restype = ctypes.c_int64
+    lib.ringar_steps.restype = ctypes.c_int64
     lib.ringar_stats.restype = ctypes.c_void_p
     lib.ringar_prepare.restype = ctypes.c_void_p
     lib.ringar_prepare.argtypes = [ctypes.c_char_p, ctypes.POINTER(_Array), ctypes.c_int32]

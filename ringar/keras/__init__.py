@@ -17,6 +17,7 @@ if int(_keras.__version__.split(".")[0]) < 3:
 
 from ringar.keras import callbacks
 from ringar.keras.loading import load_model
+from ringar.keras.joining import join
 from ringar.keras.optimizer import DistributedOptimizer
 from ringar.keras.seeds import separate_seeds, set_random_seed
 from ringar.keras.tape import DistributedGradientTape
@@ -29,3 +30,4 @@ __all__ = [
     "separate_seeds",
     "set_random_seed",
 ]
+__all__ = ["DistributedGradientTape", "DistributedOptimizer", "callbacks", "join"]

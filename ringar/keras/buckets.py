@@ -30,25 +30,25 @@ DEFAULT_FIRST_BUCKET_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Spec:
-    """Describe one tensor for the plan; None is a dimension that is not known in advance."""
+    """Describe one tensor for the plan; None is a dimension, or a shape, that is not known."""
 
-    shape: tuple[int | None, ...]
+    shape: tuple[int | None, ...] | None
     dtype: str
 
     @classmethod
     def of(cls, tensor: Any) -> Spec:
         """Return the spec of an object with `.shape` and `.dtype`, such as a variable or tensor."""
-        return cls(
-            tuple(None if d is None else int(d) for d in tensor.shape), _dtype_name(tensor.dtype)
-        )
+        # A shape of unknown rank is None, or a `tf.TensorShape` without dimensions.
+        dims = getattr(tensor.shape, "dims", tensor.shape)
+        shape = None if dims is None else tuple(None if d is None else int(d) for d in tensor.shape)
+        return cls(shape, _dtype_name(tensor.dtype))
 
     @property
     def bytes(self) -> int | None:
-        """Size in bytes, or None where a dimension is not known."""
-        dims = [d for d in self.shape if d is not None]
-        if len(dims) < len(self.shape):
+        """Size in bytes, or None where a dimension or the shape is not known."""
+        if self.shape is None or None in self.shape:
             return None
-        return math.prod(dims) * ITEM_BYTES[self.dtype]
+        return math.prod(d for d in self.shape if d is not None) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,15 @@ wait for the metrics of every step.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
 
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import callback_list, checks, moving_statistics
+from ringar.keras import callback_list, checks, losses, moving_statistics, share
 from ringar.keras.first_batch import FirstBatch
+from ringar.keras.joining import Epochs
 from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from ringar.keras.optimizer import grid_of
 from ringar.keras.save_on_signal import SaveOnSignal
@@ -32,11 +34,14 @@ __all__ = [
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Give all ranks the weights and the optimizer state of one rank when training begins.
+    """Give all ranks the weights and the optimizers' state of one rank when training begins.
 
-    Seeds stay each rank's own, so that dropout masks differ between ranks. A model that is built
-    only by its first batch gets its weights after that batch: build it before `fit` where the first
-    step has to count.
+    Optimizers are that of `compile`, and those that are attributes of the model or of a model in
+    it. Seeds stay each rank's own, so that dropout masks differ between ranks.
+
+    Weights that the first batch makes are broadcast after that batch: build the model before `fit`
+    where the first step has to count. Weights that a later step makes are broadcast at the end of
+    the epoch, with a warning: until then they differ between ranks.
 
     Args:
         root_rank: the rank whose state is taken.
@@ -47,27 +52,39 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         super().__init__()
         self.root_rank = root_rank
         self.process_set = process_set
-        self._pending = False
+        self._weights = 0  # that have been broadcast
+        self._batches_begun = 0  # up to 2
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Broadcast, if the model is built."""
-        self._pending = True
-        if self.model.built:
-            self._broadcast()
+        """Broadcast the weights that there are."""
+        self._weights = self._batches_begun = 0
+        self._broadcast_new_weights()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Broadcast, if the model was built by the batch before this one."""
-        if self._pending and self.model.built:
-            self._broadcast()
+        """Broadcast, if the first batch has made weights."""
+        if self._batches_begun < 2:
+            self._batches_begun += 1
+            if self._batches_begun == 2:
+                self._broadcast_new_weights()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Broadcast, if the model was built by the only batch of the epoch."""
-        if self._pending and self.model.built:
-            self._broadcast()
+        """Broadcast, if the epoch has made weights."""
+        before = self._weights
+        if self._broadcast_new_weights() and self._batches_begun == 2:
+            names = ", ".join(weight.path for weight in self.model.weights[before:][:5])
+            warnings.warn(
+                f"Weights were made after the first step and differed between ranks until now: "
+                f"{names}. Build the model before `fit`.",
+                stacklevel=2,
+            )
 
-    def _broadcast(self) -> None:
-        self._pending = False
+    def _broadcast_new_weights(self) -> bool:
+        found = len(self.model.weights)
+        if found == self._weights:
+            return False
+        self._weights = found
         broadcast_model(self.model, self.root_rank, self.process_set)
+        return True
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
@@ -99,9 +116,14 @@ class Distributed(BroadcastGlobalVariablesCallback):
       callbacks after it and for the history. The average is the same number on every rank, so that
       EarlyStopping and ReduceLROnPlateau decide alike everywhere.
     - Only rank 0 draws a progress bar.
-    - All ranks raise an error if they would hang or drift apart: if they have different numbers of
-      steps, models, learning rates or weights, or an optimizer that is not distributed; on a grid,
-      if the ranks of a model group are given different examples.
+    - Ranks may have different numbers of batches. A rank without further batches joins in the
+      steps of the others, with a weight of zero, and has their weights at the end of the epoch.
+    - If any callback of any rank sets `model.stop_training`, at whatever batch, all ranks stop
+      after the same step, a batch or two later.
+    - All ranks raise an error if they would hang or drift apart: if they have different models,
+      learning rates or weights, or an optimizer that is not distributed; if they have different
+      numbers of steps and layers that communicate; on a grid, if the ranks of a model group are
+      given different examples.
     - Ranks that are given the same first batch, as they are without `ringar.data.shard`, get a
       warning (logger `ringar`).
     - Rank 0 alone writes files: ModelCheckpoint, CSVLogger, TensorBoard, ProgbarLogger and
@@ -110,8 +132,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
       callbacks, and each rank to its own seeds and metrics.
 
     Keras' own callbacks may stand before it or after it. A callback of yours that stands before it
-    sees the metrics of its own rank. That is right for a callback that stops for a reason of its
-    rank alone, such as a time limit: if any rank sets `model.stop_training`, all ranks stop.
+    sees the metrics of its own rank.
 
     Args:
         root_rank: the rank whose state is taken.
@@ -142,6 +163,13 @@ class Distributed(BroadcastGlobalVariablesCallback):
         self._weights_compared = False
         self._examples_compared = False
         self._first_batch = FirstBatch(process_set)
+        self._epochs: Epochs | None = None
+
+    def set_model(self, model: keras.Model) -> None:
+        """Observe the training step of `model`, which Keras builds next."""
+        super().set_model(model)
+        losses.install()
+        share.prepare(model)
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Silence the progress bars of all ranks but one."""
@@ -154,24 +182,39 @@ class Distributed(BroadcastGlobalVariablesCallback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check that all ranks are set up alike, then broadcast."""
         self._weights_compared = self._examples_compared = False
-        checks.check_start(self.model, self.params, self.process_set)
+        steps = checks.check_start(self.model, self.params, self.process_set)
         checks.reset_examples(self.model)
+        self._epochs = Epochs(self.model, steps, self.process_set)
+        # Warm-ups and schedules after this callback count in steps of all ranks.
+        if self._epochs.limit is not None:
+            self.params["steps"] = self._epochs.limit
         super().on_train_begin(logs)
         separate_seeds(self.model, self.process_set, grid_of(self.model.optimizer))
         self._first_batch.watch(self.model)
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Begin to count the steps of the epoch."""
+        assert self._epochs is not None
+        self._epochs.begin()
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Join the ranks that still train, and combine the statistics that validation uses."""
+        if self._epochs is not None:
+            self._epochs.leave()
+        moving_statistics.combine(self.model, self.process_set)
+
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Check that the first batch was the same on all ranks of a model group."""
+        assert self._epochs is not None
+        self._epochs.look()
         super().on_train_batch_begin(batch, logs)
         if batch > 0:
             self._compare_examples()
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Combine the moving statistics, which validation uses."""
-        moving_statistics.combine(self.model, self.process_set)
-
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Average the metrics, combine moving statistics, agree whether to stop, compare ranks."""
+        """Join the ranks that still train, combine their metrics and statistics, compare ranks."""
+        assert self._epochs is not None
+        self._epochs.leave()
         super().on_epoch_end(epoch, logs)
         moving_statistics.combine(self.model, self.process_set)
         self._compare_examples()

@@ -16,6 +16,8 @@ from ringar.collectives.call import Call
 from ringar.collectives.digest import digest
 from ringar.errors import MismatchError
 from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras import share
+from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.optimizer import is_distributed
 from ringar.sharding import examples
 from ringar.sharding.cut import cut_of
@@ -28,7 +30,7 @@ _WEIGHTS = Call("allgather", name="check of weights")
 
 def check_start(
     model: keras.Model, params: dict[str, Any], process_set: ProcessSet | None = None
-) -> None:
+) -> list[int | None]:
     """Check, when training begins, that the ranks will run the same collectives.
 
     Args:
@@ -36,25 +38,34 @@ def check_start(
         params: Keras' parameters for callbacks: the number of steps and epochs.
         process_set: the ranks concerned; by default all.
 
+    Returns:
+        The number of steps of an epoch on each rank, None where it is not known.
+
     Raises:
-        ValueError: on every rank, if the optimizer is not distributed, if steps, epochs or
-            variables differ, or if a split is not ended.
+        ValueError: on every rank, if the optimizer is not distributed, if epochs or variables
+            differ, if steps differ and layers communicate, or if a split is not ended.
     """
     check_outputs(model)
     if or_all(process_set).size() == 1:
-        return
+        return [params.get("steps")]
     ranks = allgather_object(_describe(model, params), name=_START.name, process_set=process_set)
     _require(
         [("yes" if one["reduces"] else "no") for one in ranks],
         lambda values: "no" not in values,
         "the model to be compiled with optimizer=ringar.DistributedOptimizer(...) on every rank",
-        "Without it, ranks train different models.",
+        "Without it, ranks train different models. A file, a config or a pickle holds the plain "
+        "optimizer: compile a model that was loaded, cloned or copied again, with "
+        "optimizer=ringar.DistributedOptimizer(model.optimizer).",
     )
-    require_equal(
-        [one["steps"] for one in ranks],
-        "number of steps per epoch",
-        "Shard the data with ringar.data.shard, or pass `steps_per_epoch` to `fit`.",
-    )
+    steps = [one["steps"] for one in ranks]
+    if layers := _layers_that_communicate(model):
+        require_equal(
+            steps,
+            "number of steps per epoch",
+            f"The layers {', '.join(layers)} communicate in every step, so that no rank can do "
+            "without a batch. Shard the data with ringar.data.shard, or pass `steps_per_epoch` to "
+            "`fit`.",
+        )
     require_equal(
         [one["epochs"] for one in ranks],
         "number of epochs",
@@ -70,6 +81,16 @@ def check_start(
         require_equal(
             weights, f"shape and dtype of weight {index}", "Build the same model everywhere."
         )
+    return steps
+
+
+def _layers_that_communicate(model: keras.Model) -> list[str]:
+    layers = [
+        layer.name
+        for layer in model._flatten_layers()
+        if isinstance(layer, SyncBatchNormalization) or getattr(layer, "grid", None) is not None
+    ]
+    return [*layers[:5], "…"] if len(layers) > 5 else layers
 
 
 def check_weights(model: keras.Model, process_set: ProcessSet | None = None) -> None:
@@ -85,7 +106,7 @@ def check_weights(model: keras.Model, process_set: ProcessSet | None = None) -> 
     if or_all(process_set).size() == 1:
         return
     variables = list(model.trainable_variables)
-    own = [digest([keras.ops.convert_to_numpy(variable)]) for variable in variables]
+    own = [digest([_comparable(variable)]) for variable in variables]
     sums = np.asarray(
         allgather(np.asarray([own], np.int64), name=_WEIGHTS.name, process_set=process_set)
     )
@@ -102,6 +123,13 @@ def check_weights(model: keras.Model, process_set: ProcessSet | None = None) -> 
                 "the list.",
             )
         )
+
+
+def _comparable(variable: keras.Variable) -> np.ndarray:
+    """Return the value with one NaN for all: their bits may differ, and mean nothing."""
+    value = np.asarray(keras.ops.convert_to_numpy(variable))
+    floating = np.issubdtype(value.dtype, np.floating)
+    return np.where(np.isnan(value), np.nan, value).astype(value.dtype) if floating else value
 
 
 def _is_same(variable: keras.Variable, of_ranks: np.ndarray) -> bool:
@@ -142,10 +170,10 @@ def _describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
     # A custom train_step may reduce its gradients with a DistributedGradientTape.
     has_custom_step = type(model).train_step is not keras.Model.train_step
     return {
-        "reduces": is_distributed(model.optimizer) or has_custom_step,
+        "reduces": any(map(is_distributed, share.optimizers_of(model))) or has_custom_step,
         "steps": params.get("steps"),
         "epochs": params.get("epochs"),
-        "weights": [f"{w.dtype}{list(w.shape)}" for w in model.weights] if model.built else [],
+        "weights": [f"{w.dtype}{list(w.shape)}" for w in model.weights],
     }
 
 

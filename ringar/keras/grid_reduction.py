@@ -2,7 +2,9 @@
 
 The gradient of a cut variable is averaged over its data set, the gradient of a whole variable over
 all ranks. Both averages are right: behind a join all ranks of a model group hold the same gradient,
-and within a split each rank holds the gradient of its own part (`ringar.parallel.exchange`).
+and within a split each rank holds the gradient of its own part (`ringar.parallel.exchange`). With
+`op=ringar.Sum` both are the sum over the model groups: that of a whole variable over all ranks,
+divided by the number of parts.
 
 A norm that an optimizer computes here is the norm of one part, and differs between the ranks of a
 model group. `clip` therefore clips before the optimizer, by the norms of the whole variables.
@@ -11,24 +13,29 @@ Optimizers whose updates depend on norms are refused.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
 import tensorflow as tf
 
 from ringar.collectives import Max, Sum, allreduce
-from ringar.keras.reduction import Reduction
+from ringar.keras.reduction import Reduction, all_finite
 from ringar.sharding.cut import cut_of
 from ringar.sharding.grid import Grid
-from ringar.sharding.slots import inner_optimizer
+from ringar.sharding.slots import inner_optimizer, with_nested
 
 if TYPE_CHECKING:
-    import keras
-
+    from ringar.collectives.ops import ReduceOp
+    from ringar.job.process_sets import ProcessSet
 
 #: Optimizers that scale updates by norms of whole variables, or factor them.
 _NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
+
+#: The class, which early releases of Keras 3 lack.
+_MULTI_OPTIMIZER = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
 class GridReduction:
@@ -43,8 +50,33 @@ class GridReduction:
         if over_all.process_set is not None:
             raise ValueError("`process_set` must be None with `grid`, which has its own.")
         self.grid = grid
-        self._over_all = over_all
         self._over_data = dataclasses.replace(over_all, process_set=grid.data_set)
+        if over_all.op is Sum:
+            # All ranks of a model group have the gradient of a whole variable: it counts once.
+            postscale = over_all.postscale_factor / grid.model
+            over_all = dataclasses.replace(over_all, postscale_factor=postscale)
+        self._over_all = over_all
+
+    def renewed(self) -> GridReduction:
+        """Return a reduction with these settings, and without the state of this one."""
+        twin = copy.copy(self)
+        twin._over_all, twin._over_data = self._over_all.renewed(), self._over_data.renewed()
+        return twin
+
+    @property
+    def op(self) -> ReduceOp:
+        """The op of the reduction, as for `Reduction`."""
+        return self._over_all.op
+
+    @property
+    def size(self) -> int:
+        """The number of ranks that reduce together."""
+        return self._over_all.size
+
+    @property
+    def ranks(self) -> ProcessSet | None:
+        """The ranks that hold different examples."""
+        return self.grid.data_set
 
     @tf.autograph.experimental.do_not_convert
     def __call__(
@@ -72,14 +104,18 @@ class GridReduction:
                     "`grid` must be the one that the layers were made in. Received: "
                     f"{self.grid}, and a variable {variable.path} of another grid."
                 )
+        states = []
         for reduction, indices in ((self._over_all, whole), (self._over_data, cut)):
-            results = reduction(
+            results, save_state = reduction.reduce(
                 [reduced[i] for i in indices], [variables[i] for i in indices], loss_scale
             )
+            states.append(save_state)
             for i, result in zip(indices, results, strict=True):
                 reduced[i] = result
         if loss_scale is not None:
             self._spread_overflow(reduced, cut)
+        for save_state in filter(None, states):  # after all ranks know whether to skip the step
+            save_state(all_finite(reduced))
         return reduced
 
     def clip(
@@ -100,6 +136,7 @@ class GridReduction:
             return list(gradients)
         inner = inner_optimizer(optimizer)
         self._check(inner)
+        self._check_held(inner, list(variables or ()))
         if not inner.clipnorm and not inner.global_clipnorm:
             return list(gradients)
         # The gradients still have these factors.
@@ -143,6 +180,21 @@ class GridReduction:
                 "where variables are cut: the accumulated gradients would be clipped part by part. "
                 f"Received: gradient_accumulation_steps={optimizer.gradient_accumulation_steps}"
             )
+
+    def _check_held(self, optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
+        """Check the optimizers in a `MultiOptimizer` whose variables are cut."""
+        if not optimizer.built and isinstance(optimizer, _MULTI_OPTIMIZER):
+            optimizer.build(variables)  # as `apply` would: this tells which variables each has
+        for one in list(with_nested(optimizer))[1:]:
+            if any(cut_of(variable) is not None for variable in one._trainable_variables):
+                self._check(one)
+                if one.clipnorm or one.global_clipnorm:
+                    raise ValueError(
+                        "`clipnorm` and `global_clipnorm` must be None in an optimizer within "
+                        f"another, where variables are cut: {one.__class__.__name__} would take "
+                        f"the norms of parts. Received: clipnorm={one.clipnorm}, "
+                        f"global_clipnorm={one.global_clipnorm} on {self.grid}. Use `clipvalue`."
+                    )
 
     def _spread_overflow(self, reduced: list[Any], cut: list[int]) -> None:
         """Make all ranks of a model group skip the step if a gradient of one part overflowed."""

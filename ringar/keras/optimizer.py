@@ -23,7 +23,7 @@ one rank is an overflow of the sum, and all ranks skip the step. Keras makes the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +34,10 @@ from ringar.collectives.compression import Compression, Compressor
 from ringar.collectives.powersgd import PowerSGD
 from ringar.errors import NotInitializedError
 from ringar.job import place
-from ringar.keras import buckets
+from ringar.keras import buckets, losses, share
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
-from ringar.sharding.slots import inner_optimizer
+from ringar.sharding.slots import inner_optimizer, with_nested
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -83,6 +83,20 @@ class DistributedMixin:
             return list(trainable_variables)
         return getattr(self, "_trainable_variables", None) or None  # empty: not built
 
+    def __reduce__(self) -> Any:
+        """Pickle the plain optimizer, as files hold it."""
+        make, arguments = keras.optimizers.Optimizer.__reduce__(self)
+        return getattr(self.__class__, make.__name__), arguments
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Copy as Keras does; the copy is distributed, with a reduction of its own."""
+        make, arguments = self.__reduce__()
+        return _distribute(make(*arguments), self._reduction.renewed())
+
+    def __copy__(self) -> Any:
+        """Copy as `copy.deepcopy` does: Keras' optimizers have no shallow copies."""
+        return self.__deepcopy__({})
+
     @contextmanager
     def reduction_done(self) -> Iterator[None]:
         """Return a context in which `apply` expects gradients that are already reduced."""
@@ -114,7 +128,7 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
     Args:
         optimizer: a `keras.optimizers.Optimizer`, built or not, or the name of one. The object
             itself becomes distributed and keeps its state.
-        op: `ringar.Average` or `ringar.Sum`.
+        op: `ringar.Average` or `ringar.Sum`. On a grid both count each model group once.
         compression: the form in which gradients are sent. `ringar.Compression.none`: unchanged.
             `.fp16` or `.bf16`: float32 gradients in that dtype between hosts, unchanged inside a
             host. `.powersgd(rank=2)`: large matrices as two factors of low rank, with error
@@ -128,13 +142,16 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
             by default. A larger gradient has a bucket of its own.
         prescale_factor: multiplies gradients before the reduction.
         postscale_factor: multiplies gradients after the reduction.
-        sparse_as_dense: turn the `tf.IndexedSlices` of an Embedding into dense gradients instead of
+        sparse_as_dense: reduce the `tf.IndexedSlices` of an Embedding as dense gradients instead of
             gathering the slices of all ranks. This is faster where most rows are used, and always
-            done in steps that XLA compiles for batches of unknown size. Results may differ: Adam,
-            for example, squares each slice by itself, but dense gradients after adding them.
+            done in steps that XLA compiles for batches of unknown size. Results are the same: the
+            optimizer gets one slice per row, the sum over the batch and the ranks. (A plain
+            optimizer of Keras treats each slice by itself: Adam, for example, adds their squares.)
 
     Returns:
-        `optimizer`, whose class is now `Distributed<class>`, a subclass of its former class.
+        `optimizer`, whose class is now `Distributed<class>`, a subclass of its former class. Copies
+        by `copy`, and by its `from_config`, are distributed, too. Files, pickles and configs of a
+        model hold the plain optimizer, so that they load without ringar.
 
     Raises:
         NotInitializedError: before `ringar.init()`.
@@ -150,7 +167,7 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
             "ringar.DistributedOptimizer was used before ringar.init(): call ringar.init() first."
         )
     optimizer = keras.optimizers.get(optimizer)
-    if is_distributed(optimizer):
+    if any(isinstance(one, DistributedMixin) for one in with_nested(optimizer)):
         raise ValueError(
             "`optimizer` must not be distributed already: its gradients would be reduced twice. "
             f"Received: {type(optimizer).__name__}"
@@ -166,9 +183,14 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
         sparse_as_dense,
     )
     _reduce_before_overflow_check()
+    share.install()
+    losses.install()
+    return _distribute(optimizer, reduction if grid is None else GridReduction(reduction, grid))
+
+
+def _distribute(optimizer: Any, reduction: Reduction | GridReduction) -> Any:
     # Bypass Keras' __setattr__, which tracks attributes.
-    on_grid = reduction if grid is None else GridReduction(reduction, grid)
-    object.__setattr__(optimizer, "_reduction", on_grid)
+    object.__setattr__(optimizer, "_reduction", reduction)
     object.__setattr__(optimizer, "_reduction_is_done", False)
     object.__setattr__(optimizer, "__class__", _distributed_class(type(optimizer)))
     return optimizer
@@ -197,6 +219,17 @@ def _loss_scale(optimizer: keras.optimizers.Optimizer) -> Any:
     return getattr(optimizer, "dynamic_scale", getattr(optimizer, "initial_scale", None))
 
 
+class _FromConfig:
+    """Make optimizers from configs: distributed as the given object is, plain without an object."""
+
+    def __get__(self, optimizer: DistributedMixin | None, owner: type) -> Callable[..., Any]:
+        plain: Callable[..., Any] = owner.__bases__[1].from_config  # type: ignore[attr-defined]
+        if optimizer is None:
+            return plain
+        reduction = optimizer._reduction.renewed()
+        return lambda *args, **kwargs: _distribute(plain(*args, **kwargs), reduction)
+
+
 def _distributed_class(base: type) -> type:
     if base not in _CLASSES:
         namespace = {
@@ -204,6 +237,9 @@ def _distributed_class(base: type) -> type:
             "__doc__": f"{base.__name__} whose gradients are reduced over the ranks first.",
             # Keras serializes by `__class__`.
             "__class__": property(lambda self: base),
+            # A new object has no reduction: it is plain.
+            "__new__": lambda cls, *args, **kwargs: base(*args, **kwargs),
+            "from_config": _FromConfig(),
         }
         _CLASSES[base] = type(base)(
             f"Distributed{base.__name__}", (DistributedMixin, base), namespace

@@ -1,10 +1,15 @@
 """The reduction of gradients over the ranks, for the optimizer and the tape.
 
 Dense gradients are reduced in the buckets of `buckets.py`, last layer first, one grouped allreduce
-each. Sparse gradients (`tf.IndexedSlices`, from an Embedding) are gathered: the sum of slices is
-their concatenation. "Gradients" with which Keras overwrites variables (the scales of float8
+each. Sparse gradients (`tf.IndexedSlices`, from an Embedding) are gathered, and equal rows added
+(`sparse.py`). "Gradients" with which Keras overwrites variables (the scales of float8
 training) are combined by maximum, as Keras does. With PowerSGD, dense gradients that it compresses
 are reduced as factors (`ringar.keras.low_rank`): all P together, then all Q together.
+
+Each rank counts with its share of the rows of the global batch (`ringar.keras.share`): a control
+vector travels in front of each bucket (`ringar.collectives.shares`). The answer to the first one
+tells the weight of this rank, by which sparse gradients are multiplied before they are gathered.
+With `op=ringar.Sum` gradients are added as they are.
 
 The name of a bucket lists the indices of its variables. If a gradient is None on one rank only, the
 names differ, and all ranks get an error instead of a sum of gradients of different variables.
@@ -12,23 +17,27 @@ names differ, and all ranks get an error instead of a sum of gradients of differ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from ringar.collectives import Average, Max, Sum, allreduce, grouped_allreduce
+from ringar.collectives import Average, Max, Sum, grouped_allreduce, shares
 from ringar.collectives.call import checked_algorithm
-from ringar.collectives.compiled import is_compiling
 from ringar.collectives.compression import Compression, has_state
+from ringar.collectives.shares import NO_SHARES, Control
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import buckets
+from ringar.keras import buckets, share, sparse
 from ringar.keras.low_rank import Exchange, LowRank
 from ringar.sharding.cut import cut_of
 
 if TYPE_CHECKING:
     from ringar.collectives.ops import ReduceOp
+
+SaveState = Callable[[tf.Tensor], None]
+"""A function that writes the new state of a compression if its argument, a bool, is true."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +74,18 @@ class Reduction:
         return or_all(self.process_set).size()
 
     @property
+    def ranks(self) -> ProcessSet | None:
+        """The ranks that hold different examples."""
+        return self.process_set
+
+    @property
     def is_identity(self) -> bool:
-        """Whether the reduction returns gradients unchanged: on one rank, without factors."""
+        """Whether the reduction does not change sums: on one rank, without factors."""
         return self.size == 1 and self.prescale_factor == 1.0 and self.postscale_factor == 1.0
+
+    def renewed(self) -> Reduction:
+        """Return a reduction with these settings, and without the state of this one."""
+        return replace(self)
 
     # AutoGraph has nothing to convert here, and conversion slows down tracing.
     @tf.autograph.experimental.do_not_convert
@@ -85,16 +103,34 @@ class Reduction:
             loss_scale: the factor in the gradients, if it changes from step to step.
 
         Returns:
-            A list like `gradients`.
+            A list like `gradients`, where sparse ones may have become dense.
 
         Raises:
             NotInitializedError: before `ringar.init()`.
             ValueError: the compression has state, and the variables are not known.
         """
+        reduced, save_state = self.reduce(gradients, variables, loss_scale)
+        if save_state is not None:
+            save_state(all_finite(reduced))
+        return reduced
+
+    def reduce(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any] | None = None,
+        loss_scale: tf.Tensor | None = None,
+    ) -> tuple[list[Any], SaveState | None]:
+        """Reduce `gradients`, and leave the state of the compression to the caller.
+
+        Returns:
+            The reduced gradients, and a function that writes the new state of the compression if
+            its argument, a bool, is true; None without state. All ranks must pass the same.
+        """
+        if self.is_identity or all(gradient is None for gradient in gradients):
+            return [self._merged(gradient) for gradient in gradients], None
         reduced = list(gradients)
-        if self.is_identity:
-            return reduced
         self._refuse_parts(variables or ())
+        control = self._control(reduced, variables, loss_scale)
         overwritten = {
             index
             for index, variable in enumerate(variables or ())
@@ -102,32 +138,24 @@ class Reduction:
         }
         dense: list[Any] = [None] * len(reduced)
         maxima: list[Any] = [None] * len(reduced)
-        sparse: list[int] = []
+        slices: list[int] = []
         for index, gradient in enumerate(reduced):
-            if isinstance(gradient, tf.IndexedSlices) and not (
-                index in overwritten or self._as_dense(gradient)
-            ):
-                sparse.append(index)
+            if self._stays_sparse(gradient) and index not in overwritten:
+                slices.append(index)
             elif gradient is not None:
-                if not isinstance(gradient, tf.Tensor):
-                    gradient = tf.convert_to_tensor(gradient)
-                (maxima if index in overwritten else dense)[index] = gradient
+                tensor = _tensor_like(variables[index] if variables else None, gradient)
+                (maxima if index in overwritten else dense)[index] = tensor
         factored = self._take_factored(dense)
-        self._reduce_dense(reduced, dense, "gradients", self._options())
+        weight = self._reduce_dense(reduced, dense, control)
         if overwritten:  # values, not sums: neither compressed nor scaled
-            self._reduce_dense(
-                reduced, maxima, "overwrites", {"op": Max, "algorithm": self.algorithm}
-            )
-        for index in reversed(sparse):
-            reduced[index] = allreduce(
-                reduced[index],
-                name=f"gradients/sparse_{index}",
-                process_set=self.process_set,
-                **self._options(),
-            )
-        if factored:
-            self._reduce_factored(reduced, factored, variables, loss_scale)
-        return reduced
+            self._reduce_maxima(reduced, maxima)
+        for index in reversed(slices):
+            name = f"gradients/sparse_{index}"
+            own = _weighted(reduced[index], weight)
+            reduced[index] = sparse.reduced(own, name, self.process_set, self._factors())
+        if not factored:
+            return reduced, None
+        return reduced, self._reduce_factored(reduced, factored, variables, loss_scale, control)
 
     def _refuse_parts(self, variables: Sequence[Any]) -> None:
         for variable in variables:
@@ -138,6 +166,11 @@ class Reduction:
                     "ringar.DistributedOptimizer(..., grid=grid). "
                     f"Received: none, and a part of variable {variable.path}."
                 )
+
+    def _stays_sparse(self, gradient: Any) -> bool:
+        if not isinstance(gradient, tf.IndexedSlices):
+            return False
+        return not (self.sparse_as_dense or sparse.is_better_dense(gradient))
 
     def _take_factored(self, dense: list[Any]) -> dict[int, Any]:
         """Remove from `dense`, and return by index, the gradients that are reduced as factors."""
@@ -155,7 +188,8 @@ class Reduction:
         factored: dict[int, Any],
         variables: Sequence[Any] | None,
         loss_scale: tf.Tensor | None,
-    ) -> None:
+        control: Control,
+    ) -> SaveState:
         assert self.low_rank is not None
         if variables is None:
             raise ValueError(
@@ -163,15 +197,17 @@ class Reduction:
                 "built: PowerSGD keeps its state by variable. Received: trainable_variables=None"
             )
         label = buckets.label(reversed(factored))
-        mean = {"op": Average, "algorithm": self.algorithm}
+        mean = self._options() | {"op": Average, "prescale_factor": 1.0, "postscale_factor": 1.0}
+        control = replace(control, begins_step=False)
 
         def exchange(factor: str, options: dict[str, Any]) -> Exchange:
-            return lambda tensors: grouped_allreduce(
+            return lambda tensors: shares.allreduce(
                 tensors,
+                control,
                 name=f"gradients/powersgd_{factor}:{label}",
                 process_set=self.process_set,
                 **options,
-            )
+            )[0]
 
         results, save_state = self.low_rank.reduce(
             list(factored.values()),
@@ -182,39 +218,100 @@ class Reduction:
         )
         for index, result in zip(factored, results, strict=True):
             reduced[index] = result
-        save_state(_all_finite(reduced))
+        return save_state
+
+    def _control(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any] | None,
+        loss_scale: tf.Tensor | None,
+    ) -> Control:
+        """Record this reduction, and return what this rank tells the others with it."""
+
+        def repeat(zeros: Sequence[Any]) -> tf.Tensor:
+            self(zeros, variables, None if loss_scale is None else tf.ones([]))
+            return share.take_answer()[1]
+
+        travel = [
+            gradient
+            if not isinstance(gradient, tf.IndexedSlices) or self._stays_sparse(gradient)
+            else tf.TensorSpec(gradient.shape, gradient.dtype)
+            for gradient in gradients
+        ]
+        begins_step = share.record(repeat, travel, variables)
+        key = NO_SHARES
+        if self.op is Average:
+            # Shapes, since Keras numbers names by what a rank has made before.
+            shapes = [str(one.shape) for one in variables or gradients if one is not None]
+            key = 1 + zlib.crc32(",".join(shapes).encode()) % (2**31 - 2)
+        return Control(share.rows(), share.idle() is not None, begins_step, key)
 
     def _reduce_dense(
-        self, reduced: list[Any], tensors: list[Any], name: str, options: dict[str, Any]
-    ) -> None:
+        self, reduced: list[Any], tensors: list[Any], control: Control
+    ) -> tf.Tensor | None:
+        """Reduce in buckets; return the weight of this rank, if anybody may ask for it."""
+        answer = None
+        plan = buckets.plan(tensors, self.bucket_bytes)
+        # Without a dense gradient, the control vector travels alone.
+        for number, bucket in enumerate(plan or [buckets.Bucket((), "float32", 0)]):
+            results, heard = shares.allreduce(
+                [tensors[index] for index in bucket.indices],
+                control if number == 0 else replace(control, begins_step=False),
+                name=f"gradients/bucket_{number}:{bucket.label}",
+                process_set=self.process_set,
+                **self._options(),
+            )
+            answer = heard if answer is None else answer
+            for index, result in zip(bucket.indices, results, strict=True):
+                reduced[index] = result
+        share.leave_answer(answer)
+        return answer[0] if answer is not None and self.op is Average else None
+
+    def _reduce_maxima(self, reduced: list[Any], tensors: list[Any]) -> None:
         for number, bucket in enumerate(buckets.plan(tensors, self.bucket_bytes)):
             results = grouped_allreduce(
                 [tensors[index] for index in bucket.indices],
-                name=f"{name}/bucket_{number}:{bucket.label}",
+                op=Max,
+                name=f"overwrites/bucket_{number}:{bucket.label}",
                 process_set=self.process_set,
-                **options,
+                algorithm=self.algorithm,
             )
             for index, result in zip(bucket.indices, results, strict=True):
                 reduced[index] = result
 
     def _options(self) -> dict[str, Any]:
+        return {"algorithm": self.algorithm, **self._factors()}
+
+    def _factors(self) -> dict[str, Any]:
         return {
             "op": self.op,
             "compression": self.compression if self.low_rank is None else Compression.none,
-            "algorithm": self.algorithm,
             "prescale_factor": self.prescale_factor,
             "postscale_factor": self.postscale_factor,
         }
 
-    def _as_dense(self, slices: tf.IndexedSlices) -> bool:
-        if self.sparse_as_dense:
-            return True
-        # The trace of a compiled step must know how many rows will be gathered.
-        parts = (slices.values, slices.indices)
-        return is_compiling() and not all(part.shape.is_fully_defined() for part in parts)
+    def _merged(self, gradient: Any) -> Any:
+        if not isinstance(gradient, tf.IndexedSlices):
+            return gradient
+        return tf.convert_to_tensor(gradient) if self.sparse_as_dense else sparse.merged(gradient)
 
 
-def _all_finite(reduced: Sequence[Any]) -> tf.Tensor:
+def _weighted(slices: tf.IndexedSlices, weight: tf.Tensor | None) -> tf.IndexedSlices:
+    if weight is None or not slices.values.dtype.is_floating:
+        return slices
+    values = slices.values * tf.cast(weight, slices.values.dtype)
+    return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+
+
+def _tensor_like(variable: Any | None, gradient: Any) -> tf.Tensor:
+    """Return a gradient as a tensor of its variable's static shape, which XLA may have lost."""
+    tensor = gradient if isinstance(gradient, tf.Tensor) else tf.convert_to_tensor(gradient)
+    if variable is None or tensor.shape.is_fully_defined():
+        return tensor
+    return tf.ensure_shape(tensor, variable.shape)
+
+
+def all_finite(reduced: Sequence[Any]) -> tf.Tensor:
     """Return whether no reduced gradient overflowed; the result is the same on all ranks."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in reduced if g is not None]
     floats = [value for value in values if value.dtype.is_floating]

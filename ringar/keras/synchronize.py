@@ -11,6 +11,7 @@ from ringar.collectives import allgather, broadcast_variables
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError
 from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras.share import optimizers_of
 from ringar.sharding import slots
 from ringar.sharding.cut import cut_of
 
@@ -18,25 +19,28 @@ from ringar.sharding.cut import cut_of
 def broadcast_model(
     model: keras.Model, root_rank: int, process_set: ProcessSet | None = None
 ) -> None:
-    """Broadcast the weights of `model` and the state of its optimizer from `root_rank`.
+    """Broadcast the weights of `model` and the state of its optimizers from `root_rank`.
 
     Each part of a cut variable is broadcast from the rank of that part in the model group of
     `root_rank`.
 
     Args:
-        model: a built Keras model; its optimizer is built if it is not.
+        model: a Keras model that has weights. If it is built, its optimizer is built, too; other
+            optimizers are found as attributes of the model, and make their state with their first
+            step.
         root_rank: the rank whose state is taken.
         process_set: the ranks concerned; by default all.
     """
-    optimizer = model.optimizer
-    if optimizer is not None and not optimizer.built:
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built and model.built:
         optimizer.build(model.trainable_variables)
-    # model.variables has the seeds, too, which must differ between ranks for dropout.
-    variables = [*model.weights, *(optimizer.variables if optimizer is not None else ())]
     if or_all(process_set).size() == 1:
         return
-    cuts = [cut_of(variable) for variable in model.weights]
-    if optimizer is not None:
+    # model.variables has the seeds, too, which must differ between ranks for dropout.
+    variables = list(model.weights)
+    cuts = [cut_of(variable) for variable in variables]
+    for optimizer in optimizers_of(model):
+        variables += optimizer.variables
         cuts += slots.cuts(optimizer)
     whole = [v for v, cut in zip(variables, cuts, strict=True) if cut is None]
     broadcast_variables(whole, root_rank, process_set=process_set)

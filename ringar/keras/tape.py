@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ringar.collectives import Average
 from ringar.collectives.compression import Compression, Compressor, checked
-from ringar.keras import buckets
+from ringar.keras import buckets, losses, share
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 
@@ -39,8 +39,8 @@ class DistributedGradientTape:
             by default. A larger gradient has a bucket of its own.
         prescale_factor: multiplies gradients before the reduction.
         postscale_factor: multiplies gradients after the reduction.
-        sparse_as_dense: turn `tf.IndexedSlices` into dense gradients instead of gathering the
-            slices of all ranks.
+        sparse_as_dense: return dense gradients instead of `tf.IndexedSlices`, without gathering the
+            slices of all ranks. Slices have one slice per row: equal rows are added.
 
     Example:
     ```python
@@ -81,9 +81,13 @@ class DistributedGradientTape:
             sparse_as_dense,
         )
         self._reduction = reduction if grid is None else GridReduction(reduction, grid)
+        share.install()
+        losses.install()
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()
+        if (step := share.current()) is not None and step.reduction is None:
+            step.reduction = self._reduction
         return self
 
     def __exit__(self, *exception: Any) -> None:

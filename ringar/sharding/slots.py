@@ -31,7 +31,7 @@ def owners(optimizer: keras.optimizers.Optimizer) -> list[tuple[Any | None, str]
         is None for counters, learning rates and slots in other containers than lists and dicts.
     """
     found: dict[int, tuple[Any, str]] = {}
-    for one in _with_nested(optimizer):
+    for one in with_nested(optimizer):
         for name, slots in vars(one).items():
             if name != "_variables":  # which has all variables, in the order of creation
                 for slot, variable in _pairs(slots, one._trainable_variables):
@@ -51,13 +51,16 @@ def cuts(optimizer: keras.optimizers.Optimizer) -> list[Cut | None]:
     ]
 
 
-def _with_nested(optimizer: keras.optimizers.Optimizer) -> Iterator[Any]:
-    """Yield `optimizer` and the optimizers in its attributes, as in a `LossScaleOptimizer`."""
+def with_nested(optimizer: keras.optimizers.Optimizer) -> Iterator[Any]:
+    """Yield `optimizer` and the optimizers in its attributes.
+
+    Those of a `MultiOptimizer` that chooses them by a function are there once it is built.
+    """
     yield optimizer
     for value in vars(optimizer).values():
         for one in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(one, keras.optimizers.Optimizer):
-                yield from _with_nested(one)
+                yield from with_nested(one)
 
 
 def _pairs(slots: Any, variables: list[Any]) -> Iterator[tuple[Any, Any]]:

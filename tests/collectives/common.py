@@ -27,6 +27,9 @@ OPS = (ringar.Sum, ringar.Average, ringar.Min, ringar.Max, ringar.Product)
 SMALL_BYTES = 32 << 10
 SLICE_BYTES = 128 << 10
 
+REFUSED = (ValueError, tf.errors.InvalidArgumentError, tf.errors.InternalError)
+"""What an argument raises that cannot be used: in Python, in NumPy and graphs, and compiled."""
+
 Function = Callable[..., Sequence[Any]]
 
 

@@ -356,6 +356,45 @@ def test_an_output_that_the_loss_ignores(way: str) -> None:
     np.testing.assert_allclose(slope, total, rtol=1e-12)
 
 
+def test_upstream_gradients_of_another_dtype(way: str) -> None:
+    """A user's `output_gradients` may be float32 where the results are float64."""
+
+    def slope(x: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            results = ringar.grouped_allreduce([x, x * 2.0], ringar.Sum)
+            results += ringar.grouped_reducescatter([x * 3.0, x], ringar.Sum)
+        ones = [tf.ones(tf.shape(result), tf.float32) for result in results]
+        return [tape.gradient(results, x, output_gradients=ones)]
+
+    ranks = ringar.size()
+    (found,) = common.run(way, slope, np.ones(ranks))
+    np.testing.assert_allclose(found, np.full(ranks, 3.0 * ranks + 4.0), rtol=1e-12)
+
+
+def many_gathered(x: tf.Tensor) -> list[tf.Tensor]:
+    """One collective, whose gradient is many of one shape."""
+    return list(ringar.grouped_allgather([x * (i + 1.0) for i in range(8)]))
+
+
+@pytest.mark.ranks(2, 3)
+def test_gradients_that_tensorflow_does_not_order(exchange: Callable[[Any], list[Any]]) -> None:
+    """In a graph of TensorFlow 1, and in the function that TensorFlow derives from a function."""
+    array = common.values("float64", (3,), ringar.rank())
+    expected = numeric(many_gathered, array, exchange)
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf.constant(array)
+        slope = tf.gradients(loss_of(many_gathered(x)), x)
+    function = tf.function(many_gathered)
+    session = tf.compat.v1.Session(graph=graph)
+    for _ in range(10):
+        np.testing.assert_allclose(session.run(slope)[0], expected, rtol=1e-6, atol=1e-8)
+        outside = analytic("eager", function, array)
+        np.testing.assert_allclose(outside, expected, rtol=1e-6, atol=1e-8)
+    session.close()
+
+
 def test_integers_have_none() -> None:
     x = tf.constant([1, 2])
     with tf.GradientTape() as tape:

@@ -129,5 +129,5 @@ def test_one_graph_for_all_rows() -> None:
 
 
 def test_average_of_integers_is_refused(mode: str) -> None:
-    with pytest.raises(ValueError, match=r"rank \d \| reducescatter.*Average.*received uint8"):
+    with pytest.raises(common.REFUSED, match=r"reducescatter(?s:.)*Average.*received uint8"):
         common.run(mode, lambda t: [ringar.reducescatter(t)], np.arange(4, dtype=np.uint8))

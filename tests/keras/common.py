@@ -55,6 +55,23 @@ def embedding_model(seed: int = 0) -> keras.Model:
     )
 
 
+class TokensAndPositions(keras.layers.Layer):
+    """Embed 4 tokens twice by one table and once by another, and add the embedding of positions."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.shared, self.own = (keras.layers.Embedding(12, width) for _ in range(2))
+        self.positions = keras.layers.Embedding(4, width)
+
+    def build(self, shape: Any) -> None:
+        for table in (self.shared, self.own, self.positions):
+            table.build(shape)
+
+    def call(self, x: Any) -> Any:
+        tokens = self.shared(x) * self.shared(keras.ops.flip(x, axis=1)) + self.own(x)
+        return tokens + self.positions(keras.ops.arange(4))
+
+
 def batches(data: tuple[np.ndarray, np.ndarray], batch: int = GLOBAL_BATCH) -> tf.data.Dataset:
     """The data in batches, in order, for one process."""
     return tf.data.Dataset.from_tensor_slices(data).batch(batch, drop_remainder=True)
@@ -64,6 +81,18 @@ def own_batches(data: tuple[np.ndarray, np.ndarray], batch: int = GLOBAL_BATCH) 
     """This rank's part: the k-th batches of all ranks together are the k-th of `batches`."""
     examples = ringar.data.shard(tf.data.Dataset.from_tensor_slices(data))
     return examples.batch(batch // ringar.size(), drop_remainder=True)
+
+
+def summed(optimizer: Any) -> Any:
+    """A plain optimizer that adds slices of equal rows, as a distributed one does."""
+    apply = optimizer.apply
+
+    def dense(grads: Any, trainable_variables: Any = None) -> None:
+        dense_ones = [None if g is None else tf.convert_to_tensor(g) for g in grads]
+        apply(dense_ones, trainable_variables)
+
+    object.__setattr__(optimizer, "apply", dense)  # unseen by Keras' tracking
+    return optimizer
 
 
 def number(variable: Any) -> float:

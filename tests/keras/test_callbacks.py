@@ -149,29 +149,6 @@ def test_rank_0_alone_draws_a_progress_bar(
 
 
 @pytest.mark.ranks(2, 3, 4)
-def test_unequal_steps(rank: int) -> None:
-    model = compiled(common.dense_model(seed=0))
-    data = tf.data.Dataset.from_tensors(common.regression(4)).repeat(3 + rank)
-    expected = rf'rank {rank} \| allgather_object "start of training": expected the same number of '
-    received = (
-        r"steps per epoch on every rank; received 3 \(rank 0\), 4 \(rank 1\).*\. Shard the data"
-    )
-    with pytest.raises(ValueError, match=expected + received):
-        model.fit(data, verbose=0, callbacks=[ringar.callbacks.Distributed()])
-
-
-@pytest.mark.ranks(2, 3, 4)
-def test_unequal_steps_that_nobody_knew(rank: int) -> None:
-    model = compiled(common.dense_model(seed=0))
-    data = tf.data.Dataset.from_tensors(common.regression(4)).repeat(3 + (rank == 1))
-    data = data.filter(lambda x, y: True)
-    with pytest.raises((ringar.errors.MismatchError, tf.errors.OpError)) as error:
-        model.fit(data, verbose=0, callbacks=[ringar.callbacks.Distributed()])
-    assert "end of epoch:loss" in str(error.value)
-    assert "gradients/bucket_0" in str(error.value)
-
-
-@pytest.mark.ranks(2, 3, 4)
 def test_other_models(rank: int) -> None:
     units = 4 if rank == 0 else 5
     model = compiled(keras.Sequential([keras.Input((6,)), keras.layers.Dense(units)]))

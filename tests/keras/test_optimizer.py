@@ -137,10 +137,10 @@ def test_compression_and_factors(rank: int, size: int) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, " postscale=0.5 name="),
-        ({"compression": ringar.Compression.fp16}, " wire=float16 name="),
-        ({"compression": ringar.Compression.bf16}, " wire=bfloat16 name="),
-        ({"algorithm": "ring"}, " algorithm=ring name="),
+        ({}, " postscale=0.5 shares="),
+        ({"compression": ringar.Compression.fp16}, " wire=float16 shares="),
+        ({"compression": ringar.Compression.bf16}, " wire=bfloat16 shares="),
+        ({"algorithm": "ring"}, " algorithm=ring shares="),
     ],
 )
 def test_collectives_are_told(options: dict[str, Any], said: str) -> None:

@@ -162,7 +162,8 @@ def test_bytes_are_those_of_the_formula() -> None:
     graph = step.get_concrete_function(*[tf.TensorSpec(s, tf.float32) for s in SHAPES]).graph
     calls = [op for op in graph.get_operations() if op.type.startswith("RingarAllreduce")]
     sent = sum(tensor.shape.num_elements() * 4 for op in calls for tensor in op.inputs)
-    assert sent == settings.sent_bytes(SHAPES)
+    control = 12  # bytes in front of each bucket (ringar.collectives.shares)
+    assert sent - control * len(calls) == settings.sent_bytes(SHAPES)
     assert sent < sum(4 * v.value.shape.num_elements() for v in variables) / 2
     specs = [op.get_attr("spec").decode() for op in calls]
     assert [spec.split("name=gradients/")[1] for spec in specs] == [

@@ -230,4 +230,22 @@ void ringar_release(ringar_call* call) {
   delete reinterpret_cast<CallerRequest*>(call);
 }
 
+void ringar_ask_to_stop(int asks) {
+  if (const auto running = engine()) running->shares().asks_to_stop.store(asks != 0);
+}
+
+int ringar_stop_was_seen(void) {
+  const auto running = engine();
+  return running && running->shares().stop_was_seen.load();
+}
+
+int64_t ringar_steps(void) {
+  const auto running = engine();
+  return running ? running->shares().steps.load() : 0;
+}
+
+void ringar_begin_training(void) {
+  if (const auto running = engine()) running->shares().begin_training();
+}
+
 }  // extern "C"

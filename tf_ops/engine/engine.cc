@@ -236,7 +236,8 @@ Status Engine::execute(Request& request) {
   Status status;
   Communicator* set = communicator(request.spec.process_set, &status);
   if (!set) return status;
-  status = set->run(request);
+  const bool shared = request.spec.shares >= 0 && !request.gpu;
+  status = shared ? shares_.run(*set, request) : set->run(request);
   if (status.ok()) status = request.conclude();
   if (status.ok()) Traffic::instance().add(request, set->rank(), set->size());
   return status;

@@ -23,6 +23,7 @@
 #include "engine/gpu.h"
 #include "engine/mail.h"
 #include "engine/queue.h"
+#include "engine/shares.h"
 #include "engine/turns.h"
 #include "engine/world.h"
 
@@ -62,6 +63,9 @@ class Engine {
 
   // Whether a process set of this rank has broken, or a channel of its messages.
   bool has_failed();
+
+  // The weights of ranks in averages, and what they tell each other beside gradients.
+  Shares& shares() { return shares_; }
 
   // Up to here submit() runs a request itself, if the engine is idle.
   size_t inline_bytes() const { return inline_bytes_; }
@@ -109,6 +113,7 @@ class Engine {
   std::unique_ptr<Peers> peers_;
   std::unique_ptr<Mail> mail_;
   const std::unique_ptr<Gpu> gpu_;
+  Shares shares_;
   uint64_t next_offset_ = 0;
   int next_id_ = 0;
 

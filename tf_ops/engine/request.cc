@@ -32,6 +32,17 @@ std::string reject_reduction(const Spec& spec) {
   return "";
 }
 
+std::string reject_shares(const Spec& spec, const std::vector<Tensor>& tensors) {
+  const bool control = !tensors.empty() && tensors[0].shape.elements() == 3;
+  const bool sum = spec.collective == Collective::kAllreduce && spec.op == ReduceOp::kSum;
+  if (control && sum && is_floating(spec.dtype)) return "";
+  return "expected an allreduce with op=sum of a floating dtype, whose first array has 3 elements, "
+         "for a weighted average, received " +
+         std::string(name_of(spec.collective)) + " with op=" + std::string(name_of(spec.op)) +
+         " of " + text(static_cast<int64_t>(tensors.size())) + " arrays of " +
+         std::string(name_of(spec.dtype));
+}
+
 std::string reject_splits(const std::vector<int64_t>& splits, int64_t rows, int ranks) {
   if (static_cast<int>(splits.size()) != ranks)
     return "expected one split per rank of the process set (" + text(ranks) + "), received " +
@@ -50,6 +61,10 @@ std::string reject_splits(const std::vector<int64_t>& splits, int64_t rows, int 
 std::string Request::rejection(int ranks) const {
   if (reduces(spec.collective)) {
     const std::string why = reject_reduction(spec);
+    if (!why.empty()) return why;
+  }
+  if (spec.shares >= 0) {
+    const std::string why = reject_shares(spec, tensors);
     if (!why.empty()) return why;
   }
   if (spec.collective == Collective::kBroadcast && (spec.root < 0 || spec.root >= ranks))

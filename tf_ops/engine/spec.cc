@@ -79,6 +79,8 @@ Status Spec::parse(std::string_view text, Spec* spec) {
       good &= (spec->wire = data_type_named(value)) != DataType::kCount;
     else if (key == "algorithm")
       good &= (spec->algorithm = algorithm_named(value)) != Algorithm::kCount;
+    else if (key == "shares")
+      good &= read(value, &spec->shares) && spec->shares >= 0;
     else if (key == "shapes")
       spec->shapes = to_shapes(value);
     else

@@ -6,8 +6,8 @@
 // the argument of ringar_run, so that three ways in share one reader. `name` comes last and runs to
 // the end of the line. A compiled call adds `shapes=2,3;;4` (here a matrix, a scalar and a vector),
 // and so does an op that receives a message, with -1 for dimensions that only the message tells;
-// an allreduce may have `wire=bfloat16`, the dtype in which float32 travels between hosts, and
-// `algorithm=ring`.
+// an allreduce may have `wire=bfloat16`, the dtype in which float32 travels between hosts,
+// `algorithm=ring`, and `shares=17`, the key of a weighted average (engine/shares.h).
 
 #pragma once
 
@@ -33,6 +33,7 @@ struct Spec {
   double postscale = 1.0;
   DataType wire = DataType::kCount;        // none: it travels as it is
   Algorithm algorithm = Algorithm::kAuto;  // of an allreduce
+  int32_t shares = -1;                     // none
   std::vector<std::vector<int64_t>> shapes;
   std::string name;
 

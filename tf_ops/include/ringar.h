@@ -132,6 +132,17 @@ RINGAR_EXPORT void ringar_reset_stats(void);
 // ringar_init.
 RINGAR_EXPORT int64_t ringar_inline_bytes(void);
 
+// What the ranks tell each other beside their gradients (engine/shares.h). Nothing before
+// ringar_init.
+// Whether this rank asks all ranks to stop, from its next weighted average on.
+RINGAR_EXPORT void ringar_ask_to_stop(int asks);
+// 1 if a rank was seen to ask since ringar_begin_training.
+RINGAR_EXPORT int ringar_stop_was_seen(void);
+// The training steps of this rank, those without data included.
+RINGAR_EXPORT int64_t ringar_steps(void);
+// Forgets what ranks asked, and what a full batch is. All ranks call it at the same place.
+RINGAR_EXPORT void ringar_begin_training(void);
+
 // 1 if the TensorFlow ops and the XLA target were registered when the library was opened.
 RINGAR_EXPORT int ringar_has_tensorflow_ops(void);
 RINGAR_EXPORT int ringar_has_xla_target(void);

@@ -81,7 +81,7 @@ def test_factors_of_integers_are_refused_on_all_ranks(gpu: Gpu, op: ringar.Reduc
 
 def test_average_of_integers_is_refused(gpu: Gpu) -> None:
     for function in (ringar.cupy.allreduce, ringar.cupy.reducescatter):
-        with pytest.raises(ValueError, match=r"rank \d \| .*Average.*received int32\..*ringar\.Su"):
+        with pytest.raises(ValueError, match=r"rank \d \| (?s:.)*Average.*received int32"):
             function(gpu.put(np.ones(3, np.int32)))
     with pytest.raises(ValueError, match="received uint16"):
         ringar.cupy.allreduce(gpu.put(np.ones(3, np.uint16)))

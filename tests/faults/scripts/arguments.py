@@ -59,6 +59,10 @@ def integer_average_of_shares(make: Make) -> None:
     ringar.reducescatter(make(ones(6, dtype=np.int64)), name="t")
 
 
+def integer_average_on_one_rank(make: Make) -> None:
+    ringar.allreduce(make(ones(4, dtype=np.int32 if ODD else np.float32)), name="t")
+
+
 def no_such_op(make: Make) -> None:
     ringar.allreduce(make(ones(4)), "sum", name="t")  # type: ignore[arg-type]
 
@@ -80,6 +84,7 @@ def attempt_arguments() -> None:
             "scaled integers": reduction_of(np.int32, prescale_factor=0.5),
             "integer average": integer_average,
             "integer average of shares": integer_average_of_shares,
+            "integer average on rank 1": integer_average_on_one_rank,
             "op is a string": no_such_op,
             "scalar to allgather": scalar(ringar.allgather),
             "scalar to alltoall": scalar(ringar.alltoall),

@@ -1,0 +1,167 @@
+"""Ranks with different numbers of steps, and ranks that stop.
+
+Ranks need not have equally many batches. A rank whose data has ended *joins*: it repeats the
+collectives of the recorded step (`ringar.keras.share`) with zeros, which count nothing in the
+averages, as long as another rank has data. It computes nothing, and so changes neither weights nor
+moving averages. When all have ended, it receives the weights and the optimizers' state from a rank
+that has taken every step.
+
+A rank whose training is stopped leaves its loop at once. It joins too, and its control vector asks
+all ranks to stop. They see that before their next batch, train it and leave their loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from ringar.collectives import allgather_object, broadcast_variables, shares
+from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras import share
+from ringar.keras.share import Record
+from ringar.keras.synchronize import broadcast_model
+from ringar.sharding.slots import inner_optimizer
+
+
+def repeat(records: Sequence[Record], size: int, limit: int | None = None) -> int:
+    """Take part in steps of the other ranks until none of them has data.
+
+    Args:
+        records: the collectives of a step.
+        size: the number of ranks.
+        limit: the number of steps, if it is known.
+
+    Returns:
+        The number of steps in which a rank had data.
+    """
+    steps = 0
+    while limit is None or steps < limit:
+        for number, record in enumerate(records):
+            if record.repeat() == size and number == 0:
+                return steps
+        steps += 1
+    return steps
+
+
+class Epochs:
+    """Keep the ranks of a `fit` together that have different numbers of steps.
+
+    Args:
+        model: the model that is trained.
+        steps: the number of steps of an epoch on each rank, None where it is not known.
+        process_set: the ranks that train together; by default all.
+
+    Attributes:
+        limit: the number of steps of an epoch, those without data included; None if unknown.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        steps: Sequence[int | None],
+        process_set: ProcessSet | None = None,
+    ) -> None:
+        self._model = model
+        self._ranks = or_all(process_set)
+        known = [count for count in steps if count is not None]
+        self.limit = max(known) if len(known) == len(steps) else None
+        self._uneven = self.limit is None or min(known) < self.limit
+        self._begun_at = 0
+        self._has_left = True
+        shares.begin_training()
+
+    def begin(self) -> None:
+        """Begin an epoch."""
+        self._begun_at = shares.steps()
+        self._has_left = False
+
+    def look(self) -> None:
+        """Stop this rank's training if another rank has asked for it."""
+        if shares.stop_was_seen():
+            self._model.stop_training = True
+
+    def leave(self) -> None:
+        """Join the other ranks until the end of their epochs; the second call does nothing."""
+        if self._has_left or self._ranks.size() == 1:
+            return
+        self._has_left = True
+        step = share.step_of(self._model)
+        if step is None or not step.is_marked:
+            return  # the step has no gradients that ringar reduces
+        own = shares.steps() - self._begun_at
+        shares.ask_to_stop(bool(self._model.stop_training))
+        left = None if self.limit is None else max(self.limit - own, 0)
+        repeat(step.records, self._ranks.size(), left)
+        self.look()
+        if self._uneven or shares.stop_was_seen():
+            self._catch_up(own)
+
+    def _catch_up(self, own: int) -> None:
+        """Give all ranks the state of one that has taken every step."""
+        steps = allgather_object(own, name="steps of the epoch", process_set=self._ranks)
+        if len(set(steps)) > 1:
+            root = self._ranks.ranks[steps.index(max(steps))]
+            broadcast_model(self._model, root, self._ranks)
+
+
+def join(*optimizers: keras.optimizers.Optimizer, process_set: ProcessSet | None = None) -> int:
+    """Take part in the steps of other ranks, without data, until all ranks have come here.
+
+    Call it on every rank after a loop of training steps, so that ranks may have different numbers
+    of steps. Afterwards all ranks have the same weights and optimizers' state. `fit` needs no such
+    call: `ringar.callbacks.Distributed` joins.
+
+    Args:
+        *optimizers: the optimizers of a step, distributed or used with a
+            `ringar.DistributedGradientTape`, on a rank that has taken a step.
+        process_set: the ranks that train together; by default all.
+
+    Returns:
+        The number of steps that this rank took part in without data.
+
+    Raises:
+        ValueError: on this rank alone, if it has taken no step that it could repeat.
+
+    Example:
+    ```python
+    for x, y in own_batches:
+        train(x, y)
+    ringar.join(optimizer)
+    ```
+    """
+    ranks = or_all(process_set)
+    if ranks.size() == 1:
+        return 0
+    records = _records(optimizers)
+    if not records:
+        raise ValueError(
+            "ringar.join() expected optimizers whose gradients were reduced on this rank before; "
+            f"received {len(optimizers)} without a step. A rank without any data cannot join: give "
+            "every rank at least one batch."
+        )
+    joined = repeat(records, ranks.size())
+    waited = allgather_object(joined, name="joined steps", process_set=ranks)
+    if len(set(waited)) > 1:
+        root = ranks.ranks[waited.index(min(waited))]
+        broadcast_variables(_variables(optimizers), root, process_set=ranks)
+    return joined
+
+
+def _records(optimizers: Sequence[Any]) -> list[Record]:
+    records = {
+        id(record): record
+        for optimizer in optimizers
+        for variable in getattr(inner_optimizer(optimizer), "_trainable_variables", ())
+        if (record := share.record_of(variable)) is not None
+    }
+    return sorted(records.values(), key=lambda record: record.number)
+
+
+def _variables(optimizers: Sequence[Any]) -> list[Any]:
+    variables: dict[int, Any] = {}
+    for optimizer in optimizers:
+        for variable in [*inner_optimizer(optimizer)._trainable_variables, *optimizer.variables]:
+            variables[id(variable)] = variable
+    return list(variables.values())

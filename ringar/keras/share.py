@@ -1,0 +1,300 @@
+"""The share of a rank in a training step, and the record of the step's collectives.
+
+The gradient of a global batch is the mean of the ranks' gradients, each weighted by its number of
+rows. `rows` returns this number for the step that is traced or runs: Keras' `train_step` gets its
+batch here, and in loops without one the last `keras.losses.Loss` under a gradient tape tells. The
+number travels with the gradients (`ringar.collectives.shares`).
+
+A step is recorded while it is traced. A rank without data repeats the record
+(`ringar.keras.joining`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import record as tape_record
+from tensorflow.python.framework import ops as tf_ops
+
+from ringar.collectives.compiled import is_compiling
+from ringar.collectives.shares import WHOLE
+from ringar.sharding.slots import inner_optimizer
+
+if TYPE_CHECKING:
+    from ringar.keras.grid_reduction import GridReduction
+    from ringar.keras.reduction import Reduction
+
+
+_numbers = itertools.count()
+
+
+class Record:
+    """Repeat a collective of a step without data.
+
+    Args:
+        run: runs the collective and returns the number of idle ranks.
+        compiled: whether XLA has compiled it.
+        has_rows: whether ranks told their rows.
+        begins_step: whether a training step begins with it.
+    """
+
+    def __init__(
+        self, run: Callable[[], Any], compiled: bool, has_rows: bool, begins_step: bool = False
+    ) -> None:
+        self._run = tf.function(run, jit_compile=True, autograph=False) if compiled else run
+        self.number = next(_numbers)
+        self.has_rows = has_rows
+        self.begins_step = begins_step
+
+    def repeat(self) -> int:
+        """Take part in the collective and return the number of ranks that have no data either."""
+        token = _idle.set(self)
+        try:
+            return round(float(np.asarray(self._run())))
+        finally:
+            _idle.reset(token)
+
+
+class Step:
+    """Hold what is known of the training step that is traced or runs.
+
+    Attributes:
+        batch: the first tensor of this rank's batch, or None.
+        reduction: the reduction of the gradients, once it is known.
+        records: its collectives, in order.
+        terms: the number of losses that are global.
+        is_marked: whether a reduction has told that a step begins.
+    """
+
+    def __init__(self, batch: Any, reduction: Reduction | GridReduction | None) -> None:
+        self.batch = batch
+        self.reduction = reduction
+        self.records: list[Record] = []
+        self.terms = 0
+        self.is_marked = False
+
+
+class _Answer:
+    """Hand the answer to a control vector to the record that is repeated."""
+
+    value: Any = None
+
+
+_answer = _Answer()
+_step: ContextVar[Step | None] = ContextVar("step", default=None)
+_idle: ContextVar[Record | None] = ContextVar("idle", default=None)
+_steps: weakref.WeakKeyDictionary[keras.Model, Step] = weakref.WeakKeyDictionary()
+_batch_in_eager_code: list[int] = []
+
+
+def step_of(model: keras.Model) -> Step | None:
+    """Return the training step of `model` that was traced last."""
+    return _steps.get(model)
+
+
+def record_of(variable: Any) -> Record | None:
+    """Return the record of the reduction whose first variable this is, outside a `train_step`."""
+    return getattr(variable, "_ringar_record", None)
+
+
+def current() -> Step | None:
+    """Return the training step that is traced or runs."""
+    return _step.get()
+
+
+def idle() -> Record | None:
+    """Return the record that this rank repeats, if it has no data."""
+    return _idle.get()
+
+
+def leave_answer(answer: Any) -> None:
+    """Leave the answer to the control vector of a reduction, for the record that repeats it."""
+    if _idle.get() is not None:
+        _answer.value = answer
+
+
+def take_answer() -> Any:
+    """Return the answer that the last reduction has left."""
+    answer, _answer.value = _answer.value, None
+    return answer
+
+
+def rows() -> Any:
+    """Return the rows of this rank's batch, a number or a float32 scalar; `WHOLE`: unknown."""
+    if (record := _idle.get()) is not None:
+        return 0.0 if record.has_rows else WHOLE
+    step = _step.get()
+    batch = step.batch if step is not None else _batch_of_graph()
+    if batch is None:
+        return WHOLE
+    if isinstance(batch, int):
+        return float(batch)
+    if isinstance(batch, tf.RaggedTensor):
+        return tf.cast(batch.nrows(), tf.float32)
+    if isinstance(batch, tf.SparseTensor):
+        return tf.cast(batch.dense_shape[0], tf.float32)
+    if batch.shape.rank and batch.shape[0] is not None:
+        return float(batch.shape[0])
+    return tf.cast(tf.shape(batch)[0], tf.float32)
+
+
+def install() -> None:
+    """Let Keras tell the batch of each training step."""
+    if hasattr(keras.Model.make_train_function, "_ringar"):
+        return
+    make = keras.Model.make_train_function
+
+    @functools.wraps(make)
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        if self.train_function is None or force:
+            _observe_step(self)
+        return make(self, force)
+
+    make_train_function._ringar = True  # type: ignore[attr-defined]
+    keras.Model.make_train_function = make_train_function
+
+
+def prepare(model: keras.Model) -> None:
+    """Make Keras build the training function of `model` anew if it was built before `install`."""
+    install()
+    if not hasattr(model.train_step, "_ringar"):
+        model.train_function = None
+
+
+def _observe_step(model: Any) -> None:
+    train_step = model.train_step
+    if hasattr(train_step, "_ringar"):
+        return
+
+    @functools.wraps(train_step)
+    def observed(data: Any) -> Any:
+        with _stepping(model, data):
+            return train_step(data)
+
+    observed._ringar = True  # type: ignore[attr-defined]
+    # Keras' own __setattr__ would track it.
+    object.__setattr__(model, "train_step", observed)
+
+
+@contextmanager
+def _stepping(model: Any, data: Any) -> Iterator[None]:
+    inputs = tf.nest.flatten(keras.utils.unpack_x_y_sample_weight(data)[0])
+    batch = next((part for part in inputs if getattr(part, "shape", ()) != ()), None)
+    step = Step(batch, _reduction_of(model))
+    token = _step.set(step)
+    try:
+        yield
+    finally:
+        _step.reset(token)
+    step.batch = None  # a tensor of the graph
+    _steps[model] = step
+
+
+def optimizers_of(model: keras.Model) -> list[Any]:
+    """Return the optimizers of `model` and of its parts, that of `compile` first."""
+    models = [part for part in model._flatten_layers() if isinstance(part, keras.Model)]
+    found: dict[int, Any] = {}
+    for part in [model, *models]:
+        values = [getattr(part, "optimizer", None)]
+        for value in list(vars(part).values()):
+            if isinstance(value, dict):
+                values += value.values()
+            else:
+                values += value if isinstance(value, list | tuple) else [value]
+        found |= {id(x): x for x in values if isinstance(x, keras.optimizers.Optimizer)}
+    inner = {id(inner_optimizer(x)) for x in found.values() if inner_optimizer(x) is not x}
+    return [x for key, x in found.items() if key not in inner]
+
+
+def _reduction_of(model: keras.Model) -> Any:
+    """Return the reduction of the first distributed optimizer of `model`."""
+    found = (getattr(inner_optimizer(x), "_reduction", None) for x in optimizers_of(model))
+    return next((reduction for reduction in found if reduction is not None), None)
+
+
+def record(
+    reduce: Callable[[Sequence[Any]], tf.Tensor],
+    gradients: Sequence[Any],
+    variables: Sequence[Any] | None,
+) -> bool:
+    """Record a reduction; return whether a training step begins with it.
+
+    Args:
+        reduce: reduces gradients like these and returns the number of idle ranks.
+        gradients: tensors, `tf.IndexedSlices` or None.
+        variables: their variables, if they are known.
+    """
+    if (repeated := _idle.get()) is not None:
+        return repeated.begins_step
+    step = _step.get()
+    begins = step is not None and not step.is_marked
+    compiled = is_compiling()
+    like = [
+        _describe(g, v, compiled)
+        for g, v in zip(gradients, variables or [None] * len(gradients), strict=True)
+    ]
+    known = rows()
+    done = Record(
+        lambda: reduce([None if make is None else make() for make in like]),
+        compiled,
+        isinstance(known, tf.Tensor) or known != WHOLE,
+        begins,
+    )
+    if step is not None:
+        step.is_marked = True
+        step.records.append(done)
+    elif variables:
+        variables[0]._ringar_record = done
+    return begins
+
+
+def _describe(gradient: Any, variable: Any, compiled: bool) -> Callable[[], Any] | None:
+    """Return a function that makes zeros like `gradient`, which holds no tensor of a graph."""
+    if gradient is None:
+        return None
+    if not isinstance(gradient, tf.IndexedSlices):
+        static = gradient.shape.is_fully_defined()
+        shape = gradient.shape.as_list() if static else [int(d) for d in variable.shape]
+        return functools.partial(tf.zeros, shape, gradient.dtype)
+    dtype, index, tail = gradient.dtype, gradient.indices.dtype, gradient.values.shape[1:]
+    # Compiled code gathers equally many rows from all ranks; otherwise none are enough.
+    count = (gradient.indices.shape[0] if compiled else None) or 0
+    full = [int(d) for d in variable.shape] if variable is not None else None
+
+    def slices() -> tf.IndexedSlices:
+        values = tf.zeros([count, *tail], dtype)
+        shape = None if full is None else tf.constant(full, index)
+        return tf.IndexedSlices(values, tf.zeros([count], index), shape)
+
+    return slices
+
+
+def note_batch(y_pred: Any) -> None:
+    """Remember the rows of a loss under a gradient tape, for loops without a `train_step`."""
+    batch: Any = next(iter(tf.nest.flatten(y_pred)), None)
+    if not tf.is_tensor(batch) or not batch.shape.rank or not tape_record.could_possibly_record():
+        return
+    if tf.executing_eagerly():
+        _batch_in_eager_code[:] = [int(batch.shape[0])]
+    else:
+        tf_ops.get_default_graph()._ringar_batch = batch
+
+
+def _batch_of_graph() -> Any:
+    if tf.executing_eagerly():
+        return _batch_in_eager_code[0] if _batch_in_eager_code else None
+    graph = tf_ops.get_default_graph()
+    while graph is not None:
+        if (batch := getattr(graph, "_ringar_batch", None)) is not None:
+            return batch
+        graph = getattr(graph, "outer_graph", None)
+    return None

@@ -1,0 +1,134 @@
+"""Models that Keras does not build, train or call in the usual way, against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from tests.keras import common
+
+pytestmark = pytest.mark.usefixtures("initialized")
+
+Exchange = Callable[[Any], list[Any]]
+
+
+def layers(*units: int) -> keras.Model:
+    return keras.Sequential([keras.Input((6,)), *(keras.layers.Dense(n) for n in units)])
+
+
+class GAN(keras.Model):
+    """Two models, two optimizers and no `call`, as in Keras' own guide, without its noise."""
+
+    def __init__(self, distributed: bool) -> None:
+        super().__init__()
+        self.generator, self.discriminator = layers(5, 6), layers(4, 1)
+        self.distributed = distributed
+
+    def compile(self, g_optimizer: Any, d_optimizer: Any, loss_fn: Any, **options: Any) -> None:
+        super().compile(**options)
+        wrap = ringar.DistributedOptimizer if self.distributed else lambda optimizer: optimizer
+        self.g_optimizer, self.d_optimizer = wrap(g_optimizer), wrap(d_optimizer)
+        self.loss_fn = loss_fn
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        real, latent = data
+        images = tf.concat([self.generator(latent), real], 0)
+        labels = tf.concat([tf.ones_like(latent[:, :1]), tf.zeros_like(real[:, :1])], 0)
+        with tf.GradientTape() as tape:
+            d_loss = self.loss_fn(labels, self.discriminator(images))
+        its = self.discriminator.trainable_variables
+        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, its), its, strict=True))
+        with tf.GradientTape() as tape:
+            fooled = self.discriminator(self.generator(latent))
+            g_loss = self.loss_fn(tf.zeros_like(fooled), fooled)
+        its = self.generator.trainable_variables
+        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, its), its, strict=True))
+        return {"d_loss": d_loss, "g_loss": g_loss}
+
+
+def train_gan(data: tf.data.Dataset, seed: int, distributed: bool, **options: Any) -> GAN:
+    keras.utils.set_random_seed(seed)
+    model = GAN(distributed)
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1), loss, **options)
+    callbacks = [ringar.callbacks.Distributed()] if distributed else []
+    model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+    return model
+
+
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+def test_gan(options: dict[str, Any], rank: int, size: int, exchange: Exchange) -> None:
+    """Ranks begin with other weights, and have uneven batches: 3 of 4 rows, and one more."""
+    rng = np.random.default_rng(5)
+    data = [rng.normal(size=(13 * size, 6)).astype(np.float32) for _ in range(2)]
+    every = tf.data.Dataset.from_tensor_slices(tuple(data))
+    own = every.shard(size, rank).batch(4)
+    model = train_gan(own, rank, True, **options)
+    single = train_gan(every.batch(4 * size), 0, False, **options)
+    assert common.largest_difference(common.values(model), common.values(single)) < 1e-4
+    assert len(set(exchange(str([v.tobytes() for v in common.values(model)])))) == 1
+
+
+def test_train_on_batch(rank: int, size: int) -> None:
+    model, single = common.dense_model(), common.dense_model()
+    model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    single.compile(keras.optimizers.SGD(0.1), "mse")
+    for number in range(3):
+        parts = [common.regression(4 + 2 * r, seed=10 * number + r) for r in range(size)]
+        model.train_on_batch(*parts[rank])
+        single.train_on_batch(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+    assert common.largest_difference(common.values(model), common.values(single)) < 1e-5
+    # A later fit with the callback observes the same step.
+    model.fit(*common.regression(4), verbose=0, callbacks=[ringar.callbacks.Distributed()])
+
+
+class Late(keras.Model):
+    """Makes a layer in its first step, and another one in a later epoch."""
+
+    def __init__(self, later: bool) -> None:
+        super().__init__()
+        self.first = keras.layers.Dense(1)
+        self.second = keras.layers.Dense(1)
+        self.later = later
+        self.calls = 0
+
+    def call(self, x: Any) -> Any:
+        self.calls += 1
+        y = self.first(x)
+        return y + self.second(x) if self.later and self.calls > 5 else y
+
+    def build(self, shape: Any) -> None:
+        self.built = True
+
+
+def test_weights_that_a_late_step_makes(rank: int, size: int, exchange: Exchange) -> None:
+    keras.utils.set_random_seed(rank)
+    model = Late(later=True)
+    # SGD makes no slots; its updates follow whatever variables there are.
+    optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(0.0))
+    model.compile(optimizer, "mse", run_eagerly=True)
+    model.optimizer._check_variables_are_known = lambda variables: None
+    x, y = common.regression(8)
+    callbacks = [ringar.callbacks.Distributed()]
+    with pytest.warns(UserWarning, match="made after the first step.*kernel"):
+        model.fit(x, y, batch_size=2, epochs=2, verbose=0, callbacks=callbacks)
+    assert len(set(exchange(str([v.tobytes() for v in common.values(model)])))) == 1
+
+
+def test_a_trained_model_is_saved_and_copied(tmp_path: Any) -> None:
+    """What observes the training step is no part of the model."""
+    model = common.dense_model()
+    model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.fit(*common.regression(4), verbose=0, callbacks=[ringar.callbacks.Distributed()])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert common.largest_difference(common.values(model), common.values(loaded)) == 0.0
+    assert "train_step" not in vars(loaded)
+    clone = keras.models.clone_model(model)
+    assert "train_step" not in vars(clone)

@@ -1,0 +1,49 @@
+"""A Transformer block under XLA, as Keras trains it on a GPU, equals one process."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+import ringar
+from tests.keras import common
+
+pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(2, 4)]
+
+
+def transformer(seed: int) -> keras.Model:
+    """Token and position embedding, attention, and a feed-forward net of two layers."""
+    keras.utils.set_random_seed(seed)
+    layers, ids = keras.layers, keras.Input((4,), dtype="int32")
+    x = common.TokensAndPositions(8)(ids)
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4)(x, x))
+    x = layers.LayerNormalization()(x + layers.Dense(8)(layers.Dense(32, "relu")(x)))
+    return keras.Model(ids, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [("SGD", {"momentum": 0.9}), ("Adam", {})],
+    ids=["sgd", "adam"],
+)
+def test_trains_as_one_process(optimizer: str, options: dict[str, float], rank: int) -> None:
+    keras.config.set_dtype_policy("float64")
+    try:
+        whole, model = transformer(0), transformer(rank)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    make = getattr(keras.optimizers, optimizer)
+    data = common.tokens(3 * common.GLOBAL_BATCH)
+    whole.compile(common.summed(make(0.01, **options)), "mse", jit_compile=True)
+    whole.fit(common.batches(data), verbose=0)
+
+    model.compile(ringar.DistributedOptimizer(make(0.01, **options)), "mse", jit_compile=True)
+    x, y = (array[rank :: ringar.size()] for array in data)  # arrays: batches of unknown size
+    model.fit(
+        *(x, y),
+        batch_size=common.GLOBAL_BATCH // ringar.size(),
+        shuffle=False,
+        verbose=0,
+        callbacks=[ringar.callbacks.Distributed()],
+    )
+    assert common.largest_difference(common.values(model), common.values(whole)) < 1e-7

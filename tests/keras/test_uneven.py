@@ -1,0 +1,214 @@
+"""Ranks with batches of different sizes, and of different numbers, against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from tests.keras import common, uneven
+from tests.plugin import fast_if
+
+pytestmark = pytest.mark.usefixtures("initialized")
+
+Exchange = Callable[[Any], list[Any]]
+
+
+def plain(rows: int, seed: int) -> uneven.Batch:
+    return common.regression(rows, seed)
+
+
+def weighted(rows: int, seed: int) -> uneven.Batch:
+    weights = np.random.default_rng(seed).uniform(0.1, 2, rows).astype(np.float32)
+    return (*common.regression(rows, seed), weights)
+
+
+def words(rows: int, seed: int) -> uneven.Batch:
+    """Tokens, of which 0 is masked, and a target for each."""
+    tokens = np.random.default_rng(seed).integers(0, 6, (rows, 4)).astype(np.int32)
+    return tokens, np.cos(tokens[:, :, None]).astype(np.float32)
+
+
+def masked_model() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            keras.layers.Embedding(6, 3, mask_zero=True),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def two_outputs() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(4, activation="tanh", kernel_regularizer="l2")(inputs)
+    outputs = [keras.layers.Dense(1, name=name)(hidden) for name in ("a", "b")]
+    return keras.Model(inputs, outputs)
+
+
+MSE = keras.losses.MeanSquaredError
+
+
+def check(
+    size: int,
+    rank: int,
+    build: Callable[[], keras.Model],
+    make: Callable[[int, int], uneven.Batch],
+    *,
+    global_loss: bool = False,
+    **options: Any,
+) -> keras.Model:
+    """Train on the ranks and in one process, and compare weights, and losses that are global."""
+    batches = uneven.batches_of(size, make)
+    model, history = uneven.train(build, batches[rank], distributed=True, **options)
+    single, expected = uneven.train(build, uneven.together(batches), distributed=False, **options)
+    assert common.largest_difference(common.values(model), common.values(single)) < 2e-5
+    state = [v for v in model.optimizer.variables if "learning" not in v.path]
+    wanted = [v for v in single.optimizer.variables if "learning" not in v.path]
+    for own, other in zip(state, wanted, strict=True):
+        np.testing.assert_allclose(own.numpy(), other.numpy(), atol=2e-5)
+    if global_loss:
+        assert history.history["loss"] == pytest.approx(expected.history["loss"], 1e-5)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("known", "options"),
+    [
+        (True, {}),
+        (False, {}),
+        (True, {"jit_compile": True}),
+        (False, {"steps_per_execution": 2}),
+        fast_if(False, True, {"run_eagerly": True}),
+        fast_if(False, False, {"jit_compile": True}),
+    ],
+)
+def test_batches_of_any_size_and_number(
+    known: bool, options: dict[str, Any], rank: int, size: int, exchange: Exchange
+) -> None:
+    model = check(size, rank, common.dense_model, plain, known=known, loss="mse", **options)
+    assert len(set(exchange(common.digest(model)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("build", "make", "loss"),
+    [
+        (common.dense_model, weighted, "mse"),
+        (common.dense_model, weighted, MSE(reduction="mean_with_sample_weight")),
+        (common.dense_model, weighted, MSE(reduction="sum")),
+        (masked_model, words, "mse"),
+        (two_outputs, plain, [MSE(reduction="sum"), "mae"]),
+    ],
+    ids=["sample-weights", "mean-of-weights", "sum", "mask", "two-outputs"],
+)
+@pytest.mark.parametrize("jit_compile", [False, fast_if(False, True)])
+def test_losses_with_other_normalizers(
+    build: Any, make: Any, loss: Any, jit_compile: bool, rank: int, size: int
+) -> None:
+    optimizer = lambda: keras.optimizers.SGD(0.01, momentum=0.9)  # noqa: E731
+    check(size, rank, build, make, loss=loss, jit_compile=jit_compile, optimizer=optimizer)
+
+
+def test_hundred_examples_in_batches_of_32(rank: int, size: int) -> None:
+    """The case of a user: the last batches are smaller, and the losses those of one process."""
+    x, y = common.regression(50 * size)
+    model, _ = uneven.train(
+        common.dense_model,
+        [(x[rank::size][at : at + 32], y[rank::size][at : at + 32]) for at in (0, 32)],
+        distributed=True,
+        loss="mse",
+    )
+    single, _ = uneven.train(
+        common.dense_model,
+        [(x[at : at + 32 * size], y[at : at + 32 * size]) for at in (0, 32 * size)],
+        distributed=False,
+        loss="mse",
+    )
+    assert model.evaluate(x, y, verbose=0) == pytest.approx(single.evaluate(x, y, verbose=0), 1e-5)
+
+
+def test_mixed_precision(rank: int, size: int, mixed_float16: None) -> None:
+    batches = uneven.batches_of(size, plain)
+    model, _ = uneven.train(common.dense_model, batches[rank], distributed=True, loss="mse")
+    single, _ = uneven.train(
+        common.dense_model, uneven.together(batches), distributed=False, loss="mse"
+    )
+    assert common.largest_difference(common.values(model), common.values(single)) < 5e-3
+    assert common.number(model.optimizer.dynamic_scale) == common.number(
+        single.optimizer.dynamic_scale
+    )
+
+
+@pytest.mark.parametrize("way", ["optimizer", "tape"])
+@pytest.mark.parametrize("graph", [True, False])
+def test_loop_of_ones_own(way: str, graph: bool, rank: int, size: int, exchange: Exchange) -> None:
+    def run(batches: Any, distributed: bool) -> keras.Model:
+        model, loss_of = common.dense_model(), keras.losses.MeanSquaredError()
+        optimizer = keras.optimizers.Adam(0.01)
+        if distributed and way == "optimizer":
+            optimizer = ringar.DistributedOptimizer(optimizer)
+        optimizer.build(model.trainable_variables)
+
+        def step(x: Any, y: Any) -> None:
+            tape = tf.GradientTape()
+            if distributed and way == "tape":
+                tape = ringar.DistributedGradientTape(tape)
+            with tape:
+                loss = loss_of(y, model(x, training=True))
+            grads = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+
+        if graph:
+            step = tf.function(step, reduce_retracing=True)
+        for x, y in batches:
+            step(tf.constant(x), tf.constant(y))
+        if distributed:
+            assert ringar.join(optimizer) == (longest - len(batches) if size > 1 else 0)
+        return model
+
+    batches = uneven.batches_of(size, plain)
+    longest = max(map(len, batches))
+    model = run(batches[rank], True)
+    single = run(uneven.together(batches), False)
+    assert common.largest_difference(common.values(model), common.values(single)) < 1e-4
+    assert len(set(exchange([v.tobytes() for v in common.values(model)].__repr__()))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_warm_up_counts_the_steps_of_all_ranks(rank: int, size: int, exchange: Exchange) -> None:
+    """Otherwise the learning rates of one step differ, and so do the ranks' weights."""
+    model, _ = uneven.train(
+        common.dense_model,
+        uneven.batches_of(size, plain)[rank],
+        distributed=True,
+        loss="mse",
+        callbacks=[ringar.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2)],
+    )
+    assert len(set(exchange(common.digest(model)))) == 1
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_join_without_a_step_says_so() -> None:
+    optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD())
+    with pytest.raises(ValueError, match=r"gradients were reduced on this rank before"):
+        ringar.join(optimizer)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_layers_that_communicate_need_equal_steps(rank: int) -> None:
+    model = keras.Sequential(
+        [keras.Input((6,)), ringar.layers.SyncBatchNormalization(), keras.layers.Dense(1)]
+    )
+    model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    data = tf.data.Dataset.from_tensors(common.regression(4)).repeat(3 + rank)
+    expected = rf'rank {rank} \| allgather_object "start of training": expected the same number of '
+    received = r"steps per epoch on every rank; received 3 \(rank 0\), 4 \(rank 1\).*sync_batch"
+    with pytest.raises(ValueError, match=expected + received):
+        model.fit(data, verbose=0, callbacks=[ringar.callbacks.Distributed()])

@@ -1,0 +1,65 @@
+"""Ranks with different batches, and one process that trains on all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ringar
+
+#: The rows of each rank's batches.
+ROWS = ([6, 6, 5], [6, 2], [4], [6, 6, 6, 6])
+
+Batch = tuple[np.ndarray, ...]
+"""Inputs, targets, and sample weights if there are any."""
+
+
+def batches_of(size: int, make: Callable[[int, int], Batch]) -> list[list[Batch]]:
+    """The batches of each of `size` ranks; `make` takes a number of rows and a seed."""
+    return [
+        [make(rows, 10 * rank + number) for number, rows in enumerate(ROWS[rank])]
+        for rank in range(size)
+    ]
+
+
+def together(batches: Sequence[Sequence[Batch]]) -> list[Batch]:
+    """The batches of one process: the k-th has the rows of all ranks' k-th."""
+    longest = max(map(len, batches))
+    at = [[own[k] for own in batches if k < len(own)] for k in range(longest)]
+    return [tuple(np.concatenate(parts) for parts in zip(*here, strict=True)) for here in at]
+
+
+def dataset(batches: Sequence[Batch], known: bool = True) -> tf.data.Dataset:
+    """A data set of these batches, whose number Keras knows or not."""
+    signature = tuple(
+        tf.TensorSpec([None, *part.shape[1:]], tf.as_dtype(part.dtype)) for part in batches[0]
+    )
+    data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
+    return data.apply(tf.data.experimental.assert_cardinality(len(batches))) if known else data
+
+
+def train(
+    build: Callable[[], keras.Model],
+    batches: Sequence[Batch],
+    *,
+    distributed: bool,
+    known: bool = True,
+    epochs: int = 2,
+    optimizer: Callable[[], Any] = lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    callbacks: Sequence[Any] = (),
+    **options: Any,
+) -> tuple[keras.Model, Any]:
+    """Train a model on the batches of a rank, or of all; return it and its history."""
+    model = build()
+    its = ringar.DistributedOptimizer(optimizer()) if distributed else optimizer()
+    model.compile(its, **options)
+    data = dataset(batches, known)
+    if len(model.outputs) > 1:
+        data = data.map(lambda x, y: (x, tuple(y for _ in model.outputs)))
+    first = [ringar.callbacks.Distributed()] if distributed else []
+    history = model.fit(data, epochs=epochs, verbose=0, callbacks=[*first, *callbacks])
+    return model, history

@@ -47,9 +47,9 @@ from .job.start import shutdown as shutdown
 from .keras import DistributedGradientTape as DistributedGradientTape
 from .keras import DistributedOptimizer as DistributedOptimizer
 from .keras import callbacks as callbacks
+from .keras import join as join
 from .keras import load_model as load_model
 from .keras import separate_seeds as separate_seeds
 from .keras import set_random_seed as set_random_seed
 from .launchers.run import run as run
-from .keras import join as join
 from .version import __version__ as __version__

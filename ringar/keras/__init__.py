@@ -16,8 +16,8 @@ if int(_keras.__version__.split(".")[0]) < 3:
     )
 
 from ringar.keras import callbacks
-from ringar.keras.loading import load_model
 from ringar.keras.joining import join
+from ringar.keras.loading import load_model
 from ringar.keras.optimizer import DistributedOptimizer
 from ringar.keras.seeds import separate_seeds, set_random_seed
 from ringar.keras.tape import DistributedGradientTape

@@ -11,7 +11,7 @@ Remainder = Literal["drop", "wrap", "keep"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "wrap", "keep")
 
 #: The treatment of the last elements, where the user names none.
-DEFAULT_REMAINDER: Remainder = "drop"
+DEFAULT_REMAINDER: Remainder = "keep"
 
 
 @dataclass(frozen=True)

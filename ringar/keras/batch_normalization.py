@@ -14,7 +14,10 @@ large numbers, as a variance from the sums of x and x^2 would. All ranks combine
 the same order, so that their moving averages stay equal bit by bit.
 
 A rank's statistics affect the outputs of all ranks, so the gradients of its row are added up over
-the ranks. That is the gradient of the all-gather, one reduce-scatter. A layer of C channels on n
+the ranks. That is the gradient of the all-gather, one reduce-scatter. In a `train_step` the loss of
+a rank counts with its number of examples (`ringar.keras.share`). The gradients of its loss have this
+weight in the sum, and the optimizer multiplies the sum by the weight of the row's rank, so the sum
+is divided by that one. A layer of C channels on n
 ranks sends 12 (n-1) C bytes per rank and step each way, in float32.
 """
 
@@ -27,9 +30,11 @@ import tensorflow as tf
 
 from ringar.collectives import allgather, broadcast_object
 from ringar.collectives.call import do_not_convert
+from ringar.collectives.shares import WHOLE
 from ringar.errors import NotInitializedError, UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras import share
 from ringar.sharding import lineage
 from ringar.sharding.grid import Grid, resolve
 
@@ -141,7 +146,10 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             self._label = broadcast_object(
                 self.name, ranks.ranks[0], name="layer's name", process_set=ranks
             )
-        return _combine(allgather(row, name=f"{self._label}/statistics", process_set=ranks))
+        weight = share.rows() if share.current() is not None else WHOLE
+        row = _scale_gradient(row, tf.math.reciprocal_no_nan(tf.cast(weight, row.dtype)))
+        rows = allgather(row, name=f"{self._label}/statistics", process_set=ranks)
+        return _combine(_scale_gradient(rows, weight))
 
     def _ranks(self) -> ProcessSet:
         """Return the ranks that share statistics."""
@@ -182,6 +190,16 @@ def _row(x: tf.Tensor, mask: tf.Tensor | None, axis: int) -> tf.Tensor:
     deviation = _only(counted, x - tf.stop_gradient(tf.reshape(mean, along)))
     m2 = tf.reduce_sum(tf.square(deviation), axes)
     return tf.reshape(tf.stack([count, mean, m2]), [1, 3, channels])
+
+
+def _scale_gradient(x: tf.Tensor, factor: float | tf.Tensor) -> tf.Tensor:
+    """Return `x`, and its gradient times `factor`."""
+
+    @tf.custom_gradient
+    def identity(x: tf.Tensor) -> Any:
+        return tf.identity(x), lambda upstream: upstream * tf.cast(factor, upstream.dtype)
+
+    return identity(x)
 
 
 def _only(counted: tf.Tensor | None, x: tf.Tensor) -> tf.Tensor:

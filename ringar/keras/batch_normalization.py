@@ -14,11 +14,11 @@ large numbers, as a variance from the sums of x and x^2 would. All ranks combine
 the same order, so that their moving averages stay equal bit by bit.
 
 A rank's statistics affect the outputs of all ranks, so the gradients of its row are added up over
-the ranks. That is the gradient of the all-gather, one reduce-scatter. In a `train_step` the loss of
-a rank counts with its number of examples (`ringar.keras.share`). The gradients of its loss have this
-weight in the sum, and the optimizer multiplies the sum by the weight of the row's rank, so the sum
-is divided by that one. A layer of C channels on n
-ranks sends 12 (n-1) C bytes per rank and step each way, in float32.
+the ranks. That is the gradient of the all-gather, one reduce-scatter. In a `train_step` the loss
+of a rank counts with its number of examples (`ringar.keras.share`). The gradients of its loss have
+this weight in the sum, and the optimizer multiplies the sum by the weight of the row's rank, so
+the sum is divided by that one. A layer of C channels on n ranks sends 12 (n-1) C bytes per rank
+and step each way, in float32.
 """
 
 from __future__ import annotations

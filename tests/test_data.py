@@ -71,11 +71,12 @@ def test_fewer_elements_than_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     one = tf.data.Dataset.range(1)
     for source in (one, np.zeros(1)):
         with pytest.raises(ValueError, match="at least one element for each of 4 ranks"):
-            shares(monkeypatch, source, 4)
+            shares(monkeypatch, source, 4, remainder="drop")
     for source in (one, unknown(one)):
         got = [elements(rank) for rank in shares(monkeypatch, source, 4, remainder="wrap")]
         assert got == [[0]] * 4
-    assert [elements(rank) for rank in shares(monkeypatch, unknown(one), 4)] == [[]] * 4
+    dropped = shares(monkeypatch, unknown(one), 4, remainder="drop")
+    assert [elements(rank) for rank in dropped] == [[]] * 4
 
 
 def test_endless_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def test_batches_are_dealt_whole_and_structures_kept(
     x, y = np.arange(10).reshape(5, 2), {"label": np.arange(5), "weight": np.ones(5)}
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
     dataset = dataset if known else unknown(dataset)
-    first, second = shares(monkeypatch, dataset, 2)
+    first, second = shares(monkeypatch, dataset, 2, remainder="drop")
     assert first.element_spec == dataset.element_spec
     assert [e[1]["label"] for e in elements(first)] == [[0, 1]]
     assert [e[1]["label"] for e in elements(second)] == [[2, 3]]
@@ -120,7 +121,7 @@ def test_split_batches_keeps_the_global_batch(
 ) -> None:
     x = np.arange(19)
     dataset = tf.data.Dataset.from_tensor_slices((x, x * 2)).batch(8, drop_remainder=drop_remainder)
-    ranks = shares(monkeypatch, dataset, 4, split_batches=True)
+    ranks = shares(monkeypatch, dataset, 4, remainder="drop", split_batches=True)
     for rank, share in enumerate(ranks):
         got = elements(share)
         # The last batch has three rows, too few for four ranks.
@@ -353,7 +354,7 @@ def test_parts_of_a_py_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts(9, "keep") == [[[0, 1], [4, 5], [8]], [[2], [6]], [[3], [7]]]
     assert parts(9, "drop") == [[[0], [4]], [[1], [5]], [[2], [6]]]
     assert parts(7, "keep") == [[[0, 1], [4]], [[2], [5]], [[3], [6]]]
-    first = shares(monkeypatch, Squares(None), 5, split_batches=True)[0]
+    first = shares(monkeypatch, Squares(None), 5, remainder="drop", split_batches=True)[0]
     with pytest.raises(ValueError, match="at least 5 rows.*batch 0, which has 4"):
         first[0]
 

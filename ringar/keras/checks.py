@@ -63,8 +63,8 @@ def check_start(
             steps,
             "number of steps per epoch",
             f"The layers {', '.join(layers)} communicate in every step, so that no rank can do "
-            'without a batch. Shard the data with ringar.data.shard(data, remainder="drop"), or pass '
-            "`steps_per_epoch` to `fit`.",
+            'without a batch. Shard the data with ringar.data.shard(data, remainder="drop"), or '
+            "pass `steps_per_epoch` to `fit`.",
         )
     require_equal(
         [one["epochs"] for one in ranks],

@@ -8,6 +8,7 @@ step the training is what it is without the check.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -74,18 +75,31 @@ class FirstBatch:
 
 def _look(iterator: Any, steps: int) -> tuple[int, Any]:
     """Return the digest of the first batch, and an iterator over the first `steps` batches."""
-    try:
-        batch = next(iterator)
-    except StopIteration:
+    batches = list(itertools.islice(iterator, steps))
+    if not batches:
         return _NO_BATCH, iterator
-    tensors = tf.nest.flatten(batch, expand_composites=True)
+    tensors = tf.nest.flatten(batches[0], expand_composites=True)
     own = digest(x.numpy() if isinstance(x, tf.Tensor) else x for x in tensors)
-    # tf.data may read ahead, but not beyond the batches that the training function takes.
-    rest = itertools.islice(itertools.chain([batch], iterator), steps)
     if not isinstance(iterator, tf.data.Iterator):
-        return own, rest
-    dataset = tf.data.Dataset.from_generator(lambda: rest, output_signature=iterator.element_spec)
-    return own, iter(dataset)
+        return own, iter(batches)
+    # Not `from_generator`: when a dataset that calls Python is destroyed, it waits for Python's
+    # lock, and whoever destroys it holds the lock.
+    parts = [tf.data.Dataset.from_tensors(batch) for batch in batches]
+    dataset = functools.reduce(lambda some, more: some.concatenate(more), parts)
+    return own, iter(dataset.map(lambda *batch: _as_in(iterator.element_spec, *batch)))
+
+
+def _as_in(spec: Any, *batch: Any) -> Any:
+    """Return a batch with the shapes of `spec`, for which the training function is traced."""
+
+    def open_shape(part: Any, its: Any) -> Any:
+        if not isinstance(its, tf.TensorSpec):
+            return part
+        return tf.compat.v1.placeholder_with_default(part, its.shape)
+
+    # `map` spreads a tuple over the arguments.
+    given = batch if isinstance(spec, tuple) else batch[0]
+    return tf.nest.map_structure(open_shape, given, spec)
 
 
 def _equal(digests: list[int], group: int) -> list[int]:

@@ -265,9 +265,10 @@ def _describe(gradient: Any, variable: Any, compiled: bool) -> Callable[[], Any]
         static = gradient.shape.is_fully_defined()
         shape = gradient.shape.as_list() if static else [int(d) for d in variable.shape]
         return functools.partial(tf.zeros, shape, gradient.dtype)
-    dtype, index, tail = gradient.dtype, gradient.indices.dtype, gradient.values.shape[1:]
+    indices = tf.convert_to_tensor(gradient.indices)
+    dtype, index, tail = gradient.dtype, indices.dtype, gradient.values.shape[1:]
     # Compiled code gathers equally many rows from all ranks; otherwise none are enough.
-    count = (gradient.indices.shape[0] if compiled else None) or 0
+    count = (indices.shape[0] if compiled else None) or 0
     full = [int(d) for d in variable.shape] if variable is not None else None
 
     def slices() -> tf.IndexedSlices:

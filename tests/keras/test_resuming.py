@@ -144,6 +144,7 @@ def test_interrupted_run_ends_as_one_that_was_not(
     assert not (folder / "backup").exists()
 
 
+@pytest.mark.ranks(1, 2)
 def test_crash_while_a_file_is_written(
     shared_tmp_path: Path, rank: int, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +167,7 @@ def test_crash_while_a_file_is_written(
     assert train(shared_tmp_path, 2)[0] == expected
 
 
+@pytest.mark.ranks(1, 3)
 def test_signal_saves_and_stops_all_ranks(
     shared_tmp_path: Path, rank: int, exchange: Exchange, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import ringar
 from tests.keras import common
+from tests.plugin import fast_if
 
 pytestmark = pytest.mark.usefixtures("initialized")
 
@@ -62,7 +63,9 @@ def train_gan(data: tf.data.Dataset, seed: int, distributed: bool, **options: An
     return model
 
 
-@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+@pytest.mark.parametrize(
+    "options", [{}, fast_if(False, {"jit_compile": True}), {"run_eagerly": True}]
+)
 def test_gan(options: dict[str, Any], rank: int, size: int, exchange: Exchange) -> None:
     """Ranks begin with other weights, and have uneven batches: 3 of 4 rows, and one more."""
     rng = np.random.default_rng(5)

@@ -50,7 +50,7 @@ def optimizer_of(name: str, dtypes: str, wrap: Any) -> Any:
 
 
 #: What `make test` compiles: the others take XLA half a minute.
-COMPILED = {"transformer": "mixed_float16", "tagger": "mixed_bfloat16", "vae": "float32"}
+COMPILED = {"outputs": "mixed_float16", "tagger": "mixed_bfloat16", "vae": "float32"}
 
 
 def _is_fast(example: str, optimizer: str, dtypes: str, jit: bool) -> bool:

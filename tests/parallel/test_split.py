@@ -108,7 +108,10 @@ def test_forward_and_gradients(grid: ringar.parallel.Grid, jit: bool) -> None:
 
 @pytest.mark.parametrize(
     ("name", "jit"),
-    [("sgd", True), fast_if(False, "adam", True), *((name, False) for name in OPTIMIZERS)],
+    [
+        *(fast_if(False, name, True) for name in ("sgd", "adam")),
+        *((name, False) for name in OPTIMIZERS),
+    ],
 )
 def test_training(grid: ringar.parallel.Grid, name: str, jit: bool) -> None:
     """Ten steps through fit, with the global batch dealt out to the model groups."""

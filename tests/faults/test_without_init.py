@@ -61,7 +61,9 @@ ON_GPUS = [
 #: Functions that need no init, or ("train") are tried by another name.
 FREE = {
     *("init", "shutdown", "is_initialized", "stop_timeline", "DistributedOptimizer"),
-    *("stats", "reset_stats"),
+    *("stats", "reset_stats", "run"),
+    # These begin with a collective or ask for the rank.
+    *("join", "load_model", "predict", "separate_seeds", "set_random_seed"),
 }
 #: Of ringar.cupy.
 FREE_ON_GPUS = {"scan"}

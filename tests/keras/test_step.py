@@ -125,7 +125,7 @@ def test_one_rank_pays_nothing(precision: str, sparse: bool, size: int) -> None:
     plain, distributed = counts
     assert not any("Ringar" in operation for operation in plain)
     assert any("Ringar" in operation for operation in distributed) == (size > 1)
-    if size == 1:
+    if size == 1 and not sparse:  # equal rows of a sparse gradient are added, on one rank, too
         assert distributed == plain
 
 

@@ -13,7 +13,7 @@ SCRIPT = ROOT / "tests" / "types" / "user_script.py"
 MODULES = {
     "callbacks": "ringar/keras/callbacks.py",
     "cost_model": "ringar/job/cost_model.py",
-    "data": "ringar/data.py",
+    "data": "ringar/data/__init__.py",
     "errors": "ringar/errors.py",
     "layers": "ringar/layers.py",
     "parallel": "ringar/parallel/__init__.py",

@@ -41,8 +41,10 @@ def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
         keras.optimizers.Adam(), op=ringar.Average, compression=ringar.Compression.powersgd(rank=2)
     )
     model.compile(optimizer, "mse")
+    ringar.set_random_seed(1)
     several: list[keras.callbacks.Callback] = [
         callbacks.Distributed(),
+        callbacks.SaveOnSignal("saved.keras"),
         callbacks.BroadcastGlobalVariablesCallback(0),
         callbacks.MetricAverageCallback(),
         callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2),
@@ -51,6 +53,9 @@ def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
     ]
     history = model.fit(x, y, epochs=epochs, callbacks=several)
     ringar.predict(model, x, batch_size=16, root_rank=0)
+    ringar.separate_seeds(model)
+    assert_type(ringar.join(model.optimizer), int)
+    ringar.load_model("saved.keras")
     return {name: [float(value) for value in values] for name, values in history.history.items()}
 
 

@@ -87,13 +87,18 @@ def _native_library() -> Finding:
             False,
             "libringar.so not found; build it with: pip install -e .",
         )
-    try:
-        # RTLD_LAZY: its TensorFlow functions are looked up when TensorFlow is there.
-        library = ctypes.CDLL(str(paths[0]), mode=os.RTLD_LAZY)
-        library.ringar_version.restype = ctypes.c_char_p
-        version = library.ringar_version().decode()
-    except (OSError, AttributeError) as error:
+    # In another process: it offers its ops to TensorFlow when it is first opened, and only then.
+    # RTLD_LAZY: TensorFlow's functions are looked up when TensorFlow is there.
+    code = (
+        f"import ctypes; library = ctypes.CDLL({str(paths[0])!r}, mode={os.RTLD_LAZY}); "
+        "library.ringar_version.restype = ctypes.c_char_p; "
+        "print(library.ringar_version().decode())"
+    )
+    result = _python(code)
+    if result.returncode != 0:
+        error = result.stderr.strip().rpartition("\n")[2]
         return Finding("ringar", "native library", False, f"{paths[0]} does not load: {error}")
+    version = result.stdout.strip()
     return Finding("ringar", "native library", True, f"{version} ({paths[0]})")
 
 
@@ -206,11 +211,13 @@ def _find_library(library: str) -> str | None:
     if inside.exists():
         return str(inside)
     # In another process: an MPI library may have effects when it is loaded, and two of them clash.
-    code = f"import ctypes; ctypes.CDLL({library!r})"
-    result = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], capture_output=True, timeout=20, check=False
-    )
+    result = _python(f"import ctypes; ctypes.CDLL({library!r})")
     return f"{library} (system)" if result.returncode == 0 else None
+
+
+def _python(code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-I", "-S", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
 
 
 def _first_line(*command: str) -> str | None:

@@ -48,7 +48,7 @@ class PeerLostError(RingarError, ConnectionError):
 
 
 class RankError(RingarError):
-    """Report a rank of `ringar.run` that failed: its traceback, or the signal that killed it."""
+    """Report an error of another rank: its text or traceback, or the signal that killed it."""
 
 
 class OutOfMemoryError(RingarError, MemoryError):

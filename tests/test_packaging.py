@@ -175,7 +175,7 @@ def test_a_compiler_that_is_named_but_absent_is_named_in_the_error(
 def test_an_error_in_the_sources_ends_the_build(checkout: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(checkout, broken)
-    (broken / "tf_ops" / "engine" / "broken.cc").write_text("int main( {\n")
+    (broken / "tf_ops" / "engine" / "a.cc").write_text("int main( {\n")  # built first
     result = python("setup.py", "build_ext", "--inplace", cwd=broken)
     assert result.returncode != 0
     assert "building the native library failed" in result.stderr

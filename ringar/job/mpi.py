@@ -206,8 +206,6 @@ def leave(place: Place, *, failed: bool) -> None:
     if failed:
         _communicator = None
     if place.arena_fd >= 0:
-        # Closing drops this rank's lock. The other ranks do not take that for its death: it has
-        # recorded before that it leaves.
         os.close(place.arena_fd)
 
 
@@ -338,8 +336,6 @@ def _compare(world: MPI.Intracomm, prefix: str) -> None:
 
 def _share_memory(local: MPI.Intracomm, prefix: str) -> tuple[int, errors.UnsupportedError | None]:
     """Open a file in /dev/shm on all ranks of this host, then remove its name.
-
-    The file stays open until `leave`: its locks tell the other ranks that this process lives.
 
     Returns:
         The file descriptor, -1 for the only rank of a host; and the error, if a rank of this host

@@ -85,9 +85,12 @@ def end() -> None:
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a process set. Every rank of the job calls it, members or not.
 
-    A rank runs its collectives one after the other, in the order of issue, whatever their process
-    sets. Ranks that share two sets must therefore issue the collectives of both in one order. With
-    one thread per set they would wait for each other until the deadline.
+    A rank runs the collectives of one set one after the other, in the order of issue. Process sets
+    do not wait for each other: neither asynchronous collectives of a `tf.function`, nor those of
+    several threads. A call that waits for its result (NumPy, eager and compiled code, short
+    collectives of a `tf.function`) keeps its thread from issuing the next one. In one thread, ranks
+    that share two sets must therefore issue such calls of both in one order. On GPUs all sets share
+    a stream, and ranks must issue all collectives in one order.
 
     Args:
         process_set: the set, or its ranks.
@@ -97,7 +100,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises:
         ValueError: the set is empty, has a rank twice or one outside the job, or was added before.
-        MismatchError: the ranks of the job do not all add the same set.
+        MismatchError: the ranks do not all add the same set, or one of them has no memory for it.
     """
     job = place.require("ringar.add_process_set()")
     if not isinstance(process_set, ProcessSet):

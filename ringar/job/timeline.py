@@ -1,10 +1,10 @@
 """Timelines of the collectives of all ranks, for Perfetto (https://ui.perfetto.dev).
 
-Each rank has two rows. The first shows its collectives, with the spans of copying, reducing and
-waiting for a named rank inside. The second shows the requests that wait for their ticket, and
-messages, from the call to their end. All times are of one clock. During the recording each rank
-writes a file, `<path>.rank<r>`, which is valid JSON after every event; `merge` makes `<path>` of
-them.
+Each rank has two rows for each process set. The first shows its collectives, with the spans of
+copying, reducing and waiting for a named rank inside. The second shows the requests that wait for
+their ticket, and messages, from the call to their end. All times are of one clock. During the
+recording each rank writes a file, `<path>.rank<r>`, which is valid JSON after every event; `merge`
+makes `<path>` of them.
 
 `ringarrun --timeline-filename t.json` records a whole job. The launcher merges the files, so that
 this module needs neither TensorFlow nor NumPy. `ringar.start_timeline` is in ringar/collectives/.

@@ -129,7 +129,11 @@ def check_outputs(model: keras.Model) -> None:
     Raises:
         ValueError: a split is not ended.
     """
-    for output in keras.tree.flatten(getattr(model, "outputs", None) or []):
+    try:
+        outputs = keras.tree.flatten(model.outputs or [])
+    except (AttributeError, ValueError):  # a subclass, or a Sequential before it is built
+        return
+    for output in outputs:
         if split_axis(output) is not None:
             raise ValueError(
                 "The outputs of a model must be whole on every rank. Received: the channels of one "

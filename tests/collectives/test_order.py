@@ -228,3 +228,35 @@ def test_a_step_that_fails_in_the_middle_leaves_nothing_behind() -> None:
             step(True)
         for result in step(False):
             np.testing.assert_array_equal(result, np.full(700_000, ringar.size(), np.float32))
+
+
+def test_a_call_that_waits_in_the_middle_of_a_step() -> None:
+    """It waits for a collective before it whose inputs are still computed, and does not drop it."""
+
+    def reduce(x: tf.Tensor) -> tf.Tensor:
+        return ringar.allreduce(x, ringar.Sum, name="inner")
+
+    @tf.function
+    def step(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        for _ in range(4):
+            x = tf.linalg.matmul(x, x) / 500
+        long = ringar.allreduce(tf.fill([700_000], x[0, 0]), ringar.Sum, name="long")
+        return long, tf.numpy_function(reduce, [y], tf.float32)
+
+    for _ in range(3):
+        long, short = step(tf.ones([500, 500]), tf.ones([5]))
+        np.testing.assert_allclose(long, np.full(700_000, ringar.size()))
+        np.testing.assert_array_equal(short, np.full(5, ringar.size(), np.float32))
+
+
+def test_a_step_that_fails_before_its_collectives_holds_up_nothing() -> None:
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        no_such_row = tf.gather(x, 7)
+        return ringar.allreduce(tf.fill([700_000], no_such_row), ringar.Sum, name="never")
+
+    for _ in range(3):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            step(tf.ones([3]))
+        result = ringar.allreduce(np.ones(5, np.float32), ringar.Sum, name="next")
+        np.testing.assert_array_equal(result, np.full(5, ringar.size(), np.float32))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -106,6 +108,53 @@ def test_sets_work_apart_from_each_other() -> None:
         assert ringar.allreduce(np.ones(3), ringar.Sum, process_set=mine).sum() == 3
     assert ringar.allreduce(np.ones(3), ringar.Sum).sum() == 3 * ringar.size()
     for one in own:
+        ringar.remove_process_set(one)
+
+
+@pytest.mark.ranks(3, 4)
+def test_sets_in_a_circle() -> None:
+    """Each rank issues first what the rank before it issues last: no set waits for another one."""
+    sets = [ringar.add_process_set(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]
+    order = [(0, 2), (1, 0), (2, 1), ()][ringar.rank()]
+
+    @tf.function
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        return [
+            ringar.allreduce(
+                tf.fill([700_000], x), ringar.Sum, process_set=sets[i], name=f"of set {i}"
+            )
+            for i in order
+        ]
+
+    for _ in range(5):
+        results = step(tf.constant(float(ringar.rank())))
+        for i, result in zip(order, results, strict=True):
+            np.testing.assert_array_equal(result, np.full(700_000, sum(sets[i].ranks), np.float32))
+    for one in sets:
+        ringar.remove_process_set(one)
+
+
+def test_a_thread_for_each_of_two_sets(exchange: Callable[[Any], list[Any]]) -> None:
+    """They take turns as they like, on each rank in another order."""
+    ranks = list(range(ringar.size()))
+    sets = [ringar.add_process_set(ranks) for _ in range(2)]
+    sums: list[float] = []
+
+    def work(i: int) -> None:
+        for turn in range(20):
+            if (i + turn) % 2 == ringar.rank() % 2:
+                time.sleep(0.001)
+            ones = np.ones(3 if turn % 2 else 100_000, np.float32)
+            sums.append(ringar.allreduce(ones, ringar.Sum, process_set=sets[i]).max())
+
+    threads = [threading.Thread(target=work, args=[i]) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    exchange("done")
+    assert sums == [ringar.size()] * 40
+    for one in sets:
         ringar.remove_process_set(one)
 
 

@@ -46,10 +46,9 @@ class Layout:
 
 
 LAYOUTS = [
-    *(fast_if(False, Layout(ranks)) for ranks in ((1, 1, 1, 1), (2, 2), (2, 2, 2, 2))),
+    *(fast_if(False, Layout(ranks)) for ranks in ((1, 1, 1, 1), (2, 2), (2, 2, 2, 2), (3, 1))),
     Layout((1, 1)),
     Layout((2, 2), in_turn=True),
-    Layout((3, 1)),
 ]  # fmt: skip
 
 

@@ -1,7 +1,9 @@
 // Who has joined, who has left, who is dead; and memory that reads as zero.
 
+#include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -9,6 +11,7 @@
 
 #include "check.h"
 #include "engine/arena.h"
+#include "engine/tuning.h"
 #include "ranks.h"
 
 namespace ringar::test {
@@ -54,11 +57,79 @@ TEST(arena_refuses_a_second_process_with_the_same_rank) {
       EXPECT_OK(status);
       me.add(0);
       me.await(0, 3);
+      EXPECT_EQ(arena.trouble(1 - me.rank), "");
     } else {
       EXPECT_EQ(status.code(), RINGAR_MISMATCH);
       EXPECT_CONTAINS(status.message(), "another process already is rank 1");
+      arena.leave();  // as an engine does that could not start; rank 1 stays
       me.add(0);
     }
+    me.meet(1);
+  });
+}
+
+void expect_death_of_rank_1(const Arena& arena) {
+  const auto start = std::chrono::steady_clock::now();
+  while (arena.trouble(1).empty() && seconds_since(start) < 10)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_CONTAINS(arena.trouble(1), "rank 1 has died: its process is gone");
+}
+
+// A child has the descriptors and the memory of its parent, and may outlive it.
+TEST(arena_knows_a_rank_from_its_forked_children) {
+  const auto all = endings(2, [](Rank& me) {
+    Arena arena(me.config.arena_fd, me.rank, me.size);
+    EXPECT_OK(arena.join(20));
+    if (me.rank == 1 && fork() == 0) {
+      Arena again(me.config.arena_fd, 1, 2);
+      EXPECT_EQ(again.join(20).code(), RINGAR_MISMATCH);
+      again.leave();
+      me.add(0);
+      return me.await(1, 1);
+    }
+    me.await(0, 1);
+    if (me.rank == 0) EXPECT_EQ(arena.trouble(1), "");
+    me.meet(2);
+    if (me.rank == 1) raise(SIGKILL);
+    expect_death_of_rank_1(arena);
+    me.add(1);
+  });
+  EXPECT_EQ(all[0].code, 0);
+  EXPECT_EQ(all[1].signal, SIGKILL);
+}
+
+// The kernel drops the record locks of a process that closes any descriptor of the file.
+TEST(arena_rank_lives_on_when_it_closes_a_copy_of_the_descriptor) {
+  on_processes(2, [](Rank& me) {
+    Arena arena(me.config.arena_fd, me.rank, me.size);
+    EXPECT_OK(arena.join(20));
+    close(dup(me.config.arena_fd));
+    me.meet(0);
+    EXPECT_EQ(arena.trouble(1 - me.rank), "");
+    me.meet(1);
+  });
+}
+
+// In containers of one host, ranks may have the same pid.
+TEST(arena_tells_ranks_with_the_same_pid_apart) {
+  const pid_t probe = fork();
+  if (probe == 0) _exit(unshare(CLONE_NEWPID) == 0 ? 0 : 1);
+  int status = 0;
+  EXPECT_EQ(waitpid(probe, &status, 0), probe);
+  if (status != 0) throw Skipped{"a pid namespace needs root"};
+  on_processes(2, [](Rank& me) {
+    EXPECT_EQ(unshare(CLONE_NEWPID), 0);
+    const pid_t child = fork();
+    if (child > 0) {
+      int ended = 0;
+      EXPECT_EQ(waitpid(child, &ended, 0), child);
+      return EXPECT_EQ(ended, 0);
+    }
+    EXPECT_EQ(getpid(), 1);
+    Arena arena(me.config.arena_fd, me.rank, me.size);
+    EXPECT_OK(arena.join(20));
+    me.meet(0);
+    if (me.rank == 0) expect_death_of_rank_1(arena);
   });
 }
 
@@ -144,6 +215,7 @@ TEST(arena_memory_is_shared_and_zero_after_a_discard) {
     EXPECT_OK(arena.join(20));
     constexpr uint64_t kOffset = uint64_t{1} << 30;
     constexpr size_t kBytes = 64 << 10;
+    EXPECT_OK(arena.reserve({kOffset, kBytes}, me.size));
     std::byte* memory = arena.map(kOffset, kBytes);
     EXPECT(memory != nullptr);
     EXPECT(memory[5] == std::byte{0});
@@ -164,7 +236,7 @@ TEST(arena_starts_clean_in_each_generation) {
   on_processes(2, [](Rank& me) {
     for (int generation = 0; generation < 5; ++generation) {
       Arena arena(me.config.arena_fd, me.rank, me.size);
-      EXPECT_OK(arena.join(20));
+      EXPECT_OK(arena.join(20, 0, {0, page_bytes()}));
       std::byte* memory = arena.map(0, 4096);
       EXPECT(memory != nullptr);
       EXPECT(memory[0] == std::byte{0});

@@ -89,6 +89,36 @@ TEST(on_gpus_process_sets) {
   });
 }
 
+// Each with a process set of its own; the GPU is one.
+TEST(on_gpus_of_two_threads) {
+  on_processes(1, [](Rank& me) {
+    {
+      const auto engine = engine_with_gpu(me);
+      EXPECT_OK(engine->start());
+      std::vector<std::thread> threads;
+      Status failures[2];
+      for (Status& failure : failures) {
+        int id = 0;
+        EXPECT_OK(engine->add_process_set({0}, &id));
+        threads.emplace_back([&, id] {
+          for (int i = 0; i < 20; ++i) {
+            TestRequest request(
+                "allreduce dtype=float32 op=sum postscale=2 set=" + std::to_string(id) + " name=x");
+            add_ones(request, 0, 1000);
+            request.gpu.emplace();
+            Status status = engine->run(request);
+            if (status.ok()) status = engine->wait_on_gpu(*request.gpu);
+            if (!status.ok()) failure = status;
+          }
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      for (const Status& failure : failures) EXPECT_OK(failure);
+    }
+    expect_clean_gpu();
+  });
+}
+
 // Not waited for: what comes before in the stream, and what comes after.
 TEST(on_gpus_in_the_order_of_the_stream) {
   on_processes(2, [](Rank& me) {

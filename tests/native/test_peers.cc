@@ -1,9 +1,15 @@
-// Notices over a link that ends them as a test wants.
+// Notices over links that end them as a test wants, or count them.
 
 #include <cstring>
+#include <deque>
+#include <memory>
+#include <set>
+#include <thread>
 
 #include "check.h"
 #include "engine/peers.h"
+#include "ranks.h"
+#include "requests.h"
 
 namespace ringar::test {
 namespace {
@@ -52,6 +58,172 @@ TEST(peers_ask_no_more_for_what_has_failed) {
   link.fails = false;
   EXPECT_OK(peers.poll());
   EXPECT_EQ(link.receives, 2);
+}
+
+// Ranks of one host each, whose notices arrive at once and are read when a test says so.
+class Crowd {
+ public:
+  explicit Crowd(int size) : inboxes(static_cast<size_t>(size)) {
+    for (int r = 0; r < size; ++r) members.push_back(r);
+    for (int r = 0; r < size; ++r) {
+      auto& rank = ranks.emplace_back(std::make_unique<One>(*this, r));
+      rank->peers.add_neighbors(members);
+    }
+  }
+
+  // All but the late ones tell their neighbors that they wait in a collective, and listen.
+  void tell_of_wait(const std::set<int>& late, uint64_t sequence) {
+    for (int hop = 0, more = 1; more; ++hop) {
+      for (int r : members)
+        if (!late.count(r)) more = (*this)[r].waiting(0, sequence, members, hop);
+      listen(late);
+    }
+  }
+  void listen(const std::set<int>& absent = {}) {
+    for (int r : members)
+      if (!absent.count(r)) EXPECT_OK((*this)[r].poll());
+  }
+  // Whom a rank takes for late.
+  std::set<int> late(int rank, uint64_t sequence) {
+    std::set<int> all;
+    for (int r : members)
+      if (!(*this)[rank].waits(static_cast<size_t>(r), 0, sequence)) all.insert(r);
+    return all;
+  }
+  int sent(int rank) const { return ranks[static_cast<size_t>(rank)]->sent; }
+  size_t partners(int rank) const { return ranks[static_cast<size_t>(rank)]->partners.size(); }
+  Peers& operator[](int rank) { return ranks[static_cast<size_t>(rank)]->peers; }
+
+  std::vector<int> members;
+
+ private:
+  using Message = std::pair<int, std::vector<std::byte>>;  // from whom
+
+  struct One : Link {
+    One(Crowd& crowd, int rank)
+        : crowd(crowd), topology{rank, crowd.members}, peers(*this, topology, nullptr, 0) {}
+    Status send(int to, int, const std::byte* data, size_t bytes, int* ticket) override {
+      crowd.inboxes[static_cast<size_t>(to)].push_back({topology.rank, {data, data + bytes}});
+      partners.insert(to);
+      *ticket = ++sent;
+      return {};
+    }
+    Status receive(int, int, std::byte* to, size_t bytes, Length, int* ticket) override {
+      memory = to;
+      room = bytes;
+      *ticket = 0;
+      return {};
+    }
+    Status progress() override { return {}; }
+    Status poll(int ticket, bool* done, int* from) override {
+      auto& inbox = crowd.inboxes[static_cast<size_t>(topology.rank)];
+      *done = ticket > 0 || !inbox.empty();
+      if (ticket > 0 || inbox.empty()) return {};
+      const auto& [sender, bytes] = inbox.front();
+      EXPECT(bytes.size() <= room);
+      std::memcpy(memory, bytes.data(), bytes.size());
+      *from = sender;
+      inbox.pop_front();
+      return {};
+    }
+
+    Crowd& crowd;
+    const Topology topology;
+    std::byte* memory = nullptr;
+    size_t room = 0;
+    int sent = 0;
+    std::set<int> partners;
+    Peers peers;
+  };
+
+  std::vector<std::deque<Message>> inboxes;
+  std::vector<std::unique_ptr<One>> ranks;
+};
+
+TEST(peers_that_wait_know_who_is_late) {
+  for (int size : {2, 3, 8, 100}) {
+    Crowd crowd(size);
+    const std::set<int> late = size == 100 ? std::set<int>{17, 18, 50} : std::set<int>{1};
+    int hops = 0;
+    while (1 << hops < size) ++hops;
+    for (uint64_t sequence : {3, 4}) {
+      crowd.tell_of_wait(late, sequence);
+      crowd.tell_of_wait(late, sequence);
+      for (int r : crowd.members)
+        if (!late.count(r)) EXPECT(crowd.late(r, sequence) == late);
+    }
+    EXPECT_EQ(crowd.sent(0), 4 * hops);
+    EXPECT(crowd.partners(0) <= static_cast<size_t>(hops));
+  }
+}
+
+// Who hears of it gives up, too, and passes the cause on, not a chain of causes.
+TEST(peers_hear_of_an_end_by_their_neighbors) {
+  Crowd crowd(100);
+  crowd[42].gave_up("too tired");
+  for (int round = 0; round < 7; ++round) {
+    crowd.listen();
+    for (int r : crowd.members) {
+      const std::string why = crowd[r].trouble(42, 0, 0);
+      if (!why.empty()) crowd[r].gave_up("rank " + std::to_string(r) + " | lost: " + why);
+    }
+  }
+  for (int r : crowd.members) {
+    if (r == 42) continue;
+    EXPECT_EQ(crowd[r].trouble(42, 0, 0), "rank 42 has given up: too tired");
+    const int neighbor = (r + 1) % 100;
+    if (neighbor != 42) EXPECT_EQ(crowd[r].trouble(neighbor, 0, 0), crowd[r].trouble(42, 0, 0));
+    EXPECT(crowd.sent(r) <= 28);  // one notice passed on, and its own, to 14 neighbors
+    EXPECT(crowd.partners(r) <= 14);
+  }
+}
+
+TEST(peers_are_told_when_they_have_asked) {
+  Crowd crowd(64);
+  crowd[0].waiting(-2, 5, {11}, 0);  // a message of a rank that is no neighbor
+  EXPECT_EQ(crowd.sent(0), 1);
+  crowd[11].left();
+  crowd.listen();
+  EXPECT_CONTAINS(crowd[0].trouble(11, -2, 5), "rank 11 has left");
+  EXPECT_EQ(crowd[0].trouble(11, -2, Peers::kLossOnly), "");
+  EXPECT_EQ(crowd[2].trouble(11, 0, 5), "");  // neither a neighbor nor one that has asked
+}
+
+class CountingLink : public Link {
+ public:
+  CountingLink(std::unique_ptr<Link> link, int* notices)
+      : link_(std::move(link)), notices_(notices) {}
+  Status send(int to, int tag, const std::byte* data, size_t bytes, int* ticket) override {
+    *notices_ += tag == 0;
+    return link_->send(to, tag, data, bytes, ticket);
+  }
+  Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
+                 int* ticket) override {
+    return link_->receive(from, tag, data, bytes, length, ticket);
+  }
+  Status progress() override { return link_->progress(); }
+  Status poll(int ticket, bool* done, int* from) override {
+    return link_->poll(ticket, done, from);
+  }
+
+ private:
+  const std::unique_ptr<Link> link_;
+  int* const notices_;
+};
+
+// A job that stalls for more than a second, and ends.
+TEST(peers_of_sixteen_hosts_send_few_notices) {
+  on_processes(Hosts{std::vector<int>(16, 1)}, [](Rank& me) {
+    int notices = 0;
+    Engine engine(me.config, std::make_unique<CountingLink>(me.mesh->open(me.rank), &notices));
+    EXPECT_OK(engine.start());
+    if (me.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1400));
+    TestRequest barrier("barrier name=late");
+    EXPECT_OK(engine.run(barrier));
+    engine.stop();
+    EXPECT(notices <= 4 + 7);  // of the wait, of the end
+    me.meet(0);
+  });
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Collectives that are announced before they come run in the order in which they were announced.
 
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -83,10 +85,53 @@ TEST(turns_of_a_step_that_was_given_up_hold_up_nobody) {
     engine->submit(late.get());
     EXPECT_CONTAINS(late->wait().message(), "one step of TensorFlow at a time");
 
-    engine->draw_turn(3);
+    const uint64_t let_go = engine->draw_turn(3);
     auto plain = announced("plain", me.rank, 0, -1);
-    EXPECT_OK(engine->run(*plain));
+    engine->submit(plain.get());
+    engine->let_go(let_go);
+    EXPECT_OK(plain->wait());
     expect_sum_of_ranks(*plain, me.size);
+  });
+}
+
+// A collective of NumPy or compiled code in the middle of a step, which knows nothing of the step.
+TEST(turns_stay_when_a_caller_comes_without_one) {
+  on_threads(2, [](Rank& me) {
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    for (int64_t step = 1; step < 10; ++step) {
+      auto first = announced("first", me.rank, engine->draw_turn(step), step);
+      auto inner = announced("inner", me.rank, 0, -1);
+      Status status;
+      std::thread caller([&] { status = engine->run(*inner); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(5 * me.rank));
+      engine->submit(first.get());
+      engine->let_go(first->turn);  // as TensorFlow does with that of a collective that has come
+      caller.join();
+      EXPECT_OK(status);
+      EXPECT_OK(first->wait());
+      expect_sum_of_ranks(*first, me.size);
+      expect_sum_of_ranks(*inner, me.size);
+    }
+  });
+}
+
+// The step goes on for a moment on some ranks.
+TEST(turns_of_a_failed_step_are_over_for_callers_that_wait) {
+  on_threads(2, [](Rank& me) {
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    for (int64_t step = 1; step < 10; ++step) {
+      auto wrong = announced(me.rank ? "one" : "other", me.rank, engine->draw_turn(step), step);
+      engine->submit(wrong.get());
+      EXPECT_EQ(static_cast<int>(wrong->wait().code()), RINGAR_MISMATCH);
+      me.meet(static_cast<int>(step));
+      auto rest = announced("rest", me.rank, 0, step);
+      if (me.rank == 0) EXPECT_EQ(engine->run(*rest).message(), wrong->wait().message());
+      auto next = announced("next", me.rank, 0, step + 100);
+      EXPECT_OK(engine->run(*next));
+      expect_sum_of_ranks(*next, me.size);
+    }
   });
 }
 

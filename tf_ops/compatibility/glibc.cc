@@ -35,6 +35,7 @@
       ".size " #name ", . - " #name "\n"                                      \
       ".popsection\n")
 
+RINGAR_FORWARD(dladdr, "2.2.5");
 RINGAR_FORWARD(dlerror, "2.2.5");
 RINGAR_FORWARD(dlopen, "2.2.5");
 RINGAR_FORWARD(dlsym, "2.2.5");

@@ -2,11 +2,14 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <thread>
 
@@ -15,31 +18,32 @@ namespace ringar {
 using Clock = std::chrono::steady_clock;
 
 struct alignas(1024) Arena::Record {
-  std::atomic<uint32_t> generation;
-  std::atomic<uint32_t> state;
-  std::atomic<int32_t> pid;
-  std::atomic<uint32_t> gave_up_in;  // the last generation in which it did; they begin at 1
-  char why[992];                     // stable once it has, in that generation
-  std::atomic<uint64_t> tuning;
+  // The last generation in which it has joined, left and given up; they begin at 1.
+  std::atomic<uint32_t> generation, left_in, gave_up_in;
+  char why[992];  // stable once it has given up, in that generation
+  // Stable once it has joined. Two of them, since a rank may try to start again while another one
+  // still compares.
+  struct Start {
+    uint64_t tuning;
+    char lack[400];  // of memory, or ""
+  } starts[2];
+
+  Start& start(uint32_t of) { return starts[of % 2]; }
 };
 
 namespace {
 
-constexpr off_t kLocks = off_t{1} << 62;
-
-struct flock byte_lock(int rank) {
-  struct flock lock{};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = kLocks + rank;
-  lock.l_len = 1;
-  return lock;
+template <size_t N>
+void copy_text(char (&to)[N], const std::string& from) {
+  const size_t n = fitting(from, N - 1);
+  std::memcpy(to, from.data(), n);
+  to[n] = '\0';
 }
 
-// Never shrinks the file, so ranks may race.
-bool extend(int fd, uint64_t end) {
-  const char zero = 0;
-  return pwrite(fd, &zero, 1, static_cast<off_t>(end - 1)) == 1;
+std::string megabytes(double bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f MB", bytes / 1e6);
+  return text;
 }
 
 }  // namespace
@@ -57,30 +61,13 @@ uint64_t Arena::base() const {
   return kGenerationBytes * generation_;
 }
 
-Status Arena::join(double timeout_seconds, uint64_t tuning) {
-  // Behind the records, so that it overwrites none that another rank has filled.
-  const size_t bytes = sizeof(Record) * static_cast<size_t>(size_);
-  // A process that a rank has started inherits the number, but maybe not the memory: it could be
-  // any file by now. Only files in memory have seals.
-  if (fcntl(fd_, F_GET_SEALS) < 0 || !extend(fd_, bytes + 1))
-    return {RINGAR_OUT_OF_MEMORY,
-            "cannot write to the shared memory of this job (RINGAR_ARENA_FD=" +
-                std::to_string(fd_) + "): " + std::strerror(errno) +
-                ". Start the ranks with ringarrun; a process that a rank has started is none."};
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-  if (memory == MAP_FAILED)
-    return {RINGAR_OUT_OF_MEMORY,
-            std::string("cannot map the shared memory of this job: ") + std::strerror(errno)};
-  records_ = static_cast<Record*>(memory);
-
+Status Arena::join(double timeout_seconds, uint64_t tuning, const Extent& own) {
+  RINGAR_RETURN_IF_ERROR(take_lock());
+  RINGAR_RETURN_IF_ERROR(map_records());
   Record& mine = records_[rank_];
-  if (!lock_own_byte())
-    return {RINGAR_MISMATCH, "another process already is rank " + name(rank_) +
-                                 " of this job: start each rank once"};
-  mine.pid.store(getpid());
-  mine.tuning.store(tuning);
   generation_ = mine.generation.load() + 1;
-  mine.state.store(kRunning);
+  mine.start(generation_).tuning = tuning;
+  copy_text(mine.start(generation_).lack, reserve(own, size_).message());
   mine.generation.store(generation_);
 
   const auto start = Clock::now();
@@ -88,23 +75,55 @@ Status Arena::join(double timeout_seconds, uint64_t tuning) {
   for (std::string absent; !(absent = absent_ranks()).empty();) {
     if (Clock::now() - start > std::chrono::duration<double>(timeout_seconds)) {
       // As if it had never come, or the ranks' next attempts would count generations differently.
-      mine.generation.store(generation_ - 1);
+      mine.generation.store(--generation_);
       return too_late(absent, timeout_seconds);
     }
     std::this_thread::sleep_for(nap);
     nap = std::min(nap * 2, std::chrono::microseconds(5000));
   }
   forget_last_generation();
-  return compare_tuning();
+  return compare_starts();
 }
 
-Status Arena::compare_tuning() const {
-  for (int r = 0; r < size_; ++r)
-    if (records_[r].tuning.load() != records_[0].tuning.load())
+Status Arena::take_lock() {
+  // A process that a rank has started inherits the number, but maybe not the memory: it could be
+  // any file by now. Only files in memory have seals.
+  const RankLock::Outcome outcome =
+      fcntl(fd_, F_GET_SEALS) < 0 ? RankLock::Outcome::kFailed : lock_.take(fd_, rank_);
+  if (outcome == RankLock::Outcome::kFailed)
+    return {RINGAR_OUT_OF_MEMORY,
+            "cannot write to the shared memory of this job (RINGAR_ARENA_FD=" +
+                std::to_string(fd_) + "): " + std::strerror(errno) +
+                ". Start the ranks with ringarrun; a process that a rank has started is none."};
+  if (outcome == RankLock::Outcome::kHeldByAnother)
+    return {RINGAR_MISMATCH, "another process already is rank " + name(rank_) +
+                                 " of this job: start each rank once"};
+  return {};
+}
+
+Status Arena::map_records() {
+  const size_t bytes = sizeof(Record) * static_cast<size_t>(size_);
+  RINGAR_RETURN_IF_ERROR(reserve({0, bytes}, size_));
+  std::byte* const memory = map(0, bytes);
+  if (!memory)
+    return {RINGAR_OUT_OF_MEMORY,
+            std::string("cannot map the shared memory of this job: ") + std::strerror(errno)};
+  records_ = reinterpret_cast<Record*>(memory);
+  return {};
+}
+
+Status Arena::compare_starts() const {
+  for (int r = 0; r < size_; ++r) {
+    const Record::Start& start = records_[r].start(generation_);
+    if (start.tuning != records_[0].start(generation_).tuning)
       return {RINGAR_MISMATCH,
               "expected the same RINGAR_TUNING on all ranks, received another one "
               "on rank " +
                   name(r) + " than on rank " + name(0)};
+    if (start.lack[0] != '\0')
+      return {RINGAR_OUT_OF_MEMORY,
+              "rank " + name(r) + " has too little shared memory: " + start.lack};
+  }
   return {};
 }
 
@@ -133,38 +152,29 @@ std::string Arena::absent_ranks() const {
   return absent;
 }
 
+// The note comes before the lock goes, and is looked for after it: a rank that leaves never looks
+// dead. The process may join again while a thread of this engine still ends.
 void Arena::leave() {
-  if (!records_) return;
-  // Why it has given up names the rank at fault; that it then left, too, would hide that.
-  std::atomic<uint32_t>& state = records_[rank_].state;
-  if (state.load() != kGaveUp) state.store(kLeft);
+  if (records_) records_[rank_].left_in.store(generation_);
+  lock_.release();
 }
 
 void Arena::give_up(const std::string& why) {
   const std::lock_guard<std::mutex> lock(giving_up_);
   Record& mine = records_[rank_];
-  if (mine.state.load() == kGaveUp) return;
-  const size_t n = fitting(why, sizeof mine.why - 1);
-  std::memcpy(mine.why, why.data(), n);
-  mine.why[n] = '\0';
+  if (mine.gave_up_in.load() == generation_) return;
+  copy_text(mine.why, why);
   mine.gave_up_in.store(generation_);
-  mine.state.store(kGaveUp);
-}
-
-bool Arena::lock_own_byte() {
-  struct flock lock = byte_lock(rank_);
-  return fcntl(fd_, F_SETLK, &lock) == 0;
 }
 
 bool Arena::is_alive(int rank) const {
-  // A process does not see its own locks: ranks that share one (in tests) live as long as it does.
-  if (records_[rank].pid.load() == getpid()) return true;
-  struct flock lock = byte_lock(rank);
-  return fcntl(fd_, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+  return rank == rank_ || lock_.is_held(rank);
 }
 
 std::string Arena::death(int rank) const {
-  if (is_alive(rank) || records_[rank].state.load() != kRunning) return "";
+  if (is_alive(rank)) return "";
+  const Record& record = records_[rank];
+  if (record.left_in.load() == generation_ || record.gave_up_in.load() == generation_) return "";
   return "rank " + name(rank) +
          " has died: its process is gone (killed or crashed; see its output)";
 }
@@ -173,7 +183,7 @@ std::string Arena::trouble(int rank) const {
   const Record& record = records_[rank];
   const std::string lost = loss(rank);
   if (!lost.empty()) return lost;
-  if (record.generation.load() != generation_ || record.state.load() == kLeft)
+  if (record.generation.load() != generation_ || record.left_in.load() == generation_)
     return "rank " + name(rank) + " has left: it called ringar.shutdown() or its program ended";
   return "";
 }
@@ -187,10 +197,6 @@ std::string Arena::loss(int rank) const {
   return "";
 }
 
-std::byte* Arena::map(uint64_t offset, size_t bytes) {
-  return extend(fd_, base() + offset + bytes) ? map_provided(offset, bytes) : nullptr;
-}
-
 bool Arena::provide(uint64_t offset, size_t bytes) {
   int failed = 0;
   do {
@@ -199,7 +205,27 @@ bool Arena::provide(uint64_t offset, size_t bytes) {
   return failed == 0;
 }
 
-std::byte* Arena::map_provided(uint64_t offset, size_t bytes) {
+// A memfd has no limit of its own, in contrast to a file in /dev/shm.
+std::string Arena::shortage() const {
+  struct statvfs system{};
+  if (fstatvfs(fd_, &system) != 0 || system.f_blocks == 0)
+    return "received none: this host's memory, or what its container may use of it, is full";
+  const auto bytes = [&](fsblkcnt_t blocks) {
+    return megabytes(static_cast<double>(blocks) * static_cast<double>(system.f_frsize));
+  };
+  return "received " + bytes(system.f_bavail) + " free of " + bytes(system.f_blocks) +
+         " in /dev/shm. Make it larger: docker run --shm-size=1g, or mount -o remount,size=1g "
+         "/dev/shm";
+}
+
+Status Arena::reserve(const Extent& own, int ranks) {
+  if (own.bytes == 0 || provide(own.offset, own.bytes)) return {};
+  return {RINGAR_OUT_OF_MEMORY, "expected " + megabytes(static_cast<double>(own.bytes)) +
+                                    " of shared memory for each of " + std::to_string(ranks) +
+                                    " ranks on this host, " + shortage()};
+}
+
+std::byte* Arena::map(uint64_t offset, size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_,
                       static_cast<off_t>(base() + offset));
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);

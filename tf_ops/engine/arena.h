@@ -7,12 +7,12 @@
 //               messages (host_channel.h); a generation is the time from ringar_init to
 //               ringar_shutdown, so that init after shutdown starts clean
 //
-// The file is sparse: only pages that were written take memory, and the rank that writes a page
-// first decides on which NUMA node it lies.
+// The file is sparse. Each rank reserves the pages that it writes before anybody touches them, so
+// they lie on its NUMA node. Where /dev/shm is too small, the kernel would kill (SIGBUS) the first
+// rank that touches a page without memory; a reservation fails, and all ranks can say why.
 //
-// Liveness is a POSIX record lock, one byte per rank, far behind the data. The kernel drops it when
-// the process ends, however it ends, before anybody reaps it; it needs no pid and so works across
-// pid namespaces. A stopped process keeps its lock: for that there is the deadline.
+// A rank lives as long as its lock is held (rank_lock.h). A stopped process keeps its lock: for
+// that there is the deadline.
 
 #pragma once
 
@@ -23,9 +23,16 @@
 #include <string>
 #include <vector>
 
+#include "engine/rank_lock.h"
 #include "engine/status.h"
 
 namespace ringar {
+
+// A range of a generation's memory.
+struct Extent {
+  uint64_t offset = 0;
+  size_t bytes = 0;
+};
 
 class Arena {
  public:
@@ -40,8 +47,9 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
 
   // Makes this rank known and waits until all ranks of the job are. `tuning` must be equal on all:
-  // it stands for how they lay out the memory.
-  Status join(double timeout_seconds, uint64_t tuning = 0);
+  // it stands for how they lay out the memory. `own` is what this rank needs of it from the start;
+  // without it on one rank, all fail.
+  Status join(double timeout_seconds, uint64_t tuning = 0, const Extent& own = {});
 
   // What the others will be told of this rank from now on. Any thread may give up.
   void leave();
@@ -54,25 +62,28 @@ class Arena {
   // The same, of a rank that has died without a word.
   std::string death(int rank) const;
 
-  // Maps `bytes` at `offset` within this generation; null without memory.
+  // Pages, which are there from then on; false without memory. Those that exist keep what they
+  // hold.
+  bool provide(uint64_t offset, size_t bytes);
+  // What to say then: how much is free, and what to do.
+  std::string shortage() const;
+  // Provides this rank's part of what `ranks` ranks use, or says what they need.
+  Status reserve(const Extent& own, int ranks);
+  // Maps memory; null without addresses. Only pages that are provided may be touched.
   std::byte* map(uint64_t offset, size_t bytes);
   void unmap(std::byte* memory, size_t bytes);
-  // The same in two steps, for what grows: pages, false without memory, which are there from then
-  // on, and addresses. Pages that exist keep what they hold.
-  bool provide(uint64_t offset, size_t bytes);
-  std::byte* map_provided(uint64_t offset, size_t bytes);
   // Gives the pages back to the system; they read as zero afterwards.
   void discard(uint64_t offset, size_t bytes);
 
  private:
   struct Record;
-  enum State : uint32_t { kAbsent, kRunning, kLeft, kGaveUp };
 
   uint64_t base() const;
-  bool lock_own_byte();
   bool is_alive(int rank) const;
+  Status take_lock();
+  Status map_records();
   std::string absent_ranks() const;
-  Status compare_tuning() const;
+  Status compare_starts() const;
   void forget_last_generation();
   Status too_late(const std::string& absent, double timeout_seconds) const;
 
@@ -83,7 +94,8 @@ class Arena {
   int size_;
   std::vector<int> names_;
   uint32_t generation_ = 0;
-  Record* records_ = nullptr;
+  RankLock lock_;
+  Record* records_ = nullptr;  // null until this process has the lock: they are another's
   std::mutex giving_up_;
 };
 

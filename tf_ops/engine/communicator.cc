@@ -1,6 +1,7 @@
 #include "engine/communicator.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "algorithms/between_hosts.h"
@@ -14,12 +15,26 @@ int place_in(const std::vector<int>& ranks, int rank) {
   return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
+std::vector<int> those_here(const std::vector<int>& ranks, const Topology& topology) {
+  std::vector<int> here;
+  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(here),
+               [&](int rank) { return topology.is_here(rank); });
+  return here;
+}
+
 }  // namespace
 
 size_t Communicator::arena_bytes(const std::vector<int>& ranks, const Topology& topology) {
-  const auto here =
-      std::count_if(ranks.begin(), ranks.end(), [&](int rank) { return topology.is_here(rank); });
-  return here > 1 ? HostGroup::arena_bytes(static_cast<int>(here)) : 0;
+  const size_t here = those_here(ranks, topology).size();
+  return here == 0 ? 0 : HostGroup::arena_bytes(static_cast<int>(here));
+}
+
+Status Communicator::reserve(const std::vector<int>& ranks, const World& world, uint64_t offset) {
+  const std::vector<int> here = those_here(ranks, world.topology);
+  const int size = static_cast<int>(here.size()), place = place_in(here, world.topology.rank);
+  return size < 2 || place == size
+             ? Status()
+             : world.arena->reserve(HostGroup::part(size, place, offset), size);
 }
 
 Communicator::Communicator(int id, int slot, std::vector<int> ranks, const World& world,
@@ -30,6 +45,7 @@ Communicator::Communicator(int id, int slot, std::vector<int> ranks, const World
       world_(world),
       current_{world.topology.rank, id, slot, ranks_, world.peers} {
   group(offset);
+  if (world_.peers) world_.peers->add_neighbors(ranks_);
 }
 
 Communicator::~Communicator() {

@@ -33,8 +33,9 @@ class Communicator {
   Communicator(int id, int slot, std::vector<int> ranks, const World& world, uint64_t offset);
   ~Communicator();
 
-  // What a set takes of this host's arena.
+  // What a set takes of this host's arena. Before it is made, each of its ranks reserves its part.
   static size_t arena_bytes(const std::vector<int>& ranks, const Topology& topology);
+  static Status reserve(const std::vector<int>& ranks, const World& world, uint64_t offset);
 
   // Runs a collective to its end. After a lost peer or a missed deadline the ranks are no longer at
   // the same step, and every later call returns that same error.

@@ -1,35 +1,24 @@
-// The engine of one rank: requests in, in the order of issue, completions out.
-//
-// One request runs at a time: ranks issue the same requests in the same order, so an order of our
-// own could only be wrong. Whoever holds the baton runs requests. When it is free, a caller that
-// must wait anyway (NumPy, a compiled TensorFlow step) runs its request itself, and so does whoever
-// issues a short one: no thread to wake. Everything else is done by the engine's own thread.
-//
-// Messages from one rank to another are only passed on, in that order; see mail.h.
+// The engine of one rank: its process sets, each of which runs its own requests (process_set.h),
+// its messages, and what all of them share.
 
 #pragma once
 
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "engine/communicator.h"
 #include "engine/gpu.h"
 #include "engine/mail.h"
-#include "engine/queue.h"
+#include "engine/process_set.h"
 #include "engine/shares.h"
-#include "engine/turns.h"
 #include "engine/world.h"
 
 namespace ringar {
 
-class Engine {
+class Engine : private ProcessSet::Owner {
  public:
   // `link`: how this rank reaches the others beyond shared memory; null in a job on one host.
   explicit Engine(const ringar_config& config, std::unique_ptr<Link> link = nullptr);
@@ -42,11 +31,18 @@ class Engine {
   // when no thread runs a collective any longer.
   void stop();
 
-  // The place in line of a request that will be submitted with it; see turns.h.
-  uint64_t draw_turn(int64_t step);
+  // The process set among whose requests one has its turn: its own, or for messages that of all
+  // ranks.
+  static int line_of(const Spec& spec) {
+    return is_message(spec.collective) ? 0 : spec.process_set;
+  }
+  // The place in a line of a request that will be submitted with it; see turns.h.
+  uint64_t draw_turn(int64_t step, int line = 0);
+  // If no request has been submitted with it, none will be.
+  void let_go(uint64_t turn, int line = 0);
   // Ends what was announced in a step, of which one collective fails before it can be submitted.
   // Returns whether there was anything.
-  bool end_step(int64_t step, const Status& status);
+  bool end_step(int64_t step, const Status& status) override;
   // Takes the request over until its complete() is called, possibly before submit returns.
   void submit(Request* request);
   // Runs the request and returns its status; complete() is not called.
@@ -67,41 +63,37 @@ class Engine {
   // The weights of ranks in averages, and what they tell each other beside gradients.
   Shares& shares() { return shares_; }
 
-  // Up to here submit() runs a request itself, if the engine is idle.
+  // Up to here it takes longer to wake a thread than to run a request.
   size_t inline_bytes() const { return inline_bytes_; }
 
   // Null if this rank is no member, or the set does not exist.
-  const Communicator* process_set(int id);
+  std::shared_ptr<const Communicator> process_set(int id);
 
  private:
   struct Area {
-    int slot;  // see Communicator
     uint64_t offset;
     std::vector<int> ranks;
+    int slot;  // see Communicator
   };
 
   Status join_host();
   Status split_gpus(Communicator* part);
   Status gpu_has_failed(const char* where, const Status& why);
-  void close_gpus();
-  int free_slot() const;
-  Status create(const std::vector<int>& ranks, int* id);
+  Area next_area(const std::vector<int>& ranks) const;
+  std::string reserve(const std::vector<int>& ranks, std::shared_ptr<ProcessSet>* set);
+  Status install(const std::vector<int>& ranks, std::shared_ptr<ProcessSet> set, int* id);
   Status discard(int id);
-  Communicator* communicator(int id, Status* status);
-  Status execute(Request& request);
+  std::shared_ptr<ProcessSet> find(int id, Status* refusal = nullptr);
+  std::vector<std::shared_ptr<ProcessSet>> sets();
   // The other rank of a message, in the job; `refusal` tells why there is none.
   int peer_of(const Request& request, Status* refusal);
-  void finish(Request* request, const Status& status);
-  void finish_in_step(Request* request, const Status& status);
-  // These are called with the lock held, which is never held while a request runs.
-  void look_after_held_turns(std::unique_lock<std::mutex>& lock);
-  Status run_here(std::unique_lock<std::mutex>& lock, Request& request);
-  void queue_those_whose_turn_it_is();
-  void post(Request* request);
-  void run_queue(std::unique_lock<std::mutex>& lock);
-  void thread_main();
-  Status stopped() const;
-  Status dropped(int64_t step) const;
+  void note_failure(int64_t step, const Status& status);
+  bool end_step_of(int64_t step, const Status& status, const int* failed_set);
+
+  void post(Request* request) override;
+  Status run_message(Request& request) override;
+  void finish_in_step(Request* request, const Status& status) override;
+  Status failure_of(int64_t step) const override;
   std::string who() const { return "rank " + std::to_string(config_.rank) + " | "; }
 
   const ringar_config config_;
@@ -114,30 +106,17 @@ class Engine {
   std::unique_ptr<Mail> mail_;
   const std::unique_ptr<Gpu> gpu_;
   Shares shares_;
+
+  // Nothing else is locked while this is.
+  mutable std::mutex sets_mutex_;
   uint64_t next_offset_ = 0;
   int next_id_ = 0;
-
-  std::mutex sets_mutex_;
   std::map<int, Area> areas_;
-  std::map<int, std::unique_ptr<Communicator>> sets_;  // those that this rank is a member of
+  std::map<int, std::shared_ptr<ProcessSet>> sets_;  // those that this rank is a member of
 
-  // Turns that have come and wait for one that has not.
-  struct HeldTurns {
-    uint64_t awaited = 0;  // 0: none are held
-    std::chrono::steady_clock::time_point since;
-    double warn_at = 0;
-  };
-
-  std::mutex mutex_;
-  std::condition_variable work_, done_;  // of the engine's thread; of callers
-  Turns turns_;
-  Queue queue_;
-  int64_t last_failed_step_ = -1;
-  std::atomic<int64_t> last_step_with_messages_{-1};
+  mutable std::mutex failure_mutex_;
+  std::atomic<int64_t> last_failed_step_{-1}, last_step_with_messages_{-1};
   Status last_failure_;
-  HeldTurns held_;
-  bool baton_taken_ = false;
-  std::thread thread_;
 };
 
 }  // namespace ringar

@@ -8,8 +8,7 @@ namespace ringar {
 Status Engine::gpu_has_failed(const char* where, const Status& why) {
   if (why.ok()) return {};
   const Status failure(why.code(), who() + where + ": " + why.message());
-  const std::lock_guard<std::mutex> lock(sets_mutex_);
-  for (const auto& [id, set] : sets_) set->break_for_good(failure);
+  for (const auto& set : sets()) set->communicator().break_for_good(failure);
   return failure;
 }
 
@@ -32,18 +31,15 @@ Status Engine::synchronize_gpu() {
 // Where all ranks have a communicator already, a new set's is split off it, by all ranks: sooner
 // than by an invitation when its first collective comes.
 Status Engine::split_gpus(Communicator* part) {
-  const Communicator* const all = process_set(0);
+  const auto all = process_set(0);
   if (!all || all->is_broken() || !all->gpus()->is_open()) return {};
+  const std::lock_guard<std::mutex> order(gpu_->order());
   const CurrentContext current(gpu_->driver(), gpu_->context());
   Status split = current.status();
   // NCCL splits a communicator that has nothing under way.
   if (split.ok()) split = gpu_->watch().wait_for_all();
   if (split.ok()) split = all->gpus()->split(part ? part->gpus().get() : nullptr);
   return gpu_has_failed("add_process_set", split);
-}
-
-void Engine::close_gpus() {
-  for (const auto& [id, set] : sets_) set->close_gpus();
 }
 
 }  // namespace ringar

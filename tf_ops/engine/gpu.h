@@ -31,6 +31,9 @@ class Gpu {
   // Opens the libraries and the device, if that was not done before. A rank has one device.
   Status use(int device);
   bool is_open();
+  // Held from a collective's exchange between the hosts until it is in the stream, which all
+  // process sets share: ranks whose sets took each other's places there would wait for each other.
+  std::mutex& order() { return order_; }
   // The device of a stream, which is not null.
   Status device_of(void* stream, int* device);
 
@@ -67,7 +70,7 @@ class Gpu {
   void free(Staging& staging);
 
   const std::string cuda_library_, nccl_library_;
-  std::mutex opening_;
+  std::mutex opening_, order_;
   const Cuda* driver_ = nullptr;
   const Nccl* nccl_ = nullptr;
   int device_ = -1;

@@ -43,19 +43,13 @@ uint64_t line_offset(const HostEnd& end) {
 
 std::byte* map_page(Arena& arena, uint64_t offset) {
   const size_t page = page_bytes();
-  return arena.provide(offset, page) ? arena.map_provided(offset, page) : nullptr;
+  return arena.provide(offset, page) ? arena.map(offset, page) : nullptr;
 }
 
 // Of each of `size` senders, in whole pages.
 uint64_t part_of_boxes(int size) {
   const uint64_t all = Arena::kGenerationBytes - Arena::kMessages - kBoxes, page = page_bytes();
   return all / static_cast<uint64_t>(size) / page * page;
-}
-
-Status no_memory(const std::string& what) {
-  return {RINGAR_OUT_OF_MEMORY,
-          "expected shared memory for " + what +
-              ", received none: this host's memory, or /dev/shm of its container, is full"};
 }
 
 class HostChannel : public Channel {
@@ -76,13 +70,17 @@ class HostChannel : public Channel {
     Box box{};
   };
 
+  Status no_memory(const std::string& what) const {
+    return {RINGAR_OUT_OF_MEMORY,
+            "expected shared memory for " + what + ", " + end_.arena->shortage()};
+  }
   Status check_memory() const {
     return line_ && bell_.flag() ? Status() : no_memory("the messages of two ranks");
   }
   Mapping& box() { return boxes_[number_ % kBuffers]; }
   bool map(Mapping& mapping, const Box& box) {
     unmap(mapping);
-    std::byte* const memory = end_.arena->map_provided(box.offset, box.bytes);
+    std::byte* const memory = end_.arena->map(box.offset, box.bytes);
     if (memory) mapping = {memory, box};
     return memory != nullptr;
   }

@@ -4,12 +4,14 @@
 
 namespace ringar {
 
-// Written by its owner alone; one cache line (and its prefetched neighbour) per flag.
+// Written by its owner alone; one cache line (and its prefetched neighbour) per flag. Who sees the
+// flag has the digest, too, and reads the signature only if that differs.
 struct alignas(4096) HostGroup::Line {
   alignas(128) Flag arrived;
+  uint64_t digests[2];
   alignas(128) Flag reduced;
-  std::atomic<uint64_t> begun;  // collectives whose signature is written
-  alignas(128) Signature signatures[2];
+  alignas(128) std::atomic<uint64_t> begun;  // collectives whose signature is written
+  Signature signatures[2];
 };
 
 namespace {
@@ -19,11 +21,16 @@ constexpr long kTransferNapNanoseconds = 50'000;  // while transfers need to be 
 
 }  // namespace
 
-// A rank's part of the arena: its line, two outboxes, two result boxes; in whole pages, so that no
-// two ranks write to one page.
-size_t HostGroup::arena_bytes(int size) {
+// Its line, two outboxes, two result boxes; in whole pages, so that no two ranks write to one page.
+Extent HostGroup::part(int size, int rank, uint64_t offset) {
+  if (size == 1) return {};
   const size_t n = static_cast<size_t>(size);
-  return n * page_up(sizeof(Line) + 2 * (n + 1) * tuning_for(n).slice_bytes);
+  const size_t bytes = page_up(sizeof(Line) + 2 * (n + 1) * tuning_for(n).slice_bytes);
+  return {offset + bytes * static_cast<size_t>(rank), bytes};
+}
+
+size_t HostGroup::arena_bytes(int size) {
+  return part(size, 0, 0).bytes * static_cast<size_t>(size);
 }
 
 HostGroup::HostGroup(int set_id, std::vector<Member> members, int rank, Arena* arena,
@@ -35,7 +42,7 @@ HostGroup::HostGroup(int set_id, std::vector<Member> members, int rank, Arena* a
       patience_(patience),
       current_(current),
       tuning_(tuning_for(members_.size())),
-      part_bytes_(arena_bytes(size()) / members_.size()),
+      part_bytes_(part(size(), 0, 0).bytes),
       workspace_(members_.size()) {
   if (size() > 1) memory_ = arena_->map(offset, arena_bytes(size()));
 }
@@ -74,18 +81,13 @@ Status HostGroup::open() {
 Status HostGroup::meet(bool* agree) {
   *agree = !current_.signature.rejected;
   if (size() == 1) return {};
-  current_.signature.copy_to(signature(rank_, current_.sequence()));
-  line(rank_).begun.store(current_.sequence() + 1);
+  const uint64_t sequence = current_.sequence(), digest = current_.signature.digest();
+  current_.signature.copy_to(signature(rank_, sequence));
+  line(rank_).begun.store(sequence + 1, std::memory_order_release);
+  line(rank_).digests[step_ % 2] = digest;
   RINGAR_RETURN_IF_ERROR(exchange());
-  *agree = *agree && signatures_agree();
+  for (int r = 0; r < size(); ++r) *agree &= line(r).digests[step_ % 2] == digest;
   return {};
-}
-
-bool HostGroup::signatures_agree() const {
-  for (int r = 0; r < size(); ++r)
-    if (r != rank_ && !current_.signature.agrees_with(signature(r, current_.sequence())))
-      return false;
-  return true;
 }
 
 Status HostGroup::disagreement_here() const {

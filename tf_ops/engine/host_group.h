@@ -13,8 +13,9 @@
 // boxes, announced by a second flag; the same argument covers them, because a rank reads the
 // results of step s before it arrives at s+2 (see shared_memory_reduce.cc).
 //
-// The first step of every collective carries the rank's signature. A wait ends in one of three
-// ways: the flag, a Status that says who is missing and why, or, after a while, a warning.
+// The first step of every collective carries the rank's signature, and its digest beside the flag.
+// A wait ends in one of three ways: the flag, a Status that says who is missing and why, or, after
+// a while, a warning.
 
 #pragma once
 
@@ -38,15 +39,17 @@ class HostGroup {
     int job_rank, arena_place;
   };
 
-  // `rank` is this one's place among `members`. Memory lies at `offset` of the arena's generation.
-  // A group of one rank needs none.
+  // `rank` is this one's place among `members`. Memory lies at `offset` of the arena's generation;
+  // each rank has reserved its part. A group of one rank needs none.
   HostGroup(int set_id, std::vector<Member> members, int rank, Arena* arena, uint64_t offset,
             const Patience& patience, Current& current);
   ~HostGroup();
   HostGroup(const HostGroup&) = delete;
   HostGroup& operator=(const HostGroup&) = delete;
 
-  static size_t arena_bytes(int size);  // what a group of `size` ranks takes
+  // What a group of `size` ranks takes, and the part of it that a rank writes.
+  static size_t arena_bytes(int size);
+  static Extent part(int size, int rank, uint64_t offset);
   static size_t outbox_bytes(size_t size) { return tuning_for(size).slice_bytes * size; }
 
   int rank() const { return rank_; }
@@ -83,7 +86,6 @@ class HostGroup {
 
   Line& line(int rank) const;
   Signature& signature(int rank, uint64_t sequence) const;
-  bool signatures_agree() const;
   Status disagreement_here() const;
   Status wait(Flag Line::* which, uint64_t target, int rank);
   Status wait_patiently(Flag Line::* which, uint64_t target, int rank);

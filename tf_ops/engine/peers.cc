@@ -13,6 +13,10 @@ namespace {
 constexpr int kNoticeTag = 0;  // see LinkGroup for the others
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 
+size_t place_in(const std::vector<int>& members, int rank) {
+  return static_cast<size_t>(std::find(members.begin(), members.end(), rank) - members.begin());
+}
+
 }  // namespace
 
 Peers::Peers(Link& link, const Topology& topology, const Arena* arena, int generation)
@@ -20,24 +24,38 @@ Peers::Peers(Link& link, const Topology& topology, const Arena* arena, int gener
       topology_(topology),
       arena_(arena),
       generation_(generation),
-      known_(static_cast<size_t>(topology.size())),
-      finished_(kMaxSets) {}
+      finished_(kMaxSets),
+      incoming_(sizeof(Notice) +
+                std::max(kWhyBytes, static_cast<size_t>(topology.size()) / 8 + 1)) {}
 
 // The link may write what it still expects until the process ends.
 Peers::~Peers() {
   keep_until_exit(std::move(incoming_));
 }
 
+void Peers::add_neighbors(const std::vector<int>& members) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const size_t n = members.size(), me = place_in(members, topology_.rank);
+  for (size_t distance = 1; distance < n; distance *= 2) {
+    audience_.insert(members[(me + distance) % n]);
+    audience_.insert(members[(me + n - distance) % n]);
+  }
+}
+
 Status Peers::expect() {
-  const Status begun =
-      link_.receive(Link::kAnyone, kNoticeTag, reinterpret_cast<std::byte*>(incoming_.get()),
-                    sizeof(Notice), Link::Length::kExact, &expecting_);
+  const Status begun = link_.receive(Link::kAnyone, kNoticeTag, incoming_.data(), incoming_.size(),
+                                     Link::Length::kAtMost, &expecting_);
   if (!begun.ok()) expecting_ = -1;
   return begun;
 }
 
 Status Peers::poll() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  RINGAR_RETURN_IF_ERROR(hear_all());
+  return let_go_of_sent();
+}
+
+Status Peers::hear_all() {
   if (expecting_ < 0) RINGAR_RETURN_IF_ERROR(expect());
   RINGAR_RETURN_IF_ERROR(link_.progress());
   for (;;) {
@@ -46,14 +64,39 @@ Status Peers::poll() {
     const Status heard = link_.poll(expecting_, &done, &from);
     if (!heard.ok()) expecting_ = -1;
     RINGAR_RETURN_IF_ERROR(heard);
-    if (!done) break;
-    Notice& known = known_[static_cast<size_t>(from)];
-    // That it has left, too, would hide why it gave up.
-    if (incoming_->generation == generation_ && known.kind != kGaveUp) known = *incoming_;
+    if (!done) return {};
+    Notice notice;
+    std::memcpy(&notice, incoming_.data(), sizeof notice);
+    const auto* rest = reinterpret_cast<const char*>(incoming_.data()) + sizeof notice;
+    if (notice.generation == generation_) hear(from, notice, {rest, notice.bytes});
     RINGAR_RETURN_IF_ERROR(expect());
     RINGAR_RETURN_IF_ERROR(link_.progress());
   }
-  return let_go_of_sent();
+}
+
+void Peers::hear(int from, const Notice& notice, const std::string& rest) {
+  if (notice.kind == kWaiting) {
+    if (notice.set >= 0) return merge(notice.set, notice.sequence, rest);
+    const bool asks_first = audience_.insert(from).second;
+    if (asks_first && !own_end_.empty()) send(own_end_, {from});
+    return;
+  }
+  if (notice.rank == topology_.rank) return;  // passed on by those that it has told
+  End& end = ends_[static_cast<int>(notice.rank)];
+  // That it has left, too, would hide why it gave up.
+  if (end.notice.kind != kGaveUp) end = {notice, rest};
+  if (notice.kind != kGaveUp || knows_failure_) return;
+  knows_failure_ = true;
+  send({reinterpret_cast<const char*>(incoming_.data()), sizeof notice + rest.size()}, audience_);
+}
+
+void Peers::merge(int64_t set, uint64_t sequence, const std::string& places) {
+  Waiters& known = waiters_[set];
+  if (known.sequence > sequence) return;
+  if (known.sequence < sequence) known = {sequence, ""};
+  known.places.resize(std::max(known.places.size(), places.size()));
+  for (size_t i = 0; i < places.size(); ++i)
+    known.places[i] = static_cast<char>(known.places[i] | places[i]);
 }
 
 Status Peers::let_go_of_sent() {
@@ -72,36 +115,60 @@ Status Peers::let_go_of_sent() {
   return status;
 }
 
-void Peers::tell_all(Kind kind, int set, uint64_t sequence, const std::string& why) {
-  sending_.emplace_back();
-  Sending& sending = sending_.back();
-  Notice& notice = sending.notice;
-  notice.kind = kind;
-  notice.generation = generation_;
-  notice.set = set;
-  notice.sequence = sequence;
-  std::copy_n(finished_.begin(), kMaxSets, notice.finished);
-  std::memcpy(notice.why, why.data(), fitting(why, sizeof notice.why - 1));
-  for (int r = 0; r < topology_.size(); ++r) {
+void Peers::send(const std::string& bytes, const std::set<int>& to) {
+  Sending& sending = sending_.emplace_back(Sending{bytes, {}});
+  const auto* memory = reinterpret_cast<const std::byte*>(sending.bytes.data());
+  for (int rank : to) {
     int ticket = -1;
-    if (r != topology_.rank && link_
-                                   .send(r, kNoticeTag, reinterpret_cast<const std::byte*>(&notice),
-                                         sizeof notice, &ticket)
-                                   .ok())
+    if (link_.send(rank, kNoticeTag, memory, sending.bytes.size(), &ticket).ok())
       sending.tickets.push_back(ticket);
   }
 }
 
-void Peers::waiting(int set, uint64_t sequence) {
+bool Peers::waiting(int set, uint64_t sequence, const std::vector<int>& members, int hop) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  tell_all(kWaiting, set, sequence, "");
+  Notice notice;
+  notice.generation = generation_;
+  notice.rank = topology_.rank;
+  notice.set = set;
+  notice.sequence = sequence;
+  const size_t n = members.size(), me = place_in(members, topology_.rank);
+  const size_t distance = size_t{1} << hop;
+  std::string places;
+  if (set >= 0) {
+    std::string mine(n / 8 + 1, '\0');
+    mine[me / 8] = static_cast<char>(1 << me % 8);
+    merge(set, sequence, mine);
+    places = waiters_[set].places;
+  }
+  notice.bytes = places.size();
+  const int to = me == n ? members[0] : members[(me + distance) % n];
+  if (to != topology_.rank)
+    send(std::string(reinterpret_cast<const char*>(&notice), sizeof notice) + places, {to});
+  return 2 * distance < n;
+}
+
+std::string Peers::end_notice(Kind kind, const std::string& why) const {
+  Notice notice;
+  notice.kind = kind;
+  notice.generation = generation_;
+  notice.rank = topology_.rank;
+  std::copy_n(finished_.begin(), kMaxSets, notice.finished);
+  notice.bytes = fitting(why, kWhyBytes);
+  return std::string(reinterpret_cast<const char*>(&notice), sizeof notice) +
+         why.substr(0, notice.bytes);
 }
 
 void Peers::gave_up(const std::string& why) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (told_the_end_) return;
-  told_the_end_ = true;
-  tell_all(kGaveUp, -1, 0, why);
+  if (!own_end_.empty()) return;
+  std::string text = "rank " + std::to_string(topology_.rank) + " has given up: " + why;
+  // In place of a chain of ranks that give up because of one another, its first link.
+  for (const auto& [rank, end] : ends_)
+    if (why.find(end.why) != std::string::npos) text = end.why;
+  own_end_ = end_notice(kGaveUp, text);
+  knows_failure_ = true;
+  send(own_end_, audience_);
   (void)link_.progress();
   (void)let_go_of_sent();
 }
@@ -109,8 +176,12 @@ void Peers::gave_up(const std::string& why) {
 // Stays a moment, so that the notices get out: a process that ends makes no more progress.
 void Peers::left() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!told_the_end_) tell_all(kLeft, -1, 0, "");
-  told_the_end_ = true;
+  if (own_end_.empty()) {
+    (void)hear_all();  // who asks to be told
+    own_end_ = end_notice(kLeft, "rank " + std::to_string(topology_.rank) +
+                                     " has left: it called ringar.shutdown() or its program ended");
+    send(own_end_, audience_);
+  }
   const auto until = std::chrono::steady_clock::now() + kFarewell;
   while (!sending_.empty() && std::chrono::steady_clock::now() < until) {
     if (!link_.progress().ok() || !let_go_of_sent().ok()) break;
@@ -133,20 +204,23 @@ uint64_t Peers::finished_by(const Notice& notice, int set) {
 
 std::string Peers::trouble(int job_rank, int set, uint64_t sequence) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const std::string who = "rank " + std::to_string(job_rank);
-  const Notice& known = known_[static_cast<size_t>(job_rank)];
-  if (known.kind >= kGaveUp && finished_by(known, set) > sequence) return "";
-  if (known.kind == kGaveUp) return who + " has given up: " + known.why;
-  if (known.kind == kLeft && sequence != kLossOnly)
-    return who + " has left: it called ringar.shutdown() or its program ended";
+  const auto known = ends_.find(job_rank);
+  if (known != ends_.end()) {
+    const Notice& notice = known->second.notice;
+    const bool minds = notice.kind == kGaveUp || sequence != kLossOnly;
+    if (finished_by(notice, set) > sequence) return "";
+    if (minds) return known->second.why;
+  }
   if (arena_ && topology_.is_here(job_rank)) return arena_->death(topology_.arena_place(job_rank));
   return "";
 }
 
-bool Peers::waits(int job_rank, int set, uint64_t sequence) const {
+bool Peers::waits(size_t place, int set, uint64_t sequence) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const Notice& known = known_[static_cast<size_t>(job_rank)];
-  return known.kind == kWaiting && known.set == set && known.sequence == sequence;
+  const auto known = waiters_.find(set);
+  if (known == waiters_.end() || known->second.sequence != sequence) return false;
+  const std::string& places = known->second.places;
+  return place / 8 < places.size() && (places[place / 8] >> place % 8 & 1) != 0;
 }
 
 }  // namespace ringar

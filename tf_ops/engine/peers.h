@@ -2,20 +2,30 @@
 // up, who has died.
 //
 // Death is seen on the dead rank's host alone (engine/arena.h). All else travels as notices, small
-// messages that nobody answers: a rank that leaves or gives up tells all others, and so does one
-// that has waited for a while in a collective. Whoever is waited for is thus known: it is among
-// those that have not said that they wait, too. Notices are read while a rank waits.
+// messages, which ranks read while they wait. No rank tells all others: in a process set of n ranks
+// each has neighbors, those 1, 2, 4, ... places away, and so 2 log2(n) of them at most.
+//
+// - A rank that waits for long tells its neighbors, the next one at a time, whom it knows to wait
+// in
+//   that collective, itself included. All that wait know of one another after log2(n) such notices
+//   each, as in a dissemination barrier (Hensgen, Finkel and Manber 1988). The missing ranks are
+//   the others. Since they pass nothing on, knowledge may take a second round to get past them.
+// - A rank that leaves or gives up tells its neighbors in all its sets, and whoever has asked: who
+//   waits for a message from it. Those that wait for it give up in turn and tell theirs. The first
+//   rank known to have given up is named to the neighbors in any case.
 //
 // A rank may leave as soon as its own part in a collective is over, when others are still at it.
-// Notices therefore say how far the rank has come in each process set, and nobody minds the leaving
-// of a rank that owes nothing.
+// These notices therefore say how far the rank has come in each process set, and nobody minds the
+// leaving of a rank that owes nothing.
 
 #pragma once
 
 #include <cstdint>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -39,8 +49,12 @@ class Peers {
   // Reads the notices that have come.
   Status poll();
 
-  // Tells the others.
-  void waiting(int set, uint64_t sequence);
+  // This rank's neighbors in a process set are to hear of its end.
+  void add_neighbors(const std::vector<int>& members);
+
+  // Tells a neighbor, 2^hop places further in the set, that this rank waits there; without a set,
+  // the one rank that it waits for. Returns whether there is a neighbor at the next hop.
+  bool waiting(int set, uint64_t sequence, const std::vector<int>& members, int hop);
   void gave_up(const std::string& why);
   void left();
 
@@ -51,34 +65,49 @@ class Peers {
   static constexpr uint64_t kLossOnly = UINT64_MAX;
   // Why a rank will never do its part in collective `sequence` of `set`, or "".
   std::string trouble(int job_rank, int set, uint64_t sequence) const;
-  // Whether it has said that it waits there.
-  bool waits(int job_rank, int set, uint64_t sequence) const;
+  // Whether the rank at a place of the set is known to wait there.
+  bool waits(size_t place, int set, uint64_t sequence) const;
 
  private:
   static constexpr int kMaxSets = 64;
+  static constexpr size_t kWhyBytes = 1000;
 
-  enum Kind : uint32_t { kRunning, kWaiting, kGaveUp, kLeft };
+  enum Kind : uint32_t { kWaiting, kGaveUp, kLeft };
   struct Progress {
     int64_t set = -1;
     uint64_t collectives = 0;
   };
+  // Followed by `bytes` bytes: the places of those that wait, a bit each; or the reason, in words.
   struct Notice {
-    Kind kind = kRunning;
+    Kind kind = kWaiting;
     int32_t generation = 0;
+    int64_t rank = 0;                  // of which it tells
     int64_t set = -1;                  // in which it waits
     uint64_t sequence = 0;             // the collective of that set
     Progress finished[kMaxSets] = {};  // by slot
-    char why[1000] = {};
+    uint64_t bytes = 0;
+  };
+  struct End {
+    Notice notice;
+    std::string why;
+  };
+  struct Waiters {
+    uint64_t sequence = 0;
+    std::string places;  // a bit each
   };
   struct Sending {
-    Notice notice;
+    std::string bytes;
     std::vector<int> tickets;
   };
 
   // These are called with the lock held.
   Status expect();
+  Status hear_all();
+  void hear(int from, const Notice& notice, const std::string& rest);
+  void merge(int64_t set, uint64_t sequence, const std::string& places);
   Status let_go_of_sent();
-  void tell_all(Kind kind, int set, uint64_t sequence, const std::string& why);
+  void send(const std::string& bytes, const std::set<int>& to);
+  std::string end_notice(Kind kind, const std::string& why) const;
   static uint64_t finished_by(const Notice& notice, int set);
 
   mutable std::mutex mutex_;
@@ -86,11 +115,14 @@ class Peers {
   const Topology& topology_;
   const Arena* const arena_;  // null where this rank is alone on its host
   const int generation_;
-  std::vector<Notice> known_;
+  std::set<int> audience_;  // who is to hear of this rank's end
+  std::map<int, End> ends_;
+  std::map<int64_t, Waiters> waiters_;  // by set
   std::vector<Progress> finished_;
-  std::unique_ptr<Notice> incoming_ = std::make_unique<Notice>();
-  int expecting_ = -1;  // the ticket of incoming_
-  bool told_the_end_ = false;
+  std::vector<std::byte> incoming_;
+  int expecting_ = -1;          // the ticket of incoming_
+  std::string own_end_;         // the notice, once it is told
+  bool knows_failure_ = false;  // and has told of it
   std::list<Sending> sending_;
 };
 

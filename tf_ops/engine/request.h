@@ -97,9 +97,8 @@ class Request {
   int64_t submitted_ns = 0;       // when it was handed to the engine, if there is a timeline
   std::vector<int64_t> received;  // rows that came, per array and rank; filled by the engine
 
-  // The engine's own, while the request is in its queue.
-  Request* next = nullptr;
-  struct Waiter* waiter = nullptr;  // who is to be told instead of complete(), if anybody
+  class Waiter* waiter =
+      nullptr;  // the engine's own: who is told instead of complete(), if anybody
 };
 
 // How `rows` are dealt to `ranks` when no splits are given: the first ones get one more.

@@ -7,10 +7,15 @@
 namespace ringar {
 namespace {
 
-// FNV-1a over 64-bit words; collisions between what programs really do are not a concern.
+// FNV-1a over 64-bit words, whose high bits are folded into the low ones, or factors that are
+// powers of two would differ in 16 bits only. Collisions between what programs really do are not a
+// concern.
 struct Hash {
   uint64_t value = 0xcbf29ce484222325u;
-  void add(uint64_t word) { value = (value ^ word) * 0x100000001b3u; }
+  void add(uint64_t word) {
+    value = (value ^ word) * 0x100000001b3u;
+    value ^= value >> 32;
+  }
 };
 
 // In compiled code, whose spec has shapes, they may not: it has fixed the size of the output.
@@ -86,6 +91,7 @@ Signature Signature::of(const Request& request, const std::string& rejection, ui
 }
 
 uint64_t Signature::digest() const {
+  if (rejected) return 0;
   Hash hash;
   const auto bits = [](double value) {
     uint64_t word;
@@ -99,13 +105,6 @@ uint64_t Signature::digest() const {
         bits(postscale), shapes_hash, name_hash, static_cast<uint64_t>(on_gpu)})
     hash.add(word);
   return hash.value;
-}
-
-bool Signature::agrees_with(const Signature& o) const {
-  return sequence == o.sequence && collective == o.collective && dtype == o.dtype && op == o.op &&
-         !rejected && !o.rejected && root == o.root && tensors == o.tensors && wire == o.wire &&
-         algorithm == o.algorithm && prescale == o.prescale && postscale == o.postscale &&
-         shapes_hash == o.shapes_hash && name_hash == o.name_hash && on_gpu == o.on_gpu;
 }
 
 std::string Signature::title() const {

@@ -44,9 +44,8 @@ struct Signature {
   // Copies what there is to it: no rejection where there is none.
   void copy_to(Signature& other) const;
 
-  // Of what must agree; equal for signatures that do.
+  // Of what must agree; equal for signatures that do. 0 for one that is rejected.
   uint64_t digest() const;
-  bool agrees_with(const Signature& other) const;
   std::string title() const;     // allreduce "loss"
   std::string describe() const;  // allreduce "loss" of float32[32,10], op=sum
 };

@@ -10,8 +10,9 @@
 namespace ringar {
 namespace {
 
-// A row per rank, and below it one for what waits in the queue.
-constexpr int kEngineRow = 0;
+// A row per process set of the rank, and below it one for what waits; messages are beside the
+// first.
+constexpr int kFirstRow = 0;
 
 // Blocks of a large array are thousands: their sums are always there, themselves up to this many.
 constexpr size_t kMostStretches = 256;
@@ -96,15 +97,12 @@ Status Timeline::start(const std::string& path, int rank) {
   events_ = 0;
   end_ = 1;
   if (pwrite(file_, "[\n]\n", 4, 0) != 4) return {RINGAR_UNSUPPORTED, "cannot write " + path};
-  const std::string pid = "\"pid\":" + std::to_string(rank) + ",";
-  auto label = [&](const char* kind, int row, const std::string& name) {
-    write("{\"ph\":\"M\"," + pid + "\"tid\":" + std::to_string(row) + ",\"name\":\"" + kind +
-          "\",\"args\":{\"name\":" + quoted(name) + "}}");
-  };
-  label("process_name", 0, "rank " + std::to_string(rank));
-  label("thread_name", kEngineRow, "collectives");
-  write("{\"ph\":\"M\"," + pid + "\"tid\":0,\"name\":\"process_sort_index\",\"args\":" +
-        "{\"sort_index\":" + std::to_string(rank) + "}}");
+  rows_.clear();
+  label("process_name", kFirstRow, "rank " + std::to_string(rank));
+  row_of(kFirstRow);
+  write("{\"ph\":\"M\",\"pid\":" + std::to_string(rank) +
+        ",\"tid\":0,\"name\":\"process_sort_index\",\"args\":{\"sort_index\":" +
+        std::to_string(rank) + "}}");
   on_.store(true);
   return {};
 }
@@ -114,6 +112,19 @@ void Timeline::stop() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (file_ >= 0) close(file_);
   file_ = -1;
+}
+
+void Timeline::label(const char* kind, int row, const std::string& name) {
+  write("{\"ph\":\"M\",\"pid\":" + std::to_string(rank_) + ",\"tid\":" + std::to_string(row) +
+        ",\"name\":\"" + kind + "\",\"args\":{\"name\":" + quoted(name) + "}}");
+}
+
+int Timeline::row_of(int process_set) {
+  if (rows_.insert(process_set).second)
+    label("thread_name", process_set,
+          process_set == kFirstRow ? "collectives"
+                                   : "collectives of process set " + std::to_string(process_set));
+  return process_set;
 }
 
 // Called with the lock held.
@@ -133,11 +144,11 @@ void Timeline::span(const std::string& name, int row, int64_t begin, int64_t end
 
 // Requests wait side by side, messages travel side by side, and spans of one row must not cross:
 // these are asynchronous events.
-void Timeline::beside(const char* kind, const std::string& name, int64_t begin, int64_t end,
-                      const std::string& args) {
+void Timeline::beside(const char* kind, int row, const std::string& name, int64_t begin,
+                      int64_t end, const std::string& args) {
   const std::string rest = ",\"cat\":" + quoted(kind) + ",\"id2\":{\"local\":\"" +
                            std::to_string(events_) + "\"},\"pid\":" + std::to_string(rank_) +
-                           ",\"tid\":" + std::to_string(kEngineRow) + ",\"name\":" + quoted(name);
+                           ",\"tid\":" + std::to_string(row) + ",\"name\":" + quoted(name);
   write("{\"ph\":\"b\",\"ts\":" + microseconds(begin) + rest +
         (args.empty() ? "" : ",\"args\":{" + args + "}") + "}");
   write("{\"ph\":\"e\",\"ts\":" + microseconds(end) + rest + "}");
@@ -147,9 +158,10 @@ void Timeline::collective(const Request& request, const std::string& title, int6
                           const Trace& trace) {
   const int64_t end = monotonic_ns();
   const std::lock_guard<std::mutex> lock(mutex_);
+  const int row = row_of(request.spec.process_set);
   if (request.submitted_ns > 0 && request.submitted_ns < begin)
-    beside("queue", "queued: " + title, request.submitted_ns, begin);
-  span(title, kEngineRow, begin, end,
+    beside("queue", row, "queued: " + title, request.submitted_ns, begin);
+  span(title, row, begin, end,
        "\"bytes\":" + std::to_string(request.input_bytes()) +
            ",\"dtype\":" + quoted(std::string(ringar::name_of(request.spec.dtype))) +
            ",\"tensors\":" + std::to_string(request.tensors.size()) +
@@ -157,14 +169,14 @@ void Timeline::collective(const Request& request, const std::string& title, int6
            ",\"process_set\":" + std::to_string(request.spec.process_set) + "," + totals(trace));
   size_t written = 0;
   for (const Stretch& one : trace.stretches())
-    if (written++ < kMostStretches) span(name_of(one), kEngineRow, one.begin, one.end, "");
+    if (written++ < kMostStretches) span(name_of(one), row, one.begin, one.end, "");
 }
 
 void Timeline::message(const Request& request, const std::string& title, int64_t begin) {
   const int64_t end = monotonic_ns();
   const int64_t submitted = request.submitted_ns > 0 ? request.submitted_ns : begin;
   const std::lock_guard<std::mutex> lock(mutex_);
-  beside("message", title, submitted, end,
+  beside("message", kFirstRow, title, submitted, end,
          "\"bytes\":" + std::to_string(request.input_bytes()) +
              ",\"dtype\":" + quoted(std::string(ringar::name_of(request.spec.dtype))) +
              ",\"members\":" + members(request) +

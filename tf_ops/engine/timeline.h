@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -56,7 +57,10 @@ class Timeline {
 
  private:
   void write(const std::string& event);
-  void beside(const char* kind, const std::string& name, int64_t begin, int64_t end,
+  void label(const char* kind, int row, const std::string& name);
+  // Collectives of a process set follow each other, and have a row in common.
+  int row_of(int process_set);
+  void beside(const char* kind, int row, const std::string& name, int64_t begin, int64_t end,
               const std::string& args = "");
   void span(const std::string& name, int row, int64_t begin, int64_t end, const std::string& args);
 
@@ -66,6 +70,7 @@ class Timeline {
   int rank_ = 0;
   int64_t end_ = 0;  // where the closing bracket is
   uint64_t events_ = 0;
+  std::set<int> rows_;  // that have a name
 };
 
 }  // namespace ringar

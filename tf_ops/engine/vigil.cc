@@ -7,6 +7,9 @@
 namespace ringar {
 namespace {
 
+// Seconds. Ranks that wait look for notices as often, and so pass on what they know by now.
+constexpr double kBetweenHops = 0.02;
+
 Status lost(const Current& current, const std::string& why) {
   const bool one = is_message(current.signature.collective);
   return {RINGAR_PEER_LOST, std::string("expected ") + (one ? "the other rank" : "all ranks") +
@@ -70,10 +73,13 @@ Status Vigil::look_beyond_the_host() {
     const std::string why = peers.trouble(rank, current_.set_id, current_.sequence());
     if (!why.empty()) return lost(current_, why);
   }
-  // Others ask only who waits in a collective.
-  if (current_.set_id >= 0 && current_.sequence() != Peers::kLossOnly && seconds() > tell_at_) {
-    tell_at_ *= 2;
-    peers.waiting(current_.set_id, current_.sequence());
+  const double waited = seconds();
+  if (current_.sequence() == Peers::kLossOnly || waited < tell_at_) return {};
+  if (peers.waiting(current_.set_id, current_.sequence(), current_.members, hop_++)) {
+    tell_at_ = waited + kBetweenHops;
+  } else {
+    hop_ = 0;
+    tell_at_ = round_at_ *= 2;
   }
   return {};
 }
@@ -82,9 +88,11 @@ Status Vigil::look_beyond_the_host() {
 std::string Vigil::late_ranks(const Text& whom) const {
   if (!current_.peers || current_.sequence() == Peers::kLossOnly) return whom();
   std::string late;
-  for (int rank : current_.members)
-    if (rank != current_.rank && !current_.peers->waits(rank, current_.set_id, current_.sequence()))
+  for (size_t i = 0; i < current_.members.size(); ++i) {
+    const int rank = current_.members[i];
+    if (rank != current_.rank && !current_.peers->waits(i, current_.set_id, current_.sequence()))
       late += (late.empty() ? "" : ", ") + std::to_string(rank);
+  }
   return late.empty() ? whom() : late;
 }
 

@@ -50,7 +50,9 @@ class Vigil {
   const Current& current_;
   const Clock::time_point start_, spin_until_;
   double warn_at_;
-  double tell_at_ = 1;  // seconds after which the other hosts are told that this rank waits
+  // Neighbors are told that this rank waits, one after the other, in rounds.
+  double round_at_ = 1, tell_at_ = 1;  // seconds
+  int hop_ = 0;                        // of the next one
 };
 
 }  // namespace ringar

@@ -4,69 +4,10 @@
 #include <string>
 
 #include "engine/instance.h"
+#include "kernels/done.h"
 
 namespace ringar {
 namespace {
-
-struct Kernel {
-  Spec spec;
-  bool (*prepare)(OpRequest&) = nullptr;
-  OpRequests requests{spec};
-};
-
-bool read_spec(TF_OpKernelConstruction* construction, Spec* spec) {
-  const TfStatus status = new_status();
-  std::string text;
-  if (read_text(construction, "spec", &text, status)) {
-    const Status parsed = Spec::parse(text, spec);
-    if (parsed.ok()) return true;
-    tensorflow().TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, parsed.message().c_str());
-  }
-  tensorflow().TF_OpKernelConstruction_Failure(construction, status.get());
-  return false;
-}
-
-// TensorFlow passes no user data to `create`: each op gets a function of its own.
-template <const OpDefinition& (*definition)()>
-void* create(TF_OpKernelConstruction* construction) {
-  auto kernel = std::make_unique<Kernel>();
-  kernel->prepare = definition().prepare;
-  return read_spec(construction, &kernel->spec) ? kernel.release() : nullptr;
-}
-
-void compute(void* raw, TF_OpKernelContext* context) {
-  auto& kernel = *static_cast<Kernel*>(raw);
-  OpRequest* request = kernel.requests.take(context, nullptr);
-  request->complete(kernel.prepare(*request) ? run(*request) : Status());
-}
-
-void compute_async(void* raw, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
-  auto& kernel = *static_cast<Kernel*>(raw);
-  OpRequest* request = kernel.requests.take(context, done);
-  if (request->read_turn() && kernel.prepare(*request)) return submit(request);
-  const auto running = engine();
-  if (running) running->end_step(request->step, request->failure());
-  request->complete({});
-}
-
-void draw_turn(void*, TF_OpKernelContext* context) {
-  const auto& tf = tensorflow();
-  const TfStatus status = new_status();
-  const auto running = engine();
-  if (!running) {
-    tf.TF_SetStatus(status.get(), static_cast<TF_Code>(RINGAR_NOT_INITIALIZED),
-                    "ringar is not initialized: call ringar.init() before a collective");
-    return tf.TF_OpKernelContext_Failure(context, status.get());
-  }
-  const TfTensor turn(
-      tf.TF_AllocateOutput(context, 0, TF_INT64, nullptr, 0, sizeof(int64_t), status.get()));
-  if (!is_ok(status)) return tf.TF_OpKernelContext_Failure(context, status.get());
-  *static_cast<uint64_t*>(tf.TF_TensorData(turn.get())) = running->draw_turn(tf.TF_StepId(context));
-}
-
-void destroy(void* raw) {
-  delete static_cast<Kernel*>(raw);
-}
 
 template <int kBesides>  // inputs that are no tensors of the collective, at the end
 void shapes_of_inputs(TF_ShapeInferenceContext* context, TF_Status* status) {
@@ -80,7 +21,21 @@ void shapes_of_inputs(TF_ShapeInferenceContext* context, TF_Status* status) {
   }
 }
 
-void define(const OpDefinition& op, const std::string& name, bool has_turn) {
+}  // namespace
+
+bool read_spec(TF_OpKernelConstruction* construction, Spec* spec) {
+  const TfStatus status = new_status();
+  std::string text;
+  if (read_text(construction, "spec", &text, status)) {
+    const Status parsed = Spec::parse(text, spec);
+    if (parsed.ok()) return true;
+    tensorflow().TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, parsed.message().c_str());
+  }
+  tensorflow().TF_OpKernelConstruction_Failure(construction, status.get());
+  return false;
+}
+
+void define_op(const OpDefinition& op, const std::string& name, bool has_turn) {
   const auto& tf = tensorflow();
   const TfStatus status = new_status();
   TF_OpDefinitionBuilder* builder = tf.TF_NewOpDefinitionBuilder(name.c_str());
@@ -96,23 +51,68 @@ void define(const OpDefinition& op, const std::string& name, bool has_turn) {
   expect_accepted(status);
 }
 
+namespace {
+
+struct Kernel {
+  Spec spec;
+  bool (*prepare)(OpRequest&) = nullptr;
+  OpRequests requests{spec};
+};
+
+// TensorFlow passes no user data to `create`: each op gets a function of its own.
+template <const OpDefinition& (*definition)()>
+void* create(TF_OpKernelConstruction* construction) {
+  auto kernel = std::make_unique<Kernel>();
+  kernel->prepare = definition().prepare;
+  return read_spec(construction, &kernel->spec) ? kernel.release() : nullptr;
+}
+
+void compute(void* raw, TF_OpKernelContext* context) {
+  auto& kernel = *static_cast<Kernel*>(raw);
+  OpRequest* request = kernel.requests.take(context, nullptr);
+  request->complete(kernel.prepare(*request) ? run(*request) : Status());
+}
+
+void fail(TF_OpKernelContext* context, const Status& failure) {
+  const auto& tf = tensorflow();
+  const TfStatus status = new_status();
+  tf.TF_SetStatus(status.get(), static_cast<TF_Code>(failure.code()), failure.message().c_str());
+  tf.TF_OpKernelContext_Failure(context, status.get());
+}
+
+// What has drawn a turn and does not come ends its step.
+void end_step(int64_t step, const Status& failure) {
+  const auto running = engine();
+  if (running) running->end_step(step, failure);
+}
+
+void compute_async(void* raw, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  if (const Status& checked = check_done(done); !checked.ok()) {
+    fail(context, checked);
+    end_step(tensorflow().TF_StepId(context), checked);
+    return tensorflow().TF_RunAsyncOpKernelDoneCallback(done);
+  }
+  auto& kernel = *static_cast<Kernel*>(raw);
+  OpRequest* request = kernel.requests.take(context, done);
+  if (request->read_turn() && kernel.prepare(*request)) return submit(request);
+  end_step(request->step, request->failure());
+  request->complete({});
+}
+
+void destroy(void* raw) {
+  delete static_cast<Kernel*>(raw);
+}
+
 template <const OpDefinition& (*definition)()>
 void register_op() {
   const auto& tf = tensorflow();
   const std::string name = definition().name, async = name + "Async";
-  define(definition(), name, false);
-  define(definition(), async, true);
+  define_op(definition(), name, false);
+  define_op(definition(), async, true);
   add_kernel(name,
              tf.TF_NewKernelBuilder(name.c_str(), "CPU", create<definition>, compute, destroy));
   add_kernel(async, tf.TF_NewAsyncKernelBuilder(async.c_str(), "CPU", create<definition>,
                                                 compute_async, destroy));
-}
-
-void register_turn() {
-  static const OpDefinition op{"RingarTurn", {}, {}, {"turn: int64"}, false, nullptr};
-  define(op, op.name, false);
-  add_kernel(op.name,
-             tensorflow().TF_NewKernelBuilder(op.name, "CPU", nullptr, draw_turn, nullptr));
 }
 
 // load_op_library finds the ops that are registered while the library is being opened.

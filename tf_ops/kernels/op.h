@@ -4,12 +4,13 @@
 // compute function returns; TensorFlow then goes on with what depends on it in the same thread.
 // RingarAllreduceAsync hands a request to the engine and returns; the engine calls back when the
 // collective is done, and TensorFlow schedules everything that depends on it anew, which costs more
-// than a small collective. Its last input is the turn that RingarTurn has drawn (engine/turns.h),
-// so that it may be issued as soon as its inputs are there. A collective is told apart from another
+// than a small collective. Its last input is the turn that RingarTurn has drawn (turn.cc), so that
+// it may be issued as soon as its inputs are there. A collective is told apart from another
 // by its definition and by one function, which prepares inputs and outputs.
 
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "kernels/op_request.h"
@@ -32,5 +33,11 @@ const OpDefinition& alltoall_op();
 const OpDefinition& barrier_op();
 const OpDefinition& send_op();
 const OpDefinition& recv_op();
+
+void register_turn();
+
+// For registering ops. False if the op has no proper spec, and then its construction has failed.
+bool read_spec(TF_OpKernelConstruction* construction, Spec* spec);
+void define_op(const OpDefinition& op, const std::string& name, bool has_turn);
 
 }  // namespace ringar

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "kernels/done.h"
+
 namespace ringar {
 namespace {
 
@@ -39,11 +41,9 @@ void OpRequests::give_back(OpRequest* request) {
 OpRequest::OpRequest(const Spec& spec, OpRequests& home)
     : Request(spec), home_(home), tf_status_(new_status()) {}
 
-// `done` is the address of a std::function on the caller's stack: it is taken from there before
-// compute returns, since calling TensorFlow's pointer later would read a dead frame.
 void OpRequest::begin(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   context_ = context;
-  if (done) done_ = std::move(*reinterpret_cast<std::function<void()>*>(done));
+  if (done) done_ = take_done(done);
   has_turn_ = done != nullptr;
   turn = 0;
   step = tensorflow().TF_StepId(context);

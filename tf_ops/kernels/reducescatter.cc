@@ -9,7 +9,7 @@ namespace {
 // A share that cannot be right is left to the engine, which tells all ranks.
 int64_t rows_to_keep(const OpRequest& request, const Tensor& tensor) {
   const auto running = engine();
-  const Communicator* set = running ? running->process_set(request.spec.process_set) : nullptr;
+  const auto set = running ? running->process_set(request.spec.process_set) : nullptr;
   if (!set) return 0;
   if (request.splits.empty()) return even_share(tensor.shape.rows(), set->size(), set->rank());
   const auto mine = static_cast<size_t>(set->rank());

@@ -30,6 +30,9 @@ void TF_SetStatus(TF_Status* s, TF_Code code, const char* msg);
 TF_Code TF_GetCode(const TF_Status* s);
 const char* TF_Message(const TF_Status* s);
 
+TF_Tensor* TF_NewTensor(TF_DataType, const int64_t* dims, int num_dims, void* data, size_t len,
+                        void (*deallocator)(void* data, size_t len, void* arg),
+                        void* deallocator_arg);
 void TF_DeleteTensor(TF_Tensor*);
 int TF_NumDims(const TF_Tensor*);
 int64_t TF_Dim(const TF_Tensor* tensor, int dim_index);
@@ -84,7 +87,9 @@ TF_Tensor* TF_ForwardInputOrAllocateOutput(TF_OpKernelContext* context,
                                            int num_candidate_input_indices, int output_index,
                                            const int64_t* output_dims, int output_num_dims,
                                            int* forwarded_input, TF_Status* status);
+void TF_SetOutput(TF_OpKernelContext* ctx, int i, const TF_Tensor* tensor, TF_Status* status);
 void TF_OpKernelContext_Failure(TF_OpKernelContext* ctx, TF_Status* status);
+void TF_RunAsyncOpKernelDoneCallback(TF_AsyncOpKernelDoneCallback* done);
 
 }  // extern "C"
 
@@ -94,6 +99,7 @@ void TF_OpKernelContext_Failure(TF_OpKernelContext* ctx, TF_Status* status);
   X(TF_SetStatus)                                    \
   X(TF_GetCode)                                      \
   X(TF_Message)                                      \
+  X(TF_NewTensor)                                    \
   X(TF_DeleteTensor)                                 \
   X(TF_NumDims)                                      \
   X(TF_Dim)                                          \
@@ -125,4 +131,6 @@ void TF_OpKernelContext_Failure(TF_OpKernelContext* ctx, TF_Status* status);
   X(TF_ExpectedOutputDataType)                       \
   X(TF_AllocateOutput)                               \
   X(TF_ForwardInputOrAllocateOutput)                 \
-  X(TF_OpKernelContext_Failure)
+  X(TF_SetOutput)                                    \
+  X(TF_OpKernelContext_Failure)                      \
+  X(TF_RunAsyncOpKernelDoneCallback)

@@ -1,0 +1,250 @@
+#include "engine/process_set.h"
+
+#include <pthread.h>
+
+#include "engine/traffic.h"
+#include "engine/warn.h"
+
+namespace ringar {
+
+// A thread that waits in ProcessSet::run for a request that is in line.
+class Waiter {
+ public:
+  void finish(const Status& status) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    status_ = status;
+    finished_ = true;
+    news_.notify_one();
+  }
+  Status wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    news_.wait(lock, [this] { return finished_; });
+    return status_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable news_;
+  Status status_;
+  bool finished_ = false;
+};
+
+void finish(Request* request, const Status& status) {
+  if (request->waiter)
+    request->waiter->finish(status);
+  else
+    request->complete(status);
+}
+
+Status no_such_set(const std::string& who, int id) {
+  return {RINGAR_MISMATCH, who + "expected a process set that exists, received process set " +
+                               std::to_string(id) + ", which was never added or is removed"};
+}
+
+ProcessSet::ProcessSet(int id, int slot, std::vector<int> ranks, uint64_t offset,
+                       const World& world, Shares& shares, Owner& owner)
+    : id_(id),
+      world_(world),
+      shares_(shares),
+      owner_(owner),
+      communicator_(id, slot, std::move(ranks), world, offset) {}
+
+ProcessSet::~ProcessSet() {
+  stop();
+}
+
+uint64_t ProcessSet::draw_turn(int64_t step) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (closed_) return 0;
+  const uint64_t turn = turns_.draw(step);
+  go_on();  // dropped turns may have let others come to the front
+  return turn;
+}
+
+void ProcessSet::let_go(uint64_t turn) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  turns_.let_go(turn);
+  go_on();
+}
+
+bool ProcessSet::end_step(int64_t step, const Status& status) {
+  std::vector<Request*> come;
+  bool has_more = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    has_more = turns_.drop(step, &come);
+    go_on();
+  }
+  for (Request* request : come) finish(request, status);
+  return has_more;
+}
+
+void ProcessSet::submit(Request* request) {
+  Status refusal;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    refusal = refusal_of(*request);
+    if (refusal.ok() && !request->turn) turns_.come_without_turn(request);
+    if (refusal.ok() && request->turn && !turns_.come(request))
+      refusal = {RINGAR_MISMATCH,
+                 who() +
+                     "expected the collectives of one step of TensorFlow at a time, "
+                     "received one of a step that another one has overtaken: run "
+                     "functions with collectives in one thread"};
+    if (refusal.ok()) return go_on();
+  }
+  request->complete(refusal);
+}
+
+Status ProcessSet::run(Request& request) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  RINGAR_RETURN_IF_ERROR(refusal_of(request));
+  if (turns_.empty() && is_message(request.spec.collective)) {
+    lock.unlock();
+    return owner_.run_message(request);
+  }
+  if (turns_.empty() && !baton_taken_) return run_here(lock, request);
+  Waiter waiter;
+  request.waiter = &waiter;
+  turns_.come_without_turn(&request);
+  go_on();
+  lock.unlock();
+  const Status status = waiter.wait();
+  request.waiter = nullptr;
+  return status;
+}
+
+Status ProcessSet::refusal_of(const Request& request) const {
+  if (closed_) return no_such_set(who(), id_);
+  if (stops()) return was_shut_down();
+  return request.step < 0 ? Status() : owner_.failure_of(request.step);
+}
+
+Status ProcessSet::was_shut_down() const {
+  return {RINGAR_NOT_INITIALIZED, who() + "ringar was shut down before this collective ran"};
+}
+
+Status ProcessSet::execute(Request& request) {
+  std::unique_lock<std::mutex> order;
+  if (request.gpu) order = std::unique_lock<std::mutex>(world_.gpu->order());
+  const bool shared = request.spec.shares >= 0 && !request.gpu;
+  Status status = shared ? shares_.run(communicator_, request) : communicator_.run(request);
+  if (status.ok()) status = request.conclude();
+  if (status.ok()) Traffic::instance().add(request, communicator_.rank(), communicator_.size());
+  return status;
+}
+
+// Sees to it that somebody goes on with what is in line.
+void ProcessSet::go_on() {
+  if (closed_ || stops()) idle_.notify_all();
+  if (baton_taken_ || stops()) return;  // its holder goes on
+  while (turns_.next() && is_message(turns_.next()->spec.collective)) {
+    Request* const message = turns_.next();
+    turns_.pop();
+    owner_.post(message);
+  }
+  if (!turns_.next() && (looks_ || !turns_.awaited())) return;
+  if (thread_.joinable()) return work_.notify_one();
+  thread_ = std::thread([this] { thread_main(); });
+  pthread_setname_np(thread_.native_handle(), "ringar");
+}
+
+// Runs a request on the caller's thread. The baton is given back before the request is completed:
+// what completion sets off may want it at once.
+Status ProcessSet::run_here(std::unique_lock<std::mutex>& lock, Request& request) {
+  baton_taken_ = true;
+  lock.unlock();
+  const Status status = execute(request);
+  lock.lock();
+  baton_taken_ = false;
+  go_on();
+  return status;
+}
+
+void ProcessSet::run_line(std::unique_lock<std::mutex>& lock) {
+  baton_taken_ = true;
+  while (turns_.next() && !stops()) {
+    Request* const request = turns_.next();
+    turns_.pop();
+    if (is_message(request->spec.collective)) {
+      owner_.post(request);
+      continue;
+    }
+    lock.unlock();
+    owner_.finish_in_step(request, execute(*request));
+    lock.lock();
+  }
+  baton_taken_ = false;
+  go_on();
+}
+
+// What is held back waits for an op of TensorFlow, which has failed or is still computing: nobody
+// tells. TensorFlow itself waits for the end of what is held.
+void ProcessSet::look_after_held_turns(std::unique_lock<std::mutex>& lock) {
+  const auto now = std::chrono::steady_clock::now();
+  const Patience& patience = world_.patience;
+  if (turns_.awaited() != held_.awaited) held_ = {turns_.awaited(), now, patience.stall_warning};
+  if (!held_.awaited) return;
+  const double waited = std::chrono::duration<double>(now - held_.since).count();
+  const bool late = waited >= patience.deadline;
+  if (!late && waited < held_.warn_at) return;
+  const std::string text = who() + Signature::of(turns_.first_that_waits(), "", 0).title() +
+                           ": expected the inputs of a collective before it in the program, "
+                           "still waiting for them after " +
+                           text_of_seconds(waited);
+  held_.warn_at *= 2;
+  const int64_t step = turns_.awaited_step();
+  lock.unlock();
+  if (late)
+    owner_.end_step(step, {RINGAR_DEADLINE,
+                           text + ". An op that computes them has failed, or takes longer: then "
+                                  "ringar.init(deadline=...) must be longer, too."});
+  else
+    warn(text);
+  lock.lock();
+}
+
+void ProcessSet::thread_main() {
+  constexpr std::chrono::milliseconds kLook(200);
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stops()) {
+    if (turns_.next() && !baton_taken_) run_line(lock);
+    look_after_held_turns(lock);
+    if (stops() || (turns_.next() && !baton_taken_)) continue;
+    looks_ = turns_.awaited() != 0;
+    if (looks_)
+      work_.wait_for(lock, kLook);
+    else
+      work_.wait(lock);
+    looks_ = false;
+  }
+}
+
+void ProcessSet::close() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  closed_ = true;
+  turns_.drop_absent();  // they would come too late
+  go_on();
+  idle_.wait(lock, [&] { return !baton_taken_ && turns_.empty(); });
+}
+
+void ProcessSet::reopen() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  closed_ = false;
+}
+
+// A caller in run_here() sees that the rank shuts down within its next wait. Before it is out, this
+// rank must not join the next generation: what it still writes to the arena would count there.
+void ProcessSet::stop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  stopped_ = true;
+  work_.notify_all();
+  idle_.wait(lock, [&] { return !baton_taken_; });
+  const std::vector<Request*> left = turns_.drop_all();
+  idle_.notify_all();
+  lock.unlock();
+  if (thread_.joinable()) thread_.join();
+  for (Request* request : left) finish(request, was_shut_down());
+}
+
+}  // namespace ringar

@@ -1,0 +1,61 @@
+// RingarTurn: the place of an asynchronous collective in the order of the program (engine/turns.h).
+//
+// TensorFlow holds the output until the collective is done. If the step ends before, since another
+// op has failed, it frees the output, and so tells that nobody will come.
+
+#include <memory>
+
+#include "engine/instance.h"
+#include "kernels/op.h"
+
+namespace ringar {
+namespace {
+
+struct Turn {
+  alignas(64) uint64_t number;  // TensorFlow copies what is aligned to less
+  int line;
+  std::weak_ptr<Engine> engine;
+};
+
+void let_go(void*, size_t, void* raw) {
+  const std::unique_ptr<Turn> turn(static_cast<Turn*>(raw));
+  if (const auto running = turn->engine.lock()) running->let_go(turn->number, turn->line);
+}
+
+void* create(TF_OpKernelConstruction* construction) {
+  auto spec = std::make_unique<Spec>();
+  return read_spec(construction, spec.get()) ? spec.release() : nullptr;
+}
+
+void draw(void* raw, TF_OpKernelContext* context) {
+  const auto& tf = tensorflow();
+  const auto& spec = *static_cast<const Spec*>(raw);
+  const TfStatus status = new_status();
+  const auto running = engine();
+  if (running) {
+    const int line = Engine::line_of(spec);
+    const uint64_t number = running->draw_turn(tf.TF_StepId(context), line);
+    auto* const turn = new Turn{number, line, running};
+    const TfTensor tensor(
+        tf.TF_NewTensor(TF_INT64, nullptr, 0, &turn->number, sizeof turn->number, let_go, turn));
+    tf.TF_SetOutput(context, 0, tensor.get(), status.get());
+  } else {
+    tf.TF_SetStatus(status.get(), static_cast<TF_Code>(RINGAR_NOT_INITIALIZED),
+                    "ringar is not initialized: call ringar.init() before a collective");
+  }
+  if (!is_ok(status)) tf.TF_OpKernelContext_Failure(context, status.get());
+}
+
+void destroy(void* raw) {
+  delete static_cast<Spec*>(raw);
+}
+
+}  // namespace
+
+void register_turn() {
+  static const OpDefinition op{"RingarTurn", {"spec: string"}, {}, {"turn: int64"}, false, nullptr};
+  define_op(op, op.name, false);
+  add_kernel(op.name, tensorflow().TF_NewKernelBuilder(op.name, "CPU", create, draw, destroy));
+}
+
+}  // namespace ringar

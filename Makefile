@@ -13,6 +13,8 @@
 #   make rooms        the picture of docs/architecture.md, from the imports
 #   make format       what lint would complain of, corrected
 #   make bench        every benchmark that fits into a quarter of an hour, with a report
+#   make bench-targets  what the targets need, and the targets beside it
+#   make performance  the tables of docs/performance.md, from benchmarks/results
 #   make bench-gpu    collectives on the NVIDIA GPUs that there are
 #   make bench-hosts  several hosts on this machine, behind slow links (needs root and iproute2)
 #   make wheel        dist/ringar-<version>-py3-none-manylinux_2_27_<machine>.whl, and the source archive
@@ -62,8 +64,8 @@ endif
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: all demo test test-plain test-ranks test-long test-native test-native-aarch64 test-gpu \
-  test-matrix check-wheels lint docs rooms format bench bench-gpu bench-hosts wheel wheel-aarch64 \
-  clean distclean
+  test-matrix check-wheels lint docs rooms performance format bench bench-targets bench-gpu \
+  bench-hosts wheel wheel-aarch64 clean distclean
 .DELETE_ON_ERROR:
 
 all: $(LIBRARY)
@@ -106,6 +108,8 @@ test-ranks-%: $(LIBRARY)
 	  $(BIN)/python -m pytest -q -p no:cacheprovider $(SLOW) \
 	    --junit-xml=$(REPORTS)/$*-ranks.xml $(RANK_TESTS)
 
+# Code that XLA compiles is optimized here, as it is for users (see tests/conftest.py).
+test-long test-gpu: export XLA_FLAGS =
 test-long: $(LIBRARY)
 	$(PYTEST) --slow -m slow
 	$(MAKE) test-ranks SLOW='--slow -m slow' RANKS_LIMIT=5400
@@ -184,6 +188,7 @@ lint-python: build/mypy/ringar
 lint-rest: build/mypy/ringar
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m benchmarks.performance --check
 	PYTHONPATH=build/mypy $(BIN)/python docs/tools/rooms.py --check
 	cd build/mypy && $(abspath $(BIN))/lint-imports --no-cache --no-logo --config $(abspath pyproject.toml)
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
@@ -200,6 +205,10 @@ build/mypy/ringar:
 	@rm -rf $@ && mkdir -p $(@D)
 	@cp -rs $(abspath ringar) $(@D)/ && cp -rs $(abspath launchers) $@/
 
+# The tables of docs/performance.md, from the figures of all kinds of machines that were measured.
+performance: $(STAMP)
+	$(BIN)/python -m benchmarks.performance
+
 # Strict: see mkdocs.yml. No request leaves the machine.
 docs: $(STAMP)
 	$(LIMIT) 600 env NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
@@ -214,6 +223,10 @@ format: $(STAMP)
 bench: $(LIBRARY)
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
 	$(LIMIT) 3600 $(BIN)/python -m benchmarks
+
+bench-targets: $(LIBRARY)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
+	$(LIMIT) 1800 $(BIN)/python -m benchmarks --targets
 
 # Some minutes, on as many ranks as there are GPUs.
 bench-gpu: $(LIBRARY)

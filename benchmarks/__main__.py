@@ -1,9 +1,10 @@
 """Everything that fits into a quarter of an hour, with a report: `python -m benchmarks`.
 
-Writes to benchmarks/results/: report.md with the tables, the targets beside what was measured, and
-the pictures, and a JSON file per question. The report names what fails, and the rest goes on. Exits
-with 1 if a result was wrong or a training job failed. The report says which targets were missed;
-they change no exit code, since machines differ.
+Writes the pictures and report.md, with the tables and the targets beside what was measured, to
+build/bench-report/, and records the figures for this kind of machine in benchmarks/results/. The
+report names what fails, and the rest goes on. With `--targets` only what the targets need is
+measured. Exits with 1 if a result was wrong or a training job failed. The report says which targets
+were missed; they change no exit code, since machines differ.
 """
 
 from __future__ import annotations
@@ -12,35 +13,36 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from benchmarks import peers
 from benchmarks.collectives import report as collective_report
-from benchmarks.collectives.__main__ import DEFAULT_PEERS, DEFAULT_SIZES
+from benchmarks.collectives.__main__ import DEFAULT_PEERS
 from benchmarks.collectives.measure import collect
 from benchmarks.collectives.plot import plot
-from benchmarks.harness import machine, report
+from benchmarks.harness import machine, report, results
 from benchmarks.harness import targets as bounds
-from benchmarks.harness.command import parse_size
 from benchmarks.harness.definitions import DEFINITIONS
+from benchmarks.harness.processes import JobFailedError
 from benchmarks.harness.report import KIB, MIB
 from benchmarks.peers.ringar_group import RESNET50_BYTES
-from benchmarks.targets import Figures, targets
+from benchmarks.rates import __main__ as rates
+from benchmarks.targets import SIZES, Figures, targets
 from benchmarks.training import __main__ as overhead
 from benchmarks.training import jobs, scaling
 from benchmarks.training.plot import plot_scaling
 
-RESULTS = machine.ROOT / "benchmarks" / "results"
-SIZES = [parse_size(size) for size in DEFAULT_SIZES]
+REPORT = machine.ROOT / "build" / "bench-report"
 FEW_SIZES = [4 * KIB, MIB, 64 * MIB]
 COMPARISONS = (
-    ("allreduce", "allreduce", 2, SIZES, list(DEFAULT_PEERS)),
+    ("allreduce-2-ranks", "allreduce", 2, SIZES, list(DEFAULT_PEERS)),
     ("allreduce-group", "allreduce", 2, [RESNET50_BYTES], ["ringar_engine", "ringar_group"]),
-    ("allreduce-4-ranks", "allreduce", 4, [64 * MIB], ["ringar_engine", "openmpi", "mpich"]),
-    ("allreduce-slow-peers", "allreduce", 2, FEW_SIZES,
-     ["ringar_engine", "gloo", "tensorflow_collectives", "horovod"]),
+    ("allreduce-4-ranks", "allreduce", 4, [64 * MIB],
+     ["ringar_engine", "openmpi", "mpich", "intelmpi"]),
 )  # fmt: skip
-"""Title, collective, ranks, sizes, peers. Slow peers get few sizes, for the time they take."""
+"""What the targets need: title, collective, ranks, sizes, peers."""
+SLOW_PEERS = ("allreduce-slow-peers", "allreduce", 2, FEW_SIZES,
+              ["ringar_engine", "gloo", "tensorflow_collectives", "horovod"])  # fmt: skip
+"""They get few sizes, for the time they take."""
 HEADINGS = {
     "allreduce-group": "allreduce, the gradients of ResNet-50 on 2 ranks",
     "allreduce-slow-peers": "allreduce, 2 ranks, against Gloo, TensorFlow and Horovod",
@@ -54,20 +56,20 @@ class Report:
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
-        self.figures = Figures()
+        self.runs: dict[str, results.Run] = {}
         self.sections: list[str] = []
         self.failed = False
 
     def add(
-        self, title: str, heading: str, table: str, data: dict[str, Any], has_picture: bool
+        self, title: str, heading: str, table: str, data: results.Run, has_picture: bool
     ) -> None:
-        """Writes the JSON file and keeps the section."""
-        data = {"machine": machine.describe(), **data}
-        report.write_json(str(RESULTS / title), data)
+        """Records the figures and keeps the section."""
+        self.runs[title] = data
+        results.record(title, machine.describe(), data)
         picture = f"\n![{heading}]({title}.png)\n" if has_picture else ""
         missing = report.missing_lines(data["missing"]).replace("\n", "\n\n")
         self.sections.append(f"\n## {heading}\n\n{table.rstrip()}\n\n{missing}{picture}")
-        self.failed |= any(row["wrong"] for row in data["rows"])
+        self.failed |= any(row.get("wrong") for row in data["rows"])
 
     def compare(
         self, title: str, collective: str, ranks: int, sizes: list[int], names: list[str],
@@ -76,16 +78,25 @@ class Report:
         """Measures a collective against peers."""
         found = collect(collective, names, ranks, sizes, rounds, BUDGET_BYTES, LIMIT)
         rows = collective_report.rows(found.series, ranks, names, collective)
-        if collective == "allreduce" and "slow" not in title:
-            self.figures.allreduce.update({(ranks, r["peer"], r["bytes"]): r for r in rows})
         missing = {peers.load(name).TITLE: why for name, why in found.missing.items()}
-        data = {"ranks": ranks, "rows": rows, "versions": found.versions, "missing": missing}
+        data = {"tried": {"peers": names, "sizes": sizes}, "ranks": ranks, "rows": rows,
+                "peers": found.versions, "missing": missing}  # fmt: skip
         table = f"Size: {DEFINITIONS[collective].size_is}.\n\n{collective_report.table_text(rows)}"
         has_picture = len(sizes) > 2 and bool(rows)
         if has_picture:
-            plot(str(RESULTS / title), rows, ranks)
+            plot(str(REPORT / title), rows, ranks)
         heading = HEADINGS.get(title, f"{collective}, {ranks} ranks")
         self.add(title, heading, table, data, has_picture)
+
+    def rates(self) -> None:
+        """Measures how fast cores copy to each other."""
+        try:
+            rows = rates.measure()
+        except JobFailedError as error:
+            self.sections.append(f"\n## Copies\n\nnot measured ({error})\n")
+            return
+        data = {"tried": {}, "rows": rows, "missing": {}}
+        self.add("rates", "Copies", rates.text(rows), data, False)
 
     def steps(self) -> None:
         """Measures training steps against plain Keras."""
@@ -93,9 +104,9 @@ class Report:
         cases = [(m, n, r) for m in counts for n in counts[m] for r in (False, True)]
         found = jobs.collect(cases, self.rounds)
         rows, missing = overhead.rows(found), jobs.failures(found)
-        self.figures.overhead = {(r["model"], r["processes"], r["ringar"]): r for r in rows}
-        table = overhead.table_text(rows)
-        self.add("overhead", "Training steps", table, {"rows": rows, "missing": missing}, False)
+        tried = {"cases": [jobs.title(case) for case in cases]}
+        data = {"tried": tried, "rows": rows, "missing": missing}
+        self.add("overhead", "Training steps", overhead.table_text(rows), data, False)
         self.failed |= bool(missing)
 
     def scaling(self) -> None:
@@ -105,9 +116,10 @@ class Report:
         found = jobs.collect(tried, 1)
         rows, missing = scaling.rows(found, parameters), jobs.failures(found)
         if rows:
-            plot_scaling(str(RESULTS / "scaling"), rows)
-        table = scaling.table_text(rows)
-        self.add("scaling", "Scaling", table, {"rows": rows, "missing": missing}, bool(rows))
+            plot_scaling(str(REPORT / "scaling"), rows)
+        data = {"tried": {"cases": [jobs.title(case) for case in tried]}, "rows": rows,
+                "missing": missing}  # fmt: skip
+        self.add("scaling", "Scaling", scaling.table_text(rows), data, bool(rows))
         self.failed |= bool(missing)
 
     def write(self, minutes: float) -> str:
@@ -116,28 +128,31 @@ class Report:
             f"# What was measured\n\n{machine.headline(machine.describe())}. Medians over "
             f"{self.rounds} turns, {minutes:.0f} minutes in all, by `python -m benchmarks`; least "
             "and greatest are in the tables below.\n\n"
-            + bounds.table(targets(self.figures, SIZES))
+            + bounds.table(targets(Figures(self.runs)))
             + "\n"
         )
-        Path(RESULTS, "report.md").write_text(head + "".join(self.sections))
+        REPORT.mkdir(parents=True, exist_ok=True)
+        Path(REPORT, "report.md").write_text(head + "".join(self.sections))
         return head
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each case (default 3)")
+    parser.add_argument("--targets", action="store_true", help="only what the targets need")
     options = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     everything = Report(options.rounds)
+    everything.rates()
     for comparison in COMPARISONS:
-        rounds = 1 if comparison[0] == "allreduce-slow-peers" else options.rounds
-        everything.compare(*comparison, rounds=rounds)
-    for collective in OTHERS:
-        names = ["ringar_engine", "memcpy", "openmpi"]
-        everything.compare(collective, collective, 2, FEW_SIZES, names, rounds=1)
+        everything.compare(*comparison, rounds=options.rounds)
     everything.steps()
-    everything.scaling()
+    if not options.targets:
+        everything.compare(*SLOW_PEERS, rounds=1)
+        for collective in OTHERS:
+            names = ["ringar_engine", "memcpy", "openmpi"]
+            everything.compare(f"{collective}-2-ranks", collective, 2, FEW_SIZES, names, rounds=1)
+        everything.scaling()
     print(everything.write((time.monotonic() - start) / 60))
     return 1 if everything.failed else 0
 

@@ -1,82 +1,130 @@
-"""Lists the targets of ringar on two cores, beside what `make bench` has measured."""
+"""The targets of ringar beside what was measured on a kind of machine.
+
+    python -m benchmarks.targets         on this kind, as it was recorded
+    python -m benchmarks.targets --all   on all kinds that were recorded
+    make bench-targets                   measures on this machine, then prints them
+
+Bounds differ between machines whose cores share a cache and others (`python -m benchmarks.rates`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import argparse
+import sys
+from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.collectives.__main__ import DEFAULT_SIZES
+from benchmarks.harness import machine, results
+from benchmarks.harness import targets as bounds
+from benchmarks.harness.command import parse_size
 from benchmarks.harness.report import KIB, MIB
 from benchmarks.harness.targets import Target
 from benchmarks.peers.ringar_group import RESNET50_BYTES
+from benchmarks.rates.__main__ import share_a_cache, text
 
 Row = dict[str, Any]
+NAN = float("nan")
+SIZES = [parse_size(size) for size in DEFAULT_SIZES]
+PEERS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel MPI": "intelmpi"}
 
 
-@dataclass
 class Figures:
-    """Looks up measured figures, which are NaN where a measurement is missing."""
+    """Looks up the figures of a kind of machine, which are NaN where a measurement is missing."""
 
-    allreduce: dict[tuple[int, str, int], Row] = field(default_factory=dict)
-    """By ranks, peer and bytes."""
-    overhead: dict[tuple[str, int, bool], Row] = field(default_factory=dict)
-    """By model, processes, and whether with ringar."""
+    def __init__(self, runs: Mapping[str, results.Run]) -> None:
+        self.rates: list[Row] = runs.get("rates", {}).get("rows", [])
+        self._allreduce: dict[tuple[str, str, int], Row] = {
+            (name, row["peer"], row["bytes"]): row
+            for name, run in runs.items()
+            if name.startswith("allreduce-")
+            for row in run["rows"]
+        }
+        self._steps: dict[tuple[str, int], Row] = {
+            (row["model"], row["processes"]): row
+            for row in runs.get("overhead", {}).get("rows", [])
+            if row["ringar"]
+        }
 
-    def seconds(self, peer: str, size: int, ranks: int = 2, key: str = "seconds") -> float:
+    def seconds(
+        self, peer: str, size: int, run: str = "allreduce-2-ranks", key: str = "seconds"
+    ) -> float:
         """Returns the median, or another figure of the row, named by `key`."""
-        row = self.allreduce.get((ranks, peer, size))
-        return row[key] if row else float("nan")
+        return float(self._allreduce.get((run, peer, size), {}).get(key, NAN))
 
-    def against(self, peer: str, sizes: list[int], ranks: int = 2) -> list[float]:
-        """Returns the peer's median time over ringar's, for each size."""
-        return [
-            self.seconds(peer, size, ranks) / self.seconds("ringar_engine", size, ranks)
-            for size in sizes
-        ]
+    def ratios(
+        self, peer: str, other: str, sizes: list[int], run: str = "allreduce-2-ranks"
+    ) -> list[float]:
+        """Returns the time of a peer over that of the other one, for each size."""
+        return [self.seconds(peer, size, run) / self.seconds(other, size, run) for size in sizes]
 
-    def of_plain(self, model: str, processes: int) -> float:
-        """Returns steps/s in percent of those of as many plain processes."""
-        row = self.overhead.get((model, processes, True))
-        return 100 * row["of_plain"] if row else float("nan")
+    def steps(self, model: str, processes: int, of: str) -> float:
+        """Returns the percentage of steps/s of plain processes ("of_plain") or of "of_bound"."""
+        return 100 * float(self._steps.get((model, processes), {}).get(of, NAN))
 
 
-def targets(f: Figures, sizes: list[int]) -> list[Target]:
-    """Returns all targets; `sizes` are those that allreduce was measured with."""
-    small = [size for size in sizes if size <= 64 * KIB]
-    middle = [size for size in sizes if 256 * KIB <= size <= 4 * MIB]
+def targets(f: Figures) -> list[Target]:
+    """Returns all targets."""
+    shared = bool(f.rates) and share_a_cache(f.rates)
+    small = [size for size in SIZES if size <= 64 * KIB]
+    middle = [size for size in SIZES if 256 * KIB <= size <= 16 * MIB]
     large = [64 * MIB, 256 * MIB]
     added = f.seconds("ringar_op", 4 * KIB) - f.seconds("empty_op", 4 * KIB, key="fastest")
-    group = f.seconds("ringar_group", RESNET50_BYTES) / f.seconds("ringar_engine", RESNET50_BYTES)
+    group = f.ratios("ringar_group", "ringar_engine", [RESNET50_BYTES], "allreduce-group")
 
-    def faster(what: str, bound: float, peer: str, of: list[int], ranks: int = 2) -> Target:
-        return Target(
-            f"allreduce {what} against {peer}", bound, "x", f.against(PEERS[peer], of, ranks)
-        )
-
-    def near_memcpy(what: str, bound: float, of: list[int]) -> Target:
-        times = [1 / ratio for ratio in f.against("memcpy", of)]
-        return Target(f"allreduce {what} against memcpy", bound, "x", times, at_most=True)
+    def faster(what: str, sizes: list[int], of_both: float, of_intel: float) -> list[Target]:
+        of = {"Open MPI": of_both, "MPICH": of_both, "Intel MPI": of_intel}
+        return [
+            Target(f"allreduce {what}, of {title}", bound, "x",
+                   f.ratios(PEERS[title], "ringar_engine", sizes))
+            for title, bound in of.items()
+        ]  # fmt: skip
 
     return [
-        faster("64 MiB, 256 MiB", 4, "Open MPI", large),
-        faster("64 MiB, 256 MiB", 4, "MPICH", large),
-        near_memcpy("64 MiB, 256 MiB", 1.1, large),
-        faster("16 MiB", 2.2, "Open MPI", [16 * MIB]),
-        near_memcpy("16 MiB", 1.3, [16 * MIB]),
-        faster("256 KiB to 4 MiB", 2.2, "Open MPI", middle),
-        faster("4 B to 64 KiB, engine,", 1, "Open MPI", small),
-        Target("allreduce 4 KiB, engine", 2, " us",
-               [1e6 * f.seconds("ringar_engine", 4 * KIB)], at_most=True),
-        Target("allreduce 4 KiB in tf.function, median, beyond the fastest call of an empty op", 60,
-               " us", [1e6 * added], at_most=True),
-        Target("214 gradients of ResNet-50, 102 MB, grouped, against one array", 1.15, "x", [group],
+        *faster("4 B to 64 KiB, engine", small, 2, 1.2),
+        *faster("256 KiB to 16 MiB", middle, 2.5 if shared else 1.5, 1.2),
+        *faster("64 MiB, 256 MiB", large, 4.5 if shared else 2.5, 1.6),
+        Target("allreduce 64 MiB in place, of a memcpy", 0.8 if shared else 1.3, "x",
+               f.ratios("ringar_in_place", "memcpy", [64 * MIB]), at_most=True),
+        Target("allreduce 64 MiB, four ranks, of Open MPI", 3.5, "x",
+               f.ratios("openmpi", "ringar_engine", [64 * MIB], "allreduce-4-ranks")),
+        Target("tiny MLP, two ranks, of the bound of a step", 88, "%",
+               [f.steps("mlp", 2, "of_bound")]),
+        Target("small CNN, two ranks, of the bound of a step", 95, "%",
+               [f.steps("small_cnn", 2, "of_bound")]),
+        Target("214 gradients of ResNet-50, 102 MB, grouped, of one array", 1.05, "x", group,
                at_most=True),
-        Target("tiny MLP, two ranks, of two plain processes", 85, "%", [f.of_plain("mlp", 2)]),
-        Target("small CNN, two ranks, of two plain processes", 94, "%",
-               [f.of_plain("small_cnn", 2)]),
-        Target("one rank of plain Keras, tiny MLP and small CNN", 98, "%",
-               [f.of_plain("mlp", 1), f.of_plain("small_cnn", 1)]),
-        faster("64 MiB, four ranks,", 2.5, "Open MPI", [64 * MIB], ranks=4),
+        Target("one rank of plain Keras, tiny MLP and small CNN", 99, "%",
+               [f.steps("mlp", 1, "of_plain"), f.steps("small_cnn", 1, "of_plain")]),
+        Target("allreduce 4 KiB in tf.function, beyond the fastest call of an empty op", 60, " us",
+               [1e6 * added], at_most=True),
     ]  # fmt: skip
 
 
-PEERS = {"Open MPI": "openmpi", "MPICH": "mpich"}
+def table_text(kind: results.Kind) -> str:
+    """Returns the table of a kind of machine, under its processor and its rates."""
+    figures = Figures(kind["runs"])
+    rates = text(figures.rates) + "\n" if figures.rates else ""
+    return f"# {results.headline(kind)}\n{rates}\n{bounds.table(targets(figures))}\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.targets",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--all", action="store_true", help="all kinds of machines")
+    options = parser.parse_args(arguments)
+    path = results.path_here(machine.describe())
+    if not options.all and not path.exists():
+        print(f"nothing was measured on this kind of machine ({path.stem}): make bench-targets",
+              file=sys.stderr)  # fmt: skip
+        return 1
+    kinds = results.load_all() if options.all else [results.load(path)]
+    print("\n".join(table_text(kind) for kind in kinds))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,12 +19,15 @@ from benchmarks import peers
 from benchmarks.collectives.measure import LIMIT, collect
 from benchmarks.collectives.plot import plot
 from benchmarks.collectives.report import rows, table_text
-from benchmarks.harness import command, machine, report
+from benchmarks.harness import command, machine, report, results
 from benchmarks.harness.command import parse_size
 from benchmarks.harness.definitions import DEFINITIONS
 
 DEFAULT_SIZES = ("4", "1K", "4K", "64K", "256K", "1M", "4M", "16M", "64M", "256M")
-DEFAULT_PEERS = ("ringar_engine", "ringar_op", "empty_op", "memcpy", "openmpi", "mpich")
+DEFAULT_PEERS = (
+    "ringar_engine", "ringar_in_place", "ringar_op", "empty_op", "memcpy", "openmpi", "mpich",
+    "intelmpi",
+)  # fmt: skip
 GPU_PEERS = ("ringar", "nccl", "copy")
 
 
@@ -99,10 +102,15 @@ def main(
     print(table_text(table))
     titles = {peers.load(name).TITLE: why for name, why in found.missing.items()}
     print(report.missing_lines(titles), end="")
+    data = {
+        "tried": {"peers": names, "sizes": sizes},
+        "ranks": ranks,
+        "rows": table,
+        "peers": found.versions,
+        "missing": found.missing,
+    }
+    results.keep(f"{collective}-{ranks}-ranks", here, data, options.output)
     if options.output:
-        data = {"machine": here, "ranks": ranks, "rows": table}
-        data.update(versions=found.versions, missing=found.missing)
-        report.write_json(options.output, data)
         plot(options.output, table, ranks)
     wrong = sum(row["wrong"] for row in table)
     if wrong:

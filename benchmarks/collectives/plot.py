@@ -8,11 +8,13 @@ from benchmarks.harness.plot import pyplot, save
 from benchmarks.harness.report import size_text, time_text
 
 COLORS = {"ringar_engine": "#0b3c8c", "ringar_op": "#2f8fd8", "ringar_group": "#2f8fd8",
-          "openmpi": "#d1495b", "mpich": "#e8963a", "gloo": "#6a9f3e",
-          "tensorflow_collectives": "#8a5fa8", "horovod": "#7a5230"}  # fmt: skip
+          "ringar_in_place": "#7db8e8", "openmpi": "#d1495b", "mpich": "#e8963a",
+          "intelmpi": "#3f9c93", "gloo": "#6a9f3e", "horovod": "#7a5230",
+          "tensorflow_collectives": "#8a5fa8"}  # fmt: skip
 """Of peers: ringar's are blues of different brightness, which differ in print, too."""
-MARKERS = {"ringar_engine": "o", "ringar_op": "s", "ringar_group": "D", "openmpi": "^",
-           "mpich": "v", "gloo": "P", "tensorflow_collectives": "X", "horovod": "*"}  # fmt: skip
+MARKERS = {"ringar_engine": "o", "ringar_op": "s", "ringar_group": "D", "ringar_in_place": "p",
+           "openmpi": "^", "mpich": "v", "intelmpi": "<", "gloo": "P",
+           "tensorflow_collectives": "X", "horovod": "*"}  # fmt: skip
 
 
 def _style(peer: str) -> dict[str, Any]:

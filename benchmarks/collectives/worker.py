@@ -44,7 +44,12 @@ def wrong_elements(run: Callable[[], Any], array: np.ndarray, expected: np.ndarr
 
 
 def measure(
-    peer: Any, collective: str, size: int, communicates: bool, budget_bytes: int
+    peer: Any,
+    collective: str,
+    size: int,
+    communicates: bool,
+    budget_bytes: int,
+    in_place: bool = False,
 ) -> dict[str, Any]:
     """Times a collective of `size` bytes of float32 and counts wrong elements."""
     definition = DEFINITIONS[collective]
@@ -54,6 +59,8 @@ def measure(
     expected = definition.expected(total, peer.rank, peer.size)
 
     def wrong() -> int:
+        if in_place:
+            array[:] = given(collective, total, peer.rank, peer.size)
         return wrong_elements(run, array, expected) if communicates else 0
 
     errors = wrong()
@@ -69,9 +76,10 @@ def main() -> None:
     module = peers.load(options["peer"])
     peer = module.Peer()
     communicates = getattr(module, "COMMUNICATES", True)
+    in_place = getattr(module, "IN_PLACE", False)
+    collective, budget = options["collective"], options["budget_bytes"]
     results = [
-        measure(peer, options["collective"], size, communicates, options["budget_bytes"])
-        for size in options["sizes"]
+        measure(peer, collective, size, communicates, budget, in_place) for size in options["sizes"]
     ]
     report = {"rank": peer.rank, "version": getattr(peer, "version", ""), "results": results}
     write_report(options, peer.rank, report)

@@ -37,6 +37,17 @@ def mpich(environment: Path, ranks: int, program: list[str]) -> list[str]:
     return [*mpirun, str(environment / "bin/python"), *program]
 
 
+def intel_mpi(environment: Path, ranks: int, program: list[str]) -> list[str]:
+    """Starts ranks by the package impi-rt, bound to cores if there are enough, in shared memory.
+
+    Its mpirun looks for this program on PATH, where another MPI may have one of its name.
+    """
+    pin = "on" if ranks <= (os.cpu_count() or 1) else "off"
+    options = ["-genv", "I_MPI_FABRICS", "shm", "-genv", "I_MPI_PIN", pin]
+    mpiexec = [str(environment / "bin/mpiexec.hydra"), "-n", str(ranks), *options]
+    return [*mpiexec, str(environment / "bin/python"), *program]
+
+
 def plain(environment: Path, ranks: int, program: list[str]) -> list[str]:
     """Starts processes side by side, told apart by RANK and WORLD_SIZE."""
     python = environment / "bin/python"

@@ -31,7 +31,8 @@ def _commit() -> str:
             ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
         ).stdout.strip()
 
-    changed = " with changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+    status = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+    changed = " with changes" if status else ""
     return (git("rev-parse", "--short", "HEAD") or "unknown") + changed
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 
 from benchmarks.harness import report
 
 
 @dataclass(frozen=True)
 class Target:
-    """A bound for one or several figures, all of which must keep it."""
+    """A bound for one or several figures, all of which must keep it; NaN: not measured."""
 
     what: str
     bound: float
@@ -19,15 +20,13 @@ class Target:
     at_most: bool = False
 
     def row(self) -> list[str]:
-        """Returns the title, the bound, the figures, and whether the worst of them keeps it."""
+        """Returns the title, the bound, the figures, and whether they keep it."""
         sign = "<=" if self.at_most else ">="
-        worst = max(self.measured) if self.at_most else min(self.measured)
-        if any(figure != figure for figure in self.measured):
-            verdict = "not measured"
-        else:
-            reached = worst <= self.bound if self.at_most else worst >= self.bound
-            verdict = "yes" if reached else "no"
-        text = ", ".join(f"{figure:.3g}" for figure in self.measured)
+        missing = [isnan(figure) for figure in self.measured]
+        missed = any(figure > self.bound if self.at_most else figure < self.bound
+                     for figure in self.measured)  # fmt: skip
+        verdict = "no" if missed else "not measured" if any(missing) else "yes"
+        text = ", ".join("?" if isnan(figure) else f"{figure:.3g}" for figure in self.measured)
         return [self.what, f"{sign} {self.bound:g}{self.unit}", f"{text}{self.unit}", verdict]
 
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.harness import command, launch, machine, report
+from benchmarks.harness import command, launch, machine, report, results
 from benchmarks.harness.definitions import DEFINITIONS
 from benchmarks.harness.jobs import Reports, run_worker
 from benchmarks.harness.processes import JobFailedError
@@ -213,10 +213,15 @@ def main(arguments: list[str] | None = None) -> int:
     here = machine.describe()
     print(hosts_report.text(found.rows, found.training, here, options.mtu, found.versions))
     print(report.missing_lines(found.missing), end="")
-    if options.output:
-        data = {"machine": here, "versions": found.versions, "missing": found.missing}
-        report.write_json(options.output, {**data, **hosts_report.as_data(found.rows),
-                                           "training": found.training})  # fmt: skip
+    parts = {"allreduce", "training"} - set(options.skip.split(","))
+    data = {
+        "tried": {"hosts": counts, "parts": sorted(parts)},
+        "missing": found.missing,
+        "peers": found.versions,
+        **hosts_report.as_data(found.rows),
+        "training": found.training,
+    }
+    results.keep("hosts", here, data, options.output)
     if found.wrong:
         print(f"{found.wrong} wrong elements", file=sys.stderr)
     return 1 if found.wrong or found.missing else 0

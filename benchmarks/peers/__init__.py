@@ -9,6 +9,7 @@ An adapter module has
 - `class Peer`: made once on every rank, with `rank`, `size`, `barrier()`, and a method for each
   collective of `benchmarks.harness.definitions` that it has, such as `allreduce(array)`. The method
   returns a function; each call of it runs the collective on `array` and returns the result;
+- `IN_PLACE = True`, if a call overwrites `array`, which then is given anew before it is checked;
 - `COMMUNICATES = False`, if its results mean nothing and only its times count.
 
 A file of that form elsewhere is a peer, too: `--peers openmpi,./my_library.py`.

@@ -1,4 +1,4 @@
-"""The peer of both MPI libraries; the environment decides which one it is."""
+"""The peer of all MPI libraries; the environment decides which one it is."""
 
 from __future__ import annotations
 

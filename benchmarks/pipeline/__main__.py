@@ -25,7 +25,7 @@ import os
 import sys
 from typing import Any
 
-from benchmarks.harness import command, launch, machine, report
+from benchmarks.harness import command, launch, machine, report, results
 from benchmarks.harness import targets as bounds
 from benchmarks.harness.jobs import Reports, run_worker
 from benchmarks.harness.processes import JobFailedError
@@ -172,11 +172,16 @@ def main(arguments: list[str] | None = None) -> int:
     if found_targets := targets(table, options.ranks):
         print(bounds.table(found_targets))
     print(report.missing_lines(found.missing), end="")
-    if options.output:
-        report.write_json(options.output, {
-            "machine": here, "job": job, "rounds": options.rounds, "missing": found.missing,
-            "references": found.references, "rows": list(table.values()),
-        })  # fmt: skip
+    data = {
+        "tried": {"plans": list(chosen)},
+        "missing": found.missing,
+        "job": job,
+        "rounds": options.rounds,
+        "references": found.references,
+        "rows": list(table.values()),
+    }
+    name = f"pipeline-{options.ranks}-ranks-width-{options.width}"
+    results.keep(name, here, data, options.output)
     if wrong:
         print(f"{wrong} losses are not those of the update rule", file=sys.stderr)
     return 1 if wrong or found.missing else 0

@@ -29,7 +29,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.harness import command, launch, machine, report
+from benchmarks.harness import command, launch, machine, report, results
 from benchmarks.harness import targets as bounds
 from benchmarks.harness.jobs import Reports, run_worker
 from benchmarks.harness.processes import JobFailedError
@@ -152,19 +152,24 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     rounds = 1 if options.quick else options.rounds
     common = {"budget": options.budget, "fault": options.fault}
-    found = measure(plan(options.quick), {"rounds": rounds, **common})
+    jobs = plan(options.quick)
+    found = measure(jobs, {"rounds": rounds, **common})
     here = machine.describe()
     targets = scan_report.targets(found.times)
     print(f"# An RNN of 20 units, forward and backward, {machine.headline(here)}\n")
     print(scan_report.text(found.times, found.costs))
     print(bounds.table(targets))
     print(report.missing_lines(found.missing), end="")
-    if options.output:
-        report.write_json(options.output, {
-            "machine": here, "rounds": rounds, "missing": found.missing, "wrong": found.wrong,
-            "cells": to_rows(found.times), "costs": found.costs,
-            "targets": [target.row() for target in targets],
-        })  # fmt: skip
+    data = {
+        "tried": {"places": [job.place.title for job in jobs]},
+        "missing": found.missing,
+        "wrong": found.wrong,
+        "rounds": rounds,
+        "cells": to_rows(found.times),
+        "costs": found.costs,
+        "targets": [target.row() for target in targets],
+    }
+    results.keep("scan-quick" if options.quick else "scan", here, data, options.output)
     for line in found.wrong:
         print(f"wrong: {line}", file=sys.stderr)
     return 1 if found.wrong or found.missing else 0

@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.harness import command, launch, machine, report
+from benchmarks.harness import command, launch, machine, report, results
 from benchmarks.harness import targets as bounds
 from benchmarks.harness.jobs import Reports, run_worker
 from benchmarks.harness.processes import JobFailedError
@@ -197,12 +197,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"Two hosts, {RATE_MBIT:g} Mbit/s:\n\n{rows_text(found.hosts)}\n")
     print(bounds.table(targets(found)))
     print(report.missing_lines(found.missing), end="")
-    if options.output:
-        report.write_json(options.output, {
-            "machine": here, "job": job, "missing": found.missing,
-            "local": [{"plan": p.title, **row} for p, row in found.local.items()],
-            "hosts": [{"plan": p.title, **row} for p, row in found.hosts.items()],
-        })  # fmt: skip
+    data = {
+        "tried": {"hosts": [RANKS] if "hosts" not in options.skip else []},
+        "missing": found.missing,
+        "job": job,
+        "local": [{"plan": p.title, **row} for p, row in found.local.items()],
+        "hosts": [{"plan": p.title, **row} for p, row in found.hosts.items()],
+    }
+    results.keep("split", here, data, options.output)
     if found.wrong:
         print(f"{found.wrong} losses differ from those of one process", file=sys.stderr)
     return 1 if found.wrong or found.missing else 0

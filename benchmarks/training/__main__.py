@@ -5,8 +5,10 @@
 
 Trains under `fit`, with one TensorFlow thread per process and in turn: one plain Keras process,
 as many plain processes side by side as there are ranks (they share the machine and nothing else:
-what no library can beat), and ringar. A step is one batch per rank. The weights of all ranks are
-compared after each run; a difference, or a case that fails, makes the exit code 1.
+what no library can beat), and ringar. A step is one batch per rank. Ranks wait for each other in
+every step, so the bound of a step is the mean of the longest of the plain processes' steps, step by
+step. The weights of all ranks are compared after each run; a difference, or a case that fails,
+makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -14,15 +16,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from benchmarks.harness import command, machine, report
+from benchmarks.harness import command, machine, report, results
 from benchmarks.harness.series import Series
-from benchmarks.training.jobs import Case, cases, collect, failures
+from benchmarks.training.jobs import Case, cases, collect, failures, title
 
 
 def rows(found: dict[Case, Series]) -> list[dict[str, Any]]:
     """Returns plain data, a row per case that has times.
 
-    `of_plain`: steps/s over those of as many plain processes; NaN if those failed.
+    `of_plain` is steps/s over those of as many plain processes, `bound` the bound of a step,
+    `of_bound` steps/s over those of the bound: all NaN if the plain processes failed.
     """
     table = []
     for (model, processes, with_ringar), result in found.items():
@@ -31,13 +34,14 @@ def rows(found: dict[Case, Series]) -> list[dict[str, Any]]:
             seconds = plain.seconds if plain.rounds else float("nan")
             table.append(
                 {"model": model, "processes": processes, "ringar": with_ringar,
-                 **result.summary(), "of_plain": seconds / result.seconds}
+                 **result.summary(), "of_plain": seconds / result.seconds, "bound": plain.bound,
+                 "of_bound": plain.bound / result.seconds}
             )  # fmt: skip
     return table
 
 
 def table_text(table: list[dict[str, Any]]) -> str:
-    """Returns steps per second, and their part of those of as many plain processes."""
+    """Returns steps per second, and their part of those of plain processes and of the bound."""
     lines = []
     for row in table:
         added = row["seconds"] * (1 - row["of_plain"])
@@ -45,10 +49,10 @@ def table_text(table: list[dict[str, Any]]) -> str:
             [row["model"], row["processes"], "ringar" if row["ringar"] else "plain Keras",
              *report.spread(row), f"{1 / row['seconds']:.4g}",
              f"{added * 1e6:+.0f} us" if row["ringar"] else "", f"{row['of_plain']:.1%}",
-             row["wrong"]]
+             report.time_text(row["bound"]), f"{row['of_bound']:.1%}", row["wrong"]]
         )  # fmt: skip
     headers = ["model", "processes", "with", "step", "min", "max", "steps/s", "added",
-               "of plain side by side", "#wrong"]  # fmt: skip
+               "of plain side by side", "bound of a step", "of the bound", "#wrong"]  # fmt: skip
     return report.table(headers, lines)
 
 
@@ -66,8 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"# training steps: {machine.headline(here)}")
     print(table_text(table))
     print(report.missing_lines(missing), end="")
-    if options.output:
-        report.write_json(options.output, {"machine": here, "rows": table, "missing": missing})
+    data = {"tried": {"cases": list(map(title, tried))}, "rows": table, "missing": missing}
+    results.keep("overhead", here, data, options.output)
     return 1 if missing or any(row["wrong"] for row in table) else 0
 
 

@@ -18,7 +18,7 @@ import sys
 from statistics import median, quantiles
 from typing import Any
 
-from benchmarks.harness import command, machine, processes, report
+from benchmarks.harness import command, machine, processes, report, results
 from benchmarks.harness.command import parse_size
 from benchmarks.harness.series import slowest
 from benchmarks.training.jobs import DEFAULT, Candidate, train_in_turn
@@ -163,9 +163,13 @@ def main(arguments: list[str] | None = None) -> int:
               f"{candidate_text(best)}, {means[best]:.3f} of the default's step")  # fmt: skip
     if wrong:
         print(f"{wrong} weights differ between the ranks")
-    if options.output:
-        data = {"machine": here, "rows": table, "missing": failures, "wrong": wrong}
-        report.write_json(options.output, data)
+    data = {
+        "tried": {"models": options.models.split(","), "sizes": list(map(candidate_text, tried))},
+        "rows": table,
+        "missing": failures,
+        "wrong": wrong,
+    }
+    results.keep(f"buckets-{options.num_proc}-ranks", here, data, options.output)
     return 1 if failures or wrong else 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.harness import launch
 from benchmarks.harness.jobs import Reports, run_worker
 from benchmarks.harness.processes import JobFailedError
-from benchmarks.harness.series import Series, slowest
+from benchmarks.harness.series import Series, slowest, step_by_step
 from ringar.keras.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
 
 STEPS = {"mlp": 2000, "small_cnn": 100, "alexnet": 6, "resnet50": 4}
@@ -34,6 +34,12 @@ def cases(models: Sequence[str], processes: Sequence[int]) -> list[Case]:
     return [(m, n, with_ringar) for m in models for n in processes for with_ringar in (False, True)]
 
 
+def title(case: Case) -> str:
+    """Returns a case in words."""
+    model, processes, with_ringar = case
+    return f"{model}, {processes} x {'ringar' if with_ringar else 'plain Keras'}"
+
+
 def collect(tried: Sequence[Case], rounds: int, epochs: int = 3) -> dict[Case, Series]:
     """Measures all cases in turn, `rounds` times."""
     found = {case: Series() for case in tried}
@@ -47,11 +53,7 @@ def collect(tried: Sequence[Case], rounds: int, epochs: int = 3) -> dict[Case, S
 
 def failures(found: dict[Case, Series]) -> dict[str, str]:
     """Returns why cases have no times, or fewer than they should have."""
-    return {
-        f"{model}, {processes} x {'ringar' if with_ringar else 'plain Keras'}": result.failure
-        for (model, processes, with_ringar), result in found.items()
-        if result.failure
-    }
+    return {title(case): result.failure for case, result in found.items() if result.failure}
 
 
 def train(
@@ -79,6 +81,8 @@ def train(
         result.failure = str(error)
         return
     result.rounds.append([seconds / steps for seconds in slowest(r["seconds"] for r in reports)])
+    if not with_ringar:
+        result.bounds.append(step_by_step(r["steps"] for r in reports))
     result.wrong += sum(r["wrong"] for r in reports)
 
 

@@ -23,9 +23,9 @@ import sys
 from typing import Any
 
 from benchmarks.collectives import measure
-from benchmarks.harness import command, machine, report
+from benchmarks.harness import command, machine, report, results
 from benchmarks.harness.series import Series
-from benchmarks.training.jobs import Case, cases, collect, failures
+from benchmarks.training.jobs import Case, cases, collect, failures, title
 from benchmarks.training.models import GRADIENT_BYTES, MODELS
 from benchmarks.training.plot import plot_scaling
 from ringar import cost_model
@@ -123,10 +123,14 @@ def main(arguments: list[str] | None = None) -> int:
     print(table_text(table))
     missing = failures(found)
     print(report.missing_lines(missing), end="")
+    data = {
+        "tried": {"cases": list(map(title, found))},
+        "rows": table,
+        "missing": missing,
+        "parameters": vars(parameters) if parameters else None,
+    }
+    results.keep("scaling", here, data, options.output)
     if options.output:
-        report.write_json(options.output, {
-            "machine": here, "rows": table, "missing": missing,
-            "parameters": vars(parameters) if parameters else None})  # fmt: skip
         plot_scaling(options.output, table)
     return 1 if missing or any(row["wrong"] for row in table) else 0
 

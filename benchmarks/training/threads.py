@@ -17,7 +17,7 @@ import os
 import sys
 from typing import Any
 
-from benchmarks.harness import command, machine, report
+from benchmarks.harness import command, machine, report, results
 from benchmarks.harness.processes import JobFailedError
 from benchmarks.harness.series import Series, slowest
 from benchmarks.training.buckets import STEPS
@@ -142,17 +142,18 @@ def main(arguments: list[str] | None = None) -> int:
         for row in table
     ]
     print(report.table(headers, lines))
-    for setting, result in found.items():
-        if result.failure:
-            print(f"{setting}: fewer rounds, or none ({result.failure})")
+    failures = {str(setting): one.failure for setting, one in found.items() if one.failure}
+    for setting, why in failures.items():
+        print(f"{setting}: fewer rounds, or none ({why})")
     if table:
         print(verdict(table, default(options.num_proc, cores), options.num_proc))
+    data = {"tried": {"settings": list(map(str, tried))}, "rows": table, "missing": failures}
+    name = f"threads-{options.model}-{options.num_proc}-ranks"
+    results.keep(name, here, data, options.output)
     if options.output:
-        report.write_json(options.output, {"machine": here, "rows": table})
         title = f"{options.model} on {options.num_proc} ranks, {here['cores']} cores"
         plot_threads(options.output, table, f"{title}: median, least and greatest of the rounds")
-    failed = any(result.failure for result in found.values())
-    return 1 if failed or any(row["wrong"] for row in table) else 0
+    return 1 if failures or any(row["wrong"] for row in table) else 0
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
 Trains with `fit`, plainly or with ringar, and reports the seconds of every epoch after the first,
 from its first step to the end of its callbacks. The begin and the end of `fit` do not count: Keras
 sleeps some 0.4 s while it tears down its input pipeline, with ringar and without, which would hide
-what a step costs. With ringar the weights of all ranks are compared at the end.
+what a step costs. With ringar the weights of all ranks are compared at the end. Plain processes
+report the seconds of every step, too.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +54,35 @@ def main() -> None:
     optimizer: Any = keras.optimizers.SGD(1e-3)
 
     class Stopwatch(keras.callbacks.Callback):
-        """Seconds of an epoch that all ranks begin together."""
+        """Seconds of an epoch that all ranks begin together, and of its steps if it is watched."""
 
         turn = 0
+
+        def watch(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            """Returns a train function that notes when it begins.
+
+            A method that Keras calls after each batch would make it read the metrics every time.
+            """
+
+            def watched(iterator: Any) -> Any:
+                self._begins.append(time.perf_counter())
+                return step(iterator)
+
+            return watched
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             wait_for_others(options["folder"], rank, ranks, self.turn)
             self.turn += 1
+            self._begins: list[float] = []
             self._start = time.perf_counter()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.seconds = time.perf_counter() - self._start
+
+        def steps(self) -> list[float]:
+            """Returns the seconds from each watched step's begin to that of the next one."""
+            marks = [self._start, *self._begins[1:], self._start + self.seconds]
+            return [float(seconds) for seconds in np.diff(marks)]
 
     stopwatch = Stopwatch()
     callbacks: list[Any] = [stopwatch]  # the last: the others' work counts
@@ -70,6 +90,9 @@ def main() -> None:
         optimizer = ringar.DistributedOptimizer(optimizer)
         callbacks = [ringar.callbacks.Distributed(), stopwatch]
     model.compile(optimizer=optimizer, loss="mse")
+    if not with_ringar:
+        model.make_train_function()
+        model.train_function = stopwatch.watch(model.train_function)
     inputs, targets = data_for(model, batch * options["steps"])
 
     def epoch() -> float:
@@ -78,10 +101,13 @@ def main() -> None:
         return float(stopwatch.seconds)
 
     epoch()
-    times = [epoch() for _ in range(options["epochs"])]
+    times, steps = [], []
+    for _ in range(options["epochs"]):
+        times.append(epoch())
+        steps.append(stopwatch.steps())
     wrong = weights_differ(model) if with_ringar else 0
     wrong += sum(int(np.count_nonzero(~np.isfinite(w))) for w in model.get_weights())
-    write_report(options, rank, {"seconds": times, "wrong": wrong})
+    write_report(options, rank, {"seconds": times, "steps": steps, "wrong": wrong})
 
 
 if __name__ == "__main__":

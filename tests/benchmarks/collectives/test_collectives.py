@@ -14,7 +14,7 @@ from benchmarks import allreduce, peers
 from benchmarks.collectives import __main__ as collectives
 from benchmarks.collectives import measure, worker
 from benchmarks.collectives import report as collective_report
-from benchmarks.harness import processes
+from benchmarks.harness import processes, results
 from benchmarks.harness.command import parse_size
 from benchmarks.harness.definitions import DEFINITIONS
 from benchmarks.harness.series import Series
@@ -36,8 +36,9 @@ def test_sizes_are_read() -> None:
 
 
 def test_every_adapter_says_what_it_is() -> None:
-    assert {"ringar_engine", "ringar_op", "memcpy", "openmpi", "mpich", "gloo", "horovod",
-            "tensorflow_collectives"} <= set(peers.names())  # fmt: skip
+    assert {"ringar_engine", "ringar_in_place", "ringar_op", "memcpy", "openmpi", "mpich",
+            "intelmpi", "gloo", "horovod", "tensorflow_collectives",
+            } <= set(peers.names())  # fmt: skip
     with pytest.raises(ValueError, match="peer must be a file or one of"):
         peers.load("nothing")
 
@@ -116,18 +117,20 @@ def test_a_peer_without_the_collective_is_named(capsys: pytest.CaptureFixture[st
 def test_small_run_is_right_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = str(tmp_path / "figures")
     code = allreduce.main(
-        ["--peers", "ringar_engine,horovod", "--sizes", "4,64K,1M", "--rounds", "1",
+        ["--peers", "ringar_in_place,horovod", "--sizes", "4,64K,1M", "--rounds", "1",
          "--budget", "1M", "--output", output]
     )  # fmt: skip
     printed = capsys.readouterr().out
     assert code == 0
-    assert "ringar (engine)" in printed
+    assert "ringar (engine, in place)" in printed
     data = json.loads(Path(output + ".json").read_text())
-    assert [row["bytes"] for row in data["rows"] if row["peer"] == "ringar_engine"] == [
+    assert [row["bytes"] for row in data["rows"] if row["peer"] == "ringar_in_place"] == [
         4,
         65536,
         1 << 20,
     ]
+    (kind,) = results.load_all()
+    assert kind["runs"]["allreduce-2-ranks"]["rows"] == data["rows"]
     assert all(row["wrong"] == 0 for row in data["rows"])
     assert {"cpu", "cores", "memory_gib", "versions", "commit"} <= set(data["machine"])
     if "horovod" in data["missing"]:

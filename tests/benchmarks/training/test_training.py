@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks import __main__ as everything
 from benchmarks import targets
 from benchmarks.harness import processes, report
 from benchmarks.harness.series import Series
@@ -62,13 +61,15 @@ def test_a_job_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_targets_without_figures_say_so() -> None:
-    rows = [target.row() for target in targets.targets(targets.Figures(), everything.SIZES)]
-    assert len(rows) == 14
+    rows = [target.row() for target in targets.targets(targets.Figures({}))]
+    assert len(rows) == 16
     assert {row[3] for row in rows} == {"not measured"}
 
 
 def test_the_worst_figure_decides_a_target() -> None:
     assert Target("x", 2.2, "x", [2.5, 2.1]).row() == ["x", ">= 2.2x", "2.5, 2.1x", "no"]
+    assert Target("x", 2, "x", [float("nan"), 1.5]).row()[2:] == ["?, 1.5x", "no"]
+    assert Target("x", 2, "x", [float("nan"), 2.5]).row()[2:] == ["?, 2.5x", "not measured"]
     assert Target("x", 2, " us", [1.0], at_most=True).row()[1:] == [
         "<= 2 us",
         "1 us",
@@ -83,6 +84,16 @@ def test_a_job_trains_and_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not result.failure
     assert len(result.rounds) == 1
     assert result.wrong == 0
+
+
+def test_plain_processes_report_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(training.STEPS, "mlp", 5)
+    result = Series()
+    training.train("mlp", 2, result, with_ringar=False, epochs=2)
+    assert not result.failure
+    # The steps of a rank fill an epoch, and the bound has the longest of each.
+    assert result.bound >= result.seconds * 0.999
+    assert len(result.bounds[0]) == 2
 
 
 def test_a_prediction_beside_scaling() -> None:

@@ -23,8 +23,8 @@ import keras
 from ringar.job import log
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import training_state
-from ringar.keras.first_rank import on_first_rank
 from ringar.keras.synchronize import broadcast_model
+from ringar.keras.together import on_first_rank
 from ringar.keras.whole_file import written_whole
 
 _log = log.logger(__name__)

@@ -194,6 +194,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         self._weights_compared = self._examples_compared = False
         steps = checks.check_start(self.model, self.params, self.process_set)
         checks.reset_examples(self.model)
+        self._metrics.begin_training(self.model)
         self._epochs = Epochs(self.model, steps, self.process_set)
         # Warm-ups and schedules after this callback count in steps of all ranks.
         if self._epochs.limit is not None:

@@ -54,8 +54,8 @@ def check_start(
         lambda values: "no" not in values,
         "the model to be compiled with optimizer=ringar.DistributedOptimizer(...) on every rank",
         "Without it, ranks train different models. A file, a config or a pickle holds the plain "
-        "optimizer: compile a model that was loaded, cloned or copied again, with "
-        "optimizer=ringar.DistributedOptimizer(model.optimizer).",
+        "optimizer: load a file with ringar.load_model, and compile a model that was cloned or "
+        "copied again, with optimizer=ringar.DistributedOptimizer(model.optimizer).",
     )
     steps = [one["steps"] for one in ranks]
     if layers := _layers_that_communicate(model):

@@ -13,8 +13,8 @@ import numpy as np
 
 from ringar.collectives import broadcast
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras.first_rank import on_first_rank
 from ringar.keras.optimizer import DistributedOptimizer
+from ringar.keras.together import on_first_rank
 from ringar.keras.training_state import optimizers
 from ringar.sharding.slots import inner_optimizer
 

@@ -57,6 +57,15 @@ class Metrics:
         self._process_set = process_set
         self._before_evaluation: States | None = None
 
+    def begin_training(self, model: keras.Model) -> None:
+        """Forget an evaluation that an exception has ended before its result.
+
+        Args:
+            model: the compiled model.
+        """
+        self._before_evaluation = None
+        vars(model).pop(_AT_THE_END, None)
+
     def check(self, model: keras.Model) -> None:
         """Check that the states of the metrics can be combined, as soon as they exist.
 

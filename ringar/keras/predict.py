@@ -19,7 +19,9 @@ from ringar.collectives import allgather, allgather_object, alltoall
 from ringar.collectives.call import Call
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras import ragged
 from ringar.keras.metrics import ranks_with_data
+from ringar.keras.together import on_every_rank
 
 _CALL = Call("allgather_object", name="predict")
 _UNKNOWN = -1
@@ -52,12 +54,13 @@ def predict(
             the model groups share the data.
 
     Returns:
-        The value of `model.predict(data)`: NumPy arrays in the structure of the model's outputs.
-        None on ranks other than `root_rank`.
+        The value of `model.predict(data)`: NumPy arrays in the structure of the model's outputs; a
+        `tf.RaggedTensor` where rows differ in shape. None on ranks other than `root_rank`.
 
     Raises:
         ValueError: on every rank, if ranks pass data of different length, or no data.
         TypeError: if `data` is of another type.
+        RankError: on the other ranks, if a rank raises while it loads or predicts its share.
 
     Example:
     ```python
@@ -70,29 +73,45 @@ def predict(
             f"Received: root_rank={root_rank}"
         )
     ranks = or_all(ranks_with_data(model, process_set))
-    length, share_of = _divide(data)
-    _check_lengths(allgather_object(length, name=_CALL.name, process_set=ranks), ranks)
-    share = share_of(ranks.rank(), ranks.size())
-    rows: list[int] = []
-    if length == _UNKNOWN:
-        outputs, rows = _by_batches(model, share)
-    elif share is not None:
-        bar = verbose if ranks.rank() == 0 else 0
-        outputs = model.predict(share, batch_size=batch_size, verbose=bar)
-    else:
-        outputs = None
-    shares = allgather_object(_share(outputs, rows), name=_CALL.name, process_set=ranks)
-    order = _order([share.rows for share in shares], ranks) if length == _UNKNOWN else None
-    filled = next((share for share in shares if share.arrays), None) or _refuse_empty()
-    arrays = tf.nest.flatten(outputs) if outputs is not None else filled.no_rows()
+    share: Any = None
+
+    def divide() -> int:
+        nonlocal share
+        length, share_of = _divide(data)
+        share = share_of(ranks.rank(), ranks.size())
+        return length
+
+    lengths = on_every_rank(divide, _CALL.name, "to divide its data", ranks)
+    _check_lengths(lengths, ranks)
+    is_unknown = lengths[0] == _UNKNOWN
+    outputs: Any = None
+
+    def predict_share() -> _Share:
+        nonlocal outputs
+        rows: list[int] = []
+        if is_unknown:
+            outputs, rows = _by_batches(model, share)
+        elif share is not None:
+            bar = verbose if ranks.rank() == 0 else 0
+            outputs = model.predict(share, batch_size=batch_size, verbose=bar)
+        return _Share.of(outputs, rows)
+
+    shares = on_every_rank(predict_share, _CALL.name, "to predict its share", ranks)
+    order = _order([share.rows for share in shares], ranks) if is_unknown else None
+    filled = [share for share in shares if share.kinds] or _refuse_empty()
     if root_rank is None:
         root = None
     else:  # on a grid, ranks with another part than the root's collect theirs at the first of them
         root = ranks.ranks.index(root_rank) if root_rank in ranks.ranks else 0
-    arrays = [_collect(array, order, ranks, root) for array in arrays]
+    own = tf.nest.flatten(outputs) if outputs is not None else [None] * len(filled[0].kinds)
+    kinds = zip(*(share.kinds for share in filled), strict=True)
+    arrays = [
+        _collect(array, set(of_ranks), order, ranks, root)
+        for array, of_ranks in zip(own, kinds, strict=True)
+    ]
     if root_rank not in (None, place.rank()):
         return None
-    return tf.nest.pack_sequence_as(filled.skeleton, arrays)
+    return tf.nest.pack_sequence_as(filled[0].skeleton, arrays)
 
 
 def _by_batches(model: keras.Model, batches: tf.data.Dataset) -> tuple[Any, list[int]]:
@@ -104,7 +123,11 @@ def _by_batches(model: keras.Model, batches: tf.data.Dataset) -> tuple[Any, list
     if not outputs:
         return None, []
     rows = [len(tf.nest.flatten(output)[0]) for output in outputs]
-    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *outputs), rows
+    return tf.nest.map_structure(lambda *parts: ragged.concatenate(parts), *outputs), rows
+
+
+_Kind = tuple[np.dtype, tuple[int, ...]] | None
+"""The dtype of an array of predictions and the shape of its rows; None if they are ragged."""
 
 
 @dataclasses.dataclass
@@ -114,28 +137,27 @@ class _Share:
     Attributes:
         rows: the rows of each batch, for batches of unknown number.
         skeleton: the structure of the predictions, with None in the place of arrays.
-        arrays: dtype of each array, and shape of one row; empty if there are no predictions.
+        kinds: the kind of each array; empty if there are no predictions.
     """
 
     rows: list[int]
     skeleton: Any
-    arrays: list[tuple[np.dtype, tuple[int, ...]]]
+    kinds: list[_Kind]
 
-    def no_rows(self) -> list[np.ndarray]:
-        """Return arrays like those described, without rows."""
-        return [np.empty((0, *shape), dtype) for dtype, shape in self.arrays]
-
-
-def _share(outputs: Any, rows: list[int]) -> _Share:
-    arrays = [] if outputs is None else tf.nest.flatten(outputs)
-    for array in arrays:
-        if not isinstance(array, np.ndarray):
-            raise TypeError(
-                "ringar.predict needs a model whose predictions are NumPy arrays. "
-                f"Received: {type(array).__name__}"
-            )
-    skeleton = tf.nest.map_structure(lambda array: None, outputs)
-    return _Share(rows, skeleton, [(array.dtype, array.shape[1:]) for array in arrays])
+    @classmethod
+    def of(cls, outputs: Any, rows: list[int]) -> _Share:
+        kinds: list[_Kind] = []
+        for array in tf.nest.flatten(outputs) if outputs is not None else []:
+            if isinstance(array, np.ndarray):
+                kinds.append((array.dtype, array.shape[1:]))
+            elif isinstance(array, tf.RaggedTensor):
+                kinds.append(None)
+            else:
+                raise TypeError(
+                    "ringar.predict needs a model whose predictions are NumPy arrays or ragged "
+                    f"tensors. Received: {type(array).__name__}"
+                )
+        return cls(rows, tf.nest.map_structure(lambda array: None, outputs), kinds)
 
 
 def _divide(data: Any) -> tuple[int, Callable[[int, int], Any]]:
@@ -238,13 +260,29 @@ def _order(rows: Sequence[Sequence[int]], ranks: ProcessSet) -> np.ndarray:
 
 
 def _collect(
-    array: np.ndarray, order: np.ndarray | None, ranks: ProcessSet, root: int | None
-) -> np.ndarray:
-    """Return the rows of all ranks in order; without meaning on ranks other than the root."""
-    if array.dtype.kind in "OSU":  # strings
-        parts = allgather_object(array, name=_CALL.name, process_set=ranks)
-        rows = np.concatenate([part for part in parts if len(part)])
-    elif root is None:
+    array: ragged.Rows | None,
+    kinds: set[_Kind],
+    order: np.ndarray | None,
+    ranks: ProcessSet,
+    root: int | None,
+) -> ragged.Rows:
+    """Return the rows of all ranks in order; without meaning on ranks other than the root.
+
+    Args:
+        array: the rows of this rank, if it has any.
+        kinds: the kinds of the ranks' arrays.
+        order: the places of the rows in the result; None: as they are.
+        ranks: the ranks.
+        root: the place of the one rank that gets the rows; None: all get them.
+    """
+    kind = next(iter(kinds))
+    if len(kinds) > 1 or kind is None or kind[0].kind in "OSU":  # ragged, or strings
+        parts = allgather_object(ragged.pack(array), name=_CALL.name, process_set=ranks)
+        rows = ragged.concatenate([ragged.unpack(part) for part in parts if part is not None])
+        return rows if order is None else ragged.take(rows, order)
+    if array is None:
+        array = np.empty((0, *kind[1]), kind[0])
+    if root is None:
         rows = np.asarray(allgather(array, name=_CALL.name, process_set=ranks))
     else:
         splits = [len(array) if rank == root else 0 for rank in range(ranks.size())]

@@ -8,7 +8,8 @@ are reduced as factors (`ringar.keras.low_rank`): all P together, then all Q tog
 
 Each rank counts with its share of the rows of the global batch (`ringar.keras.share`): a control
 vector travels in front of each bucket (`ringar.collectives.shares`). The answer to the first one
-tells the weight of this rank, by which sparse gradients are multiplied before they are gathered.
+tells the weight of this rank, by which sparse gradients are multiplied before they are gathered,
+and those that PowerSGD compresses before its errors are added.
 With `op=ringar.Sum` gradients are added as they are.
 
 The name of a bucket lists the indices of its variables. If a gradient is None on one rank only, the
@@ -155,7 +156,8 @@ class Reduction:
             reduced[index] = sparse.reduced(own, name, self.process_set, self._factors())
         if not factored:
             return reduced, None
-        return reduced, self._reduce_factored(reduced, factored, variables, loss_scale, control)
+        factored = {index: _weighted(own, weight) for index, own in factored.items()}
+        return reduced, self._reduce_factored(reduced, factored, variables, loss_scale)
 
     def _refuse_parts(self, variables: Sequence[Any]) -> None:
         for variable in variables:
@@ -188,8 +190,12 @@ class Reduction:
         factored: dict[int, Any],
         variables: Sequence[Any] | None,
         loss_scale: tf.Tensor | None,
-        control: Control,
     ) -> SaveState:
+        """Put the reduced gradients of `factored` into `reduced`, and return what saves the state.
+
+        The gradients are multiplied by the weight of this rank already: errors of earlier steps,
+        which had their own weights, are added to them.
+        """
         assert self.low_rank is not None
         if variables is None:
             raise ValueError(
@@ -198,16 +204,14 @@ class Reduction:
             )
         label = buckets.label(reversed(factored))
         mean = self._options() | {"op": Average, "prescale_factor": 1.0, "postscale_factor": 1.0}
-        control = replace(control, begins_step=False)
 
         def exchange(factor: str, options: dict[str, Any]) -> Exchange:
-            return lambda tensors: shares.allreduce(
+            return lambda tensors: grouped_allreduce(
                 tensors,
-                control,
                 name=f"gradients/powersgd_{factor}:{label}",
                 process_set=self.process_set,
                 **options,
-            )[0]
+            )
 
         results, save_state = self.low_rank.reduce(
             list(factored.values()),
@@ -296,11 +300,14 @@ class Reduction:
         return tf.convert_to_tensor(gradient) if self.sparse_as_dense else sparse.merged(gradient)
 
 
-def _weighted(slices: tf.IndexedSlices, weight: tf.Tensor | None) -> tf.IndexedSlices:
-    if weight is None or not slices.values.dtype.is_floating:
-        return slices
-    values = slices.values * tf.cast(weight, slices.values.dtype)
-    return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+def _weighted(gradient: Any, weight: tf.Tensor | None) -> Any:
+    """Return the gradient, a tensor or `tf.IndexedSlices`, times the weight of this rank."""
+    if weight is None or not gradient.dtype.is_floating:
+        return gradient
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient * tf.cast(weight, gradient.dtype)
+    values = _weighted(gradient.values, weight)
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
 def _tensor_like(variable: Any | None, gradient: Any) -> tf.Tensor:

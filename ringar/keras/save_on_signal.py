@@ -16,7 +16,7 @@ from ringar.collectives import Max, allreduce
 from ringar.job import log
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras.backup import Backup
-from ringar.keras.first_rank import on_first_rank
+from ringar.keras.together import on_first_rank
 from ringar.keras.whole_file import SavedWhole
 
 _log = log.logger(__name__)

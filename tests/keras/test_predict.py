@@ -105,6 +105,50 @@ def test_data_that_do_not_fit(model: keras.Model, rank: int, size: int) -> None:
             ringar.predict(model, batches(ROWS + 8 * more).filter(lambda *_: True))
 
 
+class Repeated(keras.Sequential):
+    """Predicts sequences as long as the first number of the batch."""
+
+    def predict_step(self, data: Any) -> Any:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return tf.tile(x[:, None, :], [1, tf.cast(x[0, 0], tf.int32), 1])
+
+
+def test_rows_that_differ_in_shape() -> None:
+    model = Repeated([keras.Input((2,)), keras.layers.Identity()])
+    model.compile()
+    for lengths in ([2, 3, 1, 4, 2], [2, 2, 3], [3]):
+        rows = np.repeat(np.array(lengths, np.float32), 2)[:-1]
+        data = tf.data.Dataset.from_tensor_slices(np.stack([rows, np.arange(rows.size)], 1))
+        data = data.map(lambda row: tf.cast(row, tf.float32)).batch(2)
+        expected = model.predict(data, verbose=0)
+        for kind in (data, data.filter(lambda _: True)):
+            received = ringar.predict(model, kind)
+            assert type(received) is type(expected)
+            if isinstance(expected, tf.RaggedTensor):
+                received, expected_rows = received.to_list(), expected.to_list()
+            else:
+                received, expected_rows = received.tolist(), expected.tolist()
+            assert received == expected_rows
+
+
+def test_rank_that_raises(model: keras.Model, rank: int, size: int) -> None:
+    class Broken(Batches):
+        def __getitem__(self, index: int) -> Any:
+            if index == 7:  # of the last rank
+                raise OSError("no such batch")
+            return super().__getitem__(index)
+
+    # Keras reads a PyDataset through tf.data, except its first batch; tf.data has its own error.
+    own = (OSError, tf.errors.UnknownError)
+    error = own if rank == size - 1 else ringar.errors.RankError
+    with pytest.raises(error, match="no such batch"):
+        ringar.predict(model, Broken())
+    with pytest.raises(
+        TypeError if rank == 0 else ringar.errors.RankError, match="`data` must be an array"
+    ):
+        ringar.predict(model, iter([]) if rank == 0 else inputs())
+
+
 @pytest.mark.ranks(2, 4)
 def test_model_that_a_grid_cuts(rank: int, size: int) -> None:
     """The ranks of a model group predict the same share together."""

@@ -1,7 +1,8 @@
-"""Installs a wheel beside each TensorFlow, without a compiler, and runs steps.py on two ranks.
+"""Installs a wheel beside each TensorFlow, without a compiler, and runs scripts on two ranks.
 
-In the environment of the newest release the README's script runs first, as a user has it. The
-environments stay under build/matrix/ and are used again; the wheel is installed anew each time.
+They are the README's, as a user has it, and steps.py. The oldest TensorFlow has the oldest Keras
+beside it. The environments stay under build/matrix/ and are used again; the wheel is installed anew
+each time.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ RANKS = 2
 
 @dataclass(frozen=True)
 class Release:
-    """A TensorFlow release and the newest Python, 3.`python`, that it has wheels for."""
+    """A TensorFlow release, its Keras, and the newest Python, 3.`python`, that has its wheels."""
 
     tensorflow: str
+    keras: str
     python: int
 
 
-RELEASES = [Release("2.16.2", 12), Release("2.21.*", 13)]
+RELEASES = [Release("2.16.2", "==3.3.*", 12), Release("2.21.*", ">=3.3", 13)]
 
 
 def main() -> None:
@@ -49,8 +51,7 @@ def main() -> None:
             "--no-prefix",
             python,
         ]
-        if release == RELEASES[-1]:
-            run(*command, "-I", readme_script(), limit=240)
+        run(*command, "-I", readme_script(), limit=240)
         # Isolated from the checkout: what is imported is what the wheel brought.
         run(*command, "-I", ROOT / "tests/matrix/steps.py", limit=240)
         took = f"{ready - start:.0f} s to install, {time.monotonic() - ready:.0f} s to run"
@@ -79,9 +80,13 @@ def environment(release: Release, wheel: Path) -> Path:
     if not stamp.exists():
         shutil.rmtree(folder, ignore_errors=True)
         run(base, "-m", "venv", folder, limit=120)
-        tensorflow = f"tensorflow=={release.tensorflow}"
-        # One command, so that one set of versions satisfies both.
-        run(python, "-m", "pip", "install", "--quiet", tensorflow, wheel, limit=600)
+        wanted: list[str | Path] = [
+            f"tensorflow=={release.tensorflow}",
+            f"keras{release.keras}",
+            wheel,
+        ]
+        # One command, so that one set of versions satisfies all.
+        run(python, "-m", "pip", "install", "--quiet", *wanted, limit=600)
         stamp.touch()
     pip: list[str | Path] = [
         python,

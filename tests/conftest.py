@@ -1,5 +1,10 @@
 """Loads the test plugin; see tests/plugin/__init__.py and CONTRIBUTING.md."""
 
+import os
+
+# XLA compiles in two thirds of the time. `make test-long` compiles as users do.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
 pytest_plugins = [
     "tests.plugin.selection",
     "tests.plugin.deadline",

@@ -143,6 +143,39 @@ def test_interrupted_run_ends_as_one_that_was_not(
     assert not (folder / "backup").exists()
 
 
+@pytest.mark.ranks(2, 4)
+def test_interrupted_run_on_a_grid(shared_tmp_path: Path, rank: int, exchange: Exchange) -> None:
+    """Every rank gets back its part of the split layer, and of the optimizer's state."""
+    grid = ringar.parallel.Grid(model=2)
+    x, y = common.regression(8 * STEPS, seed=grid.group)
+
+    def run(folder: Path, crash: int = 0) -> str:
+        ringar.set_random_seed(3)
+        layers = [
+            keras.Input((6,)),
+            ringar.layers.SplitDense(8, activation="tanh", reads="whole", grid=grid),
+            ringar.layers.Gather(grid=grid),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(1),
+        ]
+        model = keras.Sequential(layers)
+        adam = ringar.DistributedOptimizer(keras.optimizers.Adam(0.05), grid=grid)
+        model.compile(adam, "mse", jit_compile=False)
+        callbacks = [
+            keras.callbacks.BackupAndRestore(folder, save_freq=3),
+            Crash(crash),
+            ringar.callbacks.Distributed(),
+        ]
+        model.fit(x, y, 8, 2, verbose=0, callbacks=callbacks)
+        return common.digest(model)
+
+    expected = run(shared_tmp_path / "whole")
+    with pytest.raises(CrashError):
+        run(shared_tmp_path / "crashed", crash=8)
+    assert exchange(run(shared_tmp_path / "crashed")) == exchange(expected)
+    grid.close()
+
+
 @pytest.mark.ranks(1, 2)
 def test_crash_while_a_file_is_written(
     shared_tmp_path: Path, rank: int, exchange: Exchange, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -42,11 +43,36 @@ def restart() -> None:
     initialize()
 
 
+def _quicken() -> None:
+    """Take time away from the tests that they do not need.
+
+    A `tf.data` iterator that tunes itself waits at its end, up to a minute and with the GIL: its
+    thread may miss that it is to stop (`CancellationManager` wakes it before it says so). And
+    whole collections of garbage visit each time what TensorFlow and Keras made when they were
+    imported.
+    """
+    import keras  # noqa: F401
+    import tensorflow as tf
+    from tensorflow.python.data.ops import dataset_ops
+
+    def untuned(dataset: Any) -> Any:
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return dataset_ops._OptionsDataset(dataset, options)
+
+    # Called for each dataset that is iterated over.
+    dataset_ops.DatasetV2._apply_debug_options = untuned
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
 @pytest.fixture(scope="session")
 def initialized() -> Iterator[None]:
     """Run ringar: on all ranks under ringarrun, as a job of one rank in plain pytest."""
     import ringar
 
+    _quicken()
     if not ringar.is_initialized():
         initialize()
     yield

@@ -47,6 +47,7 @@ std::byte* TestRequest::allocate(size_t index, int64_t rows) {
 void TestRequest::complete(const Status& status) {
   // Under the lock to the end: whoever waits may delete this.
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (on_complete) on_complete();
   status_ = status;
   ++completions_;
   place_ = completed_requests.fetch_add(1);

@@ -47,6 +47,8 @@ class TestRequest : private OwnedSpec, public Request {
 
   // Called in the middle of an allgather or alltoall, when it asks for memory.
   std::function<void()> on_allocate;
+  // Called by complete(), before wait() returns.
+  std::function<void()> on_complete;
   bool refuse_memory = false;
 
  private:

@@ -169,6 +169,8 @@ TEST(process_sets_hear_of_a_step_that_has_failed) {
       wrong.step = dropped.step = 1;
       wrong.turn = engine->draw_turn(1, ids[1]);
       dropped.turn = engine->draw_turn(1, ids[0]);
+      // Or what is issued next would meet what rank 1 still has of the step.
+      wrong.on_complete = [&] { EXPECT(engine->process_set(ids[0])->is_broken()); };
       engine->submit(&wrong);
       EXPECT_EQ(wrong.wait().code(), RINGAR_MISMATCH);
       engine->submit(&dropped);

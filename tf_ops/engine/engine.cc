@@ -258,9 +258,8 @@ void Engine::submit(Request* request) {
   request->submitted_ns = Timeline::instance().on() ? monotonic_ns() : 0;
   Status refusal;
   if (const auto set = find(line_of(request->spec), &refusal)) return set->submit(request);
-  const int64_t step = request->step;
+  if (request->step >= 0) end_step(request->step, refusal);
   finish(request, refusal);
-  if (step >= 0) end_step(step, refusal);
 }
 
 Status Engine::run(Request& request) {
@@ -298,15 +297,18 @@ Status Engine::run_message(Request& request) {
   return refusal.ok() ? mail_->run(request, peer) : refusal;
 }
 
+// The step ends first: who hears of the failure may issue something else at once, which must not
+// meet what the others still have of the step.
 void Engine::finish_in_step(Request* request, const Status& status) {
-  const int64_t step = request->turn ? request->step : -1;
-  const bool message = is_message(request->spec.collective);
-  const int set = request->spec.process_set;
-  const bool ends_step = !status.ok() && step >= 0;
-  if (ends_step) note_failure(step, status);  // what comes from now on comes too late
+  if (!status.ok() && request->turn && request->step >= 0) end_step_by(*request, status);
   finish(request, status);
-  if (!ends_step) return;
-  const bool has_more = end_step_of(step, status, message ? nullptr : &set);
+}
+
+void Engine::end_step_by(const Request& failed, const Status& status) {
+  const int64_t step = failed.step;
+  const bool message = is_message(failed.spec.collective);
+  note_failure(step, status);  // what comes from now on comes too late
+  const bool has_more = end_step_of(step, status, message ? nullptr : &failed.spec.process_set);
   // Of a collective all ranks know that it has failed, of a message two. The others are to learn
   // what became of the rest of the step, or they would go on with what belongs to another one.
   // After a collective has failed, one end of a message may have been posted, and the other one
@@ -325,11 +327,13 @@ bool Engine::end_step(int64_t step, const Status& status) {
 // and drop the same. Those of another set may be in what is dropped here, and have to be told.
 bool Engine::end_step_of(int64_t step, const Status& status, const int* failed_set) {
   bool has_more = false;
+  std::vector<Request*> dropped;
   for (const auto& set : sets()) {
-    if (!set->end_step(step, status)) continue;
+    if (!set->drop_step(step, &dropped)) continue;
     has_more = true;
     if (failed_set && set->id() != *failed_set) set->communicator().break_for_good(status);
   }
+  for (Request* request : dropped) finish(request, status);
   return has_more;
 }
 

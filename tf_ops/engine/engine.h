@@ -88,6 +88,7 @@ class Engine : private ProcessSet::Owner {
   // The other rank of a message, in the job; `refusal` tells why there is none.
   int peer_of(const Request& request, Status* refusal);
   void note_failure(int64_t step, const Status& status);
+  void end_step_by(const Request& failed, const Status& status);
   bool end_step_of(int64_t step, const Status& status, const int* failed_set);
 
   void post(Request* request) override;

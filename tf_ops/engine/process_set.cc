@@ -67,15 +67,10 @@ void ProcessSet::let_go(uint64_t turn) {
   go_on();
 }
 
-bool ProcessSet::end_step(int64_t step, const Status& status) {
-  std::vector<Request*> come;
-  bool has_more = false;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    has_more = turns_.drop(step, &come);
-    go_on();
-  }
-  for (Request* request : come) finish(request, status);
+bool ProcessSet::drop_step(int64_t step, std::vector<Request*>* come) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const bool has_more = turns_.drop(step, come);
+  go_on();
   return has_more;
 }
 

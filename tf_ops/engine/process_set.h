@@ -61,7 +61,7 @@ class ProcessSet {
   // The same as those of the engine.
   uint64_t draw_turn(int64_t step);
   void let_go(uint64_t turn);
-  bool end_step(int64_t step, const Status& status);
+  bool drop_step(int64_t step, std::vector<Request*>* come);  // see Turns::drop
   void submit(Request* request);
   Status run(Request& request);
 

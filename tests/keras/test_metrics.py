@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import ringar
+from tests import one_process
 from tests.keras import common
 
 pytestmark = pytest.mark.usefixtures("initialized")
@@ -200,14 +201,18 @@ def test_all_metrics_of_keras(rank: int, size: int, exchange: Exchange) -> None:
     fresh = passing_model().evaluate(in_batches(own_val, validation[rank]), **options)
 
     of_all = in_batches(data, [*itertools.chain(*rows)])
-    expected = model.evaluate(of_all, return_dict=True, verbose=0)
-    val_batches = in_batches(val_data, [*itertools.chain(*validation)])
-    expected_val = model.evaluate(val_batches, return_dict=True, verbose=0)
+    val_of_all = in_batches(val_data, [*itertools.chain(*validation)])
+    expected, expected_val, in_order = one_process.compute(
+        lambda: [
+            model.evaluate(of_all, return_dict=True, verbose=0),
+            model.evaluate(val_of_all, return_dict=True, verbose=0),
+            model.evaluate(val_of_all, verbose=0),
+        ]
+    )
     assert_same(evaluated, expected)
     for epoch in range(2):
         logs = {key: values[epoch] for key, values in history.history.items()}
         assert_same(logs, {**expected, **{f"val_{k}": v for k, v in expected_val.items()}})
-    in_order = model.evaluate(val_batches, verbose=0)
     for received, value in zip(fresh, in_order, strict=True):
         np.testing.assert_allclose(received, value, rtol=1e-6, atol=1e-6)
     assert len({str(logs) for logs in exchange((evaluated, fresh))}) == 1

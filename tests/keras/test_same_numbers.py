@@ -23,6 +23,7 @@ import pytest
 import tensorflow as tf
 
 import ringar
+from tests import one_process
 from tests.keras import common
 from tests.plugin import fast_if
 
@@ -128,15 +129,14 @@ def test_two_runs_with_the_same_seed_are_bit_identical(jit: bool, rank: int) -> 
 
 def test_steps_run_eagerly_equal_one_process(rank: int) -> None:
     data = common.regression(5 * common.GLOBAL_BATCH)
-    model = common.dense_model(seed=0)
-    train(model, SGD(0.1, momentum=0.9), common.batches(data))
-    expected = common.values(model)
+    whole = common.dense_model(seed=0)
+    one_process.train(whole, lambda: train(whole, SGD(0.1, momentum=0.9), common.batches(data)))
 
     model = common.dense_model(seed=rank)
     optimizer = ringar.DistributedOptimizer(SGD(0.1, momentum=0.9))
     model.compile(optimizer, "mse", run_eagerly=True)
     model.fit(common.own_batches(data), verbose=0, callbacks=[ringar.callbacks.Distributed()])
-    assert common.largest_difference(common.values(model), expected) < TOLERANCE
+    assert common.largest_difference(common.values(model), common.values(whole)) < TOLERANCE
 
 
 def train(model: keras.Model, optimizer: Any, data: tf.data.Dataset, jit: bool = False) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import ringar
 from ringar.keras import sparse
+from tests import one_process
 from tests.keras import common
 from tests.plugin import fast_if
 
@@ -49,7 +50,7 @@ def test_equals_one_process(
     data = common.tokens(ROWS)
     whole = model_of(0)
     whole.compile(common.summed(keras.optimizers.Adam(0.01)), "mse")
-    whole.fit(common.batches(data), verbose=0)
+    one_process.fit(whole, common.batches(data))
 
     model = model_of(rank)
     optimizer = ringar.DistributedOptimizer(keras.optimizers.Adam(0.01), sparse_as_dense=as_dense)

@@ -21,6 +21,7 @@ import ringar
 from ringar.keras import batch_normalization
 from ringar.layers import Gather, SplitDense, SyncBatchNormalization
 from ringar.sharding.cut import cut_of
+from tests import one_process
 from tests.keras import common
 from tests.plugin import fast_if
 
@@ -459,7 +460,7 @@ def test_fit_on_a_grid_equals_one_process(
     for mine, other in zip(model.weights, whole.weights, strict=True):
         np.testing.assert_array_equal(mine.numpy(), part_of(other, mine))
     whole.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=jit)
-    whole.fit(common.batches(data), verbose=0)
+    one_process.fit(whole, common.batches(data))
 
     optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), grid=grid)
     model.compile(optimizer, "mse", jit_compile=jit)

@@ -6,6 +6,7 @@ import keras
 import pytest
 
 import ringar
+from tests import one_process
 from tests.keras import common
 
 pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(2, 4)]
@@ -35,7 +36,7 @@ def test_trains_as_one_process(optimizer: str, options: dict[str, float], rank: 
     make = getattr(keras.optimizers, optimizer)
     data = common.tokens(3 * common.GLOBAL_BATCH)
     whole.compile(common.summed(make(0.01, **options)), "mse", jit_compile=True)
-    whole.fit(common.batches(data), verbose=0)
+    one_process.fit(whole, common.batches(data))
 
     model.compile(ringar.DistributedOptimizer(make(0.01, **options)), "mse", jit_compile=True)
     x, y = (array[rank :: ringar.size()] for array in data)  # arrays: batches of unknown size

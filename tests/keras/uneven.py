@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringar
+from tests import one_process
 
 #: The rows of each rank's batches.
 ROWS = ([6, 6, 5], [6, 2], [4], [6, 6, 6, 6])
@@ -61,5 +62,7 @@ def train(
     if len(model.outputs) > 1:
         data = data.map(lambda x, y: (x, tuple(y for _ in model.outputs)))
     first = [ringar.callbacks.Distributed()] if distributed else []
-    history = model.fit(data, epochs=epochs, verbose=0, callbacks=[*first, *callbacks])
-    return model, history
+    options_of_fit = {"epochs": epochs, "verbose": 0, "callbacks": [*first, *callbacks]}
+    if distributed:
+        return model, model.fit(data, **options_of_fit).history
+    return model, one_process.fit(model, data, **options_of_fit)

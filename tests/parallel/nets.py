@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringar
+from tests import one_process
 
 CLASSES = 8
 IMAGE = (15, 15, 3)
@@ -106,7 +107,7 @@ def train_whole(
 ) -> keras.Model:
     """Trains on one process, plain Keras."""
     model.compile(optimizer, LOSS, jit_compile=jit)
-    model.fit(batches(count).batch(BATCH, drop_remainder=True), verbose=0)
+    one_process.fit(model, batches(count).batch(BATCH, drop_remainder=True))
     return model
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import ringar
+from tests import one_process
 from tests.parallel import nets
 from tests.parallel.conftest import OpenGrid
 
@@ -105,7 +106,7 @@ def test_training_goes_on_with_another_number_of_parts(
     assert kernels["fc8"][-1] == nets.CLASSES // after
     nets.fit(again, grid, count=5)
     whole = trained_whole(before, 5)
-    whole.fit(nets.batches(5).batch(nets.BATCH), verbose=0)
+    one_process.fit(whole, nets.batches(5).batch(nets.BATCH))
     assert_same(ringar.parallel.merge(again), whole)
     grid.close()
 

@@ -48,8 +48,7 @@ def _quicken() -> None:
 
     A `tf.data` iterator that tunes itself waits at its end, up to a minute and with the GIL: its
     thread may miss that it is to stop (`CancellationManager` wakes it before it says so). And
-    whole collections of garbage visit each time what TensorFlow and Keras made when they were
-    imported.
+    whole collections of garbage visit each time what imports have made.
     """
     import keras  # noqa: F401
     import tensorflow as tf

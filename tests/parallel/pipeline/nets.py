@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests import one_process
+
 IMAGE, CLASSES, ROWS = (8, 8, 3), 5, 12
 layers = keras.layers
 
@@ -89,6 +91,18 @@ def train_with_delays(
     Returns:
         The loss of each batch with the weights of its step.
     """
+    return one_process.train(
+        model, lambda: _train_with_delays(model, data, delays, make_optimizer, shrinking)
+    )
+
+
+def _train_with_delays(
+    model: keras.Model,
+    data: Sequence[tuple[np.ndarray, np.ndarray]],
+    delays: Sequence[int],
+    make_optimizer: Callable[[], Any],
+    shrinking: float,
+) -> list[float]:
     groups = modules_of(model, len(delays))
     optimizers = [make_optimizer() for _ in groups]
     for optimizer, variables in zip(optimizers, groups, strict=True):

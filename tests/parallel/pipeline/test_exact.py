@@ -10,6 +10,7 @@ import pytest
 
 import ringar
 from ringar.parallel import Pipelined
+from tests import one_process
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets
 
@@ -21,7 +22,7 @@ layers = keras.layers
 
 def ordinary(model: keras.Model, optimizer: Any, data: Any, **options: Any) -> Any:
     model.compile(optimizer, nets.loss(), metrics=["accuracy"])
-    return model.fit(nets.dataset(data), verbose=0, **options).history
+    return one_process.fit(model, nets.dataset(data), **options)
 
 
 def assert_equal_modules(model: Pipelined, reference: keras.Model) -> None:
@@ -75,12 +76,13 @@ def test_sample_weights(open_grid: OpenGrid, size: int) -> None:
     (x, y), weights = nets.batches(1)[0], np.linspace(0.1, 2, nets.ROWS)
     reference = nets.residual()
     reference.compile("sgd", nets.loss(), weighted_metrics=["accuracy"])
-    reference.fit(x, y, sample_weight=weights, batch_size=6, shuffle=False, verbose=0)
+    options: dict[str, Any] = {"sample_weight": weights, "batch_size": 6, "shuffle": False}
+    one_process.fit(reference, x, y, **options)
     model = Pipelined(
         nets.residual(), schedule="microbatch", cuts=nets.CUTS[size], grid=open_grid(size)
     )
     model.compile("sgd", nets.loss(), weighted_metrics=["accuracy"])
-    model.fit(x, y, sample_weight=weights, batch_size=6, shuffle=False, verbose=0)
+    model.fit(x, y, verbose=0, **options)
     assert_equal_modules(model, reference)
 
 
@@ -108,7 +110,7 @@ def test_a_module_without_weights(open_grid: OpenGrid) -> None:
 
     reference, options = net(), {"batch_size": 4, "shuffle": False, "verbose": 0}
     reference.compile("adam", nets.loss())
-    reference.fit(x, y, **options)
+    one_process.fit(reference, x, y, **options)
     model = Pipelined(net(), schedule="delayed", cuts=["flat"], grid=open_grid(2))
     model.compile("adam", nets.loss())
     model.fit(x, y, **options)
@@ -195,7 +197,7 @@ def test_several_inputs_and_outputs(open_grid: OpenGrid, size: int) -> None:
     settings: dict[str, Any] = {"loss": {"early": "mse", "late": "mae"}, "metrics": {"late": "mse"}}
     reference = net()
     reference.compile("sgd", **settings)
-    history = reference.fit(x, y, batch_size=6, epochs=2, shuffle=False, verbose=0).history
+    history = one_process.fit(reference, x, y, batch_size=6, epochs=2, shuffle=False)
     model = Pipelined(net(), schedule="microbatch", microbatches=2,
                       cuts=["one", "two"][: size - 1], grid=open_grid(size))  # fmt: skip
     model.compile("sgd", **settings)

@@ -11,6 +11,7 @@ import pytest
 
 import ringar
 from ringar.parallel import Pipelined
+from tests import one_process
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets
 
@@ -30,7 +31,7 @@ def test_a_saved_model_goes_on_with_another_number_of_modules(
     data = nets.batches(9)
     reference = nets.residual()
     reference.compile(optimizer, nets.loss())
-    reference.fit(nets.dataset(data), verbose=0)
+    one_process.fit(reference, nets.dataset(data))
     model = pipelined(nets.residual(), open_grid(size))
     model.compile(optimizer, nets.loss())
     model.fit(nets.dataset(data[:5]), verbose=0)

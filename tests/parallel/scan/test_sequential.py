@@ -14,6 +14,7 @@ import ringar
 from ringar.errors import OutOfMemoryError
 from ringar.parallel.scan import elements, tree
 from ringar.parallel.scan.sequential import Sequential
+from tests import one_process
 from tests.parallel.scan import nets
 
 pytestmark = [pytest.mark.ranks(1)]
@@ -27,7 +28,6 @@ def assert_equal(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("name", nets.NETS)
 def test_gradients_are_the_tapes(name: str) -> None:
     x, y = nets.data(name)
@@ -231,7 +231,7 @@ def test_distributed_optimizer(size: int, rank: int) -> None:
     x, y = nets.data("convolutions", rows)
     reference = nets.build("convolutions", keras.Sequential)
     reference.compile(keras.optimizers.SGD(0.1), "mse")
-    reference.fit(x, y, batch_size=rows, epochs=3, shuffle=False, verbose=0)
+    one_process.fit(reference, x, y, batch_size=rows, epochs=3, shuffle=False)
     model = nets.build("convolutions", levels=1)
     model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     part = slice(2 * rank, 2 * rank + 2)

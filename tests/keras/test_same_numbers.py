@@ -130,7 +130,8 @@ def test_two_runs_with_the_same_seed_are_bit_identical(jit: bool, rank: int) -> 
 def test_steps_run_eagerly_equal_one_process(rank: int) -> None:
     data = common.regression(5 * common.GLOBAL_BATCH)
     whole = common.dense_model(seed=0)
-    one_process.train(whole, lambda: train(whole, SGD(0.1, momentum=0.9), common.batches(data)))
+    whole.compile(SGD(0.1, momentum=0.9), "mse")
+    one_process.fit(whole, common.batches(data))
 
     model = common.dense_model(seed=rank)
     optimizer = ringar.DistributedOptimizer(SGD(0.1, momentum=0.9))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 
 import ringar
 from tests.keras import common
+from tests.plugin import run_job
 
 pytestmark = pytest.mark.usefixtures("initialized")
 
@@ -33,7 +32,7 @@ np.savez(result, kind=type(model.optimizer).__module__ + "." + type(model.optimi
 """
 
 
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 def test_saved_model_resumes_in_a_plain_process(
     rank: int, shared_tmp_path: Path, exchange: Callable[[Any], Any]
 ) -> None:
@@ -71,8 +70,7 @@ def resume_in_plain_process(file: Path) -> Any:
     data, result = file.with_name("data.npz"), file.with_name("result.npz")
     x, y = common.regression(common.GLOBAL_BATCH, seed=11)
     np.savez(data, x=x, y=y)
-    command = [sys.executable, "-c", PLAIN_PROCESS, str(file), str(data), str(result)]
-    subprocess.run(command, check=True, timeout=90, capture_output=True)
+    run_job(None, PLAIN_PROCESS, args=[str(file), str(data), str(result)]).check()
     return np.load(result)
 
 

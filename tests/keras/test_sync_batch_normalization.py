@@ -5,8 +5,6 @@ Every rank knows the whole batch and computes what is expected by itself, with K
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,7 @@ from ringar.layers import Gather, SplitDense, SyncBatchNormalization
 from ringar.sharding.cut import cut_of
 from tests import one_process
 from tests.keras import common
-from tests.plugin import fast_if
+from tests.plugin import fast_if, run_job
 
 pytestmark = pytest.mark.usefixtures("initialized")
 several_ranks = pytest.mark.ranks(2, 3, 4)
@@ -355,7 +353,7 @@ for train in (
 """
 
 
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 def test_saved_model_predicts_in_a_plain_process_and_trains_on(
     rank: int, shared_tmp_path: Path, exchange: Callable[[Any], Any]
 ) -> None:
@@ -370,15 +368,7 @@ def test_saved_model_predicts_in_a_plain_process_and_trains_on(
         model.save(file)
         inputs, outputs = file.with_name("inputs.npy"), file.with_name("outputs.npy")
         np.save(inputs, data[0][:5])
-        arguments = [str(path) for path in (file, inputs, outputs)]
-        # A rank's process is bound to a job by its environment, which has no part in it.
-        done = subprocess.run(
-            [sys.executable, "-c", PLAIN_PROCESS, *arguments],
-            timeout=100,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
+        run_job(None, PLAIN_PROCESS, args=[str(path) for path in (file, inputs, outputs)]).check()
         np.testing.assert_allclose(np.load(outputs), expected, atol=1e-6)
     exchange("saved")
 

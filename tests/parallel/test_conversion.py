@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import ringar
 from tests import one_process
 from tests.parallel import nets
 from tests.parallel.conftest import OpenGrid
+from tests.plugin import run_job
 
 pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(2, 4)]
 
@@ -182,9 +181,5 @@ def test_a_merged_net_loads_without_ringar(
             "np.testing.assert_allclose(model(x), np.load('outputs.npy'), atol=1e-5)\n"
             "model.fit(x, np.zeros(8), verbose=0)\n"
         )
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(
-            command, cwd=shared_tmp_path, capture_output=True, text=True, timeout=90, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        run_job(None, program, cwd=shared_tmp_path).check()
     ringar.barrier()

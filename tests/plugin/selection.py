@@ -4,16 +4,18 @@ ranks(n, ...)  only with these numbers of ranks (1 is plain pytest)
 job            starts jobs of its own: only in plain pytest, never under ringarrun
 slow           only with --slow: `make test-long`
 alone          measures, and so runs while no other test runs
-every_variant  all variants run on every number of ranks
+every_variant  runs, and all variants run, on every number of ranks
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
 
-A variant of a test that runs on several numbers of ranks runs on one of those above 1, on 2 twice
-as many as on 3 and on 4. Every second one runs on one rank, too. On the other numbers it is slow.
+A test that may run on 3 and on 4 ranks runs on one of them, by its name. A variant of a test that
+runs on several numbers of ranks runs on one of those above 1, on 2 twice as many as on 3 and on 4;
+every second one runs on one rank, too. On the other numbers they are slow.
 """
 
 from __future__ import annotations
 
 import collections
+import zlib
 
 import pytest
 
@@ -21,6 +23,8 @@ from tests.plugin.place import SIZE
 
 #: The numbers of ranks of a test's variants, in turn.
 SIZES = (3, 2, 4, 2)
+#: Those that tests without variants share out.
+LARGE = (3, 4)
 
 #: Where the tests are that run on several ranks (RANK_TESTS in the Makefile).
 RANK_TESTS = ("tests/collectives/", "tests/keras/", "tests/parallel/", "tests/cupy/collectives/")
@@ -56,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _mark_rare_variants(items: list[pytest.Item]) -> None:
-    """Mark the variants that run on another number of ranks as slow."""
+    """Mark the tests and variants that run on another number of ranks as slow."""
 
     def test_of(item: pytest.Item) -> str:
         return item.nodeid.partition("[")[0]
@@ -66,20 +70,33 @@ def _mark_rare_variants(items: list[pytest.Item]) -> None:
     number: collections.Counter[str] = collections.Counter()
     for item in fast:
         test = test_of(item)
-        whole = variants[test] == 1 or item.get_closest_marker("every_variant")
-        if not whole and not _is_run_of(item, number[test]):
+        if variants[test] == 1:
+            runs = SIZE not in LARGE or _has_turn(item, zlib.crc32(test.encode()), LARGE)
+        else:
+            runs = _is_run_of(item, number[test])
+            number[test] += 1
+        if not runs and not item.get_closest_marker("every_variant"):
             item.add_marker(pytest.mark.slow)
-        number[test] += 1
+
+
+def _has_turn(item: pytest.Item, index: int, turns: tuple[int, ...]) -> bool:
+    """Return whether this number of ranks is the one for `index` among those that may be."""
+    sizes = _sizes(item, turns)
+    return not sizes or sizes[index % len(sizes)] == SIZE
+
+
+def _sizes(item: pytest.Item, numbers: tuple[int, ...]) -> list[int]:
+    """Return those of these numbers of ranks on which an item may run."""
+    ranks = item.get_closest_marker("ranks")
+    return [n for n in numbers if ranks is None or n in ranks.args]
 
 
 def _is_run_of(item: pytest.Item, index: int) -> bool:
     """Return whether the variant with this index runs on this number of ranks."""
-    ranks = item.get_closest_marker("ranks")
-    sizes = [n for n in SIZES if ranks is None or n in ranks.args]
     if SIZE == 1:
         on_one_alone = item.get_closest_marker("job") or not item.nodeid.startswith(RANK_TESTS)
-        return bool(on_one_alone) or not sizes or index % 2 == 0
-    return not sizes or sizes[index % len(sizes)] == SIZE
+        return bool(on_one_alone) or index % 2 == 0 or not _sizes(item, SIZES)
+    return _has_turn(item, index, SIZES)
 
 
 def _runs_here(item: pytest.Item, slow: bool) -> bool:

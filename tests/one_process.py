@@ -22,9 +22,11 @@ def compute(what: Callable[[], T]) -> T:
             ringar.broadcast_object(f"{type(error).__name__}: {error}")
             raise
         ringar.broadcast_object(None)
-    elif error := ringar.broadcast_object(None):
-        raise AssertionError(f"rank 0 has failed alone: {error}")
-    return ringar.broadcast_object(result)  # type: ignore[no-any-return]
+    else:
+        failure: str | None = ringar.broadcast_object(None)
+        if failure:
+            raise AssertionError(f"rank 0 has failed alone: {failure}")
+    return ringar.broadcast_object(result)
 
 
 def train(model: keras.Model, how: Callable[[], T]) -> T:

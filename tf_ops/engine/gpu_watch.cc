@@ -1,13 +1,12 @@
 #include "engine/gpu_watch.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <chrono>
 #include <new>
 #include <utility>
 
 #include "engine/gpu_group.h"
+#include "engine/thread.h"
 
 namespace ringar {
 namespace {
@@ -140,10 +139,7 @@ Status GpuWatch::follow(const std::shared_ptr<Enqueued>& entry) {
   }
   under_way_.push_back(entry);
   if (entry->group->is_broken() && shut(*entry, first_failure_)) mend(*entry);
-  if (!thread_.joinable()) {
-    thread_ = std::thread([this] { thread_main(); });
-    pthread_setname_np(thread_.native_handle(), "ringar gpu");
-  }
+  if (!thread_.joinable()) thread_ = std::thread([this] { thread_main(); });
   news_.notify_all();
   return {};
 }
@@ -307,6 +303,7 @@ Status GpuWatch::wait_for_all() {
 }
 
 void GpuWatch::thread_main() {
+  begin_thread("ringar gpu");
   Lock lock(mutex_);
   while (!closing_) {
     if (under_way_.empty()) {

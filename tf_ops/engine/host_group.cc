@@ -18,6 +18,10 @@ namespace {
 
 constexpr long kHealthCheckNanoseconds = 20'000'000;
 constexpr long kTransferNapNanoseconds = 50'000;  // while transfers need to be polled
+// A yield that took so long was to a thread that computes. Whether it still does is tried now and
+// then.
+constexpr int64_t kSliceOfOthers = 500'000;  // nanoseconds
+constexpr int kSleepsAtOnce = 512;
 
 }  // namespace
 
@@ -134,18 +138,23 @@ Status HostGroup::wait(Flag Line::* which, uint64_t target, int rank) {
 }
 
 // Yields between looks, so that a core shared with computing threads is not taken from them, then
-// sleeps, and looks after the missing rank's health each time it wakes.
+// sleeps, and looks after the missing rank's health each time it wakes. Who yields to a thread that
+// computes comes back after its time slice, some milliseconds; who sleeps is woken at once: a yield
+// that took so long shows where to sleep from the beginning.
 Status HostGroup::wait_patiently(Flag Line::* which, uint64_t target, int rank) {
   Flag& flag = line(rank).*which;
   Vigil vigil(patience_, current_);
   InFlight* const in_flight = current_.in_flight;
-  while (vigil.is_early()) {
+  if (sleeps_at_once_ > 0) --sleeps_at_once_;
+  while (sleeps_at_once_ == 0 && vigil.is_early()) {
     for (int i = 0; i < 16; ++i) {
       if (flag.reached(target)) return {};
       relax();
     }
     if (in_flight) RINGAR_RETURN_IF_ERROR(in_flight->keep_going());
+    const int64_t before = monotonic_ns();
     sched_yield();
+    if (monotonic_ns() - before > kSliceOfOthers) sleeps_at_once_ = kSleepsAtOnce;
   }
   for (;;) {
     const uint64_t seen = flag.load();

@@ -1,12 +1,12 @@
 #include "engine/mail.h"
 
-#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <chrono>
 
 #include "engine/link_channel.h"
+#include "engine/thread.h"
 #include "engine/traffic.h"
 
 namespace ringar {
@@ -85,9 +85,7 @@ std::unique_ptr<Channel> Mail::open(bool sends, int peer) {
 }
 
 void Mail::start_thread() {
-  if (thread_.joinable()) return;
-  thread_ = std::thread([this] { thread_main(); });
-  pthread_setname_np(thread_.native_handle(), "ringar mail");
+  if (!thread_.joinable()) thread_ = std::thread([this] { thread_main(); });
 }
 
 void Mail::post(Request* request, int peer, const Status& refusal) {
@@ -277,6 +275,7 @@ bool Mail::tend(Stream& stream) {
 }
 
 void Mail::thread_main() {
+  begin_thread("ringar mail");
   auto quiet_since = Clock::now();
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {

@@ -1,7 +1,6 @@
 #include "engine/process_set.h"
 
-#include <pthread.h>
-
+#include "engine/thread.h"
 #include "engine/traffic.h"
 #include "engine/warn.h"
 
@@ -141,7 +140,6 @@ void ProcessSet::go_on() {
   if (!turns_.next() && (looks_ || !turns_.awaited())) return;
   if (thread_.joinable()) return work_.notify_one();
   thread_ = std::thread([this] { thread_main(); });
-  pthread_setname_np(thread_.native_handle(), "ringar");
 }
 
 // Runs a request on the caller's thread. The baton is given back before the request is completed:
@@ -200,6 +198,7 @@ void ProcessSet::look_after_held_turns(std::unique_lock<std::mutex>& lock) {
 }
 
 void ProcessSet::thread_main() {
+  begin_thread("ringar");
   constexpr std::chrono::milliseconds kLook(200);
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stops()) {

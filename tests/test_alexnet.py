@@ -192,6 +192,7 @@ def images(tmp_path: Path) -> Path:
 
 
 @pytest.mark.job
+@pytest.mark.slow
 def test_a_folder_of_images(images: Path) -> None:
     # The callback would say so if the ranks of the model group had got different crops.
     args = ["--plan", "split", "--data", str(images), "--small"]

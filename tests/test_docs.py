@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pytest
 from markdown_it import MarkdownIt
 
-from tests.plugin import run_job
+from tests.plugin import fast_if, run_job
 from tests.plugin.jobs import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -24,7 +24,7 @@ def name(path: Path) -> str:
 
 @pytest.mark.job
 @pytest.mark.deadline(400)
-@pytest.mark.parametrize("np", [None, 2], ids=["plain", "2 ranks"])
+@pytest.mark.parametrize("np", [fast_if(False, None), 2])
 def test_snippets_run(np: int | None, tmp_path: Path) -> None:
     script = ROOT / "tests" / "run_document.py"
     paths = [str(path) for path in WITH_SNIPPETS]

@@ -172,6 +172,7 @@ def test_a_compiler_that_is_named_but_absent_is_named_in_the_error(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_an_error_in_the_sources_ends_the_build(checkout: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(checkout, broken)

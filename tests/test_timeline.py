@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringar.job import timeline
+from tests.plugin import JobResult, fast_if, run_job
 
 pytestmark = pytest.mark.job
 
@@ -29,29 +28,30 @@ JOB = """
 """
 
 
-def run(tmp_path: Path, ranks: int, source: str, *options: str) -> subprocess.CompletedProcess[str]:
-    script = tmp_path / "job.py"
-    script.write_text(textwrap.dedent(source))
-    launcher = [sys.executable, "-m", "ringar.launchers", "-np", str(ranks), *options]
-    return subprocess.run(
-        [*launcher, sys.executable, str(script), str(tmp_path / "t.json")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def run(folder: Path, ranks: int, source: str, *options: str) -> JobResult:
+    return run_job(ranks, source, args=[str(folder / "t.json")], launcher_args=options)
+
+
+def recorded(folder: Path, ranks: int, source: str) -> list[dict[str, Any]]:
+    path = folder / "t.json"
+    run(folder, ranks, source, "--timeline-filename", str(path)).check()
+    assert not list(folder.glob("t.json.rank*"))
+    events: list[dict[str, Any]] = json.loads(path.read_text())
+    return events
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return recorded(tmp_path_factory.mktemp("timeline"), 2, JOB)
 
 
 def spans(events: list[dict], rank: int) -> list[dict]:
     return [e for e in events if e["ph"] == "X" and e["pid"] == rank and e["tid"] == 0]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_launcher_merges_the_ranks(tmp_path: Path, ranks: int) -> None:
-    path = tmp_path / "t.json"
-    done = run(tmp_path, ranks, JOB, "--timeline-filename", str(path))
-    assert done.returncode == 0, done.stderr
-    events = json.loads(path.read_text())
-    assert not list(tmp_path.glob("t.json.rank*"))
+@pytest.mark.parametrize("ranks", [fast_if(False, 1), 2])
+def test_launcher_merges_the_ranks(ranks: int, request: Any, tmp_path: Path) -> None:
+    events = request.getfixturevalue("of_two") if ranks == 2 else recorded(tmp_path, ranks, JOB)
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {f"rank {r}" for r in range(ranks)}
     for rank in range(ranks):
@@ -67,7 +67,6 @@ def test_launcher_merges_the_ranks(tmp_path: Path, ranks: int) -> None:
 
 
 def test_spans_of_a_row_nest_and_the_queue_is_apart(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
     source = """
         import tensorflow as tf
         import ringar
@@ -75,8 +74,7 @@ def test_spans_of_a_row_nest_and_the_queue_is_apart(tmp_path: Path) -> None:
         long = tf.ones([1 << 20])
         tf.function(lambda: [ringar.allreduce(long, name=f"n{i}") for i in range(4)])()
     """
-    assert run(tmp_path, 2, source, "--timeline-filename", str(path)).returncode == 0
-    events = json.loads(path.read_text())
+    events = recorded(tmp_path, 2, source)
     for rank in range(2):
         inside = [float("inf")]
         for e in sorted(spans(events, rank), key=lambda e: (e["ts"], -e["dur"])):
@@ -92,21 +90,17 @@ def test_spans_of_a_row_nest_and_the_queue_is_apart(tmp_path: Path) -> None:
         assert all(begins[i] <= ends[i] for i in begins)
 
 
-def test_the_late_rank_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    assert run(tmp_path, 2, JOB, "--timeline-filename", str(path)).returncode == 0
-    events = json.loads(path.read_text())
-    waits = [e for e in spans(events, 0) if e["name"] == "wait for rank 1"]
+def test_the_late_rank_is_named(of_two: list[dict[str, Any]]) -> None:
+    waits = [e for e in spans(of_two, 0) if e["name"] == "wait for rank 1"]
     assert max(e["dur"] for e in waits) > 0.2e6
-    large = next(e for e in spans(events, 0) if e["name"] == 'allreduce "large"')
+    large = next(e for e in spans(of_two, 0) if e["name"] == 'allreduce "large"')
     assert large["args"]["waiting_us"] > 0.2e6
     # Both ranks leave the collective together, on a clock of their own host.
-    other = next(e for e in spans(events, 1) if e["name"] == 'allreduce "large"')
+    other = next(e for e in spans(of_two, 1) if e["name"] == 'allreduce "large"')
     assert abs(large["ts"] + large["dur"] - other["ts"] - other["dur"]) < 0.1e6
 
 
 def test_messages_are_shown_with_their_wait(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
     source = """
         import time
         import tensorflow as tf
@@ -121,9 +115,7 @@ def test_messages_are_shown_with_their_wait(tmp_path: Path) -> None:
             ringar.recv(spec, 0, name="maps")
             tf.function(lambda: ringar.recv(spec, 0))()
     """
-    done = run(tmp_path, 2, source, "--timeline-filename", str(path))
-    assert done.returncode == 0, done.stderr
-    events = [e for e in json.loads(path.read_text()) if e.get("cat") == "message"]
+    events = [e for e in recorded(tmp_path, 2, source) if e.get("cat") == "message"]
     names = [
         ['send "maps" to rank 1', "send to rank 1"],
         ['recv "maps" from rank 0', "recv from rank 0"],
@@ -154,13 +146,12 @@ def test_start_and_stop_from_the_program(tmp_path: Path) -> None:
         assert names.count('allreduce "within"') == ringar.size(), names
         assert 'allreduce "before"' not in names and 'allreduce "after"' not in names
     """
-    done = run(tmp_path, 2, source)
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, 2, source).check()
 
 
 def test_unwritable_file_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    done = run(tmp_path, 2, "print('started')", "--timeline-filename", "/no/such/folder/t.json")
-    assert done.returncode == 2
+    started = ["--timeline-filename", "/no/such/folder/t.json"]
+    done = run(tmp_path, 2, "print('started')\n", *started).check(2)
     assert "--timeline-filename" in done.stderr
     assert "started" not in done.stdout
 

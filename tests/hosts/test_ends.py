@@ -69,7 +69,8 @@ def test_mpirun_ends_with_its_code(how: str, code: int, where: str) -> None:
     assert f"@1,1]\n   Exit code:    {code}\n" in result.stderr, "the process of rank 1"
 
 
-@pytest.mark.parametrize("where", ["inside", fast_if(False, "outside")])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["inside", "outside"])
 def test_a_rank_that_calls_sys_exit_is_named_by_the_others(two: Hosts, where: str) -> None:
     """Its code is known to nobody before MPI_Finalize, where it waits until the others give up."""
     for result in (ringarrun(two, "sys.exit", where), mpirun("sys.exit", where)):

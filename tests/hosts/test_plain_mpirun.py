@@ -45,6 +45,7 @@ def mpich_environment() -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_mpich(tmp_path: Path) -> None:
     command = launch.mpich(mpich_environment(), 3, [str(SCRIPT), str(tmp_path)])
     result = run_job(None, command, deadline=120)

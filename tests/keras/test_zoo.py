@@ -23,8 +23,11 @@ import tensorflow as tf
 import ringar
 from tests.keras import common, zoo
 from tests.plugin import fast_if
+from tests.plugin.place import SIZE
 
 pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.deadline(300)]
+if SIZE == 1:
+    pytestmark.append(pytest.mark.slow)
 
 TOLERANCE = 1e-4
 EPOCHS = 3

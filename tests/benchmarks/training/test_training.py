@@ -86,6 +86,7 @@ def test_a_job_trains_and_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.wrong == 0
 
 
+@pytest.mark.slow
 def test_plain_processes_report_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(training.STEPS, "mlp", 5)
     result = Series()

@@ -17,6 +17,7 @@ from .collectives import barrier as barrier
 from .collectives import broadcast as broadcast
 from .collectives import broadcast_object as broadcast_object
 from .collectives import broadcast_variables as broadcast_variables
+from .collectives import empty as empty
 from .collectives import grouped_allgather as grouped_allgather
 from .collectives import grouped_allreduce as grouped_allreduce
 from .collectives import grouped_broadcast as grouped_broadcast

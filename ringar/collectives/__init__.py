@@ -5,6 +5,7 @@ from ringar.collectives.allreduce import allreduce, grouped_allreduce
 from ringar.collectives.alltoall import alltoall
 from ringar.collectives.barrier import barrier
 from ringar.collectives.broadcast import broadcast, broadcast_variables, grouped_broadcast
+from ringar.collectives.empty import empty
 from ringar.collectives.objects import allgather_object, broadcast_object
 from ringar.collectives.ops import Average, Max, Min, Product, ReduceOp, Sum
 from ringar.collectives.recv import recv
@@ -26,6 +27,7 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "broadcast_variables",
+    "empty",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_broadcast",

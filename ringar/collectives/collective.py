@@ -186,7 +186,8 @@ def output_shapes(call: Call, shapes: Iterable[Sequence[int]]) -> list[list[int]
 def run_arrays(call: Call, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Run a collective on NumPy arrays of one dtype and wait for its end."""
     dtype, shapes = arrays[0].dtype, output_shapes(call, [array.shape for array in arrays])
-    outputs = None if shapes is None else [np.empty(shape, dtype) for shape in shapes]
+    empty = native.empty if call.collective == "allreduce" else np.empty
+    outputs = None if shapes is None else [empty(shape, dtype) for shape in shapes]
     return native.run(call.spec(dtype.name), arrays, outputs)[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import pathlib
 import re
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ringar import errors
 from ringar.job import log
@@ -134,6 +136,9 @@ def library() -> ctypes.CDLL:
     lib.ringar_on_warning.argtypes = [_WARN]
     lib.ringar_start_timeline.argtypes = [ctypes.c_char_p, ctypes.c_int32]
     lib.ringar_inline_bytes.restype = ctypes.c_int64
+    lib.ringar_take_memory.restype = ctypes.c_void_p
+    lib.ringar_take_memory.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p)]
+    lib.ringar_free_memory.argtypes = [ctypes.c_void_p]
     lib.ringar_steps.restype = ctypes.c_int64
     lib.ringar_stats.restype = ctypes.c_void_p
     lib.ringar_prepare.restype = ctypes.c_void_p
@@ -182,6 +187,29 @@ def _describe_numpy(
         [array.shape for array in inputs],
         None if outputs is None else [array.ctypes.data for array in outputs],
     )
+
+
+class _Memory:
+    """Own memory of the pool of outputs; an array on it refers to this object."""
+
+    def __init__(self, handle: int, address: int, size: int) -> None:
+        self._handle, self._free = handle, library().ringar_free_memory
+        self.__array_interface__ = {
+            "data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3,
+        }  # fmt: skip
+
+    def __del__(self) -> None:
+        self._free(self._handle)
+
+
+def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> np.ndarray:
+    """Return an array without values, in memory that the other ranks can write to if possible."""
+    wanted, address = np.dtype(dtype), ctypes.c_void_p()
+    size = int(math.prod(shape)) * wanted.itemsize
+    handle = library().ringar_take_memory(size, ctypes.byref(address))
+    if not handle or address.value is None:
+        return np.empty(shape, wanted)
+    return np.asarray(_Memory(handle, address.value, size)).view(wanted).reshape(shape)
 
 
 class Prepared:

@@ -61,7 +61,7 @@ ON_GPUS = [
 #: Functions that need no init, or ("train") are tried by another name.
 FREE = {
     *("init", "shutdown", "is_initialized", "stop_timeline", "DistributedOptimizer"),
-    *("stats", "reset_stats", "run"),
+    *("stats", "reset_stats", "run", "empty"),
     # These begin with a collective or ask for the rank.
     *("join", "load_model", "predict", "separate_seeds", "set_random_seed"),
 }

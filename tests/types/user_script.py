@@ -77,6 +77,7 @@ def collectives(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Non
     several = ringar.grouped_broadcast(several, 0)
     assert_type(several[0], np.ndarray[tuple[int, ...], np.dtype[np.float32]])
     ringar.barrier(process_set=pair)
+    ringar.empty((2, 3), np.float64).fill(0.0)
     ringar.remove_process_set(pair)
     assert_type(ringar.broadcast_object({"seed": counts.size}), dict[str, int])
     assert_type(ringar.allgather_object("host"), list[str])

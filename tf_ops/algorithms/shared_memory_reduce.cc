@@ -19,6 +19,13 @@
 // Result box s % 2 is overwritten at step s. Its readers are done: they read the results of step
 // s-2 before they arrived at step s, and the writer has waited for that.
 //
+// Where an output lies in the pool (engine/output_pool.h), owners write their sums to it at once,
+// and there is no step 3. Where an input does, owners read it there, and there is no step 1 but the
+// arrival. In the first step each rank offers what it has there, in the slice of its outbox that is
+// its own and so holds nothing; for each array, each rank may have another answer. Result boxes
+// are written where a rank needs them. A rank returns when all owners have posted their last
+// result.
+//
 // Small arrays skip all that: each rank publishes its whole input and reduces everybody's, in rank
 // order, by itself. n K bytes are read, but there is one exchange and no result to wait for.
 //
@@ -27,6 +34,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "algorithms/offers.h"
 #include "algorithms/rows.h"
 #include "algorithms/shared_memory.h"
 #include "algorithms/virtual_array.h"
@@ -41,9 +49,9 @@ Reduction reduction_of(const Spec& spec) {
 }
 
 // Reduces [begin, begin + bytes) of `mine` with what the other ranks left at `at` in their
-// outboxes; the result goes to the outputs and, unless it is null, to `result` in the arena.
+// outboxes.
 void reduce_range(HostGroup& host, const Request& request, const VirtualArray& mine, size_t begin,
-                  size_t bytes, size_t at, std::byte* result) {
+                  size_t bytes, size_t at) {
   std::vector<const std::byte*>& sources = host.workspace().sources;
   const auto reduce_piece = [&](const std::byte* input, std::byte* output, size_t piece,
                                 size_t offset) {
@@ -51,7 +59,6 @@ void reduce_range(HostGroup& host, const Request& request, const VirtualArray& m
       sources[static_cast<size_t>(r)] = r == host.rank() ? input : host.outbox(r) + at + offset;
     reduce(reduction_of(request.spec), sources.data(), host.size(), output,
            piece / request.element_size());
-    if (result) copy_to_shared(result + offset, output, piece);  // while it is in cache
   };
   mine.for_each(begin, begin + bytes, reduce_piece);
 }
@@ -59,8 +66,7 @@ void reduce_range(HostGroup& host, const Request& request, const VirtualArray& m
 Status allreduce_small(HostGroup& host, const Request& request, const VirtualArray& array) {
   host.timed(Stretch::kCopy, [&] { array.gather(0, array.size(), host.outbox(host.rank())); });
   RINGAR_RETURN_IF_ERROR(host.open());
-  host.timed(Stretch::kReduce,
-             [&] { reduce_range(host, request, array, 0, array.size(), 0, nullptr); });
+  host.timed(Stretch::kReduce, [&] { reduce_range(host, request, array, 0, array.size(), 0); });
   host.finish_step();
   return {};
 }
@@ -101,26 +107,50 @@ Status copy_results(HostGroup& host, const VirtualArray& array, const Block& blo
   return {};
 }
 
+// Reduces this rank's slice of a block, and sees to it that the others get the sums.
+void reduce_slice(HostGroup& host, const Request& request, const VirtualArray& array,
+                  const Offers& offers, const Block& block) {
+  const size_t begin = block.slice_begin(host.rank());
+  const size_t at = host.slice_bytes() * static_cast<size_t>(host.rank());
+  std::byte* const box = host.result(host.rank(), host.step());
+  std::vector<const std::byte*>& sources = host.workspace().sources;
+  const auto reduce_piece = [&](const std::byte* input, std::byte* output, size_t bytes,
+                                size_t offset) {
+    for (int r = 0; r < host.size(); ++r) {
+      const std::byte* const pooled = r == host.rank() ? input : offers.at(r, begin + offset).input;
+      sources[static_cast<size_t>(r)] = pooled ? pooled : host.outbox(r) + at + offset;
+    }
+    reduce(reduction_of(request.spec), sources.data(), host.size(), output,
+           bytes / request.element_size());
+    bool boxed = false;
+    for (int r = 0; r < host.size(); ++r) {
+      if (r == host.rank()) continue;
+      std::byte* const pooled = offers.at(r, begin + offset).output;
+      if (pooled) copy_to_shared(pooled, output, bytes);  // while it is in cache
+      boxed |= !pooled;
+    }
+    if (boxed) copy_to_shared(box + offset, output, bytes);
+  };
+  array.for_each(begin, block.slice_end(host.rank()), reduce_piece);
+}
+
 Status allreduce_by_blocks(HostGroup& host, const Request& request, const VirtualArray& array) {
   const size_t ranks = static_cast<size_t>(host.size());
+  Offers offers(host, request, array);
   Block previous{};
   for (size_t begin = 0; begin < array.size(); begin = previous.end) {
     const Block block = block_at(begin, array.size(), ranks, host.slice_bytes());
-    host.timed(Stretch::kCopy, [&] { publish_slices(host, array, block); });
+    host.timed(Stretch::kCopy, [&] { publish_slices(host, offers.boxed(), block); });
     RINGAR_RETURN_IF_ERROR(begin == 0 ? host.open() : host.exchange());
-
-    const size_t mine = block.slice_begin(host.rank());
-    host.timed(Stretch::kReduce, [&] {
-      reduce_range(host, request, array, mine, block.slice_end(host.rank()) - mine,
-                   host.slice_bytes() * static_cast<size_t>(host.rank()),
-                   host.result(host.rank(), host.step()));
-    });
+    if (begin == 0) offers.read();
+    host.timed(Stretch::kReduce, [&] { reduce_slice(host, request, array, offers, block); });
     host.post_result();
-    if (begin > 0) RINGAR_RETURN_IF_ERROR(copy_results(host, array, previous, host.step() - 1));
+    if (begin > 0)
+      RINGAR_RETURN_IF_ERROR(copy_results(host, offers.boxed(), previous, host.step() - 1));
     host.finish_step();
     previous = block;
   }
-  return copy_results(host, array, previous, host.step() - 1);
+  return copy_results(host, offers.boxed(), previous, host.step() - 1);
 }
 
 }  // namespace
@@ -159,7 +189,7 @@ Status reducescatter_in_shared_memory(HostGroup& host, Request& request) {
     if (begin < stop)
       host.timed(Stretch::kReduce, [&] {
         reduce_range(host, request, mine, begin, stop - begin,
-                     host.slice_bytes() * static_cast<size_t>(host.rank()), nullptr);
+                     host.slice_bytes() * static_cast<size_t>(host.rank()));
       });
     host.finish_step();
     begin = end;

@@ -27,6 +27,20 @@ class VirtualArray {
 
   size_t size() const { return size_; }
 
+  // Where the byte at `position` lies.
+  struct Place {
+    const std::byte* input;
+    std::byte* output;
+  };
+  Place at(size_t position) const {
+    Place place{};
+    for_each(position, position + 1,
+             [&](const std::byte* input, std::byte* output, size_t, size_t) {
+               place = {input, output};
+             });
+    return place;
+  }
+
   // Calls visit(input, output, bytes, offset from `begin`) for each contiguous piece of
   // [begin, end).
   template <typename Visit>
@@ -43,10 +57,10 @@ class VirtualArray {
     }
   }
 
-  // Copies the inputs of [begin, end) to `to` in the arena.
+  // Copies the inputs of [begin, end) to `to` in the arena; not where there is none.
   void gather(size_t begin, size_t end, std::byte* to) const {
     for_each(begin, end, [&](const std::byte* input, std::byte*, size_t bytes, size_t offset) {
-      copy_to_shared(to + offset, input, bytes);
+      if (input) copy_to_shared(to + offset, input, bytes);
     });
   }
 

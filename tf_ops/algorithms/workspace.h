@@ -31,6 +31,8 @@ class Workspace {
     sums_.clear();
     return sums_;
   }
+  // One of them, with what it was filled with.
+  VirtualArray& array_of(int rank) { return per_rank_[static_cast<size_t>(rank)]; }
   std::vector<VirtualArray>& array_per_rank() {
     for (VirtualArray& array : per_rank_) array.clear();
     return per_rank_;

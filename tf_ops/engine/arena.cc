@@ -25,6 +25,7 @@ struct alignas(1024) Arena::Record {
   // still compares.
   struct Start {
     uint64_t tuning;
+    uint64_t pool;   // bytes of its part, 0 for none
     char lack[400];  // of memory, or ""
   } starts[2];
 
@@ -54,6 +55,7 @@ Arena::Arena(int fd, int rank, int size, std::vector<int> names)
 }
 
 Arena::~Arena() {
+  if (outputs_) outputs_->close();
   if (records_) munmap(records_, sizeof(Record) * static_cast<size_t>(size_));
 }
 
@@ -61,13 +63,14 @@ uint64_t Arena::base() const {
   return kGenerationBytes * generation_;
 }
 
-Status Arena::join(double timeout_seconds, uint64_t tuning, const Extent& own) {
+Status Arena::join(double timeout_seconds, uint64_t tuning, const Extent& own, bool pool) {
   RINGAR_RETURN_IF_ERROR(take_lock());
   RINGAR_RETURN_IF_ERROR(map_records());
   Record& mine = records_[rank_];
   generation_ = mine.generation.load() + 1;
   mine.start(generation_).tuning = tuning;
   copy_text(mine.start(generation_).lack, reserve(own, size_).message());
+  mine.start(generation_).pool = pool ? make_pool() : 0;
   mine.generation.store(generation_);
 
   const auto start = Clock::now();
@@ -82,7 +85,26 @@ Status Arena::join(double timeout_seconds, uint64_t tuning, const Extent& own) {
     nap = std::min(nap * 2, std::chrono::microseconds(5000));
   }
   forget_last_generation();
+  compare_pools();
   return compare_starts();
+}
+
+// Returns how long the parts are.
+size_t Arena::make_pool() {
+  const size_t bytes = OutputPool::bytes_for(size_, file_system_bytes());
+  std::byte* const parts = bytes == 0 ? nullptr : map(kOutputs, bytes * static_cast<size_t>(size_));
+  if (!parts) return 0;
+  const uint64_t begin = kOutputs + bytes * static_cast<size_t>(rank_);
+  outputs_ = std::make_shared<OutputPool>(
+      parts, bytes, rank_, size_,
+      [this, begin](uint64_t offset, size_t count) { return provide(begin + offset, count); });
+  return bytes;
+}
+
+void Arena::compare_pools() {
+  for (int r = 0; r < size_; ++r)
+    if (records_[r].start(generation_).pool != records_[0].start(generation_).pool)
+      return outputs_.reset();
 }
 
 Status Arena::take_lock() {
@@ -127,11 +149,16 @@ Status Arena::compare_starts() const {
   return {};
 }
 
-// All ranks have ended it: nobody looks at its memory any longer.
+// All ranks have ended it: nobody looks at its memory any longer, but at outputs.
 void Arena::forget_last_generation() {
-  if (rank_ == 0 && generation_ > 1)
+  if (rank_ != 0 || generation_ == 1) return;
+  const auto forget = [&](uint64_t begin, uint64_t end) {
     fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-              static_cast<off_t>(base() - kGenerationBytes), static_cast<off_t>(kGenerationBytes));
+              static_cast<off_t>(base() - kGenerationBytes + begin),
+              static_cast<off_t>(end - begin));
+  };
+  forget(0, kOutputs);
+  forget(kMessages, kGenerationBytes);
 }
 
 Status Arena::too_late(const std::string& absent, double timeout_seconds) const {
@@ -155,6 +182,7 @@ std::string Arena::absent_ranks() const {
 // The note comes before the lock goes, and is looked for after it: a rank that leaves never looks
 // dead. The process may join again while a thread of this engine still ends.
 void Arena::leave() {
+  if (outputs_) outputs_->close();
   if (records_) records_[rank_].left_in.store(generation_);
   lock_.release();
 }
@@ -206,6 +234,12 @@ bool Arena::provide(uint64_t offset, size_t bytes) {
 }
 
 // A memfd has no limit of its own, in contrast to a file in /dev/shm.
+uint64_t Arena::file_system_bytes() const {
+  struct statvfs system{};
+  if (fstatvfs(fd_, &system) != 0 || system.f_blocks == 0) return UINT64_MAX;
+  return static_cast<uint64_t>(system.f_blocks) * system.f_frsize;
+}
+
 std::string Arena::shortage() const {
   struct statvfs system{};
   if (fstatvfs(fd_, &system) != 0 || system.f_blocks == 0)

@@ -3,9 +3,10 @@
 // One file without a name (memfd), inherited from the launcher:
 //
 //   0           one record per rank: has it joined, left, given up (and why)
-//   16 TiB * g  the process sets of generation g, one after the other, and from the middle on
-//               messages (host_channel.h); a generation is the time from ringar_init to
-//               ringar_shutdown, so that init after shutdown starts clean
+//   16 TiB * g  the process sets of generation g, one after the other, from a quarter on outputs
+//               (output_pool.h), and from the middle on messages (host_channel.h); a generation is
+//               the time from ringar_init to ringar_shutdown, so that init after shutdown starts
+//               clean
 //
 // The file is sparse. Each rank reserves the pages that it writes before anybody touches them, so
 // they lie on its NUMA node. Where /dev/shm is too small, the kernel would kill (SIGBUS) the first
@@ -19,10 +20,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "engine/output_pool.h"
 #include "engine/rank_lock.h"
 #include "engine/status.h"
 
@@ -36,9 +39,10 @@ struct Extent {
 
 class Arena {
  public:
-  // Where messages lie in a generation, up to its end.
+  // Where messages lie in a generation, up to its end, and outputs, up to the messages.
   static constexpr uint64_t kGenerationBytes = uint64_t{1} << 44;
   static constexpr uint64_t kMessages = kGenerationBytes / 2;
+  static constexpr uint64_t kOutputs = kMessages / 2;
 
   // `rank` of `size` on this host; `names` are their ranks in the job, if they have others.
   Arena(int fd, int rank, int size, std::vector<int> names = {});
@@ -48,8 +52,9 @@ class Arena {
 
   // Makes this rank known and waits until all ranks of the job are. `tuning` must be equal on all:
   // it stands for how they lay out the memory. `own` is what this rank needs of it from the start;
-  // without it on one rank, all fail.
-  Status join(double timeout_seconds, uint64_t tuning = 0, const Extent& own = {});
+  // without it on one rank, all fail. With `pool`, on all ranks, it makes a pool of outputs.
+  Status join(double timeout_seconds, uint64_t tuning = 0, const Extent& own = {},
+              bool pool = false);
 
   // What the others will be told of this rank from now on. Any thread may give up.
   void leave();
@@ -61,6 +66,9 @@ class Arena {
   std::string loss(int rank) const;
   // The same, of a rank that has died without a word.
   std::string death(int rank) const;
+
+  // Null where the ranks have none.
+  const std::shared_ptr<OutputPool>& outputs() const { return outputs_; }
 
   // Pages, which are there from then on; false without memory. Those that exist keep what they
   // hold.
@@ -84,6 +92,9 @@ class Arena {
   Status map_records();
   std::string absent_ranks() const;
   Status compare_starts() const;
+  size_t make_pool();
+  void compare_pools();
+  uint64_t file_system_bytes() const;
   void forget_last_generation();
   Status too_late(const std::string& absent, double timeout_seconds) const;
 
@@ -97,6 +108,7 @@ class Arena {
   RankLock lock_;
   Record* records_ = nullptr;  // null until this process has the lock: they are another's
   std::mutex giving_up_;
+  std::shared_ptr<OutputPool> outputs_;
 };
 
 }  // namespace ringar

@@ -230,6 +230,18 @@ void ringar_release(ringar_call* call) {
   delete reinterpret_cast<CallerRequest*>(call);
 }
 
+ringar_memory* ringar_take_memory(int64_t bytes, void** address) {
+  const auto running = engine();
+  const auto pool = running ? running->outputs() : nullptr;
+  auto memory = pool ? pool->take(static_cast<size_t>(bytes)) : nullptr;
+  if (memory) *address = memory->data();
+  return reinterpret_cast<ringar_memory*>(memory.release());
+}
+
+void ringar_free_memory(ringar_memory* memory) {
+  delete reinterpret_cast<OutputPool::Memory*>(memory);
+}
+
 void ringar_ask_to_stop(int asks) {
   if (const auto running = engine()) running->shares().asks_to_stop.store(asks != 0);
 }

@@ -185,7 +185,11 @@ Status Communicator::run(Request& request) {
   if (in_step && world_.peers) world_.peers->finished(current_.slot, id_, sequence_);
   if (status.ok()) return status;
   const Status failure(status.code(), current_.prefix() + status.message());
-  if (!in_step) break_for_good(failure);
+  if (!in_step) {
+    break_for_good(failure);
+    if (OutputPool* const pool = world_.arena ? world_.arena->outputs().get() : nullptr)
+      for (const Tensor& tensor : request.tensors) pool->forfeit(tensor.output);
+  }
   return failure;
 }
 

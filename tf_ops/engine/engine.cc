@@ -103,7 +103,8 @@ Status Engine::join_host() {
   // With what the process set of all ranks needs, which comes first.
   const int size = static_cast<int>(here.size());
   const Extent own = HostGroup::part(size, world_.topology.arena_place(config_.rank), next_offset_);
-  const Status joined = arena_->join(config_.start_timeout, tuning_override(), own);
+  const Status joined =
+      arena_->join(config_.start_timeout, tuning_override(), own, world_.topology.is_one_host());
   return joined.ok() ? joined : Status(joined.code(), who() + joined.message());
 }
 

@@ -60,6 +60,9 @@ class Engine : private ProcessSet::Owner {
   // Whether a process set of this rank has broken, or a channel of its messages.
   bool has_failed();
 
+  // Memory for outputs that the other ranks may write to; null where there is none.
+  std::shared_ptr<OutputPool> outputs() const { return arena_ ? arena_->outputs() : nullptr; }
+
   // The weights of ranks in averages, and what they tell each other beside gradients.
   Shares& shares() { return shares_; }
 

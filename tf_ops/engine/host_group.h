@@ -60,6 +60,9 @@ class HostGroup {
   size_t outbox_bytes() const { return slice_bytes() * members_.size(); }
   size_t small_allreduce_bytes() const { return tuning_.small_allreduce_bytes; }
   Workspace& workspace() { return workspace_; }
+  // Null if there is none.
+  const OutputPool* outputs() const { return arena_->outputs().get(); }
+  int arena_place(int rank) const { return members_[static_cast<size_t>(rank)].arena_place; }
   std::byte* outbox(int rank) const;                 // of the step under way
   std::byte* result(int rank, uint64_t step) const;  // slice_bytes() each
   uint64_t step() const { return step_; }

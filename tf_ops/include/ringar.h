@@ -115,6 +115,12 @@ RINGAR_EXPORT ringar_call* ringar_prepare(const char* spec, const ringar_array* 
 RINGAR_EXPORT int ringar_run_prepared(ringar_call* call);
 RINGAR_EXPORT void ringar_release(ringar_call* call);
 
+// Memory that the other ranks of this host may write results of collectives to; null where there is
+// none, or for so few bytes that it does not pay. It may be freed at any time, by any thread.
+typedef struct ringar_memory ringar_memory;
+RINGAR_EXPORT ringar_memory* ringar_take_memory(int64_t bytes, void** address);
+RINGAR_EXPORT void ringar_free_memory(ringar_memory* memory);
+
 // Writes what this rank's collectives do from now on to a file (engine/timeline.h).
 RINGAR_EXPORT int ringar_start_timeline(const char* path, int32_t rank);
 RINGAR_EXPORT void ringar_stop_timeline(void);

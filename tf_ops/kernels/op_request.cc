@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "engine/instance.h"
 #include "kernels/done.h"
 
 namespace ringar {
@@ -94,16 +95,43 @@ bool OpRequest::forward_inputs() {
   return true;
 }
 
+// An output of a long allreduce in memory that the other ranks can write to, or null. TensorFlow
+// tells only by doing so whether it lends an input's buffer, and an output cannot be set twice: it
+// gets our memory where it has not lent the buffer the time before.
+TfTensor OpRequest::output_in_pool(int index, const std::vector<int64_t>& dims) {
+  const size_t bytes = element_count(dims) * element_size();
+  if (spec.collective != Collective::kAllreduce || bytes < OutputPool::kLeastBytes ||
+      !kept_[static_cast<size_t>(index)])
+    return nullptr;
+  const auto running = engine();
+  const auto pool = running ? running->outputs() : nullptr;
+  auto memory = pool ? pool->take(bytes) : nullptr;
+  if (!memory) return nullptr;
+  const auto free = [](void*, size_t, void* raw) { delete static_cast<OutputPool::Memory*>(raw); };
+  const auto& tf = tensorflow();
+  std::byte* const data = memory->data();
+  TfTensor output(tf.TF_NewTensor(tf.TF_ExpectedOutputDataType(context_, index), dims.data(),
+                                  static_cast<int>(dims.size()), data, bytes, free,
+                                  memory.release()));
+  tf.TF_SetOutput(context_, index, output.get(), tf_status_.get());
+  return output;
+}
+
 // The output comes first: TensorFlow lends an input's buffer only while nobody holds the input.
 bool OpRequest::forward_input(int index) {
   TfTensor input = get_input(index);
   if (!input) return false;
   const std::vector<int64_t>& dims = dims_of(input.get());
   input.reset();
-  int forwarded = -1;
-  TfTensor output(tensorflow().TF_ForwardInputOrAllocateOutput(
-      context_, &index, 1, index, dims.data(), static_cast<int>(dims.size()), &forwarded,
-      tf_status_.get()));
+  kept_.resize(static_cast<size_t>(inputs()));
+  TfTensor output = output_in_pool(index, dims);
+  if (!output) {
+    int forwarded = -1;
+    output.reset(tensorflow().TF_ForwardInputOrAllocateOutput(
+        context_, &index, 1, index, dims.data(), static_cast<int>(dims.size()), &forwarded,
+        tf_status_.get()));
+    kept_[static_cast<size_t>(index)] = forwarded < 0;
+  }
   if (!succeeded() || !read_input(index)) return false;
   tensors.back().output = static_cast<std::byte*>(tensorflow().TF_TensorData(output.get()));
   outputs_.push_back(std::move(output));

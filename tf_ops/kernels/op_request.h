@@ -63,6 +63,7 @@ class OpRequest : public Request {
   TfTensor get_input(int index);
   const std::vector<int64_t>& dims_of(const TF_Tensor* tensor);
   bool forward_input(int index);
+  TfTensor output_in_pool(int index, const std::vector<int64_t>& dims);
   std::byte* allocate_as(int index, TF_DataType dtype, const std::vector<int64_t>& dims);
   bool write_received();
   bool succeeded();  // keeps TensorFlow's message if not
@@ -73,6 +74,8 @@ class OpRequest : public Request {
   bool has_turn_ = false;
   std::vector<TfTensor> inputs_, outputs_;
   std::vector<int64_t> dims_;
+  // By input: whether TensorFlow did not lend its buffer when it was last asked.
+  std::vector<bool> kept_;
   TfStatus tf_status_;
   Status failure_;
 };

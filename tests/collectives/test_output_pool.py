@@ -1,0 +1,136 @@
+"""Results of large allreduces in memory that all ranks of a host share."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from tests.collectives import common
+
+SHAPE = (700, 1001)  # several blocks, with a rest
+SMALL = (100, 100)
+
+
+def is_shared(result: Any) -> bool:
+    """Return whether a result's memory is mapped from the segment of the host."""
+    array = result if isinstance(result, np.ndarray) else result._numpy()
+    address: int = array.ctypes.data
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            begin, end = (int(number, 16) for number in line.split()[0].split("-"))
+            if begin <= address < end:
+                return "memfd:" in line or "/dev/shm" in line
+    raise AssertionError(f"no mapping at {address:#x}")
+
+
+def mine(shape: tuple[int, ...] = SHAPE, seed: int = 0) -> np.ndarray:
+    return common.of_all_ranks("float32", shape, seed)[ringar.rank()]
+
+
+def sums(shape: tuple[int, ...] = SHAPE, seed: int = 0) -> np.ndarray:
+    return common.reduced(ringar.Sum, common.of_all_ranks("float32", shape, seed))
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_results_of_arrays() -> None:
+    for seed in range(3):
+        result = ringar.allreduce(mine(seed=seed), ringar.Sum)
+        assert is_shared(result)
+        common.assert_same(result, sums(seed=seed))
+    assert not is_shared(ringar.allreduce(mine(SMALL), ringar.Sum))
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("traced", [False, True])
+def test_results_of_tensors(traced: bool) -> None:
+    def reduce(one: tf.Tensor, small: tf.Tensor, other: tf.Tensor) -> list[tf.Tensor]:
+        return ringar.grouped_allreduce([one, small, other], ringar.Sum)
+
+    function = tf.function(reduce) if traced else reduce
+    given = [mine(), mine(SMALL), mine((300, 400))]
+    tensors = [tf.constant(array) for array in given]
+    for _ in range(4):
+        results = function(*tensors)
+        for result, array in zip(results, given, strict=True):
+            common.assert_same(result.numpy(), sums(array.shape))
+    # TensorFlow has not lent the memory of arguments the first time.
+    assert [is_shared(result) for result in results] == [True, False, True]
+    for tensor, array in zip(tensors, given, strict=True):
+        common.assert_same(tensor.numpy(), array)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_dtypes() -> None:
+    for dtype in common.REDUCIBLE:
+        arrays = common.of_all_ranks(dtype, SHAPE)
+        array = ringar.empty(SHAPE, arrays[0].dtype)
+        assert (array.dtype, array.shape) == (arrays[0].dtype, SHAPE)
+        array[:] = arrays[ringar.rank()]
+        common.assert_same(
+            ringar.allreduce(array, ringar.Max), common.reduced(ringar.Max, arrays), dtype
+        )
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_memory_is_used_again() -> None:
+    gc.collect()  # or what other tests have left may end meanwhile
+    first = ringar.allreduce(mine(), ringar.Sum)
+    address = first.ctypes.data
+    view = first[3:]
+    del first
+    assert ringar.allreduce(mine(), ringar.Sum).ctypes.data != address  # a view keeps it
+    del view
+    assert ringar.allreduce(mine(), ringar.Sum).ctypes.data == address
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_inputs_in_the_pool() -> None:
+    array = ringar.empty(SHAPE)
+    assert is_shared(array)
+    array[:] = mine()
+    for _ in range(2):
+        common.assert_same(ringar.allreduce(array, ringar.Sum), sums())
+    common.assert_same(array, mine())
+    # One rank alone, and a part of an array.
+    part = array[100:300] if ringar.rank() == 0 else mine()[100:300]
+    common.assert_same(ringar.allreduce(part, ringar.Sum), sums()[100:300])
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_results_as_inputs() -> None:
+    result = ringar.allreduce(mine(), ringar.Sum)
+    again = ringar.allreduce(result, ringar.Max)
+    common.assert_same(again, result)
+    tensor = tf.constant(mine())
+    for _ in range(3):
+        tensor = ringar.allreduce(tensor, ringar.Average)
+    np.testing.assert_allclose(tensor.numpy(), sums() / ringar.size(), rtol=1e-5)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_a_variable_keeps_a_result() -> None:
+    variable = tf.Variable(tf.zeros(SHAPE))
+
+    @tf.function
+    def step(tensor: tf.Tensor) -> None:
+        variable.assign(ringar.allreduce(tensor, ringar.Sum))
+        variable.assign_add(tf.ones(SHAPE))
+
+    for _ in range(4):
+        step(tf.constant(mine()))
+        ringar.allreduce(mine(seed=1), ringar.Sum)
+        common.assert_same(variable.numpy(), sums() + np.float32(1))
+
+
+def test_empty_without_a_pool() -> None:
+    assert ringar.empty(7).shape == (7,)
+    assert ringar.empty((), "float64").dtype == np.float64
+    assert ringar.empty((0, 3), np.int8).size == 0
+    assert not is_shared(ringar.empty(SMALL))
+    if ringar.size() == 1:
+        assert not is_shared(ringar.empty(SHAPE))

@@ -1,0 +1,64 @@
+#include "algorithms/offers.h"
+
+#include <algorithm>
+
+namespace ringar {
+
+template <typename Visit>
+void Offers::for_each(const Table& table, Visit visit) const {
+  for (size_t i = 0; i < request_.tensors.size(); ++i) {
+    const Tensor& tensor = request_.tensors[i];
+    const size_t bytes = static_cast<size_t>(tensor.shape.elements()) * request_.element_size();
+    visit(tensor, bytes, i < table.count ? table.offers[i] : Offer{});
+  }
+}
+
+Offers::Offers(HostGroup& host, const Request& request, const VirtualArray& array)
+    : host_(host), request_(request), boxed_(&array) {
+  write();
+  const Table& own = table(host.rank());
+  if (own.count == 0) return;
+  VirtualArray& boxed = host.workspace().array_of(host.rank());
+  boxed.clear();
+  for_each(own, [&](const Tensor& tensor, size_t bytes, const Offer& offer) {
+    boxed.append(offer.input ? nullptr : tensor.input, offer.output ? nullptr : tensor.output,
+                 bytes);
+  });
+  boxed_ = &boxed;
+}
+
+void Offers::write() {
+  Table& own = table(host_.rank());
+  const OutputPool* const pool = host_.outputs();
+  size_t count = 0;
+  if (pool) {
+    const size_t room = (host_.slice_bytes() - offsetof(Table, offers)) / sizeof(Offer);
+    for (size_t i = 0; i < std::min(room, request_.tensors.size()); ++i) {
+      const Tensor& tensor = request_.tensors[i];
+      const auto place = [&](const std::byte* memory) {
+        return pool->has(memory) ? pool->offset_of(memory) + 1 : 0;
+      };
+      own.offers[i] = {place(tensor.input), place(tensor.output)};
+      if (own.offers[i].input || own.offers[i].output) count = i + 1;
+    }
+  }
+  own.count = count;
+}
+
+void Offers::read() {
+  for (int r = 0; r < host_.size(); ++r) {
+    if (r == host_.rank()) continue;
+    VirtualArray& theirs = host_.workspace().array_of(r);
+    theirs.clear();
+    const Table& offered = table(r);
+    if (offered.count == 0) continue;
+    const auto place = [&](uint64_t offer) {
+      return offer ? host_.outputs()->at(host_.arena_place(r), offer - 1) : nullptr;
+    };
+    for_each(offered, [&](const Tensor&, size_t bytes, const Offer& offer) {
+      theirs.append(place(offer.input), place(offer.output), bytes);
+    });
+  }
+}
+
+}  // namespace ringar

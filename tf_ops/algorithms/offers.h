@@ -1,0 +1,59 @@
+// What the ranks of a host have in the pool of outputs, told by the first step of a large
+// allreduce.
+//
+// An offer is where an array lies in its rank's part of the pool. Offers are written to the slice
+// of a rank's outbox that is its own, which holds nothing else. Ranks may differ in what they
+// offer: what is not there travels through the boxes.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "algorithms/virtual_array.h"
+#include "engine/host_group.h"
+#include "engine/request.h"
+
+namespace ringar {
+
+class Offers {
+ public:
+  // Before the first exchange: tells the others what this rank has. `array` is all of its request.
+  Offers(HostGroup& host, const Request& request, const VirtualArray& array);
+
+  // After it: notes what the others have.
+  void read();
+
+  // This rank's array, with null where the others read an input or write an output in the pool.
+  const VirtualArray& boxed() const { return *boxed_; }
+
+  // Where another rank has a byte of the array, or null.
+  VirtualArray::Place at(int rank, size_t position) const {
+    const VirtualArray& theirs = host_.workspace().array_of(rank);
+    return theirs.size() == 0 ? VirtualArray::Place{} : theirs.at(position);
+  }
+
+ private:
+  struct Offer {
+    uint64_t input, output;  // offsets plus one; 0: not in the pool
+  };
+  struct Table {
+    uint64_t count;  // the arrays after these are not in the pool
+    Offer offers[1];
+  };
+
+  Table& table(int rank) const {
+    return *reinterpret_cast<Table*>(host_.outbox(rank) +
+                                     host_.slice_bytes() * static_cast<size_t>(rank));
+  }
+  void write();
+  // Calls visit(tensor, bytes, its offer) for each tensor of the request.
+  template <typename Visit>
+  void for_each(const Table& table, Visit visit) const;
+
+  HostGroup& host_;
+  const Request& request_;
+  const VirtualArray* boxed_;
+};
+
+}  // namespace ringar

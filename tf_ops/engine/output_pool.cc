@@ -1,0 +1,221 @@
+#include "engine/output_pool.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "engine/tuning.h"
+
+namespace ringar {
+namespace {
+
+constexpr size_t kDefaultBytes = size_t{1} << 30;
+
+// The pools of this process, for fork(): that of the engine, and those of which memory is left.
+struct Pools {
+  std::mutex mutex;
+  std::set<OutputPool*> all;
+  int pipe[2] = {-1, -1};  // from the forked child
+};
+
+Pools& pools() {
+  static auto* const pools = new Pools;
+  return *pools;
+}
+
+}  // namespace
+
+size_t OutputPool::bytes_for(int ranks, uint64_t segment_bytes) {
+  const auto n = static_cast<uint64_t>(ranks);
+  const char* const wanted = std::getenv("RINGAR_OUTPUT_POOL");
+  uint64_t bytes = wanted ? std::strtoull(wanted, nullptr, 10) : kDefaultBytes;
+  if (!wanted) {
+    const auto memory = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+                        static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    bytes = std::min(bytes, memory / 4 / n);
+  }
+  return std::min(bytes, segment_bytes / 4 / n) / page_bytes() * page_bytes();
+}
+
+OutputPool::OutputPool(std::byte* memory, size_t bytes, int place, int places, Provide provide)
+    : memory_(memory),
+      bytes_(bytes),
+      place_(place),
+      places_(places),
+      provide_(std::move(provide)),
+      free_{{0, bytes}} {
+  static std::once_flag once;
+  std::call_once(once,
+                 [] { pthread_atfork(prepare_fork, go_on_after_fork, copy_in_forked_child); });
+  const std::lock_guard<std::mutex> lock(pools().mutex);
+  pools().all.insert(this);
+}
+
+OutputPool::~OutputPool() {
+  {
+    const std::lock_guard<std::mutex> lock(pools().mutex);
+    pools().all.erase(this);
+  }
+  munmap(memory_, bytes_ * static_cast<size_t>(places_));
+}
+
+OutputPool::Memory::Memory(std::shared_ptr<OutputPool> pool, uint64_t offset)
+    : pool_(std::move(pool)), offset_(offset) {}
+
+OutputPool::Memory::~Memory() {
+  pool_->give_back(offset_);
+}
+
+std::byte* OutputPool::Memory::data() const {
+  return pool_->mine() + offset_;
+}
+
+std::unique_ptr<OutputPool::Memory> OutputPool::take(size_t bytes) {
+  if (bytes < kLeastBytes || bytes > bytes_) return nullptr;
+  const size_t needed = page_up(bytes);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!provide_ || in_child_) return nullptr;
+  const auto room = std::find_if(free_.begin(), free_.end(),
+                                 [&](const auto& range) { return range.second >= needed; });
+  if (room == free_.end()) return nullptr;
+  const auto [offset, length] = *room;
+  const uint64_t end = offset + needed;
+  if (end > high_) {
+    if (!provide_(high_, end - high_)) return nullptr;
+    high_ = end;
+  }
+  free_.erase(room);
+  if (length > needed) free_[end] = length - needed;
+  taken_[offset] = {needed, false};
+  return std::make_unique<Memory>(shared_from_this(), offset);
+}
+
+void OutputPool::give_back(uint64_t offset) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto taken = taken_.find(offset);
+  if (in_child_ || taken->second.forfeited) return;
+  const size_t bytes = taken->second.bytes;
+  taken_.erase(taken);
+  free_addresses(offset, bytes);
+  if (provide_)
+    discard_surplus();
+  else
+    discard(offset, offset + bytes);
+}
+
+void OutputPool::free_addresses(uint64_t offset, size_t bytes) {
+  auto after = free_.lower_bound(offset);
+  if (after != free_.end() && after->first == offset + bytes) {
+    bytes += after->second;
+    after = free_.erase(after);
+  }
+  if (after != free_.begin()) {
+    const auto before = std::prev(after);
+    if (before->first + before->second == offset) {
+      before->second += bytes;
+      return;
+    }
+  }
+  free_[offset] = bytes;
+}
+
+// The pages are the system's again.
+void OutputPool::discard(uint64_t begin, uint64_t end) {
+  if (begin < end) madvise(mine() + begin, end - begin, MADV_REMOVE);
+}
+
+void OutputPool::discard_surplus() {
+  const auto last = std::prev(free_.end());
+  const uint64_t keep = last->first + page_up(bytes_ / 2);
+  if (last->first + last->second < high_ || keep >= high_) return;
+  discard(keep, high_);
+  high_ = keep;
+}
+
+void OutputPool::forfeit(const std::byte* memory) {
+  if (!has(memory)) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto next = taken_.upper_bound(offset_of(memory));
+  if (next != taken_.begin()) std::prev(next)->second.forfeited = true;
+}
+
+void OutputPool::close() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!provide_) return;
+  provide_ = nullptr;
+  for (const auto& [offset, bytes] : free_) discard(offset, std::min(offset + bytes, high_));
+}
+
+size_t OutputPool::bytes_taken() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  size_t bytes = 0;
+  for (const auto& [offset, taken] : taken_) bytes += taken.bytes;
+  return bytes;
+}
+
+size_t OutputPool::bytes_with_pages() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return high_;
+}
+
+// fork() runs these one after the other, and for one fork at a time. The parent waits until the
+// child has closed its end of the pipe, or has died.
+void OutputPool::prepare_fork() {
+  Pools& its = pools();
+  its.mutex.lock();
+  bool any = false;
+  for (OutputPool* pool : its.all) {
+    pool->mutex_.lock();
+    any |= !pool->taken_.empty();
+  }
+  if (!any || pipe2(its.pipe, O_CLOEXEC) != 0) its.pipe[0] = its.pipe[1] = -1;
+}
+
+void OutputPool::go_on_after_fork() {
+  Pools& its = pools();
+  if (its.pipe[0] >= 0) {
+    ::close(its.pipe[1]);
+    char none;
+    while (::read(its.pipe[0], &none, 1) < 0 && errno == EINTR) {
+    }
+    ::close(its.pipe[0]);
+  }
+  for (OutputPool* pool : its.all) pool->mutex_.unlock();
+  its.mutex.unlock();
+}
+
+void OutputPool::copy_in_forked_child() {
+  Pools& its = pools();
+  for (OutputPool* pool : its.all) {
+    pool->copy_what_is_taken();
+    pool->in_child_ = true;
+    pool->mutex_.unlock();
+  }
+  if (its.pipe[0] >= 0) {
+    ::close(its.pipe[0]);
+    ::close(its.pipe[1]);
+  }
+  its.mutex.unlock();
+}
+
+void OutputPool::copy_what_is_taken() {
+  for (const auto& [offset, taken] : taken_) {
+    std::byte* const here = mine() + offset;
+    void* const copy =
+        mmap(nullptr, taken.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (copy == MAP_FAILED) continue;
+    std::memcpy(copy, here, taken.bytes);
+    mremap(copy, taken.bytes, taken.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, here);
+  }
+}
+
+}  // namespace ringar

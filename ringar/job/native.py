@@ -40,6 +40,7 @@ class Config(ctypes.Structure):
         ("generation", ctypes.c_int32),
         ("cuda_library", ctypes.c_char_p),
         ("nccl_library", ctypes.c_char_p),
+        ("past_caches_bytes", ctypes.c_int64),
     ]  # fmt: skip
 
     def set_link(
@@ -134,6 +135,7 @@ def library() -> ctypes.CDLL:
     lib.ringar_on_warning.argtypes = [_WARN]
     lib.ringar_start_timeline.argtypes = [ctypes.c_char_p, ctypes.c_int32]
     lib.ringar_inline_bytes.restype = ctypes.c_int64
+    lib.ringar_past_caches_bytes.restype = ctypes.c_int64
     lib.ringar_steps.restype = ctypes.c_int64
     lib.ringar_stats.restype = ctypes.c_void_p
     lib.ringar_prepare.restype = ctypes.c_void_p

@@ -7,7 +7,18 @@ import ctypes
 import os
 from collections.abc import Callable
 
-from ringar.job import gpus, log, mpi, mpi_exit, native, place, process_sets, threads, timeline
+from ringar.job import (
+    calibration,
+    gpus,
+    log,
+    mpi,
+    mpi_exit,
+    native,
+    place,
+    process_sets,
+    threads,
+    timeline,
+)
 
 _log = log.logger(__name__)
 _joined: mpi.Place | None = None  # in a job that MPI has started
@@ -85,6 +96,7 @@ def _prepare(config: native.Config, intra_op: int | None, inter_op: int | None) 
     # These steps can fail, and run before the ranks of a host wait for each other.
     threads.configure(intra_op, inter_op, config.local_size)
     gpus.configure(config.rank, config.local_rank, config.local_size)
+    config.past_caches_bytes = calibration.proposal(config, os.environ)
     native.library()
 
 
@@ -97,6 +109,9 @@ def _start(config: native.Config, joined: mpi.Place | None) -> None:
     if path := os.environ.get(timeline.VARIABLE):
         timeline.record(path, config.rank)
     library = native.library()
+    if config.local_rank == 0 and library.ringar_has_calibrated():
+        kind = calibration.this_kind(config.size)
+        calibration.store(kind, library.ringar_past_caches_bytes())
     _log.info(
         "joined a job of %d ranks, %d of them on this host, by %s; ringar %s for %s",
         config.size,

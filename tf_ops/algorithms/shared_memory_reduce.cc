@@ -22,6 +22,10 @@
 // Small arrays skip all that: each rank publishes its whole input and reduces everybody's, in rank
 // order, by itself. n K bytes are read, but there is one exchange and no result to wait for.
 //
+// A long array whose output is not its input goes to its output past the caches, both the sums of
+// others and this rank's own, which is then reduced into the result box first. Which arrays are
+// long is measured (engine/calibration.h).
+//
 // Every sum is computed in rank order, whichever rank computes it, so all ranks hold the same bits.
 
 #include <algorithm>
@@ -45,13 +49,19 @@ Reduction reduction_of(const Spec& spec) {
 void reduce_range(HostGroup& host, const Request& request, const VirtualArray& mine, size_t begin,
                   size_t bytes, size_t at, std::byte* result) {
   std::vector<const std::byte*>& sources = host.workspace().sources;
+  const bool past_caches = result && host.stores_past_caches(mine.size());
   const auto reduce_piece = [&](const std::byte* input, std::byte* output, size_t piece,
                                 size_t offset) {
     for (int r = 0; r < host.size(); ++r)
       sources[static_cast<size_t>(r)] = r == host.rank() ? input : host.outbox(r) + at + offset;
-    reduce(reduction_of(request.spec), sources.data(), host.size(), output,
+    const bool first_to_result = past_caches && output != input;
+    std::byte* const sum = first_to_result ? result + offset : output;
+    reduce(reduction_of(request.spec), sources.data(), host.size(), sum,
            piece / request.element_size());
-    if (result) copy_to_shared(result + offset, output, piece);  // while it is in cache
+    if (first_to_result)
+      copy_past_caches(output, sum, piece);
+    else if (result)
+      copy_to_shared(result + offset, sum, piece);  // while it is in cache
   };
   mine.for_each(begin, begin + bytes, reduce_piece);
 }
@@ -95,7 +105,8 @@ Status copy_results(HostGroup& host, const VirtualArray& array, const Block& blo
     if (r == host.rank()) continue;
     RINGAR_RETURN_IF_ERROR(host.wait_for_result(r, step));
     host.timed(Stretch::kCopy, [&] {
-      array.scatter(block.slice_begin(r), block.slice_end(r), host.result(r, step));
+      array.scatter(block.slice_begin(r), block.slice_end(r), host.result(r, step),
+                    host.stores_past_caches(array.size()));
     });
   }
   return {};

@@ -59,6 +59,9 @@ class HostGroup {
   size_t slice_bytes() const { return tuning_.slice_bytes; }
   size_t outbox_bytes() const { return slice_bytes() * members_.size(); }
   size_t small_allreduce_bytes() const { return tuning_.small_allreduce_bytes; }
+  // Whether an allreduce of so many bytes stores its results past the caches.
+  bool stores_past_caches(size_t bytes) const { return bytes >= past_caches_bytes_; }
+  void store_past_caches_from(size_t bytes) { past_caches_bytes_ = bytes; }
   Workspace& workspace() { return workspace_; }
   std::byte* outbox(int rank) const;                 // of the step under way
   std::byte* result(int rank, uint64_t step) const;  // slice_bytes() each
@@ -99,6 +102,7 @@ class HostGroup {
   const Patience& patience_;
   Current& current_;
   const Tuning tuning_;
+  size_t past_caches_bytes_ = kNever;
   const size_t part_bytes_;  // of each rank, in memory_
   Workspace workspace_;
   std::byte* memory_ = nullptr;

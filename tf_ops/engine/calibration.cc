@@ -17,7 +17,7 @@ constexpr double kSeconds = 0.25;  // and the pair that is under way
 constexpr int kMostRounds = 12;
 constexpr size_t kLeastRounds = 3;
 constexpr double kGain = 0.97;  // less is noise
-constexpr size_t kBytesOfAllRanks[] = {size_t{16} << 20, size_t{32} << 20, size_t{64} << 20};
+constexpr size_t kBytesOfAllRanks[] = {size_t{8} << 20, size_t{16} << 20, size_t{32} << 20};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();

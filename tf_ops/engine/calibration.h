@@ -5,13 +5,14 @@
 // in turn, each on the core that it will compute on, and then read the results, as an optimizer
 // does: results that would have stayed in a cache are better there.
 //
-//     round 0   8 MiB plain, past | 16 MiB plain, past | 32 MiB plain, past     (warms up)
-//     round 1   8 MiB past, plain | ...
+//     round 0   4 MiB plain, past | 8 MiB plain, past | 16 MiB plain, past     (warms up)
+//     round 1   4 MiB past, plain | ...
 //
 // After each pair an allreduce tells all ranks the times of the slowest one, so all of them choose
 // alike, and stop alike when their time is over. A size gains if the median over the rounds of
 // past / plain says so: the two are neighbors in time, so a noisy moment hits both. The sizes are
-// those of two ranks; more ranks take as much memory together.
+// those of two ranks; more ranks take as much memory together. What gains at the largest size gains
+// more beyond.
 //
 // Both ways give the same bits.
 

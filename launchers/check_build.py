@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringar.job import nvidia
+from ringar.job import calibration, nvidia
 from ringar.launchers import cpus
 
 _CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "asimd")
@@ -189,6 +189,17 @@ def _machine() -> Iterator[Finding]:
     yield Finding(
         section, "CPUs", None, f"{len(usable)} usable of {os.cpu_count()}, on {cores} cores"
     )
+    yield from _calibrations(section)
+
+
+def _calibrations(section: str) -> Iterator[Finding]:
+    """Yield what earlier jobs have measured on this machine, by their numbers of ranks."""
+    lines = [
+        f"{calibration.describe(kind.ranks, n)} ({kind.path})" for kind, n in calibration.kept()
+    ]
+    none = f"none yet in {calibration.folder()}; the next job makes one, or ringarrun --calibrate"
+    for line in lines or [none]:
+        yield Finding(section, "calibration", None, line)
 
 
 def _version(package: str) -> str | None:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ringar.launchers import options as options_module
@@ -28,10 +29,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return check_build.main()
     try:
-        return _run(options_module.request(options))
+        request = options_module.request(options)
+        return _run(_calibration(request) if options.calibrate else request)
     except UsageError as error:
         print(f"ringarrun: error: {error}", file=sys.stderr)
         return error.code
+
+
+def _calibration(request: Request) -> Request:
+    """Return the request for a job that calibrates this machine."""
+    if request.command:
+        raise UsageError(
+            f"--calibrate: expected no program to run, received {request.command[0]!r}; the next "
+            "job uses what was found"
+        )
+    return replace(
+        request,
+        command=("ringar.launchers.calibrate",),
+        module=True,
+        num_proc=request.num_proc or 2,
+        exports=(*request.exports, "RINGAR_CALIBRATION=again", "TF_CPP_MIN_LOG_LEVEL=2"),
+        prefix=bool(request.prefix),
+    )
 
 
 def _run(request: Request) -> int:

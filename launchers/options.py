@@ -41,7 +41,7 @@ output   --[no-]prefix, --output-filename DIR, --timeline-filename FILE,
          --verbose, --dry-run
 seconds  --start-timeout, --deadline, --stall-warning, --failure-grace,
          --kill-grace
-about    --help, --help-all: each option in detail, --check-build, --version
+about    --help, --help-all: in detail, --check-build, --calibrate, --version
 """
 
 _DESCRIPTION = """\
@@ -198,6 +198,12 @@ def parser() -> argparse.ArgumentParser:
         "--check-build",
         action="store_true",
         help="report what ringar finds on this machine, and exit",
+    )
+    group.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="measure what is best on this machine for -np ranks (default: 2), keep it for the "
+        "jobs to come, and exit; the first job with so many ranks does the same by itself",
     )
     group.add_argument("-v", "--version", action="store_true", help="print the version, and exit")
     parser.add_argument(

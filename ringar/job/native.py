@@ -42,6 +42,7 @@ class Config(ctypes.Structure):
         ("generation", ctypes.c_int32),
         ("cuda_library", ctypes.c_char_p),
         ("nccl_library", ctypes.c_char_p),
+        ("past_caches_bytes", ctypes.c_int64),
     ]  # fmt: skip
 
     def set_link(
@@ -139,6 +140,7 @@ def library() -> ctypes.CDLL:
     lib.ringar_take_memory.restype = ctypes.c_void_p
     lib.ringar_take_memory.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p)]
     lib.ringar_free_memory.argtypes = [ctypes.c_void_p]
+    lib.ringar_past_caches_bytes.restype = ctypes.c_int64
     lib.ringar_steps.restype = ctypes.c_int64
     lib.ringar_stats.restype = ctypes.c_void_p
     lib.ringar_prepare.restype = ctypes.c_void_p

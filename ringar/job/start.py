@@ -7,7 +7,18 @@ import ctypes
 import os
 from collections.abc import Callable
 
-from ringar.job import gpus, log, mpi, mpi_exit, native, place, process_sets, threads, timeline
+from ringar.job import (
+    calibration,
+    gpus,
+    log,
+    mpi,
+    mpi_exit,
+    native,
+    place,
+    process_sets,
+    threads,
+    timeline,
+)
 
 _log = log.logger(__name__)
 _joined: mpi.Place | None = None  # in a job that MPI has started
@@ -27,7 +38,8 @@ def init(
     A second call does nothing.
 
     Without a launcher the job has one rank, and all functions work. `ringarrun` starts ranks, and
-    so do `mpirun` and `srun` where mpi4py is installed.
+    so do `mpirun` and `srun` where mpi4py is installed. The ranks of the first job on a kind of
+    machine also measure what is best there, in 0.3 s (see RINGAR_CALIBRATION).
 
     Args:
         intra_op_threads: threads that one TensorFlow op may use; see `ringar.threads`.
@@ -85,6 +97,7 @@ def _prepare(config: native.Config, intra_op: int | None, inter_op: int | None) 
     # These steps can fail, and run before the ranks of a host wait for each other.
     threads.configure(intra_op, inter_op, config.local_size)
     gpus.configure(config.rank, config.local_rank, config.local_size)
+    config.past_caches_bytes = calibration.proposal(config, os.environ)
     native.library()
 
 
@@ -97,6 +110,9 @@ def _start(config: native.Config, joined: mpi.Place | None) -> None:
     if path := os.environ.get(timeline.VARIABLE):
         timeline.record(path, config.rank)
     library = native.library()
+    if config.local_rank == 0 and library.ringar_has_calibrated():
+        kind = calibration.this_kind(config.size)
+        calibration.store(kind, library.ringar_past_caches_bytes())
     _log.info(
         "joined a job of %d ranks, %d of them on this host, by %s; ringar %s for %s",
         config.size,

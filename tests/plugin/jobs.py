@@ -102,6 +102,7 @@ def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RINGAR_")}
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     environment["PYTHONFAULTHANDLER"] = "1"
+    environment["RINGAR_CALIBRATION"] = "off"
     environment["PYTHONPATH"] = os.pathsep.join(
         [PYTHONPATH, *filter(None, [environment.get("PYTHONPATH")])]
     )

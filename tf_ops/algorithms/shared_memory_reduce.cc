@@ -29,6 +29,10 @@
 // Small arrays skip all that: each rank publishes its whole input and reduces everybody's, in rank
 // order, by itself. n K bytes are read, but there is one exchange and no result to wait for.
 //
+// A long array whose output is not its input goes to its output past the caches, both the sums of
+// others and this rank's own, which is then reduced into the result box first. Which arrays are
+// long is measured (engine/calibration.h).
+//
 // Every sum is computed in rank order, whichever rank computes it, so all ranks hold the same bits.
 
 #include <algorithm>
@@ -101,7 +105,8 @@ Status copy_results(HostGroup& host, const VirtualArray& array, const Block& blo
     if (r == host.rank()) continue;
     RINGAR_RETURN_IF_ERROR(host.wait_for_result(r, step));
     host.timed(Stretch::kCopy, [&] {
-      array.scatter(block.slice_begin(r), block.slice_end(r), host.result(r, step));
+      array.scatter(block.slice_begin(r), block.slice_end(r), host.result(r, step),
+                    host.stores_past_caches(array.size()));
     });
   }
   return {};
@@ -113,6 +118,8 @@ void reduce_slice(HostGroup& host, const Request& request, const VirtualArray& a
   const size_t begin = block.slice_begin(host.rank());
   const size_t at = host.slice_bytes() * static_cast<size_t>(host.rank());
   std::byte* const box = host.result(host.rank(), host.step());
+  const bool past_caches = host.stores_past_caches(array.size());
+  const auto copy = past_caches ? copy_past_caches : copy_to_shared;
   std::vector<const std::byte*>& sources = host.workspace().sources;
   const auto reduce_piece = [&](const std::byte* input, std::byte* output, size_t bytes,
                                 size_t offset) {
@@ -120,16 +127,19 @@ void reduce_slice(HostGroup& host, const Request& request, const VirtualArray& a
       const std::byte* const pooled = r == host.rank() ? input : offers.at(r, begin + offset).input;
       sources[static_cast<size_t>(r)] = pooled ? pooled : host.outbox(r) + at + offset;
     }
-    reduce(reduction_of(request.spec), sources.data(), host.size(), output,
+    const bool first_to_box = past_caches && output != input;
+    std::byte* const sum = first_to_box ? box + offset : output;
+    reduce(reduction_of(request.spec), sources.data(), host.size(), sum,
            bytes / request.element_size());
+    if (first_to_box) copy_past_caches(output, sum, bytes);
     bool boxed = false;
     for (int r = 0; r < host.size(); ++r) {
       if (r == host.rank()) continue;
       std::byte* const pooled = offers.at(r, begin + offset).output;
-      if (pooled) copy_to_shared(pooled, output, bytes);  // while it is in cache
+      if (pooled) copy(pooled, sum, bytes);  // while it is in cache
       boxed |= !pooled;
     }
-    if (boxed) copy_to_shared(box + offset, output, bytes);
+    if (boxed && !first_to_box) copy_to_shared(box + offset, sum, bytes);
   };
   array.for_each(begin, block.slice_end(host.rank()), reduce_piece);
 }

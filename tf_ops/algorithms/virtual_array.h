@@ -64,11 +64,16 @@ class VirtualArray {
     });
   }
 
-  // Copies `from` to the outputs of [begin, end); not where there is none.
-  void scatter(size_t begin, size_t end, const std::byte* from) const {
-    for_each(begin, end, [&](const std::byte*, std::byte* output, size_t bytes, size_t offset) {
-      if (output) std::memcpy(output, from + offset, bytes);
-    });
+  // Copies `from` to the outputs of [begin, end); not where there is none. Past the caches, if so
+  // asked, except where an output is its input, whose lines are in cache.
+  void scatter(size_t begin, size_t end, const std::byte* from, bool past_caches = false) const {
+    for_each(begin, end,
+             [&](const std::byte* input, std::byte* output, size_t bytes, size_t offset) {
+               if (output && past_caches && output != input)
+                 copy_past_caches(output, from + offset, bytes);
+               else if (output)
+                 std::memcpy(output, from + offset, bytes);
+             });
   }
 
  private:

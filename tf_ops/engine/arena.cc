@@ -25,6 +25,7 @@ struct alignas(1024) Arena::Record {
   // still compares.
   struct Start {
     uint64_t tuning;
+    int64_t choice;
     uint64_t pool;   // bytes of its part, 0 for none
     char lack[400];  // of memory, or ""
   } starts[2];
@@ -63,12 +64,14 @@ uint64_t Arena::base() const {
   return kGenerationBytes * generation_;
 }
 
-Status Arena::join(double timeout_seconds, uint64_t tuning, const Extent& own, bool pool) {
+Status Arena::join(double timeout_seconds, uint64_t tuning, const Extent& own, int64_t* choice,
+                   bool pool) {
   RINGAR_RETURN_IF_ERROR(take_lock());
   RINGAR_RETURN_IF_ERROR(map_records());
   Record& mine = records_[rank_];
   generation_ = mine.generation.load() + 1;
   mine.start(generation_).tuning = tuning;
+  mine.start(generation_).choice = choice ? *choice : 0;
   copy_text(mine.start(generation_).lack, reserve(own, size_).message());
   mine.start(generation_).pool = pool ? make_pool() : 0;
   mine.generation.store(generation_);
@@ -85,6 +88,7 @@ Status Arena::join(double timeout_seconds, uint64_t tuning, const Extent& own, b
     nap = std::min(nap * 2, std::chrono::microseconds(5000));
   }
   forget_last_generation();
+  if (choice) *choice = records_[0].start(generation_).choice;
   compare_pools();
   return compare_starts();
 }

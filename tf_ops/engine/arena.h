@@ -52,9 +52,10 @@ class Arena {
 
   // Makes this rank known and waits until all ranks of the job are. `tuning` must be equal on all:
   // it stands for how they lay out the memory. `own` is what this rank needs of it from the start;
-  // without it on one rank, all fail. With `pool`, on all ranks, it makes a pool of outputs.
+  // without it on one rank, all fail. `choice`, if there is one, becomes that of rank 0. With
+  // `pool`, on all ranks, it makes a pool of outputs.
   Status join(double timeout_seconds, uint64_t tuning = 0, const Extent& own = {},
-              bool pool = false);
+              int64_t* choice = nullptr, bool pool = false);
 
   // What the others will be told of this rank from now on. Any thread may give up.
   void leave();

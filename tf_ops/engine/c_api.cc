@@ -170,6 +170,17 @@ int64_t ringar_inline_bytes(void) {
   return running ? static_cast<int64_t>(running->inline_bytes()) : 0;
 }
 
+int64_t ringar_past_caches_bytes(void) {
+  const auto running = engine();
+  const size_t bytes = running ? running->past_caches_bytes() : kNever;
+  return bytes == kNever ? 0 : static_cast<int64_t>(bytes);
+}
+
+int ringar_has_calibrated(void) {
+  const auto running = engine();
+  return running && running->has_calibrated();
+}
+
 int ringar_start_timeline(const char* path, int32_t rank) {
   return report(Timeline::instance().start(path, rank));
 }

@@ -86,6 +86,7 @@ void Communicator::group(uint64_t offset) {
   }
   host_ = std::make_unique<HostGroup>(id_, std::move(members), place, world_.arena, offset,
                                       world_.patience, current_);
+  host_->store_past_caches_from(world_.past_caches_bytes);
   group_gpus(here, place);
   if (!world_.link) return;
   everybody_.emplace(in_order, place_in(in_order, topology.rank), *world_.link, world_.patience,

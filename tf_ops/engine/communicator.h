@@ -49,6 +49,7 @@ class Communicator {
   void break_for_good(const Status& failure);
   // Ends what this set has under way on GPUs. All its ranks do so at the same place.
   void close_gpus();
+  bool stores_past_caches(size_t bytes) const { return host_->stores_past_caches(bytes); }
   bool has_memory() const { return host_->has_memory(); }
 
   // For algorithms ------------------------------------------------------------------------------

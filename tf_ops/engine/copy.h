@@ -6,6 +6,10 @@
 // x86 says in advance that whole lines will be overwritten: 43 GB/s in the same place, and no less
 // than other stores where the cores do share a cache. The C library's memcpy uses it too, but only
 // on some processors, in some versions and for some sizes.
+//
+// And copying out of it, past the caches (`movnt`): an ordinary store to a line that is in no cache
+// reads the line first, and pushes another one out. From some size of an array on that is lost
+// work; from which on depends on the machine (calibration.h).
 
 #pragma once
 
@@ -14,5 +18,8 @@
 namespace ringar {
 
 void copy_to_shared(std::byte* to, const std::byte* from, size_t bytes);
+
+// Whoever is told afterwards that the bytes are there sees them.
+void copy_past_caches(std::byte* to, const std::byte* from, size_t bytes);
 
 }  // namespace ringar

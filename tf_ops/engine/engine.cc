@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
+#include <optional>
 #include <set>
 
+#include "engine/calibration.h"
 #include "engine/timeline.h"
 
 namespace ringar {
@@ -91,7 +93,19 @@ Status Engine::start() {
   std::shared_ptr<ProcessSet> set;
   const std::string why_not = reserve(all, &set);
   if (!why_not.empty()) return {RINGAR_OUT_OF_MEMORY, who() + why_not};
-  return install(all, std::move(set), &id);
+  RINGAR_RETURN_IF_ERROR(install(all, std::move(set), &id));
+  return calibrate();
+}
+
+Status Engine::calibrate() {
+  if (!asks_to_calibrate_) return {};
+  Communicator& all = find(0)->communicator();
+  std::optional<size_t> found;
+  RINGAR_RETURN_IF_ERROR(ringar::calibrate(all, &found));
+  has_calibrated_ = found.has_value();
+  world_.past_caches_bytes = ringar::past_caches_bytes(found.value_or(kNever));
+  all.host().store_past_caches_from(world_.past_caches_bytes);
+  return {};
 }
 
 Status Engine::join_host() {
@@ -103,8 +117,15 @@ Status Engine::join_host() {
   // With what the process set of all ranks needs, which comes first.
   const int size = static_cast<int>(here.size());
   const Extent own = HostGroup::part(size, world_.topology.arena_place(config_.rank), next_offset_);
+  const bool one_host = world_.topology.is_one_host();
+  int64_t choice = config_.past_caches_bytes;
   const Status joined =
-      arena_->join(config_.start_timeout, tuning_override(), own, world_.topology.is_one_host());
+      arena_->join(config_.start_timeout, tuning_override(), own, &choice, one_host);
+  // What is measured in shared memory alone says nothing of what hosts do with each other.
+  asks_to_calibrate_ =
+      choice == RINGAR_CALIBRATE && one_host && !(link_ && is_flat(world_.algorithm));
+  world_.past_caches_bytes =
+      ringar::past_caches_bytes(choice > 0 ? static_cast<size_t>(choice) : kNever);
   return joined.ok() ? joined : Status(joined.code(), who() + joined.message());
 }
 

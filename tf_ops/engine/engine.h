@@ -69,6 +69,10 @@ class Engine : private ProcessSet::Owner {
   // Up to here it takes longer to wake a thread than to run a request.
   size_t inline_bytes() const { return inline_bytes_; }
 
+  // See World, and calibration.h.
+  size_t past_caches_bytes() const { return world_.past_caches_bytes; }
+  bool has_calibrated() const { return has_calibrated_; }
+
   // Null if this rank is no member, or the set does not exist.
   std::shared_ptr<const Communicator> process_set(int id);
 
@@ -80,6 +84,7 @@ class Engine : private ProcessSet::Owner {
   };
 
   Status join_host();
+  Status calibrate();
   Status split_gpus(Communicator* part);
   Status gpu_has_failed(const char* where, const Status& why);
   Area next_area(const std::vector<int>& ranks) const;
@@ -104,6 +109,7 @@ class Engine : private ProcessSet::Owner {
   const size_t inline_bytes_;  // see tuning.h
   std::atomic<bool> stopping_{false}, has_left_{false};
   World world_;
+  bool asks_to_calibrate_ = false, has_calibrated_ = false;
   const std::unique_ptr<Link> link_;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Peers> peers_;

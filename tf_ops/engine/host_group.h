@@ -59,9 +59,16 @@ class HostGroup {
   size_t slice_bytes() const { return tuning_.slice_bytes; }
   size_t outbox_bytes() const { return slice_bytes() * members_.size(); }
   size_t small_allreduce_bytes() const { return tuning_.small_allreduce_bytes; }
+  // Whether an allreduce of so many bytes stores its results past the caches.
+  bool stores_past_caches(size_t bytes) const { return bytes >= past_caches_bytes_; }
+  void store_past_caches_from(size_t bytes) { past_caches_bytes_ = bytes; }
   Workspace& workspace() { return workspace_; }
   // Null if there is none.
   const OutputPool* outputs() const { return arena_->outputs().get(); }
+  // Memory of the pool, or null.
+  std::unique_ptr<OutputPool::Memory> take_output(size_t bytes) const {
+    return outputs() ? arena_->outputs()->take(bytes) : nullptr;
+  }
   int arena_place(int rank) const { return members_[static_cast<size_t>(rank)].arena_place; }
   std::byte* outbox(int rank) const;                 // of the step under way
   std::byte* result(int rank, uint64_t step) const;  // slice_bytes() each
@@ -102,6 +109,7 @@ class HostGroup {
   const Patience& patience_;
   Current& current_;
   const Tuning tuning_;
+  size_t past_caches_bytes_ = kNever;
   const size_t part_bytes_;  // of each rank, in memory_
   Workspace workspace_;
   std::byte* memory_ = nullptr;

@@ -54,6 +54,10 @@ Tuning tuning_for(size_t ranks) {
           value_of("inline", row->inlined)};
 }
 
+size_t past_caches_bytes(size_t found) {
+  return value_of("past", found);
+}
+
 LinkTuning link_tuning(size_t bytes, int ranks) {
   const size_t lanes = std::clamp<size_t>(value_of("lanes", kLanes), 1, kMostLanes);
   const size_t largest = std::max(value_of("piece", kPieceBytes) / 64 * 64, size_t{64});

@@ -1,9 +1,16 @@
 // The sizes at which the engine changes its way, as measured.
 //
-// They come from tuning_table.inc, which `python -m benchmarks.collectives.crossover` writes.
-// RINGAR_TUNING=slice=131072,small=65536,inline=65536,piece=65536,lanes=24 overrides some or all of
-// them; that is how the benchmark tries them. All ranks must have the same (Arena::join sees to
-// it), since slices lay out the memory that they share.
+// One of them differs from machine to machine, and is measured where a job runs (calibration.h):
+// from which size on an allreduce stores its results past the caches. The others are constants. A
+// slice of 256 KiB is within 3% of the best on every processor that was tried, and on some there is
+// no difference; small ones cost 40%, since they take more meetings. Whether 8 to 256 KiB are
+// reduced in one exchange or in blocks changes 4%, and steps of training take the same time with
+// any limit of inline requests above 64 KiB.
+//
+// The constants come from tuning_table.inc, which `python -m benchmarks.collectives.crossover`
+// writes. RINGAR_TUNING=slice=131072,small=65536,inline=65536,piece=65536,lanes=24,past=16777216
+// overrides some or all of them; that is how the benchmark tries them. All ranks must have the same
+// (Arena::join sees to it), since slices lay out the memory that they share.
 
 #pragma once
 
@@ -23,6 +30,12 @@ struct Tuning {
 };
 
 Tuning tuning_for(size_t ranks);
+
+// A limit that no array reaches.
+constexpr size_t kNever = SIZE_MAX;
+// From here on an allreduce stores its results past the caches: `found`, what a calibration has
+// found, unless `past` of RINGAR_TUNING says otherwise.
+size_t past_caches_bytes(size_t found);
 
 // What travels through a link at a time: pieces of at most so many bytes, and how many of them.
 struct LinkTuning {

@@ -8,6 +8,7 @@
 #include "engine/arena.h"
 #include "engine/peers.h"
 #include "engine/topology.h"
+#include "engine/tuning.h"
 #include "engine/types.h"
 #include "engine/vigil.h"
 #include "links/link.h"
@@ -24,6 +25,7 @@ struct World {
   Peers* peers = nullptr;                  // with a link
   Gpu* gpu = nullptr;                      // opened when it is needed
   Algorithm algorithm = Algorithm::kAuto;  // for calls that leave the choice
+  size_t past_caches_bytes = kNever;       // see tuning.h
   // Up to how many bytes recursive doubling takes less time than a ring, by number of participants.
   std::vector<size_t> recursive_doubling_bytes;
 

@@ -53,7 +53,14 @@ typedef struct ringar_config {
   // libnccl.so.2, wherever the system's loader finds them.
   const char* cuda_library;
   const char* nccl_library;
+
+  // From how many bytes on an allreduce stores its results past the caches: what a calibration of
+  // this machine has found. 0: no size; RINGAR_CALIBRATE: the ranks find out now. The one of a
+  // host's first rank counts; in a job on several hosts it is 0.
+  int64_t past_caches_bytes;
 } ringar_config;
+
+#define RINGAR_CALIBRATE (-1)
 
 // One array of a collective. The `output` of an allgather or alltoall may be null: it is then asked
 // for through `allocate`.
@@ -137,6 +144,12 @@ RINGAR_EXPORT void ringar_reset_stats(void);
 // Up to how many bytes a collective takes less time than waking another thread for it; 0 before
 // ringar_init.
 RINGAR_EXPORT int64_t ringar_inline_bytes(void);
+
+// From how many bytes on an allreduce stores its results past the caches, as all ranks of the host
+// do; 0 for no size, and before ringar_init.
+RINGAR_EXPORT int64_t ringar_past_caches_bytes(void);
+// 1 if the ranks have measured that in ringar_init.
+RINGAR_EXPORT int ringar_has_calibrated(void);
 
 // What the ranks tell each other beside their gradients (engine/shares.h). Nothing before
 // ringar_init.

@@ -1,0 +1,158 @@
+#include "engine/calibration.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "engine/tuning.h"
+
+namespace ringar {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr double kSeconds = 0.25;  // and the pair that is under way
+constexpr int kMostRounds = 12;
+constexpr size_t kLeastRounds = 3;
+constexpr double kGain = 0.97;  // less is noise
+constexpr size_t kBytesOfAllRanks[] = {size_t{8} << 20, size_t{16} << 20, size_t{32} << 20};
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Memory that is there from the start, or null.
+class Pages {
+ public:
+  explicit Pages(size_t bytes)
+      : bytes_(bytes),
+        memory_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0)) {}
+  ~Pages() {
+    if (data()) munmap(memory_, bytes_);
+  }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+
+  std::byte* data() const {
+    return memory_ == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory_);
+  }
+
+ private:
+  const size_t bytes_;
+  void* const memory_;
+};
+
+class Allreduce : public Request {
+ public:
+  Allreduce(DataType dtype, ReduceOp op, const std::byte* input, std::byte* output, size_t bytes)
+      : Request(own_) {
+    own_.collective = Collective::kAllreduce;
+    own_.dtype = dtype;
+    own_.op = op;
+    own_.name = "calibration";
+    Shape shape;
+    shape.append(static_cast<int64_t>(bytes / size_of(dtype)));
+    tensors.push_back({input, output, shape});
+  }
+  std::byte* allocate(size_t, int64_t) override { return nullptr; }
+  void complete(const Status&) override {}
+
+ private:
+  Spec own_;
+};
+
+// The largest of the ranks' numbers, each by itself.
+template <size_t N>
+Status agree(Communicator& ranks, double (&numbers)[N]) {
+  auto* bytes = reinterpret_cast<std::byte*>(numbers);
+  Allreduce largest(DataType::kFloat64, ReduceOp::kMax, bytes, bytes, sizeof numbers);
+  return ranks.run(largest);
+}
+
+void read_lines(const std::byte* from, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64)
+    (void)*static_cast<const volatile std::byte*>(from + at);
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+class Calibration {
+ public:
+  explicit Calibration(Communicator& ranks) : ranks_(ranks) {
+    for (size_t bytes : kBytesOfAllRanks)
+      sizes_.push_back(bytes / static_cast<size_t>(ranks.size()) / 64 * 64);
+    ratios_.resize(sizes_.size());
+  }
+
+  Status run(std::optional<size_t>* found) {
+    const Pages input(sizes_.back()), apart(sizes_.back());
+    const auto pooled = ranks_.host().take_output(sizes_.back());  // where those of users lie, too
+    input_ = input.data();
+    output_ = pooled ? pooled->data() : apart.data();
+    const double forever = std::numeric_limits<double>::infinity();
+    double memory[] = {input_ && output_ ? 0 : forever};  // without it on one rank, none measures
+    RINGAR_RETURN_IF_ERROR(agree(ranks_, memory));
+    for (int round = 0; round <= kMostRounds && memory[0] == 0 && !is_over_; ++round)
+      for (size_t i = 0; i < sizes_.size() && !is_over_; ++i)
+        RINGAR_RETURN_IF_ERROR(measure_pair(round, i));
+    *found = least_that_gains(sizes_, ratios_);
+    return {};
+  }
+
+ private:
+  Status measure_pair(int round, size_t i) {
+    double numbers[3] = {};  // seconds, plain and past the caches; then of all until now
+    for (int turn = 0; turn < 2; ++turn) {
+      const int past = (round + turn) % 2;
+      RINGAR_RETURN_IF_ERROR(measure(sizes_[i], past != 0, &numbers[past]));
+    }
+    numbers[2] = seconds_since(start_);
+    RINGAR_RETURN_IF_ERROR(agree(ranks_, numbers));
+    is_over_ = numbers[2] > kSeconds;
+    if (round > 0) ratios_[i].push_back(numbers[1] / numbers[0]);
+    return {};
+  }
+
+  Status measure(size_t bytes, bool past_caches, double* seconds) {
+    ranks_.host().store_past_caches_from(past_caches ? 0 : kNever);
+    Allreduce sum(DataType::kFloat32, ReduceOp::kSum, input_, output_, bytes);
+    double together[1] = {};
+    RINGAR_RETURN_IF_ERROR(agree(ranks_, together));
+    const auto start = Clock::now();
+    RINGAR_RETURN_IF_ERROR(ranks_.run(sum));
+    read_lines(output_, bytes);
+    *seconds = seconds_since(start);
+    return {};
+  }
+
+  Communicator& ranks_;
+  const Clock::time_point start_ = Clock::now();
+  std::vector<size_t> sizes_;
+  std::vector<std::vector<double>> ratios_;
+  std::byte *input_ = nullptr, *output_ = nullptr;
+  bool is_over_ = false;
+};
+
+}  // namespace
+
+Status calibrate(Communicator& ranks, std::optional<size_t>* found) {
+  return Calibration(ranks).run(found);
+}
+
+std::optional<size_t> least_that_gains(const std::vector<size_t>& sizes,
+                                       const std::vector<std::vector<double>>& ratios) {
+  for (const std::vector<double>& rounds : ratios)
+    if (rounds.size() < kLeastRounds) return std::nullopt;
+  size_t least = kNever;
+  for (size_t i = sizes.size(); i-- > 0 && median(ratios[i]) < kGain;) least = sizes[i];
+  return least;
+}
+
+}  // namespace ringar

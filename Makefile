@@ -53,14 +53,6 @@ LIMIT := timeout --kill-after=20
 REPORTS := build/reports
 PYTEST = $(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q
 
-# Compilers' results are kept where there is ccache (setup.py passes this on, too).
-ifneq ($(shell command -v ccache 2>/dev/null),)
-export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
-# Paths are compared relative to the folder of a build: wheels are built from copies of this tree.
-export CCACHE_BASEDIR ?= /
-export CCACHE_NOHASHDIR ?= 1
-endif
-
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .PHONY: all demo test test-plain test-ranks test-long test-native test-native-aarch64 test-gpu \

@@ -106,8 +106,9 @@ test-long: $(LIBRARY)
 	$(PYTEST) --slow -m slow
 	$(MAKE) test-ranks SLOW='--slow -m slow' RANKS_LIMIT=5400
 	$(MAKE) build/native-thread/ringar_tests
-	$(MAKE) build/native-thread.passed SELECTED='$(ONE_THREAD)'
+	$(MAKE) build/native-thread.passed SELECTED='$(RARE_RACES)'
 	$(MAKE) test-native-aarch64
+	$(MAKE) test-matrix
 
 # It would wait a second at the end of each rank that is a process.
 export TSAN_OPTIONS ?= atexit_sleep_ms=0
@@ -118,9 +119,11 @@ FIXED_ADDRESSES = $(shell setarch --addr-no-randomize true 2>/dev/null && \
 
 NATIVE := $(addprefix build/native-,address thread)
 
-# These compute in one thread: ThreadSanitizer has nothing to find there (`make test-long` asks it).
-ONE_THREAD := matrix_ recurrent_ reduce_
-build/native-thread.passed: SELECTED = $(addprefix -,$(ONE_THREAD))
+# Left to `make test-long` under ThreadSanitizer: what computes in one thread, and the same threads once
+# more with other sizes, or with calls of a GPU that fail.
+RARE_RACES := matrix_ recurrent_ reduce_ \
+  between_hosts_large_arrays collectives_at_the_edges_of_their_sizes gpu_calls_that_fail
+build/native-thread.passed: SELECTED = $(addprefix -,$(RARE_RACES))
 
 # Built one after the other, by all cores; run side by side, for much of the time ranks only wait.
 test-native: $(addsuffix /ringar_tests,$(NATIVE))
@@ -163,7 +166,7 @@ test-gpu: $(LIBRARY)
 	$(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m tests.run_on_gpus
 
 test-matrix: $(WHEEL)
-	$(LIMIT) 1500 $(BIN)/python -m tests.matrix $(WHEEL)
+	$(LIMIT) 1500 $(BIN)/python -m tests.matrix $(WHEEL) $(TENSORFLOW)
 
 check-wheels: $(sort $(WHEEL) $(WHEEL_AARCH64))
 	$(BIN)/python -m tests.check_wheels $^

@@ -202,6 +202,7 @@ def test_a_folder_of_images(images: Path) -> None:
     assert "2/2" in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.job
 def test_images_of_noise() -> None:
     args = ["--plan", "hybrid", "--synthetic", "--small", "--classes", "10", "--batch-size", "8"]

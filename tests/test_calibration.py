@@ -233,6 +233,7 @@ def test_ringarrun_calibrates(cache: Path) -> None:
         assert number == 77
 
 
+@pytest.mark.slow
 @pytest.mark.job
 def test_ringarrun_says_why_it_does_not_calibrate() -> None:
     ranks = 1 + (os.cpu_count() or 1)

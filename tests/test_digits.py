@@ -33,6 +33,7 @@ def test_two_ranks_reach_97_percent() -> None:
     assert "Epoch 12/12" in result.stdout
 
 
+@pytest.mark.slow
 def test_without_a_launcher() -> None:
     result = run_job(None, SCRIPT, args=["--epochs", "2"])
     assert row(result)[0] == 1

@@ -59,6 +59,7 @@ def test_thrown(tmp_path: Path, loop: str, kind: str) -> None:
     assert outcomes.job.stderr.splitlines()[-2] == "[1] ValueError: rank 1 has a bug"
 
 
+@pytest.mark.slow
 def test_exited_at_once(tmp_path: Path) -> None:
     """As by os._exit, or an exit in C: nobody says goodbye."""
     verdict = "ringarrun: rank 1 of 3 failed with exit code 7"

@@ -48,6 +48,7 @@ def test_the_receiver_is_killed(tmp_path: Path, kind: str, error: str) -> None:
     outcomes.of("loop", [0])[0].expect(error, 'rank 0 | send "loop" to rank 1 of float32', DIED)
 
 
+@pytest.mark.slow
 def test_the_sender_leaves(tmp_path: Path) -> None:
     outcomes = run(tmp_path, "leaves", "eager")
     assert done(outcomes) == COUNT

@@ -62,6 +62,7 @@ def test_ringarrun_ends_with_its_code(two: Hosts, how: str, code: int, where: st
         assert LEFT in result.stderr, "the grace is for that"
 
 
+@pytest.mark.slow
 @ends(fast=("os._exit", 3, "inside"))
 def test_mpirun_ends_with_its_code(how: str, code: int, where: str) -> None:
     result = mpirun(how, where)

@@ -146,6 +146,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_function_of_a_script() -> None:
     """The hosts have no address in common but that of the caller, and names only for ssh."""
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}

@@ -129,6 +129,7 @@ def chosen_bytes(
     return [ast.literal_eval(outcome.message) for outcome in said]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("can_make_hosts")
 def test_the_environment_forces_an_algorithm(tmp_path: Path) -> None:
     """A flat ring of four ranks sends 3/2 of the array over each link, a hierarchy all of it."""

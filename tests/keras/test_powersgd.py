@@ -271,6 +271,7 @@ def test_fit(jit: bool, policy: str, exchange: Callable[[Any], Any]) -> None:
     assert len(set(exchange(common.digest(model)))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 @pytest.mark.deadline(60)
 def test_training_converges_as_without_compression() -> None:

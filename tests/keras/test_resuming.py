@@ -176,7 +176,7 @@ def test_interrupted_run_on_a_grid(shared_tmp_path: Path, rank: int, exchange: E
     grid.close()
 
 
-@pytest.mark.ranks(1, 2)
+@pytest.mark.ranks(2)
 def test_crash_while_a_file_is_written(
     shared_tmp_path: Path, rank: int, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -353,6 +353,7 @@ for train in (
 """
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_saved_model_predicts_in_a_plain_process_and_trains_on(
     rank: int, shared_tmp_path: Path, exchange: Callable[[Any], Any]
@@ -438,7 +439,7 @@ def whole_net() -> keras.Model:
 
 
 @on_a_grid
-@pytest.mark.parametrize("jit", [False, True], ids=["plain", "jit"])
+@pytest.mark.parametrize("jit", [False, fast_if(False, True)], ids=["plain", "jit"])
 def test_fit_on_a_grid_equals_one_process(
     jit: bool, grid: ringar.parallel.Grid, exchange: Callable[[Any], Any]
 ) -> None:

@@ -56,11 +56,14 @@ def optimizer_of(name: str, dtypes: str, wrap: Any) -> Any:
 #: for the small floats.
 MIXED = {"outputs": "mixed_float16", "tagger": "mixed_bfloat16"}
 COMPILED = "vae"
+#: Those that test_transformer.py and test_any_model.py train, too.
+ELSEWHERE = ("transformer", "gan")
 
 
 def _is_fast(example: str, optimizer: str, dtypes: str, jit: bool) -> bool:
     """Return whether `make test` runs a variant."""
     usual = dtypes == MIXED.get(example, "float32") and (not jit or example == COMPILED)
+    usual = usual and example not in ELSEWHERE
     return usual and optimizer == ("adam", "sgd")[(list(zoo.EXAMPLES).index(example) + jit) % 2]
 
 

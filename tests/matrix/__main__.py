@@ -1,8 +1,10 @@
 """Installs a wheel beside each TensorFlow, without a compiler, and runs scripts on two ranks.
 
-They are the README's, as a user has it, and steps.py. The oldest TensorFlow has the oldest Keras
-beside it. The environments stay under build/matrix/ and are used again; the wheel is installed anew
-each time.
+    python -m tests.matrix WHEEL [TENSORFLOW ...]
+
+The scripts are the README's, as a user has it, and steps.py. The oldest TensorFlow has the oldest
+Keras beside it. The environments stay under build/matrix/ and are used again; the wheel is
+installed anew each time.
 """
 
 from __future__ import annotations
@@ -40,7 +42,12 @@ def main() -> None:
     wheel = Path(sys.argv[1]).resolve()
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()[:16]
     print(f"== {wheel.name} (sha256 {digest}…)", flush=True)
-    for release in RELEASES:
+    wanted = sys.argv[2:]
+    releases = [release for release in RELEASES if not wanted or release.tensorflow in wanted]
+    if not releases:
+        known = " and ".join(release.tensorflow for release in RELEASES)
+        sys.exit(f"expected a TensorFlow out of {known}, received {' '.join(wanted)}")
+    for release in releases:
         start = time.monotonic()
         python = environment(release, wheel)
         ready = time.monotonic()
@@ -56,7 +63,9 @@ def main() -> None:
         run(*command, "-I", ROOT / "tests/matrix/steps.py", limit=240)
         took = f"{ready - start:.0f} s to install, {time.monotonic() - ready:.0f} s to run"
         print(f"== TensorFlow {release.tensorflow}: passed ({took})", flush=True)
-    print(f"== the same wheel passed beside {len(RELEASES)} releases of TensorFlow")
+    print(
+        f"== the same wheel passed beside {len(releases)} of {len(RELEASES)} releases of TensorFlow"
+    )
 
 
 def readme_script() -> Path:

@@ -7,9 +7,10 @@ alone          measures, and so runs while no other test runs
 every_variant  runs, and all variants run, on every number of ranks
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
 
-A test that may run on 3 and on 4 ranks runs on one of them, by its name. A variant of a test that
-runs on several numbers of ranks runs on one of those above 1, on 2 twice as many as on 3 and on 4;
-every second one runs on one rank, too. On the other numbers they are slow.
+A test runs on one rank and, by its name, on one number above 1: on 2 twice as many tests as on 3
+and on 4. A test of the collectives runs on 2 ranks and on 3 or 4. A variant of a test that runs on
+several numbers of ranks runs on one of those above 1; every second one runs on one rank, too. On
+the other numbers they are slow.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ import pytest
 
 from tests.plugin.place import SIZE
 
-#: The numbers of ranks of a test's variants, in turn.
+#: The numbers of ranks that tests, or the variants of one, take in turn.
 SIZES = (3, 2, 4, 2)
-#: Those that tests without variants share out.
+#: Those of tests that all run on 2 ranks, too.
 LARGE = (3, 4)
 
+#: Where the tests are that run on one number of ranks above 1: models, which take long.
+MODELS = ("tests/keras/", "tests/parallel/")
 #: Where the tests are that run on several ranks (RANK_TESTS in the Makefile).
-RANK_TESTS = ("tests/collectives/", "tests/keras/", "tests/parallel/", "tests/cupy/collectives/")
+RANK_TESTS = (*MODELS, "tests/collectives/", "tests/cupy/collectives/")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,7 +74,8 @@ def _mark_rare_variants(items: list[pytest.Item]) -> None:
     for item in fast:
         test = test_of(item)
         if variants[test] == 1:
-            runs = SIZE not in LARGE or _has_turn(item, zlib.crc32(test.encode()), LARGE)
+            turns = SIZES if test.startswith(MODELS) else LARGE
+            runs = SIZE not in turns or _has_turn(item, zlib.crc32(test.encode()), turns)
         else:
             runs = _is_run_of(item, number[test])
             number[test] += 1

@@ -83,7 +83,7 @@ def test_is_the_papers_rule(open_grid: OpenGrid, size: int, schedule: str, optim
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", [fast_if(False, "momentum"), "adam"])
 def test_compiled_with_xla(open_grid: OpenGrid, size: int, optimizer: str) -> None:
     """An update must not overwrite weights that a batch in flight has met."""
     data, make = nets.batches(STEPS), OPTIMIZERS[optimizer]
@@ -126,7 +126,7 @@ def test_penalties_and_shrinking(open_grid: OpenGrid, size: int) -> None:
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("schedule", ["delayed", "decoupled"])
+@pytest.mark.parametrize("schedule", ["delayed", fast_if(False, "decoupled")])
 def test_epochs_and_fits_do_not_interrupt_it(open_grid: OpenGrid, size: int, schedule: str) -> None:
     """Evaluation between epochs, and a second `fit`, find what is in flight and leave it there."""
     data = nets.batches(STEPS)

@@ -99,7 +99,7 @@ def _vit(_: Any) -> keras.Model:
 def _transformer(_: Any) -> keras.Model:
     inputs = keras.Input((LENGTH,), dtype="int32")
     x = _attention_block(Positions(LENGTH, 8)(layers.Embedding(WORDS, 8)(inputs)))
-    x = layers.Dense(6, activation="relu")(layers.GlobalAveragePooling1D()(x))
+    x = layers.Dense(6, activation="gelu")(layers.GlobalAveragePooling1D()(x))
     return keras.Model(inputs, layers.Dense(3)(x))
 
 

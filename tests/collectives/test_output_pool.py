@@ -58,8 +58,9 @@ def test_results_of_tensors(traced: bool) -> None:
         results = function(*tensors)
         for result, array in zip(results, given, strict=True):
             common.assert_same(result.numpy(), sums(array.shape))
-    # TensorFlow has not lent the memory of arguments the first time.
-    assert [is_shared(result) for result in results] == [True, False, True]
+    # Eagerly, TensorFlow has not lent the memory of arguments the first time. What a graph issues
+    # while it goes on is copied there, small arrays with large ones.
+    assert [is_shared(result) for result in results] == [True, traced, True]
     for tensor, array in zip(tensors, given, strict=True):
         common.assert_same(tensor.numpy(), array)
 

@@ -47,6 +47,9 @@ void Offers::write() {
 
 void Offers::read() {
   for (int r = 0; r < host_.size(); ++r) {
+    for_each(table(r), [&](const Tensor&, size_t bytes, const Offer& offer) {
+      complete_ &= bytes == 0 || (offer.input && offer.output);
+    });
     if (r == host_.rank()) continue;
     VirtualArray& theirs = host_.workspace().array_of(r);
     theirs.clear();

@@ -24,6 +24,9 @@ class Offers {
   // After it: notes what the others have.
   void read();
 
+  // Whether all arrays of all ranks lie in the pool: the same on all ranks.
+  bool are_complete() const { return complete_; }
+
   // This rank's array, with null where the others read an input or write an output in the pool.
   const VirtualArray& boxed() const { return *boxed_; }
 
@@ -54,6 +57,7 @@ class Offers {
   HostGroup& host_;
   const Request& request_;
   const VirtualArray* boxed_;
+  bool complete_ = true;
 };
 
 }  // namespace ringar

@@ -24,7 +24,8 @@
 // arrival. In the first step each rank offers what it has there, in the slice of its outbox that is
 // its own and so holds nothing; for each array, each rank may have another answer. Result boxes
 // are written where a rank needs them. A rank returns when all owners have posted their last
-// result.
+// result. Where all arrays of all ranks lie in the pool, no box is needed, and the whole is one
+// block: ranks wait for each other twice, however long it is.
 //
 // Small arrays skip all that: each rank publishes its whole input and reduces everybody's, in rank
 // order, by itself. n K bytes are read, but there is one exchange and no result to wait for.
@@ -115,12 +116,12 @@ Status copy_results(HostGroup& host, const VirtualArray& array, const Block& blo
 // Reduces this rank's slice of a block, and sees to it that the others get the sums.
 void reduce_slice(HostGroup& host, const Request& request, const VirtualArray& array,
                   const Offers& offers, const Block& block) {
-  const size_t begin = block.slice_begin(host.rank());
   const size_t at = host.slice_bytes() * static_cast<size_t>(host.rank());
   std::byte* const box = host.result(host.rank(), host.step());
   const bool past_caches = host.stores_past_caches(array.size());
   const auto copy = past_caches ? copy_past_caches : copy_to_shared;
   std::vector<const std::byte*>& sources = host.workspace().sources;
+  size_t begin = block.slice_begin(host.rank()), end = 0;
   const auto reduce_piece = [&](const std::byte* input, std::byte* output, size_t bytes,
                                 size_t offset) {
     for (int r = 0; r < host.size(); ++r) {
@@ -141,7 +142,10 @@ void reduce_slice(HostGroup& host, const Request& request, const VirtualArray& a
     }
     if (boxed && !first_to_box) copy_to_shared(box + offset, sum, bytes);
   };
-  array.for_each(begin, block.slice_end(host.rank()), reduce_piece);
+  for (; begin < block.slice_end(host.rank()); begin = end) {
+    end = std::min(block.slice_end(host.rank()), begin + host.slice_bytes());
+    array.for_each(begin, end, reduce_piece);
+  }
 }
 
 Status allreduce_by_blocks(HostGroup& host, const Request& request, const VirtualArray& array) {
@@ -149,10 +153,11 @@ Status allreduce_by_blocks(HostGroup& host, const Request& request, const Virtua
   Offers offers(host, request, array);
   Block previous{};
   for (size_t begin = 0; begin < array.size(); begin = previous.end) {
-    const Block block = block_at(begin, array.size(), ranks, host.slice_bytes());
+    Block block = block_at(begin, array.size(), ranks, host.slice_bytes());
     host.timed(Stretch::kCopy, [&] { publish_slices(host, offers.boxed(), block); });
     RINGAR_RETURN_IF_ERROR(begin == 0 ? host.open() : host.exchange());
     if (begin == 0) offers.read();
+    if (offers.are_complete()) block = block_at(0, array.size(), ranks, array.size());
     host.timed(Stretch::kReduce, [&] { reduce_slice(host, request, array, offers, block); });
     host.post_result();
     if (begin > 0)

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "engine/copy.h"
 #include "engine/instance.h"
 #include "kernels/done.h"
 
@@ -90,8 +91,56 @@ bool OpRequest::read_input(int index) {
 }
 
 bool OpRequest::forward_inputs() {
+  if (has_turn_ && publish_inputs()) return succeeded();
   for (int i = 0; i < inputs(); ++i)
     if (!forward_input(i)) return false;
+  return true;
+}
+
+// An output in memory that the other ranks can write to, until TensorFlow gives it back.
+TfTensor OpRequest::output_in(const std::shared_ptr<OutputPool::Memory>& memory, size_t offset,
+                              int index, const std::vector<int64_t>& dims) {
+  using Holder = std::shared_ptr<OutputPool::Memory>;
+  const auto free = [](void*, size_t, void* holder) { delete static_cast<Holder*>(holder); };
+  const auto& tf = tensorflow();
+  TfTensor output(tf.TF_NewTensor(tf.TF_ExpectedOutputDataType(context_, index), dims.data(),
+                                  static_cast<int>(dims.size()), memory->data() + offset,
+                                  element_count(dims) * element_size(), free, new Holder(memory)));
+  tf.TF_SetOutput(context_, index, output.get(), tf_status_.get());
+  return output;
+}
+
+// Copies the inputs of an allreduce to outputs that the other ranks can read and write, where it
+// works in place. The calling thread has just made them, so they are in its cache; what is left to
+// do beside the backward pass waits for the other ranks twice, and not in every block. False if
+// there is no such memory.
+bool OpRequest::publish_inputs() {
+  const auto running = engine();
+  const auto pool = running ? running->outputs() : nullptr;
+  if (!pool || spec.collective != Collective::kAllreduce) return false;
+  const auto room_of = [](const TF_Tensor* tensor) {
+    constexpr size_t kAlignment = 64;  // what TensorFlow expects of memory
+    return (tensorflow().TF_TensorByteSize(tensor) + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  size_t bytes = 0;
+  for (int i = 0; i < inputs(); ++i) {
+    const TfTensor input = get_input(i);
+    if (!input) return false;
+    bytes += room_of(input.get());
+  }
+  const std::shared_ptr<OutputPool::Memory> memory = pool->take(bytes);
+  if (!memory) return false;
+  size_t offset = 0;
+  for (int i = 0; i < inputs() && read_input(i) && succeeded(); ++i) {
+    const TF_Tensor* const input = inputs_.back().get();
+    outputs_.push_back(output_in(memory, offset, i, dims_of(input)));
+    Tensor& tensor = tensors.back();
+    tensor.output = memory->data() + offset;
+    copy_to_shared(tensor.output, tensor.input, tensorflow().TF_TensorByteSize(input));
+    tensor.input = tensor.output;
+    offset += room_of(input);
+  }
+  inputs_.clear();
   return true;
 }
 
@@ -105,16 +154,8 @@ TfTensor OpRequest::output_in_pool(int index, const std::vector<int64_t>& dims) 
     return nullptr;
   const auto running = engine();
   const auto pool = running ? running->outputs() : nullptr;
-  auto memory = pool ? pool->take(bytes) : nullptr;
-  if (!memory) return nullptr;
-  const auto free = [](void*, size_t, void* raw) { delete static_cast<OutputPool::Memory*>(raw); };
-  const auto& tf = tensorflow();
-  std::byte* const data = memory->data();
-  TfTensor output(tf.TF_NewTensor(tf.TF_ExpectedOutputDataType(context_, index), dims.data(),
-                                  static_cast<int>(dims.size()), data, bytes, free,
-                                  memory.release()));
-  tf.TF_SetOutput(context_, index, output.get(), tf_status_.get());
-  return output;
+  const std::shared_ptr<OutputPool::Memory> memory = pool ? pool->take(bytes) : nullptr;
+  return memory ? output_in(memory, 0, index, dims) : nullptr;
 }
 
 // The output comes first: TensorFlow lends an input's buffer only while nobody holds the input.

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <vector>
 
+#include "engine/output_pool.h"
 #include "engine/request.h"
 #include "kernels/tensorflow.h"
 
@@ -63,6 +64,9 @@ class OpRequest : public Request {
   TfTensor get_input(int index);
   const std::vector<int64_t>& dims_of(const TF_Tensor* tensor);
   bool forward_input(int index);
+  bool publish_inputs();
+  TfTensor output_in(const std::shared_ptr<OutputPool::Memory>& memory, size_t offset, int index,
+                     const std::vector<int64_t>& dims);
   TfTensor output_in_pool(int index, const std::vector<int64_t>& dims);
   std::byte* allocate_as(int index, TF_DataType dtype, const std::vector<int64_t>& dims);
   bool write_received();

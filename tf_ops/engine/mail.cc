@@ -1,35 +1,19 @@
 #include "engine/mail.h"
 
-#include <sched.h>
-
-#include <algorithm>
-#include <chrono>
-
 #include "engine/link_channel.h"
 #include "engine/thread.h"
 #include "engine/traffic.h"
+#include "engine/wait.h"
 
 namespace ringar {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+constexpr double kFarewell = 0.5;        // seconds
+constexpr Rest kForever{0, 3600, 3600};  // until somebody rings
 
-constexpr double kCheckEvery = 0.02;  // seconds between looks after a peer's health
-constexpr double kForever = 3600;
-// Where nobody rings, the rests between looks are a part of the time that nothing has happened.
-constexpr double kRest = 1.0 / 8, kShortestRest = 20e-6, kLongestRest = 1e-3;
-constexpr auto kFarewell = std::chrono::milliseconds(500);
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double rest_after(double quiet) {
-  return std::min(std::max(kRest * quiet, kShortestRest), kLongestRest);
-}
-
-long nanoseconds(double seconds) {
-  return static_cast<long>(seconds * 1e9);
+// Where nobody rings, a rank has to look.
+Rest rest(double spin, bool polls) {
+  return polls ? Rest{spin} : Rest::until_woken(spin);
 }
 
 }  // namespace
@@ -47,7 +31,6 @@ struct Mail::Stream {
   Status broken;
   Current current;
   std::optional<Vigil> vigil;  // of the oldest, once it waits
-  double check_at = 0;         // seconds of the vigil
   std::optional<double> lost_at;
 };
 
@@ -115,25 +98,15 @@ Status Mail::run(Request& request, int peer) {
     if (mine->channel->polls()) start_thread();
     ++callers_;
   }
-  const auto begin = Clock::now();
-  const double early = world_.patience.spin_microseconds * 1e-6;
-  for (;;) {
-    const uint64_t seen = bell().load();
+  const bool polls = mine->channel->polls();
+  (void)wait_until(rest(world_.patience.spin(), polls), &bell(), [&](bool* over) -> Status {
     drive(*mine, &done);
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (done) break;
-    }
-    const double waited = seconds_since(begin);
-    if (waited < early) {
-      for (int i = 0; i < 16; ++i) relax();
-      sched_yield();
-    } else {
-      bell().sleep(seen, nanoseconds(mine->channel->polls() ? rest_after(waited) : kCheckEvery));
-    }
-  }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    *over = done;
+    return {};
+  });
   // What is still on its way is the thread's to go on with.
-  if (mine->channel->polls()) bell().add();
+  if (polls) bell().add();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (--callers_ == 0) out_.notify_all();
   return status;
@@ -192,11 +165,7 @@ Status Mail::keep_waiting(Stream& stream, Request& request, bool* done) {
   if (!stream.vigil) {
     stream.current.signature = describe(stream, request);
     stream.vigil.emplace(patience, stream.current);
-    stream.check_at = kCheckEvery;
   }
-  const double waited = stream.vigil->seconds();
-  if (waited < stream.check_at && !stopping) return {};
-  stream.check_at = waited + kCheckEvery;
   const int peer = stream.peer[0];
   const auto trouble = [&] {
     const Topology& topology = world_.topology;
@@ -205,6 +174,7 @@ Status Mail::keep_waiting(Stream& stream, Request& request, bool* done) {
   const Status status = stream.vigil->check(trouble, [&] { return std::to_string(peer); });
   if (status.ok() || status.code() != RINGAR_PEER_LOST || stopping) return status;
   RINGAR_RETURN_IF_ERROR(stream.channel->advance(request, done));
+  const double waited = stream.vigil->seconds();
   if (!stream.lost_at) stream.lost_at = waited;
   const bool grace = waited - *stream.lost_at < stream.channel->grace();
   return *done || (grace && waited < patience.deadline) ? Status() : status;
@@ -274,41 +244,45 @@ bool Mail::tend(Stream& stream) {
   return under_way;
 }
 
+// Does what can be done now for all streams; `rest`: until the next look, if nothing `moved`.
+// Returns whether there may be more to do.
+bool Mail::serve(Rest* rest_of_thread, bool* moved) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!refused_.empty()) {
+    const auto [request, why] = std::move(refused_.front());
+    refused_.pop_front();
+    lock.unlock();
+    finish_(request, why);
+    lock.lock();
+  }
+  std::vector<Stream*> all;
+  for (const auto& [key, stream] : streams_) all.push_back(stream.get());
+  lock.unlock();
+  bool polling = false, waiting = false;
+  for (Stream* stream : all) {
+    *moved |= drive(*stream, nullptr);
+    if (stream->channel->polls()) polling |= tend(*stream);
+  }
+  lock.lock();
+  for (Stream* stream : all) {
+    if (stream->posted.empty()) continue;
+    waiting = true;
+    polling |= stream->channel->polls();
+  }
+  *rest_of_thread = waiting || polling ? rest(0, polling) : kForever;
+  return !stopped_ || waiting || !refused_.empty();
+}
+
+// A wait lasts as long as nothing moves.
 void Mail::thread_main() {
   begin_thread("ringar mail");
-  auto quiet_since = Clock::now();
-  std::unique_lock<std::mutex> lock(mutex_);
-  for (;;) {
-    const uint64_t seen = bell().load();
-    while (!refused_.empty()) {
-      const auto [request, why] = std::move(refused_.front());
-      refused_.pop_front();
-      lock.unlock();
-      finish_(request, why);
-      lock.lock();
-    }
-    std::vector<Stream*> all;
-    for (const auto& [key, stream] : streams_) all.push_back(stream.get());
-    lock.unlock();
-    bool moved = false, polling = false, waiting = false;
-    for (Stream* stream : all) {
-      moved |= drive(*stream, nullptr);
-      if (stream->channel->polls()) polling |= tend(*stream);
-    }
-    lock.lock();
-    for (Stream* stream : all) {
-      if (stream->posted.empty()) continue;
-      waiting = true;
-      polling |= stream->channel->polls();
-    }
-    if (stopped_ && !waiting && refused_.empty()) return;
-    if (moved) quiet_since = Clock::now();
-    const double rest = polling   ? rest_after(seconds_since(quiet_since))
-                        : waiting ? kCheckEvery
-                                  : kForever;
-    lock.unlock();
-    bell().sleep(seen, nanoseconds(rest));
-    lock.lock();
+  for (bool more = true; more;) {
+    Rest rest;
+    (void)wait_until(rest, &bell(), [&](bool* moved) -> Status {
+      more = serve(&rest, moved);
+      *moved |= !more;
+      return {};
+    });
   }
 }
 
@@ -320,12 +294,11 @@ void Mail::stop() {
   out_.wait(lock, [&] { return callers_ == 0; });
   lock.unlock();
   if (thread_.joinable()) thread_.join();
-  const auto until = Clock::now() + kFarewell;
-  for (bool under_way = true; under_way && Clock::now() < until;) {
-    under_way = false;
+  (void)wait_at_most(kFarewell, {}, [&] {
+    bool under_way = false;
     for (const auto& [key, stream] : streams_) under_way |= tend(*stream);
-    if (under_way) std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
+    return !under_way;
+  });
 }
 
 }  // namespace ringar

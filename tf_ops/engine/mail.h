@@ -83,6 +83,7 @@ class Mail {
   Flag& bell() { return own_bell_ && own_bell_->flag() ? *own_bell_->flag() : local_bell_; }
   void open_bell();
   void start_thread();
+  bool serve(Rest* rest, bool* moved);
   void thread_main();
 
   // Does what can be done now of a stream's requests; true if one has ended.

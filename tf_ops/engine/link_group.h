@@ -16,8 +16,8 @@ class LinkGroup {
   // Messages of one channel do not overtake one another; those of different channels may.
   static constexpr int kChannels = 32;
   // As many process sets as there are tags for: MPI promises those up to 32,767, 0 is that of
-  // notices, and those of messages come last (link_channel.cc).
-  static constexpr int kMostSets = 32767 / kChannels;
+  // notices, and those of messages come last (link_channel.cc) and need about half of them.
+  static constexpr int kMostSets = 32767 / 2 / kChannels;
   static constexpr int kLastTag = kMostSets * kChannels;
 
   // `rank` is this one's place among `job_ranks`.

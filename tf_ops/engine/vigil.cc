@@ -34,10 +34,9 @@ double Vigil::seconds() const {
   return std::chrono::duration<double>(Clock::now() - start_).count();
 }
 
-Status Vigil::check(const Text& trouble, const Text& whom) {
+Status Vigil::look(const Text& trouble, const Text& whom) {
   const double waited = seconds();
-  if (waited < check_at_ && !is_stopping()) return {};
-  check_at_ = waited + Rest::kCheckEvery;
+  look_at_ = waited + Rest::kCheckEvery;
   const std::string why = trouble();
   if (!why.empty()) return lost(current_, why);
   if (current_.peers) RINGAR_RETURN_IF_ERROR(look_beyond_the_host());

@@ -37,11 +37,16 @@ class Vigil {
   // To be called at any time: it looks every 20 ms, and when this rank shuts down. `trouble` tells
   // why a rank of this host will never come, or ""; `whom` lists those of its ranks that have not
   // come. What there is to know of other hosts is added here.
-  Status check(const Text& trouble, const Text& whom);
+  template <typename Trouble, typename Whom>
+  Status check(const Trouble& trouble, const Whom& whom) {
+    return is_due() ? look(trouble, whom) : Status();
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
 
+  bool is_due() const { return is_stopping() || seconds() >= look_at_; }
+  Status look(const Text& trouble, const Text& whom);
   bool is_stopping() const { return patience_.stop && patience_.stop->load(); }
   Status look_beyond_the_host();
   std::string late_ranks(const Text& whom) const;
@@ -49,7 +54,7 @@ class Vigil {
   const Patience& patience_;
   const Current& current_;
   const Clock::time_point start_;
-  double check_at_ = Rest::kCheckEvery, warn_at_;
+  double look_at_ = Rest::kCheckEvery, warn_at_;
   // Neighbors are told that this rank waits, one after the other, in rounds.
   double round_at_ = 1, tell_at_ = 1;  // seconds
   int hop_ = 0;                        // of the next one

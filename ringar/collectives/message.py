@@ -52,7 +52,9 @@ def begin(
         )
     count, me = ranks.size(), ranks.rank()
     if not isinstance(tag, Reserved) and not _is_whole(tag, TAGS):
-        raise ValueError(f"`tag` must be a whole number from 0 to {TAGS - 1}. Received: tag={tag!r}")
+        raise ValueError(
+            f"`tag` must be a whole number from 0 to {TAGS - 1}. Received: tag={tag!r}"
+        )
     if not _is_whole(peer, count) or peer == me:
         others = (
             f"a rank of the process set from 0 to {count - 1}, and not this one ({me})"

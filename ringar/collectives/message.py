@@ -65,7 +65,7 @@ def begin(
     return dataclasses.replace(call, root=int(peer), tag=int(tag))
 
 
-def _is_whole(value: object, end: int) -> bool:
+def _is_whole(value: SupportsIndex, end: int) -> bool:
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     return whole and 0 <= int(value) < end
 

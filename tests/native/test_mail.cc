@@ -343,7 +343,7 @@ TEST(mail_of_many_tags_takes_little_memory) {
       return file.st_blocks * 512;
     };
     constexpr int kStreams = 40;
-    constexpr int64_t kBytes = 400'000;
+    constexpr int64_t kBytes = 100'000;
     const int64_t before = pages();
     for (int tag = -kStreams; tag < kStreams; ++tag) {
       const What what{"", "uint8", 0, tag};

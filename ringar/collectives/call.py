@@ -38,6 +38,7 @@ class Call:
     wire: str = ""  # the dtype in which float32 travels between hosts; "": as float32
     algorithm: str = ""  # of an allreduce, one of ALGORITHMS; "": "auto"
     shares: int = -1  # the key of a weighted average (ringar.collectives.shares); -1: none
+    tag: int = 0  # of a message
     name: str = ""
 
     def spec(self, dtype: str = "uint8", shapes: Sequence[Sequence[int]] = ()) -> str:
@@ -65,6 +66,8 @@ class Call:
             text += f"algorithm={self.algorithm} "
         if self.shares >= 0:
             text += f"shares={self.shares} "
+        if self.tag:
+            text += f"tag={self.tag} "
         if shapes:
             text += "shapes=" + ";".join(",".join(map(str, shape)) for shape in shapes) + " "
         return text + f"name={self.name}"

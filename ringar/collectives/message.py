@@ -21,6 +21,13 @@ from ringar.job.process_sets import ProcessSet
 MAX_DIMENSIONS = 8
 """The largest number of dimensions of an array in a message: Shape in tf_ops/engine/request.h."""
 
+TAGS, RESERVED_TAGS = 1024, 4096
+"""The numbers of tags of users and of pipelines: Spec in tf_ops/engine/spec.h."""
+
+
+class Reserved(int):
+    """A tag that no user can name, from -RESERVED_TAGS to -1."""
+
 
 def begin(
     direction: str,
@@ -28,6 +35,7 @@ def begin(
     peer: SupportsIndex,
     process_set: ProcessSet | None,
     name: str | None,
+    tag: SupportsIndex,
 ) -> Call:
     """Return a call for a message to or from `peer`, a rank of the process set.
 
@@ -43,15 +51,23 @@ def begin(
             )
         )
     count, me = ranks.size(), ranks.rank()
-    whole = isinstance(peer, numbers.Integral) and not isinstance(peer, bool)
-    if not whole or not 0 <= int(peer) < count or peer == me:
+    if not isinstance(tag, Reserved) and not _is_whole(tag, TAGS):
+        raise ValueError(
+            f"`tag` must be a whole number from 0 to {TAGS - 1}. Received: tag={tag!r}"
+        )
+    if not _is_whole(peer, count) or peer == me:
         others = (
             f"a rank of the process set from 0 to {count - 1}, and not this one ({me})"
             if count > 1
             else "another rank, of which this process set has none"
         )
         raise ValueError(f"`{argument}` must be {others}. Received: {argument}={peer!r}")
-    return dataclasses.replace(call, root=int(peer))
+    return dataclasses.replace(call, root=int(peer), tag=int(tag))
+
+
+def _is_whole(value: SupportsIndex, end: int) -> bool:
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return whole and 0 <= int(value) < end
 
 
 def check_dimensions(argument: str, shape: tf.TensorShape) -> None:

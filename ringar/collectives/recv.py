@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, SupportsIndex, overload
 
 import tensorflow as tf
 
@@ -20,6 +20,7 @@ def recv(
     *,
     name: str | None = None,
     process_set: ProcessSet | None = None,
+    tag: SupportsIndex = 0,
 ) -> list[tf.Tensor]: ...
 
 
@@ -30,6 +31,7 @@ def recv(
     *,
     name: str | None = None,
     process_set: ProcessSet | None = None,
+    tag: SupportsIndex = 0,
 ) -> tf.Tensor: ...
 
 
@@ -40,11 +42,13 @@ def recv(
     *,
     name: str | None = None,
     process_set: ProcessSet | None = None,
+    tag: SupportsIndex = 0,
 ) -> tf.Tensor | list[tf.Tensor]:
     """Receive tensors from another rank, which calls `ringar.send`.
 
-    The n-th message from a rank goes to the n-th `recv` from it. In a `tf.function` a waiting
-    `recv` delays only the ops that need its result, and later messages from the same rank.
+    The n-th message from a rank with a tag goes to the n-th `recv` from it with that tag. In a
+    `tf.function` a waiting `recv` delays only the ops that need its result, and later messages of
+    the same stream.
 
     Args:
         specs: the `tf.TensorSpec` of the expected tensor, or a list of them, one for each tensor
@@ -53,6 +57,7 @@ def recv(
         name: in errors and timelines; must be equal on both ranks.
         process_set: the set in which `source` is a rank; default all. Must be the same on both
             ranks.
+        tag: the stream; see `ringar.send`.
 
     Returns:
         A TensorFlow tensor, or a list of them.
@@ -70,7 +75,7 @@ def recv(
     Example:
         See `ringar.send`.
     """
-    call = message.begin("recv", "source", source, process_set, name)
+    call = message.begin("recv", "source", source, process_set, name, tag)
     several = isinstance(specs, (list, tuple))
     wanted = [_checked(spec) for spec in (specs if several else [specs])]
     received: list[Any] = [None] * len(wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 import tensorflow as tf
 
@@ -21,13 +22,15 @@ def send(
     *,
     name: str | None = None,
     process_set: ProcessSet | None = None,
+    tag: SupportsIndex = 0,
 ) -> None:
     """Send tensors to another rank, which calls `ringar.recv`.
 
-    Messages between two ranks arrive in the order of the sends, whatever process sets are named.
-    Each pair of ranks has two buffers in each direction. A send ends when its message is in a
-    buffer, and waits while both buffers hold messages that were not received. In a `tf.function`
-    a send keeps its place in program order, and delays only later messages to the same rank.
+    Messages between two ranks with the same tag are a stream: they arrive in the order of the
+    sends, whatever process sets are named. Each stream has two buffers in each direction. A send
+    ends when its message is in a buffer, and waits while both buffers hold messages that were not
+    received. In a `tf.function` a send keeps its place in program order, and delays only later
+    messages of its stream.
 
     Args:
         tensors: a TensorFlow tensor or variable or a NumPy array of at most 8 dimensions, or a list
@@ -36,6 +39,7 @@ def send(
         to: the receiver's rank in the process set; another rank than this one.
         name: in errors, timelines and statistics; must be equal on both ranks.
         process_set: the set in which `to` is a rank; default all. Must be the same on both ranks.
+        tag: the stream, from 0 to 1023. A `recv` with another tag does not see the message.
 
     Raises:
         MismatchError: the receiver expected another message than an earlier one of this rank.
@@ -60,7 +64,7 @@ def send(
         )
     ```
     """
-    call = message.begin("send", "to", to, process_set, name)
+    call = message.begin("send", "to", to, process_set, name, tag)
     values = values_of(tensors if isinstance(tensors, (list, tuple)) else [tensors], "send")
     for value in values:
         message.check_dimensions("tensors", tf.TensorShape(value.shape))

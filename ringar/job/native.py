@@ -154,6 +154,16 @@ def library() -> ctypes.CDLL:
     return lib
 
 
+def forget_messages(source: int, tag: int) -> None:
+    """Give back the memory of messages that this rank will not receive.
+
+    Args:
+        source: their sender's rank in the job.
+        tag: their tag.
+    """
+    library().ringar_forget(source, tag)
+
+
 def stop_warnings() -> None:
     """Let the library write its warnings to standard error: Python is about to end."""
     if library.cache_info().currsize:

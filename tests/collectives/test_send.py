@@ -106,6 +106,40 @@ def test_a_message_waits_without_its_receiver(exchange: Callable[[Any], list[Any
 
 
 @several
+@pytest.mark.parametrize("way", WAYS)
+def test_tags(way: str) -> None:
+    """Each tag has a stream of its own, with two buffers; they may be received in any order."""
+    after, before = neighbors()
+    tags = (1023, 0, np.int64(7))
+
+    def exchange(rank: tf.Tensor) -> list[tf.Tensor]:
+        for turn in range(2):
+            for tag in tags:
+                value = np.float32(ringar.rank()) if way == "numpy" else rank
+                ringar.send(value + 10.0 * turn + tag, after, tag=tag, name="tagged")
+        return [
+            ringar.recv(tf.TensorSpec([]), before, tag=tag, name="tagged")
+            for tag in reversed(tags)
+            for _ in range(2)
+        ]
+
+    run = tf.function(exchange) if way == "graph" else exchange
+    received = [float(value) for value in run(tf.constant(float(ringar.rank())))]
+    assert received == [before + 10.0 * turn + tag for tag in reversed(tags) for turn in range(2)]
+
+
+@pytest.mark.parametrize("tag", [-1, 1024, 1.0, "1", None, True], ids=repr)
+def test_bad_tags(tag: Any, size: int, rank: int) -> None:
+    other = (rank + 1) % max(size, 2)
+    for function in (
+        lambda: ringar.send(np.ones(3), other, tag=tag),
+        lambda: ringar.recv(tf.TensorSpec([3]), other, tag=tag),
+    ):
+        with pytest.raises(ValueError, match=r"`tag` must be .* from 0 to 1023. Received: tag="):
+            function()
+
+
+@several
 def test_process_sets(exchange: Callable[[Any], list[Any]]) -> None:
     """`to` and `source` count within the set, whose ranks are in an order of their own."""
     size, rank = ringar.size(), ringar.rank()

@@ -19,10 +19,11 @@ struct What {
   std::string name;
   std::string dtype = "float32";
   int set = 0;
+  int tag = 0;
 
   std::string spec(const char* direction, int peer) const {
     return std::string(direction) + " dtype=" + dtype + " root=" + std::to_string(peer) +
-           " set=" + std::to_string(set) + " name=" + name;
+           " set=" + std::to_string(set) + " tag=" + std::to_string(tag) + " name=" + name;
   }
 };
 

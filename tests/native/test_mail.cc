@@ -294,6 +294,83 @@ TEST(mail_gives_back_what_it_has_outgrown) {
   });
 }
 
+// Streams of different tags know nothing of each other: what is not received of one is in nobody's
+// way, nor found by another.
+void streams_by_tag(Rank& me) {
+  const auto engine = me.engine();
+  EXPECT_OK(engine->start());
+  const int other = 1 - me.rank;
+  const std::vector<int> tags{3, -1, Spec::kUserTags - 1, -Spec::kPipelineTags};
+  const auto seed = [](int tag, int i) { return static_cast<uint64_t>(10 * (tag + 5000) + i); };
+  for (int tag : tags)
+    for (int i = 0; i < 2; ++i) {
+      Send send(other, {"", "float32", 0, tag});
+      EXPECT_OK(engine->run(send.with({tag % 7 + 10, 3}, seed(tag, i))));
+    }
+  for (int i = 0; i < 20; ++i) {
+    Send send(other);
+    Recv recv(other);
+    EXPECT_OK(engine->run(send.with({i * 100}, seed(0, i))));
+    EXPECT_OK(engine->run(recv.of({-1})));
+    recv.expect({i * 100}, seed(0, i));
+  }
+  for (auto tag = tags.rbegin(); tag != tags.rend(); ++tag)
+    for (int i = 0; i < 2; ++i) {
+      Recv recv(other, {"", "float32", 0, *tag});
+      EXPECT_OK(engine->run(recv.of({-1, 3})));
+      recv.expect({*tag % 7 + 10, 3}, seed(*tag, i));
+    }
+  me.meet(0);
+}
+
+TEST(mail_of_different_tags) {
+  on_pairs(streams_by_tag);
+}
+
+TEST(mail_of_different_tags_among_threads) {
+  for (const Hosts& hosts : {kOneHost, kTwoHosts}) on_threads(hosts, streams_by_tag);
+}
+
+// Pages of the arena: a line per stream, and the boxes of two messages, whether each stream was
+// emptied or forgotten.
+TEST(mail_of_many_tags_takes_little_memory) {
+  on_processes(2, [](Rank& me) {
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    const auto pages = [&] {
+      struct stat file{};
+      EXPECT_EQ(fstat(me.config.arena_fd, &file), 0);
+      return file.st_blocks * 512;
+    };
+    constexpr int kStreams = 40;
+    constexpr int64_t kBytes = 100'000;
+    const int64_t before = pages();
+    for (int tag = -kStreams; tag < kStreams; ++tag) {
+      const What what{"", "uint8", 0, tag};
+      for (uint64_t i = 0; i < 2; ++i) {
+        Send send(1, what);
+        if (me.rank == 0) EXPECT_OK(engine->run(send.with({kBytes}, i)));
+      }
+      const int turn = tag + kStreams + 1;
+      if (me.rank == 0) {
+        me.add(0);
+        me.await(1, turn);
+        continue;
+      }
+      me.await(0, turn);
+      for (uint64_t i = 0; i < 2 && tag >= 0; ++i) {
+        Recv recv(0, what);
+        EXPECT_OK(engine->run(recv.of({kBytes})));
+        recv.expect({kBytes}, i);
+      }
+      if (tag < 0) engine->forget(0, tag);
+      me.add(1);
+    }
+    EXPECT(pages() - before < 3 * kBytes + (int64_t{1} << 20));
+    me.meet(2);
+  });
+}
+
 TEST(mail_counts_as_traffic_of_the_sender) {
   on_processes(2, [](Rank& me) {
     const auto engine = me.engine();

@@ -253,6 +253,32 @@ TEST(mail_has_a_deadline) {
   });
 }
 
+// A sender whose messages are forgotten is not told, but waits for room, as for any rank that does
+// not receive.
+TEST(mail_that_is_forgotten) {
+  on_pairs([](Rank& me) {
+    me.config.deadline = 0.4;
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    const What what{"lost", "float32", 0, -7};
+    if (me.rank == 1) {
+      engine->forget(0, -7);
+      return me.meet(0);
+    }
+    Status last;
+    for (int i = 0; i < 3; ++i) {
+      Send send(1, what);
+      last = engine->run(send.with({1000}));
+      if (!last.ok()) break;
+    }
+    EXPECT_EQ(last.code(), RINGAR_DEADLINE);
+    EXPECT_CONTAINS(last.message(), "rank 0 | send \"lost\" to rank 1 of pipeline 7 of float32");
+    Send send(1);
+    EXPECT_OK(engine->run(send.with({1})));
+    me.meet(0);
+  });
+}
+
 // Of a receive that was posted and of a caller that waits.
 TEST(mail_ends_when_the_engine_stops) {
   on_pairs([](Rank& me) {
@@ -296,14 +322,17 @@ TEST(mail_of_an_earlier_start_is_gone) {
       const auto seed = static_cast<uint64_t>(generation);
       const Dims dims{100 * generation};
       if (me.rank == 0) {
-        for (uint64_t i = 0; i < 2; ++i) {
-          Send send(1);
-          EXPECT_OK(engine->run(send.with(dims, seed + 10 * i)));
-        }
+        for (int tag : {-1, 0})
+          for (uint64_t i = 0; i < 2; ++i) {
+            Send send(1, {"", "float32", 0, tag});
+            EXPECT_OK(engine->run(send.with(dims, seed + 10 * i)));
+          }
       } else {
-        Recv recv(0);
-        EXPECT_OK(engine->run(recv.of(dims)));
-        recv.expect(dims, seed);
+        for (int tag : {0, -1}) {
+          Recv recv(0, {"", "float32", 0, tag});
+          EXPECT_OK(engine->run(recv.of(dims)));
+          recv.expect(dims, seed);
+        }
       }
       me.meet(generation);
       engine->stop();

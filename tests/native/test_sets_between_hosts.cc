@@ -62,7 +62,7 @@ TEST(between_hosts_process_sets_are_as_many_as_there_are_tags) {
     const Status refused = engine->add_process_set({0, 1}, &id);
     EXPECT_EQ(refused.code(), RINGAR_UNSUPPORTED);
     EXPECT_CONTAINS(refused.message(), "rank " + std::to_string(me.rank) + " | ");
-    EXPECT_CONTAINS(refused.message(), "at most 1023 process sets at a time");
+    EXPECT_CONTAINS(refused.message(), "at most 511 process sets at a time");
     EXPECT_OK(engine->remove_process_set(ids[500]));
     EXPECT_OK(engine->add_process_set({0, 1}, &id));
     EXPECT_OK(barrier(*engine, id));

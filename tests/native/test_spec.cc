@@ -31,6 +31,9 @@ TEST(spec_reads_every_field) {
   EXPECT_EQ(spec.postscale, -2.5e-3);
   EXPECT_EQ(spec.name, "a layer = with words");
   EXPECT(spec.shapes == (std::vector<std::vector<int64_t>>{{2, 3}, {}, {4}, {0, 5}}));
+  EXPECT_EQ(spec.tag, 0);
+  EXPECT_EQ(parsed("send tag=1023 name=").tag, 1023);
+  EXPECT_EQ(parsed("recv tag=-4096 name=tag=3").tag, -4096);
 }
 
 TEST(spec_has_defaults) {
@@ -52,7 +55,8 @@ TEST(spec_refuses_what_it_does_not_know) {
   for (const char* text :
        {"", "allredoce dtype=float32 name=", "allreduce dtype=string name=",
         "allreduce op=average name=", "allreduce colour=red name=", "allreduce dtype name=",
-        "allreduce root=one name=", "allreduce set= name=", "allreduce prescale=0,5 name="}) {
+        "allreduce root=one name=", "send tag=1024 name=", "send tag=-4097 name=",
+        "send tag= name=", "allreduce set= name=", "allreduce prescale=0,5 name="}) {
     Spec spec;
     const Status status = Spec::parse(text, &spec);
     EXPECT_EQ(status.code(), RINGAR_MISMATCH);

@@ -6,17 +6,8 @@ from contextlib import ExitStack
 import pytest
 
 import ringar
-from tests.plugin import fixtures
 
 OpenGrid = Callable[[int], ringar.parallel.Grid]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nothing_in_flight() -> Iterator[None]:
-    """Restart ringar behind each file: delayed pipelines leave messages that nobody receives."""
-    yield
-    if fixtures.is_initialized():
-        fixtures.restart()
 
 
 @pytest.fixture

@@ -17,19 +17,17 @@
 // in float32, and `wire=` makes float32 narrow.
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
 #include "algorithms/between_hosts.h"
 #include "algorithms/on_gpus.h"
 #include "algorithms/virtual_array.h"
+#include "engine/wait.h"
 
 namespace ringar {
 namespace {
 
 constexpr size_t kSliceBytes = size_t{4} << 20;
 constexpr size_t kAlignment = 64;
-constexpr auto kNap = std::chrono::microseconds(20);
 
 class Hierarchy {
  public:
@@ -116,14 +114,15 @@ class Hierarchy {
   Status reduce_between_hosts(size_t k) {
     if (own_bytes(k) == 0) return {};
     const auto still_well = here_.patience();
-    for (cuda::Result arrived = cuda::kNotReady;;) {
-      arrived = gpu_.driver().EventQuery(staging(k).arrived);
-      if (arrived == cuda::kSuccess) break;
-      if (arrived != cuda::kNotReady) return gpu_.driver().check("cuEventQuery", arrived);
+    const auto look = [&](bool* done) -> Status {
+      const cuda::Result arrived = gpu_.driver().EventQuery(staging(k).arrived);
+      *done = arrived != cuda::kNotReady;
+      return *done ? gpu_.driver().check("cuEventQuery", arrived) : Status();
+    };
+    RINGAR_RETURN_IF_ERROR(wait_until(Rest::for_gpu(), nullptr, look, [&]() -> Status {
       RINGAR_RETURN_IF_ERROR(still_well());
-      RINGAR_RETURN_IF_ERROR(here_.communicator().asynchronous_error());
-      std::this_thread::sleep_for(kNap);
-    }
+      return here_.communicator().asynchronous_error();
+    }));
     VirtualArray slice;
     slice.append(staging(k).here, staging(k).here, own_bytes(k));
     return ring_allreduce(c_, *c_.column(), spec_, slice);

@@ -8,14 +8,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <thread>
+
+#include "engine/wait.h"
 
 namespace ringar {
-
-using Clock = std::chrono::steady_clock;
 
 struct alignas(1024) Arena::Record {
   // The last generation in which it has joined, left and given up; they begin at 1.
@@ -34,6 +32,8 @@ struct alignas(1024) Arena::Record {
 };
 
 namespace {
+
+constexpr Rest kUntilAllCome{0, 50e-6, 5e-3};
 
 template <size_t N>
 void copy_text(char (&to)[N], const std::string& from) {
@@ -76,16 +76,12 @@ Status Arena::join(double timeout_seconds, uint64_t tuning, const Extent& own, i
   mine.start(generation_).pool = pool ? make_pool() : 0;
   mine.generation.store(generation_);
 
-  const auto start = Clock::now();
-  auto nap = std::chrono::microseconds(50);
-  for (std::string absent; !(absent = absent_ranks()).empty();) {
-    if (Clock::now() - start > std::chrono::duration<double>(timeout_seconds)) {
-      // As if it had never come, or the ranks' next attempts would count generations differently.
-      mine.generation.store(--generation_);
-      return too_late(absent, timeout_seconds);
-    }
-    std::this_thread::sleep_for(nap);
-    nap = std::min(nap * 2, std::chrono::microseconds(5000));
+  std::string absent;
+  const auto all_come = [&] { return (absent = absent_ranks()).empty(); };
+  if (!wait_at_most(timeout_seconds, kUntilAllCome, all_come)) {
+    // As if it had never come, or the ranks' next attempts would count generations differently.
+    mine.generation.store(--generation_);
+    return too_late(absent, timeout_seconds);
   }
   forget_last_generation();
   if (choice) *choice = records_[0].start(generation_).choice;

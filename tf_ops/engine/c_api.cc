@@ -118,6 +118,10 @@ const char* ringar_last_error(void) {
   return last_error.c_str();
 }
 
+void ringar_forget(int32_t rank, int32_t tag) {
+  if (const auto target = engine()) target->forget(rank, tag);
+}
+
 int ringar_init(const ringar_config* config) {
   if (engine()) return RINGAR_OK;
   static std::once_flag once;

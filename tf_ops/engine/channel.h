@@ -1,5 +1,8 @@
-// The way of messages from one rank to another, seen from one of its ends: two buffers, whoever
-// carries them. Mail sees to it that one thread at a time uses a channel.
+// The way of the messages of one stream, seen from one of its ends: two of them may be on their
+// way, whoever carries them. Mail sees to it that one thread at a time uses a channel.
+//
+// The memory of messages is shared by the channels of a rank: a stream holds as much as there is
+// under way, and what was taken makes room for any other.
 
 #pragma once
 
@@ -23,8 +26,22 @@ class Channel {
   virtual bool polls() const { return false; }
   // Goes on with transfers of requests that are done. True as long as there are some.
   virtual bool tend() { return false; }
+  // Nobody will receive what comes: gives back the memory that it takes. Any thread.
+  virtual void forget() {}
   // For how many seconds what a rank has sent may be on its way after that rank has left.
   virtual double grace() const { return 0; }
 };
+
+// Of those that are free, the smallest with so many `bytes`, or else the largest; null if none is.
+template <typename Memories, typename IsFree>
+auto* best_fit(Memories& memories, size_t bytes, IsFree is_free) {
+  typename Memories::value_type* best = nullptr;
+  for (auto& one : memories) {
+    if (!is_free(one)) continue;
+    const bool fits = one.bytes >= bytes, found = best && best->bytes >= bytes;
+    if (!best || fits > found || (fits == found && (one.bytes < best->bytes) == fits)) best = &one;
+  }
+  return best;
+}
 
 }  // namespace ringar

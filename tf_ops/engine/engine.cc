@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <functional>
 #include <optional>
-#include <set>
 
 #include "engine/calibration.h"
 #include "engine/timeline.h"
@@ -23,35 +21,6 @@ int spin_microseconds(const ringar_config& config, bool between_hosts) {
 
 // Networks are slower than shared memory, and the issuing thread has the backward pass to run.
 constexpr size_t kInlineBytesBetweenHosts = 4096;
-
-std::string list(const std::vector<int>& ranks) {
-  std::string s = "[";
-  for (size_t i = 0; i < ranks.size(); ++i) s += (i ? ", " : "") + std::to_string(ranks[i]);
-  return s + "]";
-}
-
-// A collective without arrays, over all ranks, whose name carries what they must agree on.
-// `preparation`, when its turn has come, tells why this rank does not.
-class Agreement : public Request {
- public:
-  using Preparation = std::function<std::string()>;
-  using Conclusion = std::function<Status()>;
-
-  Agreement(Collective collective, std::string name, Preparation preparation, Conclusion conclusion)
-      : Request(spec_), preparation_(std::move(preparation)), conclusion_(std::move(conclusion)) {
-    spec_.collective = collective;
-    spec_.name = std::move(name);
-  }
-  std::string rejection(int) const override { return preparation_(); }
-  std::byte* allocate(size_t, int64_t) override { return nullptr; }
-  Status conclude() override { return conclusion_(); }
-  void complete(const Status&) override {}
-
- private:
-  Spec spec_;
-  const Preparation preparation_;
-  const Conclusion conclusion_;
-};
 
 }  // namespace
 
@@ -142,122 +111,6 @@ void Engine::stop() {
   for (const auto& set : sets()) set->communicator().close_gpus();
   if (peers_ && !has_left_.exchange(true)) peers_->left();
   if (arena_) arena_->leave();
-}
-
-// All ranks count alike, members or not, also where there is no memory. An id stands for one set
-// for ever, since traced functions know their sets by it; slots are used again.
-Engine::Area Engine::next_area(const std::vector<int>& ranks) const {
-  const std::lock_guard<std::mutex> lock(sets_mutex_);
-  std::set<int> taken;
-  for (const auto& [id, area] : areas_) taken.insert(area.slot);
-  int slot = 0;
-  while (taken.count(slot)) ++slot;
-  return {next_offset_, ranks, slot};
-}
-
-// What may fail on one rank alone, before the ranks agree: why it has, or "". A set that is not
-// installed leaves nothing behind.
-std::string Engine::reserve(const std::vector<int>& ranks, std::shared_ptr<ProcessSet>* set) {
-  if (std::find(ranks.begin(), ranks.end(), config_.rank) == ranks.end()) return "";
-  const Area area = next_area(ranks);
-  // What a rank has reserved in vain is that of the next set, which takes the same place.
-  const Status reserved = Communicator::reserve(ranks, world_, area.offset);
-  if (!reserved.ok()) return reserved.message();
-  Owner& engine = *this;
-  *set = std::make_shared<ProcessSet>(next_id_, area.slot, ranks, area.offset, world_, shares_,
-                                      engine);
-  if ((*set)->communicator().has_memory()) return "";
-  return "cannot map the shared memory of process set " + std::to_string(next_id_) + " of ranks " +
-         list(ranks);
-}
-
-Status Engine::install(const std::vector<int>& ranks, std::shared_ptr<ProcessSet> set, int* id) {
-  const Area area = next_area(ranks);
-  if (link_ && area.slot >= LinkGroup::kMostSets)
-    return {RINGAR_UNSUPPORTED, who() + "expected at most " + std::to_string(LinkGroup::kMostSets) +
-                                    " process sets at a time, received one more; remove those "
-                                    "that are no longer used"};
-  RINGAR_RETURN_IF_ERROR(split_gpus(set ? &set->communicator() : nullptr));
-  const std::lock_guard<std::mutex> lock(sets_mutex_);
-  *id = next_id_++;
-  next_offset_ += Communicator::arena_bytes(ranks, world_.topology);
-  areas_[*id] = area;
-  if (set) sets_[*id] = std::move(set);
-  return {};
-}
-
-Status Engine::add_process_set(const std::vector<int>& ranks, int* id) {
-  std::shared_ptr<ProcessSet> set;
-  Agreement agreement(
-      Collective::kAddProcessSet, list(ranks), [&] { return reserve(ranks, &set); },
-      [&] { return install(ranks, std::move(set), id); });
-  return run(agreement);
-}
-
-// What a broken set has left under way must not arrive in another one: it keeps its slot.
-Status Engine::remove_process_set(int id) {
-  const auto set = id == 0 ? nullptr : find(id);
-  const auto refusal = [&]() -> std::string {
-    if (!link_ || !set || !set->communicator().is_broken()) return "";
-    return "expected a process set whose collectives have all come to their end, received one of "
-           "which one has failed";
-  };
-  if (set) set->close();
-  Agreement agreement(Collective::kRemoveProcessSet, std::to_string(id), refusal,
-                      [&] { return discard(id); });
-  const Status removed = run(agreement);
-  if (set && !removed.ok()) set->reopen();
-  return removed;
-}
-
-// No rank is in a collective of the set any longer, and none gets into one: all have closed it.
-Status Engine::discard(int id) {
-  const auto set = id == 0 ? nullptr : find(id);
-  if (set) {
-    set->stop();
-    const std::lock_guard<std::mutex> order(gpu_->order());
-    set->communicator().close_gpus();
-  }
-  const std::lock_guard<std::mutex> lock(sets_mutex_);
-  const auto area = areas_.find(id);
-  if (id == 0 || area == areas_.end())
-    return {RINGAR_MISMATCH,
-            who() + "expected the id of an added process set, received " + std::to_string(id)};
-  const size_t bytes = Communicator::arena_bytes(area->second.ranks, world_.topology);
-  if (bytes > 0 && world_.topology.arena_place(config_.rank) == 0)
-    arena_->discard(area->second.offset, bytes);
-  sets_.erase(id);
-  areas_.erase(area);
-  return {};
-}
-
-std::shared_ptr<ProcessSet> Engine::find(int id, Status* refusal) {
-  const std::lock_guard<std::mutex> lock(sets_mutex_);
-  const auto mine = sets_.find(id);
-  if (mine != sets_.end()) return mine->second;
-  if (!refusal) return nullptr;
-  const auto area = areas_.find(id);
-  *refusal =
-      area == areas_.end()
-          ? no_such_set(who(), id)
-          : Status(RINGAR_MISMATCH, who() + "expected a member of process set " +
-                                        std::to_string(id) + " (ranks " + list(area->second.ranks) +
-                                        "), received rank " + std::to_string(config_.rank) +
-                                        ". Call its collectives only where "
-                                        "process_set.included() is true.");
-  return nullptr;
-}
-
-std::vector<std::shared_ptr<ProcessSet>> Engine::sets() {
-  const std::lock_guard<std::mutex> lock(sets_mutex_);
-  std::vector<std::shared_ptr<ProcessSet>> all;
-  for (const auto& [id, set] : sets_) all.push_back(set);
-  return all;
-}
-
-std::shared_ptr<const Communicator> Engine::process_set(int id) {
-  const auto set = find(id);
-  return set ? std::shared_ptr<const Communicator>(set, &set->communicator()) : nullptr;
 }
 
 bool Engine::has_failed() {

@@ -57,6 +57,9 @@ class Engine : private ProcessSet::Owner {
   Status wait_on_gpu(const OnGpu& enqueued);
   Status synchronize_gpu();
 
+  // What comes from a rank of the job with a tag will not be received.
+  void forget(int peer, int tag) { mail_->forget(peer, tag); }
+
   // Whether a process set of this rank has broken, or a channel of its messages.
   bool has_failed();
 

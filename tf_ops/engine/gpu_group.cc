@@ -1,16 +1,15 @@
 #include "engine/gpu_group.h"
 
-#include <chrono>
-#include <thread>
 #include <utility>
+
+#include "engine/wait.h"
 
 namespace ringar {
 namespace {
 
 // Closing waits for the other ranks: their GPUs may still read from this one's memory.
-constexpr double kFarewell = 30;                           // seconds
-constexpr auto kAbortDeadline = std::chrono::seconds(10);  // of a thread that aborts
-constexpr auto kNap = std::chrono::milliseconds(1);
+constexpr double kFarewell = 30;       // seconds
+constexpr double kAbortDeadline = 10;  // of a thread that aborts
 
 Patience without_stop(Patience patience) {
   patience.stop = nullptr;
@@ -44,14 +43,10 @@ Status GpuGroup::split(GpuGroup* part) {
 }
 
 void GpuGroup::close(bool in_order) {
-  const auto give_up = std::chrono::steady_clock::now() + kAbortDeadline;
-  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-  while (!lock.owns_lock() && std::chrono::steady_clock::now() < give_up) {
-    std::this_thread::sleep_for(kNap);
-    (void)lock.try_lock();
-  }
+  std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
   // An abort that does not end has the communicator for ever.
-  if (!lock.owns_lock() || !communicator_) return;
+  if (!wait_at_most(kAbortDeadline, {}, [&] { return lock.try_lock(); })) return;
+  if (!communicator_) return;
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(kFarewell);
   const auto wait = [&]() -> Status {
     const std::string why = trouble();

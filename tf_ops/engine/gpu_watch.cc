@@ -7,19 +7,18 @@
 
 #include "engine/gpu_group.h"
 #include "engine/thread.h"
+#include "engine/wait.h"
 
 namespace ringar {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(20);
-constexpr auto kNap = std::chrono::microseconds(50);
-constexpr int kEagerLooks = 200;  // of a waiting caller, before it naps
 
 // What a rank has sent before it was lost may still be on its way to this GPU.
 constexpr double kGrace = 1;  // seconds
 // A GPU on which not even an aborted kernel ends is not waited for any longer.
 constexpr auto kAbortDeadline = std::chrono::seconds(60);
-constexpr auto kRestDeadline = std::chrono::seconds(5);
+constexpr double kRestDeadline = 5;  // seconds
 
 constexpr size_t kMendingAtOnce = 256;  // operations
 constexpr unsigned char kNoNumber = 0xFF;
@@ -88,14 +87,6 @@ bool GpuWatch::close() {
 }
 
 bool GpuWatch::comes_to_rest() {
-  const auto until = std::chrono::steady_clock::now() + kRestDeadline;
-  const auto wait_while = [&](const std::function<bool()>& busy) {
-    while (busy()) {
-      if (std::chrono::steady_clock::now() > until) return false;
-      std::this_thread::sleep_for(kNap);
-    }
-    return true;
-  };
   Lock lock(mutex_);
   const auto aborting = aborting_;
   cuda::Event end = nullptr;
@@ -104,9 +95,11 @@ bool GpuWatch::comes_to_rest() {
   const auto ended = [](const auto& abort) { return abort->load(); };
   const auto rests_in = [&](cuda::Stream stream) {
     return driver_.EventRecord(end, stream) == cuda::kSuccess &&
-           wait_while([&] { return driver_.EventQuery(end) == cuda::kNotReady; });
+           wait_at_most(kRestDeadline, Rest::for_gpu(),
+                        [&] { return driver_.EventQuery(end) != cuda::kNotReady; });
   };
-  bool rests = wait_while([&] { return !std::all_of(aborting.begin(), aborting.end(), ended); });
+  bool rests = wait_at_most(kRestDeadline, Rest::for_gpu(),
+                            [&] { return std::all_of(aborting.begin(), aborting.end(), ended); });
   // Both streams use the gates, the mending stream from the moment when they are opened.
   rests = rests && rests_in(stream_) && (!mending_ || rests_in(mending_));
   lock.lock();
@@ -278,16 +271,14 @@ void GpuWatch::retire_front() {
 }
 
 void GpuWatch::wait_until(Lock& lock, const std::function<bool()>& over) {
-  for (int looks = 0;; ++looks) {
-    look();
-    if (over()) return;
-    lock.unlock();
-    if (looks < kEagerLooks)
-      std::this_thread::yield();
-    else
-      std::this_thread::sleep_for(kNap);
+  lock.unlock();
+  (void)ringar::wait_until(Rest::for_gpu(), nullptr, [&](bool* done) -> Status {
     lock.lock();
-  }
+    look();
+    *done = over();
+    if (!*done) lock.unlock();
+    return {};
+  });
 }
 
 Status GpuWatch::wait_for(const Enqueued& entry) {

@@ -1,5 +1,6 @@
 #include "engine/host_channel.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "engine/message.h"
@@ -8,8 +9,10 @@
 namespace ringar {
 namespace {
 
-constexpr uint64_t kBoxes = uint64_t{1} << 36;
 constexpr int kBuffers = 2;
+constexpr uint64_t kTags = Spec::kUserTags + Spec::kPipelineTags;
+// In place of the number of messages that were taken, when all that come are to be forgotten.
+constexpr uint64_t kForgotten = BoxRoom::kFilling - 1;
 
 // Why the receiver has refused message `count` - 1; stable until the message after the next one is
 // sent, which is after the sender has looked.
@@ -18,14 +21,14 @@ struct Refusal {
   char why[1900];
 };
 
-struct Box {
+struct Place {
   uint64_t offset, bytes;
 };
 
-// Of one ordered pair. One cache line (and its neighbour) for what each end writes.
+// Of one stream. One cache line (and its neighbour) for what each end writes.
 struct Line {
   alignas(128) std::atomic<uint64_t> sent;
-  Box boxes[kBuffers];  // the sender's: where they are
+  Place places[kBuffers];  // of the boxes
   alignas(128) std::atomic<uint64_t> taken;
   Refusal refusals[kBuffers];
 };
@@ -36,20 +39,31 @@ uint64_t bell_offset(int place) {
 }
 
 uint64_t line_offset(const HostEnd& end) {
-  const auto n = static_cast<uint64_t>(end.size);
-  return Arena::kMessages +
-         page_bytes() * (n + static_cast<uint64_t>(end.from) * n + static_cast<uint64_t>(end.to));
+  const auto n = static_cast<uint64_t>(end.size), from = static_cast<uint64_t>(end.from);
+  const auto tag = static_cast<uint64_t>(Spec::place_of(end.tag));
+  return bell_offset(end.size) +
+         page_bytes() * ((tag * n + from) * n + static_cast<uint64_t>(end.to));
+}
+
+uint64_t begin_of_boxes(int size) {
+  const auto n = static_cast<uint64_t>(size);
+  return std::min(bell_offset(size) + page_bytes() * kTags * n * n, Arena::kGenerationBytes);
 }
 
 std::byte* map_page(Arena& arena, uint64_t offset) {
   const size_t page = page_bytes();
-  return arena.provide(offset, page) ? arena.map(offset, page) : nullptr;
+  if (offset >= Arena::kGenerationBytes || !arena.provide(offset, page)) return nullptr;
+  return arena.map(offset, page);
 }
 
 // Of each of `size` senders, in whole pages.
 uint64_t part_of_boxes(int size) {
-  const uint64_t all = Arena::kGenerationBytes - Arena::kMessages - kBoxes, page = page_bytes();
+  const uint64_t all = Arena::kGenerationBytes - begin_of_boxes(size), page = page_bytes();
   return all / static_cast<uint64_t>(size) / page * page;
+}
+
+Status no_memory(const Arena& arena, const std::string& what) {
+  return {RINGAR_OUT_OF_MEMORY, "expected shared memory for " + what + ", " + arena.shortage()};
 }
 
 class HostChannel : public Channel {
@@ -59,41 +73,19 @@ class HostChannel : public Channel {
         line_(reinterpret_cast<Line*>(map_page(*end.arena, line_offset(end)))),
         bell_(*end.arena, other) {}
   ~HostChannel() override {
-    for (Mapping& box : boxes_) unmap(box);
     if (line_) end_.arena->unmap(reinterpret_cast<std::byte*>(line_), page_bytes());
   }
   uint64_t number() const override { return number_; }
 
  protected:
-  struct Mapping {
-    std::byte* memory = nullptr;
-    Box box{};
-  };
-
-  Status no_memory(const std::string& what) const {
-    return {RINGAR_OUT_OF_MEMORY,
-            "expected shared memory for " + what + ", " + end_.arena->shortage()};
-  }
   Status check_memory() const {
-    return line_ && bell_.flag() ? Status() : no_memory("the messages of two ranks");
-  }
-  Mapping& box() { return boxes_[number_ % kBuffers]; }
-  bool map(Mapping& mapping, const Box& box) {
-    unmap(mapping);
-    std::byte* const memory = end_.arena->map(box.offset, box.bytes);
-    if (memory) mapping = {memory, box};
-    return memory != nullptr;
-  }
-  void unmap(Mapping& mapping) {
-    if (mapping.memory) end_.arena->unmap(mapping.memory, mapping.box.bytes);
-    mapping = {};
+    return line_ && bell_.flag() ? Status() : no_memory(*end_.arena, "the messages of two ranks");
   }
   void tell() { bell_.flag()->add(); }
 
   const HostEnd end_;
   Line* const line_;
   const Bell bell_;  // of the other end
-  Mapping boxes_[kBuffers];
   uint64_t number_ = 0;
 };
 
@@ -105,12 +97,14 @@ class HostSender : public HostChannel {
     RINGAR_RETURN_IF_ERROR(check_memory());
     // Before the refusals: who has taken a message has said before whether it has refused it.
     const uint64_t taken = line_->taken.load();
+    if (taken == kForgotten) return {};
     RINGAR_RETURN_IF_ERROR(refused(taken));
     if (number_ - taken >= kBuffers) return {};
-    const size_t bytes = message_bytes(request);
-    RINGAR_RETURN_IF_ERROR(make_room(bytes));
-    write_message(request, number_, 0, box().memory);
-    line_->boxes[number_ % kBuffers] = box().box;
+    BoxRoom::Box*& box = boxes_[number_ % kBuffers];
+    RINGAR_RETURN_IF_ERROR(room_.take(message_bytes(request), line_->taken, &box));
+    write_message(request, number_, 0, box->memory);
+    line_->places[number_ % kBuffers] = {box->offset, box->bytes};
+    box->until.store(number_ + 1);
     line_->sent.store(++number_);
     tell();
     *done = true;
@@ -129,49 +123,26 @@ class HostSender : public HostChannel {
     return {};
   }
 
-  Status make_room(size_t bytes) {
-    Mapping& mapping = box();
-    size_t& provided = provided_[number_ % kBuffers];
-    if (bytes > mapping.box.bytes) RINGAR_RETURN_IF_ERROR(grow(mapping, provided, bytes));
-    if (bytes <= provided) return {};
-    const size_t more = page_up(bytes) - provided;
-    if (!end_.arena->provide(mapping.box.offset + provided, more))
-      return no_memory("a message of " + std::to_string(bytes) + " bytes");
-    provided += more;
-    return {};
-  }
-
-  // The receiver has taken what was in the box, and looks where it is before it takes the next one.
-  Status grow(Mapping& mapping, size_t& provided, size_t bytes) {
-    uint64_t room = page_bytes();
-    while (room < bytes) room *= 2;
-    Box box{0, room};
-    if (!room_.take(room, &box.offset))
-      return {RINGAR_UNSUPPORTED,
-              "expected messages whose boxes, twice as large as the longest one to each rank, take "
-              "at most " +
-                  std::to_string(room_.bytes()) + " bytes, received one more of " +
-                  std::to_string(bytes) + " bytes; send it in parts"};
-    if (provided > 0) end_.arena->discard(mapping.box.offset, provided);
-    provided = 0;
-    return map(mapping, box) ? Status() : no_memory("a message");
-  }
-
   BoxRoom& room_;
-  size_t provided_[kBuffers] = {};
-  uint64_t looked_at_ = 0;  // messages of which it is known whether they were refused
+  BoxRoom::Box* boxes_[kBuffers] = {};  // that it has used last
+  uint64_t looked_at_ = 0;              // messages of which it is known whether they were refused
 };
 
 class HostReceiver : public HostChannel {
  public:
   explicit HostReceiver(const HostEnd& end) : HostChannel(end, end.from) {}
+  ~HostReceiver() override {
+    for (Mapping& box : boxes_) unmap(box);
+  }
 
   Status advance(Request& request, bool* done) override {
     RINGAR_RETURN_IF_ERROR(check_memory());
     if (line_->sent.load() == number_) return {};
-    const Box where = line_->boxes[number_ % kBuffers];
-    if (where.offset != box().box.offset && !map(box(), where)) return no_memory("a message");
-    const Status status = read_message(box().memory, end_.from_rank, end_.to_rank, request);
+    Mapping& box = boxes_[number_ % kBuffers];
+    const Place place = line_->places[number_ % kBuffers];
+    if (place.offset != box.place.offset && !map(box, place))
+      return no_memory(*end_.arena, "a message");
+    const Status status = read_message(box.memory, end_.from_rank, end_.to_rank, request);
     if (!status.ok() && status.code() != RINGAR_MISMATCH) return status;
     if (!status.ok()) refuse(status.message());
     line_->taken.store(++number_);
@@ -180,7 +151,27 @@ class HostReceiver : public HostChannel {
     return status;
   }
 
+  void forget() override {
+    if (line_) line_->taken.store(kForgotten);
+  }
+
  private:
+  // Where a box is in this process.
+  struct Mapping {
+    std::byte* memory = nullptr;
+    Place place{};
+  };
+
+  bool map(Mapping& mapping, const Place& place) {
+    unmap(mapping);
+    std::byte* const memory = end_.arena->map(place.offset, place.bytes);
+    if (memory) mapping = {memory, place};
+    return memory != nullptr;
+  }
+  void unmap(Mapping& mapping) {
+    if (mapping.memory) end_.arena->unmap(mapping.memory, mapping.place.bytes);
+    mapping = {};
+  }
   void refuse(const std::string& why) {
     Refusal& refusal = line_->refusals[number_ % kBuffers];
     const size_t bytes = fitting(why, sizeof refusal.why - 1);
@@ -188,21 +179,61 @@ class HostReceiver : public HostChannel {
     refusal.why[bytes] = '\0';
     refusal.count.store(number_ + 1);
   }
+
+  Mapping boxes_[kBuffers];
 };
 
 }  // namespace
 
-BoxRoom::BoxRoom(int place, int size)
-    : begin_(Arena::kMessages + kBoxes + part_of_boxes(size) * static_cast<uint64_t>(place)),
+BoxRoom::BoxRoom(Arena& arena, int place, int size)
+    : arena_(arena),
+      begin_(begin_of_boxes(size) + part_of_boxes(size) * static_cast<uint64_t>(place)),
       end_(begin_ + part_of_boxes(size)),
       next_(begin_) {}
 
-bool BoxRoom::take(uint64_t bytes, uint64_t* offset) {
+BoxRoom::~BoxRoom() {
+  for (const Box& box : boxes_)
+    if (box.memory) arena_.unmap(box.memory, box.bytes);
+}
+
+Status BoxRoom::take(size_t bytes, const std::atomic<uint64_t>& taken, Box** box) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (bytes > end_ - next_) return false;
-  *offset = next_;
-  next_ += bytes;
-  return true;
+  if (!*box || !(*box)->is_free() || (*box)->bytes < bytes)
+    *box = best_fit(boxes_, bytes, [](const Box& one) { return one.is_free(); });
+  Box& found = *box ? **box : boxes_.emplace_back();
+  if (found.bytes < bytes) RINGAR_RETURN_IF_ERROR(replace(found, bytes));
+  if (found.provided < bytes) {
+    const size_t more = page_up(bytes) - found.provided;
+    if (!arena_.provide(found.offset + found.provided, more))
+      return no_memory(arena_, "a message of " + std::to_string(bytes) + " bytes");
+    found.provided += more;
+  }
+  found.until.store(kFilling);
+  found.taken = &taken;
+  *box = &found;
+  return {};
+}
+
+// What was in the box was taken. A receiver looks where its message is before it takes it.
+Status BoxRoom::replace(Box& box, size_t bytes) {
+  size_t room = page_bytes();
+  while (room < bytes) room *= 2;
+  if (room > end_ - next_)
+    return {RINGAR_UNSUPPORTED,
+            "expected messages under way whose boxes, up to twice as large as they are, take "
+            "at most " +
+                std::to_string(end_ - begin_) + " bytes, received one more of " +
+                std::to_string(bytes) + " bytes; send it in parts"};
+  std::byte* const memory = arena_.map(next_, room);
+  if (!memory) return no_memory(arena_, "a message");
+  if (box.provided > 0) arena_.discard(box.offset, box.provided);
+  if (box.memory) arena_.unmap(box.memory, box.bytes);
+  box.offset = next_;
+  box.bytes = room;
+  box.provided = 0;
+  box.memory = memory;
+  next_ += room;
+  return {};
 }
 
 Bell::Bell(Arena& arena, int place)

@@ -1,7 +1,5 @@
 #include "engine/host_group.h"
 
-#include <sched.h>
-
 namespace ringar {
 
 // Written by its owner alone; one cache line (and its prefetched neighbour) per flag. Who sees the
@@ -16,12 +14,8 @@ struct alignas(4096) HostGroup::Line {
 
 namespace {
 
-constexpr long kHealthCheckNanoseconds = 20'000'000;
-constexpr long kTransferNapNanoseconds = 50'000;  // while transfers need to be polled
-// A yield that took so long was to a thread that computes. Whether it still does is tried now and
-// then.
-constexpr int64_t kSliceOfOthers = 500'000;  // nanoseconds
-constexpr int kSleepsAtOnce = 512;
+constexpr int kLooksPerYield = 16;
+constexpr double kTransferRest = 50e-6;  // while transfers need to be polled
 
 }  // namespace
 
@@ -137,34 +131,20 @@ Status HostGroup::wait(Flag Line::* which, uint64_t target, int rank) {
   return status;
 }
 
-// Yields between looks, so that a core shared with computing threads is not taken from them, then
-// sleeps, and looks after the missing rank's health each time it wakes. Who yields to a thread that
-// computes comes back after its time slice, some milliseconds; who sleeps is woken at once: a yield
-// that took so long shows where to sleep from the beginning.
 Status HostGroup::wait_patiently(Flag Line::* which, uint64_t target, int rank) {
   Flag& flag = line(rank).*which;
-  Vigil vigil(patience_, current_);
   InFlight* const in_flight = current_.in_flight;
-  if (sleeps_at_once_ > 0) --sleeps_at_once_;
-  while (sleeps_at_once_ == 0 && vigil.is_early()) {
-    for (int i = 0; i < 16; ++i) {
-      if (flag.reached(target)) return {};
-      relax();
-    }
-    if (in_flight) RINGAR_RETURN_IF_ERROR(in_flight->keep_going());
-    const int64_t before = monotonic_ns();
-    sched_yield();
-    if (monotonic_ns() - before > kSliceOfOthers) sleeps_at_once_ = kSleepsAtOnce;
-  }
-  for (;;) {
-    const uint64_t seen = flag.load();
-    if (seen >= target) return {};
-    flag.sleep(seen, in_flight ? kTransferNapNanoseconds : kHealthCheckNanoseconds);
-    if (flag.reached(target)) return {};
-    if (in_flight) RINGAR_RETURN_IF_ERROR(in_flight->keep_going());
-    RINGAR_RETURN_IF_ERROR(vigil.check([&] { return trouble_of_peers(which, target); },
-                                       [&] { return whom_we_wait_for(which, target); }));
-  }
+  Vigil vigil(patience_, current_);
+  Rest rest = Rest::until_woken(patience_.spin(), kLooksPerYield);
+  if (in_flight) rest.shortest = rest.longest = kTransferRest;
+  const auto look = [&](bool* done) -> Status {
+    *done = flag.reached(target);
+    return *done || !in_flight ? Status() : in_flight->keep_going();
+  };
+  return wait_until(rest, &flag, look, [&] {
+    return vigil.check([&] { return trouble_of_peers(which, target); },
+                       [&] { return whom_we_wait_for(which, target); });
+  });
 }
 
 // Any rank that still owes us this flag and never will raise it ends the wait, not only the one

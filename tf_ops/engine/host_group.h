@@ -113,8 +113,7 @@ class HostGroup {
   const size_t part_bytes_;  // of each rank, in memory_
   Workspace workspace_;
   std::byte* memory_ = nullptr;
-  uint64_t step_ = 0;       // the step under way
-  int sleeps_at_once_ = 0;  // so many waits, since others compute on this core
+  uint64_t step_ = 0;  // the step under way
 };
 
 }  // namespace ringar

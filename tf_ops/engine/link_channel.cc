@@ -1,6 +1,7 @@
 #include "engine/link_channel.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <limits>
@@ -14,10 +15,9 @@
 namespace ringar {
 namespace {
 
-constexpr int kHeaderTag = LinkGroup::kLastTag + 1;
-constexpr int kRestTag = kHeaderTag + 1;
-constexpr int kReceiptTag = kRestTag + 1;
-static_assert(kReceiptTag <= 32767, "MPI promises no more tags");
+enum Part { kHeader, kRest, kReceipt, kParts };
+constexpr int kTags = kParts * (Spec::kUserTags + Spec::kPipelineTags);
+static_assert(LinkGroup::kLastTag + kTags <= 32767, "MPI promises no more tags");
 
 constexpr int kBuffers = 2;
 constexpr size_t kMostBytes = size_t{1} << 30;  // of a transfer: MPI counts them in an int
@@ -32,42 +32,38 @@ struct Receipt {
 
 // Memory with the transfers that read or write it.
 struct Buffer {
-  std::unique_ptr<std::byte[]> memory;
-  size_t bytes = 0;
+  LinkMemory::Piece memory;
   std::vector<int> tickets;
 
-  // What it held is lost where it has to grow.
-  std::byte* at_least(size_t wanted) {
-    if (bytes < wanted) {
-      memory.reset(new std::byte[wanted]);  // not initialized
-      bytes = wanted;
-    }
-    return memory.get();
+  // Of its own, for what is short.
+  std::byte* of(size_t bytes) {
+    if (memory.bytes < bytes) memory = LinkMemory::make(bytes);
+    return memory.begin.get();
   }
 };
 
 class LinkChannel : public Channel {
  public:
-  LinkChannel(Link& link, int peer, int generation)
-      : link_(link), peer_(peer), generation_(generation) {}
+  explicit LinkChannel(const LinkEnd& end) : end_(end), link_(*end.link) {}
   uint64_t number() const override { return number_; }
   bool polls() const override { return true; }
   double grace() const override { return kGrace; }
 
  protected:
-  Status send(int tag, Buffer& buffer, size_t begin, size_t end) {
+  Status send(Part part, Buffer& buffer, size_t begin, size_t end) {
     return in_parts(
         begin, end,
         [&](size_t at, size_t bytes, int* ticket) {
-          return link_.send(peer_, tag, buffer.memory.get() + at, bytes, ticket);
+          return link_.send(end_.peer, tag(part), buffer.memory.begin.get() + at, bytes, ticket);
         },
         &buffer.tickets);
   }
-  Status receive(int tag, Buffer& buffer, size_t begin, size_t end, Link::Length length) {
+  Status receive(Part part, Buffer& buffer, size_t begin, size_t end, Link::Length length) {
     return in_parts(
         begin, end,
         [&](size_t at, size_t bytes, int* ticket) {
-          return link_.receive(peer_, tag, buffer.memory.get() + at, bytes, length, ticket);
+          return link_.receive(end_.peer, tag(part), buffer.memory.begin.get() + at, bytes, length,
+                               ticket);
         },
         &buffer.tickets);
   }
@@ -87,17 +83,26 @@ class LinkChannel : public Channel {
     return status;
   }
 
+  std::byte* take(Buffer& buffer, size_t bytes) {
+    buffer.memory = end_.memory->take(bytes);
+    return buffer.memory.begin.get();
+  }
+  void give_back(Buffer& buffer) { end_.memory->give(std::move(buffer.memory)); }
+
   // For transfers that nobody can take back.
   static void keep(Buffer& buffer) {
     if (!buffer.tickets.empty()) keep_until_exit(std::move(buffer.memory));
   }
 
+  const LinkEnd end_;
   Link& link_;
-  const int peer_;
-  const int generation_;
   uint64_t number_ = 0;
 
  private:
+  int tag(Part part) const {
+    return LinkGroup::kLastTag + 1 + kParts * Spec::place_of(end_.tag) + part;
+  }
+
   template <typename Begin>
   static Status in_parts(size_t at, size_t end, Begin begin, std::vector<int>* tickets) {
     while (at < end) {
@@ -130,12 +135,12 @@ class LinkSender : public LinkChannel {
     }
     Buffer& buffer = buffers_[number_ % kBuffers];
     bool is_free = false;
-    RINGAR_RETURN_IF_ERROR(poll(buffer, &is_free));
+    RINGAR_RETURN_IF_ERROR(poll_sent(buffer, &is_free));
     if (!is_free || number_ - taken_ >= kBuffers) return {};
     const size_t bytes = message_bytes(request);
-    write_message(request, number_, generation_, buffer.at_least(bytes));
-    RINGAR_RETURN_IF_ERROR(send(kHeaderTag, buffer, 0, sizeof(Header)));
-    RINGAR_RETURN_IF_ERROR(send(kRestTag, buffer, sizeof(Header), bytes));
+    write_message(request, number_, end_.generation, take(buffer, bytes));
+    RINGAR_RETURN_IF_ERROR(send(kHeader, buffer, 0, sizeof(Header)));
+    RINGAR_RETURN_IF_ERROR(send(kRest, buffer, sizeof(Header), bytes));
     ++number_;
     *done = true;
     return link_.progress();
@@ -146,7 +151,7 @@ class LinkSender : public LinkChannel {
     Status status = link_.progress();
     for (Buffer& buffer : buffers_) {
       bool sent = true;
-      if (status.ok()) status = poll(buffer, &sent);
+      if (status.ok()) status = poll_sent(buffer, &sent);
       under_way |= !sent;
     }
     if (!status.ok()) failure_ = status;
@@ -154,19 +159,25 @@ class LinkSender : public LinkChannel {
   }
 
  private:
+  Status poll_sent(Buffer& buffer, bool* sent) {
+    RINGAR_RETURN_IF_ERROR(poll(buffer, sent));
+    if (*sent) give_back(buffer);
+    return {};
+  }
+
   Status read_receipts() {
     while (taken_ < number_) {
       if (receipt_.tickets.empty()) {
-        receipt_.at_least(sizeof(Receipt));
+        receipt_.of(sizeof(Receipt));
         RINGAR_RETURN_IF_ERROR(
-            receive(kReceiptTag, receipt_, 0, sizeof(Receipt), Link::Length::kAtMost));
+            receive(kReceipt, receipt_, 0, sizeof(Receipt), Link::Length::kAtMost));
         RINGAR_RETURN_IF_ERROR(link_.progress());
       }
       bool has_come = false;
       RINGAR_RETURN_IF_ERROR(poll(receipt_, &has_come));
       if (!has_come) return {};
-      const auto& receipt = *reinterpret_cast<const Receipt*>(receipt_.memory.get());
-      if (receipt.generation != generation_) continue;
+      const auto& receipt = *reinterpret_cast<const Receipt*>(receipt_.memory.begin.get());
+      if (receipt.generation != end_.generation) continue;
       taken_ = receipt.number + 1;
       if (receipt.refused) refusals_.emplace_back(receipt.why);
     }
@@ -182,26 +193,28 @@ class LinkSender : public LinkChannel {
 
 class LinkReceiver : public LinkChannel {
  public:
-  LinkReceiver(Link& link, int from, int to, int generation)
-      : LinkChannel(link, from, generation), rank_(to) {}
+  using LinkChannel::LinkChannel;
   ~LinkReceiver() override {
+    keep(header_);
     keep(message_);
     for (Buffer& receipt : receipts_) keep(receipt);
   }
 
   Status advance(Request& request, bool* done) override {
     RINGAR_RETURN_IF_ERROR(link_.progress());
-    do {
-      bool has_come = false;
+    for (bool has_come = false;;) {
       RINGAR_RETURN_IF_ERROR(receive_message(&has_come));
       if (!has_come) return {};
-    } while (header().generation != generation_);
+      if (header().generation == end_.generation) break;
+      give_back(message_);
+    }
     if (header().number != number_)
       return {RINGAR_PEER_LOST, "expected message " + std::to_string(number_) + " of rank " +
-                                    std::to_string(peer_) + ", received message " +
+                                    std::to_string(end_.peer) + ", received message " +
                                     std::to_string(header().number)};
-    const Status status = read_message(message_.memory.get(), peer_, rank_, request);
+    const Status status = read_message(message_.memory.begin.get(), end_.peer, end_.rank, request);
     if (!status.ok() && status.code() != RINGAR_MISMATCH) return status;
+    give_back(message_);
     RINGAR_RETURN_IF_ERROR(answer(status));
     ++number_;
     *done = true;
@@ -210,50 +223,55 @@ class LinkReceiver : public LinkChannel {
 
   bool tend() override {
     bool good = link_.progress().ok();
+    for (bool has_come = is_forgotten_.load(); good && has_come;) {
+      good = receive_message(&has_come).ok();
+      if (has_come) give_back(message_);
+    }
     for (auto receipt = receipts_.begin(); good && receipt != receipts_.end();) {
       bool sent = false;
       good = poll(*receipt, &sent).ok();
       receipt = sent ? receipts_.erase(receipt) : std::next(receipt);
     }
-    return good && !receipts_.empty();
+    return good && (!receipts_.empty() || (is_forgotten_.load() && awaited_ == kRest));
   }
+
+  // Its sender gets no receipts any longer.
+  void forget() override { is_forgotten_.store(true); }
 
   // What has begun to come is waited for.
   double grace() const override {
-    return part_ == Part::kRest ? std::numeric_limits<double>::infinity() : kGrace;
+    return awaited_ == kRest ? std::numeric_limits<double>::infinity() : kGrace;
   }
 
  private:
-  enum class Part { kNone, kHeader, kRest };
-
   Header header() const {
     Header header;
-    std::memcpy(&header, message_.memory.get(), sizeof header);
+    std::memcpy(&header, header_.memory.begin.get(), sizeof header);
     return header;
   }
 
   Status receive_message(bool* has_come) {
+    *has_come = false;
     bool done = false;
-    if (part_ == Part::kNone) {
-      message_.at_least(sizeof(Header));
-      RINGAR_RETURN_IF_ERROR(
-          receive(kHeaderTag, message_, 0, sizeof(Header), Link::Length::kExact));
-      part_ = Part::kHeader;
+    if (awaited_ == kParts) {
+      header_.of(sizeof(Header));
+      RINGAR_RETURN_IF_ERROR(receive(kHeader, header_, 0, sizeof(Header), Link::Length::kExact));
+      awaited_ = kHeader;
       RINGAR_RETURN_IF_ERROR(link_.progress());
     }
-    if (part_ == Part::kHeader) {
-      RINGAR_RETURN_IF_ERROR(poll(message_, &done));
+    if (awaited_ == kHeader) {
+      RINGAR_RETURN_IF_ERROR(poll(header_, &done));
       if (!done) return {};
       const Header known = header();
-      std::memcpy(message_.at_least(known.bytes), &known, sizeof known);
+      std::memcpy(take(message_, known.bytes), &known, sizeof known);
       RINGAR_RETURN_IF_ERROR(
-          receive(kRestTag, message_, sizeof(Header), known.bytes, Link::Length::kExact));
-      part_ = Part::kRest;
+          receive(kRest, message_, sizeof(Header), known.bytes, Link::Length::kExact));
+      awaited_ = kRest;
       RINGAR_RETURN_IF_ERROR(link_.progress());
     }
     RINGAR_RETURN_IF_ERROR(poll(message_, &done));
     if (!done) return {};
-    part_ = Part::kNone;
+    awaited_ = kParts;
     *has_come = true;
     return {};
   }
@@ -261,32 +279,50 @@ class LinkReceiver : public LinkChannel {
   Status answer(const Status& status) {
     Receipt receipt;
     receipt.number = number_;
-    receipt.generation = generation_;
+    receipt.generation = end_.generation;
     receipt.refused = !status.ok();
     const std::string& why = status.message();
     const size_t text = fitting(why, sizeof receipt.why - 1);
     std::memcpy(receipt.why, why.data(), text);
     const size_t bytes = status.ok() ? offsetof(Receipt, why) : sizeof receipt;
     Buffer& buffer = receipts_.emplace_back();
-    std::memcpy(buffer.at_least(bytes), &receipt, bytes);
-    RINGAR_RETURN_IF_ERROR(send(kReceiptTag, buffer, 0, bytes));
+    std::memcpy(buffer.of(bytes), &receipt, bytes);
+    RINGAR_RETURN_IF_ERROR(send(kReceipt, buffer, 0, bytes));
     return link_.progress();
   }
 
-  const int rank_;
-  Part part_ = Part::kNone;  // that is being received
-  Buffer message_;
+  Part awaited_ = kParts;  // that is being received, if one is
+  Buffer header_, message_;
+  std::atomic<bool> is_forgotten_{false};
   std::list<Buffer> receipts_;  // that are being sent
 };
 
 }  // namespace
 
-std::unique_ptr<Channel> open_to_send(Link& link, int to, int generation) {
-  return std::make_unique<LinkSender>(link, to, generation);
+LinkMemory::Piece LinkMemory::take(size_t bytes) {
+  Piece piece;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (Piece* const found = best_fit(free_, bytes, [](const Piece&) { return true; })) {
+      std::swap(*found, free_.back());
+      piece = std::move(free_.back());
+      free_.pop_back();
+    }
+  }
+  return piece.bytes >= bytes ? std::move(piece) : make(bytes);
 }
 
-std::unique_ptr<Channel> open_to_receive(Link& link, int from, int to, int generation) {
-  return std::make_unique<LinkReceiver>(link, from, to, generation);
+void LinkMemory::give(Piece piece) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (piece.begin) free_.push_back(std::move(piece));
+}
+
+std::unique_ptr<Channel> open_to_send(const LinkEnd& end) {
+  return std::make_unique<LinkSender>(end);
+}
+
+std::unique_ptr<Channel> open_to_receive(const LinkEnd& end) {
+  return std::make_unique<LinkReceiver>(end);
 }
 
 }  // namespace ringar

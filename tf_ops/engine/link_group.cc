@@ -1,20 +1,6 @@
 #include "engine/link_group.h"
 
-#include <sched.h>
-
-#include <algorithm>
-#include <chrono>
-#include <thread>
-
 namespace ringar {
-namespace {
-
-// A rank sleeps for a part of the time that it has waited, or usually waits, so that it wakes
-// seldom where the link is slow, and comes late by no more than that part.
-constexpr double kNap = 1.0 / 8, kUsualNap = 1.0 / 4, kLongestNap = 1e-3;
-constexpr double kPatientSpin = 20e-6;
-
-}  // namespace
 
 LinkGroup::LinkGroup(std::vector<int> job_ranks, int rank, Link& link, const Patience& patience,
                      Current& current)
@@ -55,23 +41,14 @@ Status LinkGroup::finish(Haste haste, int* tickets, size_t count) {
   });
 }
 
-// Who yields to a thread that computes comes back after its time slice, some milliseconds; who has
-// slept comes back at once.
-Status LinkGroup::rest(Haste haste, Vigil& vigil, double* check_at) {
-  const double waited = vigil.seconds();
-  if (haste == Haste::kEager && vigil.is_early()) {
-    sched_yield();
-    return {};
-  }
-  if (waited < kPatientSpin) {
-    relax();
-    return {};
-  }
-  const double usual = haste == Haste::kPatient ? usual_wait_ : 0;
-  std::this_thread::sleep_for(std::chrono::duration<double>(
-      std::min(std::max(kNap * waited, kUsualNap * usual), kLongestNap)));
-  if (waited < *check_at) return {};
-  *check_at = waited + kCheckEvery;
+// A patient rank sleeps at first for a part of the time that it usually waits.
+Rest LinkGroup::rest(Haste haste) const {
+  if (haste == Haste::kEager) return {patience_.spin()};
+  constexpr double kSpin = 20e-6;
+  return {kSpin, usual_wait_ / 4};
+}
+
+Status LinkGroup::check(Vigil& vigil) {
   const auto nobody = [] { return std::string(); };
   const auto link = [] { return std::string("none: all have come, but not what they have sent"); };
   return vigil.check(nobody, link);

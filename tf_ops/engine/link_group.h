@@ -16,8 +16,8 @@ class LinkGroup {
   // Messages of one channel do not overtake one another; those of different channels may.
   static constexpr int kChannels = 32;
   // As many process sets as there are tags for: MPI promises those up to 32,767, 0 is that of
-  // notices, and those of messages come last (link_channel.cc).
-  static constexpr int kMostSets = 32767 / kChannels;
+  // notices, and those of messages come last (link_channel.cc) and need about half of them.
+  static constexpr int kMostSets = 32767 / 2 / kChannels;
   static constexpr int kLastTag = kMostSets * kChannels;
 
   // `rank` is this one's place among `job_ranks`.
@@ -67,26 +67,26 @@ class LinkGroup {
   }
 
  private:
-  static constexpr double kCheckEvery = 0.02;  // seconds
-
   template <typename Advance>
   Status wait_for_movement(Haste haste, Advance advance, bool* done) {
     const int64_t begin = current_.tracing ? monotonic_ns() : 0;
     Vigil vigil(patience_, current_);
-    double check_at = kCheckEvery;
-    for (bool moved = false; !moved && !*done;) {
-      RINGAR_RETURN_IF_ERROR(rest(haste, vigil, &check_at));
+    const auto look = [&](bool* over) -> Status {
+      bool moved = false;
       RINGAR_RETURN_IF_ERROR(link_.progress());
       RINGAR_RETURN_IF_ERROR(advance(&moved, done));
-    }
+      *over = moved || *done;
+      return {};
+    };
+    RINGAR_RETURN_IF_ERROR(wait_until(rest(haste), nullptr, look, [&] { return check(vigil); }));
     if (haste == Haste::kPatient) usual_wait_ += (vigil.seconds() - usual_wait_) / 8;
     if (current_.tracing) current_.trace.add(Stretch::kWait, begin);
     return {};
   }
 
   int tag(int channel) const { return 1 + current_.slot * kChannels + channel; }
-  // `check_at`: seconds after which the peers are looked after again.
-  Status rest(Haste haste, Vigil& vigil, double* check_at);
+  Rest rest(Haste haste) const;
+  static Status check(Vigil& vigil);
 
   const std::vector<int> job_ranks_;
   const int rank_;

@@ -1,55 +1,24 @@
 #include "engine/mail.h"
 
-#include <sched.h>
-
-#include <algorithm>
-#include <chrono>
-
-#include "engine/link_channel.h"
 #include "engine/thread.h"
-#include "engine/traffic.h"
+#include "engine/wait.h"
 
 namespace ringar {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+constexpr double kFarewell = 0.5;        // seconds
+constexpr Rest kForever{0, 3600, 3600};  // until somebody rings
 
-constexpr double kCheckEvery = 0.02;  // seconds between looks after a peer's health
-constexpr double kForever = 3600;
-// Where nobody rings, the rests between looks are a part of the time that nothing has happened.
-constexpr double kRest = 1.0 / 8, kShortestRest = 20e-6, kLongestRest = 1e-3;
-constexpr auto kFarewell = std::chrono::milliseconds(500);
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
+// Where nobody rings, a rank has to look.
+Rest rest(double spin, bool polls) {
+  return polls ? Rest{spin} : Rest::until_woken(spin);
 }
 
-double rest_after(double quiet) {
-  return std::min(std::max(kRest * quiet, kShortestRest), kLongestRest);
-}
-
-long nanoseconds(double seconds) {
-  return static_cast<long>(seconds * 1e9);
+Stream::Key key_of(const Request& request, int peer) {
+  return {request.spec.collective == Collective::kSend, peer, request.spec.tag};
 }
 
 }  // namespace
-
-// A channel with what is to go through it.
-struct Mail::Stream {
-  Stream(int rank, int other, Peers* peers, std::unique_ptr<Channel> way)
-      : peer{other}, channel(std::move(way)), current{rank, kNoSet, -1, peer, peers} {}
-
-  const std::vector<int> peer;
-  const std::unique_ptr<Channel> channel;
-  std::deque<Posted> posted;  // the oldest first
-  bool busy = false;          // a thread is at it; what follows is that thread's
-
-  Status broken;
-  Current current;
-  std::optional<Vigil> vigil;  // of the oldest, once it waits
-  double check_at = 0;         // seconds of the vigil
-  std::optional<double> lost_at;
-};
 
 Mail::Mail(const World& world, int generation, Finish finish)
     : world_(world), generation_(generation), finish_(std::move(finish)) {}
@@ -65,23 +34,24 @@ Mail::~Mail() {
   stop();
 }
 
-Mail::Stream& Mail::stream(bool sends, int peer) {
-  auto& stream = streams_[{sends, peer}];
-  if (!stream)
-    stream = std::make_unique<Stream>(world_.topology.rank, peer, world_.peers, open(sends, peer));
+Stream& Mail::stream(const Stream::Key& key) {
+  auto& stream = streams_[key];
+  if (!stream) stream = std::make_unique<Stream>(world_, key, open(key));
   return *stream;
 }
 
-std::unique_ptr<Channel> Mail::open(bool sends, int peer) {
+std::unique_ptr<Channel> Mail::open(const Stream::Key& key) {
   const Topology& topology = world_.topology;
-  if (!topology.is_here(peer))
-    return sends ? open_to_send(*world_.link, peer, generation_)
-                 : open_to_receive(*world_.link, peer, topology.rank, generation_);
-  const int me = topology.arena_place(topology.rank), other = topology.arena_place(peer);
+  if (!topology.is_here(key.peer)) {
+    const LinkEnd end{world_.link, &link_memory_, topology.rank, key.peer, generation_, key.tag};
+    return key.sends ? open_to_send(end) : open_to_receive(end);
+  }
+  const int me = topology.arena_place(topology.rank), other = topology.arena_place(key.peer);
   const int here = static_cast<int>(topology.ranks_here().size());
-  if (!room_) room_.emplace(me, here);
-  if (sends) return open_to_send({world_.arena, here, me, other, topology.rank, peer}, *room_);
-  return open_to_receive({world_.arena, here, other, me, peer, topology.rank});
+  if (!room_) room_.emplace(*world_.arena, me, here);
+  if (key.sends)
+    return open_to_send({world_.arena, here, me, other, topology.rank, key.peer, key.tag}, *room_);
+  return open_to_receive({world_.arena, here, other, me, key.peer, topology.rank, key.tag});
 }
 
 void Mail::start_thread() {
@@ -94,7 +64,7 @@ void Mail::post(Request* request, int peer, const Status& refusal) {
     RINGAR_CHECK(!stopped_);
     open_bell();
     if (refusal.ok())
-      stream(request->spec.collective == Collective::kSend, peer).posted.push_back({request});
+      stream(key_of(*request, peer)).posted.push_back({request});
     else
       refused_.emplace_back(request, refusal);
     start_thread();
@@ -110,30 +80,20 @@ Status Mail::run(Request& request, int peer) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_) return stopped();
     open_bell();
-    mine = &stream(request.spec.collective == Collective::kSend, peer);
+    mine = &stream(key_of(request, peer));
     mine->posted.push_back({&request, &status, &done});
-    if (mine->channel->polls()) start_thread();
+    if (mine->channel().polls()) start_thread();
     ++callers_;
   }
-  const auto begin = Clock::now();
-  const double early = world_.patience.spin_microseconds * 1e-6;
-  for (;;) {
-    const uint64_t seen = bell().load();
+  const bool polls = mine->channel().polls();
+  (void)wait_until(rest(world_.patience.spin(), polls), &bell(), [&](bool* over) -> Status {
     drive(*mine, &done);
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (done) break;
-    }
-    const double waited = seconds_since(begin);
-    if (waited < early) {
-      for (int i = 0; i < 16; ++i) relax();
-      sched_yield();
-    } else {
-      bell().sleep(seen, nanoseconds(mine->channel->polls() ? rest_after(waited) : kCheckEvery));
-    }
-  }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    *over = done;
+    return {};
+  });
   // What is still on its way is the thread's to go on with.
-  if (mine->channel->polls()) bell().add();
+  if (polls) bell().add();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (--callers_ == 0) out_.notify_all();
   return status;
@@ -144,13 +104,14 @@ bool Mail::drive(Stream& stream, const bool* mine) {
   bool moved = false;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stream.busy && !stream.posted.empty()) {
-    const Posted posted = stream.posted.front();
+    const Stream::Posted posted = stream.posted.front();
     stream.busy = true;
     bool done = false;
-    Status status = given_up_.ok() ? stream.broken : given_up_;
+    Status status = given_up_;
     if (status.ok()) {
       lock.unlock();
-      status = advance(stream, *posted.request, &done);
+      status = stream.advance(*posted.request, &done);
+      if (!status.ok() && status.code() != RINGAR_MISMATCH) tell_others(status);
       lock.lock();
     }
     stream.busy = false;
@@ -172,69 +133,6 @@ bool Mail::drive(Stream& stream, const bool* mine) {
   return moved;
 }
 
-Status Mail::advance(Stream& stream, Request& request, bool* done) {
-  const int64_t begin = Timeline::instance().on() ? monotonic_ns() : 0;
-  Status status = stream.channel->advance(request, done);
-  if (status.ok() && !*done) {
-    status = keep_waiting(stream, request, done);
-    if (status.ok() && !*done) return {};
-  }
-  stream.vigil.reset();
-  stream.lost_at.reset();
-  return note(stream, request, begin, status);
-}
-
-// What a peer has done before it went is looked for once more, and for a while where it may still
-// be on its way.
-Status Mail::keep_waiting(Stream& stream, Request& request, bool* done) {
-  const Patience& patience = world_.patience;
-  const bool stopping = patience.stop->load();
-  if (!stream.vigil) {
-    stream.current.signature = describe(stream, request);
-    stream.vigil.emplace(patience, stream.current);
-    stream.check_at = kCheckEvery;
-  }
-  const double waited = stream.vigil->seconds();
-  if (waited < stream.check_at && !stopping) return {};
-  stream.check_at = waited + kCheckEvery;
-  const int peer = stream.peer[0];
-  const auto trouble = [&] {
-    const Topology& topology = world_.topology;
-    return topology.is_here(peer) ? world_.arena->trouble(topology.arena_place(peer)) : "";
-  };
-  const Status status = stream.vigil->check(trouble, [&] { return std::to_string(peer); });
-  if (status.ok() || status.code() != RINGAR_PEER_LOST || stopping) return status;
-  RINGAR_RETURN_IF_ERROR(stream.channel->advance(request, done));
-  if (!stream.lost_at) stream.lost_at = waited;
-  const bool grace = waited - *stream.lost_at < stream.channel->grace();
-  return *done || (grace && waited < patience.deadline) ? Status() : status;
-}
-
-Signature Mail::describe(const Stream& stream, const Request& request) const {
-  Signature signature = Signature::of(request, "", stream.channel->number());
-  signature.root = stream.peer[0];
-  return signature;
-}
-
-// Writes down how a request has ended, and returns that as the user is to see it.
-Status Mail::note(Stream& stream, const Request& request, int64_t begin, const Status& status) {
-  const bool sends = request.spec.collective == Collective::kSend;
-  if (status.ok() && sends) Traffic::instance().add(request, 0, 0);
-  if (begin > 0 && status.ok())
-    Timeline::instance().message(request, describe(stream, request).title(), begin);
-  if (status.ok()) return status;
-  stream.current.signature = describe(stream, request);
-  std::string text = stream.current.prefix();
-  if (sends && status.code() == RINGAR_MISMATCH)
-    text += "this one was not sent, since rank " + std::to_string(stream.peer[0]) +
-            " has refused one before it: ";
-  const Status failure(status.code(), text + status.message());
-  if (status.code() == RINGAR_MISMATCH) return failure;
-  stream.broken = failure;
-  tell_others(failure);
-  return failure;
-}
-
 void Mail::tell_others(const Status& status) {
   is_broken_.store(true);
   if (world_.arena) world_.arena->give_up(status.message());
@@ -244,9 +142,21 @@ void Mail::tell_others(const Status& status) {
 bool Mail::has(int64_t step) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [key, stream] : streams_)
-    for (const Posted& posted : stream->posted)
+    for (const Stream::Posted& posted : stream->posted)
       if (posted.request->turn && posted.request->step == step) return true;
   return false;
+}
+
+void Mail::forget(int peer, int tag) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (stopped_) return;
+    open_bell();
+    Channel& channel = stream({false, peer, tag}).channel();
+    channel.forget();
+    if (channel.polls()) start_thread();
+  }
+  bell().add();
 }
 
 void Mail::give_up(const Status& status) {
@@ -268,47 +178,51 @@ bool Mail::tend(Stream& stream) {
   if (stream.busy) return true;
   stream.busy = true;
   lock.unlock();
-  const bool under_way = stream.channel->tend();
+  const bool under_way = stream.channel().tend();
   lock.lock();
   stream.busy = false;
   return under_way;
 }
 
+// Does what can be done now for all streams; `rest`: until the next look, if nothing `moved`.
+// Returns whether there may be more to do.
+bool Mail::serve(Rest* rest_of_thread, bool* moved) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!refused_.empty()) {
+    const auto [request, why] = std::move(refused_.front());
+    refused_.pop_front();
+    lock.unlock();
+    finish_(request, why);
+    lock.lock();
+  }
+  std::vector<Stream*> all;
+  for (const auto& [key, stream] : streams_) all.push_back(stream.get());
+  lock.unlock();
+  bool polling = false, waiting = false;
+  for (Stream* stream : all) {
+    *moved |= drive(*stream, nullptr);
+    if (stream->channel().polls()) polling |= tend(*stream);
+  }
+  lock.lock();
+  for (Stream* stream : all) {
+    if (stream->posted.empty()) continue;
+    waiting = true;
+    polling |= stream->channel().polls();
+  }
+  *rest_of_thread = waiting || polling ? rest(0, polling) : kForever;
+  return !stopped_ || waiting || !refused_.empty();
+}
+
+// A wait lasts as long as nothing moves.
 void Mail::thread_main() {
   begin_thread("ringar mail");
-  auto quiet_since = Clock::now();
-  std::unique_lock<std::mutex> lock(mutex_);
-  for (;;) {
-    const uint64_t seen = bell().load();
-    while (!refused_.empty()) {
-      const auto [request, why] = std::move(refused_.front());
-      refused_.pop_front();
-      lock.unlock();
-      finish_(request, why);
-      lock.lock();
-    }
-    std::vector<Stream*> all;
-    for (const auto& [key, stream] : streams_) all.push_back(stream.get());
-    lock.unlock();
-    bool moved = false, polling = false, waiting = false;
-    for (Stream* stream : all) {
-      moved |= drive(*stream, nullptr);
-      if (stream->channel->polls()) polling |= tend(*stream);
-    }
-    lock.lock();
-    for (Stream* stream : all) {
-      if (stream->posted.empty()) continue;
-      waiting = true;
-      polling |= stream->channel->polls();
-    }
-    if (stopped_ && !waiting && refused_.empty()) return;
-    if (moved) quiet_since = Clock::now();
-    const double rest = polling   ? rest_after(seconds_since(quiet_since))
-                        : waiting ? kCheckEvery
-                                  : kForever;
-    lock.unlock();
-    bell().sleep(seen, nanoseconds(rest));
-    lock.lock();
+  for (bool more = true; more;) {
+    Rest rest;
+    (void)wait_until(rest, &bell(), [&](bool* moved) -> Status {
+      more = serve(&rest, moved);
+      *moved |= !more;
+      return {};
+    });
   }
 }
 
@@ -320,12 +234,14 @@ void Mail::stop() {
   out_.wait(lock, [&] { return callers_ == 0; });
   lock.unlock();
   if (thread_.joinable()) thread_.join();
-  const auto until = Clock::now() + kFarewell;
-  for (bool under_way = true; under_way && Clock::now() < until;) {
-    under_way = false;
+  // What has come between hosts and was not received holds memory of its sender.
+  for (const auto& [key, stream] : streams_)
+    if (!key.sends && stream->channel().polls()) stream->channel().forget();
+  (void)wait_at_most(kFarewell, {}, [&] {
+    bool under_way = false;
     for (const auto& [key, stream] : streams_) under_way |= tend(*stream);
-    if (under_way) std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
+    return !under_way;
+  });
 }
 
 }  // namespace ringar

@@ -1,8 +1,8 @@
 // Messages of this rank: from one rank to another, both of which name the other one.
 //
-// Between two ranks there are two channels, one in each direction, for the whole job: the n-th
-// message that rank a sends to rank b goes to the n-th receive on b from a, whatever their process
-// sets. A channel has two buffers. A send is done when its message is in one of them, and waits
+// Between two ranks there is a stream in each direction for each tag: the n-th message that rank a
+// sends to rank b with a tag goes to the n-th receive on b from a with it, whatever their process
+// sets. A stream has two buffers. A send is done when its message is in one of them, and waits
 // while none is free; so a rank computes while the message before is on its way or not yet taken.
 //
 //     rank 0   compute 0 | send 0 | compute 1   | send 1 | compute 2   | send 2 (waits?) ...
@@ -13,11 +13,11 @@
 // a later send to the same rank; that one is not sent. Both go on in step.
 //
 // Messages are no collectives. They leave the engine's queue as soon as they are posted here, in
-// the order of the program; what waits here holds up neither collectives nor other channels.
-// A caller that waits sees to its channel itself; all others are seen to by a thread, which is
+// the order of the program; what waits here holds up neither collectives nor other streams.
+// A caller that waits sees to its stream itself; all others are seen to by a thread, which is
 // started when it is needed first. Whoever waits sleeps on the bell of this rank (host_channel.h).
 //
-// A peer that dies, leaves or gives up, and a deadline, break the channel for good. What the peer
+// A peer that dies, leaves or gives up, and a deadline, break the stream for good. What the peer
 // has sent before can still be received. A message that fails in a step of TensorFlow takes the
 // rest of the step with it, which other ranks count on: then this rank gives up all its messages.
 
@@ -36,10 +36,9 @@
 #include <utility>
 #include <vector>
 
-#include "engine/channel.h"
 #include "engine/host_channel.h"
-#include "engine/request.h"
-#include "engine/world.h"
+#include "engine/link_channel.h"
+#include "engine/stream.h"
 
 namespace ringar {
 
@@ -61,6 +60,8 @@ class Mail {
 
   // Whether requests that were announced in a step wait here.
   bool has(int64_t step);
+  // What comes from a rank with this tag will not be received: its memory is given back.
+  void forget(int peer, int tag);
   // Ends all that waits and all that comes with an error, and tells the other ranks.
   void give_up(const Status& status);
   // Ends what waits with an error, when patience.stop is set, and stays a moment for what is on its
@@ -70,27 +71,16 @@ class Mail {
   bool is_broken() const { return is_broken_.load(); }
 
  private:
-  struct Posted {
-    Request* request;
-    Status* status = nullptr;  // of a caller that waits, with `done`
-    bool* done = nullptr;
-  };
-  struct Stream;
-  static constexpr int kNoSet = -2;  // instead of a process set's id, in notices
-
-  Stream& stream(bool sends, int peer);
-  std::unique_ptr<Channel> open(bool sends, int peer);
+  Stream& stream(const Stream::Key& key);
+  std::unique_ptr<Channel> open(const Stream::Key& key);
   Flag& bell() { return own_bell_ && own_bell_->flag() ? *own_bell_->flag() : local_bell_; }
   void open_bell();
   void start_thread();
+  bool serve(Rest* rest, bool* moved);
   void thread_main();
 
   // Does what can be done now of a stream's requests; true if one has ended.
   bool drive(Stream& stream, const bool* mine);
-  Status advance(Stream& stream, Request& request, bool* done);  // of a stream that is not broken
-  Status keep_waiting(Stream& stream, Request& request, bool* done);
-  Signature describe(const Stream& stream, const Request& request) const;
-  Status note(Stream& stream, const Request& request, int64_t begin, const Status& status);
   void tell_others(const Status& status);
   // Goes on with transfers of requests that have ended; true as long as there are some.
   bool tend(Stream& stream);
@@ -102,7 +92,8 @@ class Mail {
 
   std::mutex mutex_;
   std::condition_variable out_;
-  std::map<std::pair<bool, int>, std::unique_ptr<Stream>> streams_;
+  LinkMemory link_memory_;
+  std::map<Stream::Key, std::unique_ptr<Stream>> streams_;
   std::deque<std::pair<Request*, Status>> refused_;
   std::optional<Bell> own_bell_;  // where this rank shares its host
   std::optional<BoxRoom> room_;

@@ -1,17 +1,16 @@
 #include "engine/peers.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <thread>
 
 #include "engine/keep.h"
+#include "engine/wait.h"
 
 namespace ringar {
 namespace {
 
-constexpr int kNoticeTag = 0;  // see LinkGroup for the others
-constexpr auto kFarewell = std::chrono::milliseconds(500);
+constexpr int kNoticeTag = 0;      // see LinkGroup for the others
+constexpr double kFarewell = 0.5;  // seconds
 
 size_t place_in(const std::vector<int>& members, int rank) {
   return static_cast<size_t>(std::find(members.begin(), members.end(), rank) - members.begin());
@@ -182,11 +181,9 @@ void Peers::left() {
                                      " has left: it called ringar.shutdown() or its program ended");
     send(own_end_, audience_);
   }
-  const auto until = std::chrono::steady_clock::now() + kFarewell;
-  while (!sending_.empty() && std::chrono::steady_clock::now() < until) {
-    if (!link_.progress().ok() || !let_go_of_sent().ok()) break;
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
+  (void)wait_at_most(kFarewell, {}, [&] {
+    return !link_.progress().ok() || !let_go_of_sent().ok() || sending_.empty();
+  });
   // What is still on its way keeps its memory: the link may read it until the process ends.
   if (!sending_.empty()) keep_until_exit(std::move(sending_));
 }

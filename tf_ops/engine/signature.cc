@@ -72,6 +72,7 @@ Signature Signature::of(const Request& request, const std::string& rejection, ui
   s.algorithm = spec.algorithm;
   s.on_gpu = request.gpu.has_value();
   s.root = spec.root;
+  s.tag = spec.tag;
   s.tensors = static_cast<int32_t>(request.tensors.size());
   s.prescale = spec.prescale;
   s.postscale = spec.postscale;
@@ -112,6 +113,8 @@ std::string Signature::title() const {
   if (name[0] != '\0') s += " \"" + std::string(name) + "\"";
   if (is_message(collective))
     s += (collective == Collective::kSend ? " to rank " : " from rank ") + std::to_string(root);
+  if (tag > 0) s += " with tag " + std::to_string(tag);
+  if (tag < 0) s += " of pipeline " + std::to_string(-tag);
   return s;
 }
 

@@ -28,6 +28,7 @@ struct Signature {
   uint8_t fixed_rows = 0;  // an all-gather or all-to-all of compiled code
   uint8_t on_gpu = 0;
   int32_t root = 0;
+  int32_t tag = 0;
   int32_t tensors = 0;
   int32_t ndims = 0;  // of the first tensor, whose dims follow; the hash covers all
   double prescale = 1.0;

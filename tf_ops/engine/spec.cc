@@ -81,6 +81,8 @@ Status Spec::parse(std::string_view text, Spec* spec) {
       good &= (spec->algorithm = algorithm_named(value)) != Algorithm::kCount;
     else if (key == "shares")
       good &= read(value, &spec->shares) && spec->shares >= 0;
+    else if (key == "tag")
+      good &= read(value, &spec->tag) && is_tag(spec->tag);
     else if (key == "shapes")
       spec->shapes = to_shapes(value);
     else

@@ -7,7 +7,8 @@
 // the end of the line. A compiled call adds `shapes=2,3;;4` (here a matrix, a scalar and a vector),
 // and so does an op that receives a message, with -1 for dimensions that only the message tells;
 // an allreduce may have `wire=bfloat16`, the dtype in which float32 travels between hosts,
-// `algorithm=ring`, and `shares=17`, the key of a weighted average (engine/shares.h).
+// `algorithm=ring`, and `shares=17`, the key of a weighted average (engine/shares.h); a message
+// `tag=3`, the stream that it belongs to.
 
 #pragma once
 
@@ -24,6 +25,9 @@ namespace ringar {
 struct TrafficCount;
 
 struct Spec {
+  // Tags of messages: from 0 on those of users, below 0 those of pipelines.
+  static constexpr int kUserTags = 1024, kPipelineTags = 4096;
+
   Collective collective = Collective::kBarrier;
   DataType dtype = DataType::kUint8;
   ReduceOp op = ReduceOp::kSum;
@@ -34,12 +38,17 @@ struct Spec {
   DataType wire = DataType::kCount;        // none: it travels as it is
   Algorithm algorithm = Algorithm::kAuto;  // of an allreduce
   int32_t shares = -1;                     // none
+  int32_t tag = 0;
   std::vector<std::vector<int64_t>> shapes;
   std::string name;
 
   mutable TrafficCount* traffic = nullptr;  // where collectives with this spec are counted
 
   static Status parse(std::string_view text, Spec* spec);
+
+  static bool is_tag(int tag) { return -kPipelineTags <= tag && tag < kUserTags; }
+  // From 0 on, out of kUserTags + kPipelineTags.
+  static int place_of(int tag) { return tag >= 0 ? tag : kUserTags - 1 - tag; }
 };
 
 }  // namespace ringar

@@ -24,34 +24,25 @@ std::string text_of_seconds(double seconds) {
   return text;
 }
 
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 Vigil::Vigil(const Patience& patience, const Current& current)
     : patience_(patience),
       current_(current),
       start_(Clock::now()),
-      spin_until_(start_ + std::chrono::microseconds(patience.spin_microseconds)),
       warn_at_(patience.stall_warning) {}
 
 double Vigil::seconds() const {
   return std::chrono::duration<double>(Clock::now() - start_).count();
 }
 
-Status Vigil::check(const Text& trouble, const Text& whom) {
+Status Vigil::look(const Text& trouble, const Text& whom) {
+  const double waited = seconds();
+  look_at_ = waited + Rest::kCheckEvery;
   const std::string why = trouble();
   if (!why.empty()) return lost(current_, why);
   if (current_.peers) RINGAR_RETURN_IF_ERROR(look_beyond_the_host());
-  if (patience_.stop && patience_.stop->load())
+  if (is_stopping())
     return {RINGAR_PEER_LOST,
             "this rank shut ringar down before rank " + late_ranks(whom) + " took part"};
-
-  const double waited = seconds();
   if (waited > patience_.deadline)
     return {RINGAR_DEADLINE,
             "expected every rank within the deadline of " + text_of_seconds(patience_.deadline) +

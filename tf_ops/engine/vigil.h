@@ -1,4 +1,5 @@
-// One wait for other ranks: how long it has lasted, and what ends it but its end.
+// One wait for other ranks: how long it has lasted, and what ends it but its end. How a rank rests
+// meanwhile: engine/wait.h.
 
 #pragma once
 
@@ -9,6 +10,7 @@
 
 #include "engine/current.h"
 #include "engine/status.h"
+#include "engine/wait.h"
 
 namespace ringar {
 
@@ -17,13 +19,12 @@ struct Patience {
   double stall_warning = 30;
   int spin_microseconds = 50;               // before sleeping; 0 where ranks share cores
   const std::atomic<bool>* stop = nullptr;  // set when this rank shuts down
+
+  double spin() const { return spin_microseconds * 1e-6; }
 };
 
 // A duration in words: "0.3 s".
 std::string text_of_seconds(double seconds);
-
-// Leaves the processor to the other hardware thread of the core for a moment.
-void relax();
 
 class Vigil {
  public:
@@ -31,25 +32,29 @@ class Vigil {
 
   Vigil(const Patience& patience, const Current& current);
 
-  // Whether it has only begun, so that looking again is cheaper than to sleep.
-  bool is_early() const { return Clock::now() < spin_until_; }
   double seconds() const;
 
-  // To be called now and then. `trouble` tells why a rank of this host will never come, or "";
-  // `whom` lists those of its ranks that have not come. What there is to know of other hosts is
-  // added here.
-  Status check(const Text& trouble, const Text& whom);
+  // To be called at any time: it looks every 20 ms, and when this rank shuts down. `trouble` tells
+  // why a rank of this host will never come, or ""; `whom` lists those of its ranks that have not
+  // come. What there is to know of other hosts is added here.
+  template <typename Trouble, typename Whom>
+  Status check(const Trouble& trouble, const Whom& whom) {
+    return is_due() ? look(trouble, whom) : Status();
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
 
+  bool is_due() const { return is_stopping() || seconds() >= look_at_; }
+  Status look(const Text& trouble, const Text& whom);
+  bool is_stopping() const { return patience_.stop && patience_.stop->load(); }
   Status look_beyond_the_host();
   std::string late_ranks(const Text& whom) const;
 
   const Patience& patience_;
   const Current& current_;
-  const Clock::time_point start_, spin_until_;
-  double warn_at_;
+  const Clock::time_point start_;
+  double look_at_ = Rest::kCheckEvery, warn_at_;
   // Neighbors are told that this rank waits, one after the other, in rounds.
   double round_at_ = 1, tell_at_ = 1;  // seconds
   int hop_ = 0;                        // of the next one

@@ -101,6 +101,10 @@ RINGAR_EXPORT int ringar_run(const char* spec, const ringar_array* arrays, int32
                              const int64_t* splits, int32_t split_count, int64_t* received,
                              ringar_allocate allocate, void* context);
 
+// Nobody on this rank will receive what comes from `rank` of the job with this tag: its memory is
+// given back. Nothing before ringar_init.
+RINGAR_EXPORT void ringar_forget(int32_t rank, int32_t tag);
+
 // The same on arrays in the memory of CUDA device `device`, in the order of `stream` (a CUstream;
 // null is the default stream). It returns when the collective is enqueued: outputs are there for
 // what is enqueued on `stream` afterwards. `allocate` gives memory of that device. What fails later

@@ -1,12 +1,11 @@
 #include "links/nccl.h"
 
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <mutex>
-#include <thread>
 
 #include "engine/reduce.h"
+#include "engine/wait.h"
 #include "links/library.h"
 
 namespace ringar {
@@ -15,9 +14,6 @@ namespace {
 constexpr const char* kInstall =
     "Install one: pip install nvidia-nccl-cu12 (or -cu13 for CUDA 13), or name its file: "
     "RINGAR_NCCL_LIBRARY.";
-// A group of calls should reach the GPU soon; ranks take longer to find each other.
-constexpr int kEagerLooks = 1000;
-constexpr auto kNap = std::chrono::microseconds(50);
 
 std::string version_text(int version) {
   return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
@@ -151,10 +147,11 @@ Status NcclCommunicator::split(int color, int key, const Wait& wait,
   Slot slot;
   const nccl::Result result = nccl_.CommSplit(comm_, color, key, slot.get(), &config);
   Status settled = settle("ncclCommSplit", result, wait);
-  while (settled.ok() && color != nccl::kSplitNoColor && !slot.is_filled()) {
-    std::this_thread::sleep_for(kNap);
-    settled = wait();
-  }
+  const auto is_filled = [&](bool* done) -> Status {
+    *done = color == nccl::kSplitNoColor || slot.is_filled();
+    return {};
+  };
+  if (settled.ok()) settled = wait_until(Rest::for_gpu(), nullptr, is_filled, wait);
   if (!settled.ok()) slot.release();  // NCCL may still be about to write it
   RINGAR_RETURN_IF_ERROR(settled);
   if (color == nccl::kSplitNoColor) return {};
@@ -184,17 +181,14 @@ NcclCommunicator::~NcclCommunicator() {
 // success in some versions.
 Status NcclCommunicator::settle(const char* call, nccl::Result result, const Wait& wait) {
   if (result == nccl::kSuccess) result = nccl::kInProgress;
-  for (int looks = 0; result == nccl::kInProgress && comm_; ++looks) {
-    RINGAR_RETURN_IF_ERROR(
-        nccl_.check("ncclCommGetAsyncError", nccl_.CommGetAsyncError(comm_, &result), comm_));
-    if (result != nccl::kInProgress) break;
-    if (looks < kEagerLooks) {
-      std::this_thread::yield();
-      continue;
-    }
-    RINGAR_RETURN_IF_ERROR(wait());
-    std::this_thread::sleep_for(kNap);
-  }
+  const auto look = [&](bool* done) -> Status {
+    if (result == nccl::kInProgress && comm_)
+      RINGAR_RETURN_IF_ERROR(
+          nccl_.check("ncclCommGetAsyncError", nccl_.CommGetAsyncError(comm_, &result), comm_));
+    *done = result != nccl::kInProgress || !comm_;
+    return {};
+  };
+  RINGAR_RETURN_IF_ERROR(wait_until(Rest::for_gpu(), nullptr, look, wait));
   return nccl_.check(call, result, comm_);
 }
 

@@ -204,7 +204,7 @@ class Pipelined(keras.Model):
         if self.modules == 1:
             return self.network(self._reader.inputs(inputs), training=training)
         flat = [tf.convert_to_tensor(tensor) for tensor in self._reader.inputs(inputs)]
-        outputs = self._claimed().predict(Batch(flat, inputs))
+        outputs = self._begun().predict(Batch(flat, inputs))
         if outputs is not None:
             outputs = keras.tree.map_structure(np.asarray, outputs)
         ranks = self.grid.model_set
@@ -220,7 +220,7 @@ class Pipelined(keras.Model):
         if not self._first_is_compared:
             self._first_is_compared = True
             check_same(batch, self.grid.model_set)
-        work = self._claimed()
+        work = self._begun()
         self._update(work.step(batch))
         return self._metrics_of_all.logs(work.report)
 
@@ -229,7 +229,7 @@ class Pipelined(keras.Model):
         if self.modules == 1:
             logs: dict[str, Any] = super().test_step(data)
             return logs
-        self._claimed().predict(self._reader.batch(data), scores=True)
+        self._begun().predict(self._reader.batch(data), scores=True)
         return self._metrics_of_all.logs(None)
 
     def predict_step(self, data: Any) -> Any:
@@ -265,7 +265,7 @@ class Pipelined(keras.Model):
     def drain(self) -> None:
         """Apply the gradients of the batches in flight. Collective over all ranks."""
         if self._work is not None:
-            for gradients in self._claimed().drain():
+            for gradients in self._begun().drain():
                 self._update(gradients)
 
     def whole(self) -> keras.Model:
@@ -308,7 +308,7 @@ class Pipelined(keras.Model):
 
     def record(self, on: bool = True) -> list[Event]:
         """Start or stop recording the events of this module; return those recorded so far."""
-        work = self._claimed()
+        work = self._begun()
         recorded, work.events = work.events or [], [] if on else None
         return recorded
 
@@ -342,12 +342,12 @@ class Pipelined(keras.Model):
             lambda gradients: self.optimizer.apply(gradients, self.trainable_variables)
         )
 
-    def _claimed(self) -> Module:
+    def _begun(self) -> Module:
         if self._work is None:
             raise ValueError(
                 "A pipelined model must be compiled before it is used. Received: one that is not."
             )
-        self._work.claim()
+        self._work.begin()
         return self._work
 
     def _update(self, gradients: list[tf.Tensor] | None) -> None:

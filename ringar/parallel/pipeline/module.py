@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,18 +23,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ringar.job import place
 from ringar.parallel.pipeline.batch import Batch
 from ringar.parallel.pipeline.cut import Network
-from ringar.parallel.pipeline.messages import recv_together, send_together
+from ringar.parallel.pipeline.messages import Messages
 from ringar.parallel.pipeline.metrics import Metrics
 from ringar.parallel.pipeline.schedule import Action, Schedule
 
 _PENALTY = tf.TensorSpec([], tf.float32)
 _REPORT = tf.TensorSpec([None], tf.float32)
-
-# The module of this rank whose messages may be under way, and its session of ringar.init().
-_in_use: tuple[Module, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +85,7 @@ class Module:
         self.events: list[Event] | None = None
         self.report: tf.Tensor | None = None  # of the last backward action
         self._previous, self._next = before, after
+        self._messages = self._open()
         self._metrics, self._shrinking = metrics, shrinking
         self._in_flight: collections.deque[_InFlight] = collections.deque()
         self._forward_count = self._backward_count = 0  # batches
@@ -130,26 +126,14 @@ class Module:
             assert gradients is not None
             yield gradients
 
-    def claim(self) -> None:
-        """Claim the messages between the ranks of the pipeline for this module.
+    def begin(self) -> None:
+        """Start with an empty pipeline after a restart of ringar, which leaves no messages."""
+        if not self._messages.are_current:
+            self._messages = self._open()
+            self._in_flight.clear()
 
-        Batches in flight in another module of this rank are dropped, and gradients that were sent
-        to it are received and dropped. All ranks of a pipeline call this at the same point of their
-        programs.
-        """
-        global _in_use
-        session = place.require("messages of a pipelined model")
-        if _in_use is not None and _in_use != (self, session):
-            other, its_session = _in_use
-            other._discard(receive=its_session is session)
-        _in_use = self, session
-
-    def _discard(self, receive: bool) -> None:
-        if receive and self._next is not None:
-            count = self.schedule.unreceived(len(self._in_flight))
-            for part in itertools.islice(self._in_flight, count):
-                self._upstream(part)
-        self._in_flight.clear()
+    def _open(self) -> Messages:
+        return Messages([r for r in (self._previous, self._next) if r is not None])
 
     def predict(self, batch: Batch, scores: bool = False) -> Any:
         """Send one batch forward, without training.
@@ -166,7 +150,7 @@ class Module:
         outputs = self._forward(inputs, penalty, targets if scores else None, share, training=False)
         if self._next is None:
             return outputs
-        send_together(outputs, self._next, "evaluation")
+        self._messages.send(outputs, self._next, "evaluation")
         return None
 
     def _run_forward(self, part: Batch) -> None:
@@ -177,7 +161,7 @@ class Module:
             tape.watch(floats)
             outputs = self._forward(*self._arguments(part, received), training=True)
         if self._next is not None:
-            send_together(outputs, self._next, "forward")
+            self._messages.send(outputs, self._next, "forward")
         targets = [tensor for tensor in outputs if tensor.dtype.is_floating]
         self._in_flight.append(_InFlight(tape, floats, targets))
 
@@ -192,7 +176,7 @@ class Module:
             own, back = gradients[: len(variables)], gradients[len(variables) :]
             if self._previous is not None:
                 gradients = [*self._shrunk(part.received, back), self.report]
-                send_together(gradients, self._previous, "backward")
+                self._messages.send(gradients, self._previous, "backward")
         return list(own)
 
     def _upstream(self, part: _InFlight) -> list[tf.Tensor] | None:
@@ -202,7 +186,7 @@ class Module:
             return None
         with self._recorded("wait", self._backward_count):
             specs = [*map(_spec, part.outputs), _REPORT]
-            *upstream, self.report = recv_together(specs, self._next, "backward")
+            *upstream, self.report = self._messages.recv(specs, self._next, "backward")
         return upstream
 
     def _outputs(
@@ -235,7 +219,7 @@ class Module:
             return []
         with self._recorded("wait", self._forward_count):
             specs = [*self.network.receives, _PENALTY]
-            return recv_together(specs, self._previous, name)
+            return self._messages.recv(specs, self._previous, name)
 
     def _shrunk(self, received: Sequence[tf.Tensor], gradients: Sequence[Any]) -> list[tf.Tensor]:
         dense = [

@@ -69,14 +69,6 @@ class Schedule:
         pair = [Action.FORWARD, Action.BACKWARD]
         return [Action.FORWARD] * ahead + pair * (parts - ahead) + [Action.BACKWARD] * ahead
 
-    def unreceived(self, in_flight: int) -> int:
-        """Return the number of gradients that the next module has sent and this one not received.
-
-        Args:
-            in_flight: the number of batches in flight in this module, between two steps.
-        """
-        return in_flight - min(in_flight, self.staleness - self.delay)
-
 
 def schedule(name: str, module: int, modules: int, microbatches: int = 1) -> Schedule:
     """Return the schedule with a name, for one of `modules` modules, counted from 0.

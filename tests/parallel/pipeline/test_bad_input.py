@@ -116,15 +116,3 @@ def test_arrays_are_shuffled_alike_without_a_seed(open_grid: OpenGrid, rank: int
     x, y = (np.concatenate(arrays) for arrays in zip(*nets.batches(4), strict=True))
     keras.utils.set_random_seed(rank)
     assert len(model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]) == 2
-
-
-def test_a_second_model_takes_the_channels_over(open_grid: OpenGrid) -> None:
-    """What the first had in flight is dropped; it fills its pipeline anew."""
-    grid, data = open_grid(2), nets.batches(4)
-    first, second = (pipelined(grid=grid, schedule="decoupled") for _ in range(2))
-    for model in (first, second):
-        model.compile("sgd", nets.loss())
-    for _ in range(2):
-        for model in (first, second):
-            model.fit(nets.dataset(data), verbose=0)
-            assert model.in_flight == model.staleness

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ringar
+from ringar.job import native
 from ringar.parallel import Pipelined
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets
 from tests.plugin import fast_if
+from tests.plugin.fixtures import restart
 
 pytestmark = [pytest.mark.usefixtures("initialized")]
 
@@ -137,6 +141,47 @@ def test_epochs_and_fits_do_not_interrupt_it(open_grid: OpenGrid, size: int, sch
     for part in (data[:7], data[7:12], data[12:]):
         model.fit(nets.dataset(part), validation_data=nets.batches(1)[0], verbose=0)
     assert_equal_modules(model, reference)
+
+
+@pytest.mark.ranks(2, 3)
+def test_models_in_turns_do_not_disturb_each_other(open_grid: OpenGrid, size: int) -> None:
+    """Nor do messages of the program's own, while batches are in flight."""
+    data, grid, make = nets.batches(STEPS), open_grid(size), OPTIMIZERS["momentum"]
+    schedules = ("delayed", "decoupled")
+    models = [pipelined(grid, schedule, make()) for schedule in schedules]
+    for part in (data[:7], data[7:]):
+        for model in models:
+            model.fit(nets.dataset(part), verbose=0)
+        if ringar.rank() == size - 1:
+            ringar.send(np.float32(len(part)), 0, name="own")
+        if ringar.rank() == 0:
+            assert ringar.recv(tf.TensorSpec([]), size - 1, name="own").numpy() == len(part)
+    for model, schedule in zip(models, schedules, strict=True):
+        assert model.in_flight == model.staleness
+        reference = nets.residual()
+        nets.train_with_delays(reference, data, delays_of(schedule, size), make)
+        assert_equal_modules(model, reference)
+
+
+@pytest.mark.ranks(2)
+def test_what_a_model_has_left_in_flight_is_forgotten_with_it(
+    open_grid: OpenGrid, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[tuple[int, int]] = []
+    gc.collect()
+    monkeypatch.setattr(native, "forget_messages", lambda *stream: forgotten.append(stream))
+    model = pipelined(open_grid(size), "decoupled", "sgd")
+    model.fit(nets.dataset(nets.batches(3)), verbose=0)
+    model.compile("sgd", nets.loss())  # empties the pipeline
+    gc.collect()
+    assert [source for source, _ in forgotten] == [1 - ringar.rank()]
+    assert model.in_flight == 0
+    model.fit(nets.dataset(nets.batches(3)), verbose=0)
+    restart()  # no message is left, and no tag stands for what it stood for
+    model.fit(nets.dataset(nets.batches(1)), verbose=0)
+    assert model.in_flight == min(1, model.staleness)
+    gc.collect()
+    assert len(forgotten) == 1
 
 
 @pytest.mark.ranks(2)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from ringar.parallel import Pipelined
-from ringar.parallel.pipeline.messages import recv_together, send_together
+from ringar.parallel.pipeline.messages import Messages
 from tests import one_process
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets
@@ -24,11 +24,12 @@ def test_tensors_of_any_dtypes_in_one_message(rank: int) -> None:
         for dtype in (tf.float32, tf.bfloat16, tf.int64, tf.uint8, tf.float16)
     ]
     tensors += [tf.constant([True, False]), tf.zeros([0, 4], tf.float64), tf.constant(2.5)]
+    messages = Messages([1 - rank])
     if rank == 0:
-        send_together(tensors, 1, "mixed")
+        messages.send(tensors, 1, "mixed")
         return
     specs = [tf.TensorSpec([None] * t.shape.rank, t.dtype) for t in tensors]
-    for sent, received in zip(tensors, recv_together(specs, 0, "mixed"), strict=True):
+    for sent, received in zip(tensors, messages.recv(specs, 0, "mixed"), strict=True):
         assert received.dtype == sent.dtype
         np.testing.assert_array_equal(received, sent)
 

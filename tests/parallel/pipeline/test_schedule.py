@@ -41,18 +41,6 @@ def test_no_more_parts_are_kept_than_modules_follow(modules: int, parts: int) ->
         assert most == min(parts, modules - k)
 
 
-@pytest.mark.parametrize(("name", "delay"), [("delayed", 1), ("decoupled", 2)])
-def test_what_is_on_its_way_between_steps(name: str, delay: int) -> None:
-    """Against a run of all modules, step by step."""
-    modules = 4
-    for steps in range(10):
-        taken_back = [max(0, steps - schedule(name, k, modules).staleness) for k in range(modules)]
-        for k in range(modules - 1):
-            here = schedule(name, k, modules)
-            in_flight = steps - taken_back[k]
-            assert here.unreceived(in_flight) == taken_back[k + 1] - taken_back[k] <= delay
-
-
 def test_unknown_schedules() -> None:
     with pytest.raises(ValueError, match='`schedule` must be one of "delayed", "decoupled", "mic'):
         schedule("lazy", 0, 2)

@@ -1,0 +1,52 @@
+#include "engine/wait.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
+
+namespace ringar {
+namespace {
+
+constexpr double kPart = 1.0 / 8;  // of the time waited
+// A yield that took so long was to a thread that computes. Whether it still does is tried now and
+// then.
+constexpr int64_t kSliceOfOthers = 500'000;  // nanoseconds
+constexpr int kSleepsAtOnce = 512;
+
+// So many waits of this thread, since others compute on its core.
+thread_local int sleeps_at_once = 0;
+
+}  // namespace
+
+double Rest::after(double waited) const {
+  return std::min(std::max(kPart * waited, shortest), longest);
+}
+
+Rests::Rests(const Rest& rest)
+    : rest_(rest), begin_(monotonic_ns()), sleeps_(rest.spin <= 0 || sleeps_at_once > 0) {
+  if (rest.spin > 0 && sleeps_at_once > 0) --sleeps_at_once;
+}
+
+bool Rests::spin() {
+  if (sleeps_) return false;
+  relax();
+  if (++looks_ < rest_.looks) return true;
+  looks_ = 0;
+  const int64_t before = monotonic_ns();
+  sched_yield();
+  const int64_t after = monotonic_ns();
+  if (after - before > kSliceOfOthers) sleeps_at_once = kSleepsAtOnce;
+  sleeps_ = sleeps_at_once > 0 || static_cast<double>(after - begin_) > rest_.spin * 1e9;
+  return true;
+}
+
+void Rests::sleep(Flag* flag, uint64_t seen) {
+  const double seconds = rest_.after(static_cast<double>(monotonic_ns() - begin_) * 1e-9);
+  if (flag)
+    flag->sleep(seen, static_cast<long>(seconds * 1e9));
+  else
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+}  // namespace ringar

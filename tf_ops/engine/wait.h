@@ -1,0 +1,99 @@
+// How a rank waits for others: it looks, rests, and looks again.
+//
+// It polls for a moment, and yields now and then: a core that it shares with computing threads is
+// theirs, too. Then it sleeps, until the owner of a flag wakes it or, where nobody does, for a part
+// of the time that it has waited: so it wakes seldom, and comes late by no more than that part.
+//
+// Who yields to a thread that computes comes back after its time slice, some milliseconds; who
+// sleeps is woken at once. A yield that took so long shows the thread that its core is busy: its
+// next waits sleep at once.
+
+#pragma once
+
+#include <cstdint>
+
+#include "engine/flag.h"
+#include "engine/status.h"
+#include "engine/timeline.h"
+
+namespace ringar {
+
+// Leaves the processor to the other hardware thread of the core for a moment.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// The rests of a wait, in seconds.
+struct Rest {
+  static constexpr double kCheckEvery = 0.02;  // between looks after the health of other ranks
+
+  double spin = 0;                          // for so long it polls before it sleeps
+  double shortest = 20e-6, longest = 1e-3;  // sleeps; in between, a part of the time waited
+  int looks = 1;                            // before it yields
+
+  // For a wait that a flag ends: it wakes by itself only to look after the others.
+  static constexpr Rest until_woken(double spin, int looks = 1) {
+    return {spin, kCheckEvery, kCheckEvery, looks};
+  }
+  // GPUs wake nobody, and what they do is mostly short.
+  static constexpr Rest for_gpu() { return {500e-6, 50e-6, 50e-6}; }
+
+  double after(double waited) const;
+};
+
+// The rests of one wait, one after the other.
+class Rests {
+ public:
+  explicit Rests(const Rest& rest);
+
+  // False when it is time to sleep.
+  bool spin();
+  void sleep(Flag* flag, uint64_t seen);
+
+ private:
+  const Rest& rest_;
+  const int64_t begin_;
+  bool sleeps_;
+  int looks_ = 0;
+};
+
+struct NoCheck {
+  Status operator()() const { return {}; }
+};
+
+// Calls look(&done) until it sets done or fails. `flag`, if there is one, is advanced by others
+// after what makes look() succeed. check() tells before each sleep why it never will, if so.
+template <typename Look, typename Check = NoCheck>
+Status wait_until(const Rest& rest, Flag* flag, Look look, Check check = {}) {
+  Rests rests(rest);
+  for (;;) {
+    const uint64_t seen = flag ? flag->load() : 0;
+    bool done = false;
+    RINGAR_RETURN_IF_ERROR(look(&done));
+    if (done) return {};
+    if (rests.spin()) continue;
+    RINGAR_RETURN_IF_ERROR(check());
+    rests.sleep(flag, seen);
+  }
+}
+
+// Waits for at most so many seconds; returns whether it is done.
+template <typename IsDone>
+bool wait_at_most(double seconds, const Rest& rest, IsDone is_done) {
+  const double until = static_cast<double>(monotonic_ns()) + seconds * 1e9;
+  const auto look = [&](bool* done) {
+    *done = is_done();
+    return Status();
+  };
+  const auto check = [&] {
+    const bool late = static_cast<double>(monotonic_ns()) > until;
+    return late ? Status(RINGAR_DEADLINE, "") : Status();
+  };
+  return wait_until(rest, nullptr, look, check).ok();
+}
+
+}  // namespace ringar

@@ -1,8 +1,10 @@
 // Outputs in the shared segment: taken, freed, forfeited, copied for forked children; and
 // collectives of ranks that have their arrays there, or some of them, or none.
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -243,6 +245,21 @@ void run_long_plans_in_pool(const Rank& me) {
   }
 }
 
+// A file in a file system of its own, which gives large pages to those that ask for them.
+int file_of_large_pages() {
+  constexpr int kSetString = 1, kCreate = 6;  // of fsconfig()
+  const auto system = static_cast<int>(syscall(SYS_fsopen, "tmpfs", 0));
+  if (syscall(SYS_fsconfig, system, kSetString, "huge", "advise", 0) != 0 ||
+      syscall(SYS_fsconfig, system, kCreate, nullptr, nullptr, 0) != 0)
+    throw Skipped{"expected the right to mount a tmpfs with large pages"};
+  const auto folder = static_cast<int>(syscall(SYS_fsmount, system, 0, 0));
+  const int file = openat(folder, "arena", O_RDWR | O_CREAT, 0600);
+  EXPECT(file >= 0);
+  close(folder);
+  close(system);
+  return file;
+}
+
 Plan many_arrays(int ranks, int64_t arrays, int64_t rows) {
   Plan plan = random_plan(5, all_ranks(ranks), 0, 64);
   plan.collective = Collective::kAllreduce;
@@ -329,6 +346,38 @@ TEST(collectives_in_the_pool_of_many_arrays) {
       expect_plan_in_pool(plan, me.rank, engine, 0x5555555555555555u);
     }
   });
+}
+
+// Memory is taken and given back, and copied for a child, in the middle of large pages.
+TEST(collectives_in_the_pool_of_large_pages) {
+  const int file = file_of_large_pages();
+  on_processes(2, [&](Rank& me) {
+    me.config.arena_fd = file;
+    limit_pool(40 * kLeast);
+    Engine engine(me.config);
+    EXPECT_OK(engine.start());
+    const auto pool = engine.outputs();
+    Memory first = pool->take(30 * kLeast), second = pool->take(5 * kLeast);
+    std::memset(first->data(), 1, 30 * kLeast);
+    std::memset(second->data(), 2, 5 * kLeast);
+    const pid_t child = fork();
+    if (child == 0) {
+      me.await(0, 2);
+      _exit(first->data()[kLeast] == std::byte{1} && second->data()[0] == std::byte{2} ? 0 : 1);
+    }
+    first.reset();
+    const Plan plan = many_arrays(me.size, 3, 300'001);
+    expect_plan_in_pool(plan, me.rank, engine, 0x5555555555555555u);
+    for (size_t at = 0; at < 5 * kLeast; ++at) EXPECT_EQ(second->data()[at], std::byte{2});
+    second.reset();
+    EXPECT_EQ(pool->bytes_with_pages(), 20 * kLeast);
+    me.add(0);
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(pool->take(40 * kLeast)->data()[39 * kLeast], std::byte{0});
+  });
+  close(file);
 }
 
 // A rank that has nothing left in its pool takes part as before.

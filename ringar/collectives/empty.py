@@ -11,10 +11,11 @@ from ringar.job import native
 
 
 def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> np.ndarray:
-    """Return a NumPy array, without values, that `ringar.allreduce` reads without copying it.
+    """Return a NumPy array, without values, that collectives read without copying it.
 
-    The array lies in memory that all ranks of the host share. `ringar.allreduce` returns such
-    arrays itself where it can; an input that is one, and is filled in place, saves one more copy.
+    The array lies in memory that all ranks of the host share. A collective of 256 KiB or more reads
+    an input that lies there in place; fill the array in place, too. `ringar.allreduce` returns such
+    arrays itself where it can.
 
     The array is an ordinary one where there is no room in the pool (`RINGAR_OUTPUT_POOL`), in a job
     of one rank or of several hosts, for less than 256 KiB, and before `ringar.init`. It outlives

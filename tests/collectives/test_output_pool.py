@@ -1,4 +1,4 @@
-"""Results of large allreduces in memory that all ranks of a host share."""
+"""Results of large allreduces, and inputs, in memory that all ranks of a host share."""
 
 from __future__ import annotations
 
@@ -100,6 +100,24 @@ def test_inputs_in_the_pool() -> None:
     # One rank alone, and a part of an array.
     part = array[100:300] if ringar.rank() == 0 else mine()[100:300]
     common.assert_same(ringar.allreduce(part, ringar.Sum), sums()[100:300])
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_inputs_of_other_collectives_in_the_pool(rank: int, size: int) -> None:
+    # A higher rank has more rows; once the last one has an ordinary array.
+    arrays = [common.values("float32", (SHAPE[0] + 2 * r, SHAPE[1]), r) for r in range(size)]
+    for is_ordinary in (False, rank == size - 1):
+        array = np.empty_like(arrays[rank]) if is_ordinary else ringar.empty(arrays[rank].shape)
+        array[:] = arrays[rank]
+        common.assert_same(ringar.allgather(array), np.concatenate(arrays))
+        parts = [np.array_split(one, size)[rank] for one in arrays]
+        common.assert_same(ringar.alltoall(array), np.concatenate(parts))
+
+        same, others = array[: SHAPE[0]], [one[: SHAPE[0]] for one in arrays]
+        common.assert_same(ringar.broadcast(same, 1), others[1])
+        most = np.array_split(np.max(others, axis=0), size)[rank]
+        common.assert_same(ringar.reducescatter(same, ringar.Max), most)
+        common.assert_same(array, arrays[rank])
 
 
 @pytest.mark.ranks(2, 3, 4)

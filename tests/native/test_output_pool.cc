@@ -1,8 +1,10 @@
 // Outputs in the shared segment: taken, freed, forfeited, copied for forked children; and
-// allreduces of ranks that have them, or some of them, or none.
+// collectives of ranks that have their arrays there, or some of them, or none.
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -173,7 +175,7 @@ class InPool {
         tensor.input = moved;
         if (in_place) tensor.output = moved;
       }
-      if (choices & 2 && !in_place)
+      if (choices & 2 && !in_place && tensor.output)
         tensor.output = place(pool, bytes, choices, request.element_size());
       choices = choices >> 2 | choices << 62;
     }
@@ -223,6 +225,41 @@ void run_plans_in_pool(const Rank& me, size_t largest) {
   }
 }
 
+// The same of each collective that reads inputs where they lie, of at least as many bytes.
+void run_long_plans_in_pool(const Rank& me) {
+  Engine engine(me.config);
+  EXPECT_OK(engine.start());
+  for (const Collective collective : {Collective::kReducescatter, Collective::kAllgather,
+                                      Collective::kBroadcast, Collective::kAlltoall}) {
+    int left = 2;
+    for (uint64_t seed = 0; left > 0; ++seed) {
+      const Plan plan = random_plan(seed, all_ranks(me.size), 0, 500'000);
+      if (plan.collective != collective || plan.twist != Twist::kNone) continue;
+      const auto request = plan.request(0);
+      if (request->input_bytes() < kLeast) continue;
+      --left;
+      const uint64_t mixed = bits(seed * 64 + static_cast<uint64_t>(me.rank));
+      for (const uint64_t choices : {~uint64_t{0}, mixed})
+        expect_plan_in_pool(plan, me.rank, engine, choices);
+    }
+  }
+}
+
+// A file in a file system of its own, which gives large pages to those that ask for them.
+int file_of_large_pages() {
+  constexpr int kSetString = 1, kCreate = 6;  // of fsconfig()
+  const auto system = static_cast<int>(syscall(SYS_fsopen, "tmpfs", 0));
+  if (syscall(SYS_fsconfig, system, kSetString, "huge", "advise", 0) != 0 ||
+      syscall(SYS_fsconfig, system, kCreate, nullptr, nullptr, 0) != 0)
+    throw Skipped{"expected the right to mount a tmpfs with large pages"};
+  const auto folder = static_cast<int>(syscall(SYS_fsmount, system, 0, 0));
+  const int file = openat(folder, "arena", O_RDWR | O_CREAT, 0600);
+  EXPECT(file >= 0);
+  close(folder);
+  close(system);
+  return file;
+}
+
 Plan many_arrays(int ranks, int64_t arrays, int64_t rows) {
   Plan plan = random_plan(5, all_ranks(ranks), 0, 64);
   plan.collective = Collective::kAllreduce;
@@ -248,6 +285,34 @@ TEST(allreduce_in_the_pool_of_processes) {
     on_processes(size, [](Rank& me) { run_plans_in_pool(me, 3'000'000); });
 }
 
+TEST(collectives_of_inputs_in_the_pool_of_threads) {
+  on_threads(2, [](Rank& me) { run_long_plans_in_pool(me); });
+}
+
+TEST(collectives_of_inputs_in_the_pool_of_processes) {
+  for (const int size : {2, 3}) on_processes(size, [](Rank& me) { run_long_plans_in_pool(me); });
+}
+
+// Rank 0 gives up while rank 1 has yet to read its input, which the caller of rank 0 changes.
+TEST(inputs_in_the_pool_of_a_rank_that_has_given_up) {
+  on_processes(2, [](Rank& me) {
+    if (me.rank == 0) me.config.deadline = 0.2;
+    Engine engine(me.config);
+    EXPECT_OK(engine.start());
+    const Memory input = engine.outputs()->take(kLeast);
+    TestRequest request(
+        "allgather dtype=int8 op=sum root=0 set=0 prescale=1 postscale=1 name=late");
+    request.add(Bytes(kLeast), {static_cast<int64_t>(kLeast)}, Output::kAllocated, 0);
+    request.tensors[0].input = input->data();
+    if (me.rank == 1) request.on_allocate = [&] { me.await(0, 1); };
+    const Status status = engine.run(request);
+    EXPECT_EQ(status.code(), me.rank == 0 ? RINGAR_DEADLINE : RINGAR_PEER_LOST);
+    std::memset(input->data(), 1, kLeast);
+    me.add(0);
+    me.await(0, 2);
+  });
+}
+
 // Many blocks, with ends of arrays in the middle of slices, and an array of few bytes between.
 TEST(allreduce_in_the_pool_of_many_blocks) {
   for (const int size : {2, 3})
@@ -266,16 +331,53 @@ TEST(allreduce_in_the_pool_of_many_blocks) {
     });
 }
 
-// More arrays than there is room for offers.
-TEST(allreduce_in_the_pool_of_many_arrays) {
+// More arrays than there is room for offers, with inputs and outputs or with inputs alone.
+TEST(collectives_in_the_pool_of_many_arrays) {
   on_processes(3, [](Rank& me) {
     setenv("RINGAR_TUNING", "slice=4096,small=4096", 1);
     Engine engine(me.config);
     EXPECT_OK(engine.start());
-    const Plan plan = many_arrays(me.size, 300, 100);
+    Plan plan = many_arrays(me.size, 300, 100);
     expect_plan_in_pool(plan, me.rank, engine, ~uint64_t{0});
     expect_plan_in_pool(plan, me.rank, engine, bits(static_cast<uint64_t>(me.rank)));
+    plan = many_arrays(me.size, 530, 130);
+    for (const Collective collective : {Collective::kReducescatter, Collective::kBroadcast}) {
+      plan.collective = collective;
+      expect_plan_in_pool(plan, me.rank, engine, 0x5555555555555555u);
+    }
   });
+}
+
+// Memory is taken and given back, and copied for a child, in the middle of large pages.
+TEST(collectives_in_the_pool_of_large_pages) {
+  const int file = file_of_large_pages();
+  on_processes(2, [&](Rank& me) {
+    me.config.arena_fd = file;
+    limit_pool(40 * kLeast);
+    Engine engine(me.config);
+    EXPECT_OK(engine.start());
+    const auto pool = engine.outputs();
+    Memory first = pool->take(30 * kLeast), second = pool->take(5 * kLeast);
+    std::memset(first->data(), 1, 30 * kLeast);
+    std::memset(second->data(), 2, 5 * kLeast);
+    const pid_t child = fork();
+    if (child == 0) {
+      me.await(0, 2);
+      _exit(first->data()[kLeast] == std::byte{1} && second->data()[0] == std::byte{2} ? 0 : 1);
+    }
+    first.reset();
+    const Plan plan = many_arrays(me.size, 3, 300'001);
+    expect_plan_in_pool(plan, me.rank, engine, 0x5555555555555555u);
+    for (size_t at = 0; at < 5 * kLeast; ++at) EXPECT_EQ(second->data()[at], std::byte{2});
+    second.reset();
+    EXPECT_EQ(pool->bytes_with_pages(), 20 * kLeast);
+    me.add(0);
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(pool->take(40 * kLeast)->data()[39 * kLeast], std::byte{0});
+  });
+  close(file);
 }
 
 // A rank that has nothing left in its pool takes part as before.

@@ -4,6 +4,12 @@
 
 namespace ringar {
 
+void offer_inputs(const HostGroup& host, const Request& request, uint64_t* offers, size_t count) {
+  const bool worth_it = request.input_bytes() >= OutputPool::kLeastBytes;
+  for (size_t i = 0; i < count; ++i)
+    offers[i] = worth_it ? host.offer_of(request.tensors[i].input) : 0;
+}
+
 template <typename Visit>
 void Offers::for_each(const Table& table, Visit visit) const {
   for (size_t i = 0; i < request_.tensors.size(); ++i) {
@@ -29,16 +35,12 @@ Offers::Offers(HostGroup& host, const Request& request, const VirtualArray& arra
 
 void Offers::write() {
   Table& own = table(host_.rank());
-  const OutputPool* const pool = host_.outputs();
   size_t count = 0;
-  if (pool) {
+  if (host_.outputs()) {
     const size_t room = (host_.slice_bytes() - offsetof(Table, offers)) / sizeof(Offer);
     for (size_t i = 0; i < std::min(room, request_.tensors.size()); ++i) {
       const Tensor& tensor = request_.tensors[i];
-      const auto place = [&](const std::byte* memory) {
-        return pool->has(memory) ? pool->offset_of(memory) + 1 : 0;
-      };
-      own.offers[i] = {place(tensor.input), place(tensor.output)};
+      own.offers[i] = {host_.offer_of(tensor.input), host_.offer_of(tensor.output)};
       if (own.offers[i].input || own.offers[i].output) count = i + 1;
     }
   }
@@ -55,11 +57,8 @@ void Offers::read() {
     theirs.clear();
     const Table& offered = table(r);
     if (offered.count == 0) continue;
-    const auto place = [&](uint64_t offer) {
-      return offer ? host_.outputs()->at(host_.arena_place(r), offer - 1) : nullptr;
-    };
     for_each(offered, [&](const Tensor&, size_t bytes, const Offer& offer) {
-      theirs.append(place(offer.input), place(offer.output), bytes);
+      theirs.append(host_.offered(r, offer.input), host_.offered(r, offer.output), bytes);
     });
   }
 }

@@ -4,6 +4,8 @@
 // An offer is where an array lies in its rank's part of the pool. Offers are written to the slice
 // of a rank's outbox that is its own, which holds nothing else. Ranks may differ in what they
 // offer: what is not there travels through the boxes.
+//
+// The other collectives offer inputs only: where their outputs lie, nobody else needs to know.
 
 #pragma once
 
@@ -15,6 +17,11 @@
 #include "engine/request.h"
 
 namespace ringar {
+
+// What the others need to know of the first `count` inputs of a request, to read them where they
+// lie: HostGroup::offer_of each, or 0 where all of them are few bytes. Who reads an input there
+// saves a copy, but ranks have to meet once more at the end.
+void offer_inputs(const HostGroup& host, const Request& request, uint64_t* offers, size_t count);
 
 class Offers {
  public:

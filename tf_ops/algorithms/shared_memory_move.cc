@@ -10,12 +10,17 @@
 //
 // with first = room - header. The number of steps is that of the longest stream, which everybody
 // knows after step 0. Bytes read per rank: what it receives; nothing is forwarded.
+//
+// A long input in the pool (engine/output_pool.h) is in no stream: its rank tells in the header
+// where it lies, and the others copy it from there in step 0. They all meet once more at the end,
+// so that nobody's input changes while others read it.
 
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <vector>
 
+#include "algorithms/offers.h"
 #include "algorithms/rows.h"
 #include "algorithms/shared_memory.h"
 #include "algorithms/virtual_array.h"
@@ -35,6 +40,15 @@ struct Stream {
 
 size_t header_bytes(size_t numbers) {
   return (numbers * sizeof(int64_t) + 63) / 64 * 64;
+}
+
+// Copies an input from where it lies; in place it is there.
+void copy_from_pool(HostGroup& host, std::byte* to, const std::byte* from, size_t bytes) {
+  if (to != from && bytes > 0) host.timed(Stretch::kCopy, [&] { std::memcpy(to, from, bytes); });
+}
+
+Status finish(HostGroup& host, bool any_read_in_pool) {
+  return any_read_in_pool ? host.part_from_inputs() : Status();
 }
 
 Status header_too_long(size_t arrays) {
@@ -75,72 +89,107 @@ Status run_stream(HostGroup& host, const Stream& stream, const VirtualArray& out
 
 Status allgather_in_shared_memory(HostGroup& host, Request& request) {
   const size_t arrays = request.tensors.size(), ranks = static_cast<size_t>(host.size());
-  const Stream stream{header_bytes(arrays), host.outbox_bytes()};
+  const Stream stream{header_bytes(2 * arrays), host.outbox_bytes()};
   if (stream.header > stream.room) return header_too_long(arrays);
+  const auto counts = [&](int r) { return reinterpret_cast<int64_t*>(host.outbox(r)); };
+  const auto offers = [&](int r) { return reinterpret_cast<uint64_t*>(counts(r) + arrays); };
 
   VirtualArray& outgoing = host.workspace().array();
-  auto* counts = reinterpret_cast<int64_t*>(host.outbox(host.rank()));
+  offer_inputs(host, request, offers(host.rank()), arrays);
   for (size_t i = 0; i < arrays; ++i) {
     const Tensor& tensor = request.tensors[i];
-    counts[i] = tensor.shape.rows();
-    outgoing.append(tensor.input, nullptr, static_cast<size_t>(counts[i]) * request.row_bytes(i));
+    const int64_t rows = counts(host.rank())[i] = tensor.shape.rows();
+    if (!offers(host.rank())[i])
+      outgoing.append(tensor.input, nullptr, static_cast<size_t>(rows) * request.row_bytes(i));
   }
   publish(host, stream, outgoing, 0);
   RINGAR_RETURN_IF_ERROR(host.open());
 
+  bool any_in_pool = false;
   request.received.resize(arrays * ranks);
-  for (size_t r = 0; r < ranks; ++r) {
-    const auto* theirs = reinterpret_cast<const int64_t*>(host.outbox(static_cast<int>(r)));
-    for (size_t i = 0; i < arrays; ++i) request.received[i * ranks + r] = theirs[i];
-  }
+  for (int r = 0; r < host.size(); ++r)
+    for (size_t i = 0; i < arrays; ++i) {
+      request.received[i * ranks + static_cast<size_t>(r)] = counts(r)[i];
+      any_in_pool |= offers(r)[i] != 0;
+    }
   std::vector<VirtualArray>& incoming = host.workspace().array_per_rank();
-  const auto place = [&](size_t, int r, std::byte* output, size_t bytes) {
-    incoming[static_cast<size_t>(r)].append(nullptr, output, bytes);
+  const auto place = [&](size_t i, int r, std::byte* output, size_t bytes) {
+    if (const std::byte* const pooled = host.offered(r, offers(r)[i]))
+      copy_from_pool(host, output, pooled, bytes);
+    else
+      incoming[static_cast<size_t>(r)].append(nullptr, output, bytes);
   };
   RINGAR_RETURN_IF_ERROR(place_rows(request, host.size(), place));
   size_t longest = 0;
   for (const VirtualArray& array : incoming) longest = std::max(longest, array.size());
-  return run_stream(host, stream, outgoing, incoming, longest);
+  RINGAR_RETURN_IF_ERROR(run_stream(host, stream, outgoing, incoming, longest));
+  return finish(host, any_in_pool);
 }
 
 Status broadcast_in_shared_memory(HostGroup& host, Request& request) {
+  const size_t arrays = request.tensors.size();
+  const int root = request.spec.root;
+  const bool is_root = host.rank() == root;
+  // All ranks know alike whether there are offers.
+  const size_t room = host.outbox_bytes();
+  const bool offering = request.input_bytes() >= OutputPool::kLeastBytes && 8 * arrays < room;
+  const Stream stream{offering ? header_bytes(arrays) : 0, room};
+  auto* const offers = reinterpret_cast<uint64_t*>(host.outbox(root));
+  if (is_root && offering) offer_inputs(host, request, offers, arrays);
+  const auto pooled = [&](size_t i) { return offering ? host.offered(root, offers[i]) : nullptr; };
+  const auto bytes_of = [&](const Tensor& t) {
+    return static_cast<size_t>(t.shape.elements()) * request.element_size();
+  };
+
   VirtualArray& outgoing = host.workspace().array();
-  std::vector<VirtualArray>& incoming = host.workspace().array_per_rank();
-  const bool is_root = host.rank() == request.spec.root;
-  VirtualArray& from_root = incoming[static_cast<size_t>(request.spec.root)];
-  for (const Tensor& t : request.tensors) {
-    const size_t bytes = static_cast<size_t>(t.shape.elements()) * request.element_size();
-    if (is_root) outgoing.append(t.input, nullptr, bytes);
-    // The root, too, copies what is in cache by then, unless it has it in place.
-    from_root.append(nullptr, is_root && t.output == t.input ? nullptr : t.output, bytes);
-  }
-  const Stream stream{0, host.outbox_bytes()};
+  for (size_t i = 0; is_root && i < arrays; ++i)
+    if (!pooled(i))
+      outgoing.append(request.tensors[i].input, nullptr, bytes_of(request.tensors[i]));
   publish(host, stream, outgoing, 0);
   RINGAR_RETURN_IF_ERROR(host.open());
-  return run_stream(host, stream, outgoing, incoming, from_root.size());
+
+  bool any_in_pool = false;
+  std::vector<VirtualArray>& incoming = host.workspace().array_per_rank();
+  VirtualArray& from_root = incoming[static_cast<size_t>(root)];
+  for (size_t i = 0; i < arrays; ++i) {
+    const Tensor& t = request.tensors[i];
+    any_in_pool |= pooled(i) != nullptr;
+    if (pooled(i))
+      copy_from_pool(host, t.output, pooled(i), bytes_of(t));
+    else  // The root, too, copies what is in cache by then, unless it has it in place.
+      from_root.append(nullptr, is_root && t.output == t.input ? nullptr : t.output, bytes_of(t));
+  }
+  RINGAR_RETURN_IF_ERROR(run_stream(host, stream, outgoing, incoming, from_root.size()));
+  return finish(host, any_in_pool);
 }
 
 // An outbox has one compartment per receiver, each a stream of its own. The header is the number
-// of rows for every receiver, and the longest of the n^2 streams tells the number of steps.
+// of rows for every receiver, and where the input lies in the pool; the longest of the n^2 streams
+// tells the number of steps.
 Status alltoall_in_shared_memory(HostGroup& host, Request& request) {
   const size_t ranks = static_cast<size_t>(host.size()), me = static_cast<size_t>(host.rank());
   Tensor& tensor = request.tensors[0];
   const size_t row = request.row_bytes(0);
-  const size_t header = header_bytes(ranks);
+  const size_t header = header_bytes(ranks + 1);
   const size_t room = (host.outbox_bytes() - header) / ranks / 64 * 64;
   auto compartment = [&](int rank, size_t receiver) {
     return host.outbox(rank) + header + receiver * room;
   };
 
   std::vector<size_t>& starts = host.workspace().starts;
-  auto* counts = reinterpret_cast<int64_t*>(host.outbox(host.rank()));
+  const auto counts_of = [&](int r) { return reinterpret_cast<int64_t*>(host.outbox(r)); };
+  const auto offer = [&](int r) { return reinterpret_cast<uint64_t*>(counts_of(r) + ranks); };
+  offer_inputs(host, request, offer(host.rank()), 1);
+  int64_t* const counts = counts_of(host.rank());
   for (size_t r = 0; r < ranks; ++r) {
     counts[r] = request.splits.empty()
                     ? even_share(tensor.shape.rows(), host.size(), static_cast<int>(r))
                     : request.splits[r];
     starts[r + 1] = starts[r] + static_cast<size_t>(counts[r]) * row;
   }
+  const bool in_pool = *offer(host.rank()) != 0;
   auto publish = [&](uint64_t step) {
+    if (in_pool) return;
     for (size_t r = 0; r < ranks; ++r) {
       const size_t size = starts[r + 1] - starts[r], from = std::min(size, step * room);
       if (size > from)
@@ -152,12 +201,20 @@ Status alltoall_in_shared_memory(HostGroup& host, Request& request) {
   RINGAR_RETURN_IF_ERROR(host.open());
 
   size_t longest = 0;
+  bool any_in_pool = false;
   request.received.assign(ranks, 0);
+  std::vector<const std::byte*>& pooled = host.workspace().sources;  // what is for this rank
   for (int r = 0; r < host.size(); ++r) {
-    const auto* theirs = reinterpret_cast<const int64_t*>(host.outbox(r));
-    longest =
-        std::max(longest, static_cast<size_t>(*std::max_element(theirs, theirs + ranks)) * row);
+    const int64_t* const theirs = counts_of(r);
     request.received[static_cast<size_t>(r)] = theirs[me];
+    const std::byte* const input = host.offered(r, *offer(r));
+    pooled[static_cast<size_t>(r)] =
+        input ? input + static_cast<size_t>(std::accumulate(theirs, theirs + me, int64_t{0})) * row
+              : nullptr;
+    any_in_pool |= input != nullptr;
+    if (!input)
+      longest =
+          std::max(longest, static_cast<size_t>(*std::max_element(theirs, theirs + ranks)) * row);
   }
   const int64_t rows =
       std::accumulate(request.received.begin(), request.received.end(), int64_t{0});
@@ -174,13 +231,15 @@ Status alltoall_in_shared_memory(HostGroup& host, Request& request) {
       for (size_t r = 0; r < ranks; ++r) {
         const size_t size = static_cast<size_t>(request.received[r]) * row;
         const size_t from = std::min(size, step * room);
-        if (size > from)
+        if (pooled[r] && step == 0 && size > 0)
+          std::memcpy(to, pooled[r], size);
+        else if (!pooled[r] && size > from)
           std::memcpy(to + from, compartment(static_cast<int>(r), me), std::min(room, size - from));
         to += size;
       }
     });
     host.finish_step();
-    if ((step + 1) * room >= longest) return {};
+    if ((step + 1) * room >= longest) return finish(host, any_in_pool);
   }
 }
 

@@ -54,14 +54,19 @@ Reduction reduction_of(const Spec& spec) {
 }
 
 // Reduces [begin, begin + bytes) of `mine` with what the other ranks left at `at` in their
-// outboxes.
+// outboxes, or, if `in_pool` tells of it, have in the pool.
 void reduce_range(HostGroup& host, const Request& request, const VirtualArray& mine, size_t begin,
-                  size_t bytes, size_t at) {
+                  size_t bytes, size_t at, const std::vector<VirtualArray>* in_pool = nullptr) {
   std::vector<const std::byte*>& sources = host.workspace().sources;
   const auto reduce_piece = [&](const std::byte* input, std::byte* output, size_t piece,
                                 size_t offset) {
-    for (int r = 0; r < host.size(); ++r)
-      sources[static_cast<size_t>(r)] = r == host.rank() ? input : host.outbox(r) + at + offset;
+    for (int r = 0; r < host.size(); ++r) {
+      const std::byte* const pooled =
+          r == host.rank() ? input
+          : in_pool        ? (*in_pool)[static_cast<size_t>(r)].at(begin + offset).input
+                           : nullptr;
+      sources[static_cast<size_t>(r)] = pooled ? pooled : host.outbox(r) + at + offset;
+    }
     reduce(reduction_of(request.spec), sources.data(), host.size(), output,
            piece / request.element_size());
   };
@@ -165,7 +170,8 @@ Status allreduce_by_blocks(HostGroup& host, const Request& request, const Virtua
     host.finish_step();
     previous = block;
   }
-  return copy_results(host, offers.boxed(), previous, host.step() - 1);
+  RINGAR_RETURN_IF_ERROR(copy_results(host, offers.boxed(), previous, host.step() - 1));
+  return host.inputs_were_kept();
 }
 
 }  // namespace
@@ -177,20 +183,45 @@ Status allreduce_in_shared_memory(HostGroup& host, Request& request) {
 }
 
 // As allreduce, but a block is a slice of each rank's rows, and results stay with their owners.
+// Where all inputs are in the pool, one block has everything.
 Status reducescatter_in_shared_memory(HostGroup& host, Request& request) {
+  const size_t at = host.slice_bytes() * static_cast<size_t>(host.rank());
+  // As in offers.h, in the slice that is its rank's own.
+  const auto offers = [&](int r) {
+    return reinterpret_cast<uint64_t*>(host.outbox(r) +
+                                       host.slice_bytes() * static_cast<size_t>(r));
+  };
+  const size_t offered = std::min(request.tensors.size(), host.slice_bytes() / sizeof(uint64_t));
+  offer_inputs(host, request, offers(host.rank()), offered);
+
   std::vector<VirtualArray>& shares = host.workspace().array_per_rank();
   size_t longest = 0;
-  deal_rows(request, host.size(),
-            [&](size_t i, int r, int64_t, const std::byte* input, size_t bytes) {
-              std::byte* const output = r == host.rank() ? request.tensors[i].output : nullptr;
-              shares[static_cast<size_t>(r)].append(input, output, bytes);
-            });
+  deal_rows(
+      request, host.size(), [&](size_t i, int r, int64_t, const std::byte* input, size_t bytes) {
+        const bool mine = r == host.rank(), pooled = i < offered && offers(host.rank())[i];
+        shares[static_cast<size_t>(r)].append(mine || !pooled ? input : nullptr,
+                                              mine ? request.tensors[i].output : nullptr, bytes);
+      });
   for (const VirtualArray& share : shares) longest = std::max(longest, share.size());
 
   const VirtualArray& mine = shares[static_cast<size_t>(host.rank())];
+  std::vector<VirtualArray>& theirs = host.workspace().in_pool_per_rank();
+  bool any_in_pool = false, all_in_pool = true;
+  const auto read_offers = [&](size_t i, int receiver, int64_t, const std::byte* input,
+                               size_t bytes) {
+    if (receiver != host.rank()) return;
+    for (int r = 0; r < host.size(); ++r) {
+      const std::byte* const pooled = host.offered(r, i < offered ? offers(r)[i] : 0);
+      any_in_pool |= pooled != nullptr;
+      all_in_pool &= pooled != nullptr;
+      theirs[static_cast<size_t>(r)].append(
+          pooled ? pooled + (input - request.tensors[i].input) : nullptr, nullptr, bytes);
+    }
+  };
+
   size_t begin = 0;
   do {
-    const size_t end = begin + host.slice_bytes();
+    size_t end = begin + host.slice_bytes();
     host.timed(Stretch::kCopy, [&] {
       for (int r = 0; r < host.size(); ++r) {
         const VirtualArray& share = shares[static_cast<size_t>(r)];
@@ -200,16 +231,17 @@ Status reducescatter_in_shared_memory(HostGroup& host, Request& request) {
       }
     });
     RINGAR_RETURN_IF_ERROR(begin == 0 ? host.open() : host.exchange());
+    if (begin == 0) deal_rows(request, host.size(), read_offers);
+    if (all_in_pool) end = longest;
     const size_t stop = std::min(end, mine.size());
     if (begin < stop)
       host.timed(Stretch::kReduce, [&] {
-        reduce_range(host, request, mine, begin, stop - begin,
-                     host.slice_bytes() * static_cast<size_t>(host.rank()));
+        reduce_range(host, request, mine, begin, stop - begin, at, any_in_pool ? &theirs : nullptr);
       });
     host.finish_step();
     begin = end;
   } while (begin < longest);
-  return {};
+  return any_in_pool ? host.part_from_inputs() : Status();
 }
 
 }  // namespace ringar

@@ -12,7 +12,8 @@ namespace ringar {
 
 class Workspace {
  public:
-  explicit Workspace(size_t ranks) : sources(ranks), starts(ranks + 1), per_rank_(ranks) {}
+  explicit Workspace(size_t ranks)
+      : sources(ranks), starts(ranks + 1), per_rank_(ranks), in_pool_(ranks) {}
 
   // Empty arrays, to be filled.
   VirtualArray& array() {
@@ -33,17 +34,21 @@ class Workspace {
   }
   // One of them, with what it was filled with.
   VirtualArray& array_of(int rank) { return per_rank_[static_cast<size_t>(rank)]; }
-  std::vector<VirtualArray>& array_per_rank() {
-    for (VirtualArray& array : per_rank_) array.clear();
-    return per_rank_;
-  }
+  std::vector<VirtualArray>& array_per_rank() { return emptied(per_rank_); }
+  // What the ranks have in the pool of outputs.
+  std::vector<VirtualArray>& in_pool_per_rank() { return emptied(in_pool_); }
 
   std::vector<const std::byte*> sources;  // one per rank
   std::vector<size_t> starts;             // where each rank's part begins, and the end; [0] is 0
 
  private:
+  static std::vector<VirtualArray>& emptied(std::vector<VirtualArray>& arrays) {
+    for (VirtualArray& array : arrays) array.clear();
+    return arrays;
+  }
+
   VirtualArray array_, sums_;
-  std::vector<VirtualArray> per_rank_;
+  std::vector<VirtualArray> per_rank_, in_pool_;
 };
 
 }  // namespace ringar

@@ -13,6 +13,11 @@
 
 #include "engine/wait.h"
 
+// Of <linux/mman.h>, which older systems lack.
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 namespace ringar {
 
 struct alignas(1024) Arena::Record {
@@ -89,15 +94,20 @@ Status Arena::join(double timeout_seconds, uint64_t tuning, const Extent& own, i
   return compare_starts();
 }
 
-// Returns how long the parts are.
+// Returns how long the parts are. Where the system gives large pages to those that ask for them, it
+// does when a page is touched, and fallocate() would make small ones: so pages are touched first,
+// as far as there is memory, in a way that fails where a store would kill (Linux 5.14).
 size_t Arena::make_pool() {
   const size_t bytes = OutputPool::bytes_for(size_, file_system_bytes());
   std::byte* const parts = bytes == 0 ? nullptr : map(kOutputs, bytes * static_cast<size_t>(size_));
   if (!parts) return 0;
-  const uint64_t begin = kOutputs + bytes * static_cast<size_t>(rank_);
-  outputs_ = std::make_shared<OutputPool>(
-      parts, bytes, rank_, size_,
-      [this, begin](uint64_t offset, size_t count) { return provide(begin + offset, count); });
+  madvise(parts, bytes * static_cast<size_t>(size_), MADV_HUGEPAGE);
+  const uint64_t begin = bytes * static_cast<size_t>(rank_);
+  const auto provide_pages = [this, parts, begin](uint64_t offset, size_t count) {
+    madvise(parts + begin + offset, count, MADV_POPULATE_WRITE);
+    return provide(kOutputs + begin + offset, count);
+  };
+  outputs_ = std::make_shared<OutputPool>(parts, bytes, rank_, size_, provide_pages);
   return bytes;
 }
 

@@ -9,6 +9,7 @@ struct alignas(4096) HostGroup::Line {
   uint64_t digests[2];
   alignas(128) Flag reduced;
   alignas(128) std::atomic<uint64_t> begun;  // collectives whose signature is written
+  std::atomic<bool> gave_up;                 // its arrays are its caller's again
   Signature signatures[2];
 };
 
@@ -110,6 +111,24 @@ void HostGroup::finish_step() {
   ++step_;
 }
 
+Status HostGroup::part_from_inputs() {
+  RINGAR_RETURN_IF_ERROR(exchange());
+  finish_step();
+  return inputs_were_kept();
+}
+
+// A rank that has raised its last flag may give up the wait for a late one, which then reads what
+// the caller of the first has changed since. The late one has raised its own flag behind all that
+// it has read, and looks here after that.
+Status HostGroup::inputs_were_kept() const {
+  for (int r = 0; r < size(); ++r)
+    if (line(r).gave_up.load())
+      return {RINGAR_PEER_LOST,
+              "expected all ranks to wait for the end of the collective, but rank " +
+                  std::to_string(members_[static_cast<size_t>(r)].job_rank) + " has given up"};
+  return {};
+}
+
 void HostGroup::post_result() {
   line(rank_).reduced.store(step_ + 1);
 }
@@ -126,6 +145,7 @@ Status HostGroup::wait(Flag Line::* which, uint64_t target, int rank) {
   }
   const int64_t begin = current_.tracing ? monotonic_ns() : 0;
   const Status status = wait_patiently(which, target, rank);
+  if (!status.ok()) line(rank_).gave_up.store(true);
   if (current_.tracing)
     current_.trace.add(Stretch::kWait, begin, members_[static_cast<size_t>(rank)].job_rank);
   return status;

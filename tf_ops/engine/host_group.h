@@ -69,7 +69,15 @@ class HostGroup {
   std::unique_ptr<OutputPool::Memory> take_output(size_t bytes) const {
     return outputs() ? arena_->outputs()->take(bytes) : nullptr;
   }
-  int arena_place(int rank) const { return members_[static_cast<size_t>(rank)].arena_place; }
+  // Where memory lies in this rank's part of the pool, plus one; 0: elsewhere. And the memory of
+  // another rank at what it has told so; null for 0.
+  uint64_t offer_of(const std::byte* memory) const {
+    return outputs() && outputs()->has(memory) ? outputs()->offset_of(memory) + 1 : 0;
+  }
+  std::byte* offered(int rank, uint64_t offer) const {
+    const int place = members_[static_cast<size_t>(rank)].arena_place;
+    return offer ? outputs()->at(place, offer - 1) : nullptr;
+  }
   std::byte* outbox(int rank) const;                 // of the step under way
   std::byte* result(int rank, uint64_t step) const;  // slice_bytes() each
   uint64_t step() const { return step_; }
@@ -81,6 +89,11 @@ class HostGroup {
   // Arrives, and waits for all others.
   Status exchange();
   void finish_step();
+  // Ends a collective in which ranks read each other's inputs where they lie: returns when nobody
+  // reads this rank's any longer.
+  Status part_from_inputs();
+  // Whether what was read there until now was what the others had put there.
+  Status inputs_were_kept() const;
 
   // Does some of the work of a collective, and notes in the timeline how long it took.
   template <typename Work>

@@ -15,7 +15,6 @@ struct alignas(4096) HostGroup::Line {
 
 namespace {
 
-constexpr int kLooksPerYield = 16;
 constexpr double kTransferRest = 50e-6;  // while transfers need to be polled
 
 }  // namespace
@@ -155,7 +154,7 @@ Status HostGroup::wait_patiently(Flag Line::* which, uint64_t target, int rank) 
   Flag& flag = line(rank).*which;
   InFlight* const in_flight = current_.in_flight;
   Vigil vigil(patience_, current_);
-  Rest rest = Rest::until_woken(patience_.spin(), kLooksPerYield);
+  Rest rest = Rest::until_woken(patience_.spin());
   if (in_flight) rest.shortest = rest.longest = kTransferRest;
   const auto look = [&](bool* done) -> Status {
     *done = flag.reached(target);

@@ -35,10 +35,9 @@ struct Rest {
   double shortest = 20e-6, longest = 1e-3;  // sleeps; in between, a part of the time waited
   int looks = 1;                            // before it yields
 
-  // For a wait that a flag ends: it wakes by itself only to look after the others.
-  static constexpr Rest until_woken(double spin, int looks = 1) {
-    return {spin, kCheckEvery, kCheckEvery, looks};
-  }
+  // For a wait that a flag ends, where looks are cheap: it wakes by itself only to look after
+  // others.
+  static constexpr Rest until_woken(double spin) { return {spin, kCheckEvery, kCheckEvery, 16}; }
   // GPUs wake nobody, and what they do is mostly short.
   static constexpr Rest for_gpu() { return {500e-6, 50e-6, 50e-6}; }
 

@@ -33,7 +33,7 @@ RESERVED = frozenset(
         "LOCAL_SIZE",
         "CROSS_RANK",
         "CROSS_SIZE",
-        "ARENA_FD",
+        "SEGMENT_FD",
         "JOB",
         "BOUND_CPUS",
         "GPU",

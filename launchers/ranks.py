@@ -168,7 +168,7 @@ def spawn(
     """
     environment = job.rank_environment(rank, os.environ)
     if segment >= 0:
-        environment["RINGAR_ARENA_FD"] = str(segment)
+        environment["RINGAR_SEGMENT_FD"] = str(segment)
     return subprocess.Popen(
         job.command,
         stdin=stdin,

@@ -46,7 +46,7 @@ def test_a_long_ring_runs_at_the_speed_of_its_link() -> None:
         # Two rings over one link, each with half of the bytes.
         assert cost_model.ring(SLOW, 16 * MIB, hosts, flows=2) == pytest.approx(bound + 1e-4)
         # An adder of a third of the link's rate sets the pace of the first half of the rounds, and
-        # hides a round of the second half, all but its first piece.
+        # hides a round of the second half, all but its first chunk.
         slow_adder = replace(SLOW, reduction=SLOW.bandwidth / 3)
         segment = 32 * MIB / hosts
         hidden = (segment - segment / cost_model.chunks(segment)) / SLOW.bandwidth
@@ -94,7 +94,7 @@ def walk_ring(p: Parameters, nbytes: float, ranks: int, lanes: int) -> float:
     """
     segment = nbytes / ranks
     count = cost_model.chunks(segment, lanes)
-    piece, rounds = segment / count, 2 * (ranks - 1)
+    chunk, rounds = segment / count, 2 * (ranks - 1)
     link_free, adder_free = [0.0] * ranks, [0.0] * ranks
     events: list[tuple[float, int, str, int, int]] = []  # when, order, what, rank, lane
     number = iter(range(10**9))
@@ -112,7 +112,7 @@ def walk_ring(p: Parameters, nbytes: float, ranks: int, lanes: int) -> float:
     while events:
         now, _, what, rank, lane = heapq.heappop(events)
         if what == "post":
-            link_free[rank] = max(now, link_free[rank]) + piece / p.bandwidth
+            link_free[rank] = max(now, link_free[rank]) + chunk / p.bandwidth
             left[rank, lane] = link_free[rank]
             at(link_free[rank] + p.latency, "arrive", (rank + 1) % ranks, lane)
             at(link_free[rank], "look", rank, lane)
@@ -126,7 +126,7 @@ def walk_ring(p: Parameters, nbytes: float, ranks: int, lanes: int) -> float:
             left[rank, lane] = 0.0
             adds = step[rank, lane] < ranks - 1
             begin = max(now, adder_free[rank])
-            adder_free[rank] = begin + (piece / p.reduction if adds else 0.0)
+            adder_free[rank] = begin + (chunk / p.reduction if adds else 0.0)
             at(adder_free[rank], "took in", rank, lane)
         else:
             step[rank, lane] += 1
@@ -269,8 +269,8 @@ def test_sizes_are_those_of_the_native_library() -> None:
         return math.prod(map(int, found[1].split("*")))
 
     tuning = "engine/tuning.cc"
-    assert native("kPieceBytes", tuning) == cost_model.CHUNK_BYTES == link_probe._CHUNK
-    assert native("kLeastPieceBytes", tuning) == cost_model.MIN_CHUNK_BYTES
+    assert native("kChunkBytes", tuning) == cost_model.CHUNK_BYTES == link_probe._CHUNK
+    assert native("kLeastChunkBytes", tuning) == cost_model.MIN_CHUNK_BYTES
     assert native("kLanes", tuning) == cost_model.LANES >= link_probe._LANES
     most = native("kMaxBytes", "algorithms/recursive_doubling.h")
     assert most == cost_model.MAX_RECURSIVE_DOUBLING_BYTES

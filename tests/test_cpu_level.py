@@ -28,7 +28,7 @@ from ringar.job import native
 lib = ctypes.CDLL(sys.argv[1])
 lib.ringar_cpu_level.restype = lib.ringar_last_error.restype = ctypes.c_char_p
 print(lib.ringar_cpu_level().decode(), file=sys.stderr)
-config = native.Config(size=1, local_size=1, cross_size=1, arena_fd=-1, start_timeout=1.0,
+config = native.Config(size=1, local_size=1, cross_size=1, segment_fd=-1, start_timeout=1.0,
                        deadline=1.0, stall_warning=1.0)
 assert lib.ringar_init(ctypes.byref(config)) == 0
 random = np.random.default_rng(0)

@@ -16,7 +16,7 @@ VARIABLES = {
     "RINGAR_LOCAL_SIZE": "2",
     "RINGAR_CROSS_RANK": "0",
     "RINGAR_CROSS_SIZE": "2",
-    "RINGAR_ARENA_FD": "7",
+    "RINGAR_SEGMENT_FD": "7",
     "RINGAR_DEADLINE": "12.5",
     "RINGAR_STALL_WARNING": "3",
     "RINGAR_START_TIMEOUT": "4",
@@ -28,7 +28,7 @@ def test_configuration_from_the_environment() -> None:
     assert (config.rank, config.size) == (1, 3)
     assert (config.local_rank, config.local_size) == (1, 2)
     assert (config.cross_rank, config.cross_size) == (0, 2)
-    assert config.arena_fd == 7
+    assert config.segment_fd == 7
     assert (config.deadline, config.stall_warning, config.start_timeout) == (12.5, 3.0, 4.0)
 
 
@@ -43,7 +43,7 @@ def test_a_job_of_one_rank_without_a_launcher() -> None:
     assert config.deadline == 600.0
 
 
-@pytest.mark.parametrize("name", ["RINGAR_RANK", "RINGAR_SIZE", "RINGAR_ARENA_FD"])
+@pytest.mark.parametrize("name", ["RINGAR_RANK", "RINGAR_SIZE", "RINGAR_SEGMENT_FD"])
 def test_variables_must_be_whole_numbers(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be a whole number. Received: 'two'"):
         place.read_config({**VARIABLES, name: "two"}, None, None, None)

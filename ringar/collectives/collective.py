@@ -231,7 +231,7 @@ def issue(collective: str, *arguments: Any, wait: bool, **attributes: Any) -> li
     if wait:
         return tf.nest.flatten(_in_order(lambda: op(*arguments, **attributes)))
     tf_ops.get_default_graph()._ringar_has_tickets = True
-    ticket = _in_order(lambda: native.ops().ringar_turn(spec=attributes["spec"]))
+    ticket = _in_order(lambda: native.ops().ringar_ticket(spec=attributes["spec"]))
     result = op(*arguments, ticket, **attributes)
     outputs = [] if isinstance(result, tf.Operation) else tf.nest.flatten(result)
     _drop_control_dependencies(outputs[0].op if outputs else result)

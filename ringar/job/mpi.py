@@ -59,7 +59,7 @@ class Place:
     Attributes:
         rank: this rank.
         hosts: for each rank of the job, the number of its host.
-        arena_fd: the shared segment of this host's ranks; -1 for one rank.
+        segment_fd: the shared segment of this host's ranks; -1 for one rank.
         link_library: the library for the ABI of this process' MPI.
         link_communicator: the address of the MPI_Comm for that library.
         recursive_doubling_bytes: see `ringar.cost_model.table`.
@@ -69,7 +69,7 @@ class Place:
 
     rank: int
     hosts: list[int]
-    arena_fd: int
+    segment_fd: int
     link_library: Path
     link_communicator: int
     recursive_doubling_bytes: list[int]
@@ -142,12 +142,12 @@ def join(start_timeout: float) -> Place:
         local = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
         try:
             firsts = world.allgather(local.bcast(world.Get_rank()))
-            arena_fd, trouble = _share_memory(local, prefix)
+            segment_fd, trouble = _share_memory(local, prefix)
             _publish_bound_cpus(local)
         finally:
             local.Free()
-        if arena_fd >= 0:
-            undo.callback(os.close, arena_fd)
+        if segment_fd >= 0:
+            undo.callback(os.close, segment_fd)
         # Without shared memory on one host, all hosts must fail: they would wait for it.
         agree(world, trouble)
         numbers = {first: number for number, first in enumerate(sorted(set(firsts)))}
@@ -158,7 +158,7 @@ def join(start_timeout: float) -> Place:
         place = Place(
             rank=world.Get_rank(),
             hosts=hosts,
-            arena_fd=arena_fd,
+            segment_fd=segment_fd,
             link_library=_link_library(mpi),
             link_communicator=mpi._addressof(communicator),
             recursive_doubling_bytes=_table(communicator, hosts),
@@ -205,8 +205,8 @@ def leave(place: Place, *, failed: bool) -> None:
     global _communicator
     if failed:
         _communicator = None
-    if place.arena_fd >= 0:
-        os.close(place.arena_fd)
+    if place.segment_fd >= 0:
+        os.close(place.segment_fd)
 
 
 _joining_pid = 0  # the process that has called `join`: its forked children are no ranks

@@ -29,7 +29,8 @@ class Config(ctypes.Structure):
         *[
             (name, ctypes.c_int32)
             for name in (
-                "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "arena_fd",
+                "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
+                "segment_fd",
             )
         ],
         *[(name, ctypes.c_double) for name in ("start_timeout", "deadline", "stall_warning")],

@@ -62,7 +62,7 @@ def read_config(
         local_size=whole("RINGAR_LOCAL_SIZE", 1),
         cross_rank=whole("RINGAR_CROSS_RANK", 0),
         cross_size=whole("RINGAR_CROSS_SIZE", 1),
-        arena_fd=whole("RINGAR_ARENA_FD", -1),
+        segment_fd=whole("RINGAR_SEGMENT_FD", -1),
         deadline=seconds("deadline", "RINGAR_DEADLINE", deadline, DEFAULT_DEADLINE),
         stall_warning=seconds(
             "stall_warning", "RINGAR_STALL_WARNING", stall_warning, DEFAULT_STALL_WARNING
@@ -96,7 +96,7 @@ def apply_mpi_place(joined: mpi.Place, config: native.Config) -> None:
     config.local_rank, config.local_size = joined.local(joined.rank), joined.local_size
     config.cross_rank = joined.cross.index(joined.hosts[joined.rank])
     config.cross_size = len(joined.cross)
-    config.arena_fd = joined.arena_fd
+    config.segment_fd = joined.segment_fd
     config.generation = joined.generation
     config.set_link(
         joined.hosts,

@@ -53,7 +53,7 @@ def test_every_dtype_in_one_function(mode: str) -> None:
 
 @common.modes_and_dtypes(["float32", "complex128", "int8"])
 def test_groups(mode: str, dtype: str) -> None:
-    """In one go, and longer than one outbox."""
+    """In one go, and longer than one send buffer."""
     groups = [inputs_of(r, dtype, mode, scale=3000) for r in range(ringar.size())]
     results = common.run(mode, lambda *ts: ringar.grouped_allgather(ts), *groups[ringar.rank()])
     common.assert_all_same(results, gathered(groups))
@@ -69,11 +69,11 @@ def test_group_of_mixed_dtypes(mode: str) -> None:
     assert ringar.grouped_allgather([]) == []
 
 
-def test_lengths_around_the_outbox() -> None:
+def test_lengths_around_the_send_buffer() -> None:
     """One rank alone brings much, the others little: every rank must take all steps."""
     ranks = ringar.size()
-    outbox = ranks * common.SLICE_BYTES
-    for length in (outbox - 65, outbox - 64, outbox - 63, 2 * outbox - 64, 3 * outbox):
+    buffer = ranks * common.SLICE_BYTES
+    for length in (buffer - 65, buffer - 64, buffer - 63, 2 * buffer - 64, 3 * buffer):
         for giver in range(ranks):
             arrays = [
                 common.values("uint8", (length if r == giver else 3 * r,), r) for r in range(ranks)

@@ -39,10 +39,10 @@ def test_every_dtype_in_one_function(mode: str) -> None:
         common.assert_same(result, arrays[root], dtype)
 
 
-def test_lengths_around_the_outbox() -> None:
-    outbox = ringar.size() * common.SLICE_BYTES
+def test_lengths_around_the_send_buffer() -> None:
+    buffer = ringar.size() * common.SLICE_BYTES
     root = ringar.size() - 1
-    for length in (outbox - 1, outbox, outbox + 1, 2 * outbox, 5 * outbox // 2):
+    for length in (buffer - 1, buffer, buffer + 1, 2 * buffer, 5 * buffer // 2):
         inputs = common.of_all_ranks("uint8", (length,))
         common.assert_same(ringar.broadcast(inputs[ringar.rank()], root), inputs[root], length)
 

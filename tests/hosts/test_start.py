@@ -28,7 +28,7 @@ def outcomes(
 @pytest.mark.parametrize(
     ("scenario", "what", "others", "last"),
     [
-        ("tuning", "RINGAR_TUNING", "None", "piece=32000"),
+        ("tuning", "RINGAR_TUNING", "None", "chunk=32000"),
         ("algorithm", "RINGAR_ALGORITHM", "None", "ring"),
         ("version", "ringar", "0.0.2", "0.0.1"),
     ],

@@ -56,7 +56,7 @@ def test_environment_is_passed_on() -> None:
 def test_ranks_share_a_segment_without_a_name() -> None:
     code = """
 import mmap, os, time
-rank, fd = int(os.environ["RINGAR_RANK"]), int(os.environ["RINGAR_ARENA_FD"])
+rank, fd = int(os.environ["RINGAR_RANK"]), int(os.environ["RINGAR_SEGMENT_FD"])
 os.ftruncate(fd, 4096)
 segment = mmap.mmap(fd, 4096)
 segment[rank] = 1
@@ -76,7 +76,7 @@ def test_ranks_inherit_no_other_file() -> None:
     code = """
 import os
 print(*sorted(os.listdir("/proc/self/fd"), key=int))
-print(os.environ["RINGAR_ARENA_FD"])
+print(os.environ["RINGAR_SEGMENT_FD"])
 """
     result = launch("-np", "1", *python(code))
     files, segment = (line.split() for line in result.stdout.splitlines())

@@ -18,7 +18,7 @@
 namespace ringar::test {
 namespace {
 
-constexpr double kPatience = 20;
+constexpr double kTimeout = 20;
 
 // The host of each rank.
 std::vector<int32_t> places(const Hosts& hosts) {
@@ -33,7 +33,7 @@ std::vector<int32_t> places(const Hosts& hosts) {
   return dealt;
 }
 
-// The arenas and the notes of one job, for the time of a test.
+// The shared segments and the notes of one job, for the time of a test.
 class Job {
  public:
   explicit Job(const Hosts& hosts) : hosts_(places(hosts)) {
@@ -66,9 +66,9 @@ class Job {
     config.local_size = here;
     config.cross_rank = host;
     config.cross_size = static_cast<int>(fds_.size());
-    config.arena_fd = fds_[static_cast<size_t>(host)];
-    config.start_timeout = config.deadline = limit(kPatience);
-    config.stall_warning = limit(kPatience) / 2;
+    config.segment_fd = fds_[static_cast<size_t>(host)];
+    config.start_timeout = config.deadline = limit(kTimeout);
+    config.stall_warning = limit(kTimeout) / 2;
     config.hosts = hosts_.data();
     return {r, size(), config, notes_, mesh_.get()};
   }

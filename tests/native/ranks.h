@@ -48,12 +48,12 @@ struct Rank {
 
 using Body = std::function<void(Rank&)>;
 
-// Fails the test if a rank fails. Every rank has an arena in common and 20 s of patience.
+// Fails the test if a rank fails. All ranks share a segment, and wait for 20 s at most.
 void on_threads(int size, const Body& body);
 void on_processes(int size, const Body& body);
 
 // The same with hosts: host h has as many ranks as hosts[h] says, numbered host by host or, if
-// `dealt`, in turns. Each host has an arena of its own; between them are sockets.
+// `dealt`, in turns. Each host has a shared segment of its own; between them are sockets.
 struct Hosts {
   std::vector<int> ranks;
   bool dealt = false;

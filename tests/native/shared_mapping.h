@@ -1,4 +1,4 @@
-// Ranks that are threads map the arena at one address.
+// Ranks that are threads map the shared segment at one address.
 //
 // Left alone each would get an address of its own for the same memory, and ThreadSanitizer, which
 // goes by addresses, would see neither the races nor the flags that prevent them. The test program

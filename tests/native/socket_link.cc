@@ -27,18 +27,18 @@ class SocketLink : public Link {
         outgoing_(sockets_.size()),
         partial_(sockets_.size()) {}
 
-  Status send(int to, int tag, const std::byte* data, size_t bytes, int* ticket) override {
+  Status send(int to, int tag, const std::byte* data, size_t bytes, int* handle) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    *ticket = new_ticket();
-    outgoing_[static_cast<size_t>(to)].push_back({{tag, bytes}, data, 0, *ticket});
+    *handle = new_handle();
+    outgoing_[static_cast<size_t>(to)].push_back({{tag, bytes}, data, 0, *handle});
     return {};
   }
 
   Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
-                 int* ticket) override {
+                 int* handle) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    *ticket = new_ticket();
-    posted_.push_back({from, tag, data, bytes, length, *ticket});
+    *handle = new_handle();
+    posted_.push_back({from, tag, data, bytes, length, *handle});
     return {};
   }
 
@@ -52,9 +52,9 @@ class SocketLink : public Link {
     return match();
   }
 
-  Status poll(int ticket, bool* done, int* from) override {
+  Status poll(int handle, bool* done, int* from) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    Ticket& state = tickets_[static_cast<size_t>(ticket)];
+    Transfer& state = transfers_[static_cast<size_t>(handle)];
     *done = state.done;
     if (state.done && from) *from = state.from;
     return {};
@@ -65,27 +65,27 @@ class SocketLink : public Link {
     Header header;
     const std::byte* data;
     size_t written;  // of header and data together
-    int ticket;
+    int handle;
   };
   struct Posted {
     int from, tag;
     std::byte* data;
     size_t bytes;
     Length length;
-    int ticket;
+    int handle;
   };
   struct Message {
     int from, tag;
     std::vector<std::byte> bytes;
   };
-  struct Ticket {
+  struct Transfer {
     bool done = false;
     int from = 0;
   };
 
-  int new_ticket() {
-    tickets_.emplace_back();
-    return static_cast<int>(tickets_.size()) - 1;
+  int new_handle() {
+    transfers_.emplace_back();
+    return static_cast<int>(transfers_.size()) - 1;
   }
 
   Status write_to(size_t peer) {
@@ -102,7 +102,7 @@ class SocketLink : public Link {
       if (n < 0) return lost(peer);
       out.written += static_cast<size_t>(n);
       if (out.written < sizeof(Header) + out.header.bytes) continue;
-      tickets_[static_cast<size_t>(out.ticket)].done = true;
+      transfers_[static_cast<size_t>(out.handle)].done = true;
       queue.pop_front();
     }
     return {};
@@ -146,7 +146,7 @@ class SocketLink : public Link {
         return {RINGAR_PEER_LOST, "a message has another length than its receive"};
       if (!message->bytes.empty())
         std::memcpy(posted->data, message->bytes.data(), message->bytes.size());
-      tickets_[static_cast<size_t>(posted->ticket)] = {true, message->from};
+      transfers_[static_cast<size_t>(posted->handle)] = {true, message->from};
       arrived_.erase(message);
       posted = posted_.erase(posted);
     }
@@ -170,7 +170,7 @@ class SocketLink : public Link {
   std::vector<std::vector<std::byte>> partial_;
   std::list<Message> arrived_;
   std::list<Posted> posted_;
-  std::deque<Ticket> tickets_;
+  std::deque<Transfer> transfers_;
 };
 
 }  // namespace

@@ -44,7 +44,7 @@ TEST(between_hosts_of_several_ranks) {
     });
 }
 
-// Ranks in no column, hosts of a single rank beside others.
+// Ranks in no rail, hosts of a single rank beside others.
 TEST(between_hosts_of_different_sizes) {
   for (const Hosts& hosts : {Hosts{{1, 2}}, Hosts{{3, 1}}, Hosts{{2, 3}, true}, Hosts{{1, 3, 2}}})
     on_processes(hosts, [&](Rank& me) {

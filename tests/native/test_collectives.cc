@@ -232,7 +232,7 @@ TEST(start_and_stop_again_and_again) {
     for (int i = 0; i < 20; ++i) {
       run_random_plans(me, 0, 64);
       struct stat file{};
-      EXPECT_EQ(fstat(me.config.arena_fd, &file), 0);
+      EXPECT_EQ(fstat(me.config.segment_fd, &file), 0);
       if (i == 0) blocks_of_one = file.st_blocks;
       EXPECT(file.st_blocks <= 3 * blocks_of_one);
     }

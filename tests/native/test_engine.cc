@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "check.h"
-#include "engine/instance.h"
+#include "engine/engine_instance.h"
 #include "ranks.h"
 #include "requests.h"
 
@@ -21,7 +21,7 @@ constexpr size_t kLong = 400'000;  // elements: more than a caller's thread runs
 ringar_config alone() {
   ringar_config config{};
   config.size = config.local_size = config.cross_size = 1;
-  config.arena_fd = -1;
+  config.segment_fd = -1;
   config.start_timeout = config.deadline = 20;
   config.stall_warning = 10;
   return config;

@@ -63,11 +63,11 @@ struct Receiving {
   MpiLink mpi_link{mpi_of_the_test(), 0};
   Link& link = mpi_link;
   std::byte memory[8];
-  int ticket = -1;
+  int handle = -1;
   bool done = false;
 
   explicit Receiving(Link::Length length = Link::Length::kExact) {
-    EXPECT_OK(link.receive(3, 5, memory, sizeof memory, length, &ticket));
+    EXPECT_OK(link.receive(3, 5, memory, sizeof memory, length, &handle));
   }
 };
 
@@ -84,14 +84,14 @@ TEST(mpi_link_tells_which_transfer_has_failed) {
   answer = {kBad, {0}, {}, 0};
   answer.status.MPI_ERROR = 33;
   EXPECT_OK(receiving.link.progress());
-  const Status status = receiving.link.poll(receiving.ticket, &receiving.done);
+  const Status status = receiving.link.poll(receiving.handle, &receiving.done);
   EXPECT_EQ(status.code(), RINGAR_PEER_LOST);
   EXPECT_CONTAINS(status.message(), "MPI could not receive from rank 3: error 33");
   // Its slot is free, once.
   int second = -1, third = -1;
   EXPECT_OK(receiving.link.send(1, 5, receiving.memory, 8, &second));
   EXPECT_OK(receiving.link.send(1, 5, receiving.memory, 8, &third));
-  EXPECT_EQ(second, receiving.ticket);
+  EXPECT_EQ(second, receiving.handle);
   EXPECT(third != second);
 }
 
@@ -103,7 +103,7 @@ TEST(mpi_link_expects_messages_of_the_right_length) {
       answer.status.MPI_SOURCE = 3;
       EXPECT_OK(receiving.link.progress());
       int from = -1;
-      const Status status = receiving.link.poll(receiving.ticket, &receiving.done, &from);
+      const Status status = receiving.link.poll(receiving.handle, &receiving.done, &from);
       EXPECT(receiving.done);
       if (bytes == 8 || length == Link::Length::kAtMost) {
         EXPECT_OK(status);

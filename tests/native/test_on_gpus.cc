@@ -222,7 +222,7 @@ TEST(on_gpus_of_several_hosts) {
     });
 }
 
-// More than two blocks of 4 MiB per column.
+// More than two blocks of 4 MiB per rail.
 TEST(on_gpus_of_several_hosts_in_blocks) {
   for (const Hosts& hosts : {Hosts{{1, 1}}, Hosts{{2, 1}}})
     on_processes(hosts, [](Rank& me) {

@@ -33,7 +33,7 @@ void limit_pool(size_t bytes) {
 
 int64_t blocks_of(const Rank& me) {
   struct stat file{};
-  EXPECT_EQ(fstat(me.config.arena_fd, &file), 0);
+  EXPECT_EQ(fstat(me.config.segment_fd, &file), 0);
   return file.st_blocks;
 }
 
@@ -253,7 +253,7 @@ int file_of_large_pages() {
       syscall(SYS_fsconfig, system, kCreate, nullptr, nullptr, 0) != 0)
     throw Skipped{"expected the right to mount a tmpfs with large pages"};
   const auto folder = static_cast<int>(syscall(SYS_fsmount, system, 0, 0));
-  const int file = openat(folder, "arena", O_RDWR | O_CREAT, 0600);
+  const int file = openat(folder, "shared segment", O_RDWR | O_CREAT, 0600);
   EXPECT(file >= 0);
   close(folder);
   close(system);
@@ -352,7 +352,7 @@ TEST(collectives_in_the_pool_of_many_arrays) {
 TEST(collectives_in_the_pool_of_large_pages) {
   const int file = file_of_large_pages();
   on_processes(2, [&](Rank& me) {
-    me.config.arena_fd = file;
+    me.config.segment_fd = file;
     limit_pool(40 * kLeast);
     Engine engine(me.config);
     EXPECT_OK(engine.start());

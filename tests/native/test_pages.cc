@@ -8,8 +8,8 @@
 
 #include "check.h"
 #include "engine/tuning.h"
-#include "mail.h"
 #include "plans.h"
+#include "point_to_point.h"
 #include "ranks.h"
 #include "requests.h"
 
@@ -33,9 +33,9 @@ TEST(pages_are_the_kernels) {
 TEST(pages_of_64_kib_refuse_an_offset_of_4_kib) {
   on_processes(1, [](Rank& me) {
     pretend_large_pages();
-    EXPECT_EQ(ftruncate(me.config.arena_fd, 3 * kLarge), 0);
+    EXPECT_EQ(ftruncate(me.config.segment_fd, 3 * kLarge), 0);
     for (const int64_t offset : {int64_t{4096}, kLarge, 2 * kLarge - 4096}) {
-      void* const memory = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, me.config.arena_fd, offset);
+      void* const memory = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, me.config.segment_fd, offset);
       EXPECT_EQ(memory != MAP_FAILED, offset == kLarge);
     }
   });
@@ -56,7 +56,7 @@ TEST(pages_of_64_kib_for_collectives_in_process_sets) {
   });
 }
 
-// Of growing sizes, so that boxes are replaced.
+// Of growing sizes, so that slots are replaced.
 TEST(pages_of_64_kib_for_messages) {
   on_processes(3, [](Rank& me) {
     pretend_large_pages();

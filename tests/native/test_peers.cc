@@ -1,4 +1,4 @@
-// Notices over links that end them as a test wants, or count them.
+// Control messages over links that end them as a test wants, or count them.
 
 #include <cstring>
 #include <deque>
@@ -14,19 +14,19 @@
 namespace ringar::test {
 namespace {
 
-class NoticeLink : public Link {
+class ControlLink : public Link {
  public:
   Status send(int, int, const std::byte*, size_t, int*) override { return {}; }
-  Status receive(int, int, std::byte* to, size_t size, Length, int* ticket) override {
+  Status receive(int, int, std::byte* to, size_t size, Length, int* handle) override {
     memory = to;
     bytes = size;
-    *ticket = ++receives;
+    *handle = ++receives;
     return {};
   }
   Status progress() override { return {}; }
-  Status poll(int ticket, bool* done, int*) override {
+  Status poll(int handle, bool* done, int*) override {
     *done = false;
-    EXPECT_EQ(ticket, receives);  // those before it are over
+    EXPECT_EQ(handle, receives);  // those before it are over
     return fails ? Status(RINGAR_PEER_LOST, "gone") : Status();
   }
 
@@ -37,7 +37,7 @@ class NoticeLink : public Link {
 };
 
 TEST(peers_keep_the_memory_that_a_link_may_still_write) {
-  NoticeLink link;
+  ControlLink link;
   const Topology topology{0, {0, 1}};
   {
     Peers peers(link, topology, nullptr, 0);
@@ -47,7 +47,7 @@ TEST(peers_keep_the_memory_that_a_link_may_still_write) {
 }
 
 TEST(peers_ask_no_more_for_what_has_failed) {
-  NoticeLink link;
+  ControlLink link;
   const Topology topology{0, {0, 1}};
   Peers peers(link, topology, nullptr, 0);
   EXPECT_OK(peers.poll());
@@ -60,7 +60,7 @@ TEST(peers_ask_no_more_for_what_has_failed) {
   EXPECT_EQ(link.receives, 2);
 }
 
-// Ranks of one host each, whose notices arrive at once and are read when a test says so.
+// Ranks of one host each, whose control messages arrive at once and are read when a test says so.
 class Crowd {
  public:
   explicit Crowd(int size) : inboxes(static_cast<size_t>(size)) {
@@ -102,23 +102,23 @@ class Crowd {
   struct One : Link {
     One(Crowd& crowd, int rank)
         : crowd(crowd), topology{rank, crowd.members}, peers(*this, topology, nullptr, 0) {}
-    Status send(int to, int, const std::byte* data, size_t bytes, int* ticket) override {
+    Status send(int to, int, const std::byte* data, size_t bytes, int* handle) override {
       crowd.inboxes[static_cast<size_t>(to)].push_back({topology.rank, {data, data + bytes}});
       partners.insert(to);
-      *ticket = ++sent;
+      *handle = ++sent;
       return {};
     }
-    Status receive(int, int, std::byte* to, size_t bytes, Length, int* ticket) override {
+    Status receive(int, int, std::byte* to, size_t bytes, Length, int* handle) override {
       memory = to;
       room = bytes;
-      *ticket = 0;
+      *handle = 0;
       return {};
     }
     Status progress() override { return {}; }
-    Status poll(int ticket, bool* done, int* from) override {
+    Status poll(int handle, bool* done, int* from) override {
       auto& inbox = crowd.inboxes[static_cast<size_t>(topology.rank)];
-      *done = ticket > 0 || !inbox.empty();
-      if (ticket > 0 || inbox.empty()) return {};
+      *done = handle > 0 || !inbox.empty();
+      if (handle > 0 || inbox.empty()) return {};
       const auto& [sender, bytes] = inbox.front();
       EXPECT(bytes.size() <= room);
       std::memcpy(memory, bytes.data(), bytes.size());
@@ -173,7 +173,7 @@ TEST(peers_hear_of_an_end_by_their_neighbors) {
     EXPECT_EQ(crowd[r].trouble(42, 0, 0), "rank 42 has given up: too tired");
     const int neighbor = (r + 1) % 100;
     if (neighbor != 42) EXPECT_EQ(crowd[r].trouble(neighbor, 0, 0), crowd[r].trouble(42, 0, 0));
-    EXPECT(crowd.sent(r) <= 28);  // one notice passed on, and its own, to 14 neighbors
+    EXPECT(crowd.sent(r) <= 28);  // one control message passed on, and its own, to 14 neighbors
     EXPECT(crowd.partners(r) <= 14);
   }
 }
@@ -191,37 +191,37 @@ TEST(peers_are_told_when_they_have_asked) {
 
 class CountingLink : public Link {
  public:
-  CountingLink(std::unique_ptr<Link> link, int* notices)
-      : link_(std::move(link)), notices_(notices) {}
-  Status send(int to, int tag, const std::byte* data, size_t bytes, int* ticket) override {
-    *notices_ += tag == 0;
-    return link_->send(to, tag, data, bytes, ticket);
+  CountingLink(std::unique_ptr<Link> link, int* messages)
+      : link_(std::move(link)), messages_(messages) {}
+  Status send(int to, int tag, const std::byte* data, size_t bytes, int* handle) override {
+    *messages_ += tag == 0;
+    return link_->send(to, tag, data, bytes, handle);
   }
   Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
-                 int* ticket) override {
-    return link_->receive(from, tag, data, bytes, length, ticket);
+                 int* handle) override {
+    return link_->receive(from, tag, data, bytes, length, handle);
   }
   Status progress() override { return link_->progress(); }
-  Status poll(int ticket, bool* done, int* from) override {
-    return link_->poll(ticket, done, from);
+  Status poll(int handle, bool* done, int* from) override {
+    return link_->poll(handle, done, from);
   }
 
  private:
   const std::unique_ptr<Link> link_;
-  int* const notices_;
+  int* const messages_;
 };
 
 // A job that stalls for more than a second, and ends.
-TEST(peers_of_sixteen_hosts_send_few_notices) {
+TEST(peers_of_sixteen_hosts_send_few_control_messages) {
   on_processes(Hosts{std::vector<int>(16, 1)}, [](Rank& me) {
-    int notices = 0;
-    Engine engine(me.config, std::make_unique<CountingLink>(me.mesh->open(me.rank), &notices));
+    int messages = 0;
+    Engine engine(me.config, std::make_unique<CountingLink>(me.mesh->open(me.rank), &messages));
     EXPECT_OK(engine.start());
     if (me.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1400));
     TestRequest barrier("barrier name=late");
     EXPECT_OK(engine.run(barrier));
     engine.stop();
-    EXPECT(notices <= 4 + 7);  // of the wait, of the end
+    EXPECT(messages <= 4 + 7);  // of the wait, of the end
     me.meet(0);
   });
 }

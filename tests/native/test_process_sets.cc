@@ -127,8 +127,8 @@ TEST(process_sets_overtake_each_other) {
   });
 }
 
-// Turns are those of their set.
-TEST(process_sets_have_turns_of_their_own) {
+// Tickets are those of their set.
+TEST(process_sets_have_tickets_of_their_own) {
   on_threads(2, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
@@ -137,8 +137,8 @@ TEST(process_sets_have_turns_of_their_own) {
     for (int64_t step = 1; step < 30; ++step) {
       OfSet first(ids[0], both, me.rank, kLong), second(ids[1], both, me.rank, kShort);
       first.step = second.step = step;
-      first.turn = engine->draw_turn(step, ids[0]);
-      second.turn = engine->draw_turn(step, ids[1]);
+      first.ticket = engine->draw_ticket(step, ids[0]);
+      second.ticket = engine->draw_ticket(step, ids[1]);
       engine->submit(&second);
       EXPECT_OK(second.wait());
       engine->submit(&first);
@@ -167,8 +167,8 @@ TEST(process_sets_hear_of_a_step_that_has_failed) {
       EXPECT_EQ(engine->run(other).code(), RINGAR_MISMATCH);
     } else {
       wrong.step = dropped.step = 1;
-      wrong.turn = engine->draw_turn(1, ids[1]);
-      dropped.turn = engine->draw_turn(1, ids[0]);
+      wrong.ticket = engine->draw_ticket(1, ids[1]);
+      dropped.ticket = engine->draw_ticket(1, ids[0]);
       // Or what is issued next would meet what rank 1 still has of the step.
       wrong.on_complete = [&] { EXPECT(engine->process_set(ids[0])->is_broken()); };
       engine->submit(&wrong);

@@ -56,7 +56,7 @@ TEST(between_hosts_process_sets_are_as_many_as_there_are_tags) {
   on_processes(Hosts{{1, 1}}, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
-    std::vector<int> ids(LinkGroup::kMostSets - 1);
+    std::vector<int> ids(InterNodeCommunicator::kMostSets - 1);
     for (int& id : ids) EXPECT_OK(engine->add_process_set({1, 0}, &id));
     int id = -1;
     const Status refused = engine->add_process_set({0, 1}, &id);
@@ -89,7 +89,7 @@ TEST(between_hosts_a_broken_process_set_stays) {
 }
 
 // What a rank says when it leaves waits in the network for whoever starts again.
-TEST(between_hosts_notices_of_an_engine_before) {
+TEST(between_hosts_control_messages_of_an_engine_before) {
   on_processes(Hosts{{1, 1}}, [](Rank& me) {
     for (int generation = 1; generation < 4; ++generation) {
       me.config.generation = generation;
@@ -123,8 +123,8 @@ TEST(between_hosts_all_ranks_refuse_several_arrays_of_an_all_to_all) {
     });
 }
 
-// Hosts whose outboxes hold different amounts take the same way.
-TEST(between_hosts_of_different_sizes_with_small_boxes) {
+// Hosts whose send buffers hold different amounts take the same way.
+TEST(between_hosts_of_different_sizes_with_small_buffers) {
   for (const Hosts& hosts : {Hosts{{1, 2}}, Hosts{{3, 1, 2}, true}})
     on_processes(hosts, [](Rank& me) {
       setenv("RINGAR_TUNING", "slice=4096", 1);

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "check.h"
-#include "engine/instance.h"
+#include "engine/engine_instance.h"
 #include "engine/reduce.h"
 #include "ranks.h"
 #include "requests.h"

@@ -38,7 +38,7 @@ void expect_to_be_told(const Status& status, const char* needed, const char* siz
 TEST(shortage_at_the_start_is_an_error_of_all_ranks) {
   const int file = file_in_a_tmpfs_of("8m");
   on_processes(4, [&](Rank& me) {
-    me.config.arena_fd = file;
+    me.config.segment_fd = file;
     const auto engine = me.engine();
     const Status status = engine->start();
     EXPECT_EQ(status.code(), RINGAR_OUT_OF_MEMORY);
@@ -55,7 +55,7 @@ TEST(shortage_at_the_start_is_an_error_of_all_ranks) {
 TEST(shortage_for_a_process_set_is_an_error_of_all_ranks) {
   const int file = file_in_a_tmpfs_of("8m");
   on_processes(3, [&](Rank& me) {
-    me.config.arena_fd = file;
+    me.config.segment_fd = file;
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
     int id = -1;

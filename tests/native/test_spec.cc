@@ -1,10 +1,10 @@
-// Specs, shapes, signatures and virtual arrays: the plain data of the engine.
+// Specs, shapes, signatures and buffer lists: the plain data of the engine.
 
 #include <cstring>
 #include <random>
 #include <set>
 
-#include "algorithms/virtual_array.h"
+#include "algorithms/buffer_list.h"
 #include "check.h"
 #include "engine/signature.h"
 #include "requests.h"
@@ -232,14 +232,14 @@ TEST(requests_reject_splits_that_do_not_fit) {
   EXPECT_CONTAINS(why({5}), "one split per rank of the process set (2), received 1: [5]");
 }
 
-// A virtual array of random parts, empty ones among them, against the same bytes in one piece.
-TEST(virtual_array_gathers_and_scatters_any_range) {
+// A buffer list of random parts, empty ones among them, against the same bytes in one piece.
+TEST(buffer_list_gathers_and_scatters_any_range) {
   std::mt19937_64 random(3);
   for (int round = 0; round < 200; ++round) {
     const size_t parts = random() % 6;
     std::vector<Bytes> inputs(parts), outputs(parts);
     Bytes whole;
-    VirtualArray array;
+    BufferList array;
     for (size_t i = 0; i < parts; ++i) {
       inputs[i] = random_bytes(DataType::kUint8, random() % 3 ? random() % 40 : 0, random());
       outputs[i].assign(inputs[i].size(), std::byte{0});
@@ -261,9 +261,9 @@ TEST(virtual_array_gathers_and_scatters_any_range) {
   }
 }
 
-TEST(virtual_array_passes_on_what_is_missing) {
+TEST(buffer_list_passes_on_what_is_missing) {
   std::byte memory[8];
-  VirtualArray array;
+  BufferList array;
   array.append(memory, nullptr, 4);
   array.append(nullptr, memory, 4);
   int pieces = 0;

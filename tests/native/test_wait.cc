@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "check.h"
-#include "engine/vigil.h"
+#include "engine/watchdog.h"
 #include "ranks.h"
 
 namespace ringar::test {
@@ -100,20 +100,20 @@ TEST_APART(wait_sleeps_where_others_compute) {
 }
 
 // A watch may be asked at any time, and looks every 20 ms, or when this rank shuts down.
-TEST(vigil_looks_now_and_then) {
+TEST(watchdog_looks_now_and_then) {
   std::atomic<bool> stop{false};
-  const Patience patience{600, 600, 0, &stop};
+  const Timeouts timeouts{600, 600, 0, &stop};
   const std::vector<int> members{0, 1};
-  const Current current{0, 0, 0, members, nullptr};
+  const OpState op_state{0, 0, 0, members, nullptr};
   int looks = 0;
   const auto trouble = [&] {
     ++looks;
     return std::string();
   };
   const auto whom = [] { return std::string("1"); };
-  Vigil vigil(patience, current);
-  const auto ask = [&] { return vigil.check(trouble, whom); };
-  while (vigil.seconds() < 0.1) EXPECT_OK(ask());
+  Watchdog watchdog(timeouts, op_state);
+  const auto ask = [&] { return watchdog.check(trouble, whom); };
+  while (watchdog.seconds() < 0.1) EXPECT_OK(ask());
   EXPECT(looks >= 1);
   EXPECT(looks <= 5);
   const int before = looks;

@@ -22,7 +22,7 @@ def gpu(path: Path) -> Iterator[Library]:
     """The library; a test that has provoked misuses forgets them."""
     library = Library(path)
     library.standin_forget()
-    library.standin_patience(20)
+    library.standin_timeout(20)
     yield library
     assert library.misuse() == ""
     assert library.open() == ""

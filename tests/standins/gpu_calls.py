@@ -78,7 +78,7 @@ class Library:
         self._library.standin_allocate.argtypes = [c_size_t]
         self._library.standin_enqueue.argtypes = [c_void_p, KERNEL, c_void_p]
         self._library.standin_enqueue.restype = None
-        self._library.standin_patience.argtypes = [ctypes.c_double]
+        self._library.standin_timeout.argtypes = [ctypes.c_double]
         self._library.ncclCommInitRankConfig.argtypes = [
             POINTER(c_void_p), c_int, UniqueId, c_int, POINTER(Config)
         ]  # fmt: skip

@@ -204,8 +204,8 @@ def test_an_abort_frees_a_rank_whose_peer_never_comes(gpu: Library) -> None:
     assert on_ranks(gpu, 2, work, closes=False) == [[0x77] * 4, [0] * 4]
 
 
-def test_patience_ends(gpu: Library) -> None:
-    gpu.standin_patience(0.05)
+def test_waits_end_at_the_timeout(gpu: Library) -> None:
+    gpu.standin_timeout(0.05)
     with gpu.device():
         its = Rank(gpu, 2, 0, gpu.unique_id())
         assert gpu.state(its.communicator) == 6

@@ -1,7 +1,7 @@
 // Which way an allreduce takes between hosts.
 //
-//   small             recursive doubling between hosts, on the way of the opening (opening.cc)
-//   large             hierarchical: shared memory in each host, a ring in each column
+//   small             recursive doubling between hosts, in the handshake (handshake.cc)
+//   large             hierarchical: shared memory in each host, a ring in each rail
 //   ring              forced: a ring of all ranks, hosts or not (ring.h)
 //   recursive_doubling  forced: of all ranks, hosts or not
 //
@@ -19,62 +19,65 @@ namespace {
 
 // A range of an array, on its way through recursive doubling. Partial results are held as they
 // travel; inside a host nothing is narrowed.
-class SmallAllreduce : public OpeningWork {
+class SmallAllreduce : public HandshakePayload {
  public:
-  SmallAllreduce(const Request& request, const VirtualArray& array, size_t begin, size_t end)
-      : spec_(request.spec), array_(array), begin_(begin), end_(end), hop_(request.spec) {}
+  SmallAllreduce(const Request& request, const BufferList& array, size_t begin, size_t end)
+      : spec_(request.spec), array_(array), begin_(begin), end_(end), codec_(request.spec) {}
 
-  size_t bytes() const override { return hop_.wire_bytes(end_ - begin_); }
+  size_t bytes() const override { return codec_.wire_bytes(end_ - begin_); }
 
-  void publish(HostGroup& host) override { array_.gather(begin_, end_, host.outbox(host.rank())); }
+  void publish(IntraNodeCommunicator& host) override {
+    array_.gather(begin_, end_, host.send_buffer(host.rank()));
+  }
 
-  void reduce_host(HostGroup& host, std::byte* partial) override {
+  void reduce_host(IntraNodeCommunicator& host, std::byte* partial) override {
     if (host.size() == 1) return take_own_part(partial);
     auto& sources = host.workspace().sources;
-    alignas(64) std::byte sum[Hop::kTile];
+    alignas(64) std::byte sum[WireCodec::kTile];
     for (size_t at = 0, n = 0; at < end_ - begin_; at += n) {
-      n = std::min(Hop::kTile, end_ - begin_ - at);
-      for (int r = 0; r < host.size(); ++r) sources[static_cast<size_t>(r)] = host.outbox(r) + at;
+      n = std::min(WireCodec::kTile, end_ - begin_ - at);
+      for (int r = 0; r < host.size(); ++r)
+        sources[static_cast<size_t>(r)] = host.send_buffer(r) + at;
       reduce({spec_.dtype, spec_.op, spec_.prescale}, sources.data(), host.size(), sum,
              n / size_of(spec_.dtype));
-      hop_.put(sum, partial + hop_.wire_bytes(at), n);
+      codec_.put(sum, partial + codec_.wire_bytes(at), n);
     }
   }
 
-  void take_own_part(std::byte* partial) const { hop_.begin(array_, begin_, end_, partial); }
+  void take_own_part(std::byte* partial) const { codec_.begin(array_, begin_, end_, partial); }
 
   void combine(const std::byte* low, const std::byte* high, std::byte* to) override {
-    const DataType dtype = hop_.wire_dtype();
+    const DataType dtype = codec_.wire_dtype();
     const std::byte* const sources[] = {low, high};
     reduce({dtype, spec_.op}, sources, 2, to, bytes() / size_of(dtype));
   }
 
-  void finish(std::byte* partial) const { hop_.end(array_, begin_, end_, partial); }
+  void finish(std::byte* partial) const { codec_.end(array_, begin_, end_, partial); }
 
  private:
   const Spec& spec_;
-  const VirtualArray& array_;
+  const BufferList& array_;
   const size_t begin_, end_;
-  const Hop hop_;
+  const WireCodec codec_;
 };
 
-Status on_the_way(Communicator& c, const Request& request, const VirtualArray& array) {
+Status on_the_way(Communicator& c, const Request& request, const BufferList& array) {
   SmallAllreduce work(request, array, 0, array.size());
   std::byte* result = nullptr;
-  RINGAR_RETURN_IF_ERROR(open_between_hosts(c, &work, &result));
-  c.current().timed(Stretch::kCopy, [&] { work.finish(result); });
+  RINGAR_RETURN_IF_ERROR(handshake_between_hosts(c, &work, &result));
+  c.op_state().timed(Span::kCopy, [&] { work.finish(result); });
   return {};
 }
 
 // Arrays of any size, as many bytes at a time as a message takes.
-Status by_recursive_doubling(Communicator& c, const Request& request, const VirtualArray& array) {
-  RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
+Status by_recursive_doubling(Communicator& c, const Request& request, const BufferList& array) {
+  RINGAR_RETURN_IF_ERROR(handshake_between_hosts(c));
   Message mine(c.buffers().at(0, Message::kMaxBytes));
   Message theirs(c.buffers().at(1, Message::kMaxBytes));
   for (size_t begin = 0; begin < array.size(); begin += PartialResult::kMaxBytes) {
     const size_t end = std::min(array.size(), begin + PartialResult::kMaxBytes);
     SmallAllreduce part(request, array, begin, end);
-    mine.verdict() = {};
+    mine.check() = {};
     part.take_own_part(mine.partial());
     RINGAR_RETURN_IF_ERROR(RecursiveDoubling(c.everybody(), &part, mine, theirs).run());
     part.finish(mine.partial());
@@ -82,25 +85,26 @@ Status by_recursive_doubling(Communicator& c, const Request& request, const Virt
   return {};
 }
 
-Status by_ring(Communicator& c, const Request& request, const VirtualArray& array) {
-  RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
+Status by_ring(Communicator& c, const Request& request, const BufferList& array) {
+  RINGAR_RETURN_IF_ERROR(handshake_between_hosts(c));
   return ring_allreduce(c, c.everybody(), request.spec, array);
 }
 
 }  // namespace
 
-Status ring_allreduce(Communicator& c, LinkGroup& group, const Spec& spec,
-                      const VirtualArray& array) {
-  const Hop hop(spec);
-  const LinkTuning tuning = link_tuning(hop.wire_bytes(array.size()), group.size());
-  const Pieces pieces = Pieces::of_blocks(array, group.size(), hop.array_bytes(tuning.piece_bytes));
-  return Ring(group, Ring::kAllreduce, pieces, hop, c.buffers(), tuning.lanes)
-      .run(LinkGroup::haste_for(array.size()));
+Status ring_allreduce(Communicator& c, InterNodeCommunicator& group, const Spec& spec,
+                      const BufferList& array) {
+  const WireCodec codec(spec);
+  const LinkTuning tuning = link_tuning(codec.wire_bytes(array.size()), group.size());
+  const Chunks chunks =
+      Chunks::of_blocks(array, group.size(), codec.array_bytes(tuning.chunk_bytes));
+  return Ring(group, Ring::kAllreduce, chunks, codec, c.buffers(), tuning.lanes)
+      .run(wait_policy_for(array.size()));
 }
 
 Status allreduce_between_hosts(Communicator& c, Request& request) {
-  const VirtualArray& array = c.host().workspace().whole(request);
-  switch (c.current().signature.algorithm) {
+  const BufferList& array = c.host().workspace().whole(request);
+  switch (c.op_state().signature.algorithm) {
     case Algorithm::kRing:
       return by_ring(c, request, array);
     case Algorithm::kRecursiveDoubling:
@@ -110,7 +114,7 @@ Status allreduce_between_hosts(Communicator& c, Request& request) {
   }
   // What all ranks compute alike, whatever their hosts have.
   const size_t limit =
-      std::min(c.opening_bytes(), c.world().recursive_doubling_bytes_for(c.hosts()));
+      std::min(c.handshake_bytes(), c.world().recursive_doubling_bytes_for(c.hosts()));
   return array.size() <= limit ? on_the_way(c, request, array)
                                : allreduce_hierarchical(c, request, array);
 }

@@ -4,7 +4,7 @@ namespace ringar {
 
 Status run_between_hosts(Communicator& c, Request& request) {
   // Whatever this rank was asked for, the others are to learn that it cannot be done.
-  if (c.current().signature.rejected) return open_between_hosts(c);
+  if (c.op_state().signature.rejected) return handshake_between_hosts(c);
   switch (request.spec.collective) {
     case Collective::kAllreduce:
       return allreduce_between_hosts(c, request);
@@ -19,7 +19,7 @@ Status run_between_hosts(Communicator& c, Request& request) {
     case Collective::kBarrier:
     case Collective::kAddProcessSet:
     case Collective::kRemoveProcessSet:
-      return open_between_hosts(c);
+      return handshake_between_hosts(c);
     case Collective::kSend:
     case Collective::kRecv:
     case Collective::kCount:

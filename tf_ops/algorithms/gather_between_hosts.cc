@@ -17,20 +17,20 @@
 namespace ringar {
 namespace {
 
-// The most that any of the ring's ranks has, as if all had: what the size of pieces goes by.
-size_t even_total(const std::vector<VirtualArray>& shares) {
+// The most that any of the ring's ranks has, as if all had: what the size of chunks goes by.
+size_t even_total(const std::vector<BufferList>& shares) {
   size_t longest = 0;
-  for (const VirtualArray& share : shares) longest = std::max(longest, share.size());
+  for (const BufferList& share : shares) longest = std::max(longest, share.size());
   return longest * shares.size();
 }
 
 Status run_ring(Communicator& c, Ring::Kind kind, const Spec& spec,
-                const std::vector<VirtualArray>& shares) {
+                const std::vector<BufferList>& shares) {
   const LinkTuning tuning = link_tuning(even_total(shares), c.size());
-  const Pieces pieces = Pieces::of_shares(shares, tuning.piece_bytes);
-  const Hop hop(spec);
-  return Ring(c.everybody(), kind, pieces, hop, c.buffers(), tuning.lanes)
-      .run(LinkGroup::haste_for(even_total(shares)));
+  const Chunks chunks = Chunks::of_shares(shares, tuning.chunk_bytes);
+  const WireCodec codec(spec);
+  return Ring(c.everybody(), kind, chunks, codec, c.buffers(), tuning.lanes)
+      .run(wait_policy_for(even_total(shares)));
 }
 
 // Row counts of all ranks, as request.received wants them: array by array, in the set's order.
@@ -56,8 +56,8 @@ Status exchange_rows(Communicator& c, Request& request) {
 }  // namespace
 
 Status reducescatter_between_hosts(Communicator& c, Request& request) {
-  RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
-  std::vector<VirtualArray> shares(static_cast<size_t>(c.size()));  // by place in the ring
+  RINGAR_RETURN_IF_ERROR(handshake_between_hosts(c));
+  std::vector<BufferList> shares(static_cast<size_t>(c.size()));  // by place in the ring
   deal_rows(request, c.size(), [&](size_t i, int r, int64_t, const std::byte* input, size_t bytes) {
     std::byte* const output = r == c.rank() ? request.tensors[i].output : nullptr;
     shares[static_cast<size_t>(c.place_of(r))].append(input, output, bytes);
@@ -66,9 +66,9 @@ Status reducescatter_between_hosts(Communicator& c, Request& request) {
 }
 
 Status allgather_between_hosts(Communicator& c, Request& request) {
-  RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
+  RINGAR_RETURN_IF_ERROR(handshake_between_hosts(c));
   RINGAR_RETURN_IF_ERROR(exchange_rows(c, request));
-  std::vector<VirtualArray> shares(static_cast<size_t>(c.size()));
+  std::vector<BufferList> shares(static_cast<size_t>(c.size()));
   const auto place = [&](size_t i, int r, std::byte* output, size_t bytes) {
     const std::byte* const mine = r == c.rank() ? request.tensors[i].input : nullptr;
     shares[static_cast<size_t>(c.place_of(r))].append(mine, output, bytes);

@@ -1,9 +1,9 @@
 // Broadcast and all-to-all between hosts.
 //
 // Broadcast is a chain: the root sends to its right neighbour, and each rank sends on what it has
-// received while the next pieces arrive. Every rank receives and sends K bytes once, and those of a
-// host are side by side, so that K bytes cross each host's link; the last one has them n - 2 pieces
-// after the first. A message that fits into one piece goes down a binomial tree instead, in
+// received while the next chunks arrive. Every rank receives and sends K bytes once, and those of a
+// host are side by side, so that K bytes cross each host's link; the last one has them n - 2 chunks
+// after the first. A message that fits into one chunk goes down a binomial tree instead, in
 // ceil(log2 n) messages one after the other: n - 1 latencies would be most of a chain's time then,
 // while a long message is sent up to log2 n times by the same rank of a tree, and once in a chain.
 //
@@ -26,9 +26,9 @@ namespace {
 constexpr size_t kTreeBytes = 64000;  // up to here one message takes all
 
 // `distance` from the root; all know the size.
-Status down_the_tree(LinkGroup& group, Buffers& buffers, const VirtualArray& from,
-                     const VirtualArray& to, int distance) {
-  constexpr int kChannel = LinkGroup::kChannels - 2;
+Status down_the_tree(InterNodeCommunicator& group, StagingBuffers& buffers, const BufferList& from,
+                     const BufferList& to, int distance) {
+  constexpr int kChannel = InterNodeCommunicator::kChannels - 2;
   const size_t bytes = from.size();
   std::byte* const message = buffers.at(0, bytes);
   int bit = 1;
@@ -37,28 +37,29 @@ Status down_the_tree(LinkGroup& group, Buffers& buffers, const VirtualArray& fro
     while (bit < group.size()) bit *= 2;
   } else {
     while (!(distance & bit)) bit *= 2;
-    int ticket = -1;
-    RINGAR_RETURN_IF_ERROR(group.receive(group.neighbor(-bit), kChannel, message, bytes, &ticket));
-    RINGAR_RETURN_IF_ERROR(group.finish(LinkGroup::Haste::kEager, &ticket, 1));
+    int handle = -1;
+    RINGAR_RETURN_IF_ERROR(group.receive(group.neighbor(-bit), kChannel, message, bytes, &handle));
+    RINGAR_RETURN_IF_ERROR(group.finish(WaitPolicy::kEager, &handle, 1));
     to.scatter(0, bytes, message);
   }
-  std::vector<int> tickets;
+  std::vector<int> handles;
   for (bit /= 2; bit > 0; bit /= 2) {
     if (distance + bit >= group.size()) continue;
-    tickets.push_back(-1);
+    handles.push_back(-1);
     RINGAR_RETURN_IF_ERROR(
-        group.send(group.neighbor(bit), kChannel, message, bytes, &tickets.back()));
+        group.send(group.neighbor(bit), kChannel, message, bytes, &handles.back()));
   }
-  return group.finish(LinkGroup::Haste::kEager, tickets.data(), tickets.size());
+  return group.finish(WaitPolicy::kEager, handles.data(), handles.size());
 }
 
 // Each rank but the root receives from its left neighbour, each but the last one sends on.
-Status down_the_chain(LinkGroup& group, Buffers& buffers, const VirtualArray& array, int distance) {
+Status down_the_chain(InterNodeCommunicator& group, StagingBuffers& buffers,
+                      const BufferList& array, int distance) {
   const bool is_root = distance == 0, is_last = distance == group.size() - 1;
   Stream in(group, group.neighbor(-1), array, buffers, 0);
-  Stream out(group, group.neighbor(1), array, buffers, LinkGroup::kChannels);
-  const auto haste = LinkGroup::haste_for(array.size());
-  return group.until_done(haste, [&](bool* moved, bool* done) -> Status {
+  Stream out(group, group.neighbor(1), array, buffers, InterNodeCommunicator::kChannels);
+  const auto policy = wait_policy_for(array.size());
+  return group.until_done(policy, [&](bool* moved, bool* done) -> Status {
     if (!is_root) RINGAR_RETURN_IF_ERROR(in.advance_receiving(moved));
     const size_t ready = is_root ? SIZE_MAX : in.ended();
     if (!is_last) RINGAR_RETURN_IF_ERROR(out.advance_sending(ready, moved));
@@ -67,12 +68,12 @@ Status down_the_chain(LinkGroup& group, Buffers& buffers, const VirtualArray& ar
   });
 }
 
-Status swap(LinkGroup& group, Buffers& buffers, int to, const VirtualArray& outgoing, int from,
-            const VirtualArray& incoming) {
+Status swap(InterNodeCommunicator& group, StagingBuffers& buffers, int to,
+            const BufferList& outgoing, int from, const BufferList& incoming) {
   Stream in(group, from, incoming, buffers, 0);
-  Stream out(group, to, outgoing, buffers, LinkGroup::kChannels);
-  const auto haste = LinkGroup::haste_for(std::max(outgoing.size(), incoming.size()));
-  return group.until_done(haste, [&](bool* moved, bool* done) -> Status {
+  Stream out(group, to, outgoing, buffers, InterNodeCommunicator::kChannels);
+  const auto policy = wait_policy_for(std::max(outgoing.size(), incoming.size()));
+  return group.until_done(policy, [&](bool* moved, bool* done) -> Status {
     RINGAR_RETURN_IF_ERROR(in.advance_receiving(moved));
     RINGAR_RETURN_IF_ERROR(out.advance_sending(SIZE_MAX, moved));
     *done = in.is_done() && out.is_done();
@@ -83,13 +84,13 @@ Status swap(LinkGroup& group, Buffers& buffers, int to, const VirtualArray& outg
 }  // namespace
 
 Status broadcast_between_hosts(Communicator& c, Request& request) {
-  RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
-  LinkGroup& group = c.everybody();
+  RINGAR_RETURN_IF_ERROR(handshake_between_hosts(c));
+  InterNodeCommunicator& group = c.everybody();
   const bool is_root = c.rank() == request.spec.root;
   const int root = c.place_of(request.spec.root);
   const int distance = (group.rank() - root + group.size()) % group.size();
   // What a rank sends on is what it has received.
-  VirtualArray& array = c.host().workspace().array();
+  BufferList& array = c.host().workspace().array();
   for (const Tensor& t : request.tensors) {
     const size_t bytes = static_cast<size_t>(t.shape.elements()) * request.element_size();
     array.append(is_root ? t.input : t.output, t.output, bytes);
@@ -101,15 +102,15 @@ Status broadcast_between_hosts(Communicator& c, Request& request) {
 }
 
 Status alltoall_between_hosts(Communicator& c, Request& request) {
-  RINGAR_RETURN_IF_ERROR(open_between_hosts(c));
-  LinkGroup& group = c.everybody();
+  RINGAR_RETURN_IF_ERROR(handshake_between_hosts(c));
+  InterNodeCommunicator& group = c.everybody();
   const size_t ranks = static_cast<size_t>(c.size());
 
   // By place: how many rows go there, and come from there.
   const size_t bytes = ranks * sizeof(int64_t);
   auto* const going = reinterpret_cast<int64_t*>(c.buffers().at(0, bytes));
   auto* const coming = reinterpret_cast<int64_t*>(c.buffers().at(1, bytes));
-  std::vector<VirtualArray> outgoing(ranks), incoming(ranks);
+  std::vector<BufferList> outgoing(ranks), incoming(ranks);
   const auto deal = [&](size_t, int r, int64_t rows, const std::byte* input, size_t size) {
     const auto place = static_cast<size_t>(c.place_of(r));
     going[place] = rows;

@@ -4,7 +4,8 @@
 
 namespace ringar {
 
-void offer_inputs(const HostGroup& host, const Request& request, uint64_t* offers, size_t count) {
+void offer_inputs(const IntraNodeCommunicator& host, const Request& request, uint64_t* offers,
+                  size_t count) {
   const bool worth_it = request.input_bytes() >= OutputPool::kLeastBytes;
   for (size_t i = 0; i < count; ++i)
     offers[i] = worth_it ? host.offer_of(request.tensors[i].input) : 0;
@@ -19,18 +20,18 @@ void Offers::for_each(const Table& table, Visit visit) const {
   }
 }
 
-Offers::Offers(HostGroup& host, const Request& request, const VirtualArray& array)
-    : host_(host), request_(request), boxed_(&array) {
+Offers::Offers(IntraNodeCommunicator& host, const Request& request, const BufferList& array)
+    : host_(host), request_(request), unpooled_(&array) {
   write();
   const Table& own = table(host.rank());
   if (own.count == 0) return;
-  VirtualArray& boxed = host.workspace().array_of(host.rank());
-  boxed.clear();
+  BufferList& unpooled = host.workspace().array_of(host.rank());
+  unpooled.clear();
   for_each(own, [&](const Tensor& tensor, size_t bytes, const Offer& offer) {
-    boxed.append(offer.input ? nullptr : tensor.input, offer.output ? nullptr : tensor.output,
-                 bytes);
+    unpooled.append(offer.input ? nullptr : tensor.input, offer.output ? nullptr : tensor.output,
+                    bytes);
   });
-  boxed_ = &boxed;
+  unpooled_ = &unpooled;
 }
 
 void Offers::write() {
@@ -53,7 +54,7 @@ void Offers::read() {
       complete_ &= bytes == 0 || (offer.input && offer.output);
     });
     if (r == host_.rank()) continue;
-    VirtualArray& theirs = host_.workspace().array_of(r);
+    BufferList& theirs = host_.workspace().array_of(r);
     theirs.clear();
     const Table& offered = table(r);
     if (offered.count == 0) continue;

@@ -2,8 +2,8 @@
 // allreduce.
 //
 // An offer is where an array lies in its rank's part of the pool. Offers are written to the slice
-// of a rank's outbox that is its own, which holds nothing else. Ranks may differ in what they
-// offer: what is not there travels through the boxes.
+// of a rank's send buffer that is its own, which holds nothing else. Ranks may differ in what they
+// offer: what is not there travels through the buffers.
 //
 // The other collectives offer inputs only: where their outputs lie, nobody else needs to know.
 
@@ -12,21 +12,22 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "algorithms/virtual_array.h"
-#include "engine/host_group.h"
+#include "algorithms/buffer_list.h"
+#include "engine/intra_node_communicator.h"
 #include "engine/request.h"
 
 namespace ringar {
 
 // What the others need to know of the first `count` inputs of a request, to read them where they
-// lie: HostGroup::offer_of each, or 0 where all of them are few bytes. Who reads an input there
-// saves a copy, but ranks have to meet once more at the end.
-void offer_inputs(const HostGroup& host, const Request& request, uint64_t* offers, size_t count);
+// lie: IntraNodeCommunicator::offer_of each, or 0 where all of them are few bytes. Who reads an
+// input there saves a copy, but ranks have to meet once more at the end.
+void offer_inputs(const IntraNodeCommunicator& host, const Request& request, uint64_t* offers,
+                  size_t count);
 
 class Offers {
  public:
   // Before the first exchange: tells the others what this rank has. `array` is all of its request.
-  Offers(HostGroup& host, const Request& request, const VirtualArray& array);
+  Offers(IntraNodeCommunicator& host, const Request& request, const BufferList& array);
 
   // After it: notes what the others have.
   void read();
@@ -35,12 +36,12 @@ class Offers {
   bool are_complete() const { return complete_; }
 
   // This rank's array, with null where the others read an input or write an output in the pool.
-  const VirtualArray& boxed() const { return *boxed_; }
+  const BufferList& unpooled() const { return *unpooled_; }
 
   // Where another rank has a byte of the array, or null.
-  VirtualArray::Place at(int rank, size_t position) const {
-    const VirtualArray& theirs = host_.workspace().array_of(rank);
-    return theirs.size() == 0 ? VirtualArray::Place{} : theirs.at(position);
+  BufferList::Place at(int rank, size_t position) const {
+    const BufferList& theirs = host_.workspace().array_of(rank);
+    return theirs.size() == 0 ? BufferList::Place{} : theirs.at(position);
   }
 
  private:
@@ -53,7 +54,7 @@ class Offers {
   };
 
   Table& table(int rank) const {
-    return *reinterpret_cast<Table*>(host_.outbox(rank) +
+    return *reinterpret_cast<Table*>(host_.send_buffer(rank) +
                                      host_.slice_bytes() * static_cast<size_t>(rank));
   }
   void write();
@@ -61,9 +62,9 @@ class Offers {
   template <typename Visit>
   void for_each(const Table& table, Visit visit) const;
 
-  HostGroup& host_;
+  IntraNodeCommunicator& host_;
   const Request& request_;
-  const VirtualArray* boxed_;
+  const BufferList* unpooled_;
   bool complete_ = true;
 };
 

@@ -57,9 +57,9 @@ class Exchange : private Spec, public Request {
   std::vector<std::byte> all_;
 };
 
-class Meeting : private Spec, public Request {
+class Handshake : private Spec, public Request {
  public:
-  explicit Meeting(const Spec& of) : Spec(of), Request(static_cast<const Spec&>(*this)) {
+  explicit Handshake(const Spec& of) : Spec(of), Request(static_cast<const Spec&>(*this)) {
     collective = Collective::kBarrier;
   }
   std::byte* allocate(size_t, int64_t) override { return nullptr; }
@@ -84,7 +84,7 @@ bool rows_of(const Request& request, int ranks, std::vector<int64_t>* mine) {
 
 Status exchange_rows(Communicator& c, Request& request) {
   std::vector<int64_t> mine;
-  if (!rows_of(request, c.size(), &mine)) return meet_on_hosts(c, request.spec);
+  if (!rows_of(request, c.size(), &mine)) return handshake_on_hosts(c, request.spec);
   const size_t count = mine.size(), ranks = static_cast<size_t>(c.size());
   Exchange exchange(request.spec, mine.data(), count * sizeof(int64_t));
   if (c.size() > 1) RINGAR_RETURN_IF_ERROR(c.run_on_hosts(exchange));
@@ -285,7 +285,7 @@ Status copy_alone(Gpu& gpu, const Request& request) {
 
 Status enqueue(Communicator& c, Request& request, const std::shared_ptr<Enqueued>& entry) {
   Gpu& gpu = *c.world().gpu;
-  GpuGroup& group = *c.gpus();
+  GpuCommunicator& group = *c.gpus();
   RINGAR_RETURN_IF_ERROR(open_gpus(c, group, 0, request.spec));
   gpu.watch().make_room();
   const std::lock_guard<std::mutex> lock(group.mutex());
@@ -297,7 +297,7 @@ Status enqueue(Communicator& c, Request& request, const std::shared_ptr<Enqueued
         communicator.acquire(request.spec.op, request.spec.dtype, factor_of(request.spec), &op));
   Status status = gpu.begin(request.gpu->stream);
   if (status.ok())
-    status = communicator.group([&] { return Calls(c, request, op).make(); }, group.patience());
+    status = communicator.group([&] { return Calls(c, request, op).make(); }, group.watchdog());
   communicator.release(op);
   RINGAR_RETURN_IF_ERROR(status);
   return gpu.end(request.gpu->stream, entry);
@@ -305,17 +305,17 @@ Status enqueue(Communicator& c, Request& request, const std::shared_ptr<Enqueued
 
 }  // namespace
 
-Status meet_on_hosts(Communicator& c, const Spec& spec) {
-  Meeting meeting(spec);
-  return c.size() > 1 ? c.run_on_hosts(meeting) : Status();
+Status handshake_on_hosts(Communicator& c, const Spec& spec) {
+  Handshake handshake(spec);
+  return c.size() > 1 ? c.run_on_hosts(handshake) : Status();
 }
 
-Status open_gpus(Communicator& c, GpuGroup& group, int first, const Spec& spec) {
+Status open_gpus(Communicator& c, GpuCommunicator& group, int first, const Spec& spec) {
   if (group.is_open()) return {};
   Invitation mine{};
   if (group.rank() == 0) {
     const Status made = RINGAR_NCCL(c.world().gpu->nccl(), GetUniqueId, &mine.id);
-    const std::string why = made.ok() ? "" : c.current().prefix() + made.message();
+    const std::string why = made.ok() ? "" : c.op_state().prefix() + made.message();
     std::memcpy(mine.why_not, why.data(), fitting(why, sizeof mine.why_not - 1));
   }
   Exchange exchange(spec, &mine, sizeof mine);
@@ -337,16 +337,16 @@ Status run_on_gpus(Communicator& c, Request& request) {
   RINGAR_RETURN_IF_ERROR(place_outputs(c, request, &outputs));
   if (c.size() == 1 && factor_of(request.spec) == 1.0) return copy_alone(gpu, request);
   auto entry = std::make_shared<Enqueued>();
-  entry->signature = c.current().signature;
+  entry->signature = c.op_state().signature;
   entry->outputs = std::move(outputs);
   request.gpu->enqueued = entry;
   const bool by_hosts =
-      c.current().signature.algorithm == Algorithm::kHierarchical && c.hosts() > 1;
+      c.op_state().signature.algorithm == Algorithm::kHierarchical && c.hosts() > 1;
   entry->group = by_hosts ? c.gpus_here().get() : c.gpus().get();
   const Status enqueued =
       by_hosts ? enqueue_hierarchical(c, request, entry) : enqueue(c, request, entry);
   if (!enqueued.ok()) {
-    gpu.watch().fail(*entry->group, {enqueued.code(), c.current().prefix() + enqueued.message()});
+    gpu.watch().fail(*entry->group, {enqueued.code(), c.op_state().prefix() + enqueued.message()});
     // The caller may let go of arrays that NCCL still reads and writes.
     (void)gpu.watch().comes_to_rest();
   }

@@ -10,11 +10,11 @@ namespace ringar {
 Status run_on_gpus(Communicator& communicator, Request& request);
 
 // All ranks come, and learn whether they agree; they exchange nothing.
-Status meet_on_hosts(Communicator& communicator, const Spec& spec);
+Status handshake_on_hosts(Communicator& communicator, const Spec& spec);
 
 // Opens the communicator of a group, whose first rank is rank `first` of the set, if that was not
 // done before. All ranks of the set do so.
-Status open_gpus(Communicator& communicator, GpuGroup& group, int first, const Spec& spec);
+Status open_gpus(Communicator& communicator, GpuCommunicator& group, int first, const Spec& spec);
 
 // The factor of a sum, the one before it and the one after it: NCCL knows one.
 inline double factor_of(const Spec& spec) {

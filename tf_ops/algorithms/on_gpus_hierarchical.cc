@@ -1,12 +1,12 @@
 // An allreduce of GPUs on several hosts without a fast network between GPUs: NCCL inside each host,
 // ringar's ring over MPI between them.
 //
-// The bucket is cut into blocks, and a block into one slice per column (communicator.h): each host
-// has a rank in every column. Of block k, in ringar's stream and on the rank's thread,
+// The bucket is cut into blocks, and a block into one slice per rail (communicator.h): each host
+// has a rank in every rail. Of block k, in ringar's stream and on the rank's thread,
 //
-//   GPU     ncclReduce: each rank of a column has the host's sum of its slice | copy to the host
-//   host    wait for the copy | ring of the column, in the host's memory
-//   GPU     copy back | ncclBroadcast: each rank of a column gives its slice to the host's ranks
+//   GPU     ncclReduce: each rank of a rail has the host's sum of its slice | copy to the host
+//   host    wait for the copy | ring of the rail, in the host's memory
+//   GPU     copy back | ncclBroadcast: each rank of a rail gives its slice to the host's ranks
 //
 // The GPU reduces block k+1 while the hosts exchange block k, with two buffers of one slice each. A
 // host sends and receives 2 (h-1)/h K bytes for h hosts, however many ranks it has, as with arrays
@@ -19,8 +19,8 @@
 #include <algorithm>
 
 #include "algorithms/between_hosts.h"
+#include "algorithms/buffer_list.h"
 #include "algorithms/on_gpus.h"
-#include "algorithms/virtual_array.h"
 #include "engine/wait.h"
 
 namespace ringar {
@@ -36,12 +36,12 @@ class Hierarchy {
         gpu_(*c.world().gpu),
         here_(*c.gpus_here()),
         spec_(request.spec),
-        columns_(static_cast<size_t>(c.columns())) {
+        rails_(static_cast<size_t>(c.rails())) {
     spec_.prescale = spec_.postscale = 1;
     for (const Tensor& t : request.tensors)
       array_.append(t.input, t.output,
                     static_cast<size_t>(t.shape.elements()) * request.element_size());
-    const size_t even = (array_.size() + columns_ - 1) / columns_;
+    const size_t even = (array_.size() + rails_ - 1) / rails_;
     slice_ = std::clamp((even + kAlignment - 1) / kAlignment * kAlignment, kAlignment, kSliceBytes);
   }
 
@@ -65,28 +65,28 @@ class Hierarchy {
   }
 
  private:
-  size_t block() const { return slice_ * columns_; }
-  size_t begin(size_t k, size_t column) const {
-    return std::min(array_.size(), k * block() + column * slice_);
+  size_t block() const { return slice_ * rails_; }
+  size_t begin(size_t k, size_t rail) const {
+    return std::min(array_.size(), k * block() + rail * slice_);
   }
-  size_t end(size_t k, size_t column) const { return begin(k, column) + bytes(k, column); }
-  size_t bytes(size_t k, size_t column) const {
-    return std::min(slice_, array_.size() - begin(k, column));
+  size_t end(size_t k, size_t rail) const { return begin(k, rail) + bytes(k, rail); }
+  size_t bytes(size_t k, size_t rail) const {
+    return std::min(slice_, array_.size() - begin(k, rail));
   }
-  bool has_slice() const { return static_cast<size_t>(here_.rank()) < columns_; }
+  bool has_slice() const { return static_cast<size_t>(here_.rank()) < rails_; }
   size_t own_bytes(size_t k) const {
     return has_slice() ? bytes(k, static_cast<size_t>(here_.rank())) : 0;
   }
   Gpu::Staging& staging(size_t k) const { return *staging_[k % 2]; }
 
-  // Calls visit(input, output, bytes, place in the slice, column) for each piece of a block.
+  // Calls visit(input, output, bytes, place in the slice, rail) for each part of a block.
   template <typename Visit>
-  Status for_each_piece(size_t k, Visit visit) const {
+  Status for_each_part(size_t k, Visit visit) const {
     Status status;
-    for (size_t column = 0; column < columns_; ++column)
-      array_.for_each(begin(k, column), end(k, column),
+    for (size_t rail = 0; rail < rails_; ++rail)
+      array_.for_each(begin(k, rail), end(k, rail),
                       [&](const std::byte* input, std::byte* output, size_t n, size_t at) {
-                        if (status.ok()) status = visit(input, output, n, at, column);
+                        if (status.ok()) status = visit(input, output, n, at, rail);
                       });
     return status;
   }
@@ -95,15 +95,15 @@ class Hierarchy {
     const nccl::Comm comm = here_.communicator().handle();
     const size_t element = size_of(spec_.dtype);
     const auto calls = [&] {
-      return for_each_piece(
-          k, [&](const std::byte* input, std::byte*, size_t n, size_t at, size_t column) {
-            const bool mine = static_cast<int>(column) == here_.rank();
+      return for_each_part(
+          k, [&](const std::byte* input, std::byte*, size_t n, size_t at, size_t rail) {
+            const bool mine = static_cast<int>(rail) == here_.rank();
             return RINGAR_NCCL(gpu_.nccl(), Reduce, input, mine ? staging(k).there + at : nullptr,
-                               n / element, nccl_type(spec_.dtype), op_, static_cast<int>(column),
+                               n / element, nccl_type(spec_.dtype), op_, static_cast<int>(rail),
                                comm, gpu_.stream());
           });
     };
-    RINGAR_RETURN_IF_ERROR(here_.communicator().group(calls, here_.patience()));
+    RINGAR_RETURN_IF_ERROR(here_.communicator().group(calls, here_.watchdog()));
     if (own_bytes(k) == 0) return {};
     RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(gpu_.driver(), MemcpyDtoHAsync, staging(k).here,
                                        reinterpret_cast<cuda::Pointer>(staging(k).there),
@@ -113,7 +113,7 @@ class Hierarchy {
 
   Status reduce_between_hosts(size_t k) {
     if (own_bytes(k) == 0) return {};
-    const auto still_well = here_.patience();
+    const auto still_well = here_.watchdog();
     const auto look = [&](bool* done) -> Status {
       const cuda::Result arrived = gpu_.driver().EventQuery(staging(k).arrived);
       *done = arrived != cuda::kNotReady;
@@ -123,9 +123,9 @@ class Hierarchy {
       RINGAR_RETURN_IF_ERROR(still_well());
       return here_.communicator().asynchronous_error();
     }));
-    VirtualArray slice;
+    BufferList slice;
     slice.append(staging(k).here, staging(k).here, own_bytes(k));
-    return ring_allreduce(c_, *c_.column(), spec_, slice);
+    return ring_allreduce(c_, *c_.rail(), spec_, slice);
   }
 
   Status spread_here(size_t k) {
@@ -135,23 +135,23 @@ class Hierarchy {
                                          staging(k).here, own_bytes(k), gpu_.stream()));
     const nccl::Comm comm = here_.communicator().handle();
     const auto calls = [&] {
-      return for_each_piece(k, [&](const std::byte*, std::byte* output, size_t n, size_t at,
-                                   size_t column) {
-        const bool mine = static_cast<int>(column) == here_.rank();
-        return RINGAR_NCCL(gpu_.nccl(), Broadcast, mine ? staging(k).there + at : output, output, n,
-                           nccl::kInt8, static_cast<int>(column), comm, gpu_.stream());
-      });
+      return for_each_part(
+          k, [&](const std::byte*, std::byte* output, size_t n, size_t at, size_t rail) {
+            const bool mine = static_cast<int>(rail) == here_.rank();
+            return RINGAR_NCCL(gpu_.nccl(), Broadcast, mine ? staging(k).there + at : output,
+                               output, n, nccl::kInt8, static_cast<int>(rail), comm, gpu_.stream());
+          });
     };
-    return here_.communicator().group(calls, here_.patience());
+    return here_.communicator().group(calls, here_.watchdog());
   }
 
   Communicator& c_;
   Gpu& gpu_;
-  GpuGroup& here_;
+  GpuCommunicator& here_;
   Spec spec_;  // of what travels between hosts
   nccl::RedOp op_ = nccl::kSum;
-  const size_t columns_;
-  VirtualArray array_;
+  const size_t rails_;
+  BufferList array_;
   size_t slice_ = 0;
   Gpu::Staging* staging_[2] = {};
 };
@@ -161,7 +161,7 @@ class Hierarchy {
 Status enqueue_hierarchical(Communicator& c, const Request& request,
                             const std::shared_ptr<Enqueued>& entry) {
   Gpu& gpu = *c.world().gpu;
-  GpuGroup& here = *c.gpus_here();
+  GpuCommunicator& here = *c.gpus_here();
   RINGAR_RETURN_IF_ERROR(open_gpus(c, here, c.first_here(), request.spec));
   Hierarchy hierarchy(c, request);
   RINGAR_RETURN_IF_ERROR(hierarchy.prepare());

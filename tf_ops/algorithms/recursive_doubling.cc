@@ -36,21 +36,21 @@ Status RecursiveDoubling::hand_over(int partner) {
 }
 
 Status RecursiveDoubling::transfer(int partner, bool send, bool receive) {
-  int tickets[] = {-1, -1};
+  int handles[] = {-1, -1};
   if (receive)
     RINGAR_RETURN_IF_ERROR(
-        group_.receive(partner, kChannel, theirs_.memory(), Message::kMaxBytes, &tickets[0],
+        group_.receive(partner, kChannel, theirs_.memory(), Message::kMaxBytes, &handles[0],
                        Link::Length::kAtMost));  // who does something else has less to say
   if (send)
-    RINGAR_RETURN_IF_ERROR(group_.send(partner, kChannel, mine_.memory(), bytes(), &tickets[1]));
-  return group_.finish(haste_, tickets, 2);
+    RINGAR_RETURN_IF_ERROR(group_.send(partner, kChannel, mine_.memory(), bytes(), &handles[1]));
+  return group_.finish(policy_, handles, 2);
 }
 
 void RecursiveDoubling::absorb(int partner) {
-  mine_.verdict().hear(theirs_.verdict());
-  if (!result_ || mine_.verdict().disagree) return;  // then theirs may be of something else
+  mine_.check().hear(theirs_.check());
+  if (!result_ || mine_.check().disagree) return;  // then theirs may be of something else
   const bool lower = partner < group_.rank();
-  group_.timed(Stretch::kReduce, [&] {
+  group_.timed(Span::kReduce, [&] {
     result_->combine(lower ? theirs_.partial() : mine_.partial(),
                      lower ? mine_.partial() : theirs_.partial(), mine_.partial());
   });

@@ -16,16 +16,16 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "engine/link_group.h"
+#include "engine/inter_node_communicator.h"
 
 namespace ringar {
 
 // What is known of what the ranks are doing.
-struct Verdict {
+struct ConsistencyCheck {
   uint64_t digest;
   uint64_t disagree;
 
-  void hear(const Verdict& other) {
+  void hear(const ConsistencyCheck& other) {
     disagree |= static_cast<uint64_t>(other.disagree || other.digest != digest);
   }
 };
@@ -40,14 +40,14 @@ class PartialResult {
   virtual void combine(const std::byte* low, const std::byte* high, std::byte* to) = 0;
 };
 
-// A verdict, and a partial result if there is one.
+// A consistency check, and a partial result if there is one.
 class Message {
  public:
-  static constexpr size_t kMaxBytes = sizeof(Verdict) + PartialResult::kMaxBytes;
+  static constexpr size_t kMaxBytes = sizeof(ConsistencyCheck) + PartialResult::kMaxBytes;
 
   explicit Message(std::byte* memory) : memory_(memory) {}
-  Verdict& verdict() { return *reinterpret_cast<Verdict*>(memory_); }
-  std::byte* partial() { return memory_ + sizeof(Verdict); }
+  ConsistencyCheck& check() { return *reinterpret_cast<ConsistencyCheck*>(memory_); }
+  std::byte* partial() { return memory_ + sizeof(ConsistencyCheck); }
   std::byte* memory() { return memory_; }
 
  private:
@@ -56,27 +56,27 @@ class Message {
 
 class RecursiveDoubling {
  public:
-  static constexpr int kChannel = LinkGroup::kChannels - 1;  // rings use the others
+  static constexpr int kChannel = InterNodeCommunicator::kChannels - 1;  // rings use the others
 
   // `result` may be null. `mine` is what this rank has, and at the end what all have; messages are
   // received into `theirs`. Both have Message::kMaxBytes.
-  RecursiveDoubling(LinkGroup& group, PartialResult* result, Message mine, Message theirs,
-                    LinkGroup::Haste haste = LinkGroup::Haste::kEager)
-      : group_(group), result_(result), mine_(mine), theirs_(theirs), haste_(haste) {}
+  RecursiveDoubling(InterNodeCommunicator& group, PartialResult* result, Message mine,
+                    Message theirs, WaitPolicy policy = WaitPolicy::kEager)
+      : group_(group), result_(result), mine_(mine), theirs_(theirs), policy_(policy) {}
 
   Status run();
 
  private:
-  size_t bytes() const { return sizeof(Verdict) + (result_ ? result_->bytes() : 0); }
+  size_t bytes() const { return sizeof(ConsistencyCheck) + (result_ ? result_->bytes() : 0); }
   Status exchange(int partner);
   Status hand_over(int partner);
   Status transfer(int partner, bool send, bool receive);
   void absorb(int partner);
 
-  LinkGroup& group_;
+  InterNodeCommunicator& group_;
   PartialResult* const result_;
   Message mine_, theirs_;
-  const LinkGroup::Haste haste_;
+  const WaitPolicy policy_;
 };
 
 }  // namespace ringar

@@ -6,7 +6,7 @@ namespace ringar {
 namespace {
 
 // Part i of n equal ones, in whole cache lines.
-Pieces::Piece part(const Pieces::Piece& whole, int i, int n) {
+Chunks::Chunk part(const Chunks::Chunk& whole, int i, int n) {
   const size_t parts = static_cast<size_t>(n);
   const size_t share = ((whole.size() + parts - 1) / parts + 63) / 64 * 64;
   const auto edge = [&](int k) {
@@ -17,55 +17,55 @@ Pieces::Piece part(const Pieces::Piece& whole, int i, int n) {
 
 }  // namespace
 
-Pieces Pieces::of_blocks(const VirtualArray& array, int ranks, size_t piece_bytes, int column,
-                         int columns) {
-  Pieces pieces;
-  pieces.array_ = &array;
-  pieces.ranks_ = ranks;
-  pieces.column_ = column;
-  pieces.columns_ = columns;
-  pieces.piece_bytes_ = piece_bytes;
-  const size_t block = piece_bytes * static_cast<size_t>(ranks * columns);
-  pieces.count_ = (array.size() + block - 1) / block;
-  return pieces;
+Chunks Chunks::of_blocks(const BufferList& array, int ranks, size_t chunk_bytes, int rail,
+                         int rails) {
+  Chunks chunks;
+  chunks.array_ = &array;
+  chunks.ranks_ = ranks;
+  chunks.rail_ = rail;
+  chunks.rails_ = rails;
+  chunks.chunk_bytes_ = chunk_bytes;
+  const size_t block = chunk_bytes * static_cast<size_t>(ranks * rails);
+  chunks.count_ = (array.size() + block - 1) / block;
+  return chunks;
 }
 
-Pieces Pieces::of_shares(const std::vector<VirtualArray>& shares, size_t piece_bytes) {
-  Pieces pieces;
-  pieces.shares_ = &shares;
-  pieces.piece_bytes_ = piece_bytes;
+Chunks Chunks::of_shares(const std::vector<BufferList>& shares, size_t chunk_bytes) {
+  Chunks chunks;
+  chunks.shares_ = &shares;
+  chunks.chunk_bytes_ = chunk_bytes;
   size_t longest = 0;
-  for (const VirtualArray& share : shares) longest = std::max(longest, share.size());
-  pieces.count_ = (longest + piece_bytes - 1) / piece_bytes;
-  return pieces;
+  for (const BufferList& share : shares) longest = std::max(longest, share.size());
+  chunks.count_ = (longest + chunk_bytes - 1) / chunk_bytes;
+  return chunks;
 }
 
-Pieces::Piece Pieces::block(size_t k) const {
-  const size_t bytes = piece_bytes_ * static_cast<size_t>(ranks_ * columns_);
+Chunks::Chunk Chunks::block(size_t k) const {
+  const size_t bytes = chunk_bytes_ * static_cast<size_t>(ranks_ * rails_);
   return {array_, std::min(array_->size(), k * bytes), std::min(array_->size(), (k + 1) * bytes)};
 }
 
-Pieces::Piece Pieces::slice(size_t k, int column) const {
-  return part(block(k), column, columns_);
+Chunks::Chunk Chunks::slice(size_t k, int rail) const {
+  return part(block(k), rail, rails_);
 }
 
-Pieces::Piece Pieces::piece(int rank, size_t k) const {
-  if (!shares_) return part(slice(k, column_), rank, ranks_);
-  const VirtualArray& share = (*shares_)[static_cast<size_t>(rank)];
-  return {&share, std::min(share.size(), k * piece_bytes_),
-          std::min(share.size(), (k + 1) * piece_bytes_)};
+Chunks::Chunk Chunks::chunk(int rank, size_t k) const {
+  if (!shares_) return part(slice(k, rail_), rank, ranks_);
+  const BufferList& share = (*shares_)[static_cast<size_t>(rank)];
+  return {&share, std::min(share.size(), k * chunk_bytes_),
+          std::min(share.size(), (k + 1) * chunk_bytes_)};
 }
 
-Ring::Ring(LinkGroup& group, Kind kind, const Pieces& pieces, const Hop& hop, Buffers& buffers,
-           int lanes)
+Ring::Ring(InterNodeCommunicator& group, Kind kind, const Chunks& chunks, const WireCodec& codec,
+           StagingBuffers& buffers, int lanes)
     : group_(group),
-      pieces_(pieces),
-      hop_(hop),
+      chunks_(chunks),
+      codec_(codec),
       hops_(group.size() - 1),
       first_step_(kind == kAllGather ? hops_ : 0),
       last_step_(kind == kReduceScatter ? hops_ - 1 : 2 * hops_ - 1) {
-  const size_t count = std::min(static_cast<size_t>(lanes), pieces.count());
-  const size_t bytes = hop.wire_bytes(pieces.largest());
+  const size_t count = std::min(static_cast<size_t>(lanes), chunks.count());
+  const size_t bytes = codec.wire_bytes(chunks.largest());
   for (size_t i = 0; i < count; ++i)
     lanes_.push_back({i, -1, buffers.at(2 * i, bytes), buffers.at(2 * i + 1, bytes)});
 }
@@ -80,20 +80,20 @@ int Ring::incoming(int step) const {
 
 Status Ring::start(Lane& lane, int channel) {
   lane.step = first_step_;
-  const Pieces::Piece mine = pieces_.piece(outgoing(first_step_), lane.piece);
-  group_.timed(Stretch::kCopy, [&] {
+  const Chunks::Chunk mine = chunks_.chunk(outgoing(first_step_), lane.chunk);
+  group_.timed(Span::kCopy, [&] {
     if (first_step_ == 0)
-      hop_.begin(*mine.array, mine.begin, mine.end, lane.holding);
+      codec_.begin(*mine.array, mine.begin, mine.end, lane.holding);
     else
       mine.array->gather(mine.begin, mine.end, lane.holding);
   });
   return post(lane, channel);
 }
 
-// Both ends know where a piece is empty: then there is no message.
+// Both ends know where a chunk is empty: then there is no message.
 Status Ring::post(Lane& lane, int channel) {
-  const size_t in = hop_.wire_bytes(pieces_.piece(incoming(lane.step), lane.piece).size());
-  const size_t out = hop_.wire_bytes(pieces_.piece(outgoing(lane.step), lane.piece).size());
+  const size_t in = codec_.wire_bytes(chunks_.chunk(incoming(lane.step), lane.chunk).size());
+  const size_t out = codec_.wire_bytes(chunks_.chunk(outgoing(lane.step), lane.chunk).size());
   if (in)
     RINGAR_RETURN_IF_ERROR(
         group_.receive(group_.neighbor(-1), channel, lane.incoming, in, &lane.receiving));
@@ -104,16 +104,16 @@ Status Ring::post(Lane& lane, int channel) {
 }
 
 void Ring::take_in(Lane& lane) {
-  const Pieces::Piece piece = pieces_.piece(incoming(lane.step), lane.piece);
+  const Chunks::Chunk chunk = chunks_.chunk(incoming(lane.step), lane.chunk);
   if (lane.step >= hops_)
-    group_.timed(Stretch::kCopy,
-                 [&] { hop_.deliver(*piece.array, piece.begin, piece.end, lane.incoming); });
+    group_.timed(Span::kCopy,
+                 [&] { codec_.deliver(*chunk.array, chunk.begin, chunk.end, lane.incoming); });
   else
-    group_.timed(Stretch::kReduce, [&] {
+    group_.timed(Span::kReduce, [&] {
       if (lane.step == hops_ - 1)
-        hop_.add_last(*piece.array, piece.begin, piece.end, lane.incoming);
+        codec_.add_last(*chunk.array, chunk.begin, chunk.end, lane.incoming);
       else
-        hop_.add(*piece.array, piece.begin, piece.end, lane.incoming);
+        codec_.add(*chunk.array, chunk.begin, chunk.end, lane.incoming);
     });
   std::swap(lane.holding, lane.incoming);
 }
@@ -123,7 +123,7 @@ Status Ring::advance(bool* moved) {
     Lane& lane = lanes_[i];
     const int channel = static_cast<int>(i);
     if (lane.step < 0) {
-      if (lane.piece >= released_ || lane.piece >= pieces_.count()) continue;
+      if (lane.chunk >= released_ || lane.chunk >= chunks_.count()) continue;
       RINGAR_RETURN_IF_ERROR(start(lane, channel));
       *moved = true;
     }
@@ -136,7 +136,7 @@ Status Ring::advance(bool* moved) {
       RINGAR_RETURN_IF_ERROR(post(lane, channel));
     } else {
       lane.step = -1;
-      lane.piece += lanes_.size();
+      lane.chunk += lanes_.size();
     }
   }
   return {};
@@ -150,14 +150,14 @@ Status Ring::keep_going() {
 
 bool Ring::has_finished(size_t count) const {
   return std::all_of(lanes_.begin(), lanes_.end(),
-                     [&](const Lane& lane) { return lane.piece >= count; });
+                     [&](const Lane& lane) { return lane.chunk >= count; });
 }
 
-Status Ring::run(LinkGroup::Haste haste) {
-  release(pieces_.count());
-  return group_.until_done(haste, [&](bool* moved, bool* done) -> Status {
+Status Ring::run(WaitPolicy policy) {
+  release(chunks_.count());
+  return group_.until_done(policy, [&](bool* moved, bool* done) -> Status {
     RINGAR_RETURN_IF_ERROR(advance(moved));
-    *done = has_finished(pieces_.count());
+    *done = has_finished(chunks_.count());
     return {};
   });
 }

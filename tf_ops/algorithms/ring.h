@@ -16,10 +16,10 @@
 // no algorithm sends less (Patarasuk and Yuan 2009). It takes 2 (n-1) messages one after the other,
 // which is what it loses by where K is small (recursive_doubling.cc) or n is large.
 //
-// Segments are cut into pieces, and piece k of all segments goes around in lane k mod `lanes`. A
+// Segments are cut into chunks, and chunk k of all segments goes around in lane k mod `lanes`. A
 // lane is a small ring of its own, with two buffers: one holds what it sends, the other takes what
 // it receives, and at the end of a step they change places. While one lane adds, the others'
-// messages travel; a rank is never stopped by its neighbour's arithmetic as long as lanes x piece
+// messages travel; a rank is never stopped by its neighbour's arithmetic as long as lanes x chunk
 // exceeds what the network takes up in the time of a step. A lane posts its receive before its
 // send, so it cannot block, whatever the network buffers.
 //
@@ -31,65 +31,65 @@
 #include <cstddef>
 #include <vector>
 
-#include "algorithms/buffers.h"
-#include "algorithms/hop.h"
-#include "algorithms/virtual_array.h"
-#include "engine/link_group.h"
+#include "algorithms/buffer_list.h"
+#include "algorithms/staging_buffers.h"
+#include "algorithms/wire_codec.h"
+#include "engine/inter_node_communicator.h"
 
 namespace ringar {
 
-// Where piece k of a rank's segment lies.
-class Pieces {
+// Where chunk k of a rank's segment lies.
+class Chunks {
  public:
-  struct Piece {
-    const VirtualArray* array;
+  struct Chunk {
+    const BufferList* array;
     size_t begin, end;
     size_t size() const { return end - begin; }
   };
 
-  // One array, cut into blocks, a block into one slice per column, the slice of `column` into one
-  // piece per rank: the pieces of a full block have `piece_bytes`.
-  static Pieces of_blocks(const VirtualArray& array, int ranks, size_t piece_bytes, int column = 0,
-                          int columns = 1);
+  // One array, cut into blocks, a block into one slice per rail, the slice of `rail` into one chunk
+  // per rank: the chunks of a full block have `chunk_bytes`.
+  static Chunks of_blocks(const BufferList& array, int ranks, size_t chunk_bytes, int rail = 0,
+                          int rails = 1);
   // An array for each rank.
-  static Pieces of_shares(const std::vector<VirtualArray>& shares, size_t piece_bytes);
+  static Chunks of_shares(const std::vector<BufferList>& shares, size_t chunk_bytes);
 
   size_t count() const { return count_; }  // of each rank
-  size_t largest() const { return piece_bytes_; }
-  Piece piece(int rank, size_t k) const;
+  size_t largest() const { return chunk_bytes_; }
+  Chunk chunk(int rank, size_t k) const;
 
-  // Of the pieces of an array that is cut into blocks: block k, and the slice of a column of it.
-  Piece block(size_t k) const;
-  Piece slice(size_t k, int column) const;
+  // Of the chunks of an array that is cut into blocks: block k, and the slice of a rail of it.
+  Chunk block(size_t k) const;
+  Chunk slice(size_t k, int rail) const;
 
  private:
-  const VirtualArray* array_ = nullptr;
-  const std::vector<VirtualArray>* shares_ = nullptr;
-  int ranks_ = 1, column_ = 0, columns_ = 1;
-  size_t piece_bytes_ = 0, count_ = 0;
+  const BufferList* array_ = nullptr;
+  const std::vector<BufferList>* shares_ = nullptr;
+  int ranks_ = 1, rail_ = 0, rails_ = 1;
+  size_t chunk_bytes_ = 0, count_ = 0;
 };
 
 class Ring : public InFlight {
  public:
   enum Kind { kReduceScatter, kAllGather, kAllreduce };
 
-  // Pieces are waited for by start().
-  Ring(LinkGroup& group, Kind kind, const Pieces& pieces, const Hop& hop, Buffers& buffers,
-       int lanes);
+  // Chunks are waited for by start().
+  Ring(InterNodeCommunicator& group, Kind kind, const Chunks& chunks, const WireCodec& codec,
+       StagingBuffers& buffers, int lanes);
 
-  // Lets pieces before `count` go.
+  // Lets chunks before `count` go.
   void release(size_t count) { released_ = count; }
   // Goes on with what the link has found; `moved`: whether anything came or went.
   Status advance(bool* moved);
   Status keep_going() override;
-  // Whether pieces before `count` have come to their end.
+  // Whether chunks before `count` have come to their end.
   bool has_finished(size_t count) const;
-  // Lets all pieces go, and waits for their end.
-  Status run(LinkGroup::Haste haste);
+  // Lets all chunks go, and waits for their end.
+  Status run(WaitPolicy policy);
 
  private:
   struct Lane {
-    size_t piece;   // the one under way, or the next one
+    size_t chunk;   // the one under way, or the next one
     int step = -1;  // -1 if none is under way
     std::byte *holding, *incoming;
     int sending = -1, receiving = -1;
@@ -102,9 +102,9 @@ class Ring : public InFlight {
   int outgoing(int step) const;
   int incoming(int step) const;
 
-  LinkGroup& group_;
-  const Pieces& pieces_;
-  const Hop& hop_;
+  InterNodeCommunicator& group_;
+  const Chunks& chunks_;
+  const WireCodec& codec_;
   const int hops_;  // of one round: size - 1
   const int first_step_, last_step_;
   size_t released_ = 0;

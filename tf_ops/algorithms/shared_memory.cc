@@ -2,7 +2,7 @@
 
 namespace ringar {
 
-Status run_in_shared_memory(HostGroup& host, Request& request) {
+Status run_in_shared_memory(IntraNodeCommunicator& host, Request& request) {
   switch (request.spec.collective) {
     case Collective::kAllreduce:
       return allreduce_in_shared_memory(host, request);
@@ -17,7 +17,7 @@ Status run_in_shared_memory(HostGroup& host, Request& request) {
     case Collective::kBarrier:
     case Collective::kAddProcessSet:
     case Collective::kRemoveProcessSet: {
-      RINGAR_RETURN_IF_ERROR(host.open());
+      RINGAR_RETURN_IF_ERROR(host.handshake());
       host.finish_step();
       return {};
     }

@@ -1,9 +1,9 @@
 // All-gather, broadcast and all-to-all in shared memory.
 //
-// Each is a stream through the outboxes: in every step a rank publishes the next piece of what it
-// sends, and the others copy it to where it belongs. Where ranks may send different amounts, the
-// first outbox opens with a header, the row counts of this rank's arrays, and the data follow it at
-// once, so that a small all-gather takes a single exchange. A piece p of a stream is
+// Each is a stream through the send buffers: in every step a rank publishes the next chunk of what
+// it sends, and the others copy it to where it belongs. Where ranks may send different amounts, the
+// first send buffer opens with a header, the row counts of this rank's arrays, and the data follow
+// it at once, so that a small all-gather takes a single exchange. A chunk p of a stream is
 //
 //   step 0      header, then bytes [0, first)
 //   step s > 0  bytes [first + (s-1) * room, first + s * room)
@@ -20,10 +20,10 @@
 #include <numeric>
 #include <vector>
 
+#include "algorithms/buffer_list.h"
 #include "algorithms/offers.h"
 #include "algorithms/rows.h"
 #include "algorithms/shared_memory.h"
-#include "algorithms/virtual_array.h"
 #include "engine/copy.h"
 
 namespace ringar {
@@ -43,11 +43,12 @@ size_t header_bytes(size_t numbers) {
 }
 
 // Copies an input from where it lies; in place it is there.
-void copy_from_pool(HostGroup& host, std::byte* to, const std::byte* from, size_t bytes) {
-  if (to != from && bytes > 0) host.timed(Stretch::kCopy, [&] { std::memcpy(to, from, bytes); });
+void copy_from_pool(IntraNodeCommunicator& host, std::byte* to, const std::byte* from,
+                    size_t bytes) {
+  if (to != from && bytes > 0) host.timed(Span::kCopy, [&] { std::memcpy(to, from, bytes); });
 }
 
-Status finish(HostGroup& host, bool any_read_in_pool) {
+Status finish(IntraNodeCommunicator& host, bool any_read_in_pool) {
   return any_read_in_pool ? host.part_from_inputs() : Status();
 }
 
@@ -56,28 +57,29 @@ Status header_too_long(size_t arrays) {
                                   std::to_string(arrays) + "; split the group"};
 }
 
-// Puts the piece of this step into this rank's outbox.
-void publish(HostGroup& host, const Stream& stream, const VirtualArray& outgoing, uint64_t step) {
-  host.timed(Stretch::kCopy, [&] {
+// Puts the chunk of this step into this rank's send buffer.
+void publish(IntraNodeCommunicator& host, const Stream& stream, const BufferList& outgoing,
+             uint64_t step) {
+  host.timed(Span::kCopy, [&] {
     outgoing.gather(stream.begin(step), stream.end(step, outgoing.size()),
-                    host.outbox(host.rank()) + stream.place(step));
+                    host.send_buffer(host.rank()) + stream.place(step));
   });
 }
 
-// Copies the pieces of all ranks, step by step. `outgoing` is what this rank sends, `incoming[r]`
-// where what rank r sends goes; `at` is where this rank's pieces lie in an outbox of r.
-Status run_stream(HostGroup& host, const Stream& stream, const VirtualArray& outgoing,
-                  const std::vector<VirtualArray>& incoming, size_t longest) {
+// Copies the chunks of all ranks, step by step. `outgoing` is what this rank sends, `incoming[r]`
+// where what rank r sends goes; `at` is where this rank's chunks lie in a send buffer of r.
+Status run_stream(IntraNodeCommunicator& host, const Stream& stream, const BufferList& outgoing,
+                  const std::vector<BufferList>& incoming, size_t longest) {
   for (uint64_t step = 0;; ++step) {
     if (step > 0) {
       publish(host, stream, outgoing, step);
       RINGAR_RETURN_IF_ERROR(host.exchange());
     }
-    host.timed(Stretch::kCopy, [&] {
+    host.timed(Span::kCopy, [&] {
       for (int r = 0; r < host.size(); ++r) {
-        const VirtualArray& to = incoming[static_cast<size_t>(r)];
+        const BufferList& to = incoming[static_cast<size_t>(r)];
         to.scatter(stream.begin(step), stream.end(step, to.size()),
-                   host.outbox(r) + stream.place(step));
+                   host.send_buffer(r) + stream.place(step));
       }
     });
     host.finish_step();
@@ -87,14 +89,14 @@ Status run_stream(HostGroup& host, const Stream& stream, const VirtualArray& out
 
 }  // namespace
 
-Status allgather_in_shared_memory(HostGroup& host, Request& request) {
+Status allgather_in_shared_memory(IntraNodeCommunicator& host, Request& request) {
   const size_t arrays = request.tensors.size(), ranks = static_cast<size_t>(host.size());
-  const Stream stream{header_bytes(2 * arrays), host.outbox_bytes()};
+  const Stream stream{header_bytes(2 * arrays), host.send_buffer_bytes()};
   if (stream.header > stream.room) return header_too_long(arrays);
-  const auto counts = [&](int r) { return reinterpret_cast<int64_t*>(host.outbox(r)); };
+  const auto counts = [&](int r) { return reinterpret_cast<int64_t*>(host.send_buffer(r)); };
   const auto offers = [&](int r) { return reinterpret_cast<uint64_t*>(counts(r) + arrays); };
 
-  VirtualArray& outgoing = host.workspace().array();
+  BufferList& outgoing = host.workspace().array();
   offer_inputs(host, request, offers(host.rank()), arrays);
   for (size_t i = 0; i < arrays; ++i) {
     const Tensor& tensor = request.tensors[i];
@@ -103,7 +105,7 @@ Status allgather_in_shared_memory(HostGroup& host, Request& request) {
       outgoing.append(tensor.input, nullptr, static_cast<size_t>(rows) * request.row_bytes(i));
   }
   publish(host, stream, outgoing, 0);
-  RINGAR_RETURN_IF_ERROR(host.open());
+  RINGAR_RETURN_IF_ERROR(host.handshake());
 
   bool any_in_pool = false;
   request.received.resize(arrays * ranks);
@@ -112,7 +114,7 @@ Status allgather_in_shared_memory(HostGroup& host, Request& request) {
       request.received[i * ranks + static_cast<size_t>(r)] = counts(r)[i];
       any_in_pool |= offers(r)[i] != 0;
     }
-  std::vector<VirtualArray>& incoming = host.workspace().array_per_rank();
+  std::vector<BufferList>& incoming = host.workspace().array_per_rank();
   const auto place = [&](size_t i, int r, std::byte* output, size_t bytes) {
     if (const std::byte* const pooled = host.offered(r, offers(r)[i]))
       copy_from_pool(host, output, pooled, bytes);
@@ -121,36 +123,36 @@ Status allgather_in_shared_memory(HostGroup& host, Request& request) {
   };
   RINGAR_RETURN_IF_ERROR(place_rows(request, host.size(), place));
   size_t longest = 0;
-  for (const VirtualArray& array : incoming) longest = std::max(longest, array.size());
+  for (const BufferList& array : incoming) longest = std::max(longest, array.size());
   RINGAR_RETURN_IF_ERROR(run_stream(host, stream, outgoing, incoming, longest));
   return finish(host, any_in_pool);
 }
 
-Status broadcast_in_shared_memory(HostGroup& host, Request& request) {
+Status broadcast_in_shared_memory(IntraNodeCommunicator& host, Request& request) {
   const size_t arrays = request.tensors.size();
   const int root = request.spec.root;
   const bool is_root = host.rank() == root;
   // All ranks know alike whether there are offers.
-  const size_t room = host.outbox_bytes();
+  const size_t room = host.send_buffer_bytes();
   const bool offering = request.input_bytes() >= OutputPool::kLeastBytes && 8 * arrays < room;
   const Stream stream{offering ? header_bytes(arrays) : 0, room};
-  auto* const offers = reinterpret_cast<uint64_t*>(host.outbox(root));
+  auto* const offers = reinterpret_cast<uint64_t*>(host.send_buffer(root));
   if (is_root && offering) offer_inputs(host, request, offers, arrays);
   const auto pooled = [&](size_t i) { return offering ? host.offered(root, offers[i]) : nullptr; };
   const auto bytes_of = [&](const Tensor& t) {
     return static_cast<size_t>(t.shape.elements()) * request.element_size();
   };
 
-  VirtualArray& outgoing = host.workspace().array();
+  BufferList& outgoing = host.workspace().array();
   for (size_t i = 0; is_root && i < arrays; ++i)
     if (!pooled(i))
       outgoing.append(request.tensors[i].input, nullptr, bytes_of(request.tensors[i]));
   publish(host, stream, outgoing, 0);
-  RINGAR_RETURN_IF_ERROR(host.open());
+  RINGAR_RETURN_IF_ERROR(host.handshake());
 
   bool any_in_pool = false;
-  std::vector<VirtualArray>& incoming = host.workspace().array_per_rank();
-  VirtualArray& from_root = incoming[static_cast<size_t>(root)];
+  std::vector<BufferList>& incoming = host.workspace().array_per_rank();
+  BufferList& from_root = incoming[static_cast<size_t>(root)];
   for (size_t i = 0; i < arrays; ++i) {
     const Tensor& t = request.tensors[i];
     any_in_pool |= pooled(i) != nullptr;
@@ -163,21 +165,21 @@ Status broadcast_in_shared_memory(HostGroup& host, Request& request) {
   return finish(host, any_in_pool);
 }
 
-// An outbox has one compartment per receiver, each a stream of its own. The header is the number
-// of rows for every receiver, and where the input lies in the pool; the longest of the n^2 streams
-// tells the number of steps.
-Status alltoall_in_shared_memory(HostGroup& host, Request& request) {
+// A send buffer has one compartment per receiver, each a stream of its own. The header is the
+// number of rows for every receiver, and where the input lies in the pool; the longest of the n^2
+// streams tells the number of steps.
+Status alltoall_in_shared_memory(IntraNodeCommunicator& host, Request& request) {
   const size_t ranks = static_cast<size_t>(host.size()), me = static_cast<size_t>(host.rank());
   Tensor& tensor = request.tensors[0];
   const size_t row = request.row_bytes(0);
   const size_t header = header_bytes(ranks + 1);
-  const size_t room = (host.outbox_bytes() - header) / ranks / 64 * 64;
+  const size_t room = (host.send_buffer_bytes() - header) / ranks / 64 * 64;
   auto compartment = [&](int rank, size_t receiver) {
-    return host.outbox(rank) + header + receiver * room;
+    return host.send_buffer(rank) + header + receiver * room;
   };
 
   std::vector<size_t>& starts = host.workspace().starts;
-  const auto counts_of = [&](int r) { return reinterpret_cast<int64_t*>(host.outbox(r)); };
+  const auto counts_of = [&](int r) { return reinterpret_cast<int64_t*>(host.send_buffer(r)); };
   const auto offer = [&](int r) { return reinterpret_cast<uint64_t*>(counts_of(r) + ranks); };
   offer_inputs(host, request, offer(host.rank()), 1);
   int64_t* const counts = counts_of(host.rank());
@@ -197,8 +199,8 @@ Status alltoall_in_shared_memory(HostGroup& host, Request& request) {
                        std::min(room, size - from));
     }
   };
-  host.timed(Stretch::kCopy, [&] { publish(0); });
-  RINGAR_RETURN_IF_ERROR(host.open());
+  host.timed(Span::kCopy, [&] { publish(0); });
+  RINGAR_RETURN_IF_ERROR(host.handshake());
 
   size_t longest = 0;
   bool any_in_pool = false;
@@ -223,10 +225,10 @@ Status alltoall_in_shared_memory(HostGroup& host, Request& request) {
 
   for (uint64_t step = 0;; ++step) {
     if (step > 0) {
-      host.timed(Stretch::kCopy, [&] { publish(step); });
+      host.timed(Span::kCopy, [&] { publish(step); });
       RINGAR_RETURN_IF_ERROR(host.exchange());
     }
-    host.timed(Stretch::kCopy, [&] {
+    host.timed(Span::kCopy, [&] {
       std::byte* to = tensor.output;
       for (size_t r = 0; r < ranks; ++r) {
         const size_t size = static_cast<size_t>(request.received[r]) * row;

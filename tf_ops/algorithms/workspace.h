@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "algorithms/virtual_array.h"
+#include "algorithms/buffer_list.h"
 #include "engine/request.h"
 
 namespace ringar {
@@ -16,39 +16,39 @@ class Workspace {
       : sources(ranks), starts(ranks + 1), per_rank_(ranks), in_pool_(ranks) {}
 
   // Empty arrays, to be filled.
-  VirtualArray& array() {
+  BufferList& array() {
     array_.clear();
     return array_;
   }
   // All arrays of a request as one.
-  VirtualArray& whole(const Request& request) {
-    VirtualArray& whole = array();
+  BufferList& whole(const Request& request) {
+    BufferList& whole = array();
     for (const Tensor& t : request.tensors)
       whole.append(t.input, t.output,
                    static_cast<size_t>(t.shape.elements()) * request.element_size());
     return whole;
   }
-  VirtualArray& sums() {
+  BufferList& sums() {
     sums_.clear();
     return sums_;
   }
   // One of them, with what it was filled with.
-  VirtualArray& array_of(int rank) { return per_rank_[static_cast<size_t>(rank)]; }
-  std::vector<VirtualArray>& array_per_rank() { return emptied(per_rank_); }
+  BufferList& array_of(int rank) { return per_rank_[static_cast<size_t>(rank)]; }
+  std::vector<BufferList>& array_per_rank() { return emptied(per_rank_); }
   // What the ranks have in the pool of outputs.
-  std::vector<VirtualArray>& in_pool_per_rank() { return emptied(in_pool_); }
+  std::vector<BufferList>& in_pool_per_rank() { return emptied(in_pool_); }
 
   std::vector<const std::byte*> sources;  // one per rank
   std::vector<size_t> starts;             // where each rank's part begins, and the end; [0] is 0
 
  private:
-  static std::vector<VirtualArray>& emptied(std::vector<VirtualArray>& arrays) {
-    for (VirtualArray& array : arrays) array.clear();
+  static std::vector<BufferList>& emptied(std::vector<BufferList>& arrays) {
+    for (BufferList& array : arrays) array.clear();
     return arrays;
   }
 
-  VirtualArray array_, sums_;
-  std::vector<VirtualArray> per_rank_, in_pool_;
+  BufferList array_, sums_;
+  std::vector<BufferList> per_rank_, in_pool_;
 };
 
 }  // namespace ringar

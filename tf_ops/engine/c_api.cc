@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "engine/cpu_level.h"
-#include "engine/instance.h"
+#include "engine/engine_instance.h"
 #include "engine/reduce.h"
 #include "engine/traffic.h"
 #include "include/ringar.h"

@@ -1,5 +1,5 @@
 // The way of the messages of one stream, seen from one of its ends: two of them may be on their
-// way, whoever carries them. Mail sees to it that one thread at a time uses a channel.
+// way, whoever carries them. PointToPoint sees to it that one thread at a time uses a channel.
 //
 // The memory of messages is shared by the channels of a rank: a stream holds as much as there is
 // under way, and what was taken makes room for any other.
@@ -22,7 +22,7 @@ class Channel {
   // Messages that have been sent or received, and so the number of the next one.
   virtual uint64_t number() const = 0;
 
-  // Whether this end has to look by itself whether there is news; otherwise a bell tells.
+  // Whether this end has to look by itself whether there is news; otherwise a doorbell tells.
   virtual bool polls() const { return false; }
   // Goes on with transfers of requests that are done. True as long as there are some.
   virtual bool tend() { return false; }

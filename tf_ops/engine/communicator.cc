@@ -24,9 +24,9 @@ std::vector<int> those_here(const std::vector<int>& ranks, const Topology& topol
 
 }  // namespace
 
-size_t Communicator::arena_bytes(const std::vector<int>& ranks, const Topology& topology) {
+size_t Communicator::shared_bytes(const std::vector<int>& ranks, const Topology& topology) {
   const size_t here = those_here(ranks, topology).size();
-  return here == 0 ? 0 : HostGroup::arena_bytes(static_cast<int>(here));
+  return here == 0 ? 0 : IntraNodeCommunicator::shared_bytes(static_cast<int>(here));
 }
 
 Status Communicator::reserve(const std::vector<int>& ranks, const World& world, uint64_t offset) {
@@ -34,7 +34,7 @@ Status Communicator::reserve(const std::vector<int>& ranks, const World& world, 
   const int size = static_cast<int>(here.size()), place = place_in(here, world.topology.rank);
   return size < 2 || place == size
              ? Status()
-             : world.arena->reserve(HostGroup::part(size, place, offset), size);
+             : world.segment->reserve(IntraNodeCommunicator::part(size, place, offset), size);
 }
 
 Communicator::Communicator(int id, int slot, std::vector<int> ranks, const World& world,
@@ -43,7 +43,7 @@ Communicator::Communicator(int id, int slot, std::vector<int> ranks, const World
       ranks_(std::move(ranks)),
       rank_(place_in(ranks_, world.topology.rank)),
       world_(world),
-      current_{world.topology.rank, id, slot, ranks_, world.peers} {
+      op_state_{world.topology.rank, id, slot, ranks_, world.peers} {
   group(offset);
   if (world_.peers) world_.peers->add_neighbors(ranks_);
 }
@@ -51,7 +51,7 @@ Communicator::Communicator(int id, int slot, std::vector<int> ranks, const World
 Communicator::~Communicator() {
   close_gpus();
   // The link may still read and write what a failed collective has left behind.
-  if (is_broken()) buffers_.keep_until_exit();
+  if (is_broken()) buffers_.leak_on_exit();
 }
 
 void Communicator::group(uint64_t offset) {
@@ -61,51 +61,52 @@ void Communicator::group(uint64_t offset) {
     by_host[topology.host_of(ranks_[static_cast<size_t>(r)])].push_back(r);
   hosts_ = static_cast<int>(by_host.size());
   places_.resize(ranks_.size());
-  size_t columns = ranks_.size();
-  opening_bytes_ = PartialResult::kMaxBytes;
+  size_t rails = ranks_.size();
+  handshake_bytes_ = PartialResult::kMaxBytes;
   std::vector<int> in_order;  // ranks of the job
   for (const auto& [host, members] : by_host) {
-    columns = std::min(columns, members.size());
+    rails = std::min(rails, members.size());
     if (members.size() > 1)
-      opening_bytes_ =
-          std::min(opening_bytes_, HostGroup::outbox_bytes(members.size()) - sizeof(Verdict));
+      handshake_bytes_ =
+          std::min(handshake_bytes_, IntraNodeCommunicator::send_buffer_bytes(members.size()) -
+                                         sizeof(ConsistencyCheck));
     for (int r : members) {
       places_[static_cast<size_t>(r)] = static_cast<int>(order_.size());
       order_.push_back(r);
       in_order.push_back(ranks_[static_cast<size_t>(r)]);
     }
   }
-  columns_ = static_cast<int>(columns);
+  rails_ = static_cast<int>(rails);
 
   const std::vector<int>& here = by_host[topology.host_of(topology.rank)];
   const int place = place_in(here, rank_);
-  std::vector<HostGroup::Member> members;
+  std::vector<IntraNodeCommunicator::Member> members;
   for (int r : here) {
     const int job_rank = ranks_[static_cast<size_t>(r)];
-    members.push_back({job_rank, topology.arena_place(job_rank)});
+    members.push_back({job_rank, topology.segment_place(job_rank)});
   }
-  host_ = std::make_unique<HostGroup>(id_, std::move(members), place, world_.arena, offset,
-                                      world_.patience, current_);
+  host_ = std::make_unique<IntraNodeCommunicator>(id_, std::move(members), place, world_.segment,
+                                                  offset, world_.timeouts, op_state_);
   host_->store_past_caches_from(world_.past_caches_bytes);
   group_gpus(here, place);
   if (!world_.link) return;
-  everybody_.emplace(in_order, place_in(in_order, topology.rank), *world_.link, world_.patience,
-                     current_);
-  if (place >= columns_) return;
-  std::vector<int> column;
+  everybody_.emplace(in_order, place_in(in_order, topology.rank), *world_.link, world_.timeouts,
+                     op_state_);
+  if (place >= rails_) return;
+  std::vector<int> rail;
   for (const auto& [host, of_host] : by_host)
-    column.push_back(ranks_[static_cast<size_t>(of_host[static_cast<size_t>(place)])]);
-  column_.emplace(column, place_in(column, topology.rank), *world_.link, world_.patience, current_);
+    rail.push_back(ranks_[static_cast<size_t>(of_host[static_cast<size_t>(place)])]);
+  rail_.emplace(rail, place_in(rail, topology.rank), *world_.link, world_.timeouts, op_state_);
 }
 
 void Communicator::group_gpus(const std::vector<int>& here, int place) {
   if (!world_.gpu) return;
   const auto broken = [this](const Status& why) { break_for_good(why); };
-  gpus_ = std::make_shared<GpuGroup>(ranks_, rank_, world_, current_, broken);
+  gpus_ = std::make_shared<GpuCommunicator>(ranks_, rank_, world_, op_state_, broken);
   first_here_ = here.front();
   std::vector<int> job_ranks;
   for (int r : here) job_ranks.push_back(ranks_[static_cast<size_t>(r)]);
-  gpus_here_ = std::make_shared<GpuGroup>(job_ranks, place, world_, current_, broken);
+  gpus_here_ = std::make_shared<GpuCommunicator>(job_ranks, place, world_, op_state_, broken);
 }
 
 void Communicator::close_gpus() {
@@ -165,30 +166,30 @@ void Communicator::break_for_good(const Status& failure) {
     broken_ = failure;
     is_broken_.store(true);
   }
-  if (world_.arena) world_.arena->give_up(failure.message());
+  if (world_.segment) world_.segment->give_up(failure.message());
   if (world_.peers) world_.peers->gave_up(failure.message());
 }
 
 Status Communicator::run(Request& request) {
   if (is_broken()) return failure();
-  current_.signature = Signature::of(request, rejection(request), sequence_);
-  current_.signature.algorithm = algorithm_for(request.spec);
-  current_.tracing = Timeline::instance().on();
-  const int64_t begin = current_.tracing ? monotonic_ns() : 0;
-  const bool on_gpu = request.gpu && !current_.signature.rejected;
+  op_state_.signature = Signature::of(request, rejection(request), sequence_);
+  op_state_.signature.algorithm = algorithm_for(request.spec);
+  op_state_.tracing = Timeline::instance().on();
+  const int64_t begin = op_state_.tracing ? monotonic_ns() : 0;
+  const bool on_gpu = request.gpu && !op_state_.signature.rejected;
   const Status status = on_gpu ? run_on_gpus(*this, request) : dispatch(request);
   ++sequence_;
-  if (current_.tracing) {
-    Timeline::instance().collective(request, current_.signature.title(), begin, current_.trace);
-    current_.trace.clear();
+  if (op_state_.tracing) {
+    Timeline::instance().collective(request, op_state_.signature.title(), begin, op_state_.trace);
+    op_state_.trace.clear();
   }
   const bool in_step = status.ok() || status.code() == RINGAR_MISMATCH;
-  if (in_step && world_.peers) world_.peers->finished(current_.slot, id_, sequence_);
+  if (in_step && world_.peers) world_.peers->finished(op_state_.slot, id_, sequence_);
   if (status.ok()) return status;
-  const Status failure(status.code(), current_.prefix() + status.message());
+  const Status failure(status.code(), op_state_.prefix() + status.message());
   if (!in_step) {
     break_for_good(failure);
-    if (OutputPool* const pool = world_.arena ? world_.arena->outputs().get() : nullptr)
+    if (OutputPool* const pool = world_.segment ? world_.segment->outputs().get() : nullptr)
       for (const Tensor& tensor : request.tensors) pool->forfeit(tensor.output);
   }
   return failure;
@@ -199,12 +200,12 @@ Status Communicator::run_on_hosts(Request& request) {
 }
 
 Status Communicator::dispatch(Request& request) {
-  if (current_.signature.rejected && size() == 1)
-    return disagreement({current_.signature}, ranks_, id_);
+  if (op_state_.signature.rejected && size() == 1)
+    return disagreement({op_state_.signature}, ranks_, id_);
   if (size() == 1) return run_alone(request);
-  if (hosts_ > 1 || (world_.link && is_flat(current_.signature.algorithm)))
+  if (hosts_ > 1 || (world_.link && is_flat(op_state_.signature.algorithm)))
     return run_between_hosts(*this, request);
-  return current_.signature.rejected ? host_->open() : run_in_shared_memory(*host_, request);
+  return op_state_.signature.rejected ? host_->handshake() : run_in_shared_memory(*host_, request);
 }
 
 }  // namespace ringar

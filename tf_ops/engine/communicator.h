@@ -1,12 +1,13 @@
 // One process set of one rank: runs its collectives, one after the other.
 //
-// The ranks of a set are grouped twice. Those of one host share memory (HostGroup). Across hosts
-// they are numbered alike: the first rank of each host makes column 0, the second ones column 1,
-// and so on, as far as every host has one. A column is a LinkGroup, and so is the set as a whole.
+// The ranks of a set are grouped twice. Those of one host share memory (IntraNodeCommunicator).
+// Across hosts they are numbered alike: the first rank of each host makes rail 0, the second ones
+// rail 1, and so on, as far as every host has one. A rail is an InterNodeCommunicator, and so is
+// the set as a whole.
 //
-//              column 0   column 1
-//     host 0    rank 0     rank 1        arena
-//     host 1    rank 2     rank 3        arena
+//               rail 0     rail 1
+//     host 0    rank 0     rank 1        shared segment
+//     host 1    rank 2     rank 3        shared segment
 //                 link       link
 
 #pragma once
@@ -17,10 +18,10 @@
 #include <optional>
 #include <vector>
 
-#include "algorithms/buffers.h"
-#include "engine/gpu_group.h"
-#include "engine/host_group.h"
-#include "engine/link_group.h"
+#include "algorithms/staging_buffers.h"
+#include "engine/gpu_communicator.h"
+#include "engine/inter_node_communicator.h"
+#include "engine/intra_node_communicator.h"
 #include "engine/request.h"
 #include "engine/world.h"
 
@@ -29,12 +30,13 @@ namespace ringar {
 class Communicator {
  public:
   // `ranks` are ranks of the job, this rank among them. No other set has the same `slot` at a time.
-  // Memory lies at `offset` of the arena's generation.
+  // Memory lies at `offset` of the shared segment's generation.
   Communicator(int id, int slot, std::vector<int> ranks, const World& world, uint64_t offset);
   ~Communicator();
 
-  // What a set takes of this host's arena. Before it is made, each of its ranks reserves its part.
-  static size_t arena_bytes(const std::vector<int>& ranks, const Topology& topology);
+  // What a set takes of this host's shared segment. Before it is made, each of its ranks reserves
+  // its part.
+  static size_t shared_bytes(const std::vector<int>& ranks, const Topology& topology);
   static Status reserve(const std::vector<int>& ranks, const World& world, uint64_t offset);
 
   // Runs a collective to its end. After a lost peer or a missed deadline the ranks are no longer at
@@ -55,26 +57,27 @@ class Communicator {
   // For algorithms ------------------------------------------------------------------------------
 
   const World& world() const { return world_; }
-  Current& current() { return current_; }
-  HostGroup& host() { return *host_; }
+  OpState& op_state() { return op_state_; }
+  IntraNodeCommunicator& host() { return *host_; }
   int hosts() const { return hosts_; }
-  int columns() const { return columns_; }
+  int rails() const { return rails_; }
   // Null for a rank that is in none: its host has more ranks than another one.
-  LinkGroup* column() { return column_ ? &*column_ : nullptr; }
+  InterNodeCommunicator* rail() { return rail_ ? &*rail_ : nullptr; }
   // All ranks, those of a host side by side; there only if the job has a link.
-  LinkGroup& everybody() { return *everybody_; }
-  // The longest array that the opening can carry: with its verdict it fits into every host's boxes.
-  size_t opening_bytes() const { return opening_bytes_; }
+  InterNodeCommunicator& everybody() { return *everybody_; }
+  // The longest array that a handshake can carry: with its consistency check it fits into every
+  // host's send buffers.
+  size_t handshake_bytes() const { return handshake_bytes_; }
   // The set's rank at a place in everybody().
   int set_rank(int place) const { return order_[static_cast<size_t>(place)]; }
   int place_of(int set_rank) const { return places_[static_cast<size_t>(set_rank)]; }
-  Buffers& buffers() { return buffers_; }
+  StagingBuffers& buffers() { return buffers_; }
   // Runs a part of a collective that is in the memory of hosts. All ranks do so.
   Status run_on_hosts(Request& request);
   // All ranks, in the set's order, and those of this host, of which the set's number `first_here`
   // comes first.
-  const std::shared_ptr<GpuGroup>& gpus() const { return gpus_; }
-  const std::shared_ptr<GpuGroup>& gpus_here() const { return gpus_here_; }
+  const std::shared_ptr<GpuCommunicator>& gpus() const { return gpus_; }
+  const std::shared_ptr<GpuCommunicator>& gpus_here() const { return gpus_here_; }
   int first_here() const { return first_here_; }
 
  private:
@@ -90,16 +93,16 @@ class Communicator {
   const std::vector<int> ranks_;
   const int rank_;
   const World& world_;
-  Current current_;
+  OpState op_state_;
   std::vector<int> order_;   // the set's ranks, host by host
   std::vector<int> places_;  // of each of the set's ranks in order_
-  int hosts_ = 1, columns_ = 1;
-  size_t opening_bytes_ = 0;
-  std::unique_ptr<HostGroup> host_;
-  std::optional<LinkGroup> column_, everybody_;
-  Buffers buffers_;
+  int hosts_ = 1, rails_ = 1;
+  size_t handshake_bytes_ = 0;
+  std::unique_ptr<IntraNodeCommunicator> host_;
+  std::optional<InterNodeCommunicator> rail_, everybody_;
+  StagingBuffers buffers_;
   uint64_t sequence_ = 0;  // collectives begun
-  std::shared_ptr<GpuGroup> gpus_, gpus_here_;
+  std::shared_ptr<GpuCommunicator> gpus_, gpus_here_;
   int first_here_ = 0;
   mutable std::mutex broken_mutex_;
   Status broken_;

@@ -33,7 +33,7 @@ Engine::Engine(const ringar_config& config, std::unique_ptr<Link> link)
       gpu_(std::make_unique<Gpu>(config.cuda_library ? config.cuda_library : "",
                                  config.nccl_library ? config.nccl_library : "")) {
   world_.topology = Topology::of(config);
-  world_.patience = {config.deadline, config.stall_warning,
+  world_.timeouts = {config.deadline, config.stall_warning,
                      spin_microseconds(config, !world_.topology.is_one_host()), &stopping_};
   world_.link = link_.get();
   world_.gpu = gpu_.get();
@@ -51,11 +51,11 @@ Status Engine::start() {
                                  config_.algorithm + "\""};
   RINGAR_RETURN_IF_ERROR(join_host());
   if (link_) {
-    peers_ = std::make_unique<Peers>(*link_, world_.topology, arena_.get(), config_.generation);
+    peers_ = std::make_unique<Peers>(*link_, world_.topology, segment_.get(), config_.generation);
     world_.peers = peers_.get();
   }
-  mail_ = std::make_unique<Mail>(world_, config_.generation,
-                                 [this](Request* r, const Status& s) { finish_in_step(r, s); });
+  point_to_point_ = std::make_unique<PointToPoint>(
+      world_, config_.generation, [this](Request* r, const Status& s) { finish_in_step(r, s); });
   std::vector<int> all(static_cast<size_t>(config_.size));
   for (int r = 0; r < config_.size; ++r) all[static_cast<size_t>(r)] = r;
   int id = 0;
@@ -80,16 +80,18 @@ Status Engine::calibrate() {
 Status Engine::join_host() {
   const std::vector<int> here = world_.topology.ranks_here();
   if (here.size() == 1) return {};
-  arena_ = std::make_unique<Arena>(config_.arena_fd, world_.topology.arena_place(config_.rank),
-                                   static_cast<int>(here.size()), here);
-  world_.arena = arena_.get();
+  segment_ = std::make_unique<SharedSegment>(config_.segment_fd,
+                                             world_.topology.segment_place(config_.rank),
+                                             static_cast<int>(here.size()), here);
+  world_.segment = segment_.get();
   // With what the process set of all ranks needs, which comes first.
   const int size = static_cast<int>(here.size());
-  const Extent own = HostGroup::part(size, world_.topology.arena_place(config_.rank), next_offset_);
+  const Extent own =
+      IntraNodeCommunicator::part(size, world_.topology.segment_place(config_.rank), next_offset_);
   const bool one_host = world_.topology.is_one_host();
   int64_t choice = config_.past_caches_bytes;
   const Status joined =
-      arena_->join(config_.start_timeout, tuning_override(), own, &choice, one_host);
+      segment_->join(config_.start_timeout, tuning_override(), own, &choice, one_host);
   // What is measured in shared memory alone says nothing of what hosts do with each other.
   asks_to_calibrate_ =
       choice == RINGAR_CALIBRATE && one_host && !(link_ && is_flat(world_.algorithm));
@@ -107,26 +109,26 @@ void Engine::stop() {
   // It makes the others, and posts messages.
   if (const auto all = find(0)) all->stop();
   for (const auto& set : sets()) set->stop();
-  if (mail_) mail_->stop();
+  if (point_to_point_) point_to_point_->stop();
   for (const auto& set : sets()) set->communicator().close_gpus();
   if (peers_ && !has_left_.exchange(true)) peers_->left();
-  if (arena_) arena_->leave();
+  if (segment_) segment_->leave();
 }
 
 bool Engine::has_failed() {
-  if (mail_ && mail_->is_broken()) return true;
+  if (point_to_point_ && point_to_point_->is_broken()) return true;
   const auto all = sets();
   return std::any_of(all.begin(), all.end(),
                      [](const auto& set) { return set->communicator().is_broken(); });
 }
 
-uint64_t Engine::draw_turn(int64_t step, int line) {
+uint64_t Engine::draw_ticket(int64_t step, int line) {
   const auto set = find(line);
-  return set ? set->draw_turn(step) : 0;
+  return set ? set->draw_ticket(step) : 0;
 }
 
-void Engine::let_go(uint64_t turn, int line) {
-  if (const auto set = find(line)) set->let_go(turn);
+void Engine::let_go(uint64_t ticket, int line) {
+  if (const auto set = find(line)) set->let_go(ticket);
 }
 
 void Engine::submit(Request* request) {
@@ -160,22 +162,22 @@ int Engine::peer_of(const Request& request, Status* refusal) {
 }
 
 void Engine::post(Request* request) {
-  if (request->turn) last_step_with_messages_.store(request->step);
+  if (request->ticket) last_step_with_messages_.store(request->step);
   Status refusal;
   const int peer = peer_of(*request, &refusal);
-  mail_->post(request, peer, refusal);
+  point_to_point_->post(request, peer, refusal);
 }
 
 Status Engine::run_message(Request& request) {
   Status refusal;
   const int peer = peer_of(request, &refusal);
-  return refusal.ok() ? mail_->run(request, peer) : refusal;
+  return refusal.ok() ? point_to_point_->run(request, peer) : refusal;
 }
 
 // The step ends first: who hears of the failure may issue something else at once, which must not
 // meet what the others still have of the step.
 void Engine::finish_in_step(Request* request, const Status& status) {
-  if (!status.ok() && request->turn && request->step >= 0) end_step_by(*request, status);
+  if (!status.ok() && request->ticket && request->step >= 0) end_step_by(*request, status);
   finish(request, status);
 }
 
@@ -188,8 +190,9 @@ void Engine::end_step_by(const Request& failed, const Status& status) {
   // what became of the rest of the step, or they would go on with what belongs to another one.
   // After a collective has failed, one end of a message may have been posted, and the other one
   // dropped.
-  const bool parted = message ? has_more || mail_->has(step) : last_step_with_messages_ == step;
-  if (parted) mail_->give_up(status);
+  const bool parted =
+      message ? has_more || point_to_point_->has(step) : last_step_with_messages_ == step;
+  if (parted) point_to_point_->give_up(status);
 }
 
 bool Engine::end_step(int64_t step, const Status& status) {

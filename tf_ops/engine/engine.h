@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "engine/gpu.h"
-#include "engine/mail.h"
+#include "engine/point_to_point.h"
 #include "engine/process_set.h"
 #include "engine/shares.h"
 #include "engine/world.h"
@@ -31,15 +31,15 @@ class Engine : private ProcessSet::Owner {
   // when no thread runs a collective any longer.
   void stop();
 
-  // The process set among whose requests one has its turn: its own, or for messages that of all
+  // The process set among whose requests one has its ticket: its own, or for messages that of all
   // ranks.
   static int line_of(const Spec& spec) {
     return is_message(spec.collective) ? 0 : spec.process_set;
   }
-  // The place in a line of a request that will be submitted with it; see turns.h.
-  uint64_t draw_turn(int64_t step, int line = 0);
+  // The place in a line of a request that will be submitted with it; see tickets.h.
+  uint64_t draw_ticket(int64_t step, int line = 0);
   // If no request has been submitted with it, none will be.
-  void let_go(uint64_t turn, int line = 0);
+  void let_go(uint64_t ticket, int line = 0);
   // Ends what was announced in a step, of which one collective fails before it can be submitted.
   // Returns whether there was anything.
   bool end_step(int64_t step, const Status& status) override;
@@ -58,13 +58,13 @@ class Engine : private ProcessSet::Owner {
   Status synchronize_gpu();
 
   // What comes from a rank of the job with a tag will not be received.
-  void forget(int peer, int tag) { mail_->forget(peer, tag); }
+  void forget(int peer, int tag) { point_to_point_->forget(peer, tag); }
 
   // Whether a process set of this rank has broken, or a channel of its messages.
   bool has_failed();
 
   // Memory for outputs that the other ranks may write to; null where there is none.
-  std::shared_ptr<OutputPool> outputs() const { return arena_ ? arena_->outputs() : nullptr; }
+  std::shared_ptr<OutputPool> outputs() const { return segment_ ? segment_->outputs() : nullptr; }
 
   // The weights of ranks in averages, and what they tell each other beside gradients.
   Shares& shares() { return shares_; }
@@ -114,9 +114,9 @@ class Engine : private ProcessSet::Owner {
   World world_;
   bool asks_to_calibrate_ = false, has_calibrated_ = false;
   const std::unique_ptr<Link> link_;
-  std::unique_ptr<Arena> arena_;
+  std::unique_ptr<SharedSegment> segment_;
   std::unique_ptr<Peers> peers_;
-  std::unique_ptr<Mail> mail_;
+  std::unique_ptr<PointToPoint> point_to_point_;
   const std::unique_ptr<Gpu> gpu_;
   Shares shares_;
 

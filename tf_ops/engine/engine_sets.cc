@@ -1,4 +1,5 @@
-// The engine's process sets: their places in the arena, how ranks agree on one, and who finds it.
+// The engine's process sets: their places in the shared segment, how ranks agree on one, and who
+// finds it.
 
 #include <algorithm>
 #include <functional>
@@ -69,14 +70,15 @@ std::string Engine::reserve(const std::vector<int>& ranks, std::shared_ptr<Proce
 
 Status Engine::install(const std::vector<int>& ranks, std::shared_ptr<ProcessSet> set, int* id) {
   const Area area = next_area(ranks);
-  if (link_ && area.slot >= LinkGroup::kMostSets)
-    return {RINGAR_UNSUPPORTED, who() + "expected at most " + std::to_string(LinkGroup::kMostSets) +
+  if (link_ && area.slot >= InterNodeCommunicator::kMostSets)
+    return {RINGAR_UNSUPPORTED, who() + "expected at most " +
+                                    std::to_string(InterNodeCommunicator::kMostSets) +
                                     " process sets at a time, received one more; remove those "
                                     "that are no longer used"};
   RINGAR_RETURN_IF_ERROR(split_gpus(set ? &set->communicator() : nullptr));
   const std::lock_guard<std::mutex> lock(sets_mutex_);
   *id = next_id_++;
-  next_offset_ += Communicator::arena_bytes(ranks, world_.topology);
+  next_offset_ += Communicator::shared_bytes(ranks, world_.topology);
   areas_[*id] = area;
   if (set) sets_[*id] = std::move(set);
   return {};
@@ -119,9 +121,9 @@ Status Engine::discard(int id) {
   if (id == 0 || area == areas_.end())
     return {RINGAR_MISMATCH,
             who() + "expected the id of an added process set, received " + std::to_string(id)};
-  const size_t bytes = Communicator::arena_bytes(area->second.ranks, world_.topology);
-  if (bytes > 0 && world_.topology.arena_place(config_.rank) == 0)
-    arena_->discard(area->second.offset, bytes);
+  const size_t bytes = Communicator::shared_bytes(area->second.ranks, world_.topology);
+  if (bytes > 0 && world_.topology.segment_place(config_.rank) == 0)
+    segment_->discard(area->second.offset, bytes);
   sets_.erase(id);
   areas_.erase(area);
   return {};

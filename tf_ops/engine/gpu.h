@@ -1,11 +1,11 @@
 // The GPU of this rank: what the engine has there, and how a collective gets into its streams.
 //
 //     caller's stream   kernels … | ready                      wait(done) | kernels …
-//     ringar's stream               wait(ready) | NCCL | moved | gate | done
+//     ringar's stream               wait(ready) | NCCL | moved | fence | done
 //
 // Nothing waits for the device. There is one stream for all process sets, so that the GPU runs
 // their collectives in the order in which the engine does, on every rank alike; communicators with
-// streams of their own could wait for each other. What the gate is for tells gpu_watch.h.
+// streams of their own could wait for each other. gpu_watch.h tells what the fence is for.
 
 #pragma once
 

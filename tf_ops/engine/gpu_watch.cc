@@ -5,7 +5,7 @@
 #include <new>
 #include <utility>
 
-#include "engine/gpu_group.h"
+#include "engine/gpu_communicator.h"
 #include "engine/thread.h"
 #include "engine/wait.h"
 
@@ -20,13 +20,13 @@ constexpr double kGrace = 1;  // seconds
 constexpr auto kAbortDeadline = std::chrono::seconds(60);
 constexpr double kRestDeadline = 5;  // seconds
 
-constexpr size_t kMendingAtOnce = 256;  // operations
+constexpr size_t kPoisonAtOnce = 256;  // operations
 constexpr unsigned char kNoNumber = 0xFF;
 constexpr int kHighest = -1000;  // of priorities: the device's highest is taken
 
 // An error of a collective that has been enqueued, as a message to the user begins.
 Status of(const Enqueued& entry, const Status& why) {
-  return {why.code(), entry.group->current(entry.signature).prefix() + why.message()};
+  return {why.code(), entry.group->op_state(entry.signature).prefix() + why.message()};
 }
 
 }  // namespace
@@ -35,34 +35,35 @@ GpuWatch::GpuWatch(const Cuda& driver, cuda::Context context, cuda::Stream strea
     : driver_(driver), context_(context), stream_(stream) {}
 
 // Of the highest priority, which keeps it out of the hardware's queue of ringar's stream: behind
-// the wait for a gate it would never come to open it.
+// the wait for a fence it would never come to open it.
 Status GpuWatch::open() {
-  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(driver_, StreamCreateWithPriority, &mending_,
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(driver_, StreamCreateWithPriority, &poisoning_,
                                      cuda::kStreamNonBlocking, kHighest));
-  return open_gates();
+  return make_fences();
 }
 
-// Some virtual GPUs cannot wait for memory. Without gates, the outputs of what has failed hold
+// Some virtual GPUs cannot wait for memory. Without fences, the outputs of what has failed hold
 // anything for a moment, before they are filled.
-Status GpuWatch::open_gates() {
-  constexpr size_t kBytes = (kGates + 1) * sizeof(std::atomic<uint32_t>);
-  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(driver_, MemHostAlloc, &gates_, kBytes,
+Status GpuWatch::make_fences() {
+  constexpr size_t kBytes = (kFences + 1) * sizeof(std::atomic<uint32_t>);
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(driver_, MemHostAlloc, &fences_, kBytes,
                                      cuda::kHostPortable | cuda::kHostDeviceMap));
-  auto* const words = static_cast<std::atomic<uint32_t>*>(gates_);
-  for (size_t i = 0; i <= kGates; ++i) new (&words[i]) std::atomic<uint32_t>(1);
-  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(driver_, MemHostGetDevicePointer, &gates_there_, gates_, 0));
-  // What mending takes, once, behind the last gate: the driver may load something for it.
-  const cuda::Pointer spare = gates_there_ + kGates * sizeof(uint32_t);
-  const cuda::Result waited = driver_.StreamWaitValue32(mending_, spare, 1, cuda::kWaitValueEqual);
+  auto* const words = static_cast<std::atomic<uint32_t>*>(fences_);
+  for (size_t i = 0; i <= kFences; ++i) new (&words[i]) std::atomic<uint32_t>(1);
+  RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(driver_, MemHostGetDevicePointer, &fences_there_, fences_, 0));
+  // What poisoning takes, once, behind the last fence: the driver may load something for it.
+  const cuda::Pointer spare = fences_there_ + kFences * sizeof(uint32_t);
+  const cuda::Result waited =
+      driver_.StreamWaitValue32(poisoning_, spare, 1, cuda::kWaitValueEqual);
   if (waited == cuda::kNotSupported) {
-    driver_.MemFreeHost(gates_);
-    gates_ = nullptr;
+    driver_.MemFreeHost(fences_);
+    fences_ = nullptr;
     return {};
   }
   RINGAR_RETURN_IF_ERROR(driver_.check("cuStreamWaitValue32", waited));
   RINGAR_RETURN_IF_ERROR(
-      RINGAR_CUDA(driver_, MemsetD8Async, spare, kNoNumber, sizeof(uint32_t), mending_));
-  return RINGAR_CUDA(driver_, StreamWriteValue32, mending_, spare, 1, 0);
+      RINGAR_CUDA(driver_, MemsetD8Async, spare, kNoNumber, sizeof(uint32_t), poisoning_));
+  return RINGAR_CUDA(driver_, StreamWriteValue32, poisoning_, spare, 1, 0);
 }
 
 GpuWatch::~GpuWatch() {
@@ -76,13 +77,13 @@ bool GpuWatch::close() {
   }
   news_.notify_all();
   if (thread_.joinable()) thread_.join();
-  // What a call that failed has left in the stream may still wait for a gate.
+  // What a call that failed has left in the stream may still wait for a fence.
   if (has_stuck_ || !comes_to_rest()) return false;
   for (const auto& entry : under_way_)
     free_events_.insert(free_events_.end(), {entry->moved, entry->done});
   for (cuda::Event event : free_events_) driver_.EventDestroy(event);
-  if (mending_) driver_.StreamDestroy(mending_);
-  if (gates_) driver_.MemFreeHost(gates_);
+  if (poisoning_) driver_.StreamDestroy(poisoning_);
+  if (fences_) driver_.MemFreeHost(fences_);
   return true;
 }
 
@@ -100,8 +101,8 @@ bool GpuWatch::comes_to_rest() {
   };
   bool rests = wait_at_most(kRestDeadline, Rest::for_gpu(),
                             [&] { return std::all_of(aborting.begin(), aborting.end(), ended); });
-  // Both streams use the gates, the mending stream from the moment when they are opened.
-  rests = rests && rests_in(stream_) && (!mending_ || rests_in(mending_));
+  // Both streams use the fences, the poisoning stream from the moment when they are opened.
+  rests = rests && rests_in(stream_) && (!poisoning_ || rests_in(poisoning_));
   lock.lock();
   free_events_.push_back(end);
   return rests;
@@ -117,7 +118,7 @@ Status GpuWatch::take_event(cuda::Event* event) {
 
 void GpuWatch::make_room() {
   Lock lock(mutex_);
-  wait_until(lock, [&] { return under_way_.size() < kGates; });
+  wait_until(lock, [&] { return under_way_.size() < kFences; });
 }
 
 Status GpuWatch::follow(const std::shared_ptr<Enqueued>& entry) {
@@ -131,7 +132,7 @@ Status GpuWatch::follow(const std::shared_ptr<Enqueued>& entry) {
     return ended;
   }
   under_way_.push_back(entry);
-  if (entry->group->is_broken() && shut(*entry, first_failure_)) mend(*entry);
+  if (entry->group->is_broken() && close_fence(*entry, first_failure_)) poison(*entry);
   if (!thread_.joinable()) thread_ = std::thread([this] { thread_main(); });
   news_.notify_all();
   return {};
@@ -139,17 +140,17 @@ Status GpuWatch::follow(const std::shared_ptr<Enqueued>& entry) {
 
 Status GpuWatch::enqueue_end(Enqueued& entry) {
   RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(driver_, EventRecord, entry.moved, stream_));
-  if (gates_) {
-    const size_t number = followed_++ % kGates;
-    entry.gate = static_cast<std::atomic<uint32_t>*>(gates_) + number;
+  if (fences_) {
+    const size_t number = followed_++ % kFences;
+    entry.fence = static_cast<std::atomic<uint32_t>*>(fences_) + number;
     RINGAR_RETURN_IF_ERROR(RINGAR_CUDA(driver_, StreamWaitValue32, stream_,
-                                       gates_there_ + number * sizeof(uint32_t), 1,
+                                       fences_there_ + number * sizeof(uint32_t), 1,
                                        cuda::kWaitValueEqual));
   }
   return RINGAR_CUDA(driver_, EventRecord, entry.done, stream_);
 }
 
-void GpuWatch::fail(GpuGroup& group, const Status& why) {
+void GpuWatch::fail(GpuCommunicator& group, const Status& why) {
   const Lock lock(mutex_);
   fail_all(why);
   break_group(group, why);
@@ -157,21 +158,21 @@ void GpuWatch::fail(GpuGroup& group, const Status& why) {
 
 // All groups: kernels of one that wait for the rank that another one has lost would keep what is
 // behind them in the stream from ending, and the driver from freeing what an abort frees. Aborts
-// begin before the mending stream can be full of what waits for them, and after the first of it.
+// begin before the poisoning stream can be full of what waits for them, and after the first of it.
 void GpuWatch::fail_all(const Status& why) {
   if (first_failure_.ok()) first_failure_ = why;
   std::vector<Enqueued*> failed;
   for (const auto& entry : under_way_)
-    if (entry->failure.ok() && shut(*entry, why)) failed.push_back(entry.get());
+    if (entry->failure.ok() && close_fence(*entry, why)) failed.push_back(entry.get());
   size_t enqueued = 0;
   auto next = failed.begin();
-  for (; next != failed.end() && enqueued < kMendingAtOnce; ++next) enqueued += mend(**next);
+  for (; next != failed.end() && enqueued < kPoisonAtOnce; ++next) enqueued += poison(**next);
   for (Enqueued* entry : failed) break_group(*entry->group, why);
-  for (; next != failed.end(); ++next) mend(**next);
+  for (; next != failed.end(); ++next) poison(**next);
 }
 
-// By a thread of its own: an abort may block until the stream has passed all gates.
-void GpuWatch::break_group(GpuGroup& group, const Status& why) {
+// By a thread of its own: an abort may block until the stream has passed all fences.
+void GpuWatch::break_group(GpuCommunicator& group, const Status& why) {
   if (group.is_broken()) return;
   group.broke(why);
   aborting_.push_back(std::make_shared<std::atomic<bool>>(false));
@@ -185,11 +186,11 @@ void GpuWatch::break_group(GpuGroup& group, const Status& why) {
   }).detach();
 }
 
-// False for what has passed its gate already and been handed on: it was there before the failure.
-bool GpuWatch::shut(Enqueued& entry, const Status& why) {
-  if (entry.gate) entry.gate->store(0);
+// False for what has passed its fence already and been handed on: it was there before the failure.
+bool GpuWatch::close_fence(Enqueued& entry, const Status& why) {
+  if (entry.fence) entry.fence->store(0);
   if (driver_.EventQuery(entry.done) == cuda::kSuccess) {
-    if (entry.gate) entry.gate->store(1);
+    if (entry.fence) entry.fence->store(1);
     return false;
   }
   entry.failure = why;
@@ -198,18 +199,18 @@ bool GpuWatch::shut(Enqueued& entry, const Status& why) {
 }
 
 // Returns how much it has enqueued.
-size_t GpuWatch::mend(Enqueued& entry) {
-  cuda::Result mended = driver_.StreamWaitEvent(mending_, entry.moved, 0);
+size_t GpuWatch::poison(Enqueued& entry) {
+  cuda::Result poisoned = driver_.StreamWaitEvent(poisoning_, entry.moved, 0);
   for (const Enqueued::Range& range : entry.outputs)
-    if (mended == cuda::kSuccess)
-      mended = driver_.MemsetD8Async(reinterpret_cast<cuda::Pointer>(range.begin), kNoNumber,
-                                     range.bytes, mending_);
-  if (mended == cuda::kSuccess && entry.gate) {
-    const auto number = entry.gate - static_cast<std::atomic<uint32_t>*>(gates_);
-    driver_.StreamWriteValue32(mending_,
-                               gates_there_ + static_cast<size_t>(number) * sizeof(uint32_t), 1, 0);
-  } else if (mended == cuda::kSuccess) {
-    driver_.EventRecord(entry.done, mending_);  // without a gate it is over when it is mended
+    if (poisoned == cuda::kSuccess)
+      poisoned = driver_.MemsetD8Async(reinterpret_cast<cuda::Pointer>(range.begin), kNoNumber,
+                                       range.bytes, poisoning_);
+  if (poisoned == cuda::kSuccess && entry.fence) {
+    const auto number = entry.fence - static_cast<std::atomic<uint32_t>*>(fences_);
+    driver_.StreamWriteValue32(
+        poisoning_, fences_there_ + static_cast<size_t>(number) * sizeof(uint32_t), 1, 0);
+  } else if (poisoned == cuda::kSuccess) {
+    driver_.EventRecord(entry.done, poisoning_);  // without a fence it is over when it is poisoned
   }
   return entry.outputs.size() + 2;
 }
@@ -217,9 +218,9 @@ size_t GpuWatch::mend(Enqueued& entry) {
 void GpuWatch::look() {
   while (!under_way_.empty()) {
     Enqueued& front = *under_way_.front();
-    if (!vigil_) {
-      current_.emplace(front.group->current(front.signature));
-      vigil_.emplace(front.group->patience_past_shutdown(), *current_);
+    if (!watchdog_) {
+      op_state_.emplace(front.group->op_state(front.signature));
+      watchdog_.emplace(front.group->timeouts_past_shutdown(), *op_state_);
     }
     cuda::Result asked = cuda::kSuccess;
     if (has_ended(front, &asked)) {
@@ -230,7 +231,7 @@ void GpuWatch::look() {
       if (wrong.ok()) return;
       fail_all(of(front, wrong));
       break_group(*front.group, first_failure_);
-      if (front.failure.ok()) retire_front();  // it had just passed its gate
+      if (front.failure.ok()) retire_front();  // it had just passed its fence
     } else {
       const auto waited = std::chrono::steady_clock::now() - front.failed_at;
       if (asked == cuda::kNotReady && waited < kAbortDeadline) return;
@@ -240,7 +241,7 @@ void GpuWatch::look() {
   }
 }
 
-// What has failed has ended when it is mended and behind its gate.
+// What has failed has ended when it is poisoned and behind its fence.
 bool GpuWatch::has_ended(const Enqueued& entry, cuda::Result* asked) const {
   *asked = driver_.EventQuery(entry.failure.ok() ? entry.moved : entry.done);
   return *asked == cuda::kSuccess;
@@ -253,11 +254,11 @@ Status GpuWatch::check(Enqueued& front) {
   const auto whom = [] {
     return std::string("unknown (all have enqueued it; it does not end on one of their GPUs)");
   };
-  const Status trouble = vigil_->check(why, whom);
+  const Status trouble = watchdog_->check(why, whom);
   if (trouble.ok() || trouble.code() == RINGAR_DEADLINE) return trouble;
-  if (trouble_.ok()) trouble_since_ = vigil_->seconds();
+  if (trouble_.ok()) trouble_since_ = watchdog_->seconds();
   trouble_ = trouble;
-  return vigil_->seconds() - trouble_since_ < kGrace ? Status() : trouble;
+  return watchdog_->seconds() - trouble_since_ < kGrace ? Status() : trouble;
 }
 
 void GpuWatch::retire_front() {
@@ -265,8 +266,8 @@ void GpuWatch::retire_front() {
   if (!has_stuck_) free_events_.insert(free_events_.end(), {front.moved, front.done});
   front.is_over = true;
   under_way_.pop_front();
-  vigil_.reset();
-  current_.reset();
+  watchdog_.reset();
+  op_state_.reset();
   trouble_ = {};
 }
 

@@ -5,11 +5,12 @@
 // Where a rank is lost, NCCL reports an error, or the deadline has passed, all communicators that
 // have something under way are aborted, and their kernels end with whatever they have written.
 //
-// That must not be taken for a result. Behind each collective, ringar's stream waits for its gate,
+// That must not be taken for a result. Behind each collective, ringar's stream waits for its fence,
 // a word of the host's memory that is 1 as long as all is well. Before anything is aborted, the
-// gates of all that is under way are shut, and in another stream it is enqueued, for each of them,
+// fences of all that is under way are closed, and in another stream it is enqueued, for each of
+// them,
 //
-//     wait(moved) | outputs = 0xFF … | gate = 1
+//     wait(moved) | outputs = 0xFF … | fence = 1
 //
 // So the GPU fills what has failed with not-a-number before it hands it on, and needs the host for
 // nothing more: who aborts may block in the driver until all of that has passed. The error itself
@@ -29,15 +30,15 @@
 #include <thread>
 #include <vector>
 
-#include "engine/current.h"
+#include "engine/op_state.h"
 #include "engine/signature.h"
 #include "engine/status.h"
-#include "engine/vigil.h"
+#include "engine/watchdog.h"
 #include "links/cuda.h"
 
 namespace ringar {
 
-class GpuGroup;
+class GpuCommunicator;
 
 // A collective that was enqueued.
 struct Enqueued {
@@ -46,14 +47,14 @@ struct Enqueued {
     size_t bytes;
   };
 
-  GpuGroup* group = nullptr;
+  GpuCommunicator* group = nullptr;
   Signature signature{};
   std::vector<Range> outputs{};
 
   // The watch's own.
   cuda::Event moved = nullptr;  // NCCL has done its part
-  cuda::Event done = nullptr;   // and the gate was open
-  std::atomic<uint32_t>* gate = nullptr;
+  cuda::Event done = nullptr;   // and the fence was open
+  std::atomic<uint32_t>* fence = nullptr;
   Status failure{};
   std::chrono::steady_clock::time_point failed_at{};
   bool is_over = false;
@@ -74,7 +75,7 @@ class GpuWatch {
   Status follow(const std::shared_ptr<Enqueued>& entry);
   // Ends all that is under way with an error, and aborts its communicators and this one, whose
   // kernels a call that failed may have left in the stream.
-  void fail(GpuGroup& group, const Status& why);
+  void fail(GpuCommunicator& group, const Status& why);
   // Waits a few seconds for the streams to come to rest, if they do.
   bool comes_to_rest();
   // Nothing is under way any longer, and nobody looks. False if something on the GPU does not end:
@@ -89,9 +90,9 @@ class GpuWatch {
   using Lock = std::unique_lock<std::mutex>;
   // As much may be under way: a few times that is what the driver's queues hold, and a call that
   // finds them full blocks.
-  static constexpr size_t kGates = 64;
+  static constexpr size_t kFences = 64;
 
-  Status open_gates();
+  Status make_fences();
   Status enqueue_end(Enqueued& entry);
   Status take_event(cuda::Event* event);
   void wait_until(Lock& lock, const std::function<bool()>& over);
@@ -100,18 +101,18 @@ class GpuWatch {
   void look();
   Status check(Enqueued& front);
   void fail_all(const Status& why);
-  void break_group(GpuGroup& group, const Status& why);
-  bool shut(Enqueued& entry, const Status& why);
-  size_t mend(Enqueued& entry);
+  void break_group(GpuCommunicator& group, const Status& why);
+  bool close_fence(Enqueued& entry, const Status& why);
+  size_t poison(Enqueued& entry);
   bool has_ended(const Enqueued& entry, cuda::Result* asked) const;
   void retire_front();
 
   const Cuda& driver_;
   const cuda::Context context_;
   const cuda::Stream stream_;
-  cuda::Stream mending_ = nullptr;
-  void* gates_ = nullptr;  // null where the GPU cannot wait for memory
-  cuda::Pointer gates_there_ = 0;
+  cuda::Stream poisoning_ = nullptr;
+  void* fences_ = nullptr;  // null where the GPU cannot wait for memory
+  cuda::Pointer fences_there_ = 0;
   uint64_t followed_ = 0;
 
   std::mutex mutex_;
@@ -119,8 +120,8 @@ class GpuWatch {
   std::deque<std::shared_ptr<Enqueued>> under_way_;
   std::vector<cuda::Event> free_events_;
   // Of the front of what is under way.
-  std::optional<Current> current_;
-  std::optional<Vigil> vigil_;
+  std::optional<OpState> op_state_;
+  std::optional<Watchdog> watchdog_;
   Status trouble_;
   double trouble_since_ = 0;
 

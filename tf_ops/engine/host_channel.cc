@@ -12,7 +12,7 @@ namespace {
 constexpr int kBuffers = 2;
 constexpr uint64_t kTags = Spec::kUserTags + Spec::kPipelineTags;
 // In place of the number of messages that were taken, when all that come are to be forgotten.
-constexpr uint64_t kForgotten = BoxRoom::kFilling - 1;
+constexpr uint64_t kForgotten = SlotAllocator::kFilling - 1;
 
 // Why the receiver has refused message `count` - 1; stable until the message after the next one is
 // sent, which is after the sender has looked.
@@ -28,70 +28,73 @@ struct Place {
 // Of one stream. One cache line (and its neighbour) for what each end writes.
 struct Line {
   alignas(128) std::atomic<uint64_t> sent;
-  Place places[kBuffers];  // of the boxes
+  Place places[kBuffers];  // of the slots
   alignas(128) std::atomic<uint64_t> taken;
   Refusal refusals[kBuffers];
 };
 static_assert(sizeof(Line) <= 4096, "a line fits into the smallest page");
 
-uint64_t bell_offset(int place) {
-  return Arena::kMessages + page_bytes() * static_cast<uint64_t>(place);
+uint64_t doorbell_offset(int place) {
+  return SharedSegment::kMessages + page_bytes() * static_cast<uint64_t>(place);
 }
 
 uint64_t line_offset(const HostEnd& end) {
   const auto n = static_cast<uint64_t>(end.size), from = static_cast<uint64_t>(end.from);
   const auto tag = static_cast<uint64_t>(Spec::place_of(end.tag));
-  return bell_offset(end.size) +
+  return doorbell_offset(end.size) +
          page_bytes() * ((tag * n + from) * n + static_cast<uint64_t>(end.to));
 }
 
-uint64_t begin_of_boxes(int size) {
+uint64_t begin_of_slots(int size) {
   const auto n = static_cast<uint64_t>(size);
-  return std::min(bell_offset(size) + page_bytes() * kTags * n * n, Arena::kGenerationBytes);
+  return std::min(doorbell_offset(size) + page_bytes() * kTags * n * n,
+                  SharedSegment::kGenerationBytes);
 }
 
-std::byte* map_page(Arena& arena, uint64_t offset) {
+std::byte* map_page(SharedSegment& segment, uint64_t offset) {
   const size_t page = page_bytes();
-  if (offset >= Arena::kGenerationBytes || !arena.provide(offset, page)) return nullptr;
-  return arena.map(offset, page);
+  if (offset >= SharedSegment::kGenerationBytes || !segment.provide(offset, page)) return nullptr;
+  return segment.map(offset, page);
 }
 
 // Of each of `size` senders, in whole pages.
-uint64_t part_of_boxes(int size) {
-  const uint64_t all = Arena::kGenerationBytes - begin_of_boxes(size), page = page_bytes();
+uint64_t part_of_slots(int size) {
+  const uint64_t all = SharedSegment::kGenerationBytes - begin_of_slots(size), page = page_bytes();
   return all / static_cast<uint64_t>(size) / page * page;
 }
 
-Status no_memory(const Arena& arena, const std::string& what) {
-  return {RINGAR_OUT_OF_MEMORY, "expected shared memory for " + what + ", " + arena.shortage()};
+Status no_memory(const SharedSegment& segment, const std::string& what) {
+  return {RINGAR_OUT_OF_MEMORY, "expected shared memory for " + what + ", " + segment.shortage()};
 }
 
 class HostChannel : public Channel {
  public:
   HostChannel(const HostEnd& end, int other)
       : end_(end),
-        line_(reinterpret_cast<Line*>(map_page(*end.arena, line_offset(end)))),
-        bell_(*end.arena, other) {}
+        line_(reinterpret_cast<Line*>(map_page(*end.segment, line_offset(end)))),
+        doorbell_(*end.segment, other) {}
   ~HostChannel() override {
-    if (line_) end_.arena->unmap(reinterpret_cast<std::byte*>(line_), page_bytes());
+    if (line_) end_.segment->unmap(reinterpret_cast<std::byte*>(line_), page_bytes());
   }
   uint64_t number() const override { return number_; }
 
  protected:
   Status check_memory() const {
-    return line_ && bell_.flag() ? Status() : no_memory(*end_.arena, "the messages of two ranks");
+    return line_ && doorbell_.flag() ? Status()
+                                     : no_memory(*end_.segment, "the messages of two ranks");
   }
-  void tell() { bell_.flag()->add(); }
+  void tell() { doorbell_.flag()->add(); }
 
   const HostEnd end_;
   Line* const line_;
-  const Bell bell_;  // of the other end
+  const Doorbell doorbell_;  // of the other end
   uint64_t number_ = 0;
 };
 
 class HostSender : public HostChannel {
  public:
-  HostSender(const HostEnd& end, BoxRoom& room) : HostChannel(end, end.to), room_(room) {}
+  HostSender(const HostEnd& end, SlotAllocator& allocator)
+      : HostChannel(end, end.to), allocator_(allocator) {}
 
   Status advance(Request& request, bool* done) override {
     RINGAR_RETURN_IF_ERROR(check_memory());
@@ -100,11 +103,11 @@ class HostSender : public HostChannel {
     if (taken == kForgotten) return {};
     RINGAR_RETURN_IF_ERROR(refused(taken));
     if (number_ - taken >= kBuffers) return {};
-    BoxRoom::Box*& box = boxes_[number_ % kBuffers];
-    RINGAR_RETURN_IF_ERROR(room_.take(message_bytes(request), line_->taken, &box));
-    write_message(request, number_, 0, box->memory);
-    line_->places[number_ % kBuffers] = {box->offset, box->bytes};
-    box->until.store(number_ + 1);
+    SlotAllocator::Slot*& slot = slots_[number_ % kBuffers];
+    RINGAR_RETURN_IF_ERROR(allocator_.take(message_bytes(request), line_->taken, &slot));
+    write_message(request, number_, 0, slot->memory);
+    line_->places[number_ % kBuffers] = {slot->offset, slot->bytes};
+    slot->until.store(number_ + 1);
     line_->sent.store(++number_);
     tell();
     *done = true;
@@ -123,26 +126,26 @@ class HostSender : public HostChannel {
     return {};
   }
 
-  BoxRoom& room_;
-  BoxRoom::Box* boxes_[kBuffers] = {};  // that it has used last
-  uint64_t looked_at_ = 0;              // messages of which it is known whether they were refused
+  SlotAllocator& allocator_;
+  SlotAllocator::Slot* slots_[kBuffers] = {};  // that it has used last
+  uint64_t looked_at_ = 0;  // messages of which it is known whether they were refused
 };
 
 class HostReceiver : public HostChannel {
  public:
   explicit HostReceiver(const HostEnd& end) : HostChannel(end, end.from) {}
   ~HostReceiver() override {
-    for (Mapping& box : boxes_) unmap(box);
+    for (Mapping& slot : slots_) unmap(slot);
   }
 
   Status advance(Request& request, bool* done) override {
     RINGAR_RETURN_IF_ERROR(check_memory());
     if (line_->sent.load() == number_) return {};
-    Mapping& box = boxes_[number_ % kBuffers];
+    Mapping& slot = slots_[number_ % kBuffers];
     const Place place = line_->places[number_ % kBuffers];
-    if (place.offset != box.place.offset && !map(box, place))
-      return no_memory(*end_.arena, "a message");
-    const Status status = read_message(box.memory, end_.from_rank, end_.to_rank, request);
+    if (place.offset != slot.place.offset && !map(slot, place))
+      return no_memory(*end_.segment, "a message");
+    const Status status = read_message(slot.memory, end_.from_rank, end_.to_rank, request);
     if (!status.ok() && status.code() != RINGAR_MISMATCH) return status;
     if (!status.ok()) refuse(status.message());
     line_->taken.store(++number_);
@@ -156,7 +159,7 @@ class HostReceiver : public HostChannel {
   }
 
  private:
-  // Where a box is in this process.
+  // Where a slot is in this process.
   struct Mapping {
     std::byte* memory = nullptr;
     Place place{};
@@ -164,12 +167,12 @@ class HostReceiver : public HostChannel {
 
   bool map(Mapping& mapping, const Place& place) {
     unmap(mapping);
-    std::byte* const memory = end_.arena->map(place.offset, place.bytes);
+    std::byte* const memory = end_.segment->map(place.offset, place.bytes);
     if (memory) mapping = {memory, place};
     return memory != nullptr;
   }
   void unmap(Mapping& mapping) {
-    if (mapping.memory) end_.arena->unmap(mapping.memory, mapping.place.bytes);
+    if (mapping.memory) end_.segment->unmap(mapping.memory, mapping.place.bytes);
     mapping = {};
   }
   void refuse(const std::string& why) {
@@ -180,71 +183,72 @@ class HostReceiver : public HostChannel {
     refusal.count.store(number_ + 1);
   }
 
-  Mapping boxes_[kBuffers];
+  Mapping slots_[kBuffers];
 };
 
 }  // namespace
 
-BoxRoom::BoxRoom(Arena& arena, int place, int size)
-    : arena_(arena),
-      begin_(begin_of_boxes(size) + part_of_boxes(size) * static_cast<uint64_t>(place)),
-      end_(begin_ + part_of_boxes(size)),
+SlotAllocator::SlotAllocator(SharedSegment& segment, int place, int size)
+    : segment_(segment),
+      begin_(begin_of_slots(size) + part_of_slots(size) * static_cast<uint64_t>(place)),
+      end_(begin_ + part_of_slots(size)),
       next_(begin_) {}
 
-BoxRoom::~BoxRoom() {
-  for (const Box& box : boxes_)
-    if (box.memory) arena_.unmap(box.memory, box.bytes);
+SlotAllocator::~SlotAllocator() {
+  for (const Slot& slot : slots_)
+    if (slot.memory) segment_.unmap(slot.memory, slot.bytes);
 }
 
-Status BoxRoom::take(size_t bytes, const std::atomic<uint64_t>& taken, Box** box) {
+Status SlotAllocator::take(size_t bytes, const std::atomic<uint64_t>& taken, Slot** slot) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!*box || !(*box)->is_free() || (*box)->bytes < bytes)
-    *box = best_fit(boxes_, bytes, [](const Box& one) { return one.is_free(); });
-  Box& found = *box ? **box : boxes_.emplace_back();
+  if (!*slot || !(*slot)->is_free() || (*slot)->bytes < bytes)
+    *slot = best_fit(slots_, bytes, [](const Slot& one) { return one.is_free(); });
+  Slot& found = *slot ? **slot : slots_.emplace_back();
   if (found.bytes < bytes) RINGAR_RETURN_IF_ERROR(replace(found, bytes));
   if (found.provided < bytes) {
     const size_t more = page_up(bytes) - found.provided;
-    if (!arena_.provide(found.offset + found.provided, more))
-      return no_memory(arena_, "a message of " + std::to_string(bytes) + " bytes");
+    if (!segment_.provide(found.offset + found.provided, more))
+      return no_memory(segment_, "a message of " + std::to_string(bytes) + " bytes");
     found.provided += more;
   }
   found.until.store(kFilling);
   found.taken = &taken;
-  *box = &found;
+  *slot = &found;
   return {};
 }
 
-// What was in the box was taken. A receiver looks where its message is before it takes it.
-Status BoxRoom::replace(Box& box, size_t bytes) {
+// What was in the slot was taken. A receiver looks where its message is before it takes it.
+Status SlotAllocator::replace(Slot& slot, size_t bytes) {
   size_t room = page_bytes();
   while (room < bytes) room *= 2;
   if (room > end_ - next_)
     return {RINGAR_UNSUPPORTED,
-            "expected messages under way whose boxes, up to twice as large as they are, take "
+            "expected messages under way whose slots, up to twice as large as they are, take "
             "at most " +
                 std::to_string(end_ - begin_) + " bytes, received one more of " +
                 std::to_string(bytes) + " bytes; send it in parts"};
-  std::byte* const memory = arena_.map(next_, room);
-  if (!memory) return no_memory(arena_, "a message");
-  if (box.provided > 0) arena_.discard(box.offset, box.provided);
-  if (box.memory) arena_.unmap(box.memory, box.bytes);
-  box.offset = next_;
-  box.bytes = room;
-  box.provided = 0;
-  box.memory = memory;
+  std::byte* const memory = segment_.map(next_, room);
+  if (!memory) return no_memory(segment_, "a message");
+  if (slot.provided > 0) segment_.discard(slot.offset, slot.provided);
+  if (slot.memory) segment_.unmap(slot.memory, slot.bytes);
+  slot.offset = next_;
+  slot.bytes = room;
+  slot.provided = 0;
+  slot.memory = memory;
   next_ += room;
   return {};
 }
 
-Bell::Bell(Arena& arena, int place)
-    : arena_(arena), flag_(reinterpret_cast<Flag*>(map_page(arena, bell_offset(place)))) {}
+Doorbell::Doorbell(SharedSegment& segment, int place)
+    : segment_(segment),
+      flag_(reinterpret_cast<Flag*>(map_page(segment, doorbell_offset(place)))) {}
 
-Bell::~Bell() {
-  if (flag_) arena_.unmap(reinterpret_cast<std::byte*>(flag_), page_bytes());
+Doorbell::~Doorbell() {
+  if (flag_) segment_.unmap(reinterpret_cast<std::byte*>(flag_), page_bytes());
 }
 
-std::unique_ptr<Channel> open_to_send(const HostEnd& end, BoxRoom& room) {
-  return std::make_unique<HostSender>(end, room);
+std::unique_ptr<Channel> open_to_send(const HostEnd& end, SlotAllocator& allocator) {
+  return std::make_unique<HostSender>(end, allocator);
 }
 
 std::unique_ptr<Channel> open_to_receive(const HostEnd& end) {

@@ -1,24 +1,24 @@
-// Messages between two ranks of a host, through the arena.
+// Messages between two ranks of a host, through the shared segment.
 //
-// Each message lies in a box. A stream, of an ordered pair of ranks and a tag, has a line, and at
-// most two boxes at a time:
+// Each message lies in a slot. A stream, of an ordered pair of ranks and a tag, has a line, and at
+// most two slots at a time:
 //
-//     sender      box[0] = a, sent = 1 | box[1] = b, sent = 2 | wait for taken >= 1 | box[0] = c
-//     ... receiver    wait for sent >= 1 | read box[0], taken = 1 | wait for sent >= 2 | ...
+//     sender      slot[0] = a, sent = 1 | slot[1] = b, sent = 2 | wait for taken >= 1 | slot[0] = c
+//     ... receiver    wait for sent >= 1 | read slot[0], taken = 1 | wait for sent >= 2 | ...
 //
-// A message is copied into a box as a whole, and out of it as a whole: the two ranks need not be
+// A message is copied into a slot as a whole, and out of it as a whole: the two ranks need not be
 // there at the same time, and a rank is done with a message before the other one has begun.
 //
-// Each rank has a bell, a flag that all others advance when they have done something that it may
-// wait for. It sleeps on that one flag, whatever it waits for.
+// Each rank has a doorbell, a flag that all others advance when they have done something that it
+// may wait for. It sleeps on that one flag, whatever it waits for.
 //
-// What the messages of a generation take of the arena (arena.h):
+// What the messages of a generation take of the shared segment (shared_segment.h):
 //
-//     0                   a page per rank: its bell
+//     0                   a page per rank: its doorbell
 //     size pages          the lines, a page each, by tag, sender and receiver
-//     behind them         the boxes, in as many parts as there are ranks: each sender's
+//     behind them         the slots, in as many parts as there are ranks: each sender's
 //
-// A box whose message was taken is free for the next one, of whichever stream. If none is large
+// A slot whose message was taken is free for the next one, of whichever stream. If none is large
 // enough, one is replaced by one that is at least twice as large, at another place, and its pages
 // are given back. Addresses are plenty; of pages there are as many as the longest messages took
 // that were under way at a time. A line is there, once it is used, as long as the generation.
@@ -32,16 +32,16 @@
 #include <memory>
 #include <mutex>
 
-#include "engine/arena.h"
 #include "engine/channel.h"
 #include "engine/flag.h"
+#include "engine/shared_segment.h"
 
 namespace ringar {
 
 // Where this rank keeps what it sends, to whomever.
-class BoxRoom {
+class SlotAllocator {
  public:
-  struct Box {
+  struct Slot {
     uint64_t offset = 0;
     size_t bytes = 0;     // addresses, and
     size_t provided = 0;  // pages
@@ -54,46 +54,46 @@ class BoxRoom {
   };
   static constexpr uint64_t kFilling = UINT64_MAX;  // until it is known
 
-  BoxRoom(Arena& arena, int place, int size);
-  ~BoxRoom();
-  // A box for a message: `box`, if that is free and large enough, or another one.
-  Status take(size_t bytes, const std::atomic<uint64_t>& taken, Box** box);
+  SlotAllocator(SharedSegment& segment, int place, int size);
+  ~SlotAllocator();
+  // A slot for a message: `slot`, if that is free and large enough, or another one.
+  Status take(size_t bytes, const std::atomic<uint64_t>& taken, Slot** slot);
 
  private:
-  Status replace(Box& box, size_t bytes);
+  Status replace(Slot& slot, size_t bytes);
 
-  Arena& arena_;
+  SharedSegment& segment_;
   const uint64_t begin_, end_;
   std::mutex mutex_;
-  std::deque<Box> boxes_;
+  std::deque<Slot> slots_;
   uint64_t next_;
 };
 
-// A rank's bell in this process; null without memory.
-class Bell {
+// A rank's doorbell in this process; null without memory.
+class Doorbell {
  public:
-  Bell(Arena& arena, int place);
-  ~Bell();
-  Bell(const Bell&) = delete;
-  Bell& operator=(const Bell&) = delete;
+  Doorbell(SharedSegment& segment, int place);
+  ~Doorbell();
+  Doorbell(const Doorbell&) = delete;
+  Doorbell& operator=(const Doorbell&) = delete;
 
   Flag* flag() const { return flag_; }
 
  private:
-  Arena& arena_;
+  SharedSegment& segment_;
   Flag* flag_;
 };
 
-// One end of a stream, by places in the arena.
+// One end of a stream, by places in the shared segment.
 struct HostEnd {
-  Arena* arena;
+  SharedSegment* segment;
   int size;  // ranks of this host
   int from, to;
   int from_rank, to_rank;  // the same of the job
   int tag;
 };
 
-std::unique_ptr<Channel> open_to_send(const HostEnd& end, BoxRoom& room);
+std::unique_ptr<Channel> open_to_send(const HostEnd& end, SlotAllocator& allocator);
 std::unique_ptr<Channel> open_to_receive(const HostEnd& end);
 
 }  // namespace ringar

@@ -8,8 +8,8 @@
 #include <list>
 #include <vector>
 
-#include "engine/keep.h"
-#include "engine/link_group.h"
+#include "engine/inter_node_communicator.h"
+#include "engine/leak_on_exit.h"
 #include "engine/message.h"
 
 namespace ringar {
@@ -17,7 +17,7 @@ namespace {
 
 enum Part { kHeader, kRest, kReceipt, kParts };
 constexpr int kTags = kParts * (Spec::kUserTags + Spec::kPipelineTags);
-static_assert(LinkGroup::kLastTag + kTags <= 32767, "MPI promises no more tags");
+static_assert(InterNodeCommunicator::kLastTag + kTags <= 32767, "MPI promises no more tags");
 
 constexpr int kBuffers = 2;
 constexpr size_t kMostBytes = size_t{1} << 30;  // of a transfer: MPI counts them in an int
@@ -33,7 +33,7 @@ struct Receipt {
 // Memory with the transfers that read or write it.
 struct Buffer {
   LinkMemory::Piece memory;
-  std::vector<int> tickets;
+  std::vector<int> handles;
 
   // Of its own, for what is short.
   std::byte* of(size_t bytes) {
@@ -53,33 +53,33 @@ class LinkChannel : public Channel {
   Status send(Part part, Buffer& buffer, size_t begin, size_t end) {
     return in_parts(
         begin, end,
-        [&](size_t at, size_t bytes, int* ticket) {
-          return link_.send(end_.peer, tag(part), buffer.memory.begin.get() + at, bytes, ticket);
+        [&](size_t at, size_t bytes, int* handle) {
+          return link_.send(end_.peer, tag(part), buffer.memory.begin.get() + at, bytes, handle);
         },
-        &buffer.tickets);
+        &buffer.handles);
   }
   Status receive(Part part, Buffer& buffer, size_t begin, size_t end, Link::Length length) {
     return in_parts(
         begin, end,
-        [&](size_t at, size_t bytes, int* ticket) {
+        [&](size_t at, size_t bytes, int* handle) {
           return link_.receive(end_.peer, tag(part), buffer.memory.begin.get() + at, bytes, length,
-                               ticket);
+                               handle);
         },
-        &buffer.tickets);
+        &buffer.handles);
   }
 
   // Looks after the transfers of a buffer.
   Status poll(Buffer& buffer, bool* done) {
     Status status;
-    const auto is_over = [&](int ticket) {
+    const auto is_over = [&](int handle) {
       bool over = false;
-      const Status polled = link_.poll(ticket, &over);
+      const Status polled = link_.poll(handle, &over);
       if (!polled.ok()) status = polled;
       return over || !polled.ok();
     };
-    auto& tickets = buffer.tickets;
-    tickets.erase(std::remove_if(tickets.begin(), tickets.end(), is_over), tickets.end());
-    *done = tickets.empty();
+    auto& handles = buffer.handles;
+    handles.erase(std::remove_if(handles.begin(), handles.end(), is_over), handles.end());
+    *done = handles.empty();
     return status;
   }
 
@@ -90,8 +90,8 @@ class LinkChannel : public Channel {
   void give_back(Buffer& buffer) { end_.memory->give(std::move(buffer.memory)); }
 
   // For transfers that nobody can take back.
-  static void keep(Buffer& buffer) {
-    if (!buffer.tickets.empty()) keep_until_exit(std::move(buffer.memory));
+  static void leak(Buffer& buffer) {
+    if (!buffer.handles.empty()) leak_on_exit(std::move(buffer.memory));
   }
 
   const LinkEnd end_;
@@ -100,16 +100,16 @@ class LinkChannel : public Channel {
 
  private:
   int tag(Part part) const {
-    return LinkGroup::kLastTag + 1 + kParts * Spec::place_of(end_.tag) + part;
+    return InterNodeCommunicator::kLastTag + 1 + kParts * Spec::place_of(end_.tag) + part;
   }
 
   template <typename Begin>
-  static Status in_parts(size_t at, size_t end, Begin begin, std::vector<int>* tickets) {
+  static Status in_parts(size_t at, size_t end, Begin begin, std::vector<int>* handles) {
     while (at < end) {
       const size_t bytes = std::min(end - at, kMostBytes);
-      int ticket = -1;
-      RINGAR_RETURN_IF_ERROR(begin(at, bytes, &ticket));
-      tickets->push_back(ticket);
+      int handle = -1;
+      RINGAR_RETURN_IF_ERROR(begin(at, bytes, &handle));
+      handles->push_back(handle);
       at += bytes;
     }
     return {};
@@ -120,8 +120,8 @@ class LinkSender : public LinkChannel {
  public:
   using LinkChannel::LinkChannel;
   ~LinkSender() override {
-    for (Buffer& buffer : buffers_) keep(buffer);
-    keep(receipt_);
+    for (Buffer& buffer : buffers_) leak(buffer);
+    leak(receipt_);
   }
 
   Status advance(Request& request, bool* done) override {
@@ -167,7 +167,7 @@ class LinkSender : public LinkChannel {
 
   Status read_receipts() {
     while (taken_ < number_) {
-      if (receipt_.tickets.empty()) {
+      if (receipt_.handles.empty()) {
         receipt_.of(sizeof(Receipt));
         RINGAR_RETURN_IF_ERROR(
             receive(kReceipt, receipt_, 0, sizeof(Receipt), Link::Length::kAtMost));
@@ -195,9 +195,9 @@ class LinkReceiver : public LinkChannel {
  public:
   using LinkChannel::LinkChannel;
   ~LinkReceiver() override {
-    keep(header_);
-    keep(message_);
-    for (Buffer& receipt : receipts_) keep(receipt);
+    leak(header_);
+    leak(message_);
+    for (Buffer& receipt : receipts_) leak(receipt);
   }
 
   Status advance(Request& request, bool* done) override {

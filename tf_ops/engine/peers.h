@@ -1,21 +1,22 @@
 // What this rank knows of the others when there are several hosts: who waits, who has left or given
 // up, who has died.
 //
-// Death is seen on the dead rank's host alone (engine/arena.h). All else travels as notices, small
-// messages, which ranks read while they wait. No rank tells all others: in a process set of n ranks
-// each has neighbors, those 1, 2, 4, ... places away, and so 2 log2(n) of them at most.
+// Death is seen on the dead rank's host alone (engine/shared_segment.h). All else travels as
+// control messages, small ones, which ranks read while they wait. No rank tells all others: in a
+// process set of n ranks each has neighbors, those 1, 2, 4, ... places away, and so 2 log2(n) of
+// them at most.
 //
 // - A rank that waits for long tells its neighbors, the next one at a time, whom it knows to wait
-// in
-//   that collective, itself included. All that wait know of one another after log2(n) such notices
-//   each, as in a dissemination barrier (Hensgen, Finkel and Manber 1988). The missing ranks are
-//   the others. Since they pass nothing on, knowledge may take a second round to get past them.
+//   in that collective, itself included. All that wait know of one another after log2(n) such
+//   messages each, as in a dissemination barrier (Hensgen, Finkel and Manber 1988). The missing
+//   ranks are the others. Since they pass nothing on, knowledge may take a second round to get past
+//   them.
 // - A rank that leaves or gives up tells its neighbors in all its sets, and whoever has asked: who
 //   waits for a message from it. Those that wait for it give up in turn and tell theirs. The first
 //   rank known to have given up is named to the neighbors in any case.
 //
 // A rank may leave as soon as its own part in a collective is over, when others are still at it.
-// These notices therefore say how far the rank has come in each process set, and nobody minds the
+// These messages therefore say how far the rank has come in each process set, and nobody minds the
 // leaving of a rank that owes nothing.
 
 #pragma once
@@ -29,7 +30,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/arena.h"
+#include "engine/shared_segment.h"
 #include "engine/status.h"
 #include "engine/topology.h"
 #include "links/link.h"
@@ -38,15 +39,15 @@ namespace ringar {
 
 class Peers {
  public:
-  // `generation`: of this start of the job. Notices of another one may still be under way.
-  Peers(Link& link, const Topology& topology, const Arena* arena, int generation);
+  // `generation`: of this start of the job. Control messages of another one may still be under way.
+  Peers(Link& link, const Topology& topology, const SharedSegment* segment, int generation);
   ~Peers();
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
   // All of these may be called by any thread.
 
-  // Reads the notices that have come.
+  // Reads the control messages that have come.
   Status poll();
 
   // This rank's neighbors in a process set are to hear of its end.
@@ -78,7 +79,7 @@ class Peers {
     uint64_t collectives = 0;
   };
   // Followed by `bytes` bytes: the places of those that wait, a bit each; or the reason, in words.
-  struct Notice {
+  struct ControlMessage {
     Kind kind = kWaiting;
     int32_t generation = 0;
     int64_t rank = 0;                  // of which it tells
@@ -88,7 +89,7 @@ class Peers {
     uint64_t bytes = 0;
   };
   struct End {
-    Notice notice;
+    ControlMessage message;
     std::string why;
   };
   struct Waiters {
@@ -97,31 +98,31 @@ class Peers {
   };
   struct Sending {
     std::string bytes;
-    std::vector<int> tickets;
+    std::vector<int> handles;
   };
 
   // These are called with the lock held.
   Status expect();
   Status hear_all();
-  void hear(int from, const Notice& notice, const std::string& rest);
+  void hear(int from, const ControlMessage& message, const std::string& rest);
   void merge(int64_t set, uint64_t sequence, const std::string& places);
   Status let_go_of_sent();
   void send(const std::string& bytes, const std::set<int>& to);
-  std::string end_notice(Kind kind, const std::string& why) const;
-  static uint64_t finished_by(const Notice& notice, int set);
+  std::string end_message(Kind kind, const std::string& why) const;
+  static uint64_t finished_by(const ControlMessage& message, int set);
 
   mutable std::mutex mutex_;
   Link& link_;
   const Topology& topology_;
-  const Arena* const arena_;  // null where this rank is alone on its host
+  const SharedSegment* const segment_;  // null where this rank is alone on its host
   const int generation_;
   std::set<int> audience_;  // who is to hear of this rank's end
   std::map<int, End> ends_;
   std::map<int64_t, Waiters> waiters_;  // by set
   std::vector<Progress> finished_;
   std::vector<std::byte> incoming_;
-  int expecting_ = -1;          // the ticket of incoming_
-  std::string own_end_;         // the notice, once it is told
+  int expecting_ = -1;          // the handle of incoming_
+  std::string own_end_;         // the message, once it is told
   bool knows_failure_ = false;  // and has told of it
   std::list<Sending> sending_;
 };

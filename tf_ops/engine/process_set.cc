@@ -52,23 +52,23 @@ ProcessSet::~ProcessSet() {
   stop();
 }
 
-uint64_t ProcessSet::draw_turn(int64_t step) {
+uint64_t ProcessSet::draw_ticket(int64_t step) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) return 0;
-  const uint64_t turn = turns_.draw(step);
-  go_on();  // dropped turns may have let others come to the front
-  return turn;
+  const uint64_t ticket = tickets_.draw(step);
+  go_on();  // dropped tickets may have let others come to the front
+  return ticket;
 }
 
-void ProcessSet::let_go(uint64_t turn) {
+void ProcessSet::let_go(uint64_t ticket) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  turns_.let_go(turn);
+  tickets_.let_go(ticket);
   go_on();
 }
 
 bool ProcessSet::drop_step(int64_t step, std::vector<Request*>* come) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const bool has_more = turns_.drop(step, come);
+  const bool has_more = tickets_.drop(step, come);
   go_on();
   return has_more;
 }
@@ -78,8 +78,8 @@ void ProcessSet::submit(Request* request) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     refusal = refusal_of(*request);
-    if (refusal.ok() && !request->turn) turns_.come_without_turn(request);
-    if (refusal.ok() && request->turn && !turns_.come(request))
+    if (refusal.ok() && !request->ticket) tickets_.come_without_ticket(request);
+    if (refusal.ok() && request->ticket && !tickets_.come(request))
       refusal = {RINGAR_MISMATCH,
                  who() +
                      "expected the collectives of one step of TensorFlow at a time, "
@@ -93,14 +93,14 @@ void ProcessSet::submit(Request* request) {
 Status ProcessSet::run(Request& request) {
   std::unique_lock<std::mutex> lock(mutex_);
   RINGAR_RETURN_IF_ERROR(refusal_of(request));
-  if (turns_.empty() && is_message(request.spec.collective)) {
+  if (tickets_.empty() && is_message(request.spec.collective)) {
     lock.unlock();
     return owner_.run_message(request);
   }
-  if (turns_.empty() && !baton_taken_) return run_here(lock, request);
+  if (tickets_.empty() && !executor_locked_) return run_here(lock, request);
   Waiter waiter;
   request.waiter = &waiter;
-  turns_.come_without_turn(&request);
+  tickets_.come_without_ticket(&request);
   go_on();
   lock.unlock();
   const Status status = waiter.wait();
@@ -131,34 +131,34 @@ Status ProcessSet::execute(Request& request) {
 // Sees to it that somebody goes on with what is in line.
 void ProcessSet::go_on() {
   if (closed_ || stops()) idle_.notify_all();
-  if (baton_taken_ || stops()) return;  // its holder goes on
-  while (turns_.next() && is_message(turns_.next()->spec.collective)) {
-    Request* const message = turns_.next();
-    turns_.pop();
+  if (executor_locked_ || stops()) return;  // its holder goes on
+  while (tickets_.next() && is_message(tickets_.next()->spec.collective)) {
+    Request* const message = tickets_.next();
+    tickets_.pop();
     owner_.post(message);
   }
-  if (!turns_.next() && (looks_ || !turns_.awaited())) return;
+  if (!tickets_.next() && (looks_ || !tickets_.awaited())) return;
   if (thread_.joinable()) return work_.notify_one();
   thread_ = std::thread([this] { thread_main(); });
 }
 
-// Runs a request on the caller's thread. The baton is given back before the request is completed:
-// what completion sets off may want it at once.
+// Runs a request on the caller's thread. The executor lock is given back before the request is
+// completed: what completion sets off may want it at once.
 Status ProcessSet::run_here(std::unique_lock<std::mutex>& lock, Request& request) {
-  baton_taken_ = true;
+  executor_locked_ = true;
   lock.unlock();
   const Status status = execute(request);
   lock.lock();
-  baton_taken_ = false;
+  executor_locked_ = false;
   go_on();
   return status;
 }
 
 void ProcessSet::run_line(std::unique_lock<std::mutex>& lock) {
-  baton_taken_ = true;
-  while (turns_.next() && !stops()) {
-    Request* const request = turns_.next();
-    turns_.pop();
+  executor_locked_ = true;
+  while (tickets_.next() && !stops()) {
+    Request* const request = tickets_.next();
+    tickets_.pop();
     if (is_message(request->spec.collective)) {
       owner_.post(request);
       continue;
@@ -167,26 +167,27 @@ void ProcessSet::run_line(std::unique_lock<std::mutex>& lock) {
     owner_.finish_in_step(request, execute(*request));
     lock.lock();
   }
-  baton_taken_ = false;
+  executor_locked_ = false;
   go_on();
 }
 
 // What is held back waits for an op of TensorFlow, which has failed or is still computing: nobody
 // tells. TensorFlow itself waits for the end of what is held.
-void ProcessSet::look_after_held_turns(std::unique_lock<std::mutex>& lock) {
+void ProcessSet::look_after_held_tickets(std::unique_lock<std::mutex>& lock) {
   const auto now = std::chrono::steady_clock::now();
-  const Patience& patience = world_.patience;
-  if (turns_.awaited() != held_.awaited) held_ = {turns_.awaited(), now, patience.stall_warning};
+  const Timeouts& timeouts = world_.timeouts;
+  if (tickets_.awaited() != held_.awaited)
+    held_ = {tickets_.awaited(), now, timeouts.stall_warning};
   if (!held_.awaited) return;
   const double waited = std::chrono::duration<double>(now - held_.since).count();
-  const bool late = waited >= patience.deadline;
+  const bool late = waited >= timeouts.deadline;
   if (!late && waited < held_.warn_at) return;
-  const std::string text = who() + Signature::of(turns_.first_that_waits(), "", 0).title() +
+  const std::string text = who() + Signature::of(tickets_.first_that_waits(), "", 0).title() +
                            ": expected the inputs of a collective before it in the program, "
                            "still waiting for them after " +
                            text_of_seconds(waited);
   held_.warn_at *= 2;
-  const int64_t step = turns_.awaited_step();
+  const int64_t step = tickets_.awaited_step();
   lock.unlock();
   if (late)
     owner_.end_step(step, {RINGAR_DEADLINE,
@@ -202,10 +203,10 @@ void ProcessSet::thread_main() {
   constexpr std::chrono::milliseconds kLook(200);
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stops()) {
-    if (turns_.next() && !baton_taken_) run_line(lock);
-    look_after_held_turns(lock);
-    if (stops() || (turns_.next() && !baton_taken_)) continue;
-    looks_ = turns_.awaited() != 0;
+    if (tickets_.next() && !executor_locked_) run_line(lock);
+    look_after_held_tickets(lock);
+    if (stops() || (tickets_.next() && !executor_locked_)) continue;
+    looks_ = tickets_.awaited() != 0;
     if (looks_)
       work_.wait_for(lock, kLook);
     else
@@ -217,9 +218,9 @@ void ProcessSet::thread_main() {
 void ProcessSet::close() {
   std::unique_lock<std::mutex> lock(mutex_);
   closed_ = true;
-  turns_.drop_absent();  // they would come too late
+  tickets_.drop_absent();  // they would come too late
   go_on();
-  idle_.wait(lock, [&] { return !baton_taken_ && turns_.empty(); });
+  idle_.wait(lock, [&] { return !executor_locked_ && tickets_.empty(); });
 }
 
 void ProcessSet::reopen() {
@@ -228,13 +229,14 @@ void ProcessSet::reopen() {
 }
 
 // A caller in run_here() sees that the rank shuts down within its next wait. Before it is out, this
-// rank must not join the next generation: what it still writes to the arena would count there.
+// rank must not join the next generation: what it still writes to the shared segment would count
+// there.
 void ProcessSet::stop() {
   std::unique_lock<std::mutex> lock(mutex_);
   stopped_ = true;
   work_.notify_all();
-  idle_.wait(lock, [&] { return !baton_taken_; });
-  const std::vector<Request*> left = turns_.drop_all();
+  idle_.wait(lock, [&] { return !executor_locked_; });
+  const std::vector<Request*> left = tickets_.drop_all();
   idle_.notify_all();
   lock.unlock();
   if (thread_.joinable()) thread_.join();

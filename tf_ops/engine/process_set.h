@@ -1,14 +1,14 @@
 // A process set of this rank: requests in, in the order of issue, completions out.
 //
 // One request runs at a time: ranks issue the same requests in the same order, so an order of our
-// own could only be wrong. Whoever holds the baton runs requests. When it is free and nothing
-// waits, a caller that must wait anyway (NumPy, a compiled TensorFlow step) runs its request
-// itself: no thread to wake. Everything else is done by a thread of the set, which its first
-// request of this kind starts. Process sets know nothing of each other: while one waits for a rank,
-// others go on.
+// own could only be wrong. Whoever holds the executor lock runs requests. When it is free and
+// nothing waits, a caller that must wait anyway (NumPy, a compiled TensorFlow step) runs its
+// request itself: no thread to wake. Everything else is done by a thread of the set, which its
+// first request of this kind starts. Process sets know nothing of each other: while one waits for a
+// rank, others go on.
 //
-// Messages of all sets have their turns among the requests of the set of all ranks, and are only
-// passed on; see mail.h.
+// Messages of all sets have their tickets among the requests of the set of all ranks, and are only
+// passed on; see point_to_point.h.
 
 #pragma once
 
@@ -21,7 +21,7 @@
 
 #include "engine/communicator.h"
 #include "engine/shares.h"
-#include "engine/turns.h"
+#include "engine/tickets.h"
 
 namespace ringar {
 
@@ -59,9 +59,9 @@ class ProcessSet {
   Communicator& communicator() { return communicator_; }
 
   // The same as those of the engine.
-  uint64_t draw_turn(int64_t step);
-  void let_go(uint64_t turn);
-  bool drop_step(int64_t step, std::vector<Request*>* come);  // see Turns::drop
+  uint64_t draw_ticket(int64_t step);
+  void let_go(uint64_t ticket);
+  bool drop_step(int64_t step, std::vector<Request*>* come);  // see Tickets::drop
   void submit(Request* request);
   Status run(Request& request);
 
@@ -72,20 +72,20 @@ class ProcessSet {
   void stop();
 
  private:
-  bool stops() const { return stopped_ || world_.patience.stop->load(); }
+  bool stops() const { return stopped_ || world_.timeouts.stop->load(); }
   Status refusal_of(const Request& request) const;
   Status execute(Request& request);
   // These are called with the lock held, which is never held while a request runs.
   void go_on();
   Status run_here(std::unique_lock<std::mutex>& lock, Request& request);
   void run_line(std::unique_lock<std::mutex>& lock);
-  void look_after_held_turns(std::unique_lock<std::mutex>& lock);
+  void look_after_held_tickets(std::unique_lock<std::mutex>& lock);
   void thread_main();
   Status was_shut_down() const;
   std::string who() const { return "rank " + std::to_string(world_.topology.rank) + " | "; }
 
-  // Turns that have come and wait for one that has not.
-  struct HeldTurns {
+  // Requests that have come, and wait for one whose ticket is before theirs.
+  struct HeldTickets {
     uint64_t awaited = 0;  // 0: none are held
     std::chrono::steady_clock::time_point since;
     double warn_at = 0;
@@ -99,10 +99,10 @@ class ProcessSet {
 
   std::mutex mutex_;
   std::condition_variable work_, idle_;  // of the thread; of close() and stop()
-  Turns turns_;
-  HeldTurns held_;
-  bool baton_taken_ = false, closed_ = false, stopped_ = false;
-  bool looks_ = false;  // whether the thread wakes by itself, to look after held turns
+  Tickets tickets_;
+  HeldTickets held_;
+  bool executor_locked_ = false, closed_ = false, stopped_ = false;
+  bool looks_ = false;  // whether the thread wakes by itself, to look after held tickets
   std::thread thread_;
 };
 

@@ -92,7 +92,7 @@ class Request {
   std::vector<Tensor> tensors;
   std::optional<OnGpu> gpu;
   std::vector<int64_t> splits;    // rows per rank, alltoall and reducescatter; empty: even
-  uint64_t turn = 0;              // drawn from the engine before it came, or 0
+  uint64_t ticket = 0;            // drawn from the engine before it came, or 0
   int64_t step = -1;              // of TensorFlow, if it comes from there
   int64_t submitted_ns = 0;       // when it was handed to the engine, if there is a timeline
   std::vector<int64_t> received;  // rows that came, per array and rank; filled by the engine

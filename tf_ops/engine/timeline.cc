@@ -15,7 +15,7 @@ namespace {
 constexpr int kFirstRow = 0;
 
 // Blocks of a large array are thousands: their sums are always there, themselves up to this many.
-constexpr size_t kMostStretches = 256;
+constexpr size_t kMostSpans = 256;
 
 std::string quoted(const std::string& text) {
   std::string s = "\"";
@@ -49,24 +49,24 @@ std::string members(const Request& request) {
 
 std::string totals(const Trace& trace) {
   int64_t copying = 0, reducing = 0, waiting = 0;
-  for (const Stretch& one : trace.stretches())
-    (one.kind == Stretch::kCopy     ? copying
-     : one.kind == Stretch::kReduce ? reducing
-                                    : waiting) += one.end - one.begin;
+  for (const Span& one : trace.spans())
+    (one.kind == Span::kCopy     ? copying
+     : one.kind == Span::kReduce ? reducing
+                                 : waiting) += one.end - one.begin;
   return "\"copying_us\":" + microseconds(copying) + ",\"reducing_us\":" + microseconds(reducing) +
          ",\"waiting_us\":" + microseconds(waiting);
 }
 
-std::string name_of(const Stretch& stretch) {
-  switch (stretch.kind) {
-    case Stretch::kCopy:
+std::string name_of(const Span& span) {
+  switch (span.kind) {
+    case Span::kCopy:
       return "copy";
-    case Stretch::kReduce:
+    case Span::kReduce:
       return "reduce";
-    case Stretch::kWait:
+    case Span::kWait:
       break;
   }
-  return stretch.peer < 0 ? "wait for transfers" : "wait for rank " + std::to_string(stretch.peer);
+  return span.peer < 0 ? "wait for transfers" : "wait for rank " + std::to_string(span.peer);
 }
 
 }  // namespace
@@ -77,8 +77,8 @@ int64_t monotonic_ns() {
   return static_cast<int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
-void Trace::add(Stretch::Kind kind, int64_t begin, int peer) {
-  stretches_.push_back({kind, peer, begin, monotonic_ns()});
+void Trace::add(Span::Kind kind, int64_t begin, int peer) {
+  spans_.push_back({kind, peer, begin, monotonic_ns()});
 }
 
 Timeline& Timeline::instance() {
@@ -168,8 +168,8 @@ void Timeline::collective(const Request& request, const std::string& title, int6
            ",\"members\":" + members(request) +
            ",\"process_set\":" + std::to_string(request.spec.process_set) + "," + totals(trace));
   size_t written = 0;
-  for (const Stretch& one : trace.stretches())
-    if (written++ < kMostStretches) span(name_of(one), row, one.begin, one.end, "");
+  for (const Span& one : trace.spans())
+    if (written++ < kMostSpans) span(name_of(one), row, one.begin, one.end, "");
 }
 
 void Timeline::message(const Request& request, const std::string& title, int64_t begin) {

@@ -22,8 +22,8 @@ namespace ringar {
 
 int64_t monotonic_ns();
 
-// One stretch of a collective: copying, reducing, or waiting for a rank or for the link.
-struct Stretch {
+// One span of a collective: copying, reducing, or waiting for a rank or for the link.
+struct Span {
   enum Kind : uint8_t { kCopy, kReduce, kWait };
   Kind kind;
   int peer;  // the rank waited for, -1 for transfers
@@ -33,12 +33,12 @@ struct Stretch {
 // What a communicator notes while it runs one collective.
 class Trace {
  public:
-  void clear() { stretches_.clear(); }
-  void add(Stretch::Kind kind, int64_t begin, int peer = -1);
-  const std::vector<Stretch>& stretches() const { return stretches_; }
+  void clear() { spans_.clear(); }
+  void add(Span::Kind kind, int64_t begin, int peer = -1);
+  const std::vector<Span>& spans() const { return spans_; }
 
  private:
-  std::vector<Stretch> stretches_;
+  std::vector<Span> spans_;
 };
 
 class Timeline {
@@ -49,7 +49,7 @@ class Timeline {
   Status start(const std::string& path, int rank);
   void stop();
 
-  // A collective from its submission to its end, with its stretches.
+  // A collective from its submission to its end, with its spans.
   void collective(const Request& request, const std::string& title, int64_t begin,
                   const Trace& trace);
   // A message from its submission to its end, which was in reach at `begin`.

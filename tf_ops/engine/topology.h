@@ -27,14 +27,14 @@ struct Topology {
   int host_of(int job_rank) const { return host[static_cast<size_t>(job_rank)]; }
   bool is_here(int job_rank) const { return host_of(job_rank) == host_of(rank); }
 
-  // The ranks of this host, in order; a rank's place among them is its place in the arena.
+  // The ranks of this host, in order; a rank's place among them is its place in the shared segment.
   std::vector<int> ranks_here() const {
     std::vector<int> here;
     for (int r = 0; r < size(); ++r)
       if (is_here(r)) here.push_back(r);
     return here;
   }
-  int arena_place(int job_rank) const {
+  int segment_place(int job_rank) const {
     int place = 0;
     for (int r = 0; r < job_rank; ++r) place += is_here(r);
     return place;

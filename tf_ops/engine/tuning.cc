@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kSliceUnit = 4096;
 
 // MPI sends messages of 64 KiB and a bit at once over TCP; larger ones ask first.
-constexpr size_t kPieceBytes = 64000, kLeastPieceBytes = 16384;
+constexpr size_t kChunkBytes = 64000, kLeastChunkBytes = 16384;
 // As many as keep the link busy while a rank waits for its turn on a processor that computes.
 constexpr size_t kLanes = 24, kMostLanes = 30;
 
@@ -60,9 +60,9 @@ size_t past_caches_bytes(size_t found) {
 
 LinkTuning link_tuning(size_t bytes, int ranks) {
   const size_t lanes = std::clamp<size_t>(value_of("lanes", kLanes), 1, kMostLanes);
-  const size_t largest = std::max(value_of("piece", kPieceBytes) / 64 * 64, size_t{64});
+  const size_t largest = std::max(value_of("chunk", kChunkBytes) / 64 * 64, size_t{64});
   const size_t even = bytes / (lanes * static_cast<size_t>(ranks)) / 64 * 64;
-  return {std::clamp(even, std::min(kLeastPieceBytes, largest), largest), static_cast<int>(lanes)};
+  return {std::clamp(even, std::min(kLeastChunkBytes, largest), largest), static_cast<int>(lanes)};
 }
 
 size_t page_bytes() {

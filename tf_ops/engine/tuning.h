@@ -3,14 +3,14 @@
 // One of them differs from machine to machine, and is measured where a job runs (calibration.h):
 // from which size on an allreduce stores its results past the caches. The others are constants. A
 // slice of 256 KiB is within 3% of the best on every processor that was tried, and on some there is
-// no difference; small ones cost 40%, since they take more meetings. Whether 8 to 256 KiB are
+// no difference; small ones cost 40%, since they take more exchanges. Whether 8 to 256 KiB are
 // reduced in one exchange or in blocks changes 4%, and steps of training take the same time with
 // any limit of inline requests above 64 KiB.
 //
 // The constants come from tuning_table.inc, which `python -m benchmarks.collectives.crossover`
-// writes. RINGAR_TUNING=slice=131072,small=65536,inline=65536,piece=65536,lanes=24,past=16777216
+// writes. RINGAR_TUNING=slice=131072,small=65536,inline=65536,chunk=65536,lanes=24,past=16777216
 // overrides some or all of them; that is how the benchmark tries them. All ranks must have the same
-// (Arena::join sees to it), since slices lay out the memory that they share.
+// (SharedSegment::join sees to it), since slices lay out the memory that they share.
 
 #pragma once
 
@@ -20,7 +20,7 @@
 namespace ringar {
 
 struct Tuning {
-  // What a rank reduces, or puts into a box for another one, at a time.
+  // What a rank reduces, or puts into a buffer for another one, at a time.
   size_t slice_bytes;
   // Up to here every rank reads all inputs of an allreduce and reduces everything by itself: one
   // exchange instead of two. Above it, each rank reduces its slice.
@@ -37,9 +37,9 @@ constexpr size_t kNever = SIZE_MAX;
 // found, unless `past` of RINGAR_TUNING says otherwise.
 size_t past_caches_bytes(size_t found);
 
-// What travels through a link at a time: pieces of at most so many bytes, and how many of them.
+// What travels through a link at a time: chunks of at most so many bytes, and how many of them.
 struct LinkTuning {
-  size_t piece_bytes;
+  size_t chunk_bytes;
   int lanes;
 };
 

@@ -38,7 +38,7 @@ enum class Collective : uint8_t {
   kBroadcast,
   kAlltoall,
   kBarrier,
-  kSend,  // messages from one rank to another; see mail.h
+  kSend,  // messages from one rank to another; see point_to_point.h
   kRecv,
   kAddProcessSet,
   kRemoveProcessSet,

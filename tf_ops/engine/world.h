@@ -5,12 +5,12 @@
 #include <cstddef>
 #include <vector>
 
-#include "engine/arena.h"
 #include "engine/peers.h"
+#include "engine/shared_segment.h"
 #include "engine/topology.h"
 #include "engine/tuning.h"
 #include "engine/types.h"
-#include "engine/vigil.h"
+#include "engine/watchdog.h"
 #include "links/link.h"
 
 namespace ringar {
@@ -19,8 +19,8 @@ class Gpu;
 
 struct World {
   Topology topology;
-  Patience patience;
-  Arena* arena = nullptr;                  // null where this rank is alone on its host
+  Timeouts timeouts;
+  SharedSegment* segment = nullptr;        // null where this rank is alone on its host
   Link* link = nullptr;                    // null in a job that MPI did not start
   Peers* peers = nullptr;                  // with a link
   Gpu* gpu = nullptr;                      // opened when it is needed

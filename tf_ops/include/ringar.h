@@ -22,7 +22,7 @@ typedef enum ringar_code {
   RINGAR_DEADLINE = 4,         // a rank did not come in time
   RINGAR_NOT_INITIALIZED = 9,  // no ringar_init before, or after ringar_shutdown
   RINGAR_PEER_LOST = 10,       // a rank died, left or gave up
-  RINGAR_OUT_OF_MEMORY = 8,    // an output or the arena could not be allocated
+  RINGAR_OUT_OF_MEMORY = 8,    // an output or shared memory could not be allocated
   RINGAR_UNSUPPORTED = 12,     // this build or machine cannot do it
   RINGAR_DEVICE = 13,          // CUDA or NCCL has reported an error
 } ringar_code;
@@ -31,7 +31,7 @@ typedef struct ringar_config {
   int32_t rank, size;
   int32_t local_rank, local_size;
   int32_t cross_rank, cross_size;
-  int32_t arena_fd;      // memory shared by the ranks of this host; -1 for a job of one rank
+  int32_t segment_fd;    // memory shared by the ranks of this host; -1 for a job of one rank
   double start_timeout;  // how long ringar_init waits for the other ranks
   double deadline;       // how long a collective waits for a rank before it fails
   double stall_warning;  // how long it waits before it says whom it waits for

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "engine/instance.h"
+#include "engine/engine_instance.h"
 #include "kernels/done.h"
 
 namespace ringar {
@@ -35,16 +35,16 @@ bool read_spec(TF_OpKernelConstruction* construction, Spec* spec) {
   return false;
 }
 
-void define_op(const OpDefinition& op, const std::string& name, bool has_turn) {
+void define_op(const OpDefinition& op, const std::string& name, bool has_ticket) {
   const auto& tf = tensorflow();
   const TfStatus status = new_status();
   TF_OpDefinitionBuilder* builder = tf.TF_NewOpDefinitionBuilder(name.c_str());
   for (const char* attr : op.attrs) tf.TF_OpDefinitionBuilderAddAttr(builder, attr);
   for (const char* input : op.inputs) tf.TF_OpDefinitionBuilderAddInput(builder, input);
-  if (has_turn) tf.TF_OpDefinitionBuilderAddInput(builder, "turn: int64");
+  if (has_ticket) tf.TF_OpDefinitionBuilderAddInput(builder, "ticket: int64");
   for (const char* output : op.outputs) tf.TF_OpDefinitionBuilderAddOutput(builder, output);
   tf.TF_OpDefinitionBuilderSetIsStateful(builder, true);
-  const auto as_inputs = has_turn ? shapes_of_inputs<1> : shapes_of_inputs<0>;
+  const auto as_inputs = has_ticket ? shapes_of_inputs<1> : shapes_of_inputs<0>;
   tf.TF_OpDefinitionBuilderSetShapeInferenceFunction(
       builder, op.outputs_shaped_as_inputs ? as_inputs : unknown_shapes);
   tf.TF_RegisterOpDefinition(builder, status.get());
@@ -80,7 +80,7 @@ void fail(TF_OpKernelContext* context, const Status& failure) {
   tf.TF_OpKernelContext_Failure(context, status.get());
 }
 
-// What has drawn a turn and does not come ends its step.
+// What has drawn a ticket and does not come ends its step.
 void end_step(int64_t step, const Status& failure) {
   const auto running = engine();
   if (running) running->end_step(step, failure);
@@ -94,7 +94,7 @@ void compute_async(void* raw, TF_OpKernelContext* context, TF_AsyncOpKernelDoneC
   }
   auto& kernel = *static_cast<Kernel*>(raw);
   OpRequest* request = kernel.requests.take(context, done);
-  if (request->read_turn() && kernel.prepare(*request)) return submit(request);
+  if (request->read_ticket() && kernel.prepare(*request)) return submit(request);
   end_step(request->step, request->failure());
   request->complete({});
 }
@@ -118,7 +118,7 @@ void register_op() {
 // load_op_library finds the ops that are registered while the library is being opened.
 __attribute__((constructor)) void register_all() {
   if (!tensorflow().complete) return;
-  register_turn();
+  register_ticket();
   register_op<allreduce_op>();
   register_op<reducescatter_op>();
   register_op<allgather_op>();

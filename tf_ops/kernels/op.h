@@ -4,9 +4,9 @@
 // compute function returns; TensorFlow then goes on with what depends on it in the same thread.
 // RingarAllreduceAsync hands a request to the engine and returns; the engine calls back when the
 // collective is done, and TensorFlow schedules everything that depends on it anew, which costs more
-// than a small collective. Its last input is the turn that RingarTurn has drawn (turn.cc), so that
-// it may be issued as soon as its inputs are there. A collective is told apart from another
-// by its definition and by one function, which prepares inputs and outputs.
+// than a small collective. Its last input is the ticket that RingarTicket has drawn (ticket.cc), so
+// that it may be issued as soon as its inputs are there. A collective is told apart from another by
+// its definition and by one function, which prepares inputs and outputs.
 
 #pragma once
 
@@ -34,10 +34,10 @@ const OpDefinition& barrier_op();
 const OpDefinition& send_op();
 const OpDefinition& recv_op();
 
-void register_turn();
+void register_ticket();
 
 // For registering ops. False if the op has no proper spec, and then its construction has failed.
 bool read_spec(TF_OpKernelConstruction* construction, Spec* spec);
-void define_op(const OpDefinition& op, const std::string& name, bool has_turn);
+void define_op(const OpDefinition& op, const std::string& name, bool has_ticket);
 
 }  // namespace ringar

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "engine/copy.h"
-#include "engine/instance.h"
+#include "engine/engine_instance.h"
 #include "kernels/done.h"
 
 namespace ringar {
@@ -46,8 +46,8 @@ OpRequest::OpRequest(const Spec& spec, OpRequests& home)
 void OpRequest::begin(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   context_ = context;
   if (done) done_ = take_done(done);
-  has_turn_ = done != nullptr;
-  turn = 0;
+  has_ticket_ = done != nullptr;
+  ticket = 0;
   step = tensorflow().TF_StepId(context);
   tensors.clear();
   splits.clear();
@@ -91,7 +91,7 @@ bool OpRequest::read_input(int index) {
 }
 
 bool OpRequest::forward_inputs() {
-  if (has_turn_ && publish_inputs()) return succeeded();
+  if (has_ticket_ && publish_inputs()) return succeeded();
   for (int i = 0; i < inputs(); ++i)
     if (!forward_input(i)) return false;
   return true;
@@ -179,10 +179,10 @@ bool OpRequest::forward_input(int index) {
   return true;
 }
 
-bool OpRequest::read_turn() {
+bool OpRequest::read_ticket() {
   const TfTensor tensor = get_input(inputs());
   if (!tensor) return false;
-  turn = *static_cast<const uint64_t*>(tensorflow().TF_TensorData(tensor.get()));
+  ticket = *static_cast<const uint64_t*>(tensorflow().TF_TensorData(tensor.get()));
   return true;
 }
 

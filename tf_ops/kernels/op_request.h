@@ -51,9 +51,9 @@ class OpRequest : public Request {
   std::byte* allocate(size_t index, int64_t rows) override;
   void complete(const Status& status) override;
 
-  // Without the turn, which comes last where there is one.
-  int inputs() const { return tensorflow().TF_NumInputs(context_) - (has_turn_ ? 1 : 0); }
-  bool read_turn();
+  // Without the ticket, which comes last where there is one.
+  int inputs() const { return tensorflow().TF_NumInputs(context_) - (has_ticket_ ? 1 : 0); }
+  bool read_ticket();
   // Why preparation failed.
   const Status& failure() const { return failure_; }
 
@@ -75,7 +75,7 @@ class OpRequest : public Request {
   OpRequests& home_;
   TF_OpKernelContext* context_ = nullptr;
   std::function<void()> done_;
-  bool has_turn_ = false;
+  bool has_ticket_ = false;
   std::vector<TfTensor> inputs_, outputs_;
   std::vector<int64_t> dims_;
   // By input: whether TensorFlow did not lend its buffer when it was last asked.

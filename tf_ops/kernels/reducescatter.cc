@@ -1,6 +1,6 @@
 // RingarReducescatter: `splits` tells how many rows each rank keeps; empty means evenly.
 
-#include "engine/instance.h"
+#include "engine/engine_instance.h"
 #include "kernels/op.h"
 
 namespace ringar {

@@ -16,7 +16,7 @@
 #include <string>
 #include <string_view>
 
-#include "engine/instance.h"
+#include "engine/engine_instance.h"
 #include "kernels/compiled_request.h"
 
 namespace ringar {

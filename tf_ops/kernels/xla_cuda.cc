@@ -9,7 +9,7 @@
 
 #include <string_view>
 
-#include "engine/instance.h"
+#include "engine/engine_instance.h"
 #include "kernels/compiled_request.h"
 #include "kernels/xla.h"
 

@@ -23,15 +23,15 @@ class Link {
 
   virtual ~Link() = default;
 
-  // `ticket` stands for the transfer until poll() has said that it is done, or has failed.
-  virtual Status send(int to, int tag, const std::byte* data, size_t bytes, int* ticket) = 0;
+  // `handle` stands for the transfer until poll() has said that it is done, or has failed.
+  virtual Status send(int to, int tag, const std::byte* data, size_t bytes, int* handle) = 0;
   // `from` may be kAnyone. A message of another length is an error.
   virtual Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
-                         int* ticket) = 0;
+                         int* handle) = 0;
   // Looks after all transfers at once.
   virtual Status progress() = 0;
   // What progress() has found; `from`: who has sent what was received.
-  virtual Status poll(int ticket, bool* done, int* from = nullptr) = 0;
+  virtual Status poll(int handle, bool* done, int* from = nullptr) = 0;
 };
 
 // What each link library exports, as `ringar_open_link`: `communicator` points to an MPI_Comm of

@@ -89,18 +89,18 @@ class MpiLink : public Link {
     }
   }
 
-  Status send(int to, int tag, const std::byte* data, size_t bytes, int* ticket) override {
+  Status send(int to, int tag, const std::byte* data, size_t bytes, int* handle) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     const int count = static_cast<int>(bytes);
-    const size_t slot = begin({to, false, 0}, ticket);
+    const size_t slot = begin({to, false, 0}, handle);
     return begun(mpi_.isend(data, count, mpi_.byte, to, tag, comm_, &requests_[slot]), slot);
   }
 
   Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
-                 int* ticket) override {
+                 int* handle) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     const int count = static_cast<int>(bytes);
-    const size_t slot = begin({from, true, length == Length::kExact ? count : 0}, ticket);
+    const size_t slot = begin({from, true, length == Length::kExact ? count : 0}, handle);
     const int source = from == kAnyone ? mpi::kAnySource : from;
     return begun(mpi_.irecv(data, count, mpi_.byte, source, tag, comm_, &requests_[slot]), slot);
   }
@@ -127,12 +127,12 @@ class MpiLink : public Link {
     return {RINGAR_PEER_LOST, "MPI could not look after its transfers: " + text(code)};
   }
 
-  Status poll(int ticket, bool* done, int* from) override {
+  Status poll(int handle, bool* done, int* from) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const Transfer& transfer = transfers_[static_cast<size_t>(ticket)];
+    const Transfer& transfer = transfers_[static_cast<size_t>(handle)];
     *done = transfer.done;
     if (!transfer.done) return {};
-    free_.push_back(ticket);
+    free_.push_back(handle);
     if (transfer.failure != mpi::kSuccess) return failure_of(transfer, text(transfer.failure));
     if (transfer.expected > 0 && transfer.received != transfer.expected)
       return failure_of(transfer, "expected a message of " + std::to_string(transfer.expected) +
@@ -152,7 +152,7 @@ class MpiLink : public Link {
     int from = 0, received = 0;
   };
 
-  size_t begin(const Transfer& transfer, int* ticket) {
+  size_t begin(const Transfer& transfer, int* handle) {
     if (free_.empty()) {
       free_.push_back(static_cast<int>(transfers_.size()));
       transfers_.emplace_back();
@@ -160,9 +160,9 @@ class MpiLink : public Link {
       finished_.emplace_back();
       statuses_.emplace_back();
     }
-    *ticket = free_.back();
+    *handle = free_.back();
     free_.pop_back();
-    const auto slot = static_cast<size_t>(*ticket);
+    const auto slot = static_cast<size_t>(*handle);
     transfers_[slot] = transfer;
     return slot;
   }
@@ -192,7 +192,7 @@ class MpiLink : public Link {
   std::mutex mutex_;
   const Mpi mpi_;
   const mpi::Comm comm_;
-  // By ticket; requests lie side by side, as MPI wants them.
+  // By handle; requests lie side by side, as MPI wants them.
   std::vector<Transfer> transfers_;
   std::vector<mpi::Request> requests_;
   std::vector<int> free_;

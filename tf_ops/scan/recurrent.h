@@ -13,7 +13,7 @@
 
 namespace ringar {
 
-// Those whose slope is known from their value y: 1; 1 - y^2; y (1 - y); y > 0; 1/6 for 0 < y < 1.
+// With derivatives known from the value y: 1; 1 - y^2; y (1 - y); y > 0; 1/6 for 0 < y < 1.
 enum class Activation : int32_t { kLinear, kTanh, kSigmoid, kRelu, kHardSigmoid };
 
 struct RecurrentShape {

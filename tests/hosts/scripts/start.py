@@ -86,7 +86,7 @@ def again_and_again() -> None:
 def main() -> None:
     native.library()  # which takes seconds, and more of them where other tests run
     MPI.COMM_WORLD.Barrier()
-    with of_the_last("RINGAR_TUNING", "piece=32000"):
+    with of_the_last("RINGAR_TUNING", "chunk=32000"):
         attempt("tuning", init)
     with of_the_last(mpi.ALGORITHM_VARIABLE, "ring"):
         attempt("algorithm", init)

@@ -61,7 +61,7 @@ bool Communicator::meet(const std::string& name) {
   const double begin = now();
   while (!meeting->is_complete()) {
     if (is_stopped()) return false;
-    if (now() - begin > patience()) {
+    if (now() - begin > timeout()) {
       fail(nccl::kRemoteError, text("rank %d has waited too long for %d ranks", rank,
                                     ranks - meeting->board().arrived));
       return false;
@@ -77,7 +77,7 @@ bool Communicator::meet(const std::string& name) {
 void Communicator::finalize() {
   double begin = now();
   while (pending > 0 && !is_stopped()) {
-    if (now() - begin > patience()) return fail(nccl::kRemoteError, "operations do not end");
+    if (now() - begin > timeout()) return fail(nccl::kRemoteError, "operations do not end");
     pause();
   }
   if (is_stopped()) return;

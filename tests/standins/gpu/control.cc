@@ -60,7 +60,7 @@ struct Control {
   std::vector<std::string> misuses;
   std::atomic<int> devices{static_cast<int>(number_of("STANDIN_DEVICES", 1))};
   std::atomic<int> nccl_version{22703};
-  std::atomic<double> patience{number_of("STANDIN_PATIENCE", 60)};
+  std::atomic<double> timeout{number_of("STANDIN_TIMEOUT", 60)};
 };
 
 // Never destroyed: threads may still use it when the process ends.
@@ -136,8 +136,8 @@ double now() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-double patience() {
-  return control().patience;
+double timeout() {
+  return control().timeout;
 }
 int devices() {
   return std::min(control().devices.load(), kMostDevices);
@@ -218,8 +218,8 @@ void standin_pretend_version(int nccl_version) {
 void standin_devices(int count) {
   control().devices = count;
 }
-void standin_patience(double seconds) {
-  control().patience = seconds;
+void standin_timeout(double seconds) {
+  control().timeout = seconds;
 }
 
 }  // extern "C"

@@ -89,7 +89,7 @@ bool Exchange::run() {
     if (!is_waiting) return true;
     if (is_moving) {
       last = now();
-    } else if (now() - last > patience()) {
+    } else if (now() - last > timeout()) {
       communicator_.fail(ringar::nccl::kRemoteError, awaited());
       return false;
     } else {

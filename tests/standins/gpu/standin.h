@@ -99,8 +99,8 @@ STANDIN_EXPORT int standin_current_contexts();
 STANDIN_EXPORT void standin_pretend_version(int nccl_version);
 // How many devices there are; from the start as many as the variable STANDIN_DEVICES says, or 1.
 STANDIN_EXPORT void standin_devices(int count);
-// Seconds for which a rank waits for another one, 60 from the start (or STANDIN_PATIENCE).
-STANDIN_EXPORT void standin_patience(double seconds);
+// Seconds for which a rank waits for another one, 60 from the start (or STANDIN_TIMEOUT).
+STANDIN_EXPORT void standin_timeout(double seconds);
 // Not in the lists.
 STANDIN_EXPORT const char* ncclGetErrorString(int code);
 STANDIN_EXPORT const char* ncclGetLastError(ringar::nccl::Comm comm);
@@ -120,7 +120,7 @@ const char* lend(const std::string& text);
 // A moment of a wait: two cores have to do for four ranks.
 void pause();
 double now();  // seconds
-double patience();
+double timeout();
 constexpr int kMostDevices = 16;
 int devices();
 int nccl_version();

@@ -12,7 +12,7 @@
 
 namespace ringar {
 
-class VirtualArray {
+class BufferList {
  public:
   void append(const std::byte* input, std::byte* output, size_t bytes) {
     if (bytes == 0) return;
@@ -41,8 +41,7 @@ class VirtualArray {
     return place;
   }
 
-  // Calls visit(input, output, bytes, offset from `begin`) for each contiguous piece of
-  // [begin, end).
+  // Calls visit(input, output, bytes, offset from `begin`) for each contiguous part of the range.
   template <typename Visit>
   void for_each(size_t begin, size_t end, Visit visit) const {
     if (begin >= end) return;
@@ -57,7 +56,7 @@ class VirtualArray {
     }
   }
 
-  // Copies the inputs of [begin, end) to `to` in the arena; not where there is none.
+  // Copies the inputs of [begin, end) to `to` in the shared segment; not where there is none.
   void gather(size_t begin, size_t end, std::byte* to) const {
     for_each(begin, end, [&](const std::byte* input, std::byte*, size_t bytes, size_t offset) {
       if (input) copy_to_shared(to + offset, input, bytes);

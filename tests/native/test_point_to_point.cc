@@ -1,11 +1,11 @@
 // Messages from rank to rank, within a host and between hosts: their order and bytes, how long a
-// send waits, and what they take of the arena.
+// send waits, and what they take of the shared segment.
 
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "engine/traffic.h"
-#include "mail.h"
+#include "point_to_point.h"
 
 namespace ringar::test {
 namespace {
@@ -42,11 +42,11 @@ void stream_from_0_to_1(Rank& me) {
   }
 }
 
-TEST(mail_arrives_in_order) {
+TEST(messages_arrive_in_order) {
   on_pairs(stream_from_0_to_1);
 }
 
-TEST(mail_arrives_in_order_among_threads) {
+TEST(messages_arrive_in_order_among_threads) {
   for (const Hosts& hosts : {kOneHost, kTwoHosts, Hosts{{2, 1}}})
     on_threads(hosts, stream_from_0_to_1);
 }
@@ -89,19 +89,19 @@ void everybody_to_everybody(Rank& me) {
     }
 }
 
-TEST(mail_among_everybody) {
+TEST(messages_among_everybody) {
   for (const Hosts& hosts :
        {Hosts{{2}}, Hosts{{5}}, Hosts{{2, 2}, true}, Hosts{{1, 3}}, Hosts{{12}}})
     on_processes(hosts, everybody_to_everybody);
 }
 
-TEST(mail_among_everybody_as_threads) {
+TEST(messages_among_everybody_as_threads) {
   for (const Hosts& hosts : {Hosts{{3}}, Hosts{{2, 2}}, Hosts{{1, 1, 1}}})
     on_threads(hosts, everybody_to_everybody);
 }
 
 // Several threads of each rank, each with a peer of its own to talk to.
-TEST(mail_of_several_threads) {
+TEST(messages_of_several_threads) {
   for (const Hosts& hosts : {Hosts{{3}}, Hosts{{2, 1}}})
     on_threads(hosts, [](Rank& me) {
       const auto engine = me.engine();
@@ -129,7 +129,7 @@ TEST(mail_of_several_threads) {
 }
 
 // Two messages are on their way without a receiver; the third one waits for it.
-TEST(mail_waits_for_one_of_two_buffers) {
+TEST(messages_wait_for_one_of_two_buffers) {
   on_pairs([](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
@@ -157,7 +157,7 @@ TEST(mail_waits_for_one_of_two_buffers) {
 }
 
 // What waits holds up neither collectives nor other messages, before or after it.
-TEST(mail_that_waits_holds_up_nothing) {
+TEST(messages_that_wait_hold_up_nothing) {
   for (const Hosts& hosts : {Hosts{{3}}, Hosts{{1, 2}}})
     on_processes(hosts, [](Rank& me) {
       const auto engine = me.engine();
@@ -187,7 +187,7 @@ TEST(mail_that_waits_holds_up_nothing) {
     });
 }
 
-TEST(mail_of_several_arrays) {
+TEST(messages_of_several_arrays) {
   on_pairs([](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
@@ -211,7 +211,7 @@ TEST(mail_of_several_arrays) {
 }
 
 // Ranks of a process set are counted in it; messages of all sets share the channels.
-TEST(mail_in_process_sets) {
+TEST(messages_in_process_sets) {
   for (const Hosts& hosts : {Hosts{{3}}, Hosts{{1, 2}}})
     on_processes(hosts, [](Rank& me) {
       const auto engine = me.engine();
@@ -238,14 +238,14 @@ TEST(mail_in_process_sets) {
 }
 
 // A message comes in its turn, like a collective, and ends the step that it fails in.
-TEST(mail_comes_in_its_turn) {
+TEST(messages_come_in_their_turn) {
   on_threads(2, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
     const int other = 1 - me.rank;
     for (int64_t step = 1; step < 30; ++step) {
-      uint64_t turns[4];
-      for (uint64_t& turn : turns) turn = engine->draw_turn(step);
+      uint64_t tickets[4];
+      for (uint64_t& ticket : tickets) ticket = engine->draw_ticket(step);
       Send first(other), second(other);
       Recv recvs[2] = {Recv(other), Recv(other)};
       TestRequest reduce(allreduce_spec("in turn"));
@@ -254,7 +254,7 @@ TEST(mail_comes_in_its_turn) {
       second.with({2}, 2);
       TestRequest* const requests[] = {&first, &reduce, &second, &recvs[0].of({1})};
       for (int i = 0; i < 4; ++i) {
-        requests[i]->turn = turns[i];
+        requests[i]->ticket = tickets[i];
         requests[i]->step = step;
       }
       engine->submit(requests[(step + me.rank) % 2 ? 2 : 3]);
@@ -271,14 +271,14 @@ TEST(mail_comes_in_its_turn) {
   });
 }
 
-// Pages of the arena: two of the longest message, whatever there was before.
-TEST(mail_gives_back_what_it_has_outgrown) {
+// Pages of the shared segment: two of the longest message, whatever there was before.
+TEST(messages_give_back_what_they_have_outgrown) {
   on_processes(2, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
     const auto pages = [&] {
       struct stat file{};
-      EXPECT_EQ(fstat(me.config.arena_fd, &file), 0);
+      EXPECT_EQ(fstat(me.config.segment_fd, &file), 0);
       return file.st_blocks * 512;
     };
     const int64_t before = pages();
@@ -323,23 +323,23 @@ void streams_by_tag(Rank& me) {
   me.meet(0);
 }
 
-TEST(mail_of_different_tags) {
+TEST(messages_of_different_tags) {
   on_pairs(streams_by_tag);
 }
 
-TEST(mail_of_different_tags_among_threads) {
+TEST(messages_of_different_tags_among_threads) {
   for (const Hosts& hosts : {kOneHost, kTwoHosts}) on_threads(hosts, streams_by_tag);
 }
 
-// Pages of the arena: a line per stream, and the boxes of two messages, whether each stream was
-// emptied or forgotten.
-TEST(mail_of_many_tags_takes_little_memory) {
+// Pages of the shared segment: a line per stream, and the slots of two messages, whether each
+// stream was emptied or forgotten.
+TEST(messages_of_many_tags_take_little_memory) {
   on_processes(2, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
     const auto pages = [&] {
       struct stat file{};
-      EXPECT_EQ(fstat(me.config.arena_fd, &file), 0);
+      EXPECT_EQ(fstat(me.config.segment_fd, &file), 0);
       return file.st_blocks * 512;
     };
     constexpr int kStreams = 40;
@@ -371,7 +371,7 @@ TEST(mail_of_many_tags_takes_little_memory) {
   });
 }
 
-TEST(mail_counts_as_traffic_of_the_sender) {
+TEST(messages_count_as_traffic_of_the_sender) {
   on_processes(2, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());

@@ -13,9 +13,9 @@
 // a later send to the same rank; that one is not sent. Both go on in step.
 //
 // Messages are no collectives. They leave the engine's queue as soon as they are posted here, in
-// the order of the program; what waits here holds up neither collectives nor other streams.
-// A caller that waits sees to its stream itself; all others are seen to by a thread, which is
-// started when it is needed first. Whoever waits sleeps on the bell of this rank (host_channel.h).
+// the order of the program; what waits here holds up neither collectives nor other streams. A
+// caller that waits sees to its stream itself; all others are seen to by a thread, which is started
+// when it is needed first. Whoever waits sleeps on the doorbell of this rank (host_channel.h).
 //
 // A peer that dies, leaves or gives up, and a deadline, break the stream for good. What the peer
 // has sent before can still be received. A message that fails in a step of TensorFlow takes the
@@ -38,19 +38,19 @@
 
 #include "engine/host_channel.h"
 #include "engine/link_channel.h"
-#include "engine/stream.h"
+#include "engine/message_stream.h"
 
 namespace ringar {
 
-class Mail {
+class PointToPoint {
  public:
   // Tells of the end of a request that was posted.
   using Finish = std::function<void(Request*, const Status&)>;
 
-  Mail(const World& world, int generation, Finish finish);
-  ~Mail();
-  Mail(const Mail&) = delete;
-  Mail& operator=(const Mail&) = delete;
+  PointToPoint(const World& world, int generation, Finish finish);
+  ~PointToPoint();
+  PointToPoint(const PointToPoint&) = delete;
+  PointToPoint& operator=(const PointToPoint&) = delete;
 
   // Takes a request over until finish() is called. `peer`: the other rank of the job; none if
   // `refusal` tells why there is none.
@@ -64,26 +64,28 @@ class Mail {
   void forget(int peer, int tag);
   // Ends all that waits and all that comes with an error, and tells the other ranks.
   void give_up(const Status& status);
-  // Ends what waits with an error, when patience.stop is set, and stays a moment for what is on its
+  // Ends what waits with an error, when timeouts.stop is set, and stays a moment for what is on its
   // way to other hosts. Returns when no thread is at work here any longer.
   void stop();
 
   bool is_broken() const { return is_broken_.load(); }
 
  private:
-  Stream& stream(const Stream::Key& key);
-  std::unique_ptr<Channel> open(const Stream::Key& key);
-  Flag& bell() { return own_bell_ && own_bell_->flag() ? *own_bell_->flag() : local_bell_; }
-  void open_bell();
+  MessageStream& stream(const MessageStream::Key& key);
+  std::unique_ptr<Channel> open(const MessageStream::Key& key);
+  Flag& doorbell() {
+    return own_doorbell_ && own_doorbell_->flag() ? *own_doorbell_->flag() : local_doorbell_;
+  }
+  void open_doorbell();
   void start_thread();
   bool serve(Rest* rest, bool* moved);
   void thread_main();
 
   // Does what can be done now of a stream's requests; true if one has ended.
-  bool drive(Stream& stream, const bool* mine);
+  bool drive(MessageStream& stream, const bool* mine);
   void tell_others(const Status& status);
   // Goes on with transfers of requests that have ended; true as long as there are some.
-  bool tend(Stream& stream);
+  bool tend(MessageStream& stream);
   Status stopped() const;
 
   const World& world_;
@@ -93,11 +95,11 @@ class Mail {
   std::mutex mutex_;
   std::condition_variable out_;
   LinkMemory link_memory_;
-  std::map<Stream::Key, std::unique_ptr<Stream>> streams_;
+  std::map<MessageStream::Key, std::unique_ptr<MessageStream>> streams_;
   std::deque<std::pair<Request*, Status>> refused_;
-  std::optional<Bell> own_bell_;  // where this rank shares its host
-  std::optional<BoxRoom> room_;
-  Flag local_bell_;
+  std::optional<Doorbell> own_doorbell_;  // where this rank shares its host
+  std::optional<SlotAllocator> allocator_;
+  Flag local_doorbell_;
   Status given_up_;
   bool stopped_ = false;
   int callers_ = 0;

@@ -1,4 +1,4 @@
-#include "engine/gpu_group.h"
+#include "engine/gpu_communicator.h"
 
 #include <utility>
 
@@ -11,38 +11,38 @@ namespace {
 constexpr double kFarewell = 30;       // seconds
 constexpr double kAbortDeadline = 10;  // of a thread that aborts
 
-Patience without_stop(Patience patience) {
-  patience.stop = nullptr;
-  return patience;
+Timeouts without_stop(Timeouts timeouts) {
+  timeouts.stop = nullptr;
+  return timeouts;
 }
 
 }  // namespace
 
-GpuGroup::GpuGroup(std::vector<int> job_ranks, int rank, const World& world, const Current& current,
-                   std::function<void(const Status&)> broken)
+GpuCommunicator::GpuCommunicator(std::vector<int> job_ranks, int rank, const World& world,
+                                 const OpState& op_state, std::function<void(const Status&)> broken)
     : job_ranks_(std::move(job_ranks)),
       rank_(rank),
       world_(world),
-      set_(current),
-      patience_(without_stop(world.patience)),
+      set_(op_state),
+      timeouts_(without_stop(world.timeouts)),
       broken_(std::move(broken)) {}
 
-Status GpuGroup::open(const nccl::UniqueId& id) {
-  return NcclCommunicator::create(gpu().nccl(), id, size(), rank_, patience(), &communicator_);
+Status GpuCommunicator::open(const nccl::UniqueId& id) {
+  return NcclCommunicator::create(gpu().nccl(), id, size(), rank_, watchdog(), &communicator_);
 }
 
 // Ranks of a part are ordered by their places in it; parts do not overlap, and are told apart by
 // the first rank of each.
-Status GpuGroup::split(GpuGroup* part) {
+Status GpuCommunicator::split(GpuCommunicator* part) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::unique_ptr<NcclCommunicator> made;
   const int color = part ? part->job_ranks_.front() : nccl::kSplitNoColor;
-  RINGAR_RETURN_IF_ERROR(communicator_->split(color, part ? part->rank_ : 0, patience(), &made));
+  RINGAR_RETURN_IF_ERROR(communicator_->split(color, part ? part->rank_ : 0, watchdog(), &made));
   if (part) part->communicator_ = std::move(made);
   return {};
 }
 
-void GpuGroup::close(bool in_order) {
+void GpuCommunicator::close(bool in_order) {
   std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
   // An abort that does not end has the communicator for ever.
   if (!wait_at_most(kAbortDeadline, {}, [&] { return lock.try_lock(); })) return;
@@ -58,48 +58,50 @@ void GpuGroup::close(bool in_order) {
   communicator_.reset();
 }
 
-NcclCommunicator::Wait GpuGroup::patience() const {
+NcclCommunicator::Wait GpuCommunicator::watchdog() const {
   struct Waiting {
-    Current current;
-    Vigil vigil;
-    Waiting(const Patience& patience, const Current& of) : current(of), vigil(patience, current) {}
+    OpState op_state;
+    Watchdog watchdog;
+    Waiting(const Timeouts& timeouts, const OpState& of)
+        : op_state(of), watchdog(timeouts, op_state) {}
   };
-  auto waiting = std::make_shared<Waiting>(world_.patience, current(set_.signature));
+  auto waiting = std::make_shared<Waiting>(world_.timeouts, op_state(set_.signature));
   return [this, waiting] {
     RINGAR_RETURN_IF_ERROR(failure());
-    return waiting->vigil.check([this] { return trouble(); }, [] { return std::string("others"); });
+    return waiting->watchdog.check([this] { return trouble(); },
+                                   [] { return std::string("others"); });
   };
 }
 
-Current GpuGroup::current(const Signature& signature) const {
-  Current current{set_.rank, set_.set_id, set_.slot, job_ranks_, set_.peers};
-  current.signature = signature;
+OpState GpuCommunicator::op_state(const Signature& signature) const {
+  OpState op_state{set_.rank, set_.set_id, set_.slot, job_ranks_, set_.peers};
+  op_state.signature = signature;
   // Who is through with the collective on its host has only enqueued it.
-  current.signature.sequence = Peers::kLossOnly;
-  return current;
+  op_state.signature.sequence = Peers::kLossOnly;
+  return op_state;
 }
 
-std::string GpuGroup::trouble() const {
+std::string GpuCommunicator::trouble() const {
   for (int rank : job_ranks_) {
-    if (rank == set_.rank || !world_.arena || !world_.topology.is_here(rank)) continue;
-    const std::string why = world_.arena->loss(world_.topology.arena_place(rank));
+    if (rank == set_.rank || !world_.segment || !world_.topology.is_here(rank)) continue;
+    const std::string why = world_.segment->loss(world_.topology.segment_place(rank));
     if (!why.empty()) return why;
   }
   return "";
 }
 
-Status GpuGroup::asynchronous_error() {
+Status GpuCommunicator::asynchronous_error() {
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   return lock.owns_lock() && communicator_ ? communicator_->asynchronous_error() : Status();
 }
 
-Status GpuGroup::failure() const {
+Status GpuCommunicator::failure() const {
   if (!is_broken()) return {};
   const std::lock_guard<std::mutex> lock(failure_mutex_);
   return failure_;
 }
 
-void GpuGroup::broke(const Status& why) {
+void GpuCommunicator::broke(const Status& why) {
   {
     const std::lock_guard<std::mutex> lock(failure_mutex_);
     failure_ = why;
@@ -108,7 +110,7 @@ void GpuGroup::broke(const Status& why) {
   broken_(why);
 }
 
-void GpuGroup::abort() {
+void GpuCommunicator::abort() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (communicator_) communicator_->abort();
 }

@@ -1,4 +1,4 @@
-#include "engine/mail.h"
+#include "engine/point_to_point.h"
 
 #include "engine/thread.h"
 #include "engine/wait.h"
@@ -14,97 +14,98 @@ Rest rest(double spin, bool polls) {
   return polls ? Rest{spin} : Rest::until_woken(spin);
 }
 
-Stream::Key key_of(const Request& request, int peer) {
+MessageStream::Key key_of(const Request& request, int peer) {
   return {request.spec.collective == Collective::kSend, peer, request.spec.tag};
 }
 
 }  // namespace
 
-Mail::Mail(const World& world, int generation, Finish finish)
+PointToPoint::PointToPoint(const World& world, int generation, Finish finish)
     : world_(world), generation_(generation), finish_(std::move(finish)) {}
 
 // Nothing is mapped in a job that sends no messages.
-void Mail::open_bell() {
+void PointToPoint::open_doorbell() {
   const Topology& topology = world_.topology;
-  if (!world_.arena || own_bell_) return;
-  own_bell_.emplace(*world_.arena, topology.arena_place(topology.rank));
+  if (!world_.segment || own_doorbell_) return;
+  own_doorbell_.emplace(*world_.segment, topology.segment_place(topology.rank));
 }
 
-Mail::~Mail() {
+PointToPoint::~PointToPoint() {
   stop();
 }
 
-Stream& Mail::stream(const Stream::Key& key) {
+MessageStream& PointToPoint::stream(const MessageStream::Key& key) {
   auto& stream = streams_[key];
-  if (!stream) stream = std::make_unique<Stream>(world_, key, open(key));
+  if (!stream) stream = std::make_unique<MessageStream>(world_, key, open(key));
   return *stream;
 }
 
-std::unique_ptr<Channel> Mail::open(const Stream::Key& key) {
+std::unique_ptr<Channel> PointToPoint::open(const MessageStream::Key& key) {
   const Topology& topology = world_.topology;
   if (!topology.is_here(key.peer)) {
     const LinkEnd end{world_.link, &link_memory_, topology.rank, key.peer, generation_, key.tag};
     return key.sends ? open_to_send(end) : open_to_receive(end);
   }
-  const int me = topology.arena_place(topology.rank), other = topology.arena_place(key.peer);
+  const int me = topology.segment_place(topology.rank), other = topology.segment_place(key.peer);
   const int here = static_cast<int>(topology.ranks_here().size());
-  if (!room_) room_.emplace(*world_.arena, me, here);
+  if (!allocator_) allocator_.emplace(*world_.segment, me, here);
   if (key.sends)
-    return open_to_send({world_.arena, here, me, other, topology.rank, key.peer, key.tag}, *room_);
-  return open_to_receive({world_.arena, here, other, me, key.peer, topology.rank, key.tag});
+    return open_to_send({world_.segment, here, me, other, topology.rank, key.peer, key.tag},
+                        *allocator_);
+  return open_to_receive({world_.segment, here, other, me, key.peer, topology.rank, key.tag});
 }
 
-void Mail::start_thread() {
+void PointToPoint::start_thread() {
   if (!thread_.joinable()) thread_ = std::thread([this] { thread_main(); });
 }
 
-void Mail::post(Request* request, int peer, const Status& refusal) {
+void PointToPoint::post(Request* request, int peer, const Status& refusal) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     RINGAR_CHECK(!stopped_);
-    open_bell();
+    open_doorbell();
     if (refusal.ok())
       stream(key_of(*request, peer)).posted.push_back({request});
     else
       refused_.emplace_back(request, refusal);
     start_thread();
   }
-  bell().add();
+  doorbell().add();
 }
 
-Status Mail::run(Request& request, int peer) {
+Status PointToPoint::run(Request& request, int peer) {
   Status status;
   bool done = false;
-  Stream* mine = nullptr;
+  MessageStream* mine = nullptr;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_) return stopped();
-    open_bell();
+    open_doorbell();
     mine = &stream(key_of(request, peer));
     mine->posted.push_back({&request, &status, &done});
     if (mine->channel().polls()) start_thread();
     ++callers_;
   }
   const bool polls = mine->channel().polls();
-  (void)wait_until(rest(world_.patience.spin(), polls), &bell(), [&](bool* over) -> Status {
+  (void)wait_until(rest(world_.timeouts.spin(), polls), &doorbell(), [&](bool* over) -> Status {
     drive(*mine, &done);
     const std::lock_guard<std::mutex> lock(mutex_);
     *over = done;
     return {};
   });
   // What is still on its way is the thread's to go on with.
-  if (polls) bell().add();
+  if (polls) doorbell().add();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (--callers_ == 0) out_.notify_all();
   return status;
 }
 
 // `mine`: what the caller of this waits for; others are told when they are done.
-bool Mail::drive(Stream& stream, const bool* mine) {
+bool PointToPoint::drive(MessageStream& stream, const bool* mine) {
   bool moved = false;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stream.busy && !stream.posted.empty()) {
-    const Stream::Posted posted = stream.posted.front();
+    const MessageStream::Posted posted = stream.posted.front();
     stream.busy = true;
     bool done = false;
     Status status = given_up_;
@@ -128,52 +129,52 @@ bool Mail::drive(Stream& stream, const bool* mine) {
       finish_(posted.request, status);
       lock.lock();
     }
-    if (ring) bell().add();
+    if (ring) doorbell().add();
   }
   return moved;
 }
 
-void Mail::tell_others(const Status& status) {
+void PointToPoint::tell_others(const Status& status) {
   is_broken_.store(true);
-  if (world_.arena) world_.arena->give_up(status.message());
+  if (world_.segment) world_.segment->give_up(status.message());
   if (world_.peers) world_.peers->gave_up(status.message());
 }
 
-bool Mail::has(int64_t step) {
+bool PointToPoint::has(int64_t step) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [key, stream] : streams_)
-    for (const Stream::Posted& posted : stream->posted)
-      if (posted.request->turn && posted.request->step == step) return true;
+    for (const MessageStream::Posted& posted : stream->posted)
+      if (posted.request->ticket && posted.request->step == step) return true;
   return false;
 }
 
-void Mail::forget(int peer, int tag) {
+void PointToPoint::forget(int peer, int tag) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_) return;
-    open_bell();
+    open_doorbell();
     Channel& channel = stream({false, peer, tag}).channel();
     channel.forget();
     if (channel.polls()) start_thread();
   }
-  bell().add();
+  doorbell().add();
 }
 
-void Mail::give_up(const Status& status) {
+void PointToPoint::give_up(const Status& status) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (given_up_.ok()) given_up_ = status;
   }
   tell_others(status);
-  bell().add();
+  doorbell().add();
 }
 
-Status Mail::stopped() const {
+Status PointToPoint::stopped() const {
   return {RINGAR_NOT_INITIALIZED, "rank " + std::to_string(world_.topology.rank) +
                                       " | ringar was shut down before this message"};
 }
 
-bool Mail::tend(Stream& stream) {
+bool PointToPoint::tend(MessageStream& stream) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (stream.busy) return true;
   stream.busy = true;
@@ -186,7 +187,7 @@ bool Mail::tend(Stream& stream) {
 
 // Does what can be done now for all streams; `rest`: until the next look, if nothing `moved`.
 // Returns whether there may be more to do.
-bool Mail::serve(Rest* rest_of_thread, bool* moved) {
+bool PointToPoint::serve(Rest* rest_of_thread, bool* moved) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!refused_.empty()) {
     const auto [request, why] = std::move(refused_.front());
@@ -195,16 +196,16 @@ bool Mail::serve(Rest* rest_of_thread, bool* moved) {
     finish_(request, why);
     lock.lock();
   }
-  std::vector<Stream*> all;
+  std::vector<MessageStream*> all;
   for (const auto& [key, stream] : streams_) all.push_back(stream.get());
   lock.unlock();
   bool polling = false, waiting = false;
-  for (Stream* stream : all) {
+  for (MessageStream* stream : all) {
     *moved |= drive(*stream, nullptr);
     if (stream->channel().polls()) polling |= tend(*stream);
   }
   lock.lock();
-  for (Stream* stream : all) {
+  for (MessageStream* stream : all) {
     if (stream->posted.empty()) continue;
     waiting = true;
     polling |= stream->channel().polls();
@@ -214,11 +215,11 @@ bool Mail::serve(Rest* rest_of_thread, bool* moved) {
 }
 
 // A wait lasts as long as nothing moves.
-void Mail::thread_main() {
-  begin_thread("ringar mail");
+void PointToPoint::thread_main() {
+  begin_thread("ringar p2p");
   for (bool more = true; more;) {
     Rest rest;
-    (void)wait_until(rest, &bell(), [&](bool* moved) -> Status {
+    (void)wait_until(rest, &doorbell(), [&](bool* moved) -> Status {
       more = serve(&rest, moved);
       *moved |= !more;
       return {};
@@ -226,11 +227,11 @@ void Mail::thread_main() {
   }
 }
 
-void Mail::stop() {
+void PointToPoint::stop() {
   std::unique_lock<std::mutex> lock(mutex_);
   if (stopped_) return;
   stopped_ = true;
-  bell().add();
+  doorbell().add();
   out_.wait(lock, [&] { return callers_ == 0; });
   lock.unlock();
   if (thread_.joinable()) thread_.join();

@@ -1,17 +1,17 @@
 // The ranks of one process set on one host: the steps in which they exchange bytes through the
-// arena.
+// shared segment.
 //
-// A collective is a sequence of steps. In a step every rank writes to its own outbox, raises its
-// `arrived` flag, waits until all others have raised theirs, and reads from their outboxes:
+// A collective is a sequence of steps. In a step every rank writes to its own send buffer, raises
+// its `arrived` flag, waits until all others have raised theirs, and reads from their send buffers:
 //
 //     rank 0   write out[0] | arrived=1 | read the others' out[0] | write out[1] | arrived=2 | ...
 //     rank 1   write out[0] | arrived=1 | read the others' out[0] | write out[1] | arrived=2 | ...
 //
-// There are two outboxes, used in turn, and that is all the synchronization it takes: who raises
-// arrived for step s+1 has finished reading step s, so whoever has seen all flags of step s+1 may
-// write outbox s again, in step s+2. An algorithm that reduces has a second pair, the `result`
-// boxes, announced by a second flag; the same argument covers them, because a rank reads the
-// results of step s before it arrives at s+2 (see shared_memory_reduce.cc).
+// There are two send buffers, used in turn, and that is all the synchronization it takes: who
+// raises arrived for step s+1 has finished reading step s, so whoever has seen all flags of step
+// s+1 may write send buffer s again, in step s+2. An algorithm that reduces has a second pair, the
+// `result` buffers, announced by a second flag; the same argument covers them, because a rank reads
+// the results of step s before it arrives at s+2 (see shared_memory_reduce.cc).
 //
 // The first step of every collective carries the rank's signature, and its digest beside the flag.
 // A wait ends in one of three ways: the flag, a Status that says who is missing and why, or, after
@@ -24,50 +24,50 @@
 #include <vector>
 
 #include "algorithms/workspace.h"
-#include "engine/arena.h"
-#include "engine/current.h"
 #include "engine/flag.h"
+#include "engine/op_state.h"
+#include "engine/shared_segment.h"
 #include "engine/tuning.h"
-#include "engine/vigil.h"
+#include "engine/watchdog.h"
 
 namespace ringar {
 
-class HostGroup {
+class IntraNodeCommunicator {
  public:
-  // Who they are: their ranks in the job, and their places in the arena.
+  // Who they are: their ranks in the job, and their places in the shared segment.
   struct Member {
-    int job_rank, arena_place;
+    int job_rank, segment_place;
   };
 
-  // `rank` is this one's place among `members`. Memory lies at `offset` of the arena's generation;
-  // each rank has reserved its part. A group of one rank needs none.
-  HostGroup(int set_id, std::vector<Member> members, int rank, Arena* arena, uint64_t offset,
-            const Patience& patience, Current& current);
-  ~HostGroup();
-  HostGroup(const HostGroup&) = delete;
-  HostGroup& operator=(const HostGroup&) = delete;
+  // `rank` is this one's place among `members`. Memory lies at `offset` of the shared segment's
+  // generation; each rank has reserved its part. A group of one rank needs none.
+  IntraNodeCommunicator(int set_id, std::vector<Member> members, int rank, SharedSegment* segment,
+                        uint64_t offset, const Timeouts& timeouts, OpState& op_state);
+  ~IntraNodeCommunicator();
+  IntraNodeCommunicator(const IntraNodeCommunicator&) = delete;
+  IntraNodeCommunicator& operator=(const IntraNodeCommunicator&) = delete;
 
   // What a group of `size` ranks takes, and the part of it that a rank writes.
-  static size_t arena_bytes(int size);
+  static size_t shared_bytes(int size);
   static Extent part(int size, int rank, uint64_t offset);
-  static size_t outbox_bytes(size_t size) { return tuning_for(size).slice_bytes * size; }
+  static size_t send_buffer_bytes(size_t size) { return tuning_for(size).slice_bytes * size; }
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }
   bool has_memory() const { return size() == 1 || memory_ != nullptr; }
 
   size_t slice_bytes() const { return tuning_.slice_bytes; }
-  size_t outbox_bytes() const { return slice_bytes() * members_.size(); }
+  size_t send_buffer_bytes() const { return slice_bytes() * members_.size(); }
   size_t small_allreduce_bytes() const { return tuning_.small_allreduce_bytes; }
   // Whether an allreduce of so many bytes stores its results past the caches.
   bool stores_past_caches(size_t bytes) const { return bytes >= past_caches_bytes_; }
   void store_past_caches_from(size_t bytes) { past_caches_bytes_ = bytes; }
   Workspace& workspace() { return workspace_; }
   // Null if there is none.
-  const OutputPool* outputs() const { return arena_->outputs().get(); }
+  const OutputPool* outputs() const { return segment_->outputs().get(); }
   // Memory of the pool, or null.
   std::unique_ptr<OutputPool::Memory> take_output(size_t bytes) const {
-    return outputs() ? arena_->outputs()->take(bytes) : nullptr;
+    return outputs() ? segment_->outputs()->take(bytes) : nullptr;
   }
   // Where memory lies in this rank's part of the pool, plus one; 0: elsewhere. And the memory of
   // another rank at what it has told so; null for 0.
@@ -75,17 +75,17 @@ class HostGroup {
     return outputs() && outputs()->has(memory) ? outputs()->offset_of(memory) + 1 : 0;
   }
   std::byte* offered(int rank, uint64_t offer) const {
-    const int place = members_[static_cast<size_t>(rank)].arena_place;
+    const int place = members_[static_cast<size_t>(rank)].segment_place;
     return offer ? outputs()->at(place, offer - 1) : nullptr;
   }
-  std::byte* outbox(int rank) const;                 // of the step under way
+  std::byte* send_buffer(int rank) const;            // of the step under way
   std::byte* result(int rank, uint64_t step) const;  // slice_bytes() each
   uint64_t step() const { return step_; }
 
   // The first exchange of a collective. A disagreement, after which the step is finished, is an
-  // error of open(); meet() only tells of it.
-  Status open();
-  Status meet(bool* agree);
+  // error of handshake(); check_consistency() only tells of it.
+  Status handshake();
+  Status check_consistency(bool* agree);
   // Arrives, and waits for all others.
   Status exchange();
   void finish_step();
@@ -97,8 +97,8 @@ class HostGroup {
 
   // Does some of the work of a collective, and notes in the timeline how long it took.
   template <typename Work>
-  void timed(Stretch::Kind kind, Work work) {
-    current_.timed(kind, work);
+  void timed(Span::Kind kind, Work work) {
+    op_state_.timed(kind, work);
   }
 
   void post_result();
@@ -111,16 +111,16 @@ class HostGroup {
   Signature& signature(int rank, uint64_t sequence) const;
   Status disagreement_here() const;
   Status wait(Flag Line::* which, uint64_t target, int rank);
-  Status wait_patiently(Flag Line::* which, uint64_t target, int rank);
+  Status wait_with_watchdog(Flag Line::* which, uint64_t target, int rank);
   std::string trouble_of_peers(Flag Line::* which, uint64_t target) const;
   std::string whom_we_wait_for(Flag Line::* which, uint64_t target) const;
 
   const int set_id_;
   const std::vector<Member> members_;
   const int rank_;
-  Arena* const arena_;
-  const Patience& patience_;
-  Current& current_;
+  SharedSegment* const segment_;
+  const Timeouts& timeouts_;
+  OpState& op_state_;
   const Tuning tuning_;
   size_t past_caches_bytes_ = kNever;
   const size_t part_bytes_;  // of each rank, in memory_

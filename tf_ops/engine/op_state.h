@@ -21,7 +21,7 @@ class InFlight {
   virtual Status keep_going() = 0;
 };
 
-struct Current {
+struct OpState {
   const int rank;  // of the job
   const int set_id;
   const int slot;  // which no other set has at the same time; a set that comes later may
@@ -40,7 +40,7 @@ struct Current {
 
   // Does some of the work, and notes in the timeline how long it took.
   template <typename Work>
-  void timed(Stretch::Kind kind, Work work) {
+  void timed(Span::Kind kind, Work work) {
     const int64_t begin = tracing ? monotonic_ns() : 0;
     work();
     if (tracing) trace.add(kind, begin);

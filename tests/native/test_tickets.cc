@@ -14,25 +14,25 @@ namespace {
 
 constexpr size_t kElements = 1000;
 
-std::unique_ptr<TestRequest> announced(const std::string& name, int rank, uint64_t turn,
+std::unique_ptr<TestRequest> announced(const std::string& name, int rank, uint64_t ticket,
                                        int64_t step) {
   auto request = std::make_unique<TestRequest>(allreduce_spec(name));
-  request->turn = turn;
+  request->ticket = ticket;
   request->step = step;
   add_ones(*request, rank, kElements);
   return request;
 }
 
-// Each rank comes in another order; one that has no turn takes the next one.
-TEST(turns_keep_the_order_of_announcement) {
+// Each rank comes in another order; one that has no ticket takes the next one.
+TEST(tickets_keep_the_order_of_announcement) {
   on_threads(2, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
     for (int64_t step = 1; step < 50; ++step) {
       std::vector<std::unique_ptr<TestRequest>> requests;
       for (const char* name : {"a", "b", "c"})
-        requests.push_back(announced(name, me.rank, engine->draw_turn(step), step));
-      requests.push_back(announced("no turn", me.rank, 0, step));
+        requests.push_back(announced(name, me.rank, engine->draw_ticket(step), step));
+      requests.push_back(announced("no ticket", me.rank, 0, step));
       engine->submit(requests[3].get());
       for (size_t i = 0; i < 3; ++i)
         engine->submit(requests[(i + static_cast<size_t>(me.rank + step)) % 3].get());
@@ -47,13 +47,13 @@ TEST(turns_keep_the_order_of_announcement) {
 
 // What was announced in the step ends with the collective that fails, whether it has come or not,
 // on all ranks alike; the next step works.
-TEST(turns_end_with_their_step) {
+TEST(tickets_end_with_their_step) {
   on_threads(2, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
     for (int64_t step = 1; step < 20; ++step) {
-      const uint64_t first = engine->draw_turn(step), second = engine->draw_turn(step);
-      const uint64_t third = engine->draw_turn(step);
+      const uint64_t first = engine->draw_ticket(step), second = engine->draw_ticket(step);
+      const uint64_t third = engine->draw_ticket(step);
       auto early = announced("early", me.rank, second, step);
       if (me.rank == 0) engine->submit(early.get());
       auto wrong = announced(me.rank ? "one" : "other", me.rank, first, step);
@@ -64,7 +64,7 @@ TEST(turns_end_with_their_step) {
       engine->submit(late.get());
       EXPECT_EQ(static_cast<int>(late->wait().code()), RINGAR_MISMATCH);
 
-      auto next = announced("next", me.rank, engine->draw_turn(step + 100), step + 100);
+      auto next = announced("next", me.rank, engine->draw_ticket(step + 100), step + 100);
       engine->submit(next.get());
       EXPECT_OK(next->wait());
       expect_sum_of_ranks(*next, me.size);
@@ -72,20 +72,20 @@ TEST(turns_end_with_their_step) {
   });
 }
 
-// A step that was given up has drawn turns, and never comes.
-TEST(turns_of_a_step_that_was_given_up_hold_up_nobody) {
+// A step that was given up has drawn tickets, and never comes.
+TEST(tickets_of_a_step_that_was_given_up_hold_up_nobody) {
   on_threads(2, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
-    const uint64_t given_up = engine->draw_turn(1);
-    auto next = announced("next", me.rank, engine->draw_turn(2), 2);
+    const uint64_t given_up = engine->draw_ticket(1);
+    auto next = announced("next", me.rank, engine->draw_ticket(2), 2);
     engine->submit(next.get());
     EXPECT_OK(next->wait());
     auto late = announced("late", me.rank, given_up, 1);
     engine->submit(late.get());
     EXPECT_CONTAINS(late->wait().message(), "one step of TensorFlow at a time");
 
-    const uint64_t let_go = engine->draw_turn(3);
+    const uint64_t let_go = engine->draw_ticket(3);
     auto plain = announced("plain", me.rank, 0, -1);
     engine->submit(plain.get());
     engine->let_go(let_go);
@@ -95,18 +95,18 @@ TEST(turns_of_a_step_that_was_given_up_hold_up_nobody) {
 }
 
 // A collective of NumPy or compiled code in the middle of a step, which knows nothing of the step.
-TEST(turns_stay_when_a_caller_comes_without_one) {
+TEST(tickets_stay_when_a_caller_comes_without_one) {
   on_threads(2, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
     for (int64_t step = 1; step < 10; ++step) {
-      auto first = announced("first", me.rank, engine->draw_turn(step), step);
+      auto first = announced("first", me.rank, engine->draw_ticket(step), step);
       auto inner = announced("inner", me.rank, 0, -1);
       Status status;
       std::thread caller([&] { status = engine->run(*inner); });
       std::this_thread::sleep_for(std::chrono::milliseconds(5 * me.rank));
       engine->submit(first.get());
-      engine->let_go(first->turn);  // as TensorFlow does with that of a collective that has come
+      engine->let_go(first->ticket);  // as TensorFlow does with that of a collective that has come
       caller.join();
       EXPECT_OK(status);
       EXPECT_OK(first->wait());
@@ -117,12 +117,12 @@ TEST(turns_stay_when_a_caller_comes_without_one) {
 }
 
 // The step goes on for a moment on some ranks.
-TEST(turns_of_a_failed_step_are_over_for_callers_that_wait) {
+TEST(tickets_of_a_failed_step_are_over_for_callers_that_wait) {
   on_threads(2, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
     for (int64_t step = 1; step < 10; ++step) {
-      auto wrong = announced(me.rank ? "one" : "other", me.rank, engine->draw_turn(step), step);
+      auto wrong = announced(me.rank ? "one" : "other", me.rank, engine->draw_ticket(step), step);
       engine->submit(wrong.get());
       EXPECT_EQ(static_cast<int>(wrong->wait().code()), RINGAR_MISMATCH);
       me.meet(static_cast<int>(step));
@@ -136,15 +136,15 @@ TEST(turns_of_a_failed_step_are_over_for_callers_that_wait) {
 }
 
 // Nobody tells that an op of TensorFlow has failed on whose result an announced collective waits.
-TEST(turns_that_are_held_end_at_the_deadline) {
+TEST(tickets_that_are_held_end_at_the_deadline) {
   on_threads(2, [](Rank& me) {
     me.config.deadline = 0.5;
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
     for (const bool waits : {false, true}) {
       const int64_t step = 1 + waits;
-      engine->draw_turn(step);
-      auto held = announced("held", me.rank, engine->draw_turn(step), step);
+      engine->draw_ticket(step);
+      auto held = announced("held", me.rank, engine->draw_ticket(step), step);
       auto plain = announced("plain", me.rank, 0, step);
       Status status;
       if (waits) {
@@ -157,7 +157,7 @@ TEST(turns_that_are_held_end_at_the_deadline) {
       EXPECT_CONTAINS(status.message(), waits ? "allreduce \"plain\": expected the inputs"
                                               : "allreduce \"held\": expected the inputs");
     }
-    auto next = announced("next", me.rank, engine->draw_turn(9), 9);
+    auto next = announced("next", me.rank, engine->draw_ticket(9), 9);
     engine->submit(next.get());
     EXPECT_OK(next->wait());
     expect_sum_of_ranks(*next, me.size);
@@ -166,24 +166,24 @@ TEST(turns_that_are_held_end_at_the_deadline) {
 
 // A collective that fails before it is submitted (no memory for its output, say) takes those of its
 // step with it that wait for its turn.
-TEST(turns_end_with_a_collective_that_is_never_submitted) {
+TEST(tickets_end_with_a_collective_that_is_never_submitted) {
   on_threads(1, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
-    engine->draw_turn(1);
-    auto held = announced("held", me.rank, engine->draw_turn(1), 1);
+    engine->draw_ticket(1);
+    auto held = announced("held", me.rank, engine->draw_ticket(1), 1);
     engine->submit(held.get());
     engine->end_step(1, {RINGAR_OUT_OF_MEMORY, "no memory"});
     EXPECT_CONTAINS(held->wait().message(), "no memory");
   });
 }
 
-TEST(turns_end_with_the_engine) {
+TEST(tickets_end_with_the_engine) {
   on_threads(2, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
-    engine->draw_turn(1);
-    auto held = announced("held", me.rank, engine->draw_turn(1), 1);
+    engine->draw_ticket(1);
+    auto held = announced("held", me.rank, engine->draw_ticket(1), 1);
     engine->submit(held.get());
     engine->stop();
     EXPECT_CONTAINS(held->wait().message(), "shut down");

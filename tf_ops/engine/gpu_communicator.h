@@ -17,14 +17,14 @@ namespace ringar {
 
 class Communicator;
 
-class GpuGroup : public std::enable_shared_from_this<GpuGroup> {
+class GpuCommunicator : public std::enable_shared_from_this<GpuCommunicator> {
  public:
   // `rank` is this one's place among `job_ranks`. `broken` is told, on any thread, when the group
   // has failed for good.
-  GpuGroup(std::vector<int> job_ranks, int rank, const World& world, const Current& current,
-           std::function<void(const Status&)> broken);
-  GpuGroup(const GpuGroup&) = delete;
-  GpuGroup& operator=(const GpuGroup&) = delete;
+  GpuCommunicator(std::vector<int> job_ranks, int rank, const World& world, const OpState& op_state,
+                  std::function<void(const Status&)> broken);
+  GpuCommunicator(const GpuCommunicator&) = delete;
+  GpuCommunicator& operator=(const GpuCommunicator&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(job_ranks_.size()); }
@@ -37,18 +37,18 @@ class GpuGroup : public std::enable_shared_from_this<GpuGroup> {
   Status open(const nccl::UniqueId& id);
   // Gives each rank its part of another group, of ranks of this one; null: it has none.
   // Collective over this group.
-  Status split(GpuGroup* part);
+  Status split(GpuCommunicator* part);
   // Nothing is under way any longer. In order: all ranks do so at the same place.
   void close(bool in_order);
 
   // Waits for NCCL as long as no rank is lost and the deadline has not passed.
-  NcclCommunicator::Wait patience() const;
+  NcclCommunicator::Wait watchdog() const;
 
   // For the watch -------------------------------------------------------------------------------
 
   // What messages about one collective begin with, and whom it is waited for in.
-  Current current(const Signature& signature) const;
-  const Patience& patience_past_shutdown() const { return patience_; }
+  OpState op_state(const Signature& signature) const;
+  const Timeouts& timeouts_past_shutdown() const { return timeouts_; }
   // Why a rank will not do its part, or "".
   std::string trouble() const;
   // Of NCCL; nothing while somebody uses the communicator.
@@ -62,9 +62,9 @@ class GpuGroup : public std::enable_shared_from_this<GpuGroup> {
   const std::vector<int> job_ranks_;
   const int rank_;
   const World& world_;
-  const Current& set_;
+  const OpState& set_;
   // What is under way is waited for also while this rank shuts down.
-  const Patience patience_;
+  const Timeouts timeouts_;
   const std::function<void(const Status&)> broken_;
   std::mutex mutex_;
   std::unique_ptr<NcclCommunicator> communicator_;

@@ -3,14 +3,14 @@
 
 #include <signal.h>
 
-#include "mail.h"
+#include "point_to_point.h"
 
 namespace ringar::test {
 namespace {
 
 // Each of these is refused: by the receiver at once, for the sender at a later send, which is not
 // sent; and the next message arrives.
-TEST(mail_that_is_not_expected_is_refused) {
+TEST(messages_that_are_not_expected_are_refused) {
   struct Case {
     What sent;
     Dims dims;
@@ -65,7 +65,7 @@ TEST(mail_that_is_not_expected_is_refused) {
 }
 
 // Of many arrays the odd one is in the text.
-TEST(mail_of_many_arrays_is_refused_by_the_odd_one) {
+TEST(messages_of_many_arrays_are_refused_by_the_odd_one) {
   on_processes(2, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
@@ -87,7 +87,7 @@ TEST(mail_of_many_arrays_is_refused_by_the_odd_one) {
 }
 
 // The sender learns of a refusal while it waits for a free buffer.
-TEST(mail_that_waits_learns_of_a_refusal) {
+TEST(messages_that_wait_learn_of_a_refusal) {
   on_pairs([](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
@@ -116,7 +116,7 @@ TEST(mail_that_waits_learns_of_a_refusal) {
   });
 }
 
-TEST(mail_to_nobody_is_refused) {
+TEST(messages_to_nobody_are_refused) {
   on_processes(2, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
@@ -192,16 +192,16 @@ void check_death(bool sends) {
   EXPECT_EQ(all[2].code, 0);
 }
 
-TEST(mail_of_a_rank_that_dies) {
+TEST(messages_of_a_rank_that_dies) {
   check_death(false);
 }
 
-TEST(mail_to_a_rank_that_dies) {
+TEST(messages_to_a_rank_that_dies) {
   check_death(true);
 }
 
 // A rank may send and leave at once; nothing comes after that.
-TEST(mail_of_a_rank_that_has_left) {
+TEST(messages_of_a_rank_that_has_left) {
   for (const Hosts& hosts : {kOneHost, kTwoHosts, Hosts{{2, 1}}})
     on_processes(hosts, [](Rank& me) {
       const auto engine = me.engine();
@@ -230,7 +230,7 @@ TEST(mail_of_a_rank_that_has_left) {
     });
 }
 
-TEST(mail_has_a_deadline) {
+TEST(messages_have_a_deadline) {
   on_pairs([](Rank& me) {
     me.config.deadline = 0.4;
     const auto engine = me.engine();
@@ -255,7 +255,7 @@ TEST(mail_has_a_deadline) {
 
 // A sender whose messages are forgotten is not told, but waits for room, as for any rank that does
 // not receive.
-TEST(mail_that_is_forgotten) {
+TEST(messages_that_are_forgotten) {
   on_pairs([](Rank& me) {
     me.config.deadline = 0.4;
     const auto engine = me.engine();
@@ -280,7 +280,7 @@ TEST(mail_that_is_forgotten) {
 }
 
 // Of a receive that was posted and of a caller that waits.
-TEST(mail_ends_when_the_engine_stops) {
+TEST(messages_end_when_the_engine_stops) {
   on_pairs([](Rank& me) {
     auto engine = me.engine();
     EXPECT_OK(engine->start());
@@ -313,7 +313,7 @@ TEST(mail_ends_when_the_engine_stops) {
 }
 
 // What nobody has received of an earlier start is no message of this one.
-TEST(mail_of_an_earlier_start_is_gone) {
+TEST(messages_of_an_earlier_start_are_gone) {
   on_pairs([](Rank& me) {
     for (int generation = 1; generation < 4; ++generation) {
       me.config.generation = generation;
@@ -342,7 +342,7 @@ TEST(mail_of_an_earlier_start_is_gone) {
 }
 
 // A step of nothing else is over with it.
-TEST(mail_that_fails_alone_in_its_step) {
+TEST(messages_that_fail_alone_in_their_step) {
   on_threads(2, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
@@ -352,7 +352,7 @@ TEST(mail_that_fails_alone_in_its_step) {
       if (me.rank == 0) {
         EXPECT_OK(engine->run(send.with({2})));
       } else {
-        recv.turn = engine->draw_turn(step);
+        recv.ticket = engine->draw_ticket(step);
         recv.step = step;
         engine->submit(&recv.of({2}));
         EXPECT_EQ(recv.wait().code(), RINGAR_MISMATCH);
@@ -366,7 +366,7 @@ TEST(mail_that_fails_alone_in_its_step) {
 
 // Rank 2 waits for a message that rank 1 would have sent later in its step; rank 1 itself for one
 // of rank 2, and for its turn.
-TEST(mail_that_fails_takes_the_rest_of_its_step_with_it) {
+TEST(messages_that_fail_take_the_rest_of_their_step_with_them) {
   for (const Hosts& hosts : {Hosts{{3}}, Hosts{{1, 1, 1}}})
     on_threads(hosts, [](Rank& me) {
       const auto engine = me.engine();
@@ -377,9 +377,9 @@ TEST(mail_that_fails_takes_the_rest_of_its_step_with_it) {
       } else if (me.rank == 1) {
         Recv recv(0, {"other"}), waits(2), held(0);
         for (Recv* request : {&recv, &waits, &held}) {
-          request->turn = engine->draw_turn(1);
+          request->ticket = engine->draw_ticket(1);
           request->step = 1;
-          if (request == &waits) engine->draw_turn(1);
+          if (request == &waits) engine->draw_ticket(1);
         }
         engine->submit(&waits.of({2}));
         engine->submit(&held.of({2}));
@@ -402,7 +402,7 @@ TEST(mail_that_fails_takes_the_rest_of_its_step_with_it) {
 }
 
 // Rank 1 waits for a message that rank 0, where the same collective has failed, will not send.
-TEST(mail_ends_with_a_collective_of_its_step_that_fails) {
+TEST(messages_end_with_a_collective_of_their_step_that_fails) {
   for (const Hosts& hosts : {kOneHost, kTwoHosts})
     on_threads(hosts, [](Rank& me) {
       const auto engine = me.engine();
@@ -413,8 +413,8 @@ TEST(mail_ends_with_a_collective_of_its_step_that_fails) {
         EXPECT(!engine->has_failed());
       } else {
         Recv recv(0);
-        recv.turn = engine->draw_turn(1);
-        barrier.turn = engine->draw_turn(1);
+        recv.ticket = engine->draw_ticket(1);
+        barrier.ticket = engine->draw_ticket(1);
         recv.step = barrier.step = 1;
         engine->submit(&recv.of({2}));
         engine->submit(&barrier);

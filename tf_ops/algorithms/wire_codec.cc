@@ -1,42 +1,42 @@
-#include "algorithms/hop.h"
+#include "algorithms/wire_codec.h"
 
 #include <algorithm>
 #include <cstring>
 
 namespace ringar {
 
-Hop::Hop(const Spec& spec)
+WireCodec::WireCodec(const Spec& spec)
     : spec_(spec),
       prescale_(spec.prescale),
       wire_(spec.wire == DataType::kCount ? spec.dtype : spec.wire),
       element_(size_of(spec.dtype)),
       wire_element_(size_of(wire_)) {}
 
-Hop Hop::unscaled_inputs() const {
-  Hop hop = *this;
-  hop.prescale_ = 1.0;
-  return hop;
+WireCodec WireCodec::unscaled_inputs() const {
+  WireCodec codec = *this;
+  codec.prescale_ = 1.0;
+  return codec;
 }
 
-void Hop::put(const std::byte* from, std::byte* wire, size_t bytes) const {
+void WireCodec::put(const std::byte* from, std::byte* wire, size_t bytes) const {
   if (is_narrow())
     convert(spec_.dtype, wire_, from, wire, bytes / element_);
   else
     std::memcpy(wire, from, bytes);
 }
 
-void Hop::take(const std::byte* wire, std::byte* to, size_t bytes) const {
+void WireCodec::take(const std::byte* wire, std::byte* to, size_t bytes) const {
   if (is_narrow())
     convert(wire_, spec_.dtype, wire, to, bytes / element_);
   else
     std::memcpy(to, wire, bytes);
 }
 
-void Hop::scale(const std::byte* from, std::byte* to, size_t bytes, double factor) const {
+void WireCodec::scale(const std::byte* from, std::byte* to, size_t bytes, double factor) const {
   reduce({spec_.dtype, spec_.op, factor, 1.0}, &from, 1, to, bytes / element_);
 }
 
-void Hop::add(const std::byte* input, std::byte* wire, size_t bytes, double postscale) const {
+void WireCodec::add(const std::byte* input, std::byte* wire, size_t bytes, double postscale) const {
   const Reduction reduction{spec_.dtype, spec_.op, 1.0, postscale};
   if (prescale_ == 1.0 && !is_narrow()) {
     const std::byte* const sources[] = {wire, input};
@@ -54,7 +54,7 @@ void Hop::add(const std::byte* input, std::byte* wire, size_t bytes, double post
   }
 }
 
-void Hop::begin(const VirtualArray& array, size_t from, size_t to, std::byte* wire) const {
+void WireCodec::begin(const BufferList& array, size_t from, size_t to, std::byte* wire) const {
   array.for_each(from, to, [&](const std::byte* input, std::byte*, size_t bytes, size_t offset) {
     alignas(64) std::byte scaled[kTile];
     if (prescale_ == 1.0) return put(input, wire + wire_bytes(offset), bytes);
@@ -66,13 +66,13 @@ void Hop::begin(const VirtualArray& array, size_t from, size_t to, std::byte* wi
   });
 }
 
-void Hop::add(const VirtualArray& array, size_t from, size_t to, std::byte* wire) const {
+void WireCodec::add(const BufferList& array, size_t from, size_t to, std::byte* wire) const {
   array.for_each(from, to, [&](const std::byte* input, std::byte*, size_t bytes, size_t offset) {
     add(input, wire + wire_bytes(offset), bytes, 1.0);
   });
 }
 
-void Hop::add_last(const VirtualArray& array, size_t from, size_t to, std::byte* wire) const {
+void WireCodec::add_last(const BufferList& array, size_t from, size_t to, std::byte* wire) const {
   array.for_each(from, to,
                  [&](const std::byte* input, std::byte* output, size_t bytes, size_t offset) {
                    std::byte* const place = wire + wire_bytes(offset);
@@ -81,7 +81,7 @@ void Hop::add_last(const VirtualArray& array, size_t from, size_t to, std::byte*
                  });
 }
 
-void Hop::end(const VirtualArray& array, size_t from, size_t to, std::byte* wire) const {
+void WireCodec::end(const BufferList& array, size_t from, size_t to, std::byte* wire) const {
   array.for_each(from, to, [&](const std::byte*, std::byte* output, size_t bytes, size_t offset) {
     std::byte* const place = wire + wire_bytes(offset);
     take(place, output, bytes);
@@ -92,7 +92,8 @@ void Hop::end(const VirtualArray& array, size_t from, size_t to, std::byte* wire
   });
 }
 
-void Hop::deliver(const VirtualArray& array, size_t from, size_t to, const std::byte* wire) const {
+void WireCodec::deliver(const BufferList& array, size_t from, size_t to,
+                        const std::byte* wire) const {
   array.for_each(from, to, [&](const std::byte*, std::byte* output, size_t bytes, size_t offset) {
     take(wire + wire_bytes(offset), output, bytes);
   });

@@ -1,10 +1,10 @@
-#include "engine/host_group.h"
+#include "engine/intra_node_communicator.h"
 
 namespace ringar {
 
 // Written by its owner alone; one cache line (and its prefetched neighbour) per flag. Who sees the
 // flag has the digest, too, and reads the signature only if that differs.
-struct alignas(4096) HostGroup::Line {
+struct alignas(4096) IntraNodeCommunicator::Line {
   alignas(128) Flag arrived;
   uint64_t digests[2];
   alignas(128) Flag reduced;
@@ -19,68 +19,70 @@ constexpr double kTransferRest = 50e-6;  // while transfers need to be polled
 
 }  // namespace
 
-// Its line, two outboxes, two result boxes; in whole pages, so that no two ranks write to one page.
-Extent HostGroup::part(int size, int rank, uint64_t offset) {
+// Its line, two send buffers, two result buffers; in whole pages, so that no two ranks write to one
+// page.
+Extent IntraNodeCommunicator::part(int size, int rank, uint64_t offset) {
   if (size == 1) return {};
   const size_t n = static_cast<size_t>(size);
   const size_t bytes = page_up(sizeof(Line) + 2 * (n + 1) * tuning_for(n).slice_bytes);
   return {offset + bytes * static_cast<size_t>(rank), bytes};
 }
 
-size_t HostGroup::arena_bytes(int size) {
+size_t IntraNodeCommunicator::shared_bytes(int size) {
   return part(size, 0, 0).bytes * static_cast<size_t>(size);
 }
 
-HostGroup::HostGroup(int set_id, std::vector<Member> members, int rank, Arena* arena,
-                     uint64_t offset, const Patience& patience, Current& current)
+IntraNodeCommunicator::IntraNodeCommunicator(int set_id, std::vector<Member> members, int rank,
+                                             SharedSegment* segment, uint64_t offset,
+                                             const Timeouts& timeouts, OpState& op_state)
     : set_id_(set_id),
       members_(std::move(members)),
       rank_(rank),
-      arena_(arena),
-      patience_(patience),
-      current_(current),
+      segment_(segment),
+      timeouts_(timeouts),
+      op_state_(op_state),
       tuning_(tuning_for(members_.size())),
       part_bytes_(part(size(), 0, 0).bytes),
       workspace_(members_.size()) {
-  if (size() > 1) memory_ = arena_->map(offset, arena_bytes(size()));
+  if (size() > 1) memory_ = segment_->map(offset, shared_bytes(size()));
 }
 
-HostGroup::~HostGroup() {
-  if (memory_) arena_->unmap(memory_, arena_bytes(size()));
+IntraNodeCommunicator::~IntraNodeCommunicator() {
+  if (memory_) segment_->unmap(memory_, shared_bytes(size()));
 }
 
-HostGroup::Line& HostGroup::line(int rank) const {
+IntraNodeCommunicator::Line& IntraNodeCommunicator::line(int rank) const {
   return *reinterpret_cast<Line*>(memory_ + part_bytes_ * static_cast<size_t>(rank));
 }
 
-std::byte* HostGroup::outbox(int rank) const {
-  auto* boxes = reinterpret_cast<std::byte*>(&line(rank)) + sizeof(Line);
-  return boxes + (step_ % 2) * outbox_bytes();
+std::byte* IntraNodeCommunicator::send_buffer(int rank) const {
+  auto* buffers = reinterpret_cast<std::byte*>(&line(rank)) + sizeof(Line);
+  return buffers + (step_ % 2) * send_buffer_bytes();
 }
 
-std::byte* HostGroup::result(int rank, uint64_t step) const {
-  auto* boxes = reinterpret_cast<std::byte*>(&line(rank)) + sizeof(Line);
-  return boxes + 2 * outbox_bytes() + (step % 2) * slice_bytes();
+std::byte* IntraNodeCommunicator::result(int rank, uint64_t step) const {
+  auto* buffers = reinterpret_cast<std::byte*>(&line(rank)) + sizeof(Line);
+  return buffers + 2 * send_buffer_bytes() + (step % 2) * slice_bytes();
 }
 
-Signature& HostGroup::signature(int rank, uint64_t sequence) const {
+Signature& IntraNodeCommunicator::signature(int rank, uint64_t sequence) const {
   return line(rank).signatures[sequence % 2];
 }
 
-Status HostGroup::open() {
+Status IntraNodeCommunicator::handshake() {
   bool agree = false;
-  RINGAR_RETURN_IF_ERROR(meet(&agree));
+  RINGAR_RETURN_IF_ERROR(check_consistency(&agree));
   if (agree) return {};
   const Status status = disagreement_here();
   finish_step();
   return status;
 }
 
-Status HostGroup::meet(bool* agree) {
-  *agree = !current_.signature.rejected;
+Status IntraNodeCommunicator::check_consistency(bool* agree) {
+  *agree = !op_state_.signature.rejected;
   if (size() == 1) return {};
-  const uint64_t sequence = current_.sequence(), digest = current_.signature.digest();
-  current_.signature.copy_to(signature(rank_, sequence));
+  const uint64_t sequence = op_state_.sequence(), digest = op_state_.signature.digest();
+  op_state_.signature.copy_to(signature(rank_, sequence));
   line(rank_).begun.store(sequence + 1, std::memory_order_release);
   line(rank_).digests[step_ % 2] = digest;
   RINGAR_RETURN_IF_ERROR(exchange());
@@ -88,17 +90,17 @@ Status HostGroup::meet(bool* agree) {
   return {};
 }
 
-Status HostGroup::disagreement_here() const {
+Status IntraNodeCommunicator::disagreement_here() const {
   std::vector<Signature> all;
   std::vector<int> ranks;
   for (int r = 0; r < size(); ++r) {
-    all.push_back(r == rank_ ? current_.signature : signature(r, current_.sequence()));
+    all.push_back(r == rank_ ? op_state_.signature : signature(r, op_state_.sequence()));
     ranks.push_back(members_[static_cast<size_t>(r)].job_rank);
   }
   return disagreement(all, ranks, set_id_);
 }
 
-Status HostGroup::exchange() {
+Status IntraNodeCommunicator::exchange() {
   if (size() == 1) return {};
   line(rank_).arrived.store(step_ + 1);
   for (int r = 0; r < size(); ++r)
@@ -106,11 +108,11 @@ Status HostGroup::exchange() {
   return {};
 }
 
-void HostGroup::finish_step() {
+void IntraNodeCommunicator::finish_step() {
   ++step_;
 }
 
-Status HostGroup::part_from_inputs() {
+Status IntraNodeCommunicator::part_from_inputs() {
   RINGAR_RETURN_IF_ERROR(exchange());
   finish_step();
   return inputs_were_kept();
@@ -119,7 +121,7 @@ Status HostGroup::part_from_inputs() {
 // A rank that has raised its last flag may give up the wait for a late one, which then reads what
 // the caller of the first has changed since. The late one has raised its own flag behind all that
 // it has read, and looks here after that.
-Status HostGroup::inputs_were_kept() const {
+Status IntraNodeCommunicator::inputs_were_kept() const {
   for (int r = 0; r < size(); ++r)
     if (line(r).gave_up.load())
       return {RINGAR_PEER_LOST,
@@ -128,50 +130,50 @@ Status HostGroup::inputs_were_kept() const {
   return {};
 }
 
-void HostGroup::post_result() {
+void IntraNodeCommunicator::post_result() {
   line(rank_).reduced.store(step_ + 1);
 }
 
-Status HostGroup::wait_for_result(int rank, uint64_t step) {
+Status IntraNodeCommunicator::wait_for_result(int rank, uint64_t step) {
   return wait(&Line::reduced, step + 1, rank);
 }
 
-Status HostGroup::wait(Flag Line::* which, uint64_t target, int rank) {
+Status IntraNodeCommunicator::wait(Flag Line::* which, uint64_t target, int rank) {
   const Flag& flag = line(rank).*which;
   for (int i = 0; i < 64; ++i) {
     if (flag.reached(target)) return {};
     relax();
   }
-  const int64_t begin = current_.tracing ? monotonic_ns() : 0;
-  const Status status = wait_patiently(which, target, rank);
+  const int64_t begin = op_state_.tracing ? monotonic_ns() : 0;
+  const Status status = wait_with_watchdog(which, target, rank);
   if (!status.ok()) line(rank_).gave_up.store(true);
-  if (current_.tracing)
-    current_.trace.add(Stretch::kWait, begin, members_[static_cast<size_t>(rank)].job_rank);
+  if (op_state_.tracing)
+    op_state_.trace.add(Span::kWait, begin, members_[static_cast<size_t>(rank)].job_rank);
   return status;
 }
 
-Status HostGroup::wait_patiently(Flag Line::* which, uint64_t target, int rank) {
+Status IntraNodeCommunicator::wait_with_watchdog(Flag Line::* which, uint64_t target, int rank) {
   Flag& flag = line(rank).*which;
-  InFlight* const in_flight = current_.in_flight;
-  Vigil vigil(patience_, current_);
-  Rest rest = Rest::until_woken(patience_.spin());
+  InFlight* const in_flight = op_state_.in_flight;
+  Watchdog watchdog(timeouts_, op_state_);
+  Rest rest = Rest::until_woken(timeouts_.spin());
   if (in_flight) rest.shortest = rest.longest = kTransferRest;
   const auto look = [&](bool* done) -> Status {
     *done = flag.reached(target);
     return *done || !in_flight ? Status() : in_flight->keep_going();
   };
   return wait_until(rest, &flag, look, [&] {
-    return vigil.check([&] { return trouble_of_peers(which, target); },
-                       [&] { return whom_we_wait_for(which, target); });
+    return watchdog.check([&] { return trouble_of_peers(which, target); },
+                          [&] { return whom_we_wait_for(which, target); });
   });
 }
 
 // Any rank that still owes us this flag and never will raise it ends the wait, not only the one
 // whose turn it is.
-std::string HostGroup::trouble_of_peers(Flag Line::* which, uint64_t target) const {
+std::string IntraNodeCommunicator::trouble_of_peers(Flag Line::* which, uint64_t target) const {
   for (int r = 0; r < size(); ++r) {
     if (r == rank_ || (line(r).*which).reached(target)) continue;
-    const std::string trouble = arena_->trouble(members_[static_cast<size_t>(r)].arena_place);
+    const std::string trouble = segment_->trouble(members_[static_cast<size_t>(r)].segment_place);
     // It may have raised the flag and left between our two looks.
     if (!trouble.empty() && !(line(r).*which).reached(target)) return trouble;
   }
@@ -179,9 +181,9 @@ std::string HostGroup::trouble_of_peers(Flag Line::* which, uint64_t target) con
 }
 
 // The ranks that have not come, each with the last collective that it was seen in.
-std::string HostGroup::whom_we_wait_for(Flag Line::* which, uint64_t target) const {
+std::string IntraNodeCommunicator::whom_we_wait_for(Flag Line::* which, uint64_t target) const {
   std::string late;
-  const uint64_t sequence = current_.sequence();
+  const uint64_t sequence = op_state_.sequence();
   for (int r = 0; r < size(); ++r) {
     if (r == rank_ || (line(r).*which).reached(target)) continue;
     late += (late.empty() ? "" : ", ") + std::to_string(members_[static_cast<size_t>(r)].job_rank);

@@ -10,7 +10,7 @@
 namespace ringar {
 
 template <typename T>
-void keep_until_exit(T owner) {
+void leak_on_exit(T owner) {
   static std::mutex mutex;
   static auto* const kept = new std::deque<T>;
   const std::lock_guard<std::mutex> lock(mutex);

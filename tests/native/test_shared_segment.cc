@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "check.h"
-#include "engine/arena.h"
+#include "engine/shared_segment.h"
 #include "engine/tuning.h"
 #include "ranks.h"
 
@@ -21,13 +21,13 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-TEST(arena_names_the_ranks_that_do_not_come) {
+TEST(segment_names_the_ranks_that_do_not_come) {
   on_processes(4, [](Rank& me) {
     if (me.rank == 1 || me.rank == 3) return;
-    Arena arena(me.config.arena_fd, me.rank, me.size);
+    SharedSegment segment(me.config.segment_fd, me.rank, me.size);
     const auto start = std::chrono::steady_clock::now();
     // Who gives up has not come, as far as the one that waits longer can see.
-    const Status status = arena.join(me.rank == 0 ? 0.2 : 0.4);
+    const Status status = segment.join(me.rank == 0 ? 0.2 : 0.4);
     EXPECT_EQ(status.code(), RINGAR_DEADLINE);
     EXPECT_CONTAINS(status.message(), me.rank == 0 ? "after 0.2 s still waiting for rank 1, 3. Does"
                                                    : "after 0.4 s still waiting for rank 0, 1, 3.");
@@ -35,7 +35,7 @@ TEST(arena_names_the_ranks_that_do_not_come) {
   });
 }
 
-TEST(arena_start_timeout_is_an_error_of_the_engine_with_its_rank) {
+TEST(segment_start_timeout_is_an_error_of_the_engine_with_its_rank) {
   on_processes(2, [](Rank& me) {
     if (me.rank == 0) return;
     me.config.start_timeout = 0.2;
@@ -47,51 +47,51 @@ TEST(arena_start_timeout_is_an_error_of_the_engine_with_its_rank) {
   });
 }
 
-TEST(arena_refuses_a_second_process_with_the_same_rank) {
+TEST(segment_refuses_a_second_process_with_the_same_rank) {
   on_processes(3, [](Rank& me) {
     const int claimed = me.rank == 2 ? 1 : me.rank;
     if (me.rank == 2) me.await(0, 2);
-    Arena arena(me.config.arena_fd, claimed, 2);
-    const Status status = arena.join(20);
+    SharedSegment segment(me.config.segment_fd, claimed, 2);
+    const Status status = segment.join(20);
     if (me.rank < 2) {
       EXPECT_OK(status);
       me.add(0);
       me.await(0, 3);
-      EXPECT_EQ(arena.trouble(1 - me.rank), "");
+      EXPECT_EQ(segment.trouble(1 - me.rank), "");
     } else {
       EXPECT_EQ(status.code(), RINGAR_MISMATCH);
       EXPECT_CONTAINS(status.message(), "another process already is rank 1");
-      arena.leave();  // as an engine does that could not start; rank 1 stays
+      segment.leave();  // as an engine does that could not start; rank 1 stays
       me.add(0);
     }
     me.meet(1);
   });
 }
 
-void expect_death_of_rank_1(const Arena& arena) {
+void expect_death_of_rank_1(const SharedSegment& segment) {
   const auto start = std::chrono::steady_clock::now();
-  while (arena.trouble(1).empty() && seconds_since(start) < 10)
+  while (segment.trouble(1).empty() && seconds_since(start) < 10)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  EXPECT_CONTAINS(arena.trouble(1), "rank 1 has died: its process is gone");
+  EXPECT_CONTAINS(segment.trouble(1), "rank 1 has died: its process is gone");
 }
 
 // A child has the descriptors and the memory of its parent, and may outlive it.
-TEST(arena_knows_a_rank_from_its_forked_children) {
+TEST(segment_knows_a_rank_from_its_forked_children) {
   const auto all = endings(2, [](Rank& me) {
-    Arena arena(me.config.arena_fd, me.rank, me.size);
-    EXPECT_OK(arena.join(20));
+    SharedSegment segment(me.config.segment_fd, me.rank, me.size);
+    EXPECT_OK(segment.join(20));
     if (me.rank == 1 && fork() == 0) {
-      Arena again(me.config.arena_fd, 1, 2);
+      SharedSegment again(me.config.segment_fd, 1, 2);
       EXPECT_EQ(again.join(20).code(), RINGAR_MISMATCH);
       again.leave();
       me.add(0);
       return me.await(1, 1);
     }
     me.await(0, 1);
-    if (me.rank == 0) EXPECT_EQ(arena.trouble(1), "");
+    if (me.rank == 0) EXPECT_EQ(segment.trouble(1), "");
     me.meet(2);
     if (me.rank == 1) raise(SIGKILL);
-    expect_death_of_rank_1(arena);
+    expect_death_of_rank_1(segment);
     me.add(1);
   });
   EXPECT_EQ(all[0].code, 0);
@@ -99,19 +99,19 @@ TEST(arena_knows_a_rank_from_its_forked_children) {
 }
 
 // The kernel drops the record locks of a process that closes any descriptor of the file.
-TEST(arena_rank_lives_on_when_it_closes_a_copy_of_the_descriptor) {
+TEST(segment_rank_lives_on_when_it_closes_a_copy_of_the_descriptor) {
   on_processes(2, [](Rank& me) {
-    Arena arena(me.config.arena_fd, me.rank, me.size);
-    EXPECT_OK(arena.join(20));
-    close(dup(me.config.arena_fd));
+    SharedSegment segment(me.config.segment_fd, me.rank, me.size);
+    EXPECT_OK(segment.join(20));
+    close(dup(me.config.segment_fd));
     me.meet(0);
-    EXPECT_EQ(arena.trouble(1 - me.rank), "");
+    EXPECT_EQ(segment.trouble(1 - me.rank), "");
     me.meet(1);
   });
 }
 
 // In containers of one host, ranks may have the same pid.
-TEST(arena_tells_ranks_with_the_same_pid_apart) {
+TEST(segment_tells_ranks_with_the_same_pid_apart) {
   const pid_t probe = fork();
   if (probe == 0) _exit(unshare(CLONE_NEWPID) == 0 ? 0 : 1);
   int status = 0;
@@ -126,37 +126,37 @@ TEST(arena_tells_ranks_with_the_same_pid_apart) {
       return EXPECT_EQ(ended, 0);
     }
     EXPECT_EQ(getpid(), 1);
-    Arena arena(me.config.arena_fd, me.rank, me.size);
-    EXPECT_OK(arena.join(20));
+    SharedSegment segment(me.config.segment_fd, me.rank, me.size);
+    EXPECT_OK(segment.join(20));
     me.meet(0);
-    if (me.rank == 0) expect_death_of_rank_1(arena);
+    if (me.rank == 0) expect_death_of_rank_1(segment);
   });
 }
 
-TEST(arena_says_what_to_do_without_memory) {
-  Arena arena(-1, 0, 2);
-  const Status status = arena.join(1);
+TEST(segment_says_what_to_do_without_memory) {
+  SharedSegment segment(-1, 0, 2);
+  const Status status = segment.join(1);
   EXPECT_EQ(status.code(), RINGAR_OUT_OF_MEMORY);
-  EXPECT_CONTAINS(status.message(), "RINGAR_ARENA_FD=-1");
+  EXPECT_CONTAINS(status.message(), "RINGAR_SEGMENT_FD=-1");
   EXPECT_CONTAINS(status.message(), "Start the ranks with ringarrun");
 }
 
-TEST(arena_refuses_ranks_that_were_tuned_differently) {
+TEST(segment_refuses_ranks_that_were_tuned_differently) {
   on_threads(3, [](Rank& me) {
-    Arena arena(me.config.arena_fd, me.rank, me.size);
-    const Status status = arena.join(20, me.rank == 2 ? 7 : 5);
+    SharedSegment segment(me.config.segment_fd, me.rank, me.size);
+    const Status status = segment.join(20, me.rank == 2 ? 7 : 5);
     EXPECT_EQ(status.code(), RINGAR_MISMATCH);
     EXPECT_CONTAINS(status.message(), "another one on rank 2 than on rank 0");
   });
 }
 
 // A process that a rank has started inherits the variables; its descriptor may be any file.
-TEST(arena_leaves_files_that_are_no_memory_alone) {
+TEST(segment_leaves_files_that_are_no_memory_alone) {
   char path[] = "/tmp/ringar-test-XXXXXX";
   const int fd = mkstemp(path);
   unlink(path);
-  Arena arena(fd, 0, 2);
-  const Status status = arena.join(1);
+  SharedSegment segment(fd, 0, 2);
+  const Status status = segment.join(1);
   EXPECT_EQ(status.code(), RINGAR_OUT_OF_MEMORY);
   EXPECT_CONTAINS(status.message(), "a process that a rank has started is none");
   EXPECT_EQ(lseek(fd, 0, SEEK_END), 0);
@@ -164,25 +164,25 @@ TEST(arena_leaves_files_that_are_no_memory_alone) {
 }
 
 // Rank 1 goes in one of three ways; rank 0 sees which.
-TEST(arena_tells_the_dead_from_those_that_left_or_gave_up) {
+TEST(segment_tells_the_dead_from_those_that_left_or_gave_up) {
   for (const std::string way : {"dies", "leaves", "gives up"}) {
     const auto all = endings(2, [&](Rank& me) {
-      Arena arena(me.config.arena_fd, me.rank, me.size);
-      EXPECT_OK(arena.join(20));
+      SharedSegment segment(me.config.segment_fd, me.rank, me.size);
+      EXPECT_OK(segment.join(20));
       if (me.rank == 1) {
         me.await(0, 1);
         if (way == "dies") raise(SIGKILL);
-        if (way == "leaves") arena.leave();
-        if (way == "gives up") arena.give_up("too tired");
+        if (way == "leaves") segment.leave();
+        if (way == "gives up") segment.give_up("too tired");
         me.await(0, 2);
         return;
       }
-      EXPECT_EQ(arena.trouble(1), "");
+      EXPECT_EQ(segment.trouble(1), "");
       me.add(0);
       const auto start = std::chrono::steady_clock::now();
-      while (arena.trouble(1).empty() && seconds_since(start) < 10)
+      while (segment.trouble(1).empty() && seconds_since(start) < 10)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      const std::string trouble = arena.trouble(1);
+      const std::string trouble = segment.trouble(1);
       me.add(0);
       EXPECT_CONTAINS(trouble, way == "dies"     ? "rank 1 has died: its process is gone"
                                : way == "leaves" ? "rank 1 has left"
@@ -193,30 +193,30 @@ TEST(arena_tells_the_dead_from_those_that_left_or_gave_up) {
   }
 }
 
-TEST(arena_keeps_the_first_reason_and_cuts_a_long_one) {
+TEST(segment_keeps_the_first_reason_and_cuts_a_long_one) {
   on_threads(2, [](Rank& me) {
-    Arena arena(me.config.arena_fd, me.rank, me.size);
-    EXPECT_OK(arena.join(20));
+    SharedSegment segment(me.config.segment_fd, me.rank, me.size);
+    EXPECT_OK(segment.join(20));
     if (me.rank == 0) {
-      arena.give_up(std::string(5000, 'x'));
-      arena.give_up("another");
+      segment.give_up(std::string(5000, 'x'));
+      segment.give_up("another");
     }
     me.meet(0);
-    const std::string trouble = arena.trouble(0);
+    const std::string trouble = segment.trouble(0);
     EXPECT_CONTAINS(trouble, "rank 0 has given up: xxxx");
     EXPECT(trouble.size() > 500 && trouble.size() < 1100);
     me.meet(1);
   });
 }
 
-TEST(arena_memory_is_shared_and_zero_after_a_discard) {
+TEST(segment_memory_is_shared_and_zero_after_a_discard) {
   on_processes(2, [](Rank& me) {
-    Arena arena(me.config.arena_fd, me.rank, me.size);
-    EXPECT_OK(arena.join(20));
+    SharedSegment segment(me.config.segment_fd, me.rank, me.size);
+    EXPECT_OK(segment.join(20));
     constexpr uint64_t kOffset = uint64_t{1} << 30;
     constexpr size_t kBytes = 64 << 10;
-    EXPECT_OK(arena.reserve({kOffset, kBytes}, me.size));
-    std::byte* memory = arena.map(kOffset, kBytes);
+    EXPECT_OK(segment.reserve({kOffset, kBytes}, me.size));
+    std::byte* memory = segment.map(kOffset, kBytes);
     EXPECT(memory != nullptr);
     EXPECT(memory[5] == std::byte{0});
     me.meet(0);
@@ -224,28 +224,28 @@ TEST(arena_memory_is_shared_and_zero_after_a_discard) {
     me.meet(1);
     EXPECT(memory[5] == std::byte{42});
     me.meet(2);
-    if (me.rank == 0) arena.discard(kOffset, kBytes);
+    if (me.rank == 0) segment.discard(kOffset, kBytes);
     me.meet(3);
     EXPECT(memory[5] == std::byte{0});
-    arena.unmap(memory, kBytes);
+    segment.unmap(memory, kBytes);
   });
 }
 
 // A generation's memory is its own: nobody finds flags of the time before.
-TEST(arena_starts_clean_in_each_generation) {
+TEST(segment_starts_clean_in_each_generation) {
   on_processes(2, [](Rank& me) {
     for (int generation = 0; generation < 5; ++generation) {
-      Arena arena(me.config.arena_fd, me.rank, me.size);
-      EXPECT_OK(arena.join(20, 0, {0, page_bytes()}));
-      std::byte* memory = arena.map(0, 4096);
+      SharedSegment segment(me.config.segment_fd, me.rank, me.size);
+      EXPECT_OK(segment.join(20, 0, {0, page_bytes()}));
+      std::byte* memory = segment.map(0, 4096);
       EXPECT(memory != nullptr);
       EXPECT(memory[0] == std::byte{0});
       me.meet(2 * generation);
       memory[0] = std::byte{1};
-      EXPECT_EQ(arena.trouble(1 - me.rank), "");
+      EXPECT_EQ(segment.trouble(1 - me.rank), "");
       me.meet(2 * generation + 1);
-      arena.leave();
-      arena.unmap(memory, 4096);
+      segment.leave();
+      segment.unmap(memory, 4096);
     }
   });
 }

@@ -8,13 +8,13 @@
 #include <functional>
 #include <string>
 
-#include "engine/current.h"
+#include "engine/op_state.h"
 #include "engine/status.h"
 #include "engine/wait.h"
 
 namespace ringar {
 
-struct Patience {
+struct Timeouts {
   double deadline = 600;
   double stall_warning = 30;
   int spin_microseconds = 50;               // before sleeping; 0 where ranks share cores
@@ -26,11 +26,11 @@ struct Patience {
 // A duration in words: "0.3 s".
 std::string text_of_seconds(double seconds);
 
-class Vigil {
+class Watchdog {
  public:
   using Text = std::function<std::string()>;
 
-  Vigil(const Patience& patience, const Current& current);
+  Watchdog(const Timeouts& timeouts, const OpState& op_state);
 
   double seconds() const;
 
@@ -47,12 +47,12 @@ class Vigil {
 
   bool is_due() const { return is_stopping() || seconds() >= look_at_; }
   Status look(const Text& trouble, const Text& whom);
-  bool is_stopping() const { return patience_.stop && patience_.stop->load(); }
+  bool is_stopping() const { return timeouts_.stop && timeouts_.stop->load(); }
   Status look_beyond_the_host();
   std::string late_ranks(const Text& whom) const;
 
-  const Patience& patience_;
-  const Current& current_;
+  const Timeouts& timeouts_;
+  const OpState& op_state_;
   const Clock::time_point start_;
   double look_at_ = Rest::kCheckEvery, warn_at_;
   // Neighbors are told that this rank waits, one after the other, in rounds.

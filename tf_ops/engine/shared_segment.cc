@@ -1,4 +1,4 @@
-#include "engine/arena.h"
+#include "engine/shared_segment.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -20,7 +20,7 @@
 
 namespace ringar {
 
-struct alignas(1024) Arena::Record {
+struct alignas(1024) SharedSegment::Record {
   // The last generation in which it has joined, left and given up; they begin at 1.
   std::atomic<uint32_t> generation, left_in, gave_up_in;
   char why[992];  // stable once it has given up, in that generation
@@ -55,22 +55,22 @@ std::string megabytes(double bytes) {
 
 }  // namespace
 
-Arena::Arena(int fd, int rank, int size, std::vector<int> names)
+SharedSegment::SharedSegment(int fd, int rank, int size, std::vector<int> names)
     : fd_(fd), rank_(rank), size_(size), names_(std::move(names)) {
   for (int r = static_cast<int>(names_.size()); r < size; ++r) names_.push_back(r);
 }
 
-Arena::~Arena() {
+SharedSegment::~SharedSegment() {
   if (outputs_) outputs_->close();
   if (records_) munmap(records_, sizeof(Record) * static_cast<size_t>(size_));
 }
 
-uint64_t Arena::base() const {
+uint64_t SharedSegment::base() const {
   return kGenerationBytes * generation_;
 }
 
-Status Arena::join(double timeout_seconds, uint64_t tuning, const Extent& own, int64_t* choice,
-                   bool pool) {
+Status SharedSegment::join(double timeout_seconds, uint64_t tuning, const Extent& own,
+                           int64_t* choice, bool pool) {
   RINGAR_RETURN_IF_ERROR(take_lock());
   RINGAR_RETURN_IF_ERROR(map_records());
   Record& mine = records_[rank_];
@@ -97,7 +97,7 @@ Status Arena::join(double timeout_seconds, uint64_t tuning, const Extent& own, i
 // Returns how long the parts are. Where the system gives large pages to those that ask for them, it
 // does when a page is touched, and fallocate() would make small ones: so pages are touched first,
 // as far as there is memory, in a way that fails where a store would kill (Linux 5.14).
-size_t Arena::make_pool() {
+size_t SharedSegment::make_pool() {
   const size_t bytes = OutputPool::bytes_for(size_, file_system_bytes());
   std::byte* const parts = bytes == 0 ? nullptr : map(kOutputs, bytes * static_cast<size_t>(size_));
   if (!parts) return 0;
@@ -111,20 +111,20 @@ size_t Arena::make_pool() {
   return bytes;
 }
 
-void Arena::compare_pools() {
+void SharedSegment::compare_pools() {
   for (int r = 0; r < size_; ++r)
     if (records_[r].start(generation_).pool != records_[0].start(generation_).pool)
       return outputs_.reset();
 }
 
-Status Arena::take_lock() {
+Status SharedSegment::take_lock() {
   // A process that a rank has started inherits the number, but maybe not the memory: it could be
   // any file by now. Only files in memory have seals.
   const RankLock::Outcome outcome =
       fcntl(fd_, F_GET_SEALS) < 0 ? RankLock::Outcome::kFailed : lock_.take(fd_, rank_);
   if (outcome == RankLock::Outcome::kFailed)
     return {RINGAR_OUT_OF_MEMORY,
-            "cannot write to the shared memory of this job (RINGAR_ARENA_FD=" +
+            "cannot write to the shared memory of this job (RINGAR_SEGMENT_FD=" +
                 std::to_string(fd_) + "): " + std::strerror(errno) +
                 ". Start the ranks with ringarrun; a process that a rank has started is none."};
   if (outcome == RankLock::Outcome::kHeldByAnother)
@@ -133,7 +133,7 @@ Status Arena::take_lock() {
   return {};
 }
 
-Status Arena::map_records() {
+Status SharedSegment::map_records() {
   const size_t bytes = sizeof(Record) * static_cast<size_t>(size_);
   RINGAR_RETURN_IF_ERROR(reserve({0, bytes}, size_));
   std::byte* const memory = map(0, bytes);
@@ -144,7 +144,7 @@ Status Arena::map_records() {
   return {};
 }
 
-Status Arena::compare_starts() const {
+Status SharedSegment::compare_starts() const {
   for (int r = 0; r < size_; ++r) {
     const Record::Start& start = records_[r].start(generation_);
     if (start.tuning != records_[0].start(generation_).tuning)
@@ -160,7 +160,7 @@ Status Arena::compare_starts() const {
 }
 
 // All ranks have ended it: nobody looks at its memory any longer, but at outputs.
-void Arena::forget_last_generation() {
+void SharedSegment::forget_last_generation() {
   if (rank_ != 0 || generation_ == 1) return;
   const auto forget = [&](uint64_t begin, uint64_t end) {
     fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
@@ -171,7 +171,7 @@ void Arena::forget_last_generation() {
   forget(kMessages, kGenerationBytes);
 }
 
-Status Arena::too_late(const std::string& absent, double timeout_seconds) const {
+Status SharedSegment::too_late(const std::string& absent, double timeout_seconds) const {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.3g", timeout_seconds);
   return {RINGAR_DEADLINE, "expected all " + std::to_string(size_) +
@@ -181,7 +181,7 @@ Status Arena::too_late(const std::string& absent, double timeout_seconds) const 
                                "--start-timeout."};
 }
 
-std::string Arena::absent_ranks() const {
+std::string SharedSegment::absent_ranks() const {
   std::string absent;
   for (int r = 0; r < size_; ++r)
     if (records_[r].generation.load() < generation_)
@@ -191,13 +191,13 @@ std::string Arena::absent_ranks() const {
 
 // The note comes before the lock goes, and is looked for after it: a rank that leaves never looks
 // dead. The process may join again while a thread of this engine still ends.
-void Arena::leave() {
+void SharedSegment::leave() {
   if (outputs_) outputs_->close();
   if (records_) records_[rank_].left_in.store(generation_);
   lock_.release();
 }
 
-void Arena::give_up(const std::string& why) {
+void SharedSegment::give_up(const std::string& why) {
   const std::lock_guard<std::mutex> lock(giving_up_);
   Record& mine = records_[rank_];
   if (mine.gave_up_in.load() == generation_) return;
@@ -205,11 +205,11 @@ void Arena::give_up(const std::string& why) {
   mine.gave_up_in.store(generation_);
 }
 
-bool Arena::is_alive(int rank) const {
+bool SharedSegment::is_alive(int rank) const {
   return rank == rank_ || lock_.is_held(rank);
 }
 
-std::string Arena::death(int rank) const {
+std::string SharedSegment::death(int rank) const {
   if (is_alive(rank)) return "";
   const Record& record = records_[rank];
   if (record.left_in.load() == generation_ || record.gave_up_in.load() == generation_) return "";
@@ -217,7 +217,7 @@ std::string Arena::death(int rank) const {
          " has died: its process is gone (killed or crashed; see its output)";
 }
 
-std::string Arena::trouble(int rank) const {
+std::string SharedSegment::trouble(int rank) const {
   const Record& record = records_[rank];
   const std::string lost = loss(rank);
   if (!lost.empty()) return lost;
@@ -226,7 +226,7 @@ std::string Arena::trouble(int rank) const {
   return "";
 }
 
-std::string Arena::loss(int rank) const {
+std::string SharedSegment::loss(int rank) const {
   const Record& record = records_[rank];
   const std::string died = death(rank);
   if (!died.empty()) return died;
@@ -235,7 +235,7 @@ std::string Arena::loss(int rank) const {
   return "";
 }
 
-bool Arena::provide(uint64_t offset, size_t bytes) {
+bool SharedSegment::provide(uint64_t offset, size_t bytes) {
   int failed = 0;
   do {
     failed = fallocate(fd_, 0, static_cast<off_t>(base() + offset), static_cast<off_t>(bytes));
@@ -244,13 +244,13 @@ bool Arena::provide(uint64_t offset, size_t bytes) {
 }
 
 // A memfd has no limit of its own, in contrast to a file in /dev/shm.
-uint64_t Arena::file_system_bytes() const {
+uint64_t SharedSegment::file_system_bytes() const {
   struct statvfs system{};
   if (fstatvfs(fd_, &system) != 0 || system.f_blocks == 0) return UINT64_MAX;
   return static_cast<uint64_t>(system.f_blocks) * system.f_frsize;
 }
 
-std::string Arena::shortage() const {
+std::string SharedSegment::shortage() const {
   struct statvfs system{};
   if (fstatvfs(fd_, &system) != 0 || system.f_blocks == 0)
     return "received none: this host's memory, or what its container may use of it, is full";
@@ -262,24 +262,24 @@ std::string Arena::shortage() const {
          "/dev/shm";
 }
 
-Status Arena::reserve(const Extent& own, int ranks) {
+Status SharedSegment::reserve(const Extent& own, int ranks) {
   if (own.bytes == 0 || provide(own.offset, own.bytes)) return {};
   return {RINGAR_OUT_OF_MEMORY, "expected " + megabytes(static_cast<double>(own.bytes)) +
                                     " of shared memory for each of " + std::to_string(ranks) +
                                     " ranks on this host, " + shortage()};
 }
 
-std::byte* Arena::map(uint64_t offset, size_t bytes) {
+std::byte* SharedSegment::map(uint64_t offset, size_t bytes) {
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_,
                       static_cast<off_t>(base() + offset));
   return memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
 }
 
-void Arena::unmap(std::byte* memory, size_t bytes) {
+void SharedSegment::unmap(std::byte* memory, size_t bytes) {
   munmap(memory, bytes);
 }
 
-void Arena::discard(uint64_t offset, size_t bytes) {
+void SharedSegment::discard(uint64_t offset, size_t bytes) {
   fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(base() + offset),
             static_cast<off_t>(bytes));
 }

@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "engine/channel.h"
-#include "engine/current.h"
+#include "engine/op_state.h"
 #include "engine/request.h"
-#include "engine/vigil.h"
+#include "engine/watchdog.h"
 #include "engine/world.h"
 
 namespace ringar {
 
-class Stream {
+class MessageStream {
  public:
   // Streams are numbered apart: the n-th message that is sent goes to the n-th receive.
   struct Key {
@@ -34,18 +34,18 @@ class Stream {
     bool* done = nullptr;
   };
 
-  Stream(const World& world, const Key& key, std::unique_ptr<Channel> channel);
+  MessageStream(const World& world, const Key& key, std::unique_ptr<Channel> channel);
 
   Channel& channel() { return *channel_; }
   // Goes on with the oldest request. An error other than RINGAR_MISMATCH breaks the stream.
   Status advance(Request& request, bool* done);
 
-  // Mail's, with its lock held.
+  // PointToPoint's, with its lock held.
   std::deque<Posted> posted;  // the oldest first
   bool busy = false;          // a thread is at it: nobody else calls anything here
 
  private:
-  static constexpr int kNoSet = -2;  // instead of a process set's id, in notices
+  static constexpr int kNoSet = -2;  // instead of a process set's id, in control messages
 
   Status keep_waiting(Request& request, bool* done);
   Signature describe(const Request& request) const;
@@ -55,8 +55,8 @@ class Stream {
   const std::vector<int> peer_;
   const std::unique_ptr<Channel> channel_;
   Status broken_;
-  Current current_;
-  std::optional<Vigil> vigil_;  // of the oldest, once it waits
+  OpState op_state_;
+  std::optional<Watchdog> watchdog_;  // of the oldest, once it waits
   std::optional<double> lost_at_;
 };
 

@@ -1,17 +1,17 @@
-#include "engine/stream.h"
+#include "engine/message_stream.h"
 
 #include "engine/timeline.h"
 #include "engine/traffic.h"
 
 namespace ringar {
 
-Stream::Stream(const World& world, const Key& key, std::unique_ptr<Channel> channel)
+MessageStream::MessageStream(const World& world, const Key& key, std::unique_ptr<Channel> channel)
     : world_(world),
       peer_{key.peer},
       channel_(std::move(channel)),
-      current_{world.topology.rank, kNoSet, -1, peer_, world.peers} {}
+      op_state_{world.topology.rank, kNoSet, -1, peer_, world.peers} {}
 
-Status Stream::advance(Request& request, bool* done) {
+Status MessageStream::advance(Request& request, bool* done) {
   RINGAR_RETURN_IF_ERROR(broken_);
   const int64_t begin = Timeline::instance().on() ? monotonic_ns() : 0;
   Status status = channel_->advance(request, done);
@@ -19,49 +19,49 @@ Status Stream::advance(Request& request, bool* done) {
     status = keep_waiting(request, done);
     if (status.ok() && !*done) return {};
   }
-  vigil_.reset();
+  watchdog_.reset();
   lost_at_.reset();
   return note(request, begin, status);
 }
 
 // What a peer has done before it went is looked for once more, and for a while where it may still
 // be on its way.
-Status Stream::keep_waiting(Request& request, bool* done) {
-  const Patience& patience = world_.patience;
-  const bool stopping = patience.stop->load();
-  if (!vigil_) {
-    current_.signature = describe(request);
-    vigil_.emplace(patience, current_);
+Status MessageStream::keep_waiting(Request& request, bool* done) {
+  const Timeouts& timeouts = world_.timeouts;
+  const bool stopping = timeouts.stop->load();
+  if (!watchdog_) {
+    op_state_.signature = describe(request);
+    watchdog_.emplace(timeouts, op_state_);
   }
   const int peer = peer_[0];
   const auto trouble = [&] {
     const Topology& topology = world_.topology;
-    return topology.is_here(peer) ? world_.arena->trouble(topology.arena_place(peer)) : "";
+    return topology.is_here(peer) ? world_.segment->trouble(topology.segment_place(peer)) : "";
   };
-  const Status status = vigil_->check(trouble, [&] { return std::to_string(peer); });
+  const Status status = watchdog_->check(trouble, [&] { return std::to_string(peer); });
   if (status.ok() || status.code() != RINGAR_PEER_LOST || stopping) return status;
   RINGAR_RETURN_IF_ERROR(channel_->advance(request, done));
-  const double waited = vigil_->seconds();
+  const double waited = watchdog_->seconds();
   if (!lost_at_) lost_at_ = waited;
   const bool grace = waited - *lost_at_ < channel_->grace();
-  return *done || (grace && waited < patience.deadline) ? Status() : status;
+  return *done || (grace && waited < timeouts.deadline) ? Status() : status;
 }
 
-Signature Stream::describe(const Request& request) const {
+Signature MessageStream::describe(const Request& request) const {
   Signature signature = Signature::of(request, "", channel_->number());
   signature.root = peer_[0];
   return signature;
 }
 
 // Writes down how a request has ended, and returns that as the user is to see it.
-Status Stream::note(const Request& request, int64_t begin, const Status& status) {
+Status MessageStream::note(const Request& request, int64_t begin, const Status& status) {
   const bool sends = request.spec.collective == Collective::kSend;
   if (status.ok() && sends) Traffic::instance().add(request, 0, 0);
   if (begin > 0 && status.ok())
     Timeline::instance().message(request, describe(request).title(), begin);
   if (status.ok()) return status;
-  current_.signature = describe(request);
-  std::string text = current_.prefix();
+  op_state_.signature = describe(request);
+  std::string text = op_state_.prefix();
   if (sends && status.code() == RINGAR_MISMATCH)
     text += "this one was not sent, since rank " + std::to_string(peer_[0]) +
             " has refused one before it: ";

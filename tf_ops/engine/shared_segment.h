@@ -37,7 +37,7 @@ struct Extent {
   size_t bytes = 0;
 };
 
-class Arena {
+class SharedSegment {
  public:
   // Where messages lie in a generation, up to its end, and outputs, up to the messages.
   static constexpr uint64_t kGenerationBytes = uint64_t{1} << 44;
@@ -45,10 +45,10 @@ class Arena {
   static constexpr uint64_t kOutputs = kMessages / 2;
 
   // `rank` of `size` on this host; `names` are their ranks in the job, if they have others.
-  Arena(int fd, int rank, int size, std::vector<int> names = {});
-  ~Arena();
-  Arena(const Arena&) = delete;
-  Arena& operator=(const Arena&) = delete;
+  SharedSegment(int fd, int rank, int size, std::vector<int> names = {});
+  ~SharedSegment();
+  SharedSegment(const SharedSegment&) = delete;
+  SharedSegment& operator=(const SharedSegment&) = delete;
 
   // Makes this rank known and waits until all ranks of the job are. `tuning` must be equal on all:
   // it stands for how they lay out the memory. `own` is what this rank needs of it from the start;

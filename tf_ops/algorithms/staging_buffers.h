@@ -8,11 +8,11 @@
 #include <memory>
 #include <vector>
 
-#include "engine/keep.h"
+#include "engine/leak_on_exit.h"
 
 namespace ringar {
 
-class Buffers {
+class StagingBuffers {
  public:
   // Number `index`, of at least `bytes`; what it held is lost where it has to grow.
   std::byte* at(size_t index, size_t bytes) {
@@ -23,8 +23,8 @@ class Buffers {
   }
 
   // For transfers that nobody can take back.
-  void keep_until_exit() {
-    if (!buffers_.empty()) ringar::keep_until_exit(std::move(buffers_));
+  void leak_on_exit() {
+    if (!buffers_.empty()) ringar::leak_on_exit(std::move(buffers_));
   }
 
  private:

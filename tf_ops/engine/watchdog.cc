@@ -1,0 +1,92 @@
+#include "engine/watchdog.h"
+
+#include <cstdio>
+
+#include "engine/warn.h"
+
+namespace ringar {
+namespace {
+
+// Seconds. Ranks that wait look for control messages as often, and so pass on what they know by
+// now.
+constexpr double kBetweenHops = 0.02;
+
+Status lost(const OpState& op_state, const std::string& why) {
+  const bool one = is_message(op_state.signature.collective);
+  return {RINGAR_PEER_LOST, std::string("expected ") + (one ? "the other rank" : "all ranks") +
+                                " to take part, but " + why};
+}
+
+}  // namespace
+
+std::string text_of_seconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", seconds);
+  return text;
+}
+
+Watchdog::Watchdog(const Timeouts& timeouts, const OpState& op_state)
+    : timeouts_(timeouts),
+      op_state_(op_state),
+      start_(Clock::now()),
+      warn_at_(timeouts.stall_warning) {}
+
+double Watchdog::seconds() const {
+  return std::chrono::duration<double>(Clock::now() - start_).count();
+}
+
+Status Watchdog::look(const Text& trouble, const Text& whom) {
+  const double waited = seconds();
+  look_at_ = waited + Rest::kCheckEvery;
+  const std::string why = trouble();
+  if (!why.empty()) return lost(op_state_, why);
+  if (op_state_.peers) RINGAR_RETURN_IF_ERROR(look_beyond_the_host());
+  if (is_stopping())
+    return {RINGAR_PEER_LOST,
+            "this rank shut ringar down before rank " + late_ranks(whom) + " took part"};
+  if (waited > timeouts_.deadline)
+    return {RINGAR_DEADLINE,
+            "expected every rank within the deadline of " + text_of_seconds(timeouts_.deadline) +
+                ", still waiting for rank " + late_ranks(whom) +
+                ". If it is only slow, raise the deadline (ringar.init(deadline=...), "
+                "RINGAR_DEADLINE or ringarrun --deadline)."};
+  if (waited > warn_at_) {
+    warn(op_state_.prefix() + "has waited " + text_of_seconds(waited) + " for rank " +
+         late_ranks(whom));
+    warn_at_ *= 2;
+  }
+  return {};
+}
+
+Status Watchdog::look_beyond_the_host() {
+  Peers& peers = *op_state_.peers;
+  RINGAR_RETURN_IF_ERROR(peers.poll());
+  for (int rank : op_state_.members) {
+    const std::string why = peers.trouble(rank, op_state_.set_id, op_state_.sequence());
+    if (!why.empty()) return lost(op_state_, why);
+  }
+  const double waited = seconds();
+  if (op_state_.sequence() == Peers::kLossOnly || waited < tell_at_) return {};
+  if (peers.waiting(op_state_.set_id, op_state_.sequence(), op_state_.members, hop_++)) {
+    tell_at_ = waited + kBetweenHops;
+  } else {
+    hop_ = 0;
+    tell_at_ = round_at_ *= 2;
+  }
+  return {};
+}
+
+// With several hosts, those that have not said that they wait in this collective, too.
+std::string Watchdog::late_ranks(const Text& whom) const {
+  if (!op_state_.peers || op_state_.sequence() == Peers::kLossOnly) return whom();
+  std::string late;
+  for (size_t i = 0; i < op_state_.members.size(); ++i) {
+    const int rank = op_state_.members[i];
+    if (rank != op_state_.rank &&
+        !op_state_.peers->waits(i, op_state_.set_id, op_state_.sequence()))
+      late += (late.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  return late.empty() ? whom() : late;
+}
+
+}  // namespace ringar

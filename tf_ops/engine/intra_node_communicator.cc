@@ -122,11 +122,14 @@ Status IntraNodeCommunicator::part_from_inputs() {
 // the caller of the first has changed since. The late one has raised its own flag behind all that
 // it has read, and looks here after that.
 Status IntraNodeCommunicator::inputs_were_kept() const {
-  for (int r = 0; r < size(); ++r)
-    if (line(r).gave_up.load())
-      return {RINGAR_PEER_LOST,
-              "expected all ranks to wait for the end of the collective, but rank " +
-                  std::to_string(members_[static_cast<size_t>(r)].job_rank) + " has given up"};
+  for (int r = 0; r < size(); ++r) {
+    if (!line(r).gave_up.load()) continue;
+    const Member& member = members_[static_cast<size_t>(r)];
+    const std::string why = segment_->trouble(member.segment_place);
+    return {RINGAR_PEER_LOST,
+            "expected all ranks to take part, but " +
+                (why.empty() ? "rank " + std::to_string(member.job_rank) + " has given up" : why)};
+  }
   return {};
 }
 

@@ -116,7 +116,8 @@ def test_tags(way: str) -> None:
         for turn in range(2):
             for tag in tags:
                 value = np.float32(ringar.rank()) if way == "numpy" else rank
-                ringar.send(value + 10.0 * turn + tag, after, tag=tag, name="tagged")
+                sent = value + np.float32(10 * turn + int(tag))
+                ringar.send(sent, after, tag=tag, name="tagged")
         return [
             ringar.recv(tf.TensorSpec([]), before, tag=tag, name="tagged")
             for tag in reversed(tags)

@@ -17,8 +17,6 @@ class Vector {
  public:
   explicit Vector(DataType dtype) : dtype_(dtype) {}
 
-  std::byte* data() { return bytes_.data(); }
-
   Numbers read(const std::byte* from) const {
     Numbers numbers{};
     if (dtype_ == DataType::kFloat64) {
@@ -51,7 +49,6 @@ class Vector {
 
  private:
   const DataType dtype_;
-  alignas(8) std::array<std::byte, sizeof(Numbers)> bytes_{};
 };
 
 // The arrays behind the control vector. It gives the request its inputs back, which may run again.
@@ -167,9 +164,10 @@ Status Shares::run(Communicator& set, Request& request) {
   const bool weighted = spec.shares > 0 && set.size() > 1;
 
   Arrays arrays(request);
+  // In place: it is to lie where the other arrays' outputs do.
   vector.write({weighted ? 1.0 - share : 0.0, own.idle, asks_to_stop.load() ? 1.0 : 0.0},
-               vector.data());
-  first.input = vector.data();
+               first.output);
+  first.input = first.output;
   if (share != 1.0) arrays.scale_inputs(share);
   RINGAR_RETURN_IF_ERROR(set.run(request));
 

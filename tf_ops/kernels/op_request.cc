@@ -91,7 +91,12 @@ bool OpRequest::read_input(int index) {
 }
 
 bool OpRequest::forward_inputs() {
-  if (has_ticket_ && publish_inputs()) return succeeded();
+  const auto running = engine();
+  const auto pool = running ? running->outputs() : nullptr;
+  may_publish_ = has_ticket_ && pool && spec.collective == Collective::kAllreduce;
+  published_ = may_publish_ && placement_.copies() && publish_inputs(*pool);
+  prepared_ = std::chrono::steady_clock::now();
+  if (published_) return succeeded();
   for (int i = 0; i < inputs(); ++i)
     if (!forward_input(i)) return false;
   return true;
@@ -110,14 +115,10 @@ TfTensor OpRequest::output_in(const std::shared_ptr<OutputPool::Memory>& memory,
   return output;
 }
 
-// Copies the inputs of an allreduce to outputs that the other ranks can read and write, where it
-// works in place. The calling thread has just made them, so they are in its cache; what is left to
-// do beside the backward pass waits for the other ranks twice, and not in every block. False if
-// there is no such memory.
-bool OpRequest::publish_inputs() {
-  const auto running = engine();
-  const auto pool = running ? running->outputs() : nullptr;
-  if (!pool || spec.collective != Collective::kAllreduce) return false;
+// Copies the inputs to outputs that the other ranks can read and write, where the collective works
+// in place. The calling thread has just made them, so they are in its cache. False if there is no
+// such memory.
+bool OpRequest::publish_inputs(OutputPool& pool) {
   const auto room_of = [](const TF_Tensor* tensor) {
     constexpr size_t kAlignment = 64;  // what TensorFlow expects of memory
     return (tensorflow().TF_TensorByteSize(tensor) + kAlignment - 1) / kAlignment * kAlignment;
@@ -128,7 +129,7 @@ bool OpRequest::publish_inputs() {
     if (!input) return false;
     bytes += room_of(input.get());
   }
-  const std::shared_ptr<OutputPool::Memory> memory = pool->take(bytes);
+  const std::shared_ptr<OutputPool::Memory> memory = pool.take(bytes);
   if (!memory) return false;
   size_t offset = 0;
   for (int i = 0; i < inputs() && read_input(i) && succeeded(); ++i) {
@@ -247,6 +248,7 @@ bool OpRequest::write_received() {
 }
 
 void OpRequest::complete(const Status& status) {
+  if (may_publish_) placement_.took(std::chrono::steady_clock::now() - prepared_, published_);
   Status last = !failure_.ok() ? failure_ : status;
   if (last.ok() && received_output >= 0 && !write_received()) last = failure_;
   if (!last.ok()) {

@@ -12,6 +12,7 @@
 
 #include "engine/output_pool.h"
 #include "engine/request.h"
+#include "kernels/placement.h"
 #include "kernels/tensorflow.h"
 
 namespace ringar {
@@ -64,7 +65,7 @@ class OpRequest : public Request {
   TfTensor get_input(int index);
   const std::vector<int64_t>& dims_of(const TF_Tensor* tensor);
   bool forward_input(int index);
-  bool publish_inputs();
+  bool publish_inputs(OutputPool& pool);
   TfTensor output_in(const std::shared_ptr<OutputPool::Memory>& memory, size_t offset, int index,
                      const std::vector<int64_t>& dims);
   TfTensor output_in_pool(int index, const std::vector<int64_t>& dims);
@@ -80,6 +81,9 @@ class OpRequest : public Request {
   std::vector<int64_t> dims_;
   // By input: whether TensorFlow did not lend its buffer when it was last asked.
   std::vector<bool> kept_;
+  Placement placement_;
+  std::chrono::steady_clock::time_point prepared_;
+  bool may_publish_ = false, published_ = false;
   TfStatus tf_status_;
   Status failure_;
 };

@@ -41,18 +41,29 @@ class Config(ctypes.Structure):
         ("recursive_doubling_bytes", ctypes.POINTER(ctypes.c_int64)),
         ("recursive_doubling_count", ctypes.c_int32),
         ("generation", ctypes.c_int32),
+        ("link_listener", ctypes.c_int32),
+        ("link_addresses", ctypes.c_char_p),
+        ("link_secret", ctypes.c_char_p),
         ("cuda_library", ctypes.c_char_p),
         ("nccl_library", ctypes.c_char_p),
         ("past_caches_bytes", ctypes.c_int64),
     ]  # fmt: skip
 
+    def set_hosts(self, hosts: Sequence[int]) -> None:
+        """Set the number of each rank's host."""
+        self.hosts = (ctypes.c_int32 * len(hosts))(*hosts)
+
     def set_link(
         self, hosts: Sequence[int], library: pathlib.Path, communicator: int, table: Sequence[int]
     ) -> None:
         """Set the fields that only a job of MPI needs: the hosts and the link between them."""
-        self.hosts = (ctypes.c_int32 * len(hosts))(*hosts)
+        self.set_hosts(hosts)
         self.link_library = str(library).encode()
         self.link_communicator = communicator
+        self.set_table(table)
+
+    def set_table(self, table: Sequence[int]) -> None:
+        """Set up to how many bytes recursive doubling is best, by number of participants."""
         self.recursive_doubling_bytes = _int64s(table)
         self.recursive_doubling_count = len(table)
 

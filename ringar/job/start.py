@@ -16,6 +16,7 @@ from ringar.job import (
     native,
     place,
     process_sets,
+    tcp,
     threads,
     timeline,
 )
@@ -68,6 +69,7 @@ def init(
     if "RINGAR_RANK" not in os.environ and mpi.started_by_mpi(os.environ):
         joined = mpi.join(config.start_timeout)
         place.apply_mpi_place(joined, config)
+    tcp.apply(os.environ, config)
     log.set_rank(config.rank)
     try:
         _on_all_ranks(joined, lambda: _prepare(config, intra_op_threads, inter_op_threads))
@@ -117,10 +119,16 @@ def _start(config: native.Config, joined: mpi.Place | None) -> None:
         "joined a job of %d ranks, %d of them on this host, by %s; ringar %s for %s",
         config.size,
         config.local_size,
-        "shared memory" if joined is None else f"MPI ({joined.link_library.name})",
+        _link_name(config, joined),
         library.ringar_version().decode(),
         library.ringar_cpu_level().decode(),
     )
+
+
+def _link_name(config: native.Config, joined: mpi.Place | None) -> str:
+    if joined is not None:
+        return f"MPI ({joined.link_library.name})"
+    return "TCP" if config.link_addresses else "shared memory"
 
 
 def shutdown() -> None:

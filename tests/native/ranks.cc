@@ -41,7 +41,7 @@ class Job {
       fds_.push_back(memfd_create("ringar-test", 0));
       EXPECT(fds_.back() >= 0);
     }
-    if (hosts.ranks.size() > 1) mesh_ = std::make_unique<SocketMesh>(size());
+    if (hosts.ranks.size() > 1) mesh_ = std::make_unique<TcpMesh>(size());
     void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     EXPECT(memory != MAP_FAILED);
     notes_ = static_cast<std::atomic<int>*>(memory);
@@ -77,7 +77,7 @@ class Job {
   static constexpr size_t kBytes = Rank::kNotes * sizeof(std::atomic<int>);
   const std::vector<int32_t> hosts_;
   std::vector<int> fds_;
-  std::unique_ptr<SocketMesh> mesh_;
+  std::unique_ptr<TcpMesh> mesh_;
   std::atomic<int>* notes_;
 };
 

@@ -10,7 +10,7 @@
 
 #include "check.h"
 #include "engine/engine.h"
-#include "socket_link.h"
+#include "tcp_mesh.h"
 
 // A test in a process of its own: the threads that it starts do not end, and the ranks that later
 // tests fork must come from a process that has none.
@@ -32,7 +32,7 @@ struct Rank {
   int rank, size;
   ringar_config config;
   std::atomic<int>* notes;
-  const SocketMesh* mesh = nullptr;  // there if the job has several hosts
+  const TcpMesh* mesh = nullptr;  // there if the job has several hosts
 
   // An engine that is not started.
   std::unique_ptr<Engine> engine() const {

@@ -127,10 +127,8 @@ int ringar_init(const ringar_config* config) {
   static std::once_flag once;
   std::call_once(once, forget_engine_in_forked_children);
   std::unique_ptr<Link> link;
-  if (config->link_library) {
-    const Status opened = open_link(config->link_library, config->link_communicator, &link);
-    if (!opened.ok()) return report(opened);
-  }
+  const Status opened = open_link(*config, &link);
+  if (!opened.ok()) return report(opened);
   auto fresh = std::make_shared<Engine>(*config, std::move(link));
   const Status started = fresh->start();
   if (!started.ok()) return report(started);

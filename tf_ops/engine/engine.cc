@@ -22,6 +22,17 @@ int spin_microseconds(const ringar_config& config, bool between_hosts) {
 // Networks are slower than shared memory, and the issuing thread has the backward pass to run.
 constexpr size_t kInlineBytesBetweenHosts = 4096;
 
+// The first collective of a job over several hosts without MPI.
+class Meeting : public Request {
+ public:
+  Meeting() : Request(own_) { own_.name = "ringar.init()"; }
+  std::byte* allocate(size_t, int64_t) override { return nullptr; }
+  void complete(const Status&) override {}
+
+ private:
+  Spec own_;
+};
+
 }  // namespace
 
 Engine::Engine(const ringar_config& config, std::unique_ptr<Link> link)
@@ -63,7 +74,20 @@ Status Engine::start() {
   const std::string why_not = reserve(all, &set);
   if (!why_not.empty()) return {RINGAR_OUT_OF_MEMORY, who() + why_not};
   RINGAR_RETURN_IF_ERROR(install(all, std::move(set), &id));
+  RINGAR_RETURN_IF_ERROR(meet());
   return calibrate();
+}
+
+// Those of other hosts may come later, as those of this one that join_host() has waited for. With
+// MPI they have met in ringar/job/mpi.py, and will tell each other there how this has ended.
+Status Engine::meet() {
+  if (!link_ || config_.link_library) return {};
+  world_.timeouts.deadline = config_.start_timeout;
+  Meeting meeting;
+  const Status met = find(0)->communicator().run(meeting);
+  world_.timeouts.deadline = config_.deadline;
+  if (met.code() != RINGAR_DEADLINE) return met;
+  return {met.code(), met.message() + " At the start it is --start-timeout of ringarrun."};
 }
 
 Status Engine::calibrate() {

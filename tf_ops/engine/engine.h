@@ -87,6 +87,7 @@ class Engine : private ProcessSet::Owner {
   };
 
   Status join_host();
+  Status meet();
   Status calibrate();
   Status split_gpus(Communicator* part);
   Status gpu_has_failed(const char* where, const Status& why);

@@ -25,6 +25,16 @@ std::string text_of_seconds(double seconds) {
   return text;
 }
 
+Status trouble_beyond_the_host(const OpState& op_state) {
+  Peers& peers = *op_state.peers;
+  RINGAR_RETURN_IF_ERROR(peers.poll());
+  for (int rank : op_state.members) {
+    const std::string why = peers.trouble(rank, op_state.set_id, op_state.sequence());
+    if (!why.empty()) return lost(op_state, why);
+  }
+  return {};
+}
+
 Watchdog::Watchdog(const Timeouts& timeouts, const OpState& op_state)
     : timeouts_(timeouts),
       op_state_(op_state),
@@ -59,12 +69,8 @@ Status Watchdog::look(const Text& trouble, const Text& whom) {
 }
 
 Status Watchdog::look_beyond_the_host() {
+  RINGAR_RETURN_IF_ERROR(trouble_beyond_the_host(op_state_));
   Peers& peers = *op_state_.peers;
-  RINGAR_RETURN_IF_ERROR(peers.poll());
-  for (int rank : op_state_.members) {
-    const std::string why = peers.trouble(rank, op_state_.set_id, op_state_.sequence());
-    if (!why.empty()) return lost(op_state_, why);
-  }
   const double waited = seconds();
   if (op_state_.sequence() == Peers::kLossOnly || waited < tell_at_) return {};
   if (peers.waiting(op_state_.set_id, op_state_.sequence(), op_state_.members, hop_++)) {

@@ -26,6 +26,9 @@ struct Timeouts {
 // A duration in words: "0.3 s".
 std::string text_of_seconds(double seconds);
 
+// Whether the ranks of other hosts have told why one of a set will not come.
+Status trouble_beyond_the_host(const OpState& op_state);
+
 class Watchdog {
  public:
   using Text = std::function<std::string()>;

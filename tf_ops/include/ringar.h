@@ -49,6 +49,13 @@ typedef struct ringar_config {
   // another one is ignored.
   int32_t generation;
 
+  // The link of a job on several hosts without MPI is TCP: a socket that listens, which stays the
+  // caller's; where each rank listens, in order ("10.0.0.1:4000 [fe80::1%eth0]:4000 ..."); and what
+  // only ranks of this job know. -1 or null otherwise.
+  int32_t link_listener;
+  const char* link_addresses;
+  const char* link_secret;
+
   // What is opened for collectives on GPUs, when the first one comes; null: libcuda.so.1 and
   // libnccl.so.2, wherever the system's loader finds them.
   const char* cuda_library;

@@ -1,0 +1,52 @@
+"""A job over several hosts without MPI: what the launcher tells its ranks about each other.
+
+The launcher hands each rank two open files (launchers/host_guard.py): one with the hosts and
+addresses of all ranks and the secret of the job, and a socket that already listens. So a rank
+announces nothing, and no two programs compete for a port.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ringar.job import native
+
+WORLD_VARIABLE = "RINGAR_WORLD_FD"
+"""Tells a rank the file that describes the job."""
+
+LISTENER_VARIABLE = "RINGAR_LISTENER_FD"
+"""Tells a rank its socket."""
+
+_MOST_BYTES = 1 << 26
+
+_starts = 0  # of ringar in this process
+
+
+def apply(environ: Mapping[str, str], config: native.Config) -> bool:
+    """Write what the launcher has handed over into `config`; return whether there is anything."""
+    from ringar.job import cost_model  # needs NumPy, which the launcher does without
+
+    global _starts
+    if WORLD_VARIABLE not in environ:
+        return False
+    _starts += 1
+    world = _read(int(environ[WORLD_VARIABLE]))
+    config.set_hosts(world["hosts"])
+    config.generation = _starts
+    config.link_listener = int(environ[LISTENER_VARIABLE])
+    config.link_addresses = " ".join(world["addresses"]).encode()
+    config.link_secret = world["secret"].encode()
+    if values := world.get("cost_model"):
+        parameters = cost_model.from_dict(values, cost_model.VARIABLE)
+        each = [world["hosts"].count(host) for host in set(world["hosts"])]
+        config.set_table(cost_model.table(parameters, len(each), min(each)))
+    return True
+
+
+def _read(fd: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(os.pread(fd, _MOST_BYTES, 0))
+    return found

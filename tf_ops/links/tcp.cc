@@ -1,0 +1,219 @@
+#include "links/tcp.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "links/tcp_connections.h"
+#include "links/tcp_inbox.h"
+
+namespace ringar {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Before a rank that has not come to this generation yet is asked again.
+constexpr std::chrono::milliseconds kPause(10);
+
+// For what is still to be sent when the link is closed.
+constexpr std::chrono::seconds kFarewell(1);
+
+// Of connections that have not proved anything yet. Beyond, the oldest one is closed.
+constexpr size_t kMostStrangers = 256;
+constexpr std::chrono::seconds kTimeOfStrangers(10);
+
+class TcpLink : public Link {
+ public:
+  TcpLink(Credentials own, Descriptor listener, std::vector<TcpAddress> addresses)
+      : own_(std::move(own)),
+        addresses_(std::move(addresses)),
+        listener_(std::move(listener)),
+        epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+        inbox_(transfers_) {}
+
+  // Others may wait for what is still on its way. Those that do not read it get no more.
+  ~TcpLink() override {
+    const auto latest = Clock::now() + kFarewell;
+    while (sends() && Clock::now() < latest && progress().ok())
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+
+  Status start() { return watch(listener_.get(), EPOLLIN, kListener); }
+
+  Status send(int to, int tag, const std::byte* data, size_t bytes, int* handle) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    *handle = transfers_.begin();
+    if (const auto lost = unreachable_.find(to); lost != unreachable_.end()) {
+      transfers_.fail(*handle, lost->second);
+      return {};
+    }
+    const auto [place, is_new] = senders_.try_emplace(to, own_, to, address_of(to));
+    TcpSender& sender = place->second;
+    sender.push(tag, data, bytes, *handle);
+    go_on(to, is_new ? open(to, sender) : Status());
+    return {};
+  }
+
+  Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
+                 int* handle) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    *handle = transfers_.begin();
+    inbox_.receive({from, tag, data, bytes, length, *handle});
+    return {};
+  }
+
+  Status progress() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::array<epoll_event, 64> events;
+    open_again();
+    const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
+    if (count < 0 && errno != EINTR) return failure("look after");
+    for (int i = 0; i < count; ++i)
+      RINGAR_RETURN_IF_ERROR(attend_to(events[static_cast<size_t>(i)].data.u64));
+    return {};
+  }
+
+  Status poll(int handle, bool* done, int* from) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return transfers_.poll(handle, done, from);
+  }
+
+ private:
+  // What epoll is told of a connection: the rank of a sender, or the number of a receiver.
+  static constexpr uint64_t kListener = 0, kFirstReceiver = 1, kFirstSender = uint64_t{1} << 63;
+
+  struct Receiver {
+    TcpReceiver connection;
+    Clock::time_point since;
+  };
+  using Receivers = std::map<uint64_t, Receiver>;  // the oldest first
+
+  const TcpAddress& address_of(int rank) const { return addresses_[static_cast<size_t>(rank)]; }
+
+  bool sends() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::any_of(senders_.begin(), senders_.end(),
+                       [](const auto& entry) { return !entry.second.is_idle(); });
+  }
+
+  // What was too early, after a pause.
+  void open_again() {
+    while (!early_.empty() && early_.front().second <= Clock::now()) {
+      const int rank = early_.front().first;
+      early_.pop_front();
+      go_on(rank, open(rank, senders_.at(rank)));
+    }
+  }
+
+  Status open(int rank, TcpSender& sender) {
+    RINGAR_RETURN_IF_ERROR(sender.open());
+    const auto name = kFirstSender + static_cast<uint64_t>(rank);
+    return watch(sender.socket(), EPOLLIN | EPOLLOUT | EPOLLET, name);
+  }
+
+  Status watch(int socket, uint32_t events, uint64_t name) {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = name;
+    return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket, &event) == 0 ? Status()
+                                                                         : failure("watch");
+  }
+
+  Status attend_to(uint64_t name) {
+    if (name == kListener) return accept();
+    const auto receiver = receivers_.find(name);
+    if (receiver != receivers_.end())
+      go_on(receiver);
+    else if (name >= kFirstSender)
+      go_on(static_cast<int>(name - kFirstSender), {});
+    return {};
+  }
+
+  Status accept() {
+    for (;;) {
+      Descriptor socket = accept_from(listener_.get());
+      const bool is_short = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+      if (socket.get() < 0 && is_short) return failure("accept");
+      if (socket.get() < 0) break;
+      const uint64_t name = next_receiver_++;
+      RINGAR_RETURN_IF_ERROR(watch(socket.get(), EPOLLIN, name));
+      // Who accepts speaks first.
+      go_on(receivers_.try_emplace(name, Receiver{{own_, std::move(socket)}, Clock::now()}).first);
+      dismiss_strangers();
+    }
+    return {};
+  }
+
+  void dismiss_strangers() {
+    const auto is_stranger = [](const auto& entry) { return entry.second.connection.peer() < 0; };
+    auto count =
+        static_cast<size_t>(std::count_if(receivers_.begin(), receivers_.end(), is_stranger));
+    const auto latest = Clock::now() - kTimeOfStrangers;
+    for (auto it = receivers_.begin(); it != receivers_.end();) {
+      const bool goes = is_stranger(*it) && (count > kMostStrangers || it->second.since < latest);
+      count -= goes ? 1 : 0;
+      it = goes ? receivers_.erase(it) : std::next(it);
+    }
+  }
+
+  void go_on(int rank, Status status) {
+    const auto place = senders_.find(rank);
+    if (place == senders_.end()) return;
+    if (status.ok()) status = place->second.advance(transfers_);
+    if (status.ok() && place->second.is_too_early())
+      early_.emplace_back(rank, Clock::now() + kPause);
+    if (status.ok()) return;
+    place->second.fail(transfers_, status);
+    unreachable_.emplace(rank, status);
+    senders_.erase(place);
+  }
+
+  void go_on(Receivers::iterator place) {
+    TcpReceiver& connection = place->second.connection;
+    const Status status = connection.advance(inbox_);
+    if (status.ok()) return;
+    if (connection.peer() >= 0) {
+      connection.fail(transfers_, status);
+      inbox_.lose(connection.peer(), status);
+    }
+    receivers_.erase(place);
+  }
+
+  static Status failure(const std::string& what) {
+    return {RINGAR_UNSUPPORTED, "cannot " + what + " connections over TCP: " + strerror(errno)};
+  }
+
+  std::mutex mutex_;
+  const Credentials own_;
+  const std::vector<TcpAddress> addresses_;
+  const Descriptor listener_, epoll_;
+  Transfers transfers_;
+  Inbox inbox_;
+  std::map<int, TcpSender> senders_;
+  std::map<int, Status> unreachable_;
+  std::deque<std::pair<int, Clock::time_point>> early_;  // senders, and when to open them again
+  Receivers receivers_;
+  uint64_t next_receiver_ = kFirstReceiver;
+};
+
+}  // namespace
+
+Status open_tcp_link(Credentials own, Descriptor listener, std::vector<TcpAddress> addresses,
+                     std::unique_ptr<Link>* link) {
+  auto made = std::make_unique<TcpLink>(std::move(own), std::move(listener), std::move(addresses));
+  RINGAR_RETURN_IF_ERROR(made->start());
+  *link = std::move(made);
+  return {};
+}
+
+}  // namespace ringar

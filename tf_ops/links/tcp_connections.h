@@ -1,0 +1,92 @@
+// Connections of the TCP link. Each has one direction: who opens it sends, who accepts it receives.
+// So two ranks never disagree about which of two connections to use, and messages to a rank stay in
+// order.
+
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "engine/status.h"
+#include "links/tcp_handshake.h"
+#include "links/tcp_inbox.h"
+#include "links/tcp_socket.h"
+
+namespace ringar {
+
+// What goes in front of a message.
+struct Frame {
+  int32_t tag;
+  uint32_t unused;
+  uint64_t bytes;
+};
+
+class TcpSender {
+ public:
+  TcpSender(const Credentials& own, int peer, const TcpAddress& address);
+
+  // Begins to connect, after it was told to come later once more.
+  Status open();
+  // The acceptor is to be asked again, from the beginning.
+  bool is_too_early() const { return is_too_early_; }
+  // `data` must stay until the handle is done.
+  void push(int tag, const std::byte* data, size_t bytes, int handle);
+  // Writes as much as the connection takes, and tells what is sent. An error is for all transfers.
+  Status advance(Transfers& transfers);
+  void fail(Transfers& transfers, const Status& why);
+
+  int socket() const { return socket_.get(); }
+  bool is_idle() const { return queue_.empty(); }
+
+ private:
+  struct Outgoing {
+    Frame frame;
+    const std::byte* data;
+    int handle;
+    size_t sent = 0;  // of frame and data together
+  };
+  Status connect(bool* done);
+  Status write(Outgoing& message, bool* all);
+  Status look_for_the_end();
+  Status lost(const std::string& why) const;
+
+  const Credentials* const own_;
+  const int peer_;
+  const TcpAddress address_;
+  Descriptor socket_;
+  Handshake handshake_;
+  bool ready_ = false;  // after the handshake
+  bool is_too_early_ = false;
+  std::deque<Outgoing> queue_;
+};
+
+class TcpReceiver {
+ public:
+  TcpReceiver(const Credentials& own, Descriptor socket);
+
+  // Reads what there is, and hands it to the inbox. An error is the end of the connection; of one
+  // whose peer() is -1 it matters to nobody.
+  Status advance(Inbox& inbox);
+
+  // What has come in part will not come any more.
+  void fail(Transfers& transfers, const Status& why);
+
+  int peer() const { return ready_ ? handshake_.peer() : -1; }
+  int socket() const { return socket_.get(); }
+
+ private:
+  // Reads into `to`, of which `*have` of `bytes` have come; `*all`: they are all there.
+  Status read(std::byte* to, size_t bytes, size_t* have, bool* all);
+  Status lost(const std::string& why) const;
+
+  Descriptor socket_;
+  Handshake handshake_;
+  bool ready_ = false;
+  Frame frame_{};
+  size_t have_of_frame_ = 0, have_ = 0;
+  std::optional<Inbox::Message> message_;  // while it comes
+};
+
+}  // namespace ringar

@@ -1,0 +1,122 @@
+#include "links/tcp_socket.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+namespace ringar {
+namespace {
+
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t bytes = 0;
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+};
+
+Status parse(const TcpAddress& address, SocketAddress* parsed) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  const std::string port = std::to_string(address.port);
+  const int error = getaddrinfo(address.host.c_str(), port.c_str(), &hints, &found);
+  if (error != 0)
+    return {RINGAR_UNSUPPORTED,
+            "expected a numeric address, received " + address.host + ": " + gai_strerror(error)};
+  std::memcpy(parsed->get(), found->ai_addr, found->ai_addrlen);
+  parsed->bytes = found->ai_addrlen;
+  freeaddrinfo(found);
+  return {};
+}
+
+Status failure(const std::string& what, const TcpAddress& address) {
+  return {RINGAR_UNSUPPORTED, "cannot " + what + " " + address.text() + ": " + strerror(errno)};
+}
+
+void set(int fd, int level, int option, int value) {
+  (void)setsockopt(fd, level, option, &value, sizeof value);
+}
+
+// A small message must not wait for the acknowledgement of the one before, and a host that is gone
+// is to be noticed within half a minute.
+void prepare(int fd) {
+  set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
+  set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+}
+
+constexpr int kBacklog = 4096;
+
+}  // namespace
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this != &other) {
+    reset();
+    fd_ = std::exchange(other.fd_, -1);
+  }
+  return *this;
+}
+
+void Descriptor::reset() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+std::string TcpAddress::text() const {
+  const bool is_v6 = host.find(':') != std::string::npos;
+  return (is_v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+TcpAddress TcpAddress::parse(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos) return {text, 0};
+  const bool in_brackets = text[0] == '[';
+  const std::string host = text.substr(in_brackets, colon - 2 * in_brackets);
+  return {host, static_cast<uint16_t>(atoi(text.c_str() + colon + 1))};
+}
+
+Status listen_at(TcpAddress* address, Descriptor* listener) {
+  SocketAddress own;
+  RINGAR_RETURN_IF_ERROR(parse(*address, &own));
+  Descriptor made(
+      ::socket(own.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
+  if (made.get() < 0 || ::bind(made.get(), own.get(), own.bytes) != 0 ||
+      ::listen(made.get(), kBacklog) != 0 || ::getsockname(made.get(), own.get(), &own.bytes) != 0)
+    return failure("listen at", *address);
+  address->port = ntohs(own.storage.ss_family == AF_INET6
+                            ? reinterpret_cast<const sockaddr_in6&>(own.storage).sin6_port
+                            : reinterpret_cast<const sockaddr_in&>(own.storage).sin_port);
+  *listener = std::move(made);
+  return {};
+}
+
+Status begin_to_connect(const TcpAddress& address, Descriptor* connection) {
+  SocketAddress peer;
+  RINGAR_RETURN_IF_ERROR(parse(address, &peer));
+  Descriptor made(
+      ::socket(peer.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
+  if (made.get() < 0) return failure("make a socket for", address);
+  prepare(made.get());
+  if (::connect(made.get(), peer.get(), peer.bytes) != 0 && errno != EINPROGRESS)
+    return failure("connect to", address);
+  *connection = std::move(made);
+  return {};
+}
+
+Descriptor accept_from(int listener) {
+  Descriptor made(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  const int error = errno;
+  if (made.get() >= 0) prepare(made.get());
+  errno = error;
+  return made;
+}
+
+}  // namespace ringar

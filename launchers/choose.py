@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ringar.launchers import allocation
+from ringar.launchers import allocation, mpi
 from ringar.launchers.errors import UsageError
 from ringar.launchers.hosts import Host, fill, is_this_host
 from ringar.launchers.request import Request
 
-LAUNCHERS = ("auto", "local", "mpirun", "srun")
+LAUNCHERS = ("auto", "local", "ssh", "mpirun", "srun")
+LINKS = ("auto", "tcp", "mpi")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice for a job: `launcher` is "local", "mpirun" or "srun".
+    """The choice for a job: `launcher` is "local", "ssh", "mpirun" or "srun".
+
+    With "ssh" the ranks need no MPI: ringarrun starts them through ssh, or through srun in an
+    allocation of SLURM, and they reach each other by TCP.
 
     `hosts` holds the ranks that each host gets, in order. It is empty where srun asks the
     scheduler for hosts itself. `scheduler` is None outside of allocations. `second` is the launcher
@@ -48,7 +52,12 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
     launcher, second = request.launcher, None
     if launcher == "auto":
         launcher, second = _automatic(request, hosts, scheduler)
-    if launcher == "local":
+    elif launcher == "srun" and request.link == "tcp":
+        launcher = "ssh"
+    _check_link(request, launcher)
+    if launcher == "ssh":
+        _check_without_mpi(request)
+    elif launcher == "local":
         _check_local(request, hosts)
     elif launcher == "srun":
         _refuse(
@@ -64,7 +73,7 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
             + ("options of ringarrun come before the program, " if _misplaced(request) else "")
             + "for example: ringarrun -np 2 train.py"
         )
-    if launcher == "mpirun" and not layout:
+    if launcher in ("ssh", "mpirun") and not layout:
         layout = (Host("localhost", num_proc),)
     return Choice(launcher, num_proc, layout, scheduler, second)
 
@@ -77,11 +86,35 @@ def _misplaced(request: Request) -> bool:
 def _automatic(
     request: Request, hosts: tuple[Host, ...], scheduler: str | None
 ) -> tuple[str, str | None]:
-    if scheduler == "SLURM" and not request.hosts:
-        return "srun", "mpirun"
-    if all(is_this_host(host.name) for host in hosts):
+    by_slurm = scheduler == "SLURM" and not request.hosts
+    if not by_slurm and all(is_this_host(host.name) for host in hosts):
         return "local", None
-    return "mpirun", None
+    if request.link == "tcp":
+        return "ssh", None
+    if by_slurm:
+        return "srun", "mpirun"
+    uses_mpi = request.link == "mpi" or request.mpi_args or mpi.has_fast_network()
+    return ("mpirun" if uses_mpi else "ssh"), None
+
+
+def _check_link(request: Request, launcher: str) -> None:
+    """Raise `UsageError` if the ranks of a launcher cannot have the link that is asked for."""
+    links = {"mpirun": "mpi", "srun": "mpi", "ssh": "tcp", "local": ""}
+    if request.link not in ("auto", links[launcher]):
+        reason = (
+            f"--launcher {launcher} starts ranks whose link is {links[launcher]}"
+            if links[launcher]
+            else "ranks of one host need no link"
+        )
+        raise UsageError(f"--link {request.link}: {reason}; leave one of the two out")
+
+
+def _check_without_mpi(request: Request) -> None:
+    if request.mpi_args:
+        raise UsageError(
+            "--mpi-args: expected a job of mpirun or srun, but the ranks of this one are started "
+            "without MPI; leave it out, or choose --link mpi"
+        )
 
 
 def _check_local(request: Request, hosts: tuple[Host, ...]) -> None:

@@ -25,7 +25,7 @@ import stat
 import sys
 import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,7 +106,7 @@ def place(environ: Mapping[str, str]) -> Place:
 
 
 class GuardedJob(LocalJob):
-    """The one rank below a guard."""
+    """The ranks below a guard: the one of mpirun or srun, or those of a host."""
 
     #: What the supervisor sends if the ranks have time to save: mpirun and srun pass it on, and do
     #: not end the job themselves, as they do after SIGTERM.
@@ -136,11 +136,12 @@ class GuardedJob(LocalJob):
     def _report(self) -> None:
         if not self.failures:
             if self.signal in (0, signal.SIGUSR1):
-                self._say_to_supervisor(self.job.ranks[0], "ended well")
+                for plan in self.job.ranks:
+                    self._say_to_supervisor(plan, "ended well")
             if self.signal == signal.SIGUSR1:
                 self._linger(self._kill_grace())  # mpirun kills all ranks when one guard ends
             return
-        rank = self.failures[0]
+        rank = failures.cause(self.failures)
         if rank.status is not None and rank.status.signal == signal.SIGTERM:
             # srun stops rank and guard at once, and the guard may see the rank's end first.
             self._linger(_PARENT_CHECK)
@@ -228,9 +229,9 @@ def _notice(here: Place, gpu: Sequence[str | None]) -> str:
     return f"on {socket.gethostname()}, {text}" if text else ""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one rank to its end and return its exit code."""
-    parser = argparse.ArgumentParser(prog="ringar.launchers.guard", description=__doc__)
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of the options of a guard."""
+    parser = argparse.ArgumentParser(prog="ringar.launchers.guard", description=description)
     parser.add_argument("--job", required=True, help="the name of the whole job")
     parser.add_argument("--prefix", action="store_true", help='begin lines with "[rank] "')
     parser.add_argument("--output-filename", type=Path, help="as ringarrun's")
@@ -238,14 +239,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--grace", type=float, default=3.0, help="seconds after a failure")
     parser.add_argument("--kill-grace", type=float, help="as ringarrun's")
     parser.add_argument("command", nargs="+", help="what to run")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def run(make: Callable[[], LocalJob | None]) -> int:
+    """Make a job and run it to its end; say what is wrong where it cannot be made.
+
+    Returns:
+        The exit code.
+    """
     try:
-        here = place(os.environ)
-        check_executable(options.command[0], os.environ.get("PATH"))
-        return GuardedJob(make_plan(options, here), options.grace).run()
+        job = make()
+        return 1 if job is None else job.run()
     except UsageError as error:
         print(f"ringarrun: error: on {socket.gethostname()}: {error}", file=sys.stderr)
         return error.code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one rank to its end and return its exit code."""
+    options = parser(__doc__).parse_args(arguments)
+
+    def make() -> GuardedJob:
+        here = place(os.environ)
+        check_executable(options.command[0], os.environ.get("PATH"))
+        return GuardedJob(make_plan(options, here), options.grace)
+
+    return run(make)
 
 
 if __name__ == "__main__":

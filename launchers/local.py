@@ -130,14 +130,7 @@ class LocalJob:
         )
         process = None
         try:
-            process = spawn(
-                self.job,
-                plan,
-                segment=self._segment,
-                janitor=self._janitor_pipe,
-                stdin=self._stdin(plan),
-                outputs=(pipes[0][1], pipes[1][1]),
-            )
+            process = self._spawn(plan, (pipes[0][1], pipes[1][1]))
         except OSError as error:
             raise failures.cannot_execute(self.job.command[0], error) from error
         finally:
@@ -151,6 +144,16 @@ class LocalJob:
         self._exits.add(rank)
         where = "any CPU" if plan.cpus is None else "CPUs " + ",".join(map(str, plan.cpus))
         self._say(f"rank {rank.number}: process {rank.pid} on {where}")
+
+    def _spawn(self, plan: RankPlan, outputs: tuple[int, int]) -> subprocess.Popen[bytes]:
+        return spawn(
+            self.job,
+            plan,
+            segment=self._segment,
+            janitor=self._janitor_pipe,
+            stdin=self._stdin(plan),
+            outputs=outputs,
+        )
 
     def _stream(self, plan: RankPlan, name: str, fd: int) -> Stream:
         path = self.job.output_path(plan.rank, name)
@@ -230,9 +233,13 @@ class LocalJob:
         if rank.status is None or rank.status.ok or rank.stopped or self.signal:
             return
         self.failures.append(rank)
-        # A rank that only reports a lost peer may overtake that peer on the way out.
-        grace = graces.CAUSE if failures.is_consequence(rank) else 0.0
+        grace = self._grace_after(rank)
         self._term_at = min(now + grace, self._term_at or now + grace)
+
+    def _grace_after(self, failed: Rank) -> float:
+        """Return the seconds that the other ranks may go on."""
+        # A rank that only reports a lost peer may overtake that peer on the way out.
+        return graces.CAUSE if failures.is_consequence(failed) else 0.0
 
     def _on_signal(self, number: int) -> None:
         now = time.monotonic()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ringar.launchers.ask import ask
 from ringar.launchers.errors import UsageError
@@ -45,6 +46,16 @@ class Mpi:
 
     def __str__(self) -> str:
         return f"{self.family} {self.version}".strip()
+
+
+#: In place of an MPI, in a job that needs none.
+NONE = Mpi("no MPI", "")
+
+
+def has_fast_network() -> bool:
+    """Return whether this host has a network that MPI uses better than TCP does."""
+    devices = Path("/sys/class/infiniband")
+    return devices.is_dir() and any(devices.iterdir())
 
 
 def interpreter(command: Sequence[str], path: str | None) -> str:

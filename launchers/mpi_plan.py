@@ -1,8 +1,9 @@
-"""Plan a job that mpirun or srun starts: one command and its environment, as plain data.
+"""Plan a job over several hosts: one command that starts it, and its environment, as plain data.
 
-Both start a guard (`guard.py`) for each rank on every host, which runs the user's program. The
-differences between Open MPI, hydra and SLURM are in `openmpi.py`, `hydra.py` and `srun.py`, each a
-function from a `Start` to a `Command`.
+mpirun and srun start a guard (`guard.py`) for each rank on every host, which runs the user's
+program; without MPI, `spread.py` starts one for all ranks of a host (`host_guard.py`). The
+differences between Open MPI, hydra, SLURM and spread are in `openmpi.py`, `hydra.py`, `srun.py` and
+`spread.py`, each a function from a `Start` to a `Command`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringar.launchers import hydra, mpi, openmpi, plan, srun, ssh
+from ringar.launchers import hydra, mpi, openmpi, plan, spread, srun, ssh
 from ringar.launchers.choose import Choice
 from ringar.launchers.command import Command, Start
 from ringar.launchers.hosts import Host
@@ -39,8 +40,8 @@ class MpiJob:
 
     Attributes:
         job: its name, which no other job has.
-        launcher: "mpirun" or "srun".
-        mpi: the MPI that mpi4py loads on this host, and so must on all.
+        launcher: "mpirun", "srun" or "ssh".
+        mpi: the MPI that mpi4py loads on this host, and so must on all; `mpi.NONE` with "ssh".
         command: the command that starts it, and the variables that are set for it.
         environment: the whole environment of that command.
         hosts: how many ranks each host gets.
@@ -73,13 +74,13 @@ class MpiJob:
         words = self.command.words
         groups = [f"{name}={value}" for name, value in self.command.environment.items()]
         lines = [shlex.join(["env", *groups[:1]]), *(shlex.quote(group) for group in groups[1:])]
-        start = words.index(self.python)
+        start = words.index(self.python, 1)
         lines += [shlex.join(words[:start]), shlex.join(words[start:guard])]
         return " \\\n  ".join([*lines, shlex.join(words[guard:])])
 
 
 def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob:
-    """Plan a job of mpirun or srun.
+    """Plan a job of mpirun or srun, or of ringar's own `spread.py`.
 
     Args:
         request: the user's request.
@@ -93,18 +94,21 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob
     added = plan.variables(request, environ)
     program = plan.program(request, {**environ, **added})
     plan.check_output_folder(request.output_folder)
-    added |= {LAUNCHER_VARIABLE: "mpi", SIZE_VARIABLE: str(choice.num_proc)}
+    uses_mpi = choice.launcher != "ssh"
+    if uses_mpi:
+        added |= {LAUNCHER_VARIABLE: "mpi", SIZE_VARIABLE: str(choice.num_proc)}
     base = {name: value for name, value in environ.items() if name not in plan.RESERVED}
     base.setdefault("PYTHONUNBUFFERED", "1")
     ranks = {**base, **added}
     python = mpi.interpreter(program.command, ranks.get("PATH"))
-    library = mpi.of_mpi4py(python, ranks)
+    library = mpi.of_mpi4py(python, ranks) if uses_mpi else mpi.NONE
     launcher = choice.launcher
     if launcher == "srun" and choice.second is not None and srun.obstacle(library, ranks):
         launcher = choice.second
     agent = _agent(request, choice, environ, launcher)
+    guard = f"ringar.launchers.{'guard' if uses_mpi else 'host_guard'}"
     start = Start(
-        program=(*_guard(request, choice, job, python), *program.command),
+        program=(*_guard(request, choice, job, [python, "-m", guard]), *program.command),
         num_proc=choice.num_proc,
         hosts=choice.hosts,
         exported=_exported(ranks, added),
@@ -137,6 +141,8 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob
 
 
 def _build(start: Start, launcher: str) -> Command:
+    if launcher == "ssh":
+        return spread.command(start)
     if launcher == "srun":
         return srun.command(start)
     return openmpi.command(start) if start.mpi.family == mpi.OPEN_MPI else hydra.command(start)
@@ -158,8 +164,8 @@ def _agent(
     )
 
 
-def _guard(request: Request, choice: Choice, job: str, python: str) -> list[str]:
-    words = [python, "-m", "ringar.launchers.guard", "--job", job]
+def _guard(request: Request, choice: Choice, job: str, words: list[str]) -> list[str]:
+    words = [*words, "--job", job]
     if request.prefix or (request.prefix is None and choice.num_proc > 1):
         words.append("--prefix")
     if request.output_folder is not None:

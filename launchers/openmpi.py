@@ -16,8 +16,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+from ringar.launchers import mpi
 from ringar.launchers.command import Command, Start
 
 #: Seconds that mpirun leaves the guards between SIGTERM and SIGKILL: they leave the ranks 3.
@@ -34,7 +34,7 @@ def command(start: Start) -> Command:
         words.append("--allow-run-as-root")
     # Attached daemons show their own errors, and end with their ssh.
     words += ["--leave-session-attached", "-np", str(start.num_proc)]
-    if _has_prrte(start) and "--with-ft" not in start.arguments and not has_rdma():
+    if _has_prrte(start) and "--with-ft" not in start.arguments and not mpi.has_fast_network():
         words += ["--with-ft", "ulfm"]
     words += ["--host", ",".join(map(str, start.hosts))]
     words += ["--map-by", "slot", "--bind-to", "none"]
@@ -47,12 +47,6 @@ def command(start: Start) -> Command:
         if not name.startswith("OMPI_MCA_"):
             words += ["-x", name]
     return Command((*words, *start.arguments, *start.program))
-
-
-def has_rdma() -> bool:
-    """Return whether this host has an RDMA network; the others are taken to be alike."""
-    devices = Path("/sys/class/infiniband")
-    return devices.is_dir() and any(devices.iterdir())
 
 
 def _runtime_option(start: Start) -> str:

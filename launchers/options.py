@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from ringar.job import gpus
 from ringar.launchers import hosts
-from ringar.launchers.choose import LAUNCHERS
+from ringar.launchers.choose import LAUNCHERS, LINKS
 from ringar.launchers.errors import UsageError
 from ringar.launchers.plan import MAX_LOCAL_RANKS, check_num_proc
 from ringar.launchers.request import Request
@@ -34,9 +34,9 @@ ranks    -np N                   number of ranks (default: slots of all hosts)
          --bind-to core|numa|none, --gpus each|all
 hosts    -H HOST:N,...           hosts, and how many ranks each takes
          --hostfile FILE         the same, a host per line
-         --launcher auto|local|mpirun|srun, --network-interface NAME,
-         --ssh-port N, --ssh-identity-file FILE, --ssh-command PROGRAM,
-         --mpi-args 'ARG ...'
+         --launcher auto|local|ssh|mpirun|srun, --link auto|tcp|mpi,
+         --network-interface NAME, --ssh-port N, --ssh-identity-file FILE,
+         --ssh-command PROGRAM, --mpi-args 'ARG ...'
 output   --[no-]prefix, --output-filename DIR, --timeline-filename FILE,
          --verbose, --dry-run
 seconds  --start-timeout, --deadline, --stall-warning, --failure-grace,
@@ -274,11 +274,20 @@ def _add_host_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--launcher",
-        metavar="{auto,local,mpirun,srun}",
+        metavar="{auto,local,ssh,mpirun,srun}",
         type=_one_of(*LAUNCHERS),
         default="auto",
-        help="who starts the ranks (default: auto: srun in an allocation of SLURM; mpirun if other "
-        "hosts are named or given by PBS or LSF; ringarrun itself on this host alone)",
+        help="who starts the ranks (default: auto: ringarrun itself on this host alone; srun in an "
+        "allocation of SLURM; else ringarrun itself by ssh, or mpirun with --link mpi)",
+    )
+    group.add_argument(
+        "--link",
+        metavar="{auto,tcp,mpi}",
+        type=_one_of(*LINKS),
+        default="auto",
+        help="how ranks of several hosts reach each other: tcp, which needs nothing, or mpi, which "
+        "needs mpi4py and an MPI (default: auto: mpi where mpirun or srun starts the ranks or this "
+        "host has InfiniBand, else tcp)",
     )
     group.add_argument(
         "--network-interface",
@@ -287,7 +296,8 @@ def _add_host_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,…",
         action="append",
         default=[],
-        help="the network interfaces between hosts; with Open MPI also subnets, 10.0.0.0/24",
+        help="the network interfaces between hosts; with TCP and Open MPI also subnets, "
+        "10.0.0.0/24",
     )
     group.add_argument("-p", "--ssh-port", metavar="PORT", type=_port, help="the port of ssh")
     group.add_argument(
@@ -398,6 +408,7 @@ def request(options: argparse.Namespace) -> Request:
         hosts=named,
         source=str(options.hostfile or "-H"),
         launcher=options.launcher,
+        link=options.link,
         interfaces=tuple(name for text in options.interfaces for name in text.split(",") if name),
         ssh_command=options.ssh_command,
         ssh_port=options.ssh_port,

@@ -14,6 +14,7 @@ import os
 import re
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import BinaryIO
 
 #: Bytes that wait for the screen before the ranks have to wait too.
@@ -118,6 +119,7 @@ class Stream:
         live: whether unfinished lines are shown (rank 0).
         raw: pass everything on as it comes, unchanged (a job of one rank without prefix).
         copy: a file that also gets all of it, unchanged.
+        takes: called with each complete line; a line for which it returns True is not shown.
     """
 
     def __init__(
@@ -129,12 +131,14 @@ class Stream:
         live: bool = False,
         raw: bool = False,
         copy: BinaryIO | None = None,
+        takes: Callable[[bytes], bool] | None = None,
     ) -> None:
         self.fd = fd
         self.screen = screen
         self.closed = False
         self.copy_error: OSError | None = None
         self._prefix, self._live, self._raw, self._copy = prefix, live, raw, copy
+        self._takes = takes
         self._line = bytearray()  # the unfinished line
         self._shown = 0  # how much of it is on the screen
         self._since = 0.0  # when its first part came
@@ -221,6 +225,8 @@ class Stream:
         line, shown = bytes(self._line), self._shown
         self._line.clear()
         self._shown = 0
+        if self._takes is not None and self._takes(line):
+            return
         frame = last_frame(line)
         self._tail.append(frame)
         if self._raw:

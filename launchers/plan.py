@@ -34,6 +34,9 @@ RESERVED = frozenset(
         "CROSS_RANK",
         "CROSS_SIZE",
         "SEGMENT_FD",
+        "WORLD_FD",
+        "LISTENER_FD",
+        "SPREAD",
         "JOB",
         "BOUND_CPUS",
         "GPU",
@@ -58,6 +61,8 @@ class RankPlan:
     sharing: int = 1  # how many ranks are bound to these CPUs
     by_mpi: bool = False
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
+    #: Open files that it inherits, by the variable that tells it their number.
+    files: Mapping[str, int] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
         """Return the variables that tell this rank its place."""

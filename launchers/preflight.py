@@ -1,12 +1,13 @@
 """Check that all hosts can take part, before anything starts on any of them.
 
 Each host answers the same questions. Is the interpreter there, at the same path? Can it import
-ringar and load mpi4py's MPI, and are both of the same version as here? Are the folder and the
-program there? mpirun would report such faults only for the first host and in its own words, while
-ranks run on others.
+ringar and, for a job of MPI, load mpi4py's MPI, and are both of the same version as here? Are the
+folder and the program there? mpirun would report such faults only for the first host and in its own
+words, while ranks run on others.
 
-All hosts are asked at once, through the agent that mpirun will use. In an allocation of SLURM there
-may be no ssh, so one srun asks all of them; outside of an allocation that srun is a job of its own.
+All hosts are asked at once, through the agent that will start the job. In an allocation of SLURM
+there may be no ssh, so one srun asks all of them; outside of an allocation that srun is a job of
+its own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ringar.launchers import srun
 from ringar.launchers.check_build import ringar_version
 from ringar.launchers.errors import UsageError
 from ringar.launchers.hosts import is_this_host
-from ringar.launchers.mpi import Mpi, identify
+from ringar.launchers.mpi import NONE, Mpi, identify
 from ringar.launchers.mpi_plan import MpiJob, working_folder
 
 #: Seconds that all hosts together have for their answers.
@@ -35,7 +36,7 @@ _MARK = "RINGAR-PREFLIGHT "
 # A failed import is an answer, too.
 _QUESTION = f"""\
 import json, os, shutil, socket, sys
-folder, program, script, module = sys.argv[1:]
+folder, program, script, module, uses_mpi = sys.argv[1:]
 answer = dict(
     host=os.environ.get('SLURMD_NODENAME') or socket.gethostname(),
     python='.'.join(map(str, sys.version_info[:3])),
@@ -52,10 +53,11 @@ try:
 except Exception as error:
     answer['ringar_error'] = str(error) or repr(error)
 try:
-    import mpi4py
-    mpi4py.rc.initialize = False
-    from mpi4py import MPI
-    answer['mpi'] = MPI.Get_library_version()
+    if uses_mpi:
+        import mpi4py
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+        answer['mpi'] = MPI.Get_library_version()
 except Exception as error:
     answer['mpi_error'] = str(error)
 print('\\n{_MARK}' + json.dumps(answer), flush=True)
@@ -95,7 +97,7 @@ def check(job: MpiJob) -> None:
 
 def _question(job: MpiJob) -> list[str]:
     program = job.program
-    words = [program.command[0], program.script, program.module]
+    words = [program.command[0], program.script, program.module, "" if job.mpi == NONE else "mpi"]
     return [job.python, "-c", _QUESTION, working_folder(), *words]
 
 
@@ -206,11 +208,8 @@ def _fault(job: MpiJob, name: str, reply: _Reply) -> str:
         )
     if "ringar_error" in answer:
         return f"ringar there lacks a part: {answer['ringar_error']}; {install} ringar"
-    if "mpi" not in answer:
-        return f"mpi4py does not load an MPI: {answer['mpi_error']}; {install} 'ringar[mpi]'"
-    mpi = identify(answer["mpi"])
-    if _differs(mpi, job.mpi):
-        return f"expected {job.mpi} for mpi4py, as here, received {mpi}; {install} the same MPI"
+    if job.mpi != NONE and (fault := _fault_of_mpi(job.mpi, answer, install)):
+        return fault
     if not answer["folder"]:
         return (
             f"expected the folder {working_folder()}, which ranks start in, but it is not there; "
@@ -224,6 +223,15 @@ def _fault(job: MpiJob, name: str, reply: _Reply) -> str:
             "copy it, or start from a folder that all hosts share"
         )
     return str(answer["module_fault"])
+
+
+def _fault_of_mpi(here: Mpi, answer: Mapping[str, Any], install: str) -> str:
+    if "mpi" not in answer:
+        return f"mpi4py does not load an MPI: {answer['mpi_error']}; {install} 'ringar[mpi]'"
+    there = identify(answer["mpi"])
+    if _differs(there, here):
+        return f"expected {here} for mpi4py, as here, received {there}; {install} the same MPI"
+    return ""
 
 
 def _differs(there: Mpi | None, here: Mpi) -> bool:

@@ -167,8 +167,10 @@ def spawn(
         OSError: the program cannot be executed.
     """
     environment = job.rank_environment(rank, os.environ)
+    files = dict(rank.files)
     if segment >= 0:
-        environment["RINGAR_SEGMENT_FD"] = str(segment)
+        files["RINGAR_SEGMENT_FD"] = segment
+    environment.update({name: str(fd) for name, fd in files.items()})
     return subprocess.Popen(
         job.command,
         stdin=stdin,
@@ -176,7 +178,7 @@ def spawn(
         stderr=outputs[1],
         env=environment,
         close_fds=segment >= 0,
-        pass_fds=(segment,) if segment >= 0 else (),
+        pass_fds=tuple(files.values()),
         start_new_session=True,
         preexec_fn=_before_program(rank.cpus, janitor),
     )

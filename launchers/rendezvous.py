@@ -11,22 +11,21 @@ Between hosts messages are not encrypted, like those of MPI.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import socket
-import struct
 import threading
 from collections.abc import Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import NamedTuple
 
+from ringar.launchers import addresses
+
 VARIABLE = "RINGAR_RUN"
 """Tells a rank of `ringar.run` the key, the port and the addresses of its caller."""
 
 _CONNECT_TIMEOUT = 10.0  # seconds for each address
-_SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of an interface
 
 
 class Outcome(NamedTuple):
@@ -93,30 +92,10 @@ class Server:
 
 def _addresses(hosts: Sequence[str]) -> list[str]:
     """Return addresses of this host that ranks on `hosts` may reach, the likeliest first."""
-    found = [*map(_address_towards, hosts), *_of_interfaces(), socket.gethostname()]
-    return [address for address in dict.fromkeys(found) if address]
-
-
-def _address_towards(host: str) -> str:
-    """Return the address from which this host sends to `host`; "" for an alias that ssh knows."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))  # sends nothing
-        except OSError:
-            return ""
-        return str(probe.getsockname()[0])
-
-
-def _of_interfaces() -> list[str]:
-    """Return the addresses of this host's network interfaces, without the loopback."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without an IPv4 address
-                request = struct.pack("256s", name.encode())
-                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return [address for address in found if not address.startswith("127.")]
+    everywhere = [one for ones in addresses.of_interfaces().values() for one in ones]
+    found = [*map(addresses.towards, hosts), *addresses.not_loopback(everywhere)]
+    found.append(socket.gethostname())
+    return [one for one in dict.fromkeys(found) if one and ":" not in one]  # listens by IPv4
 
 
 class Client:

@@ -23,6 +23,7 @@ class Request:
     hosts: tuple[Host, ...] = ()
     source: str = ""
     launcher: str = "auto"
+    link: str = "auto"
     interfaces: tuple[str, ...] = ()
     ssh_command: str = ""
     ssh_port: int | None = None

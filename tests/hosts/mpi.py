@@ -80,6 +80,19 @@ def open_mpi(
     return [*command, *options, *program]
 
 
+def by_tcp(
+    hosts: Hosts, ranks: int | Sequence[int], program: Sequence[str], variables: Mapping[str, str]
+) -> list[str]:
+    """The command of ringarrun for the same job without MPI."""
+    each = [ranks] * len(hosts) if isinstance(ranks, int) else ranks
+    slots = ",".join(f"{host.name}:{count}" for host, count in zip(hosts, each, strict=True))
+    command = [sys.executable, "-m", "ringar.launchers", "-H", slots, "--link", "tcp"]
+    command += ["--ssh-command", str(hosts.agent), "--bind-to", "none"]
+    for name, value in variables.items():
+        command += ["-x", f"{name}={value}"]
+    return ["env", f"PYTHONPATH={PYTHONPATH}", *command, *program]
+
+
 def run_on_hosts(
     hosts: Hosts | None,
     ranks: int | Sequence[int],
@@ -87,15 +100,20 @@ def run_on_hosts(
     *,
     variables: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
+    link: str = "mpi",
     deadline: float = 60.0,
 ) -> JobResult:
     """Runs a job and returns how it ended; what outlived it on any host is killed and named.
 
-    The arguments are those of `open_mpi`; after `deadline` seconds the job is stopped.
+    The arguments are those of `open_mpi`; after `deadline` seconds the job is stopped. With `link`
+    "tcp", ringarrun starts the ranks without MPI.
     """
     given = {"PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONFAULTHANDLER": "1"}
     given.update(variables or {})
-    command = open_mpi(hosts, ranks, program, variables=given, options=options)
+    if link == "tcp" and hosts is not None:
+        command = by_tcp(hosts, ranks, program, given)
+    else:
+        command = open_mpi(hosts, ranks, program, variables=given, options=options)
     if hosts is None:
         return run_job(None, command, deadline=deadline)
     result = run_job(None, hosts[0].command(*command), deadline=deadline)

@@ -30,13 +30,15 @@ SCENARIOS = [
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks each host has, and whether they are numbered host by host or in turn."""
+    """How many ranks each host has, whether they are numbered host by host or in turn, the link."""
 
     ranks: tuple[int, ...]
     in_turn: bool = False
+    link: str = "mpi"
 
     def __str__(self) -> str:
-        return "+".join(map(str, self.ranks)) + (" in turn" if self.in_turn else "")
+        how = " in turn" if self.in_turn else " by TCP" if self.link == "tcp" else ""
+        return "+".join(map(str, self.ranks)) + how
 
     @property
     def hosts_of_ranks(self) -> list[int]:
@@ -47,8 +49,10 @@ class Layout:
 
 LAYOUTS = [
     *(fast_if(False, Layout(ranks)) for ranks in ((1, 1, 1, 1), (2, 2), (2, 2, 2, 2), (3, 1))),
+    *(fast_if(False, Layout(ranks, link="tcp")) for ranks in ((1, 1, 1, 1), (2, 2, 2, 2), (3, 1))),
     Layout((1, 1)),
     Layout((2, 2), in_turn=True),
+    Layout((2, 2), link="tcp"),
 ]  # fmt: skip
 
 
@@ -78,8 +82,9 @@ def ran(
     options = ["--map-by", "node"] if layout.in_turn else []
     with Hosts(len(layout.ranks)) as hosts:
         outcomes = run_scenarios_on(
-            hosts, layout.ranks, SCRIPTS / "collectives.py", folder, options=options, deadline=150
-        )
+            hosts, layout.ranks, SCRIPTS / "collectives.py", folder, options=options,
+            link=layout.link, deadline=150,
+        )  # fmt: skip
         left = [name for host in hosts for name in host.shared_memory() if "ringar" in name]
     return Ran(layout, outcomes, left)
 
@@ -91,6 +96,8 @@ def test_the_job_ends_well(ran: Ran) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_results(ran: Ran, scenario: str) -> None:
+    if scenario == "beside_mpi" and ran.layout.link == "tcp":
+        pytest.skip("there is no MPI beside it")
     ran.outcomes.expect_success(scenario)
 
 

@@ -56,14 +56,18 @@ def ranks_of(hosts: Hosts) -> list[str]:
     return [line for line in lines if "loop.py" in line or "janitor.py" in line]
 
 
-def run(what: str, meanwhile: Callable[[Hosts], object] | None = None) -> Ending:
+links = pytest.mark.parametrize("link", ["mpi", "tcp"])
+
+
+def run(what: str, link: str, meanwhile: Callable[[Hosts], object] | None = None) -> Ending:
     """Runs two ranks on two hosts; ``meanwhile``: what happens as soon as both are ready."""
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with Hosts(2) as hosts:
         names = ",".join(f"{host.name}:1" for host in hosts)
         command = [sys.executable, "-m", "ringar.launchers", "-H", names, "--deadline", "4"]
         command += ["--ssh-command", str(hosts.agent), "--network-interface", SUBNET]
-        command += [f"--mpi-args={MPI}", sys.executable, str(SCRIPTS / "loop.py"), what]
+        command += ["--link", link, *([f"--mpi-args={MPI}"] if link == "mpi" else [])]
+        command += [sys.executable, str(SCRIPTS / "loop.py"), what]
         # A file: what runs on a host that was cut off would keep a pipe open.
         with tempfile.TemporaryFile("w+") as output:
             job = hosts[0].popen(
@@ -88,34 +92,38 @@ def run(what: str, meanwhile: Callable[[Hosts], object] | None = None) -> Ending
         return Ending(job.returncode, said, seconds, left, ranks_of(hosts))
 
 
-def test_a_job_ends_well() -> None:
-    ending = run("end")
+@links
+def test_a_job_ends_well(link: str) -> None:
+    ending = run("end", link)
     assert ending.code == 0, ending
     assert "ready: rank 1 of 2, host 1" in ending.output
     assert ending.left == [0, 0], ending
 
 
-def test_a_rank_dies() -> None:
+@links
+def test_a_rank_dies(link: str) -> None:
     """Its exit code is the job's, and the other rank says what it waited for."""
-    ending = run("die")
+    ending = run("die", link)
     assert ending.code == 137, ending
     assert "PeerLostError: rank 0 | allreduce" in ending.output
     assert ending.seconds < 30
     assert ending.left == [0, 0], ending
 
 
-def test_a_host_dies() -> None:
-    """With the daemon of mpirun, which then says that all is well."""
-    ending = run("loop", lambda hosts: hosts[1].kill())
+@links
+def test_a_host_dies(link: str) -> None:
+    """With the daemon of mpirun, which then says that all is well, or with the guard."""
+    ending = run("loop", link, lambda hosts: hosts[1].kill())
     assert ending.code not in (0, None), ending
     assert ending.seconds < 60
     assert ending.left == [0, 0], ending
 
 
+@links
 @pytest.mark.slow
-def test_a_link_is_cut() -> None:
-    """The deadline ends the ranks on both sides; nobody can end the daemon that was cut off."""
-    ending = run("loop", lambda hosts: hosts[1].cut())
+def test_a_link_is_cut(link: str) -> None:
+    """The deadline ends the ranks on both sides; nobody can end what runs on the host cut off."""
+    ending = run("loop", link, lambda hosts: hosts[1].cut())
     assert ending.code not in (0, None), ending
     assert "Error: rank 0 | allreduce" in ending.output
     assert ending.seconds < 60

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ringar.launchers import mpi
 from ringar.launchers.choose import Choice, choose
 from ringar.launchers.errors import UsageError
 from ringar.launchers.hosts import Host
@@ -25,14 +26,38 @@ def choice(environ: dict[str, str] | None = None, **options: object) -> Choice:
 def test_automatic() -> None:
     assert choice(num_proc=3) == Choice("local", 3)
     assert choice(hosts=(HERE,)) == Choice("local", 2, (HERE,))
-    assert choice(hosts=(HERE, THERE)) == Choice("mpirun", 4, (HERE, THERE))
-    assert choice(hosts=(THERE,), num_proc=1) == Choice("mpirun", 1, (Host("elsewhere", 1),))
+    assert choice(hosts=(HERE, THERE)) == Choice("ssh", 4, (HERE, THERE))
+    assert choice(hosts=(THERE,), num_proc=1) == Choice("ssh", 1, (Host("elsewhere", 1),))
+
+
+def test_mpi_where_it_is_asked_for_or_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choice(hosts=(HERE, THERE), link="mpi") == Choice("mpirun", 4, (HERE, THERE))
+    assert choice(hosts=(THERE,), mpi_args=("-v",)).launcher == "mpirun"
+    monkeypatch.setattr(mpi, "has_fast_network", lambda: True)
+    assert choice(hosts=(THERE,)).launcher == "mpirun"
+    assert choice(hosts=(THERE,), link="tcp").launcher == "ssh"
+    assert choice(SLURM, link="tcp") == Choice("ssh", 4, NODES, "SLURM")
+    assert choice(SLURM, launcher="srun", link="tcp") == Choice("ssh", 4, NODES, "SLURM")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"launcher": "mpirun", "link": "tcp"}, "--link tcp: --launcher mpirun starts .* is mpi;"),
+        ({"launcher": "ssh", "link": "mpi"}, "--link mpi: --launcher ssh starts .* is tcp;"),
+        ({"launcher": "local", "link": "tcp"}, "--link tcp: ranks of one host need no link;"),
+        ({"launcher": "ssh", "mpi_args": ("-v",)}, "--mpi-args: .* choose --link mpi"),
+    ],
+)
+def test_launcher_and_link_must_fit(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        choice(num_proc=2, **options)
 
 
 def test_allocations() -> None:
     assert choice(SLURM) == Choice("srun", 4, NODES, "SLURM", "mpirun")
     assert choice(SLURM, num_proc=2) == Choice("srun", 2, NODES[:1], "SLURM", "mpirun")
-    assert choice(LSF) == Choice("mpirun", 4, NODES, "LSF")
+    assert choice(LSF) == Choice("ssh", 4, NODES, "LSF")
     here = (Host(socket.gethostname(), 4),)
     assert choice(LSF_HERE) == Choice("local", 4, here, "LSF")
 
@@ -40,8 +65,9 @@ def test_allocations() -> None:
 def test_the_user_has_the_last_word() -> None:
     assert choice(SLURM, launcher="mpirun") == Choice("mpirun", 4, NODES, "SLURM")
     assert choice(SLURM, launcher="local", num_proc=2) == Choice("local", 2)
-    assert choice(SLURM, hosts=(THERE,)) == Choice("mpirun", 2, (THERE,), "SLURM")
+    assert choice(SLURM, hosts=(THERE,)) == Choice("ssh", 2, (THERE,), "SLURM")
     assert choice(launcher="srun", num_proc=4) == Choice("srun", 4)
+    assert choice(launcher="ssh", num_proc=4) == Choice("ssh", 4, (Host("localhost", 4),))
     assert choice(launcher="mpirun", num_proc=4) == Choice("mpirun", 4, (Host("localhost", 4),))
 
 

@@ -56,7 +56,7 @@ from tests.launchers.helpers import launch
         (
             ["-np", "2", "--launcher", "pdsh", "true"],
             2,
-            "expected auto, local, mpirun or srun, received",
+            "expected auto, local, ssh, mpirun or srun, received",
         ),
         (["-np", "2", "-p", "70000", "true"], 2, "expected a port, from 1 to 65535, received"),
         (["-np", "2", "--mpi-args=-v", "true"], 2, "--mpi-args: expected a job of mpirun or srun"),
@@ -119,7 +119,7 @@ def run(*arguments: str) -> int:
         ),
         (
             "--launcher mpi true",
-            "expected auto, local, mpirun or srun, received 'mpi'; did you mean mpirun? See",
+            "expected auto, local, ssh, mpirun or srun, received 'mpi'; did you mean mpirun? See",
         ),
         ("--gpus one true", "--gpus: expected each or all, received 'one'; see"),
     ],

@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 
 from ringar.job import nvidia
-from ringar.launchers import cpus, openmpi, plan
+from ringar.launchers import cpus, mpi, plan
 from ringar.launchers.cli import main
 from tests.launchers.programs import MPICH, OPEN_MPI_4, OPEN_MPI_5, make_site
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTS = "-H h1:4,h2:4"
+MPI = "--link mpi"
+MPI_HOSTS = f"{MPI} {HOSTS}"
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}
 
 
@@ -43,35 +45,35 @@ FORMS = {
     "local": Form("-np 2"),
     "local_script": Form("-np 2", program="train.py"),
     "local_module": Form("-np 2 -m", program="package.train"),
-    "openmpi_script": Form(HOSTS, program="train.py"),
-    "openmpi_module": Form(f"{HOSTS} -m", program="package.train"),
-    "hydra_module": Form(f"{HOSTS} --module", mpi=MPICH, program="package.train"),
+    "openmpi_script": Form(MPI_HOSTS, program="train.py"),
+    "openmpi_module": Form(f"{MPI_HOSTS} -m", program="package.train"),
+    "hydra_module": Form(f"{MPI_HOSTS} --module", mpi=MPICH, program="package.train"),
     "srun_script": Form("", environ=SLURM, program="train.py"),
     "local_launcher": Form("-np 2 --launcher local"),
     "local_hosts": Form("-H localhost:3 -np 2 --deadline 60"),
     "local_gpus": Form("-np 3", gpus=2),
     "local_gpus_visible": Form("-np 2", environ={"CUDA_VISIBLE_DEVICES": "3,GPU-5d2a"}, gpus=4),
     "local_gpus_all": Form("-np 2 --gpus all", gpus=2),
-    "openmpi_hosts": Form(HOSTS),
-    "openmpi_root": Form(HOSTS, root=True),
+    "openmpi_hosts": Form(MPI_HOSTS),
+    "openmpi_root": Form(MPI_HOSTS, root=True),
     "openmpi_rdma": Form(HOSTS, rdma=True),
-    "openmpi_np": Form(f"{HOSTS} -np 6"),
-    "openmpi_one": Form("-H h1"),
+    "openmpi_np": Form(f"{MPI_HOSTS} -np 6"),
+    "openmpi_one": Form("--link mpi -H h1"),
     "openmpi_this_host": Form("-np 2 --launcher mpirun"),
-    "openmpi_hostfile": Form("--hostfile TMP/openmpi.txt"),
-    "openmpi_hostfile_horovod": Form("--hostfile TMP/horovod.txt"),
-    "openmpi_hostfile_mpich": Form("--hostfile TMP/mpich.txt"),
-    "openmpi_ipv6": Form("-H [fe80::1]:2,[fe80::2]:2"),
-    "openmpi_interface": Form(f"{HOSTS} --network-interface eth0,10.0.0.0/24"),
-    "openmpi_ssh": Form(f"{HOSTS} -p 2222 -i TMP/key"),
+    "openmpi_hostfile": Form("--link mpi --hostfile TMP/openmpi.txt"),
+    "openmpi_hostfile_horovod": Form("--link mpi --hostfile TMP/horovod.txt"),
+    "openmpi_hostfile_mpich": Form("--link mpi --hostfile TMP/mpich.txt"),
+    "openmpi_ipv6": Form("--link mpi -H [fe80::1]:2,[fe80::2]:2"),
+    "openmpi_interface": Form(f"{MPI_HOSTS} --network-interface eth0,10.0.0.0/24"),
+    "openmpi_ssh": Form(f"{MPI_HOSTS} -p 2222 -i TMP/key"),
     "openmpi_long_options": Form(
-        "--num-proc 6 --hosts h1:4,h2:4 --ssh-port 2222 --ssh-identity-file TMP/key"
+        "--link mpi --num-proc 6 --hosts h1:4,h2:4 --ssh-port 2222 --ssh-identity-file TMP/key"
     ),
-    "openmpi_ssh_command": Form(f"{HOSTS} -p 2222 --ssh-command rsh", programs=("rsh",)),
-    "openmpi_ssh_variable": Form(HOSTS, environ={"RINGAR_SSH": "rsh -K"}, programs=("rsh",)),
+    "openmpi_ssh_command": Form(f"{MPI_HOSTS} -p 2222 --ssh-command rsh", programs=("rsh",)),
+    "openmpi_ssh_variable": Form(MPI_HOSTS, environ={"RINGAR_SSH": "rsh -K"}, programs=("rsh",)),
     "openmpi_mpi_args": Form(f"{HOSTS} --mpi-args=--mca|btl|tcp,self"),
     "openmpi_exports": Form(
-        f"{HOSTS} -x A=one|two,three -x B -x PATH --start-timeout 9 --deadline 60 "
+        f"{MPI_HOSTS} -x A=one|two,three -x B -x PATH --start-timeout 9 --deadline 60 "
         "--stall-warning 5.5",
         environ={
             "B": "1",
@@ -82,20 +84,20 @@ FORMS = {
         },
     ),
     "openmpi_output": Form(
-        f"{HOSTS} --bind-to numa --no-prefix --output-filename TMP/logs "
+        f"{MPI_HOSTS} --bind-to numa --no-prefix --output-filename TMP/logs "
         "--timeline-filename TMP/t.json --failure-grace 10"
     ),
-    "openmpi_gpus": Form(HOSTS, environ={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=4),
-    "openmpi_gpus_all": Form(f"{HOSTS} --gpus all", gpus=4),
-    "openmpi_4": Form(f"{HOSTS} -p 2222 --network-interface eth0", mpi=OPEN_MPI_4),
-    "hydra_hosts": Form(HOSTS, mpi=MPICH),
-    "hydra_np": Form(f"{HOSTS} -np 5", mpi=MPICH, root=True),
-    "hydra_hostfile": Form("--hostfile TMP/mpich.txt", mpi=MPICH),
-    "hydra_interface": Form(f"{HOSTS} --network-interface eth0", mpi=MPICH),
-    "hydra_ssh": Form(f"{HOSTS} -p 2222 -i TMP/key", mpi=MPICH),
-    "hydra_ssh_command": Form(f"{HOSTS} --ssh-command rsh", mpi=MPICH, programs=("rsh",)),
-    "hydra_mpi_args": Form(f"{HOSTS} --mpi-args=-print-all-exitcodes", mpi=MPICH),
-    "hydra_exports": Form(f"{HOSTS} -x A=one|two,three --output-filename TMP/logs", mpi=MPICH),
+    "openmpi_gpus": Form(MPI_HOSTS, environ={"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=4),
+    "openmpi_gpus_all": Form(f"{MPI_HOSTS} --gpus all", gpus=4),
+    "openmpi_4": Form(f"{MPI_HOSTS} -p 2222 --network-interface eth0", mpi=OPEN_MPI_4),
+    "hydra_hosts": Form(MPI_HOSTS, mpi=MPICH),
+    "hydra_np": Form(f"{MPI_HOSTS} -np 5", mpi=MPICH, root=True),
+    "hydra_hostfile": Form("--link mpi --hostfile TMP/mpich.txt", mpi=MPICH),
+    "hydra_interface": Form(f"{MPI_HOSTS} --network-interface eth0", mpi=MPICH),
+    "hydra_ssh": Form(f"{MPI_HOSTS} -p 2222 -i TMP/key", mpi=MPICH),
+    "hydra_ssh_command": Form(f"{MPI_HOSTS} --ssh-command rsh", mpi=MPICH, programs=("rsh",)),
+    "hydra_mpi_args": Form(f"{MPI_HOSTS} --mpi-args=-print-all-exitcodes", mpi=MPICH),
+    "hydra_exports": Form(f"{MPI_HOSTS} -x A=one|two,three --output-filename TMP/logs", mpi=MPICH),
     "srun_openmpi": Form("", environ=SLURM),
     "srun_mpich": Form("", mpi=MPICH, environ=SLURM),
     "srun_np": Form("-np 3", environ=SLURM),
@@ -111,19 +113,31 @@ FORMS = {
     "srun_outside": Form("-np 4 --launcher srun"),
     "slurm_mpirun": Form("--launcher mpirun", environ=SLURM),
     "slurm_without_pmix": Form("", environ=SLURM, pmi="pmi2 none"),
-    "slurm_agent": Form(f"{HOSTS} -p 2222 --ssh-command rsh", environ=SLURM, programs=("rsh",)),
+    "slurm_agent": Form(f"{MPI_HOSTS} -p 2222 --ssh-command rsh", environ=SLURM, programs=("rsh",)),
     "slurm_agent_mpich": Form(
         "--launcher mpirun", mpi=MPICH, environ={**SLURM, "RINGAR_SSH": "rsh"}, programs=("rsh",)
     ),
     "slurm_mpirun_mpich": Form("--launcher mpirun", mpi=MPICH, environ=SLURM),
-    "pbs": Form("", environ={"PBS_NODEFILE": "TMP/nodes.txt"}),
-    "pbs_tmrsh": Form("", environ={"PBS_NODEFILE": "TMP/nodes.txt"}, programs=("pbs_tmrsh",)),
-    "pbs_mpich": Form("", mpi=MPICH, environ={"PBS_NODEFILE": "TMP/nodes.txt"}),
-    "lsf_hostfile": Form("", environ={"LSB_DJOB_HOSTFILE": "TMP/nodes.txt"}),
+    "pbs": Form(MPI, environ={"PBS_NODEFILE": "TMP/nodes.txt"}),
+    "pbs_tmrsh": Form(MPI, environ={"PBS_NODEFILE": "TMP/nodes.txt"}, programs=("pbs_tmrsh",)),
+    "pbs_mpich": Form(MPI, mpi=MPICH, environ={"PBS_NODEFILE": "TMP/nodes.txt"}),
+    "lsf_hostfile": Form(MPI, environ={"LSB_DJOB_HOSTFILE": "TMP/nodes.txt"}),
     "lsf_mcpu_hosts": Form("-np 3", environ={"LSB_MCPU_HOSTS": "n1 2 n2 2"}),
     "lsf_blaunch": Form(
-        "", mpi=MPICH, environ={"LSB_DJOB_HOSTFILE": "TMP/nodes.txt"}, programs=("blaunch",)
+        MPI, mpi=MPICH, environ={"LSB_DJOB_HOSTFILE": "TMP/nodes.txt"}, programs=("blaunch",)
     ),
+    "ssh_hosts": Form(HOSTS, mpi=("", "")),
+    "ssh_module": Form(f"{HOSTS} -m", program="package.train"),
+    "ssh_interface": Form(f"{HOSTS} --link tcp --network-interface eth0,10.0.0.0/24"),
+    "ssh_ipv6": Form("-H [fe80::1]:2,[fe80::2]:2"),
+    "ssh_options": Form(
+        f"{HOSTS} -np 6 -p 2222 -i TMP/key -x A=one|two,three --output-filename TMP/logs "
+        "--kill-grace 9"
+    ),
+    "ssh_this_host": Form("-np 2 --launcher ssh"),
+    "ssh_pbs_tmrsh": Form("", environ={"PBS_NODEFILE": "TMP/nodes.txt"}, programs=("pbs_tmrsh",)),
+    "ssh_slurm": Form("--link tcp", environ=SLURM),
+    "ssh_slurm_srun": Form("--launcher srun --link tcp", environ=SLURM),
 }
 
 FILES = {
@@ -158,7 +172,7 @@ def dry_run(
     monkeypatch.setattr(plan, "new_job_id", lambda: "0123456789abcdef")
     monkeypatch.setattr(cpus, "available", lambda: [cpus.Cpu(0, 0, n, n) for n in range(4)])
     monkeypatch.setattr(nvidia, "_count", lambda: form.gpus)
-    monkeypatch.setattr(openmpi, "has_rdma", lambda: form.rdma)
+    monkeypatch.setattr(mpi, "has_fast_network", lambda: form.rdma)
     monkeypatch.setattr(os, "geteuid", lambda: 0 if form.root else 1000)
     words = [word.replace("TMP", str(folder)) for word in split(form)]
     code = main([*words, "--dry-run", *form.program.split(), "--epochs", "3"])

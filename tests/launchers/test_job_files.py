@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ringar.launchers import hosts, options
+from ringar.launchers.choose import choose
 from tests.launchers.programs import write
 from tests.plugin.jobs import ROOT
 
@@ -95,7 +96,7 @@ def test_ringarrun_understands_the_launcher_command(
     ]
     arguments = (tmp_path / "arguments").read_text().splitlines()
     request = options.request(options.parser().parse_args(arguments))
-    assert request.launcher == "mpirun"
+    assert choose(request, {}).launcher == "ssh"  # without MPI
     assert request.command == tuple(box["args"])
     assert request.hosts == hosts.read(hostfile)
     assert sum(host.slots for host in request.hosts) == workers * slots

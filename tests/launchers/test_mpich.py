@@ -95,7 +95,7 @@ def test_an_agent_that_is_not_ssh_is_called_without_options_of_ssh(
 ) -> None:
     write(tmp_path / "agent", f"""echo "$1" >>{tmp_path}/asked; shift; exec sh -c "$*" """)
     agent = str(tmp_path / "agent")
-    hosts = ("-H", "localhost:1,127.0.0.2:1")
+    hosts = ("-H", "localhost:1,127.0.0.2:1", "--link", "mpi")
     with launcher_of(python, *hosts, "sh", "-c", "echo hi", RINGAR_SSH=agent) as launcher:
         result = launcher.finish()
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,6 @@
-"""Real jobs of the mpirun in this environment, with mpi4py: on this host, and through an agent.
+"""Real jobs of the mpirun in this environment, with mpi4py, and of ringar's own in its place.
+
+They run on this host, and through an agent.
 
 The second "host" is another address of this one, reached through a script in place of ssh, with an
 environment of its own. mpirun does not know that and starts a daemon there; between the two,
@@ -41,13 +43,17 @@ def missing() -> str:
 pytestmark = [pytest.mark.job, pytest.mark.skipif(bool(missing()), reason=missing() or "-")]
 
 MPIRUN = ("--launcher", "mpirun")
-TWO_HOSTS = ("-H", "localhost:1,127.0.0.2:2")
+TWO_HOSTS = ("-H", "localhost:1,127.0.0.2:2", "--link", "mpi")
+TWO_HOSTS_BY_TCP = (*TWO_HOSTS[:2], "--link", "tcp")
+both_links = pytest.mark.parametrize(
+    "hosts", [pytest.param(TWO_HOSTS, id="MPI"), pytest.param(TWO_HOSTS_BY_TCP, id="TCP")]
+)
 SHOW = (
     "import json, os; from mpi4py import MPI; w = MPI.COMM_WORLD; print(json.dumps([w.rank, w.size,"
     " w.allreduce(w.rank), {k: v for k, v in os.environ.items() if k.startswith(('RINGAR_', 'MY_'))"
     "}, sorted(os.sched_getaffinity(0))]))"
 )
-RANK = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
+RANK = "${RINGAR_RANK:-${OMPI_COMM_WORLD_RANK:-$PMI_RANK}}"
 
 
 @pytest.fixture
@@ -88,10 +94,11 @@ def test_ranks_of_a_module_form_one_world(tmp_path: Path) -> None:
         assert sum(map(len, found.values())) == len(usable)
 
 
-def test_environment_crosses_to_another_host(agent: Path) -> None:
+@both_links
+def test_environment_crosses_to_another_host(hosts: tuple[str, ...], agent: Path) -> None:
     show = shell(f"echo {RANK}-$THERE-$MY_A-$MY_B-$TF_MINE-$MY_OTHER-$RINGAR_SSH")
     result = launch(
-        *(*TWO_HOSTS, "--ssh-command", str(agent), "-p", "22", "-x", "MY_A=1 2,3\n4", "-x", "MY_B"),
+        *(*hosts, "--ssh-command", str(agent), "-p", "22", "-x", "MY_A=1 2,3\n4", "-x", "MY_B"),
         *show,
         env={"MY_B": "5", "TF_MINE": "6", "MY_OTHER": "7", "RINGAR_SSH": "not-this-one"},
     )
@@ -101,18 +108,23 @@ def test_environment_crosses_to_another_host(agent: Path) -> None:
     assert there == ["[1] 1-1-1 2,3 4-5-6--", "[2] 2-1-1 2,3 4-5-6--"]
     asked = (agent.parent / "asked").read_text().splitlines()
     assert asked[0].startswith("-p 22 127.0.0.2 env ")  # the check
-    assert "-p 22 127.0.0.2 " in asked[-1]  # mpirun's daemon
+    assert "-p 22 127.0.0.2 " in asked[-1]  # mpirun's daemon, or the guard
 
 
-def test_lines_of_a_script_stay_whole_and_files_are_kept(tmp_path: Path, agent: Path) -> None:
+@both_links
+def test_lines_of_a_script_stay_whole_and_files_are_kept(
+    hosts: tuple[str, ...], tmp_path: Path, agent: Path
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import os; r = os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['PMI_RANK']\n"
+        "import os\n"
+        "names = 'RINGAR_RANK', 'OMPI_COMM_WORLD_RANK', 'PMI_RANK'\n"
+        "r = next(os.environ[name] for name in names if name in os.environ)\n"
         "for i in range(2000): print('rank', r, 'line', i, 'x' * 100, 'end')"
     )
     folder = tmp_path / "logs"
     result = launch(
-        *(*TWO_HOSTS, "--output-filename", str(folder), str(script)),
+        *(*hosts, "--output-filename", str(folder), str(script)),
         env={"RINGAR_SSH": str(agent)},
     )
     assert result.returncode == 0, result.stderr
@@ -140,6 +152,7 @@ KILL = ("kill -9 $$", 137, r"rank 1 of 3 on .* was killed by signal 9 \(SIGKILL\
     [
         pytest.param(ONE_HOST, *KILL, id="a signal on one host"),
         pytest.param(TWO_HOSTS, *EXIT, id="an exit code on two"),
+        pytest.param(TWO_HOSTS_BY_TCP, *KILL, id="a signal on two by TCP"),
         pytest.param(ONE_HOST, *EXIT, id="an exit code on one host", marks=pytest.mark.slow),
         pytest.param(TWO_HOSTS, *KILL, id="a signal on two", marks=pytest.mark.slow),
     ],
@@ -184,12 +197,13 @@ def test_an_mpirun_that_ends_without_some_rank_has_not_succeeded(tmp_path: Path)
     assert result.returncode == 1
 
 
+@both_links
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_signals_reach_all_ranks(number: int, agent: Path) -> None:
+def test_signals_reach_all_ranks(number: int, hosts: tuple[str, ...], agent: Path) -> None:
     program = shell("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.1; done")
-    with Launcher(*TWO_HOSTS, *program, env={"RINGAR_SSH": str(agent)}) as launcher:
+    with Launcher(*hosts, *program, env={"RINGAR_SSH": str(agent)}) as launcher:
         assert launcher.process.stdout is not None
         for _ in range(3):
             assert "ready" in launcher.process.stdout.readline()
@@ -199,11 +213,12 @@ def test_signals_reach_all_ranks(number: int, agent: Path) -> None:
     assert result.stderr.splitlines()[-1].startswith("ringarrun: stopped all ranks on SIG")
 
 
-def test_kill_grace_is_time_to_save(agent: Path) -> None:
+@both_links
+def test_kill_grace_is_time_to_save(hosts: tuple[str, ...], agent: Path) -> None:
     """More than mpirun itself would leave, and for all, though one rank is ready at once."""
     save = f"sleep $((8 * ({RANK} != 1))); echo saved; exit 143"
     program = shell(f"trap '{save}' TERM; echo ready; while :; do sleep 0.1; done")
-    words = (*TWO_HOSTS, "--kill-grace", "30", *program)
+    words = (*hosts, "--kill-grace", "30", *program)
     with Launcher(*words, env={"RINGAR_SSH": str(agent)}) as launcher:
         assert launcher.process.stdout is not None
         for _ in range(3):

@@ -158,7 +158,7 @@ def test_a_host_without_mpi_is_asked_for_real(agent: Agent) -> None:
 def ask(stub: Path, folder: str = "/", script: str = "", module: str = "") -> dict[str, object]:
     """What this Python answers to the question with `stub` before its other packages."""
     out = subprocess.run(
-        [sys.executable, "-c", preflight._QUESTION, folder, "sh", script, module],
+        [sys.executable, "-c", preflight._QUESTION, folder, "sh", script, module, ""],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(stub)},
         cwd=stub,
         capture_output=True,
@@ -166,6 +166,11 @@ def ask(stub: Path, folder: str = "/", script: str = "", module: str = "") -> di
         check=True,
     ).stdout
     return dict(preflight._answers(out)[0])
+
+
+def test_mpi_is_asked_for_only_where_ranks_use_it(tmp_path: Path) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('no such MPI')")
+    assert not any("mpi" in key for key in ask(tmp_path))
 
 
 def test_scripts_and_modules_are_looked_up_in_the_folder_of_the_job(tmp_path: Path) -> None:
@@ -268,7 +273,7 @@ def test_srun_is_not_asked_where_nobody_knows_the_hosts(tmp_path: Path) -> None:
 def test_tensorflow_is_not_imported() -> None:
     code = preflight._QUESTION.replace("os._exit(0)", "print(sorted(sys.modules))")
     out = subprocess.run(
-        [sys.executable, "-c", code, "/", "sh", "", "os"],
+        [sys.executable, "-c", code, "/", "sh", "", "os", "mpi"],
         capture_output=True,
         text=True,
         check=True,

@@ -94,24 +94,26 @@ def how(environ: dict[str, str]) -> str:
     return "srun" if sorted(trial.stdout.splitlines()) == ["0 2 1", "1 2 1"] else "mpirun"
 
 
-@pytest.mark.parametrize("launcher", ["auto", "mpirun"])
+@pytest.mark.parametrize("options", [(), ("--launcher", "mpirun"), ("--link", "tcp")])
 def test_ranks_of_an_allocation_form_one_world(
-    environ: dict[str, str], how: str, launcher: str, train: tuple[str, ...]
+    environ: dict[str, str], how: str, options: tuple[str, ...], train: tuple[str, ...]
 ) -> None:
-    options = ("--launcher", launcher, "--verbose")
-    result = allocate(environ, *LAUNCHER, *options, *train, tasks=3)
+    result = allocate(environ, *LAUNCHER, *options, "--verbose", *train, tasks=3)
     assert result.returncode == 0, result.stderr
     ranks = [f"[{rank}] {rank} 3 [3.0, 3.0, 3.0]" for rank in range(3)]
     assert sorted(result.stdout.splitlines()) == ranks
-    program = "srun" if (how, launcher) == ("srun", "auto") else "mpirun"
-    assert re.search(rf"^ringarrun: .*/{program} .*-?np?[a-z]*[ =]3", result.stderr, re.MULTILINE)
+    if "tcp" in options:
+        started = r"-m ringar\.launchers\.spread .*:3"
+    else:
+        started = rf"/{'mpirun' if options else how} .*-?np?[a-z]*[ =]3"
+    assert re.search(rf"^ringarrun: .*{started}", result.stderr, re.MULTILINE)
 
 
 def test_an_agent_reaches_hosts_that_are_not_of_the_allocation(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
     write(tmp_path / "agent", f"""echo "$1" >>{tmp_path}/asked; shift; exec sh -c "$*" """)
-    hosts = ("-H", f"{socket.gethostname()}:1,127.0.0.2:1")
+    hosts = ("-H", f"{socket.gethostname()}:1,127.0.0.2:1", "--link", "mpi")
     options = ("--ssh-command", str(tmp_path / "agent"))
     result = allocate(environ, *LAUNCHER, *hosts, *options, "sh", "-c", "echo hi")
     assert result.returncode == 0, result.stderr
@@ -134,16 +136,31 @@ def test_more_ranks_than_tasks(environ: dict[str, str]) -> None:
     assert "at most 2 ranks, the slots of 1 host (of the SLURM allocation)" in result.stderr
 
 
-@pytest.mark.parametrize(("end", "code"), [("exit 3", 3), ("kill -9 $$", 137)])
-def test_a_failed_rank_ends_the_job(environ: dict[str, str], end: str, code: int) -> None:
-    rank = "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$SLURM_PROCID}}"
+@pytest.mark.parametrize(
+    ("link", "end", "code"),
+    [("auto", "exit 3", 3), ("auto", "kill -9 $$", 137), ("tcp", "kill -9 $$", 137)],
+)
+def test_a_failed_rank_ends_the_job(
+    environ: dict[str, str], link: str, end: str, code: int
+) -> None:
+    rank = "${RINGAR_RANK:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$SLURM_PROCID}}}"
     program = ("sh", "-c", f"if [ {rank} = 1 ]; then {end}; fi; sleep 0.5; echo last; sleep 100")
     started = time.monotonic()
-    result = allocate(environ, *LAUNCHER, "--failure-grace", "2", *program)
+    result = allocate(environ, *LAUNCHER, "--link", link, "--failure-grace", "2", *program)
     assert time.monotonic() - started < 40
     assert "rank 1 of 2 on " in result.stderr.splitlines()[-1]
     assert result.stdout == "[0] last\n"
     assert result.returncode == code
+
+
+@pytest.mark.parametrize("link", ["auto", "tcp"])
+def test_kill_grace_is_time_to_save(environ: dict[str, str], link: str, tmp_path: Path) -> None:
+    rank = f"trap 'sleep 8; echo saved; exit 143' TERM; mktemp {tmp_path}/XXXX; sleep 100 & wait"
+    job = (*LAUNCHER, "--link", link, "--kill-grace", "30", "sh", "-c", rank)
+    stop = f'"$@" & until [ $(ls {tmp_path} | wc -l) = 2 ]; do sleep 0.1; done; kill $!; wait $!'
+    result = allocate(environ, "sh", "-c", stop, "sh", *job)
+    assert result.stdout.count("saved\n") == 2, result.stderr
+    assert result.returncode == 143
 
 
 def test_values_of_variables_survive(environ: dict[str, str]) -> None:

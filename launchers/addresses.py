@@ -1,0 +1,99 @@
+"""Find the addresses at which other hosts reach this one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ringar.launchers.errors import UsageError
+
+_SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of an interface
+
+
+def of_interfaces() -> dict[str, list[str]]:
+    """Return the addresses of each network interface: that of IPv4 first, then those of IPv6."""
+    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for name, addresses in found.items():
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
+                request = struct.pack("256s", name.encode())
+                answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+                addresses.append(socket.inet_ntoa(answer[20:24]))
+    with contextlib.suppress(OSError):  # a kernel without IPv6
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, *_, name = line.split()
+            address = ipaddress.IPv6Address(bytes.fromhex(digits))
+            found.setdefault(name, []).append(
+                f"{address}%{name}" if address.is_link_local else str(address)
+            )
+    return found
+
+
+def towards(host: str) -> str:
+    """Return the address from which this host sends to `host`; "" for an alias that ssh knows."""
+    with contextlib.suppress(OSError):
+        for family, kind, *_, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(address)  # sends nothing
+                return str(probe.getsockname()[0])
+    return ""
+
+
+def not_loopback(addresses: Sequence[str]) -> list[str]:
+    """Return those of `addresses` at which other hosts could reach this one."""
+    return [text for text in addresses if text and not ipaddress.ip_address(text).is_loopback]
+
+
+def to_listen_at(
+    interfaces: Sequence[str], others: Sequence[str], environ: Mapping[str, str]
+) -> str:
+    """Return the address of this host for the other hosts of a job.
+
+    Args:
+        interfaces: those of `--network-interface`, by name or as subnets; empty for any.
+        others: the names of the other hosts.
+        environ: the environment, in which sshd tells the address that it was reached at.
+
+    Raises:
+        UsageError: this host has none of the interfaces, or no address.
+    """
+    own = of_interfaces()
+    if interfaces:
+        return _of_named(interfaces, own)
+    if not others:
+        return "127.0.0.1"
+    by_ssh = environ.get("SSH_CONNECTION", "").split()[2:3]
+    everywhere = [address for addresses in own.values() for address in addresses]
+    found = not_loopback([*map(towards, others), *by_ssh, *everywhere])
+    if not found:
+        raise UsageError("expected a network interface besides the loopback, found none", 1)
+    return found[0]
+
+
+def _of_named(interfaces: Sequence[str], own: Mapping[str, Sequence[str]]) -> str:
+    everywhere = [address for addresses in own.values() for address in addresses]
+    for wanted in interfaces:
+        if "/" in wanted:
+            network = _network(wanted)
+            inside = [text for text in everywhere if ipaddress.ip_address(text) in network]
+        else:
+            inside = list(own.get(wanted, ()))
+        if inside:
+            return inside[0]
+    with_address = ", ".join(name for name, addresses in own.items() if addresses)
+    raise UsageError(
+        f"--network-interface: expected an interface of this host that has an address "
+        f"({with_address}), received {','.join(interfaces)}"
+    )
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError as error:
+        raise UsageError(f"--network-interface: expected a subnet: {error}") from None

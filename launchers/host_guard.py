@@ -1,0 +1,232 @@
+"""The guard of all ranks of one host, in a job over several hosts without MPI.
+
+    ringarrun -> spread.py -> ssh (or srun) -> on each host: host_guard.py -> its ranks
+
+It is to `spread.py` what a daemon of mpirun is to mpirun, and both talk through ssh, which is
+encrypted and needs no further port: lines of JSON come on the standard input, one answer goes to
+the standard output.
+
+    spread.py                                              host_guard.py
+    the job: hosts, environment, folder              ->
+                                                     <-    where each rank of this host listens
+    all of these addresses, the secret of the job    ->    starts the ranks
+    signals                                          ->    passes them on
+
+The sockets listen before any rank runs, and ranks inherit them. So no two programs compete for a
+port, and a rank that is early waits in its peer's queue. When the input ends, `spread.py` or the
+connection is gone, and the ranks are ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringar.job.tcp import LISTENER_VARIABLE, WORLD_VARIABLE
+from ringar.launchers import addresses, cpus, gpus, guard
+from ringar.launchers.guard import GuardedJob
+from ringar.launchers.hosts import Host
+from ringar.launchers.local import LocalJob
+from ringar.launchers.plan import JobPlan, RankPlan, cpu_sets
+from ringar.launchers.program import check_executable
+from ringar.launchers.ranks import Rank
+
+VARIABLE = "RINGAR_SPREAD"
+"""Tells the guard which host of the job it is on, by number."""
+
+BY_SLURM = "slurm"
+"""In place of the number: SLURM tells it."""
+
+ANSWER = b"RINGAR-HOST "
+"""What the line with the addresses of a host begins with."""
+
+_BACKLOG = 4096
+
+
+class Control:
+    """The lines that `spread.py` writes to the standard input of a guard."""
+
+    fd = 0
+
+    def __init__(self) -> None:
+        self._unread = b""
+
+    def next(self) -> dict[str, Any] | None:
+        """Wait for the next line and return what it says; None at the end."""
+        while b"\n" not in self._unread:
+            data = os.read(self.fd, 1 << 16)
+            if not data:
+                return None
+            self._unread += data
+        line, self._unread = self._unread.split(b"\n", 1)
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def has_line(self) -> bool:
+        """Return whether `next` would not wait, after it has returned."""
+        return b"\n" in self._unread
+
+
+class HostJob(GuardedJob):
+    """The ranks of one host."""
+
+    def __init__(self, job: JobPlan, grace: float, control: Control, stdin: int | None) -> None:
+        super().__init__(job, grace)
+        self._control = control
+        self._stdin_of_rank_0 = stdin
+        self._watch_fd(control.fd, selectors.EVENT_READ, self._on_control)
+
+    def _start(self) -> None:
+        super()._start()
+        for rank in self.job.ranks:  # a rank that is gone listens no more
+            os.close(rank.files[LISTENER_VARIABLE])
+
+    def _make_segment(self) -> int:
+        return LocalJob._make_segment(self)
+
+    def _stdin(self, plan: RankPlan) -> int:
+        given = self._stdin_of_rank_0
+        return given if plan.rank == 0 and given is not None else subprocess.DEVNULL
+
+    def _grace_after(self, failed: Rank) -> float:
+        return self._grace  # in which they say what they have lost, as those of other hosts do
+
+    def _linger(self, seconds: float) -> None:
+        if self.signal:  # after a failure the other ranks of this host have had their time
+            super()._linger(seconds)
+
+    def _on_control(self) -> None:
+        while True:
+            said = self._control.next()
+            if said is None:
+                self._watch_fd(self._control.fd, 0, lambda: None)
+                self._on_signal(signal.SIGTERM)
+                return
+            self._on_signal(said["signal"])
+            if not self._control.has_line():
+                return
+
+
+def here(environ: Mapping[str, str]) -> int:
+    """Return the number of this host in the job."""
+    number = environ[VARIABLE]
+    return int(environ["SLURM_NODEID"] if number == BY_SLURM else number)
+
+
+def make(options: argparse.Namespace) -> HostJob | None:
+    """Take the job from `spread.py` and return that of this host; None if spread has ended.
+
+    Raises:
+        UsageError: this host cannot run its ranks; the message says why.
+    """
+    control = Control()
+    job = control.next()
+    if job is None:
+        return None
+    os.chdir(job["folder"])
+    os.environ.update(job["environment"])
+    check_executable(options.command[0], os.environ.get("PATH"))
+    hosts = [Host(name, slots) for name, slots in job["hosts"]]
+    number = here(os.environ)
+    listeners = _listen(hosts, number, job["interfaces"])
+    answer = {"host": number, "addresses": [_text(listener) for listener in listeners]}
+    os.write(1, ANSWER + json.dumps(answer).encode() + b"\n")
+    rest = control.next()
+    if rest is None:
+        return None
+    world = _file_with({"hosts": _numbers(hosts), **rest})
+    plan = _plan(options, hosts, number, listeners, world)
+    return HostJob(plan, options.grace, control, job.get("stdin"))
+
+
+def _listen(hosts: Sequence[Host], number: int, interfaces: Sequence[str]) -> list[socket.socket]:
+    """Return a socket that listens for each rank of this host."""
+    others = [host.name for i, host in enumerate(hosts) if i != number]
+    address = addresses.to_listen_at(interfaces, others, os.environ)
+    family, *_, resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    found = []
+    for _ in range(hosts[number].slots):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.bind(resolved)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        found.append(listener)
+    return found
+
+
+def _text(listener: socket.socket) -> str:
+    address, port = listener.getsockname()[:2]
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _numbers(hosts: Sequence[Host]) -> list[int]:
+    """Return the number of the host of each rank."""
+    return [number for number, host in enumerate(hosts) for _ in range(host.slots)]
+
+
+def _file_with(world: Mapping[str, object]) -> int:
+    """Return a file that describes the job, which only ranks inherit."""
+    fd = os.memfd_create("ringar-world")
+    text = json.dumps(world).encode()
+    while text:
+        text = text[os.write(fd, text) :]
+    return fd
+
+
+def _plan(
+    options: argparse.Namespace,
+    hosts: Sequence[Host],
+    number: int,
+    listeners: Sequence[socket.socket],
+    world: int,
+) -> JobPlan:
+    slots = hosts[number].slots
+    first = sum(host.slots for host in hosts[:number])
+    size = sum(host.slots for host in hosts)
+    sets = cpu_sets(options.bind_to, slots, cpus.available())
+    gpu = gpus.of_ranks(os.environ, slots)
+    notice = gpus.describe(dict(enumerate(gpu, first)))
+    return JobPlan(
+        job=f"{options.job}.{number}",
+        command=tuple(options.command),
+        ranks=tuple(
+            RankPlan(
+                rank=first + local,
+                size=size,
+                local_rank=local,
+                local_size=slots,
+                cross_rank=sum(host.slots > local for host in hosts[:number]),
+                cross_size=sum(host.slots > local for host in hosts),
+                cpus=sets[local],
+                sharing=sets.count(sets[local]),
+                gpu=gpu[local],
+                files={
+                    WORLD_VARIABLE: world,
+                    LISTENER_VARIABLE: listeners[local].detach(),
+                },
+            )
+            for local in range(slots)
+        ),
+        prefix=options.prefix,
+        output_folder=options.output_filename,
+        notice=f"on {socket.gethostname()}, {notice}" if notice else "",
+        kill_grace=options.kill_grace,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the ranks of this host to their end and return the exit code."""
+    options = guard.parser(__doc__).parse_args(arguments)
+    return guard.run(lambda: make(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

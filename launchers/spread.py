@@ -1,0 +1,263 @@
+"""Start the ranks of a job on its hosts without MPI: what mpirun does for a job of MPI.
+
+    ringarrun (supervisor.py) -> spread.py -> ssh (or srun) -> on each host: host_guard.py
+
+All that hosts need to know goes through the pipes of ssh, as `host_guard.py` tells: first the job,
+then, when every host has answered with its addresses, all of these and the secret. After that
+spread passes output on in whole lines and signals to the hosts, and ends the other hosts when one
+has ended with an error. If it is killed, its pipes end, and with them the ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ringar.launchers import failures, graces, srun
+from ringar.launchers import hosts as hosts_module
+from ringar.launchers.command import Command, Start
+from ringar.launchers.errors import UsageError
+from ringar.launchers.host_guard import ANSWER, BY_SLURM, VARIABLE
+from ringar.launchers.hosts import Host, is_this_host
+from ringar.launchers.local import LocalJob
+from ringar.launchers.output import Stream
+from ringar.launchers.plan import JobPlan, RankPlan
+from ringar.launchers.ranks import Rank, bound_to_launcher
+from ringar.launchers.ssh import Agent
+
+#: Seconds for the answers of all hosts; the check before the start has just heard from each.
+ANSWER_TIMEOUT = 60.0
+
+COST_MODEL_VARIABLE = "RINGAR_COST_MODEL"
+
+#: What the interpreter needs on another host before it can read the other variables.
+_AT_ONCE = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+
+
+def command(start: Start) -> Command:
+    """Return the command that starts the ranks."""
+    words = [sys.executable, "-m", "ringar.launchers.spread"]
+    words += ["--hosts", ",".join(map(str, start.hosts)), "--export", ",".join(start.exported)]
+    if start.agent is not None:
+        words += ["--agent", str(_watching(start.agent))]
+    if start.interfaces:
+        words += ["--network-interface", ",".join(start.interfaces)]
+    return Command((*words, *start.program))
+
+
+def _watching(agent: Agent) -> Agent:
+    """Return `agent` with the options by which ssh notices that a host is gone."""
+    if os.path.basename(agent.program[0]) != "ssh":
+        return agent
+    options = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
+    return replace(agent, options=(*agent.options, *options))
+
+
+class SpreadJob(LocalJob):
+    """A job whose processes on this host are the ways to its hosts: guards, and ssh to others.
+
+    Args:
+        hosts: the hosts, with their ranks.
+        commands: the command for each process: one for each host, or one for all of them.
+        first_line: the job, as guards expect it.
+        for_ranks: what each rank is told beside the addresses.
+    """
+
+    #: What the supervisor sends if the ranks have time to save: hosts get it, and end in time.
+    also_stops = (signal.SIGUSR1,)
+
+    def __init__(
+        self,
+        hosts: Sequence[Host],
+        commands: Sequence[Sequence[str]],
+        first_line: dict[str, object],
+        for_ranks: dict[str, object],
+    ) -> None:
+        count = len(commands)
+        ways = tuple(RankPlan(i, count, i, count) for i in range(count))
+        super().__init__(JobPlan("spread", tuple(commands[0]), ways))
+        self._hosts, self._commands, self._first_line = hosts, commands, first_line
+        self._for_ranks = for_ranks
+        self._addresses: dict[int, list[str]] = {}  # by host
+        self._answers_until = time.monotonic() + ANSWER_TIMEOUT
+        self._stdin_of_rank_0 = os.dup(0)
+
+    # Starting
+
+    def _make_segment(self) -> int:
+        return -1
+
+    def _start_janitor(self) -> None:
+        pass  # each host has its own
+
+    def _start(self) -> None:
+        super()._start()
+        for rank in self.ranks:
+            line = self._first_line
+            if self._starts_rank_0(rank.number):
+                line = {**line, "stdin": self._stdin_of_rank_0}
+            self._tell(rank, line)
+        os.close(self._stdin_of_rank_0)
+
+    def _starts_rank_0(self, number: int) -> bool:
+        """Return whether a process starts rank 0 without ssh, which could not pass a file on."""
+        return number == 0 and self._commands[0][0] == "env"
+
+    def _spawn(self, plan: RankPlan, outputs: tuple[int, int]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._commands[plan.rank],
+            stdin=subprocess.PIPE,
+            stdout=outputs[0],
+            stderr=outputs[1],
+            pass_fds=(self._stdin_of_rank_0,) if self._starts_rank_0(plan.rank) else (),
+            start_new_session=True,
+            preexec_fn=bound_to_launcher(signal.SIGTERM),
+        )
+
+    def _stream(self, plan: RankPlan, name: str, fd: int) -> Stream:
+        screen = self._out if name == "stdout" else self._err
+        return Stream(fd, screen, live=plan.rank == 0, takes=self._take_answer)
+
+    def _take_answer(self, line: bytes) -> bool:
+        """Take a line with the addresses of a host; the last one lets the ranks start."""
+        if not line.startswith(ANSWER):
+            return False
+        answer = json.loads(line[len(ANSWER) :])
+        self._addresses[answer["host"]] = answer["addresses"]
+        if len(self._addresses) == len(self._hosts):
+            ordered = [one for host in sorted(self._addresses) for one in self._addresses[host]]
+            world = {**self._for_ranks, "addresses": ordered, "secret": secrets.token_hex(32)}
+            for rank in self.ranks:
+                self._tell(rank, world)
+        return True
+
+    def _tell(self, rank: Rank, what: object) -> None:
+        pipe = rank.process.stdin
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):  # its end says more
+            pipe.write(json.dumps(what).encode() + b"\n")
+            pipe.flush()
+
+    # Running
+
+    def _step(self, now: float) -> bool:
+        late = [i for i in range(len(self._hosts)) if i not in self._addresses]
+        if late and now > self._answers_until and self._term_at is None:
+            names = ", ".join(self._hosts[i].name for i in late)
+            self._err.message(
+                f"expected an answer of every host in {ANSWER_TIMEOUT:.0f} s, received none of "
+                f"{names}; nothing was started"
+            )
+            self._on_signal(signal.SIGTERM)
+        return super()._step(now)
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGUSR1:
+            self._signal_all(number)
+        else:
+            super()._on_signal(number)
+
+    def _signal_all(self, *signals: int) -> None:
+        if signal.SIGKILL in signals:
+            super()._signal_all(*signals)
+            return
+        for rank in self.ranks:
+            self._tell(rank, {"signal": signals[0]})
+
+    def _kill_grace(self) -> float:
+        return graces.KILL + graces.SETTLE  # guards take the first of these
+
+    # The end
+
+    def _report(self) -> None:
+        """Name the hosts whose connection has ended; guards report all else by themselves."""
+        for rank in self.failures:
+            if rank.status is not None and (rank.status.code == 255 or rank.status.signal):
+                name = self._hosts[rank.number].name if len(self._commands) > 1 else "srun"
+                self._err.message(
+                    f"{name}: the way to it {failures.ending(rank)}; the host or the connection "
+                    "to it may be gone"
+                )
+
+
+def _commands(options: argparse.Namespace) -> list[list[str]]:
+    """Return the command for each host, or the one of srun for all of them."""
+    if not options.agent:
+        return [_of_srun(options.hosts, options.guard)]
+    at_once = [f"{name}={os.environ[name]}" for name in _AT_ONCE if name in os.environ]
+    commands = []
+    for number, host in enumerate(options.hosts):
+        words = ["env", f"{VARIABLE}={number}", *options.guard]
+        if not is_this_host(host.name):
+            words[1:1] = at_once
+            words = [*shlex.split(options.agent), host.name, shlex.join(words)]
+        commands.append(words)
+    return commands
+
+
+def _of_srun(hosts: Sequence[Host], guard: Sequence[str]) -> list[str]:
+    count = len(hosts)
+    words = [*srun.basic(os.environ), "--mpi=none", f"--nodes={count}", f"--ntasks={count}"]
+    words += ["--ntasks-per-node=1", f"--nodelist={','.join(host.name for host in hosts)}"]
+    words += ["--cpu-bind=none", "--input=all", "--export=ALL", "--kill-on-bad-exit=0"]
+    return [*words, "env", f"{VARIABLE}={BY_SLURM}", *guard]
+
+
+def _first_line(options: argparse.Namespace) -> dict[str, object]:
+    return {
+        "hosts": [(host.name, host.slots) for host in options.hosts],
+        "folder": os.getcwd(),
+        "environment": {name: os.environ[name] for name in options.export if name in os.environ},
+        "interfaces": options.network_interface,
+    }
+
+
+def _for_ranks() -> dict[str, object]:
+    """Return what all ranks must have read from the same file: the parameters of the network."""
+    path = os.environ.get(COST_MODEL_VARIABLE)
+    if not path:
+        return {}
+    try:
+        return {"cost_model": json.loads(Path(path).read_text())}
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{COST_MODEL_VARIABLE}={path}: expected a JSON file with parameters: {error}"
+        ) from error
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",") if text else []
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a job to its end and return its exit code."""
+    parser = argparse.ArgumentParser(prog="ringar.launchers.spread", description=__doc__)
+    parser.add_argument("--hosts", type=hosts_module.parse, required=True, help="as ringarrun's")
+    parser.add_argument("--export", type=_names, default=[], help="variables for all hosts")
+    parser.add_argument("--agent", default="", help="ssh and its options; none: srun")
+    parser.add_argument("--network-interface", type=_names, default=[], help="as ringarrun's")
+    parser.add_argument(
+        "guard", nargs=argparse.REMAINDER, help="the guard of each host, and what ranks run"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        job = SpreadJob(options.hosts, _commands(options), _first_line(options), _for_ranks())
+        return job.run()
+    except UsageError as error:
+        print(f"ringarrun: error: {error}", file=sys.stderr)
+        return error.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ringar.launchers import elastic_plan
 from ringar.launchers import options as options_module
 from ringar.launchers.choose import Choice, choose
 from ringar.launchers.errors import UsageError
@@ -54,6 +55,8 @@ def _calibration(request: Request) -> Request:
 
 
 def _run(request: Request) -> int:
+    if elastic_plan.is_wanted(request):
+        return _run_elastic(request)
     choice = choose(request, os.environ)
     code = (_run_local if choice.launcher == "local" else _run_mpi)(request, choice)
     if request.timeline and not request.dry_run:
@@ -71,6 +74,19 @@ def _run_local(request: Request, choice: Choice) -> int:
         print(job.shell())
         return 0
     return local.run(job)
+
+
+def _run_elastic(request: Request) -> int:
+    from ringar.launchers import cpus, elastic
+
+    job, limits, discovery = elastic_plan.make(request, os.environ, cpus.available())
+    if request.dry_run:
+        print(job.shell())
+        return 0
+    code = elastic.run(job, limits, discovery)
+    if request.timeline:
+        _merge_timeline(request.timeline, limits.min_np)
+    return code
 
 
 def _run_mpi(request: Request, choice: Choice) -> int:

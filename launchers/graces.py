@@ -17,6 +17,9 @@ KILL = 3.0 * _SCALE
 LEFTOVER = 1.0 * _SCALE
 #: For the rank whose failure another rank reports as a lost peer.
 CAUSE = 1.0 * _SCALE
+#: For a slot of an elastic job whose processes have failed twice; it doubles up to the longest.
+COOL_DOWN = 10.0 * _SCALE
+LONGEST_COOL_DOWN = 300.0 * _SCALE
 #: For mpirun and srun to end a job by themselves after a failure.
 SETTLE = 3.0 * _SCALE
 #: From SIGTERM to SIGKILL of mpirun and srun: guards take 3 s and mpirun 6 s at most.

@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import BinaryIO
 
@@ -96,10 +96,13 @@ class LocalJob:
             self._say(f"environment: {name}={value}")
         if self.job.notice:
             self._err.message(self.job.notice)
-        for plan in self.job.ranks:
+        for plan in self._planned():
             self._start_rank(plan)
         if self._segment >= 0:
             os.close(self._segment)
+
+    def _planned(self) -> Sequence[RankPlan]:
+        return self.job.ranks
 
     def _make_segment(self) -> int:
         """Make the shared segment of the ranks and return its file descriptor; -1 for none."""
@@ -149,11 +152,14 @@ class LocalJob:
         return spawn(
             self.job,
             plan,
-            segment=self._segment,
+            inherited=self._inherited(plan),
             janitor=self._janitor_pipe,
             stdin=self._stdin(plan),
             outputs=outputs,
         )
+
+    def _has_run(self, plan: RankPlan) -> bool:
+        return any(rank.number == plan.rank for rank in self.ranks)
 
     def _stream(self, plan: RankPlan, name: str, fd: int) -> Stream:
         path = self.job.output_path(plan.rank, name)
@@ -161,7 +167,8 @@ class LocalJob:
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                copy = open(path, "wb", buffering=0)  # noqa: SIM115 (the stream closes it)
+                mode = "ab" if self._has_run(plan) else "wb"
+                copy = open(path, mode, buffering=0)  # noqa: SIM115 (the stream closes it)
             except OSError as error:
                 raise failures.cannot_write(path, error) from error
         return Stream(
@@ -172,6 +179,10 @@ class LocalJob:
             raw=not self.job.prefix and plan.size == 1,
             copy=copy,
         )
+
+    def _inherited(self, plan: RankPlan) -> Mapping[str, int] | None:
+        """Return the files of a rank, by variable; None for all that this process has inherited."""
+        return None if self._segment < 0 else {**plan.files, "RINGAR_SEGMENT_FD": self._segment}
 
     def _stdin(self, plan: RankPlan) -> int:
         return rank_stdin(plan.rank)

@@ -32,6 +32,8 @@ ranks    -np N                   number of ranks (default: slots of all hosts)
          -m                      run a Python module, as python -m does
          -x NAME[=VALUE]         set a variable, or pass on the one set here
          --bind-to core|numa|none, --gpus each|all
+elastic  --min-np N, --max-np N, --host-discovery-script PROGRAM,
+         --reset-limit N, --elastic-timeout S, --elastic-dir DIR
 hosts    -H HOST:N,...           hosts, and how many ranks each takes
          --hostfile FILE         the same, a host per line
          --launcher auto|local|ssh|mpirun|srun, --link auto|tcp|mpi,
@@ -95,6 +97,19 @@ def _num_proc(text: str) -> int:
         ) from None
     # The upper limit depends on the machine and is checked with the plan.
     check_num_proc(min(number, 1))
+    return number
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, received {text!r}")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    number = _whole(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, received {text!r}")
     return number
 
 
@@ -188,6 +203,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_rank_options(parser)
     _add_host_options(parser)
+    _add_elastic_options(parser)
     _add_output_options(parser)
     _add_timeouts(parser)
     group = parser.add_argument_group("about")
@@ -319,6 +335,48 @@ def _add_host_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_elastic_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("jobs whose ranks may change; see docs/elastic.md")
+    group.add_argument(
+        "--min-np",
+        metavar="N",
+        type=_count,
+        help="go on after the loss of ranks while so many are left, and start others in their place",
+    )
+    group.add_argument(
+        "--max-np",
+        metavar="N",
+        type=_count,
+        help="at most so many ranks, where the number of slots changes (default: -np)",
+    )
+    group.add_argument(
+        "--host-discovery-script",
+        metavar="PROGRAM",
+        help="prints the hosts that may be used now, host:slots per line; asked every second. With "
+        "--min-np, a --hostfile is read again as it changes",
+    )
+    group.add_argument(
+        "--reset-limit",
+        metavar="N",
+        type=_whole,
+        help="end the job after so many changes of its ranks (default: none)",
+    )
+    group.add_argument(
+        "--elastic-timeout",
+        metavar="S",
+        type=_seconds,
+        default=600.0,
+        help="how long to wait for --min-np ranks, and for a rank that does not come to the next "
+        "meeting (default: 600)",
+    )
+    group.add_argument(
+        "--elastic-dir",
+        metavar="DIR",
+        type=Path,
+        help="also keep the last commit in DIR, from which the job goes on if it is started again",
+    )
+
+
 def _add_output_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument(
@@ -427,4 +485,10 @@ def request(options: argparse.Namespace) -> Request:
         verbose=options.verbose,
         dry_run=options.dry_run,
         timeline=options.timeline_filename.resolve() if options.timeline_filename else None,
+        min_np=options.min_np,
+        max_np=options.max_np,
+        discovery_script=options.host_discovery_script,
+        reset_limit=options.reset_limit,
+        elastic_timeout=options.elastic_timeout,
+        elastic_dir=options.elastic_dir.resolve() if options.elastic_dir else None,
     )

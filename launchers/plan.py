@@ -39,6 +39,7 @@ RESERVED = frozenset(
         "SPREAD",
         "JOB",
         "BOUND_CPUS",
+        "RENDEZVOUS_FD",
         "GPU",
     )
 )

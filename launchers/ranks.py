@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ringar.launchers.output import Stream
@@ -147,7 +147,7 @@ def spawn(
     job: JobPlan,
     rank: RankPlan,
     *,
-    segment: int,
+    inherited: Mapping[str, int] | None,
     janitor: int,
     stdin: int,
     outputs: tuple[int, int],
@@ -157,8 +157,8 @@ def spawn(
     Args:
         job: the job that it belongs to.
         rank: its place and its CPUs.
-        segment: the file descriptor of the shared segment of this host's ranks, which the process
-            inherits. With -1 (ranks that MPI has started) it inherits all files of MPI instead.
+        inherited: file descriptors that the process inherits, by the variables that name them.
+            None (ranks that MPI has started): it inherits all files of MPI instead.
         janitor: the pipe of the janitor, which gets the process id before the program begins.
         stdin: its standard input.
         outputs: its standard output and standard error.
@@ -167,18 +167,16 @@ def spawn(
         OSError: the program cannot be executed.
     """
     environment = job.rank_environment(rank, os.environ)
-    files = dict(rank.files)
-    if segment >= 0:
-        files["RINGAR_SEGMENT_FD"] = segment
-    environment.update({name: str(fd) for name, fd in files.items()})
+    for name, descriptor in (inherited or {}).items():
+        environment[name] = str(descriptor)
     return subprocess.Popen(
         job.command,
         stdin=stdin,
         stdout=outputs[0],
         stderr=outputs[1],
         env=environment,
-        close_fds=segment >= 0,
-        pass_fds=tuple(files.values()),
+        close_fds=inherited is not None,
+        pass_fds=tuple((inherited or {}).values()),
         start_new_session=True,
         preexec_fn=_before_program(rank.cpus, janitor),
     )

@@ -14,7 +14,8 @@ class Request:
 
     `command` holds the words behind the options, the first of which is a module with `module`.
     `hosts` holds the hosts of `-H` or `--hostfile` and `source` names the option; without either,
-    `hosts` is empty. `num_proc` is None where the number of slots decides.
+    `hosts` is empty. `num_proc` is None where the number of slots decides. A job with `min_np` is
+    elastic.
     """
 
     num_proc: int | None
@@ -42,3 +43,9 @@ class Request:
     verbose: bool = False
     dry_run: bool = False
     timeline: Path | None = None
+    min_np: int | None = None
+    max_np: int | None = None
+    discovery_script: str | None = None
+    reset_limit: int | None = None
+    elastic_timeout: float = 600.0
+    elastic_dir: Path | None = None

@@ -141,8 +141,8 @@ def proposal(config: native.Config, environment: Mapping[str, str]) -> int:
     found = load(kind)
     if found is not None:
         return found
-    # What cannot be kept would be measured by every job.
-    return MEASURE if _is_writable(kind.path) else NEVER
+    # What cannot be kept would be measured by every job; and a changed world is not to wait.
+    return MEASURE if config.generation <= 1 and _is_writable(kind.path) else NEVER
 
 
 def describe(ranks: int, number: int) -> str:

@@ -47,6 +47,7 @@ class Config(ctypes.Structure):
         ("cuda_library", ctypes.c_char_p),
         ("nccl_library", ctypes.c_char_p),
         ("past_caches_bytes", ctypes.c_int64),
+        ("news_fd", ctypes.c_int32),
     ]  # fmt: skip
 
     def set_hosts(self, hosts: Sequence[int]) -> None:

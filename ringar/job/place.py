@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from ringar.errors import NotInitializedError
-from ringar.job import mpi, native, nvidia
+from ringar.job import membership, mpi, native, nvidia
 from ringar.job.cost_model import ALGORITHMS
 
 DEFAULT_DEADLINE = 600.0
@@ -104,6 +104,15 @@ def apply_mpi_place(joined: mpi.Place, config: native.Config) -> None:
         joined.link_communicator,
         joined.recursive_doubling_bytes,
     )
+
+
+def apply_world(world: membership.World, config: native.Config) -> None:
+    """Write the place that the launcher of an elastic job has given this rank into `config`."""
+    config.rank = config.local_rank = world.rank
+    config.size = config.local_size = world.size
+    config.segment_fd = world.segment
+    config.generation = world.generation
+    config.news_fd = world.news
 
 
 def set_config(config: native.Config | None) -> None:

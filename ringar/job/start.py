@@ -7,10 +7,12 @@ import ctypes
 import os
 from collections.abc import Callable
 
+from ringar.errors import PeerLostError
 from ringar.job import (
     calibration,
     gpus,
     log,
+    membership,
     mpi,
     mpi_exit,
     native,
@@ -36,7 +38,8 @@ def init(
 ) -> None:
     """Join the job and wait for all its ranks.
 
-    A second call does nothing.
+    A second call does nothing. After `ringar.shutdown` it joins anew; in an elastic job
+    (`ringarrun --min-np`) the number of ranks may then be another one.
 
     Without a launcher the job has one rank, and all functions work. `ringarrun` starts ranks, and
     so do `mpirun` and `srun` where mpi4py is installed. The ranks of the first job on a kind of
@@ -53,6 +56,7 @@ def init(
 
     Raises:
         DeadlineError: a rank did not call `init` in time.
+        RankError: the launcher has ended the elastic job; the message says why.
         MismatchError: the ranks differ in ringar's version or settings, or MPI sees another number
             of ranks than the launcher has started.
         UnsupportedError: MPI has started the ranks, but cannot be used.
@@ -65,6 +69,9 @@ def init(
         return
     log.set_level(os.environ)
     config = place.read_config(os.environ, deadline, stall_warning, start_timeout)
+    if membership.is_elastic():
+        _enter_world(config, intra_op_threads, inter_op_threads)
+        return
     joined = None
     if "RINGAR_RANK" not in os.environ and mpi.started_by_mpi(os.environ):
         joined = mpi.join(config.start_timeout)
@@ -95,6 +102,22 @@ def _on_all_ranks(joined: mpi.Place | None, step: Callable[[], None]) -> None:
         mpi.agree(joined.communicator, error)
 
 
+def _enter_world(config: native.Config, intra_op: int | None, inter_op: int | None) -> None:
+    """Enter the next world of an elastic job; again, if a rank is lost before all have met."""
+    # A world may have fewer ranks for a while, and this rank's threads run already.
+    threads.configure(intra_op, inter_op, config.local_size)
+    while not place.is_initialized():
+        place.apply_world(membership.enter(), config)
+        log.set_rank(config.rank)
+        try:
+            _prepare(config, intra_op, inter_op)
+            _start(config, None)
+            membership.started()
+        except PeerLostError as error:
+            _log.info("%s; entering again", error)
+            shutdown()
+
+
 def _prepare(config: native.Config, intra_op: int | None, inter_op: int | None) -> None:
     # These steps can fail, and run before the ranks of a host wait for each other.
     threads.configure(intra_op, inter_op, config.local_size)
@@ -104,13 +127,16 @@ def _prepare(config: native.Config, intra_op: int | None, inter_op: int | None) 
 
 
 def _start(config: native.Config, joined: mpi.Place | None) -> None:
-    native.check(native.library().ringar_init(ctypes.byref(config)))
+    try:
+        native.check(native.library().ringar_init(ctypes.byref(config)))
+    finally:
+        membership.close_segment()  # the library has its own
     global _joined
     _joined = joined
     place.set_config(config)
     process_sets.begin(config.size)
     if path := os.environ.get(timeline.VARIABLE):
-        timeline.record(path, config.rank)
+        timeline.record(path, config.rank, config.generation)
     library = native.library()
     if config.local_rank == 0 and library.ringar_has_calibrated():
         kind = calibration.this_kind(config.size)

@@ -20,19 +20,21 @@ from typing import Any
 VARIABLE = "RINGAR_TIMELINE"
 
 
-def record(path: str, rank: int) -> None:
+def record(path: str, rank: int, generation: int = 0) -> None:
     """Begin the file of this rank.
 
     Args:
         path: the file that `merge` writes later.
         rank: this rank.
+        generation: of the ranks of an elastic job; each has files of its own.
 
     Raises:
         UnsupportedError: the file cannot be written.
     """
     from ringar.job import native  # needs NumPy
 
-    native.check(native.library().ringar_start_timeline(f"{path}.rank{rank}".encode(), rank))
+    suffix = f".{generation}" if generation > 1 else ""
+    native.check(native.library().ringar_start_timeline(f"{path}.rank{rank}{suffix}".encode(), rank))
 
 
 def merge(path: str | Path) -> int:

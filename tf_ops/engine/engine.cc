@@ -106,7 +106,7 @@ Status Engine::join_host() {
   if (here.size() == 1) return {};
   segment_ = std::make_unique<SharedSegment>(config_.segment_fd,
                                              world_.topology.segment_place(config_.rank),
-                                             static_cast<int>(here.size()), here);
+                                             static_cast<int>(here.size()), here, config_.news_fd);
   world_.segment = segment_.get();
   // With what the process set of all ranks needs, which comes first.
   const int size = static_cast<int>(here.size());
@@ -158,7 +158,7 @@ void Engine::let_go(uint64_t ticket, int line) {
 void Engine::submit(Request* request) {
   request->submitted_ns = Timeline::instance().on() ? monotonic_ns() : 0;
   Status refusal;
-  if (const auto set = find(line_of(request->spec), &refusal)) return set->submit(request);
+  if (const auto set = line_for(request->spec, &refusal)) return set->submit(request);
   if (request->step >= 0) end_step(request->step, refusal);
   finish(request, refusal);
 }
@@ -166,7 +166,7 @@ void Engine::submit(Request* request) {
 Status Engine::run(Request& request) {
   request.submitted_ns = Timeline::instance().on() ? monotonic_ns() : 0;
   Status refusal;
-  const auto set = find(line_of(request.spec), &refusal);
+  const auto set = line_for(request.spec, &refusal);
   return set ? set->run(request) : refusal;
 }
 

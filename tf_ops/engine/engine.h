@@ -96,6 +96,7 @@ class Engine : private ProcessSet::Owner {
   Status install(const std::vector<int>& ranks, std::shared_ptr<ProcessSet> set, int* id);
   Status discard(int id);
   std::shared_ptr<ProcessSet> find(int id, Status* refusal = nullptr);
+  std::shared_ptr<ProcessSet> line_for(const Spec& spec, Status* refusal);
   std::vector<std::shared_ptr<ProcessSet>> sets();
   // The other rank of a message, in the job; `refusal` tells why there is none.
   int peer_of(const Request& request, Status* refusal);

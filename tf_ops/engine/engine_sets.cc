@@ -146,6 +146,19 @@ std::shared_ptr<ProcessSet> Engine::find(int id, Status* refusal) {
   return nullptr;
 }
 
+std::shared_ptr<ProcessSet> Engine::line_for(const Spec& spec, Status* refusal) {
+  if (spec.world < 0 || spec.world == config_.generation) return find(line_of(spec), refusal);
+  *refusal = {RINGAR_MISMATCH,
+              who() + std::string(name_of(spec.collective)) + " \"" + spec.name +
+                  "\": expected a function that was traced in this world of " +
+                  std::to_string(config_.size) + " ranks (generation " +
+                  std::to_string(config_.generation) + "), received one of generation " +
+                  std::to_string(spec.world) +
+                  ", whose number of ranks it holds. Make the tf.function anew in a reset callback "
+                  "(ringar.elastic.State.register_reset_callbacks)"};
+  return nullptr;
+}
+
 std::vector<std::shared_ptr<ProcessSet>> Engine::sets() {
   const std::lock_guard<std::mutex> lock(sets_mutex_);
   std::vector<std::shared_ptr<ProcessSet>> all;

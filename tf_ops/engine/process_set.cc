@@ -121,6 +121,7 @@ Status ProcessSet::was_shut_down() const {
 Status ProcessSet::execute(Request& request) {
   std::unique_lock<std::mutex> order;
   if (request.gpu) order = std::unique_lock<std::mutex>(world_.gpu->order());
+  request.spec.fit_to(communicator_.size());
   const bool shared = request.spec.shares >= 0 && !request.gpu;
   Status status = shared ? shares_.run(communicator_, request) : communicator_.run(request);
   if (status.ok()) status = request.conclude();

@@ -20,7 +20,7 @@ std::string reject_reduction(const Spec& spec) {
     return "expected a dtype that can be reduced (float16, bfloat16, float32, float64, int8, "
            "uint8, int32, int64), received " +
            std::string(name_of(spec.dtype)) + "; cast it first, or use allgather";
-  if (!is_floating(spec.dtype) && (spec.prescale != 1.0 || spec.postscale != 1.0))
+  if (!is_floating(spec.dtype) && (spec.prescale != 1.0 || spec.postscale != 1.0 || spec.mean != 0))
     return "expected a floating dtype with op=Average, prescale_factor or postscale_factor, "
            "received " +
            std::string(name_of(spec.dtype)) +

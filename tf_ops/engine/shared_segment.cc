@@ -1,6 +1,7 @@
 #include "engine/shared_segment.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -55,14 +56,15 @@ std::string megabytes(double bytes) {
 
 }  // namespace
 
-SharedSegment::SharedSegment(int fd, int rank, int size, std::vector<int> names)
-    : fd_(fd), rank_(rank), size_(size), names_(std::move(names)) {
+SharedSegment::SharedSegment(int fd, int rank, int size, std::vector<int> names, int news_fd)
+    : fd_(fd), news_fd_(news_fd), rank_(rank), size_(size), names_(std::move(names)) {
   for (int r = static_cast<int>(names_.size()); r < size; ++r) names_.push_back(r);
 }
 
 SharedSegment::~SharedSegment() {
   if (outputs_) outputs_->close();
   if (records_) munmap(records_, sizeof(Record) * static_cast<size_t>(size_));
+  if (owns_file_) close(fd_);
 }
 
 uint64_t SharedSegment::base() const {
@@ -72,6 +74,7 @@ uint64_t SharedSegment::base() const {
 Status SharedSegment::join(double timeout_seconds, uint64_t tuning, const Extent& own,
                            int64_t* choice, bool pool) {
   RINGAR_RETURN_IF_ERROR(take_lock());
+  RINGAR_RETURN_IF_ERROR(keep_file());
   RINGAR_RETURN_IF_ERROR(map_records());
   Record& mine = records_[rank_];
   generation_ = mine.generation.load() + 1;
@@ -82,11 +85,14 @@ Status SharedSegment::join(double timeout_seconds, uint64_t tuning, const Extent
   mine.generation.store(generation_);
 
   std::string absent;
-  const auto all_come = [&] { return (absent = absent_ranks()).empty(); };
-  if (!wait_at_most(timeout_seconds, kUntilAllCome, all_come)) {
+  const auto settled = [&] { return (absent = absent_ranks()).empty() || has_news(); };
+  const bool in_time = wait_at_most(timeout_seconds, kUntilAllCome, settled);
+  if (!absent.empty()) {
     // As if it had never come, or the ranks' next attempts would count generations differently.
     mine.generation.store(--generation_);
-    return too_late(absent, timeout_seconds);
+    if (!in_time) return too_late(absent, timeout_seconds);
+    return {RINGAR_PEER_LOST, "expected all ranks in ringar.init(), but one has died; waited for "
+                              "rank " + absent};
   }
   forget_last_generation();
   if (choice) *choice = records_[0].start(generation_).choice;
@@ -130,6 +136,17 @@ Status SharedSegment::take_lock() {
   if (outcome == RankLock::Outcome::kHeldByAnother)
     return {RINGAR_MISMATCH, "another process already is rank " + name(rank_) +
                                  " of this job: start each rank once"};
+  return {};
+}
+
+// The caller may close the descriptor after the start: each world of an elastic job has a file.
+Status SharedSegment::keep_file() {
+  const int own = owns_file_ ? fd_ : fcntl(fd_, F_DUPFD_CLOEXEC, 0);
+  if (own < 0)
+    return {RINGAR_OUT_OF_MEMORY,
+            std::string("cannot keep the shared memory of this job: ") + std::strerror(errno)};
+  fd_ = own;
+  owns_file_ = true;
   return {};
 }
 
@@ -187,6 +204,11 @@ std::string SharedSegment::absent_ranks() const {
     if (records_[r].generation.load() < generation_)
       absent += (absent.empty() ? "" : ", ") + name(r);
   return absent;
+}
+
+bool SharedSegment::has_news() const {
+  pollfd news{news_fd_, POLLIN, 0};
+  return news_fd_ > 0 && poll(&news, 1, 0) > 0;
 }
 
 // The note comes before the lock goes, and is looked for after it: a rank that leaves never looks

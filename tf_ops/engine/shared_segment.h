@@ -45,7 +45,8 @@ class SharedSegment {
   static constexpr uint64_t kOutputs = kMessages / 2;
 
   // `rank` of `size` on this host; `names` are their ranks in the job, if they have others.
-  SharedSegment(int fd, int rank, int size, std::vector<int> names = {});
+  // While it joins, news on `news_fd` (0: none) say that a rank will not come.
+  SharedSegment(int fd, int rank, int size, std::vector<int> names = {}, int news_fd = 0);
   ~SharedSegment();
   SharedSegment(const SharedSegment&) = delete;
   SharedSegment& operator=(const SharedSegment&) = delete;
@@ -90,8 +91,10 @@ class SharedSegment {
   uint64_t base() const;
   bool is_alive(int rank) const;
   Status take_lock();
+  Status keep_file();
   Status map_records();
   std::string absent_ranks() const;
+  bool has_news() const;
   Status compare_starts() const;
   size_t make_pool();
   void compare_pools();
@@ -101,7 +104,9 @@ class SharedSegment {
 
   std::string name(int rank) const { return std::to_string(names_[static_cast<size_t>(rank)]); }
 
-  int fd_;
+  int fd_;  // the caller's, and its own once it has joined
+  bool owns_file_ = false;
+  const int news_fd_;
   int rank_;
   int size_;
   std::vector<int> names_;

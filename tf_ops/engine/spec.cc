@@ -74,7 +74,7 @@ Status Spec::parse(std::string_view text, Spec* spec) {
     else if (key == "prescale")
       good &= read(value, &spec->prescale);
     else if (key == "postscale")
-      good &= read(value, &spec->postscale);
+      good &= read(value, &spec->factor);
     else if (key == "wire")
       good &= (spec->wire = data_type_named(value)) != DataType::kCount;
     else if (key == "algorithm")
@@ -83,11 +83,16 @@ Status Spec::parse(std::string_view text, Spec* spec) {
       good &= read(value, &spec->shares) && spec->shares >= 0;
     else if (key == "tag")
       good &= read(value, &spec->tag) && is_tag(spec->tag);
+    else if (key == "mean")
+      good &= read(value, &spec->mean);
+    else if (key == "world")
+      good &= read(value, &spec->world) && spec->world >= 0;
     else if (key == "shapes")
       spec->shapes = to_shapes(value);
     else
       return bad(whole);
   }
+  spec->postscale = spec->factor;
   const bool known = spec->collective != Collective::kCount && spec->dtype != DataType::kCount &&
                      spec->op != ReduceOp::kCount;
   return known && good ? Status() : bad(whole);

@@ -8,7 +8,9 @@
 // and so does an op that receives a message, with -1 for dimensions that only the message tells;
 // an allreduce may have `wire=bfloat16`, the dtype in which float32 travels between hosts,
 // `algorithm=ring`, and `shares=17`, the key of a weighted average (engine/shares.h); a message
-// `tag=3`, the stream that it belongs to.
+// `tag=3`, the stream that it belongs to. In a job whose ranks may change, a graph outlives the
+// world that it was traced in: `mean=1` divides by the number of ranks that there are when it runs,
+// and `world=2` lets it run in that generation only.
 
 #pragma once
 
@@ -34,15 +36,23 @@ struct Spec {
   int32_t root = 0;  // a rank of the process set, not of the job; the other one, of a message
   int32_t process_set = 0;
   double prescale = 1.0;
-  double postscale = 1.0;
+  double factor = 1.0;             // `postscale` of the text
+  mutable double postscale = 1.0;  // with the mean's
   DataType wire = DataType::kCount;        // none: it travels as it is
   Algorithm algorithm = Algorithm::kAuto;  // of an allreduce
   int32_t shares = -1;                     // none
   int32_t tag = 0;
+  int32_t mean = 0;    // 1: the result is divided by the number of ranks, too
+  int32_t world = -1;  // any
   std::vector<std::vector<int64_t>> shapes;
   std::string name;
 
   mutable TrafficCount* traffic = nullptr;  // where collectives with this spec are counted
+
+  // Before it runs among so many ranks: one set at a time runs it, whose requests run in turn.
+  void fit_to(int ranks) const {
+    if (mean != 0) postscale = factor / ranks;
+  }
 
   static Status parse(std::string_view text, Spec* spec);
 

@@ -65,6 +65,10 @@ typedef struct ringar_config {
   // this machine has found. 0: no size; RINGAR_CALIBRATE: the ranks find out now. The one of a
   // host's first rank counts; in a job on several hosts it is 0.
   int64_t past_caches_bytes;
+
+  // A descriptor that becomes readable when a rank of an elastic job is lost before ringar_init has
+  // ended: the others do not wait for it there. 0: none.
+  int32_t news_fd;
 } ringar_config;
 
 #define RINGAR_CALIBRATE (-1)

@@ -1,0 +1,179 @@
+"""The membership of a rank in an elastic job: how it meets the others, and hears of changes.
+
+Ranks come and go, so no environment variable can tell a rank its place. The launcher
+(launchers/elastic.py) keeps the list of the processes that live, and makes *worlds* of them. A
+world is immutable: a number, its *generation*, the ranks in it, and a shared segment of its own.
+`ringar.init()` enters a world and `ringar.shutdown()` leaves it, in the same process any number of
+times.
+
+Each process has a socket to the launcher (SOCK_SEQPACKET: a message is a packet, of JSON):
+
+    process -> launcher   enter    wait for a world; the launcher answers with `world` or `end`
+                          started  the world's ranks have met: `ringar.init()` has returned
+                          leave    this process will not come back
+    launcher -> process   world    generation, rank and size; the segment travels with it
+                          lost     a rank of the world is gone before all have met: enter again
+                          change   other ranks wait to join: enter again at the next commit
+                          end      there will be no further world, and why
+
+A process that starts while the others train gets a world of its own first, of one rank. So it
+imports, builds its model and traces its functions before it enters again, and the others wait for
+it no longer than the meeting takes.
+
+Nothing here needs TensorFlow or NumPy: the launcher uses `send` and `receive`, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringar.errors import RankError
+
+#: The descriptor of the socket; where it is set, ranks may change.
+VARIABLE = "RINGAR_RENDEZVOUS_FD"
+#: The folder in which commits are kept, where the user has asked.
+FOLDER_VARIABLE = "RINGAR_ELASTIC_DIR"
+#: The generation of a process that trains alone, before it joins.
+ALONE = 0
+
+_LONGEST = 1 << 16
+
+
+@dataclass(frozen=True)
+class World:
+    """Name the place of this process in a world.
+
+    Attributes:
+        generation: the number of the world.
+        rank: the number of this process in it.
+        size: the number of its ranks.
+        segment: the descriptor of its shared segment, -1 for none.
+        news: a descriptor that is readable when a rank is lost during the start.
+    """
+
+    generation: int
+    rank: int
+    size: int
+    segment: int
+    news: int
+
+
+class _Connection:
+    """The socket to the launcher, and the news that it has brought."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_inheritable(descriptor, False)  # programs that a rank starts are no ranks
+        self.socket = socket.socket(fileno=descriptor)
+        self.change = False
+
+    def enter(self) -> World:
+        self.change = False
+        send(self.socket, {"kind": "enter"})
+        while True:
+            message, files = receive(self.socket)
+            if message["kind"] == "world":
+                place = {name: message[name] for name in ("generation", "rank", "size")}
+                segment = files[0] if files else -1
+                return World(**place, segment=segment, news=self.socket.fileno())
+            if message["kind"] == "end":
+                raise RankError(f"the elastic job ends: {message['why']}")
+
+    def look(self) -> None:
+        """Take the news that has come."""
+        self.socket.setblocking(False)
+        try:
+            while True:
+                self.change |= receive(self.socket)[0]["kind"] == "change"
+        except (BlockingIOError, EOFError):  # the launcher's end ends this process, too
+            return
+        finally:
+            self.socket.setblocking(True)
+
+
+_connection: _Connection | None = None
+_world: World | None = None
+
+
+def is_elastic() -> bool:
+    """Return whether the ranks of this job may change."""
+    return _connection is not None or VARIABLE in os.environ
+
+
+def enter() -> World:
+    """Wait until the launcher has made a world with this process in it; return the place there.
+
+    Raises:
+        RankError: there will be none; the message says why.
+        ConnectionError: the launcher is gone.
+    """
+    global _connection, _world
+    if _connection is None:
+        _connection = _Connection(int(os.environ.pop(VARIABLE)))
+    try:
+        _world = _connection.enter()
+    except (EOFError, OSError) as error:
+        raise ConnectionError(
+            "expected ringarrun to make a world of the ranks that live, but it is gone; start the "
+            "job again"
+        ) from error
+    return _world
+
+
+def started() -> None:
+    """Tell the launcher that this process has met the others of its world."""
+    if _connection is not None:
+        with contextlib.suppress(OSError):
+            send(_connection.socket, {"kind": "started"})
+
+
+def close_segment() -> None:
+    """Close the descriptor of the world's segment, of which the library has its own."""
+    if _world is not None and _world.segment >= 0:
+        with contextlib.suppress(OSError):
+            os.close(_world.segment)
+
+
+def leave() -> None:
+    """Tell the launcher that this process ends on purpose."""
+    if _connection is not None:
+        with contextlib.suppress(OSError):
+            send(_connection.socket, {"kind": "leave"})
+
+
+def is_alone() -> bool:
+    """Return whether this process has not joined the others yet."""
+    return _world is not None and _world.generation == ALONE
+
+
+def is_change_due() -> bool:
+    """Return whether other ranks wait to join. Costs a system call until it is true."""
+    if _connection is None:
+        return False
+    if not _connection.change:
+        _connection.look()
+    return _connection.change
+
+
+def send(to: socket.socket, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
+    """Send a message, and file descriptors with it."""
+    socket.send_fds(to, [json.dumps(message).encode()], list(files))
+
+
+def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return the next message, and the file descriptors that came with it.
+
+    Raises:
+        EOFError: the other side has closed its end.
+        BlockingIOError: there is none, and the socket does not block.
+    """
+    data, files, _, _ = socket.recv_fds(source, _LONGEST, 1, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        raise EOFError
+    message: dict[str, Any] = json.loads(data)
+    return message, files

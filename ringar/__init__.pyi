@@ -1,5 +1,7 @@
+from . import callbacks as callbacks
 from . import cupy as cupy
 from . import data as data
+from . import elastic as elastic
 from . import errors as errors
 from . import layers as layers
 from . import parallel as parallel
@@ -47,7 +49,6 @@ from .job.start import init as init
 from .job.start import shutdown as shutdown
 from .keras import DistributedGradientTape as DistributedGradientTape
 from .keras import DistributedOptimizer as DistributedOptimizer
-from .keras import callbacks as callbacks
 from .keras import join as join
 from .keras import load_model as load_model
 from .keras import predict as predict

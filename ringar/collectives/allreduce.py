@@ -100,7 +100,7 @@ def _gradient(back: Backward) -> list[tf.Tensor]:
     """Add the gradients of all ranks: the loss is the sum of the ranks' losses."""
     call = back.call
     if call.op == "sum":
-        scale = {"prescale": call.prescale, "postscale": call.postscale}
+        scale = {"prescale": call.prescale, "postscale": call.postscale, "mean": call.mean}
         return back.run("allreduce", back.upstream, **scale)
     total = back.run("allreduce", back.upstream)
     return [

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ringar import errors
 from ringar.collectives.dtypes import ITEM_BYTES
-from ringar.job import place
+from ringar.job import membership, place
 from ringar.job.cost_model import ALGORITHMS
 from ringar.job.process_sets import ProcessSet, or_all
 
@@ -39,6 +39,8 @@ class Call:
     algorithm: str = ""  # of an allreduce, one of ALGORITHMS; "": "auto"
     shares: int = -1  # the key of a weighted average (ringar.collectives.shares); -1: none
     tag: int = 0  # of a message
+    mean: bool = False  # divide by the number of ranks that there are when it runs
+    world: int = -1  # the generation outside which it must not run; -1: none
     name: str = ""
 
     def spec(self, dtype: str = "uint8", shapes: Sequence[Sequence[int]] = ()) -> str:
@@ -68,6 +70,10 @@ class Call:
             text += f"shares={self.shares} "
         if self.tag:
             text += f"tag={self.tag} "
+        if self.mean:
+            text += "mean=1 "
+        if self.world >= 0:
+            text += f"world={self.world} "
         if shapes:
             text += "shapes=" + ";".join(",".join(map(str, shape)) for shape in shapes) + " "
         return text + f"name={self.name}"
@@ -105,6 +111,8 @@ class Call:
             postscale=float(values["postscale"]),
             wire=values.get("wire", ""),
             algorithm=values.get("algorithm", ""),
+            mean="mean" in values,
+            world=int(values.get("world", -1)),
             name=name,
         )
 
@@ -113,7 +121,8 @@ class Call:
 
         The allreduce for the gradient of an allreduce keeps its wire dtype and its algorithm.
         """
-        defaults: dict[str, Any] = {"prescale": 1.0, "postscale": 1.0, "op": "sum", "root": 0}
+        defaults: dict[str, Any] = {"prescale": 1.0, "postscale": 1.0, "op": "sum"}
+        defaults |= {"root": 0, "mean": False}
         if changes.get("collective", self.collective) != "allreduce":
             defaults |= {"wire": "", "algorithm": ""}
         return dataclasses.replace(self, name=f"{self.name}/gradient", **{**defaults, **changes})
@@ -189,9 +198,32 @@ def begin(
         process_set=ranks.process_set_id,
         prescale=float(prescale),
         postscale=float(postscale),
+        world=_world_of(collective, ranks),
         name=clean,
     )
     return call, ranks
+
+
+_has_bound_graphs = False
+
+
+def has_bound_graphs() -> bool:
+    """Return whether a function was traced that holds the number of ranks, in an elastic job."""
+    return _has_bound_graphs
+
+
+def _world_of(collective: str, ranks: ProcessSet) -> int:
+    """Return the world to which a collective in a graph is bound; -1 for none.
+
+    Graphs outlive worlds. Results of an allreduce do not depend on the number of ranks but by the
+    mean, for which there is `Call.mean`.
+    """
+    global _has_bound_graphs
+    free = collective in ("allreduce", "broadcast", "barrier") and ranks.process_set_id == 0
+    if free or tf.executing_eagerly() or not membership.is_elastic():
+        return -1
+    _has_bound_graphs = True
+    return int(place.require("a collective").generation)
 
 
 def _number_in_graph(collective: str, process_set_id: int) -> str:

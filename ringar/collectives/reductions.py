@@ -20,6 +20,7 @@ from ringar.collectives.call import Call
 from ringar.collectives.compression import Compressor
 from ringar.collectives.dtypes import Array
 from ringar.collectives.ops import Average, ReduceOp
+from ringar.job import membership
 from ringar.job.process_sets import ProcessSet
 
 
@@ -58,6 +59,8 @@ def reduce(
 def with_op(call: Call, op: ReduceOp, ranks: int) -> Call:
     """Return the call with its op; an average becomes a scaled sum.
 
+    In a graph that may outlive the number of ranks, the engine makes the factor when it runs.
+
     Raises:
         ValueError: `op` is no `ReduceOp`.
     """
@@ -70,6 +73,8 @@ def with_op(call: Call, op: ReduceOp, ranks: int) -> Call:
             )
         )
     if op is Average:
+        if membership.is_elastic() and not tf.executing_eagerly():
+            return dataclasses.replace(call, op="sum", mean=True)
         return dataclasses.replace(call, op="sum", postscale=call.postscale / ranks)
     return dataclasses.replace(call, op=op.value)
 

@@ -21,6 +21,7 @@ from ringar.collectives import compression as compressors
 from ringar.collectives.call import Call
 from ringar.collectives.ops import ReduceOp
 from ringar.collectives.reductions import with_op
+from ringar.errors import UnsupportedError
 from ringar.job import native
 from ringar.job.process_sets import ProcessSet
 
@@ -114,6 +115,14 @@ def _run_in_graph(
     call: Call, control: Control, values: list[tf.Tensor], size: int
 ) -> list[tf.Tensor]:
     """Do in TensorFlow what the engine does to arrays in the memory of a host."""
+    if call.mean:
+        raise UnsupportedError(
+            call.refusal(
+                "a training step that is not compiled for a GPU, in a job whose ranks may change",
+                "one that is",
+                "Compile the model with jit_compile=False.",
+            )
+        )
     dtype = values[0].dtype if values else tf.float32
     shared = control.key != NO_SHARES
     known = isinstance(control.rows, tf.Tensor) or control.rows >= 0

@@ -32,7 +32,7 @@ from ringar.collectives import allgather, broadcast_object
 from ringar.collectives.call import do_not_convert
 from ringar.collectives.shares import WHOLE
 from ringar.errors import NotInitializedError, UnsupportedError
-from ringar.job import place
+from ringar.job import membership, place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
 from ringar.sharding import lineage
@@ -138,7 +138,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def _moments(self, inputs: tf.Tensor, mask: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor]:
         """Return mean and variance in training, both of shape `[C]`, for Keras' `call`."""
         ranks = self._ranks()
-        if ranks.size() == 1:
+        if ranks.size() == 1 and not membership.is_elastic():
             return super()._moments(inputs, mask)
         row = _row(inputs, mask, self.axis % len(inputs.shape))
         if self._label is None:

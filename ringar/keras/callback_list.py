@@ -23,6 +23,7 @@ from ringar.collectives import allgather_object, broadcast_object
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import training_state
 from ringar.keras.backup import Backup, Settings, tell
+from ringar.keras.fitting import Coordinated
 from ringar.keras.replay import Replay
 from ringar.keras.save_on_signal import SaveOnSignal
 from ringar.keras.whole_file import SavedWhole
@@ -45,6 +46,7 @@ class DistributedListMixin:
     _backup: Backup | None
     _replay: Replay | None
     _savers: list[SaveOnSignal]
+    _coordinated: list[Coordinated]
     _common_steps: int | None  # of an epoch, if some ranks have more
 
     def arrange(self, model: keras.Model, distributed: Any) -> None:
@@ -89,6 +91,10 @@ class DistributedListMixin:
         for saver in self._savers:
             saver.join(self._backup, self._process_set)
         super().on_train_begin(logs)  # type: ignore[misc]  # a mixin
+        self._coordinated = [c for c in self.callbacks if isinstance(c, Coordinated)]
+        for callback in self._coordinated:
+            steps = self._common_steps or self.params.get("steps") or 0
+            callback.begin_training(self._given, self._process_set, steps)
         if self._backup is None:
             return
         epoch, batches = self._backup.find()
@@ -143,12 +149,16 @@ class DistributedListMixin:
             elif epoch < self._replay.epoch:
                 return
         super().on_epoch_begin(epoch, logs)  # type: ignore[misc]
+        for callback in self._coordinated:
+            callback.after_epoch_begin(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Call the callbacks, unless the batch is drawn only; stop if a signal says so."""
         if self._common_steps is None or batch < self._common_steps:
             for saver in self._savers:
                 saver.stop_if_told(save=self._replay is None)
+            for callback in self._coordinated:
+                callback.before_batch(batch)
         if self._replay is None:
             super().on_train_batch_begin(batch, logs)  # type: ignore[misc]
 
@@ -168,6 +178,8 @@ class DistributedListMixin:
         super().on_epoch_end(epoch, logs)  # type: ignore[misc]
         for saver in self._savers:
             saver.stop_if_told(now=True)
+        for callback in self._coordinated:
+            callback.after_epoch_end(epoch)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Wait until the first rank has written its files; take over what it knows."""

@@ -69,6 +69,11 @@ class GridReduction:
         return self._over_all.op
 
     @property
+    def is_alone(self) -> bool:
+        """Whether there is one rank, and no other will come."""
+        return self._over_all.is_alone
+
+    @property
     def size(self) -> int:
         """The number of ranks that reduce together."""
         return self._over_all.size

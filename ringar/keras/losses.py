@@ -51,7 +51,7 @@ def of_global_batch(loss: Any, value: Any, y_pred: Any, sample_weight: Any) -> A
         share.note_batch(y_pred)
         return value
     reduction = step.reduction
-    if reduction is None or reduction.size == 1 or reduction.op is not Average:
+    if reduction is None or reduction.is_alone or reduction.op is not Average:
         return value
     normalizer = _normalizer(loss, y_pred, sample_weight, value)
     if normalizer is None:

@@ -34,7 +34,7 @@ from ringar.collectives.compression import Compression, Compressor
 from ringar.collectives.powersgd import PowerSGD
 from ringar.errors import NotInitializedError
 from ringar.job import place
-from ringar.keras import buckets, losses, share
+from ringar.keras import buckets, fitting, losses, share
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 from ringar.sharding.slots import inner_optimizer, with_nested
@@ -185,6 +185,7 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
     _reduce_before_overflow_check()
     share.install()
     losses.install()
+    fitting.install()
     return _distribute(optimizer, reduction if grid is None else GridReduction(reduction, grid))
 
 

@@ -29,6 +29,7 @@ from ringar.collectives import Average, Max, Sum, grouped_allreduce, shares
 from ringar.collectives.call import checked_algorithm
 from ringar.collectives.compression import Compression, has_state
 from ringar.collectives.shares import NO_SHARES, Control
+from ringar.job import membership
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import buckets, share, sparse
 from ringar.keras.low_rank import Exchange, LowRank
@@ -75,14 +76,19 @@ class Reduction:
         return or_all(self.process_set).size()
 
     @property
+    def is_alone(self) -> bool:
+        """Whether there is one rank, and no other will come: a traced step may rely on it."""
+        return self.size == 1 and not membership.is_elastic()
+
+    @property
     def ranks(self) -> ProcessSet | None:
         """The ranks that hold different examples."""
         return self.process_set
 
     @property
     def is_identity(self) -> bool:
-        """Whether the reduction does not change sums: on one rank, without factors."""
-        return self.size == 1 and self.prescale_factor == 1.0 and self.postscale_factor == 1.0
+        """Whether the reduction does not change sums: on one rank for ever, without factors."""
+        return self.is_alone and self.prescale_factor == 1.0 and self.postscale_factor == 1.0
 
     def renewed(self) -> Reduction:
         """Return a reduction with these settings, and without the state of this one."""
@@ -172,12 +178,14 @@ class Reduction:
     def _stays_sparse(self, gradient: Any) -> bool:
         if not isinstance(gradient, tf.IndexedSlices):
             return False
-        return not (self.sparse_as_dense or sparse.is_better_dense(gradient))
+        # A gathered gradient has the number of ranks in its graph.
+        as_dense = self.sparse_as_dense or membership.is_elastic()
+        return not (as_dense or sparse.is_better_dense(gradient))
 
     def _take_factored(self, dense: list[Any]) -> dict[int, Any]:
         """Remove from `dense`, and return by index, the gradients that are reduced as factors."""
         factored: dict[int, Any] = {}
-        if self.low_rank is not None and self.size > 1:
+        if self.low_rank is not None and not self.is_alone:
             for index, gradient in enumerate(dense):
                 if gradient is not None and self.low_rank.compresses(gradient):
                     factored[index] = gradient

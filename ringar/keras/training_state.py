@@ -44,12 +44,12 @@ def capture(model: keras.Model, metrics: bool, process_set: ProcessSet | None = 
         process_set: the ranks that train together; the first of them writes the file.
 
     Returns:
-        A list per rank, of pairs: the key of a variable in `_variables`, and its value. The first
+        A list per rank, of pairs: the key of a variable in `variables_of`, and its value. The first
         list has the variables that the file lacks; the others have those that differ from the first
         rank's.
     """
     ranks = or_all(process_set)
-    variables = _variables(model, metrics)
+    variables = variables_of(model, metrics)
     arrays = {key: keras.ops.convert_to_numpy(v) for key, v in variables.items()}
     own = {key: digest([array]) for key, array in arrays.items()}
     where: dict[str, Any] = {"name": "backup", "process_set": process_set}
@@ -79,7 +79,7 @@ def restore(
     rank = or_all(process_set).rank()
     if rank >= len(captured):
         return
-    variables = _variables(model)
+    variables = variables_of(model)
     for key, value in [*captured[0], *(captured[rank] if rank else ())]:
         variable = variables.get(key)
         if variable is not None and tuple(variable.shape) != value.shape:
@@ -98,8 +98,13 @@ def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     return list({id(optimizer): optimizer for optimizer in found}.values())
 
 
-def _variables(model: keras.Model, metrics: bool = True) -> dict[str, Any]:
-    """Return all variables of `model`, each under a kind and a number."""
+def variables_of(model: keras.Model, metrics: bool = True) -> dict[str, Any]:
+    """Return all variables of `model`, each under a kind and a number.
+
+    Args:
+        model: a built model with a built optimizer.
+        metrics: whether those of metrics are among them.
+    """
     groups = {f"slot {i}": o.variables for i, o in enumerate(optimizers(model))}
     groups |= {"weight": model.weights, "seed": model.variables}
     groups["metric"] = model.metrics_variables if metrics else []

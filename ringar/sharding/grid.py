@@ -18,7 +18,8 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from ringar.collectives import broadcast_object
-from ringar.job import place, process_sets
+from ringar.errors import UnsupportedError
+from ringar.job import membership, place, process_sets
 from ringar.job.process_sets import ProcessSet, add_process_set, remove_process_set
 
 Value = TypeVar("Value")
@@ -56,6 +57,11 @@ class Grid:
 
     def __init__(self, data: int | None = None, model: int = 1) -> None:
         size = place.size()
+        if membership.is_elastic():
+            raise UnsupportedError(
+                f"rank {place.rank()} | Grid: expected a job whose ranks stay, since each has parts "
+                "of the model, received one whose ranks may change; leave out --min-np"
+            )
         _check_count("model", model)
         if data is None and size % model == 0:
             data = size // model

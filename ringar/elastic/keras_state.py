@@ -1,0 +1,87 @@
+"""The state of a Keras model and its optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from ringar.elastic.state import ObjectState
+from ringar.job import place
+from ringar.keras import training_state
+
+#: Each rank's own: its seeds, and what its metrics have counted.
+_OWN = ("seed", "global seed", "metric")
+
+
+class KerasState(ObjectState):
+    """Keep a model's weights, its optimizer, and further objects.
+
+    Random layers of a survivor go on with its seeds of the commit; a new rank has seeds of its own.
+
+    Args:
+        model: a built model.
+        optimizer: its optimizer; by default that of `compile`, and those among its attributes.
+        **objects: attributes of the state, such as `epoch=0, batch=0`.
+
+    Raises:
+        ValueError: the model is not built.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        **objects: Any,
+    ) -> None:
+        super().__init__(**objects)
+        if not model.built:
+            raise ValueError(
+                f"rank {place.rank()} | KerasState: expected a model that is built, received "
+                f"{model.name!r}, which its first batch builds; give it a keras.Input, or call it "
+                "on a batch"
+            )
+        self.model = model
+        self._optimizer = optimizer
+        self._variables: dict[str, np.ndarray] = {}
+        for one in self._optimizers():
+            if not one.built:
+                one.build(model.trainable_variables)
+
+    def _optimizers(self) -> list[keras.optimizers.Optimizer]:
+        given = [] if self._optimizer is None else [self._optimizer]
+        return given or training_state.optimizers(self.model)
+
+    def _all_variables(self) -> dict[str, Any]:
+        found = training_state.variables_of(self.model)
+        if self._optimizer is not None:
+            found |= {f"own slot {i}": v for i, v in enumerate(self._optimizer.variables)}
+        return found
+
+    def save(self) -> None:
+        """Copy the objects and the variables."""
+        super().save()
+        self._variables = {
+            key: np.array(keras.ops.convert_to_numpy(variable))
+            for key, variable in self._all_variables().items()
+        }
+
+    def restore(self) -> None:
+        """Give objects and variables the values that they had in the last commit."""
+        super().restore()
+        variables = self._all_variables()
+        for key, value in self._variables.items():
+            if key in variables:  # the first step makes those of metrics
+                variables[key].assign(value)
+
+    def packed(self) -> Any:
+        """Return the copies, without those that are each rank's own."""
+        shared = {k: v for k, v in self._variables.items() if not k.startswith(_OWN)}
+        return super().packed(), shared
+
+    def unpack(self, packed: Any) -> None:
+        """Take the copies of another rank, and keep this rank's seeds."""
+        objects, variables = packed
+        super().unpack(objects)
+        self._variables = variables

@@ -1,0 +1,183 @@
+"""The state of a training that ranks go back to after a loss, and that new ranks get."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringar.collectives import Max, allgather_object, allreduce, broadcast_object
+from ringar.elastic import preemption
+from ringar.job import log, membership, place
+
+_log = log.logger(__name__)
+
+
+class RanksChangeError(Exception):
+    """Report that all ranks have committed, and enter another world.
+
+    Attributes:
+        leaves: whether this rank leaves the job.
+    """
+
+    ag_pass_through = True
+
+    def __init__(self, leaves: bool) -> None:
+        super().__init__("ranks join or leave")
+        self.leaves = leaves
+
+
+class State:
+    """Keep the state of a training, and share it with the other ranks: the base of all states.
+
+    A subclass defines `save`, `restore`, `packed` and `unpack`. All ranks commit at the same places
+    of their programs.
+    """
+
+    def __init__(self) -> None:
+        self._commits = 0  # the number of the commit that is kept
+        self._reset_callbacks: list[Callable[[], object]] = []
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
+        """Register functions to call in each new world, after the state is restored.
+
+        They renew what depends on the number of ranks: functions compiled with collectives other
+        than allreduces, shares of data, process sets.
+
+        Args:
+            callbacks: functions without arguments.
+        """
+        self._reset_callbacks += callbacks
+
+    def commit(self) -> None:
+        """Keep a copy of the state; let ranks join and leave. Collective.
+
+        Call it at the same places on all ranks. A loss takes all ranks back to the last commit. A
+        commit costs a copy of the state in memory and a small allreduce.
+        """
+        self.keep()
+        self.check_for_changes()
+
+    def keep(self) -> None:
+        """Keep a copy of the state, without any communication."""
+        self.save()
+        self._commits += 1
+        if (path := _path()) is not None and place.rank() == 0:
+            _write(path, self._commits, self.packed())
+
+    def check_for_changes(self) -> None:
+        """Leave this world for another if a rank waits to join, or is told to leave. Collective.
+
+        What was done since the last commit is lost: `commit` calls this.
+        """
+        if not membership.is_elastic():
+            return
+        leaves = preemption.is_asked()
+        own = np.array([membership.is_change_due(), leaves], np.int32)
+        if allreduce(own, op=Max, name="elastic/changes").any():
+            raise RanksChangeError(leaves)
+
+    def sync(self) -> None:
+        """Give all ranks the newest commit of any rank. Collective.
+
+        At the beginning of a training that is the state of rank 0, or the commit in the folder of
+        `--elastic-dir`.
+        """
+        if self._commits == 0:
+            self._begin()
+        numbers = allgather_object(self._commits, name="elastic/commits")
+        newest = max(numbers)
+        root = numbers.index(newest)
+        if newest == 0:
+            self.save()
+        if newest == 0 or min(numbers) < newest:
+            packed = self.packed() if place.rank() == root else None
+            packed = broadcast_object(packed, root, name="elastic/state")
+            if numbers[place.rank()] < newest or (newest == 0 and place.rank() != root):
+                self.unpack(packed)
+                self.restore()
+        self._commits = max(newest, 1)
+
+    def _begin(self) -> None:
+        path = _path()
+        if path is not None and place.rank() == 0 and path.exists():
+            self._commits, packed = pickle.loads(path.read_bytes())
+            self.unpack(packed)
+            self.restore()
+            _log.info("going on from commit %d in %s", self._commits, path)
+
+    def end(self) -> None:
+        """Remove the commit in the folder of `--elastic-dir`: the training is done."""
+        if (path := _path()) is not None and place.rank() == 0:
+            path.unlink(missing_ok=True)
+
+    def reset(self) -> None:
+        """Call the functions that were registered for a new world."""
+        for callback in self._reset_callbacks:
+            callback()
+
+    def save(self) -> None:
+        """Copy the state, for `restore`."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Go back to the state that `save` has copied."""
+        raise NotImplementedError
+
+    def packed(self) -> Any:
+        """Return the copy that `save` has made, as an object that can be pickled."""
+        raise NotImplementedError
+
+    def unpack(self, packed: Any) -> None:
+        """Take the copy of another rank in place of this rank's."""
+        raise NotImplementedError
+
+
+class ObjectState(State):
+    """Keep Python objects, which are attributes of the state.
+
+    Args:
+        **objects: the names of the attributes, and their values at the beginning: any objects that
+            can be copied and pickled.
+    """
+
+    def __init__(self, **objects: Any) -> None:
+        super().__init__()
+        self._names = tuple(objects)
+        self._saved: dict[str, Any] = {}
+        for name, value in objects.items():
+            setattr(self, name, value)
+
+    def save(self) -> None:
+        """Copy the objects."""
+        self._saved = {name: copy.deepcopy(getattr(self, name)) for name in self._names}
+
+    def restore(self) -> None:
+        """Give the attributes the values that they had in the last commit."""
+        for name, value in self._saved.items():
+            setattr(self, name, copy.deepcopy(value))
+
+    def packed(self) -> Any:
+        """Return the copies of the objects."""
+        return self._saved
+
+    def unpack(self, packed: Any) -> None:
+        """Take the copies of another rank."""
+        self._saved = packed
+
+
+def _path() -> Path | None:
+    folder = os.environ.get(membership.FOLDER_VARIABLE)
+    return Path(folder) / "commit.pickle" if folder else None
+
+
+def _write(path: Path, number: int, packed: Any) -> None:
+    """Write a commit, whole or not at all."""
+    beside = path.with_suffix(".tmp")
+    beside.write_bytes(pickle.dumps((number, packed)))
+    beside.replace(path)

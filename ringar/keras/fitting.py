@@ -1,0 +1,73 @@
+"""Callbacks that run `fit` themselves, and callbacks that the ranks call together."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from ringar.job.process_sets import ProcessSet
+
+
+class Coordinated(keras.callbacks.Callback):
+    """A callback whose hooks run on all ranks at the same place, so that they may communicate."""
+
+    def fit(
+        self, model: keras.Model, call: inspect.BoundArguments, original: Callable[..., Any]
+    ) -> Any:
+        """Call `fit`, and return its result.
+
+        Args:
+            model: the model.
+            call: the arguments of `fit`, of which `self` is the first.
+            original: Keras' function.
+        """
+        return original(*call.args, **call.kwargs)
+
+    def begin_training(
+        self, others: list[keras.callbacks.Callback], process_set: ProcessSet | None, steps: int
+    ) -> None:
+        """Take the callbacks of the list, after all of them have begun.
+
+        Args:
+            others: all callbacks of the list.
+            process_set: the ranks that train together.
+            steps: the steps of an epoch that all ranks have; 0 if they are not known.
+        """
+
+    def after_epoch_begin(self, epoch: int) -> None:
+        """Act after the other callbacks."""
+
+    def before_batch(self, batch: int) -> None:
+        """Act before the other callbacks, if all ranks have this batch."""
+
+    def after_epoch_end(self, epoch: int) -> None:
+        """Act after the other callbacks."""
+
+
+def install() -> None:
+    """Let `fit` hand itself to the first `Coordinated` among its callbacks.
+
+    A script makes its callbacks in the call of `fit`, too late to replace it. So the distributed
+    optimizer installs this.
+    """
+    original = keras.Model.fit
+    if hasattr(original, "_ringar"):
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(self, *args, **kwargs)
+        callbacks = call.arguments.get("callbacks")
+        if isinstance(callbacks, list | tuple):
+            found = next((c for c in callbacks if isinstance(c, Coordinated)), None)
+            if found is not None:
+                return found.fit(self, call, original)
+        return original(self, *args, **kwargs)
+
+    fit._ringar = True  # type: ignore[attr-defined]
+    keras.Model.fit = fit

@@ -29,7 +29,7 @@ class Discovery:
     def __init__(self, script: str | None, hostfile: Path | None) -> None:
         self._script, self._hostfile = script, hostfile
         self._process: subprocess.Popen[bytes] | None = None
-        self._output = tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
         self._due = self._begun = 0.0
         self.slots: int | None = None
         self.trouble = ""

@@ -22,7 +22,6 @@ import os
 import selectors
 import signal
 import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -128,7 +127,9 @@ class ElasticJob(LocalJob):
         member.stage = Stage.WAITING
         self._stop_start()
 
-    def _tell(self, member: Member, message: Mapping[str, Any], files: tuple[int, ...] = ()) -> None:
+    def _tell(
+        self, member: Member, message: Mapping[str, Any], files: tuple[int, ...] = ()
+    ) -> None:
         if member.slot in self._sockets:
             # What cannot be told is told by the end of the process, which comes next.
             with contextlib.suppress(OSError):
@@ -177,7 +178,7 @@ class ElasticJob(LocalJob):
 
     def _rest(self) -> str:
         count = sum(member.rank is not None for member in self._roster.living.values())
-        return f"{count} rank{'' if count == 1 else 's'} of its world {'is' if count == 1 else 'are'} left"
+        return f"{count} rank{' of its world is' if count == 1 else 's of its world are'} left"
 
     def _end_if_over(self, now: float) -> None:
         """End the job if nobody is left who could go on."""
@@ -308,6 +309,9 @@ class ElasticJob(LocalJob):
             super()._report()
             if self._has_nothing() and not self.signal:
                 self._err.message("all ranks have left, and none has come to its end")
+
+    def _last_ranks(self) -> list[Rank]:
+        return list(self._rank_of_slot.values())
 
     def _has_nothing(self) -> bool:
         return not self.failures and not self._roster.is_finishing

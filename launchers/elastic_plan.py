@@ -76,8 +76,7 @@ def _limits(request: Request) -> Limits:
     start = min(start, most) if request.num_proc is None else start
     if not request.min_np <= start <= most:
         raise UsageError(
-            "expected --min-np <= -np <= --max-np, received "
-            f"{request.min_np}, {start} and {most}"
+            f"expected --min-np <= -np <= --max-np, received {request.min_np}, {start} and {most}"
         )
     return Limits(start, request.min_np, most, request.reset_limit, request.elastic_timeout)
 

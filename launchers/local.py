@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from ringar.launchers import failures, graces, janitor
 from ringar.launchers.output import BACKLOG, Stream, screens
@@ -167,7 +167,7 @@ class LocalJob:
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                mode = "ab" if self._has_run(plan) else "wb"
+                mode: Literal["ab", "wb"] = "ab" if self._has_run(plan) else "wb"
                 copy = open(path, mode, buffering=0)  # noqa: SIM115 (the stream closes it)
             except OSError as error:
                 raise failures.cannot_write(path, error) from error
@@ -346,12 +346,16 @@ class LocalJob:
         for stream in self._streams():  # what was read last
             self._warn_of_copy(stream)
         if self.failures:
-            text, tail = failures.report(self.ranks, self.failures)
+            text, tail = failures.report(self._last_ranks(), self.failures)
             for line in tail:
                 self._err.line(line)
             self._err.message(text)
         elif self.signal and self.signal != signal.SIGPIPE:
             self._err.message(f"stopped all ranks on {signal.Signals(self.signal).name}")
+
+    def _last_ranks(self) -> Sequence[Rank]:
+        """Return the processes that were ranks in the end."""
+        return self.ranks
 
     def _exit_code(self) -> int:
         if self.failures:

@@ -22,14 +22,12 @@ _SUMMARY = """\
 usage: ringarrun -np N [options] [--] train.py | program [argument ...]
        ringarrun -np N [options] -m package.module [argument ...]
 
-Start a Python script, a Python module or a program on N ranks, show their
-output, and end them together.
+Start a script, a module or a program on N ranks, and end them together.
 
   ringarrun -np 4 train.py --epochs 3           4 ranks on this machine
   ringarrun -H h1:4,h2:4 -m package.train       8 ranks on two hosts
 
 ranks    -np N                   number of ranks (default: slots of all hosts)
-         -m                      run a Python module, as python -m does
          -x NAME[=VALUE]         set a variable, or pass on the one set here
          --bind-to core|numa|none, --gpus each|all
 elastic  --min-np N, --max-np N, --host-discovery-script PROGRAM,
@@ -341,7 +339,7 @@ def _add_elastic_options(parser: argparse.ArgumentParser) -> None:
         "--min-np",
         metavar="N",
         type=_count,
-        help="go on after the loss of ranks while so many are left, and start others in their place",
+        help="go on after the loss of ranks while so many are left, and start others instead",
     )
     group.add_argument(
         "--max-np",

@@ -30,10 +30,11 @@ class Stage(enum.Enum):
 
 @dataclass
 class Member:
-    """One living process: its slot, its stage, and its rank in the last world that it was in."""
+    """One living process: its slot, its stage, the last world that it was in, its rank there."""
 
     slot: int
     stage: Stage = Stage.STARTING
+    world: int = 0
     rank: int | None = None
 
 
@@ -87,7 +88,7 @@ class Roster:
     def remove(self, slot: int) -> Member:
         """Remove the process of `slot`, which has ended."""
         member = self.living.pop(slot)
-        self.is_broken |= member.rank is not None
+        self.is_broken |= member.rank is not None and member.world == self.generation
         return member
 
     def begin(self, world: list[Member]) -> None:
@@ -95,7 +96,7 @@ class Roster:
         self.generation += 1
         self.is_broken = False
         for rank, member in enumerate(world):
-            member.rank, member.stage = rank, Stage.MEETING
+            member.rank, member.stage, member.world = rank, Stage.MEETING, self.generation
 
     def recovers(self) -> bool:
         """Return whether ranks are on their way to a world that can be made."""

@@ -100,6 +100,7 @@ class Elastic(Coordinated):
                 model.train_function = None
             self._data.go_to(state.epoch, state.done)
             self._is_partial = state.done > 0
+            arguments["shuffle"] = False  # of batches, whose order tells how far an epoch has come
             arguments["initial_epoch"] = state.epoch
             arguments["callbacks"] = list(callbacks)
             return original(*call.args, **call.kwargs)
@@ -207,4 +208,3 @@ def _check_rate(model: keras.Model) -> None:
             f"rank {place.rank()} | Elastic(scale_learning_rate=True): expected an optimizer whose "
             f"learning rate is a number, received {type(schedule).__name__}"
         )
-

@@ -15,10 +15,10 @@ from ringar.job import place
 class Dataset(keras.utils.PyDataset):
     """Deal out the rows of arrays to the ranks that there are.
 
-    An epoch has an order of all rows, the same on all ranks. The first `batch_size * size()` rows are
-    the first batches of all ranks, dealt out in turn, and so on, up to the last rows. So a number of
-    rows tells how far an epoch has come, and any other number of ranks can go on behind it: each row
-    is used once per epoch.
+    An epoch has an order of all rows, the same on all ranks. The first `batch_size * size()` rows
+    are the first batches of all ranks, dealt out in turn, and so on, up to the last rows. So a
+    number of rows tells how far an epoch has come, and any other number of ranks can go on behind
+    it: each row is used once per epoch.
 
     Every rank holds all of the arrays; they may be memory maps (`np.load(..., mmap_mode="r")`).
 
@@ -33,9 +33,7 @@ class Dataset(keras.utils.PyDataset):
         ValueError: the arrays differ in their number of rows, or `batch_size` is not positive.
     """
 
-    def __init__(
-        self, data: Any, batch_size: int, *, shuffle: bool = False, seed: int = 0
-    ) -> None:
+    def __init__(self, data: Any, batch_size: int, *, shuffle: bool = False, seed: int = 0) -> None:
         super().__init__()
         if batch_size < 1:
             raise ValueError(f"`batch_size` must be 1 or more. Received: batch_size={batch_size}")
@@ -79,8 +77,11 @@ class Dataset(keras.utils.PyDataset):
             done: the rows of it that were done before.
 
         Yields:
-            The rows that are done after this batch, on all ranks together, and the batch.
+            The rows that are done after this batch, on all ranks together, and the batch. All ranks
+            get the same number of batches; the last one of a rank may have no rows.
         """
         self.go_to(epoch, done)
-        for index in range(self.num_batches):
+        index = 0
+        while self.done_after(index) < self.rows:
             yield self.done_after(index + 1), self[index]
+            index += 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 import signal
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from ringar.elastic import preemption
 from ringar.elastic.state import RanksChangeError, State
@@ -31,8 +32,8 @@ def run(
     """Make a training function go on after ranks were lost, left or joined.
 
     The first argument of the function is a `ringar.elastic.State`. Before each call of it, all
-    ranks have the same state. When a rank is lost, or a commit lets ranks in, the function is called
-    again in the new world: it has to begin where its state says.
+    ranks have the same state. When a rank is lost, or a commit lets ranks in, the function is
+    called again in the new world: it has to begin where its state says.
 
     Under `ringarrun` without `--min-np`, and without a launcher, the state is shared and the
     function called once.
@@ -51,10 +52,12 @@ def run(
     ```python
     @ringar.elastic.run
     def train(state):
-        for state.epoch in range(state.epoch, 10):
-            for x, y in data.batches(state.epoch, state.done):
+        while state.epoch < 10:
+            for done, (x, y) in data.batches(state.epoch, state.done):
                 step(x, y)
-            state.commit()
+                state.done = done
+                state.commit()
+            state.epoch, state.done = state.epoch + 1, 0
     ```
     """
 
@@ -87,7 +90,7 @@ def keep_running(state: State, train: Callable[[], Result]) -> Result:
             except Exception as error:
                 if not _is_loss(error):
                     raise
-                _log.warning("%s; going back to the last commit", _first_line(error))
+                _log.warning("%s; going back to the last commit", _cause(error))
             _enter_again()
             state.restore()
             is_new = True
@@ -119,6 +122,8 @@ def _is_loss(error: Exception) -> bool:
     )
 
 
-def _first_line(error: Exception) -> str:
-    text: Any = getattr(error, "message", None) or str(error)
-    return str(text).strip().partition("\n")[0]
+def _cause(error: Exception) -> str:
+    """Return what a collective says of its end, from a text around which TensorFlow writes more."""
+    text = str(error).strip()
+    found = re.search(r"rank \d+ \| (.+)", text)  # the log names this rank already
+    return found[1] if found else text.partition("\n")[0]

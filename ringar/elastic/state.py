@@ -7,7 +7,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -152,6 +152,12 @@ class ObjectState(State):
         self._saved: dict[str, Any] = {}
         for name, value in objects.items():
             setattr(self, name, value)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # the objects
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def save(self) -> None:
         """Copy the objects."""

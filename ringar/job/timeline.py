@@ -34,7 +34,9 @@ def record(path: str, rank: int, generation: int = 0) -> None:
     from ringar.job import native  # needs NumPy
 
     suffix = f".{generation}" if generation > 1 else ""
-    native.check(native.library().ringar_start_timeline(f"{path}.rank{rank}{suffix}".encode(), rank))
+    native.check(
+        native.library().ringar_start_timeline(f"{path}.rank{rank}{suffix}".encode(), rank)
+    )
 
 
 def merge(path: str | Path) -> int:

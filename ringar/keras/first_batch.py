@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from ringar.collectives import allgather
 from ringar.collectives.digest import digest
-from ringar.job import log
+from ringar.job import log, membership
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras.optimizer import grid_of
 
@@ -45,6 +45,8 @@ class FirstBatch:
         train = getattr(model, "train_function", None)
         if train is None or self._is_done or or_all(self.process_set).size() == 1:
             return
+        if membership.is_elastic():
+            return  # ranks that join would compare their first batch alone
 
         def look_first(iterator: Any) -> Any:
             if not self._is_done:

@@ -59,8 +59,8 @@ class Grid:
         size = place.size()
         if membership.is_elastic():
             raise UnsupportedError(
-                f"rank {place.rank()} | Grid: expected a job whose ranks stay, since each has parts "
-                "of the model, received one whose ranks may change; leave out --min-np"
+                f"rank {place.rank()} | Grid: expected a job whose ranks stay, since each has "
+                "parts of the model, received one whose ranks may change; leave out --min-np"
             )
         _check_count("model", model)
         if data is None and size % model == 0:

@@ -76,6 +76,15 @@ from tests.launchers.helpers import launch
             "without MPI; leave them out, or choose --launcher mpirun",
         ),
         (["-np", "2", "--mpi-args='", "true"], 2, "expected arguments as in a shell, received"),
+        (["-np", "2", "--max-np", "4", "true"], 2, "--max-np: expected --min-np, the number of"),
+        (["-np", "2", "--min-np", "0", "true"], 2, "expected 1 or more, received '0'"),
+        (["-np", "2", "--min-np", "3", "true"], 2, "--max-np, received 3, 2 and 2"),
+        (["-H", "h1:2", "--min-np", "1", "true"], 2, "--min-np: expected a job on this host"),
+        (
+            ["-np", "2", "--min-np", "1", "--elastic-dir", "/dev/null/x", "true"],
+            2,
+            "--elastic-dir: expected a folder to write in, received '/dev/null/x': Not a directory",
+        ),
     ],
 )
 def test_bad_input_starts_nothing(
@@ -153,7 +162,7 @@ def test_help_is_one_screen(capfd: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) < 80
     assert "  ringarrun -np 4 train.py --epochs 3           4 ranks on this machine" in lines
     groups = [line.split()[0] for line in lines if re.match(r"[a-z]+ ? +-", line)]
-    assert groups == ["ranks", "hosts", "output", "seconds", "about"]
+    assert groups == ["ranks", "elastic", "hosts", "output", "seconds", "about"]
 
 
 def test_every_option_is_in_both_texts_of_help(capfd: pytest.CaptureFixture[str]) -> None:

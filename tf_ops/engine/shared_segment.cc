@@ -91,8 +91,10 @@ Status SharedSegment::join(double timeout_seconds, uint64_t tuning, const Extent
     // As if it had never come, or the ranks' next attempts would count generations differently.
     mine.generation.store(--generation_);
     if (!in_time) return too_late(absent, timeout_seconds);
-    return {RINGAR_PEER_LOST, "expected all ranks in ringar.init(), but one has died; waited for "
-                              "rank " + absent};
+    return {RINGAR_PEER_LOST,
+            "expected all ranks in ringar.init(), but one has died; waited for "
+            "rank " +
+                absent};
   }
   forget_last_generation();
   if (choice) *choice = records_[0].start(generation_).choice;

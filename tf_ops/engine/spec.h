@@ -36,8 +36,8 @@ struct Spec {
   int32_t root = 0;  // a rank of the process set, not of the job; the other one, of a message
   int32_t process_set = 0;
   double prescale = 1.0;
-  double factor = 1.0;             // `postscale` of the text
-  mutable double postscale = 1.0;  // with the mean's
+  double factor = 1.0;                     // `postscale` of the text
+  mutable double postscale = 1.0;          // with the mean's
   DataType wire = DataType::kCount;        // none: it travels as it is
   Algorithm algorithm = Algorithm::kAuto;  // of an allreduce
   int32_t shares = -1;                     // none

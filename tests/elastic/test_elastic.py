@@ -1,0 +1,78 @@
+"""Jobs whose ranks die, leave and join while they train: every row counts once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.jobs import JobResult, run_job
+
+pytestmark = [pytest.mark.job, pytest.mark.deadline(180)]
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def run_elastic(
+    np: int, *options: str, program: Path, args: tuple[str, ...] = (), **env: str
+) -> JobResult:
+    """Run an elastic job, whose slots cool down for a fifth of what users wait."""
+    arguments = ["--min-np", "2", *options]
+    given = {"RINGAR_GRACE_SCALE": "0.2", **env}
+    return run_job(np, program, args=args, launcher_args=arguments, deadline=120, env=given)
+
+
+def test_ranks_that_die_in_turn_are_replaced() -> None:
+    """Killed, an exception, SIGTERM, a crash of rank 0; see scripts/loop.py."""
+    job = run_elastic(4, program=SCRIPTS / "loop.py").check()
+    sizes = [4, 3, 4, 3, 4, 3, 4, 3, 4]
+    ends = [f"{rank} 4 {sizes} 0" for rank in range(4)]
+    assert sorted(line[4:] for line in job.stdout.splitlines()) == ends, job
+    for end in (
+        r"rank 2 \(slot 2, process \d+\) was killed by signal 9 \(SIGKILL\)",
+        r"rank 1 \(slot 1, process \d+\) failed with exit code 1; 3 ranks of its world are left",
+        r"\(slot 3, process \d+\) has left; 3 ranks",
+        r"rank 0 \(slot 0, process \d+\) was killed by signal 11 \(SIGSEGV\)",
+    ):
+        assert re.search(f"^ringarrun: .*{end}", job.stderr, re.MULTILINE), job
+    told = r'^\[0\] rank 0 \| allreduce "rows".* rank 2 has died.*; going back to the last commit$'
+    assert re.search(told, job.stderr, re.MULTILINE), job
+
+
+@pytest.mark.parametrize("how", ["plain", "compiled"])
+def test_fit_goes_on_and_sees_each_row_once(how: str, tmp_path: Path) -> None:
+    """And traces the step once, though the number of ranks changes twice; see scripts/fit.py."""
+    killed = str(tmp_path / "killed")
+    job = run_elastic(3, program=SCRIPTS / "fit.py", args=(how,), KILLED=killed).check()
+    traces = {"plain": 1, "compiled": 2}[how]  # Keras traces a compiled step twice
+    ends = [f"{rank} 3 epochs True missing 0.0 traces {traces}" for rank in range(3)]
+    assert sorted(line[4:] for line in job.stdout.splitlines()) == ends, job
+
+
+def test_a_job_of_which_all_ranks_died_goes_on_from_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "commits"
+    arguments = ("--elastic-dir", str(folder))
+    program, args = SCRIPTS / "elastic_dir.py", (str(tmp_path),)
+    first = run_elastic(2, *arguments, program=program, args=args).check(137)
+    assert "[0] from 0 on 2\n" in first.stdout
+    assert "rank 0 of 2 was killed by signal 9 (SIGKILL)" in first.stderr.splitlines()[-1]
+    second = run_elastic(3, *arguments, program=program, args=args).check()
+    assert "[0] from 5 on 3\n" in second.stdout, second
+    assert not list(folder.iterdir())  # the training is done
+
+
+def test_too_few_ranks_end_the_job_with_an_error(tmp_path: Path) -> None:
+    """Rank 1 dies, and no other process can take its slot."""
+    options, args = ("--elastic-timeout", "2"), (str(tmp_path),)
+    job = run_elastic(2, *options, program=SCRIPTS / "too_few.py", args=args).check(1)
+    expected = "expected at least 2 ranks (--min-np), received 1 for 2 s (--elastic-timeout)"
+    assert f"ringarrun: {expected}" in job.stderr, job
+    assert f"RankError: the elastic job ends: {expected}" in job.stderr, job
+
+
+def test_a_reset_limit_ends_the_job(tmp_path: Path) -> None:
+    killed = str(tmp_path / "killed")
+    limit = ("--reset-limit", "0")
+    job = run_elastic(3, *limit, program=SCRIPTS / "fit.py", KILLED=killed).check(1)
+    assert "expected at most 0 worlds after the first (--reset-limit)" in job.stderr

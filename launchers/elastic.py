@@ -168,6 +168,9 @@ class ElasticJob(LocalJob):
 
     def _on_failure(self, rank: Rank, member: Member, now: float) -> None:
         self._lost.append(rank)
+        if self._roster.generation == 0:
+            super()._on_exit(rank, now)  # what cannot start ends the job, as in others
+            return
         if self._roster.is_finishing:
             self.failures.append(rank)  # nobody does its work again
             return
@@ -290,7 +293,8 @@ class ElasticJob(LocalJob):
     # The end
 
     def _signal_all(self, *signals: int) -> None:
-        why = self._trouble or "the launcher stops all ranks"
+        is_done = self._roster.is_finishing and not self.failures and not self.signal
+        why = self._trouble or ("" if is_done else "the launcher stops all ranks")
         for member in self._roster.living.values():
             self._tell(member, {"kind": "end", "why": why})
         super()._signal_all(*signals)

@@ -14,7 +14,7 @@ Each process has a socket to the launcher (SOCK_SEQPACKET: a message is a packet
     launcher -> process   world    generation, rank and size; the segment travels with it
                           lost     a rank of the world is gone before all have met: enter again
                           change   other ranks wait to join: enter again at the next commit
-                          end      there will be no further world, and why
+                          end      there will be no further world, and why; "": all is done
 
 A process that starts while the others train gets a world of its own first, of one rank. So it
 imports, builds its model and traces its functions before it enters again, and the others wait for
@@ -81,6 +81,8 @@ class _Connection:
                 place = {name: message[name] for name in ("generation", "rank", "size")}
                 segment = files[0] if files else -1
                 return World(**place, segment=segment, news=self.socket.fileno())
+            if message["kind"] == "end" and not message["why"]:
+                raise SystemExit(0)  # the others have come to their end without this process
             if message["kind"] == "end":
                 raise RankError(f"the elastic job ends: {message['why']}")
 
@@ -109,6 +111,7 @@ def enter() -> World:
     """Wait until the launcher has made a world with this process in it; return the place there.
 
     Raises:
+        SystemExit: there will be none, since the others are done.
         RankError: there will be none; the message says why.
         ConnectionError: the launcher is gone.
     """

@@ -76,3 +76,10 @@ def test_a_reset_limit_ends_the_job(tmp_path: Path) -> None:
     limit = ("--reset-limit", "0")
     job = run_elastic(3, *limit, program=SCRIPTS / "fit.py", KILLED=killed).check(1)
     assert "expected at most 0 worlds after the first (--reset-limit)" in job.stderr
+
+
+def test_what_cannot_start_ends_the_job_as_others_do(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; sys.exit(7)")
+    job = run_elastic(2, program=tmp_path / "train.py").check(7)
+    assert re.search(r"rank \d of 2 failed with exit code 7", job.stderr.splitlines()[-1]), job
+    assert job.seconds < 20

@@ -1,0 +1,1 @@
+"""Benchmark of jobs whose ranks may change: `python -m benchmarks.elastic`."""

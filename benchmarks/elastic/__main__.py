@@ -1,0 +1,155 @@
+"""How long does training stand still when a rank dies, and when another one joins?
+
+    python -m benchmarks.elastic --output build/bench-elastic
+    python -m benchmarks.elastic --kills 3 --rounds 1
+
+Rank 1 of a job of four ranks kills itself again and again (SIGKILL), and the launcher starts another
+process in its place. *Recovery* is the time from the kill until all others have ended their first
+step without it, *joining* the longest time between two steps of a rank while another one joins.
+Then two ranks train with and without the callback of elastic jobs, in turn, to see what a step
+costs more. In the end of each job all ranks must have the same weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.harness import command, machine, processes, report, results
+from benchmarks.harness.targets import Target, table
+
+Steps = list[tuple[float, int]]
+"""When each step of a process has ended, in seconds, and among how many ranks."""
+
+NEVER = 1 << 30
+
+
+def run(ranks: int, elastic: bool, **options: Any) -> tuple[list[Steps], list[float]]:
+    """Runs a job; returns the steps of each process, and when ranks were killed.
+
+    Raises:
+        JobFailedError: the job failed, or its ranks have different weights in the end.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        launcher = [sys.executable, "-m", "ringar.launchers", "-np", str(ranks)]
+        launcher += ["--min-np", str(ranks - 1)] if elastic else []
+        words = [*launcher, "-m", "benchmarks.elastic.worker", json.dumps({**options, "folder": name})]
+        processes.run_command(words, deadline=60.0 + 30.0 * options["kills"])
+        folder = Path(name)
+        ends = {path.read_text() for path in folder.glob("*.json")}
+        if len(ends) != 1:
+            raise processes.JobFailedError(f"expected equal weights on all ranks, received {ends}")
+        steps = [read_steps(path.read_text()) for path in folder.glob("*.steps")]
+        kills = (folder / "kills").read_text().split() if options["kills"] else []
+    return steps, [float(kill) for kill in kills]
+
+
+def read_steps(text: str) -> Steps:
+    """Reads the notes of a process; one that was killed may not have ended its last line."""
+    lines = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [(float(when), int(size)) for when, size in lines]
+
+
+def recoveries(steps: Sequence[Steps], kills: Sequence[float], full: int) -> list[float]:
+    """Returns, for each kill, the seconds until the last survivor has ended a step without it."""
+    found = []
+    for kill, after in itertools.pairwise([*kills, float("inf")]):
+        firsts = [
+            next((when for when, size in one if kill < when < after and size < full), None)
+            for one in steps
+            if one and one[0][0] < kill < one[-1][0]
+        ]
+        found.append(max(first for first in firsts if first is not None) - kill)
+    return found
+
+
+def joinings(steps: Sequence[Steps], full: int) -> list[float]:
+    """Returns the seconds between the steps before and after another rank has joined, by rank."""
+    return [
+        then - now
+        for one in steps
+        for (now, before), (then, size) in itertools.pairwise(one)
+        if before < size == full
+    ]
+
+
+def seconds_of_step(steps: Sequence[Steps]) -> float:
+    """Returns the median time of a step, of the slowest process, without the first tenth."""
+    return max(
+        median(then - now for (now, _), (then, _) in itertools.pairwise(one[len(one) // 10 :]))
+        for one in steps
+    )
+
+
+def measure_faults(ranks: int, kills: int) -> dict[str, list[float]]:
+    """Measures recoveries and joinings."""
+    steps, killed = run(ranks, True, kills=kills, steps=30, every=10)
+    return {"recovery": recoveries(steps, killed, ranks), "joining": joinings(steps, ranks)}
+
+
+def measure_steps(rounds: int, steps: int) -> dict[str, list[float]]:
+    """Measures a step of two ranks, plain and elastic in turn."""
+    found: dict[str, list[float]] = {"plain": [], "elastic": [], "commits": []}
+    for _ in range(rounds):
+        for name, every in (("plain", 0), ("elastic", NEVER), ("commits", 1)):
+            done, _ = run(2, every > 0, kills=0, steps=steps, every=every)
+            found[name].append(seconds_of_step(done))
+    return found
+
+
+def targets(faults: dict[str, list[float]], steps: dict[str, list[float]]) -> list[Target]:
+    """Returns the targets; all of what was measured is beside its bound."""
+    nothing = [float("nan")]
+
+    def middle(figures: Sequence[float]) -> list[float]:
+        return [median(figures)] if figures else nothing
+
+    more = [
+        100 * (elastic / plain - 1)
+        for plain, elastic in zip(steps["plain"], steps["elastic"], strict=True)
+    ]
+    return [
+        Target("from SIGKILL to the others' next step, median", 1, "s",
+               middle(faults["recovery"]), at_most=True),
+        Target("ranks stand still while one joins, longest", 1, "s",
+               [max(faults["joining"])] if faults["joining"] else nothing, at_most=True),
+        Target("a step without commits and faults, more than in a plain job", 1, "%",
+               middle(more), at_most=True),
+    ]  # fmt: skip
+
+
+def text(faults: dict[str, list[float]], steps: dict[str, list[float]]) -> str:
+    """Returns the targets, then the figures."""
+    rows = [
+        [name, len(figures), *map(report.time_text, (median(figures), min(figures), max(figures)))]
+        for name, figures in {**faults, **steps}.items()
+        if figures
+    ]
+    lines = report.table(["what", "number", "median", "min", "max"], rows)
+    return f"{table(targets(faults, steps))}\n\n{lines}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = command.parser("benchmarks.elastic", __doc__)
+    parser.add_argument("--ranks", type=int, default=4, help="of the job with faults (default 4)")
+    parser.add_argument("--kills", type=int, default=20, help="in one job (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="of the comparison (default 5)")
+    parser.add_argument("--steps", type=int, default=1500, help="of a round (default %(default)s)")
+    options = parser.parse_args(arguments)
+    here = machine.describe()
+    faults = measure_faults(options.ranks, options.kills)
+    steps = measure_steps(options.rounds, options.steps)
+    print(f"# Ranks that change: {machine.headline(here)}\n{text(faults, steps)}")
+    tried = {"kills": [options.kills], "rounds": [options.rounds]}
+    results.keep("elastic", here, {"tried": tried, "missing": {}, **faults, **steps}, options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,9 +3,9 @@
     python -m benchmarks.elastic --output build/bench-elastic
     python -m benchmarks.elastic --kills 3 --rounds 1
 
-Rank 1 of a job of four ranks kills itself again and again (SIGKILL), and the launcher starts another
-process in its place. *Recovery* is the time from the kill until all others have ended their first
-step without it, *joining* the longest time between two steps of a rank while another one joins.
+Rank 1 of a job of four ranks kills itself again and again (SIGKILL), and the launcher starts
+another process in its place. *Recovery* is the time from the kill until all others have ended their
+first step without it, *joining* the time between two steps of a rank while another one joins.
 Then two ranks train with and without the callback of elastic jobs, in turn, to see what a step
 costs more. In the end of each job all ranks must have the same weights.
 """
@@ -39,7 +39,12 @@ def run(ranks: int, elastic: bool, **options: Any) -> tuple[list[Steps], list[fl
     with tempfile.TemporaryDirectory() as name:
         launcher = [sys.executable, "-m", "ringar.launchers", "-np", str(ranks)]
         launcher += ["--min-np", str(ranks - 1)] if elastic else []
-        words = [*launcher, "-m", "benchmarks.elastic.worker", json.dumps({**options, "folder": name})]
+        words = [
+            *launcher,
+            "-m",
+            "benchmarks.elastic.worker",
+            json.dumps({**options, "folder": name}),
+        ]
         processes.run_command(words, deadline=60.0 + 30.0 * options["kills"])
         folder = Path(name)
         ends = {path.read_text() for path in folder.glob("*.json")}
@@ -147,7 +152,9 @@ def main(arguments: list[str] | None = None) -> int:
     steps = measure_steps(options.rounds, options.steps)
     print(f"# Ranks that change: {machine.headline(here)}\n{text(faults, steps)}")
     tried = {"kills": [options.kills], "rounds": [options.rounds]}
-    results.keep("elastic", here, {"tried": tried, "missing": {}, **faults, **steps}, options.output)
+    results.keep(
+        "elastic", here, {"tried": tried, "missing": {}, **faults, **steps}, options.output
+    )
     return 0
 
 

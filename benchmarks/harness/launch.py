@@ -62,15 +62,21 @@ def one_process(environment: Path, ranks: int, program: list[str]) -> list[str]:
 
 
 def on_hosts(
-    hosts: Hosts, ranks_per_host: int, options: Sequence[str] = ()
+    hosts: Hosts, ranks_per_host: int, link: str = "mpi", options: Sequence[str] = ()
 ) -> Callable[[Path, int, list[str]], list[str]]:
-    """Returns a function that starts ranks on hosts of `tests.hosts`, by the mpirun of Open MPI."""
-    from tests.hosts import open_mpi as mpirun
+    """Returns a function that starts ranks on hosts of `tests.hosts`.
+
+    With the link "tcp" ringarrun does, else the mpirun of Open MPI with `options`.
+    """
+    from tests.hosts import by_tcp, open_mpi
 
     def command(environment: Path, ranks: int, program: list[str]) -> list[str]:
         variables = {"PYTHONPATH": str(machine.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
         words = [sys.executable, *program]
-        words = mpirun(hosts, ranks_per_host, words, variables=variables, options=options)
+        if link == "tcp":
+            words = by_tcp(hosts, ranks_per_host, words, variables)
+        else:
+            words = open_mpi(hosts, ranks_per_host, words, variables=variables, options=options)
         return hosts[0].command(*words)
 
     return command

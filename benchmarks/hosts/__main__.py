@@ -4,10 +4,10 @@
     python -m benchmarks.hosts --hosts 2,4 --rounds 1 --skip training
 
 Makes hosts on this machine (tests/hosts): network namespaces whose links have a rate, so that a
-figure is the link's and not the machine's. On them it measures ringar and Open MPI's own
-MPI_Allreduce in turn, in the same processes, and checks every result; then training steps. Prints
-the rows beside their targets, and writes OUTPUT.json, which `benchmarks.simulate --check` reads.
-Exits with 1 on a wrong result or a job that failed; a missed target changes nothing.
+figure is the link's and not the machine's. On them it measures ringar over TCP, ringar over MPI and
+Open MPI's own MPI_Allreduce, by jobs that take turns, and checks every result; then training steps.
+Prints the rows beside their targets, and writes OUTPUT.json, which `benchmarks.simulate --check`
+reads. Exits with 1 on a wrong result or a job that failed; a missed target changes nothing.
 
 The bound of an allreduce of S bytes on N hosts is 2(N-1)/N x S / payload rate: each host has to
 send as much, whatever the algorithm. The payload rate is the link's rate without headers. The rate
@@ -50,7 +50,7 @@ class Case:
 
     hosts: int
     ranks_per_host: int = 1
-    peers: tuple[str, ...] = ("ringar", "openmpi")
+    peers: tuple[str, ...] = ("ringar", "ringar over MPI", "openmpi")
     sizes: tuple[tuple[int, int], ...] = SIZES
     title: str = ""
     options: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ CASES = (
     Case(4),
     Case(8),
     Case(2, 2, ("ringar:hierarchical", "ringar:ring", "openmpi"), SIZES[:1]),
-    Case(4, 2, ("ringar:hierarchical",), SIZES[1:2]),
+    Case(4, 2, ("ringar:hierarchical", "openmpi"), SIZES[1:2]),
     Case(4, peers=("openmpi",), sizes=SIZES[:1], title="Open MPI, ring", options=OPEN_MPI_RING),
 )
 
@@ -90,6 +90,7 @@ def run_on_hosts(
     ranks_per_host: int,
     worker: str,
     job: dict[str, Any],
+    link: str = "tcp",
     options: Sequence[str] = (),
 ) -> Reports:
     """Runs a worker of this folder on all ranks of the hosts and returns their reports.
@@ -99,8 +100,34 @@ def run_on_hosts(
     """
     return run_worker(
         f"benchmarks.hosts.{worker}", job, len(hosts) * ranks_per_host, deadline=LIMIT,
-        command=launch.on_hosts(hosts, ranks_per_host, options),
+        command=launch.on_hosts(hosts, ranks_per_host, link, options),
     )  # fmt: skip
+
+
+def run_in_turn(case: Case, hosts: Hosts, rounds: int) -> dict[str, Reports]:
+    """Runs a job of each peer in each round; returns the reports of all rounds, by peer.
+
+    Raises:
+        JobFailedError: a job failed.
+    """
+    found: dict[str, Reports] = {}
+    for number in range(rounds):
+        for peer in case.peers[:: 1 if number % 2 else -1]:
+            job = {"peer": peer, "sizes": case.sizes}
+            link = "mpi" if peer == "openmpi" or peer.endswith("over MPI") else "tcp"
+            reports = run_on_hosts(hosts, case.ranks_per_host, "worker", job, link, case.options)
+            before = found.setdefault(peer, reports)
+            for all_rounds, this in zip(before, reports, strict=True):
+                if all_rounds is not this:
+                    merge(all_rounds["results"], this["results"])
+    return found
+
+
+def merge(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> None:
+    """Adds the figures of a round to those of the rounds before it, size by size."""
+    for some, more in zip(before, now, strict=True):
+        for key in ("rounds", "sent", "wrong"):
+            some[key] += more[key]
 
 
 def sent_per_call(reports: Reports, index: int) -> tuple[float, float]:
@@ -113,7 +140,7 @@ def sent_per_call(reports: Reports, index: int) -> tuple[float, float]:
 
 
 def row(
-    case: Case, hosts: Hosts, reports: Reports, index: int, stream_rate: float
+    case: Case, hosts: Hosts, reports: Reports, index: int, stream_rate: float, parameters: Any
 ) -> dict[str, Any]:
     """Returns the row of one peer and size, as plain data."""
     one = reports[0]["results"][index]
@@ -140,24 +167,26 @@ def row(
         "sent": all_sent,
         "sent_payload": payload,
         "due": due,
-        "parameters": reports[0]["parameters"],
+        "parameters": parameters,
         **series.summary(),
     }
 
 
 def measure(case: Case, rounds: int, mtu: int, found: Measured) -> None:
     """Runs a case on hosts of its own and adds its rows, or why there are none."""
-    job = {"peers": case.peers, "sizes": case.sizes, "rounds": rounds}
     with Hosts(case.hosts, rate_mbit=case.rate_mbit, mtu=mtu) as hosts:
         stream_rate = stream.measure(hosts[0], hosts[1], PROBE_BYTES)
         try:
-            reports = run_on_hosts(hosts, case.ranks_per_host, "worker", job, case.options)
+            reports = run_in_turn(case, hosts, rounds)
         except JobFailedError as error:
             found.missing[str(case)] = str(error)
             return
-        found.versions.update(reports[0]["versions"])
-        for index in range(len(reports[0]["results"])):
-            found.rows.append(row(case, hosts, reports, index, stream_rate))
+    first = reports["openmpi"][0]  # which has MPI to measure with
+    found.versions.update(first["versions"])
+    for index in range(len(case.sizes)):
+        for peer in case.peers:
+            of_peer = row(case, hosts, reports[peer], index, stream_rate, first["parameters"])
+            found.rows.append(of_peer)
 
 
 def measure_training(rounds: int, mtu: int, found: Measured, *, batch: int, steps: int) -> None:

@@ -1,8 +1,7 @@
 """Measures allreduces between hosts on one rank: `python -m benchmarks.hosts.worker OPTIONS`.
 
-ringar and Open MPI have their turns in the same processes, so that both see the same minute, link
-and neighbors. Every result is checked. The bytes that a host sends are read from its interface,
-before and after each turn.
+Every result is checked. The bytes that a host sends are read from its interface, before and after
+each size.
 """
 
 from __future__ import annotations
@@ -60,37 +59,31 @@ def sent() -> tuple[int, int]:
 
 
 def peer(name: str, array: np.ndarray) -> Run:
-    """Returns the allreduce of a peer: "openmpi", "ringar", or "ringar:ALGORITHM"."""
+    """Returns the allreduce of a peer: "openmpi", "ringar…", or "ringar:ALGORITHM"."""
     if name == "openmpi":
         return of_open_mpi(array)
     return of_ringar(array, name.partition(":")[2] or None)
 
 
-def measure(names: list[str], size: int, calls: int, rounds: int) -> list[dict[str, Any]]:
-    """Times and counts allreduces of `size` bytes of float32: a report per peer."""
+def measure(name: str, size: int, calls: int) -> dict[str, Any]:
+    """Times and counts allreduces of `size` bytes of float32."""
     import ringar
 
     count, rank, ranks = size // 4, ringar.rank(), ringar.size()
     array = given("allreduce", count, rank, ranks)
     expected = DEFINITIONS["allreduce"].expected(count, rank, ranks)
-    runs = {name: peer(name, array) for name in names}
-    found: dict[str, dict[str, Any]] = {
-        name: {"peer": name, "bytes": size, "calls": calls, "wrong": 0, "rounds": [], "sent": []}
-        for name in names
-    }
-    for number in range(rounds):
-        for name in names[:: 1 if number % 2 else -1]:
-            run, one = runs[name], found[name]
-            one["wrong"] += wrong_elements(run, array, expected)
-            time_calls(run, calls // 5)
-            ringar.barrier()
-            before = sent()
-            ringar.barrier()
-            one["rounds"].append(time_calls(run, calls))
-            ringar.barrier()
-            one["sent"].append([after - b for after, b in zip(sent(), before, strict=True)])
-            one["wrong"] += wrong_elements(run, array, expected)
-    return list(found.values())
+    run = peer(name, array)
+    wrong = wrong_elements(run, array, expected)
+    time_calls(run, calls // 5)
+    ringar.barrier()
+    before = sent()
+    ringar.barrier()
+    times = time_calls(run, calls)
+    ringar.barrier()
+    bytes_and_frames = [after - b for after, b in zip(sent(), before, strict=True)]
+    wrong += wrong_elements(run, array, expected)
+    return {"peer": name, "bytes": size, "calls": calls, "wrong": wrong, "rounds": [times],
+            "sent": [bytes_and_frames]}  # fmt: skip
 
 
 def main() -> None:
@@ -99,16 +92,10 @@ def main() -> None:
 
     start = time.perf_counter()
     ringar.init()
-    report = {
-        "init": time.perf_counter() - start,
-        "versions": versions(),
-        "parameters": cost_parameters(),
-        "results": [
-            one
-            for size, calls in options["sizes"]
-            for one in measure(options["peers"], size, calls, options["rounds"])
-        ],
-    }
+    report: dict[str, Any] = {"init": time.perf_counter() - start}
+    if options["peer"] == "openmpi":
+        report |= {"versions": versions(), "parameters": cost_parameters()}
+    report["results"] = [measure(options["peer"], *size) for size in options["sizes"]]
     write_report(options, ringar.rank(), report)
     ringar.barrier()
     ringar.shutdown()

@@ -9,7 +9,7 @@ are shared, as on a cluster with a file server.
 """
 
 from tests.hosts.hosts import JUMBO_MTU, SUBNET, Host, Hosts, Traffic, unavailable
-from tests.hosts.mpi import find_open_mpi, open_mpi, run_on_hosts
+from tests.hosts.mpi import by_tcp, find_open_mpi, open_mpi, run_on_hosts
 
 __all__ = [
     "JUMBO_MTU",
@@ -17,6 +17,7 @@ __all__ = [
     "Host",
     "Hosts",
     "Traffic",
+    "by_tcp",
     "find_open_mpi",
     "open_mpi",
     "run_on_hosts",

@@ -34,23 +34,29 @@ def verdicts(rows: list[dict[str, Any]], training: list[dict[str, Any]]) -> list
 
 def test_targets_of_what_was_measured() -> None:
     rows = [
-        row("ringar", 32 * MIB, 1.05),
+        row("ringar", 32 * MIB, 1.01),
         row("Open MPI", 32 * MIB, 2.0),
         row("ringar", 32 * MIB, 1.0, hosts=2, ranks_per_host=2, algorithm="hierarchical"),
         row("ringar", 32 * MIB, 1.5, hosts=2, ranks_per_host=2, algorithm="ring", sent=2e9),
         row("ringar", 1024, 40e-6),
         row("Open MPI", 1024, 50e-6),
+        row("ringar", 1024, 33e-6, hosts=2),
+        row("ringar over MPI", 1024, 31e-6, hosts=2),
+        row("ringar", 65536, 5e-3, hosts=8),
+        row("Open MPI", 65536, 6e-3, hosts=8),
     ]
     training = [{"ratio": 1.1}]
-    assert verdicts(rows, training) == ["yes"] * 5
+    assert verdicts(rows, training) == ["yes"] * 7
     rows[0].update(of_bound=0.93, sent=1.03 * 32 * MIB)
     rows[2].update(sent=1.5 * 32 * MIB)
     rows[4].update(seconds=60e-6)
-    assert verdicts(rows, [{"ratio": 1.2}]) == ["no"] * 5
+    rows[6].update(seconds=36e-6)
+    rows[8].update(seconds=7e-3)
+    assert verdicts(rows, [{"ratio": 1.2}]) == ["no"] * 7
 
 
 def test_targets_of_nothing() -> None:
-    assert verdicts([], []) == ["not measured"] * 5
+    assert verdicts([], []) == ["not measured"] * 7
 
 
 def test_a_training_step_is_compared_with_its_round() -> None:
@@ -98,9 +104,11 @@ def test_a_short_run() -> None:
     assert not found.missing, found.missing
     assert found.wrong == 0
     assert [(r["peer"], r["bytes"]) for r in found.rows] == [
-        (peer, size) for size in (4 * MIB, 1024) for peer in ("ringar", "Open MPI")
+        (peer, size)
+        for size in (4 * MIB, 1024)
+        for peer in ("ringar", "ringar over MPI", "Open MPI")
     ]
-    for one in found.rows[:2]:
+    for one in found.rows[:3]:
         assert one["due"] == 4 * MIB
         assert one["bound"] == pytest.approx(
             4 * MIB / Hosts(2, rate_mbit=500, mtu=9000).payload_rate

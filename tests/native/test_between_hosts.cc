@@ -44,6 +44,15 @@ TEST(between_hosts_of_several_ranks) {
     });
 }
 
+// Ranks that had measured different sizes would wait for each other.
+TEST(between_hosts_that_measure_their_network) {
+  for (const Hosts& hosts : {Hosts{{1, 1, 1}}, Hosts{{3, 1}}})
+    on_processes(hosts, [&](Rank& me) {
+      me.config.recursive_doubling_count = 0;
+      run_random_plans(me, 500 + static_cast<uint64_t>(me.size), 300'000);
+    });
+}
+
 // Ranks in no rail, hosts of a single rank beside others.
 TEST(between_hosts_of_different_sizes) {
   for (const Hosts& hosts : {Hosts{{1, 2}}, Hosts{{3, 1}}, Hosts{{2, 3}, true}, Hosts{{1, 3, 2}}})

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <limits>
 
@@ -18,6 +19,12 @@ constexpr int kMostRounds = 12;
 constexpr size_t kLeastRounds = 3;
 constexpr double kGain = 0.97;  // less is noise
 constexpr size_t kBytesOfAllRanks[] = {size_t{8} << 20, size_t{16} << 20, size_t{32} << 20};
+
+constexpr double kSecondsBetweenHosts = 0.2;  // and what is under way
+constexpr size_t kTurns = 5;
+// Shorter ones take recursive doubling, which needs no further message.
+constexpr size_t kBytesBetweenHosts[] = {size_t{2} << 10, size_t{8} << 10, size_t{32} << 10,
+                                         size_t{128} << 10};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -144,6 +151,32 @@ class Calibration {
 
 Status calibrate(Communicator& ranks, std::optional<size_t>* found) {
   return Calibration(ranks).run(found);
+}
+
+Status calibrate_between_hosts(Communicator& ranks, const std::function<void(size_t)>& use,
+                               size_t* found) {
+  const auto start = Clock::now();
+  std::vector<std::byte> array(*std::rbegin(kBytesBetweenHosts)), sums(array.size());
+  *found = kBytesBetweenHosts[0] / 2;
+  for (const size_t bytes : kBytesBetweenHosts) {
+    if (bytes > ranks.handshake_bytes()) break;
+    std::array<std::vector<double>, 2> times;  // of a ring, of recursive doubling
+    for (size_t turn = 0; turn < 2 * (1 + kTurns); ++turn) {
+      const size_t way = turn % 2;
+      use(way == 0 ? 0 : bytes);
+      Allreduce sum(DataType::kFloat32, ReduceOp::kSum, array.data(), sums.data(), bytes);
+      const auto before = Clock::now();
+      RINGAR_RETURN_IF_ERROR(ranks.run(sum));
+      if (turn > 1) times[way].push_back(seconds_since(before));  // the first opens connections
+    }
+    double numbers[] = {median(times[0]), median(times[1]), seconds_since(start)};
+    RINGAR_RETURN_IF_ERROR(agree(ranks, numbers));
+    if (numbers[1] > numbers[0]) break;
+    *found = 2 * bytes;  // half way to the next size, which is four times as long
+    if (numbers[2] > kSecondsBetweenHosts) break;
+  }
+  use(*found);
+  return {};
 }
 
 std::optional<size_t> least_that_gains(const std::vector<size_t>& sizes,

@@ -15,10 +15,16 @@
 // more beyond.
 //
 // Both ways give the same bits.
+//
+// Between hosts another choice depends on the network: up to which size recursive doubling, of few
+// rounds and many bytes, takes less time than a ring. Where nothing is known of the network, the
+// ranks measure that, too, in the same manner: allreduces both ways, in turn, from short to long,
+// until the ring wins or the time is over.
 
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -29,6 +35,12 @@ namespace ringar {
 // Ends after at most 0.3 s. Nothing is found if that was too little time. All ranks call it at the
 // same place.
 Status calibrate(Communicator& ranks, std::optional<size_t>* found);
+
+// The bytes up to which allreduces between hosts take recursive doubling. `use` makes those that
+// follow do so up to a size. Ends after some 0.2 s. All ranks call it at the same place, and find
+// the same.
+Status calibrate_between_hosts(Communicator& ranks, const std::function<void(size_t)>& use,
+                               size_t* found);
 
 // The smallest of the ascending `sizes` from which on all gain, kNever if the largest does not;
 // `ratios` has, per size, a round's time past the caches by the plain one. Nothing where there are

@@ -75,6 +75,7 @@ Status Engine::start() {
   if (!why_not.empty()) return {RINGAR_OUT_OF_MEMORY, who() + why_not};
   RINGAR_RETURN_IF_ERROR(install(all, std::move(set), &id));
   RINGAR_RETURN_IF_ERROR(meet());
+  RINGAR_RETURN_IF_ERROR(calibrate_between_hosts());
   return calibrate();
 }
 
@@ -88,6 +89,18 @@ Status Engine::meet() {
   world_.timeouts.deadline = config_.deadline;
   if (met.code() != RINGAR_DEADLINE) return met;
   return {met.code(), met.message() + " At the start it is --start-timeout of ringarrun."};
+}
+
+// Where the config says nothing of the network.
+Status Engine::calibrate_between_hosts() {
+  const bool is_known = config_.recursive_doubling_count > 0;
+  if (!link_ || is_known || world_.topology.is_one_host() || world_.algorithm != Algorithm::kAuto)
+    return {};
+  const auto use = [this](size_t bytes) {
+    world_.recursive_doubling_bytes.assign(static_cast<size_t>(config_.size) + 1, bytes);
+  };
+  size_t found = 0;
+  return ringar::calibrate_between_hosts(find(0)->communicator(), use, &found);
 }
 
 Status Engine::calibrate() {

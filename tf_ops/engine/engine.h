@@ -88,6 +88,7 @@ class Engine : private ProcessSet::Owner {
 
   Status join_host();
   Status meet();
+  Status calibrate_between_hosts();
   Status calibrate();
   Status split_gpus(Communicator* part);
   Status gpu_has_failed(const char* where, const Status& why);

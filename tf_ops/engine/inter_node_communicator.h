@@ -79,8 +79,8 @@ class InterNodeCommunicator {
       *over = moved || *done;
       return {};
     };
-    RINGAR_RETURN_IF_ERROR(
-        wait_until(rest(policy), nullptr, look, [&] { return check(watchdog); }));
+    const auto sleep = [this](double seconds) { link_.sleep(seconds); };
+    RINGAR_RETURN_IF_ERROR(wait_with(rest(policy), sleep, look, [&] { return check(watchdog); }));
     if (policy == WaitPolicy::kPatient) usual_wait_ += (watchdog.seconds() - usual_wait_) / 8;
     if (op_state_.tracing) op_state_.trace.add(Span::kWait, begin);
     return {};

@@ -41,8 +41,11 @@ bool Rests::spin() {
   return true;
 }
 
-void Rests::sleep(Flag* flag, uint64_t seen) {
-  const double seconds = rest_.after(static_cast<double>(monotonic_ns() - begin_) * 1e-9);
+double Rests::seconds() const {
+  return rest_.after(static_cast<double>(monotonic_ns() - begin_) * 1e-9);
+}
+
+void sleep_on(Flag* flag, uint64_t seen, double seconds) {
   if (flag)
     flag->sleep(seen, static_cast<long>(seconds * 1e9));
   else

@@ -49,9 +49,9 @@ class Rests {
  public:
   explicit Rests(const Rest& rest);
 
-  // False when it is time to sleep.
+  // False when it is time to sleep, for so many seconds.
   bool spin();
-  void sleep(Flag* flag, uint64_t seen);
+  double seconds() const;
 
  private:
   const Rest& rest_;
@@ -60,24 +60,37 @@ class Rests {
   int looks_ = 0;
 };
 
+// Until the flag is advanced, if there is one, and for at most so many seconds.
+void sleep_on(Flag* flag, uint64_t seen, double seconds);
+
 struct NoCheck {
   Status operator()() const { return {}; }
 };
 
-// Calls look(&done) until it sets done or fails. `flag`, if there is one, is advanced by others
-// after what makes look() succeed. check() tells before each sleep why it never will, if so.
-template <typename Look, typename Check = NoCheck>
-Status wait_until(const Rest& rest, Flag* flag, Look look, Check check = {}) {
+// Calls look(&done) until it sets done or fails. sleep(seconds) may end sooner. check() tells
+// before each sleep why look() will never succeed, if so.
+template <typename Sleep, typename Look, typename Check = NoCheck>
+Status wait_with(const Rest& rest, Sleep sleep, Look look, Check check = {}) {
   Rests rests(rest);
   for (;;) {
-    const uint64_t seen = flag ? flag->load() : 0;
     bool done = false;
     RINGAR_RETURN_IF_ERROR(look(&done));
     if (done) return {};
     if (rests.spin()) continue;
     RINGAR_RETURN_IF_ERROR(check());
-    rests.sleep(flag, seen);
+    sleep(rests.seconds());
   }
+}
+
+// The same; `flag`, if there is one, is advanced by others after what makes look() succeed.
+template <typename Look, typename Check = NoCheck>
+Status wait_until(const Rest& rest, Flag* flag, Look look, Check check = {}) {
+  uint64_t seen = 0;
+  const auto look_since = [&](bool* done) {
+    if (flag) seen = flag->load();
+    return look(done);
+  };
+  return wait_with(rest, [&](double s) { sleep_on(flag, seen, s); }, look_since, check);
 }
 
 // Waits for at most so many seconds; returns whether it is done.

@@ -9,7 +9,9 @@
 
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <thread>
 
 #include "engine/status.h"
 
@@ -30,6 +32,11 @@ class Link {
                          int* handle) = 0;
   // Looks after all transfers at once.
   virtual Status progress() = 0;
+  // Sleeps until progress() may find something, and for at most so many seconds. A link that cannot
+  // tell sleeps for all of them.
+  virtual void sleep(double seconds) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  }
   // What progress() has found; `from`: who has sent what was received.
   virtual Status poll(int handle, bool* done, int* from = nullptr) = 0;
 };

@@ -1,5 +1,6 @@
 #include "links/tcp.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -79,8 +80,16 @@ class TcpLink : public Link {
     const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
     if (count < 0 && errno != EINTR) return failure("look after");
     for (int i = 0; i < count; ++i)
-      RINGAR_RETURN_IF_ERROR(attend_to(events[static_cast<size_t>(i)].data.u64));
+      RINGAR_RETURN_IF_ERROR(attend_to(events[static_cast<size_t>(i)]));
     return {};
+  }
+
+  // Without the mutex: another thread may come in meanwhile, and takes nothing from this one.
+  void sleep(double seconds) override {
+    pollfd any{epoll_.get(), POLLIN, 0};
+    const auto ns = static_cast<long>(seconds * 1e9);
+    const timespec most{ns / 1'000'000'000, ns % 1'000'000'000};
+    (void)::ppoll(&any, 1, &most, nullptr);
   }
 
   Status poll(int handle, bool* done, int* from) override {
@@ -129,13 +138,14 @@ class TcpLink : public Link {
                                                                          : failure("watch");
   }
 
-  Status attend_to(uint64_t name) {
+  Status attend_to(const epoll_event& event) {
+    const uint64_t name = event.data.u64;
     if (name == kListener) return accept();
     const auto receiver = receivers_.find(name);
     if (receiver != receivers_.end())
       go_on(receiver);
     else if (name >= kFirstSender)
-      go_on(static_cast<int>(name - kFirstSender), {});
+      go_on(static_cast<int>(name - kFirstSender), {}, event.events != EPOLLOUT);
     return {};
   }
 
@@ -166,10 +176,10 @@ class TcpLink : public Link {
     }
   }
 
-  void go_on(int rank, Status status) {
+  void go_on(int rank, Status status, bool has_news = false) {
     const auto place = senders_.find(rank);
     if (place == senders_.end()) return;
-    if (status.ok()) status = place->second.advance(transfers_);
+    if (status.ok()) status = place->second.advance(transfers_, has_news);
     if (status.ok() && place->second.is_too_early())
       early_.emplace_back(rank, Clock::now() + kPause);
     if (status.ok()) return;

@@ -31,13 +31,13 @@ void TcpSender::push(int tag, const std::byte* data, size_t bytes, int handle) {
   queue_.push_back({{tag, 0, bytes}, data, handle});
 }
 
-Status TcpSender::advance(Transfers& transfers) {
+Status TcpSender::advance(Transfers& transfers, bool has_news) {
   if (!ready_) {
     RINGAR_RETURN_IF_ERROR(connect(&ready_));
     is_too_early_ = handshake_.is_too_early();
     if (!ready_ || is_too_early_) return {};
   }
-  RINGAR_RETURN_IF_ERROR(look_for_the_end());
+  if (has_news) RINGAR_RETURN_IF_ERROR(look_for_the_end());
   while (!queue_.empty()) {
     bool all = false;
     RINGAR_RETURN_IF_ERROR(write(queue_.front(), &all));
@@ -102,35 +102,56 @@ Status TcpReceiver::advance(Inbox& inbox) {
     if (done && handshake_.is_too_early()) return lost("it is ahead of this one");
     ready_ = done;
     if (!ready_) return {};
+    ahead_.resize(kAhead);
   }
-  for (size_t turn = 0; turn < kTurnBytes;) {
-    bool all = false;
-    if (!message_) {
-      auto* const head = reinterpret_cast<std::byte*>(&frame_);
-      RINGAR_RETURN_IF_ERROR(read(head, sizeof frame_, &have_of_frame_, &all));
-      if (!all) return {};
-      if (frame_.bytes > kLongestMessage) return lost("expected a message, received other bytes");
-      message_ = inbox.begin(handshake_.peer(), frame_.tag, frame_.bytes);
-      have_of_frame_ = have_ = 0;
-    }
-    RINGAR_RETURN_IF_ERROR(read(message_->data, message_->bytes, &have_, &all));
-    if (!all) return {};
-    turn += message_->bytes + sizeof frame_;
-    inbox.end(std::move(*message_));
-    message_.reset();
+  const size_t before = read_;
+  for (bool is_empty = false; !is_empty && read_ - before < kTurnBytes;) {
+    RINGAR_RETURN_IF_ERROR(read(&is_empty));
+    RINGAR_RETURN_IF_ERROR(sort(inbox));
   }
   return {};
 }
 
-Status TcpReceiver::read(std::byte* to, size_t bytes, size_t* have, bool* all) {
-  while (*have < bytes) {
-    const ssize_t n = ::recv(socket_.get(), to + *have, bytes - *have, 0);
-    if (n < 0 && errno == EAGAIN) return *all = false, Status();
-    if (n == 0) return lost("it has closed its TCP connection");
-    if (n < 0) return lost(strerror(errno));
-    *have += static_cast<size_t>(n);
+// A read that gets less than it asks for has emptied the socket.
+Status TcpReceiver::read(bool* is_empty) {
+  const size_t missing = message_ ? message_->bytes - have_ : 0;
+  const bool is_long = missing >= kAhead;
+  std::byte* const to = is_long ? message_->data + have_ : ahead_.data();
+  const size_t most = is_long ? missing : kAhead;
+  const ssize_t n = ::recv(socket_.get(), to, most, 0);
+  *is_empty = n < static_cast<ssize_t>(most);
+  if (n == 0) return lost("it has closed its TCP connection");
+  if (n < 0) return errno == EAGAIN ? Status() : lost(strerror(errno));
+  read_ += static_cast<size_t>(n);
+  if (is_long)
+    have_ += static_cast<size_t>(n);
+  else
+    begin_ = 0, end_ = static_cast<size_t>(n);
+  return {};
+}
+
+Status TcpReceiver::sort(Inbox& inbox) {
+  for (;;) {
+    if (!message_) {
+      auto* const head = reinterpret_cast<std::byte*>(&frame_);
+      have_of_frame_ += take(head + have_of_frame_, sizeof frame_ - have_of_frame_);
+      if (have_of_frame_ < sizeof frame_) return {};
+      if (frame_.bytes > kLongestMessage) return lost("expected a message, received other bytes");
+      message_ = inbox.begin(handshake_.peer(), frame_.tag, frame_.bytes);
+      have_of_frame_ = have_ = 0;
+    }
+    have_ += take(message_->data + have_, message_->bytes - have_);
+    if (have_ < message_->bytes) return {};
+    inbox.end(std::move(*message_));
+    message_.reset();
   }
-  return *all = true, Status();
+}
+
+size_t TcpReceiver::take(void* to, size_t most) {
+  const size_t bytes = std::min(most, end_ - begin_);
+  if (bytes > 0) std::memcpy(to, ahead_.data() + begin_, bytes);
+  begin_ += bytes;
+  return bytes;
 }
 
 void TcpReceiver::fail(Transfers& transfers, const Status& why) {

@@ -33,8 +33,9 @@ class TcpSender {
   bool is_too_early() const { return is_too_early_; }
   // `data` must stay until the handle is done.
   void push(int tag, const std::byte* data, size_t bytes, int handle);
-  // Writes as much as the connection takes, and tells what is sent. An error is for all transfers.
-  Status advance(Transfers& transfers);
+  // Writes as much as the connection takes, and tells what is sent. `has_news`: there is something
+  // to read. An error is for all transfers.
+  Status advance(Transfers& transfers, bool has_news);
   void fail(Transfers& transfers, const Status& why);
 
   int socket() const { return socket_.get(); }
@@ -77,15 +78,23 @@ class TcpReceiver {
   int socket() const { return socket_.get(); }
 
  private:
-  // Reads into `to`, of which `*have` of `bytes` have come; `*all`: they are all there.
-  Status read(std::byte* to, size_t bytes, size_t* have, bool* all);
+  // Short messages are read ahead, several at a time; the rest of a long one goes to its place.
+  static constexpr size_t kAhead = 4096;
+
+  Status read(bool* is_empty);
+  // Hands on what was read ahead.
+  Status sort(Inbox& inbox);
+  size_t take(void* to, size_t most);
   Status lost(const std::string& why) const;
 
   Descriptor socket_;
   Handshake handshake_;
   bool ready_ = false;
+  std::vector<std::byte> ahead_;
+  size_t begin_ = 0, end_ = 0;  // of it, what is not sorted yet
   Frame frame_{};
   size_t have_of_frame_ = 0, have_ = 0;
+  size_t read_ = 0;                        // in all
   std::optional<Inbox::Message> message_;  // while it comes
 };
 

@@ -3,6 +3,7 @@
 #   make demo         install, build, train on two ranks, print the result
 #   make test         the tests: plain, then on 2, 3 and 4 ranks
 #   make test-long    what the others leave out: slow tests, rare variants on every number of ranks
+#   make chaos        a thousand jobs with faults, some hours (CHAOS="--seed 7 --count 60" for others)
 #   make test-native  the C++ tests under AddressSanitizer and ThreadSanitizer
 #   make test-native-aarch64  the C++ tests for aarch64, emulated (g++-aarch64-linux-gnu, qemu-user-static)
 #   make test-gpu     the tests that need an NVIDIA GPU, on those that there are
@@ -55,7 +56,7 @@ PYTEST = $(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: all demo test test-plain test-ranks test-long test-native test-native-aarch64 test-gpu \
+.PHONY: all demo test test-plain test-ranks test-long chaos test-native test-native-aarch64 test-gpu \
   test-matrix check-wheels lint docs rooms performance format bench bench-targets bench-gpu \
   bench-hosts wheel wheel-aarch64 clean distclean
 .DELETE_ON_ERROR:
@@ -107,6 +108,11 @@ test-long: $(LIBRARY)
 	$(MAKE) test-ranks SLOW='--slow -m slow' RANKS_LIMIT=5400
 	$(MAKE) build/native-thread/ringar_tests
 	$(MAKE) build/native-thread.passed SELECTED='$(RARE_RACES)'
+	$(MAKE) chaos CHAOS='--count 60'
+
+CHAOS ?= --count 1000
+chaos: $(LIBRARY)
+	$(BIN)/python -m tests.chaos $(CHAOS)
 	$(MAKE) test-native-aarch64
 	$(MAKE) test-matrix
 

@@ -119,7 +119,7 @@ class Slots:
 
     After a failure a slot is free at once. If its next process fails, too, it cools down, for twice
     as long after each further failure: what kills its processes may pass, and they would keep the
-    others from training.
+    others from training. A process that has lived for longer than the longest time makes up for it.
     """
 
     cool_down: float
@@ -129,7 +129,8 @@ class Slots:
 
     def failed(self, slot: int, now: float) -> float:
         """Note a failure; return the seconds for which the slot cools down."""
-        count = self._failures[slot] = self._failures.get(slot, 0) + 1
+        lived_long = now - self._free_at.get(slot, now) > self.longest
+        count = self._failures[slot] = 1 if lived_long else self._failures.get(slot, 0) + 1
         seconds = 0.0 if count == 1 else min(self.longest, self.cool_down * 2.0 ** (count - 2))
         self._free_at[slot] = now + seconds
         return seconds

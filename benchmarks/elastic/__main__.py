@@ -29,6 +29,9 @@ Steps = list[tuple[float, int]]
 
 NEVER = 1 << 30
 
+#: Slots whose processes die again and again cool down for longer and longer; here less so.
+SCALE = {"RINGAR_GRACE_SCALE": "0.05"}
+
 
 def run(ranks: int, elastic: bool, **options: Any) -> tuple[list[Steps], list[float]]:
     """Runs a job; returns the steps of each process, and when ranks were killed.
@@ -45,7 +48,7 @@ def run(ranks: int, elastic: bool, **options: Any) -> tuple[list[Steps], list[fl
             "benchmarks.elastic.worker",
             json.dumps({**options, "folder": name}),
         ]
-        processes.run_command(words, deadline=60.0 + 30.0 * options["kills"])
+        processes.run_command(words, deadline=90.0 + 15.0 * options["kills"], env=SCALE)
         folder = Path(name)
         ends = {path.read_text() for path in folder.glob("*.json")}
         if len(ends) != 1:

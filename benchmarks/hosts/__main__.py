@@ -104,22 +104,29 @@ def run_on_hosts(
     )  # fmt: skip
 
 
+def link_of(peer: str) -> str:
+    """Returns the link of a job that measures a peer: a process has one."""
+    return "mpi" if peer == "openmpi" or peer.endswith("over MPI") else "tcp"
+
+
 def run_in_turn(case: Case, hosts: Hosts, rounds: int) -> dict[str, Reports]:
-    """Runs a job of each peer in each round; returns the reports of all rounds, by peer.
+    """Runs a job for each link in each round; returns the reports of all rounds, by peer.
 
     Raises:
         JobFailedError: a job failed.
     """
     found: dict[str, Reports] = {}
+    links = sorted({link_of(peer) for peer in case.peers})
     for number in range(rounds):
-        for peer in case.peers[:: 1 if number % 2 else -1]:
-            job = {"peer": peer, "sizes": case.sizes}
-            link = "mpi" if peer == "openmpi" or peer.endswith("over MPI") else "tcp"
+        for link in links[:: 1 if number % 2 else -1]:
+            peers = [peer for peer in case.peers if link_of(peer) == link]
+            job = {"peers": peers[:: 1 if number % 2 else -1], "sizes": case.sizes}
             reports = run_on_hosts(hosts, case.ranks_per_host, "worker", job, link, case.options)
-            before = found.setdefault(peer, reports)
-            for all_rounds, this in zip(before, reports, strict=True):
-                if all_rounds is not this:
-                    merge(all_rounds["results"], this["results"])
+            for peer in peers:
+                now = [{**r, "results": r["results"][peer]} for r in reports]
+                for before, this in zip(found.setdefault(peer, now), now, strict=True):
+                    if before is not this:
+                        merge(before["results"], this["results"])
     return found
 
 

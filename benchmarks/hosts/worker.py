@@ -58,7 +58,7 @@ def sent() -> tuple[int, int]:
     return traffic.bytes, traffic.frames
 
 
-def peer(name: str, array: np.ndarray) -> Run:
+def run_of(name: str, array: np.ndarray) -> Run:
     """Returns the allreduce of a peer: "openmpi", "ringar…", or "ringar:ALGORITHM"."""
     if name == "openmpi":
         return of_open_mpi(array)
@@ -72,7 +72,7 @@ def measure(name: str, size: int, calls: int) -> dict[str, Any]:
     count, rank, ranks = size // 4, ringar.rank(), ringar.size()
     array = given("allreduce", count, rank, ranks)
     expected = DEFINITIONS["allreduce"].expected(count, rank, ranks)
-    run = peer(name, array)
+    run = run_of(name, array)
     wrong = wrong_elements(run, array, expected)
     time_calls(run, calls // 5)
     ringar.barrier()
@@ -93,9 +93,12 @@ def main() -> None:
     start = time.perf_counter()
     ringar.init()
     report: dict[str, Any] = {"init": time.perf_counter() - start}
-    if options["peer"] == "openmpi":
+    if "openmpi" in options["peers"]:
         report |= {"versions": versions(), "parameters": cost_parameters()}
-    report["results"] = [measure(options["peer"], *size) for size in options["sizes"]]
+    report["results"] = {peer: [] for peer in options["peers"]}
+    for size, calls in options["sizes"]:
+        for peer in options["peers"]:
+            report["results"][peer].append(measure(peer, size, calls))
     write_report(options, ringar.rank(), report)
     ringar.barrier()
     ringar.shutdown()

@@ -11,9 +11,10 @@ SCRIPT = ROOT / "tests" / "types" / "user_script.py"
 
 #: Modules below `ringar`, and their files: each name in `__all__` is public.
 MODULES = {
-    "callbacks": "ringar/keras/callbacks.py",
+    "callbacks": "ringar/callbacks.py",
     "cost_model": "ringar/job/cost_model.py",
     "data": "ringar/data/__init__.py",
+    "elastic": "ringar/elastic/__init__.py",
     "errors": "ringar/errors.py",
     "layers": "ringar/layers.py",
     "parallel": "ringar/parallel/__init__.py",

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringar
-from ringar import callbacks, cost_model, data, errors, layers, parallel, threads
+from ringar import callbacks, cost_model, data, elastic, errors, layers, parallel, threads
 
 if TYPE_CHECKING:
     import cupy
@@ -45,6 +45,7 @@ def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
     several: list[keras.callbacks.Callback] = [
         callbacks.Distributed(),
         callbacks.SaveOnSignal("saved.keras"),
+        callbacks.Elastic(every=20, scale_learning_rate=True),
         callbacks.BroadcastGlobalVariablesCallback(0),
         callbacks.MetricAverageCallback(),
         callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2),
@@ -57,6 +58,22 @@ def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
     assert_type(ringar.join(model.optimizer), int)
     ringar.load_model("saved.keras")
     return {name: [float(value) for value in values] for name, values in history.history.items()}
+
+
+@elastic.run
+def train_on(state: elastic.KerasState, model: keras.Model) -> int:
+    rows = elastic.Dataset((np.ones((8, 4)), np.ones(8)), batch_size=2, shuffle=True, seed=1)
+    for done, batch in rows.batches(epoch=0, done=state.done):
+        assert_type(done, int)
+        model.train_on_batch(*batch)
+        state.commit()
+    return 1
+
+
+def states(model: keras.Model) -> None:
+    several: list[elastic.State] = [elastic.ObjectState(epoch=0)]
+    several[0].register_reset_callbacks([start])
+    assert_type(train_on(elastic.KerasState(model, done=0), model), int)
 
 
 def collectives(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 import ringar
 from tests import one_process
 from tests.keras import common
+from tests.plugin import fast_if
 
 pytestmark = pytest.mark.usefixtures("initialized")
 
@@ -256,6 +257,39 @@ def test_training_as_in_one_process(rank: int, size: int) -> None:
         )
         seen.append({key: np.array(values) for key, values in history.history.items()})
     assert_same(seen[1], seen[0])
+
+
+@pytest.mark.parametrize("jit_compile", [False, fast_if(False, True)])
+def test_losses_and_metrics_of_each_output(jit_compile: bool, rank: int, size: int) -> None:
+    """In training; in batches of one size, for Keras averages these losses over batches."""
+    x, y = common.regression(48)
+    targets = {"single": y, "double": 2 * y}
+    data = tf.data.Dataset.from_tensor_slices((x, targets))
+
+    def trained(optimizer: Any, batches: Any, callbacks: Any) -> dict[str, list[float]]:
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6,))
+        outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in targets}
+        model = keras.Model(inputs, outputs)
+        metrics = {"single": ["mae"], "double": [M.RootMeanSquaredError(name="rmse")]}
+        losses = {"single": "mse", "double": "mae"}
+        model.compile(optimizer, losses, metrics=metrics, jit_compile=jit_compile)
+        options: dict[str, Any] = {"epochs": 2, "verbose": 0, "callbacks": callbacks}
+        return model.fit(batches, validation_data=batches, **options).history
+
+    expected = one_process.compute(
+        lambda: trained(keras.optimizers.SGD(0.1), data.batch(common.GLOBAL_BATCH), [])
+    )
+    received = trained(
+        ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)),
+        ringar.data.shard(data).batch(common.GLOBAL_BATCH // size),
+        [ringar.callbacks.Distributed()],
+    )
+    for name in ("loss", "single_loss", "double_loss", "single_mae", "double_rmse"):
+        assert {name, f"val_{name}"} <= received.keys()
+    assert received.keys() == expected.keys()
+    for key, values in expected.items():
+        np.testing.assert_allclose(received[key], values, rtol=1e-5, err_msg=key)
 
 
 class Largest(keras.metrics.Metric):

@@ -12,8 +12,10 @@ from pathlib import Path
 from ringar.launchers import elastic_plan
 from ringar.launchers import options as options_module
 from ringar.launchers.choose import Choice, choose
+from ringar.launchers.discovery import Discovery
 from ringar.launchers.errors import UsageError
 from ringar.launchers.request import Request
+from ringar.launchers.worlds import Limits
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,16 +79,36 @@ def _run_local(request: Request, choice: Choice) -> int:
 
 
 def _run_elastic(request: Request) -> int:
-    from ringar.launchers import cpus, elastic
-
-    job, limits, discovery = elastic_plan.make(request, os.environ, cpus.available())
-    if request.dry_run:
-        print(job.shell())
-        return 0
-    code = elastic.run(job, limits, discovery)
+    request, limits, discovery = elastic_plan.complete(request, os.environ)
+    if elastic_plan.is_on_this_host(request):
+        code = _run_elastic_here(request, limits, discovery)
+    else:
+        code = _run_elastic_spread(request, limits, discovery)
     if request.timeline:
         _merge_timeline(request.timeline, limits.min_np)
     return code
+
+
+def _run_elastic_here(request: Request, limits: Limits, discovery: Discovery | None) -> int:
+    from ringar.launchers import cpus, elastic
+
+    usable = cpus.available()
+    job = elastic_plan.on_this_host(request, limits, discovery, os.environ, usable)
+    if request.dry_run:
+        print(job.shell())
+        return 0
+    return elastic.run(job, limits, discovery)
+
+
+def _run_elastic_spread(request: Request, limits: Limits, discovery: Discovery | None) -> int:
+    from ringar.launchers import elastic_spread, preflight
+
+    job = elastic_plan.on_hosts(request, limits, os.environ)
+    if request.dry_run:
+        print(job.shell())
+        return 0
+    preflight.check(job)
+    return elastic_spread.run(job, limits, discovery)
 
 
 def _run_mpi(request: Request, choice: Choice) -> int:

@@ -1,7 +1,6 @@
-"""The number of slots that an elastic job may use now: of a script, or of a host file that changes.
+"""The hosts that an elastic job may use now: of a script, or of a host file that changes.
 
 The script prints a host per line, `host:slots` or `host`; a host file has the form of `--hostfile`.
-All ranks run on this host, so other hosts are passed over.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from ringar.launchers import hosts
@@ -19,11 +19,15 @@ _TIMEOUT = 30.0  # of the script
 
 
 class Discovery:
-    """Watch the slots of this host without waiting for them.
+    """Watch the hosts without waiting for them.
 
     Args:
         script: a program that prints the hosts; None to read `hostfile`.
         hostfile: the host file, if there is no script.
+
+    Attributes:
+        hosts: those that were found last; None before.
+        trouble: what keeps them from being known; "" for nothing.
     """
 
     def __init__(self, script: str | None, hostfile: Path | None) -> None:
@@ -31,11 +35,11 @@ class Discovery:
         self._process: subprocess.Popen[bytes] | None = None
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
         self._due = self._begun = 0.0
-        self.slots: int | None = None
+        self.hosts: tuple[hosts.Host, ...] | None = None
         self.trouble = ""
 
     def look(self, now: float) -> None:
-        """Update `slots` if it is time; note in `trouble` what keeps it from being known."""
+        """Update `hosts` and `trouble` if it is time."""
         if self._process is not None:
             self._look_at_script(now)
         elif now >= self._due:
@@ -44,6 +48,20 @@ class Discovery:
                 self._read_file()
             else:
                 self._start_script(now)
+
+    def wait(self) -> tuple[hosts.Host, ...]:
+        """Return the hosts that are found first.
+
+        Raises:
+            UsageError: they cannot be found.
+        """
+        while self.hosts is None and not self.trouble:
+            self.look(time.monotonic())
+            time.sleep(0.02)
+        if self.hosts is None:
+            self.close()
+            raise UsageError(self.trouble)
+        return self.hosts
 
     def close(self) -> None:
         """End the script, if it runs."""
@@ -96,5 +114,4 @@ class Discovery:
             self.trouble = f"--host-discovery-script: {error}"
 
     def _take(self, found: tuple[hosts.Host, ...]) -> None:
-        self.trouble = ""
-        self.slots = sum(host.slots for host in found if hosts.is_this_host(host.name))
+        self.trouble, self.hosts = "", found

@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringar.job import membership
-from ringar.launchers import hosts, plan
+from ringar.launchers import allocation, hosts, mpi_plan, plan
+from ringar.launchers.choose import choose
 from ringar.launchers.cpus import Cpu
 from ringar.launchers.discovery import Discovery
-from ringar.launchers.elastic import Limits
 from ringar.launchers.errors import UsageError
+from ringar.launchers.mpi_plan import MpiJob
 from ringar.launchers.plan import JobPlan
 from ringar.launchers.request import Request
+from ringar.launchers.worlds import Limits
 
 
 def is_wanted(request: Request) -> bool:
@@ -39,33 +41,89 @@ def is_wanted(request: Request) -> bool:
     return False
 
 
-def make(
-    request: Request, environ: Mapping[str, str], cpus: Sequence[Cpu]
-) -> tuple[JobPlan, Limits, Discovery | None]:
-    """Plan an elastic job on this host.
+def complete(
+    request: Request, environ: Mapping[str, str]
+) -> tuple[Request, Limits, Discovery | None]:
+    """Return the request with the hosts that are known at the beginning, and what goes with it.
 
     Raises:
         UsageError: the request cannot be carried out; the message has the cause and the remedy.
     """
-    _check_hosts(request)
-    limits = _limits(request)
     watched = request.source if request.hosts and request.source != "-H" else None
     discovery = None
     if request.discovery_script is not None or watched is not None:
         discovery = Discovery(request.discovery_script, Path(watched) if watched else None)
-    slots = limits.max_np if discovery is not None else limits.num_proc
-    job = plan.make(request, slots, environ, cpus)
-    environment = dict(job.environment)
+        if not request.hosts:
+            source = "--host-discovery-script"
+            request = replace(request, hosts=discovery.wait(), source=source)
+    elif not request.hosts and request.launcher != "local" and (given := allocation.find(environ)):
+        request = replace(request, hosts=given.hosts, source=f"of the {given.scheduler} allocation")
     if request.elastic_dir is not None:
-        try:
-            os.makedirs(request.elastic_dir, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"--elastic-dir: expected a folder to write in, received "
-                f"{str(request.elastic_dir)!r}: {error.strerror}"
-            ) from error
-        environment[membership.FOLDER_VARIABLE] = str(request.elastic_dir)
-    return replace(job, environment=environment), limits, discovery
+        _make_folder(request.elastic_dir)
+        folder = f"{membership.FOLDER_VARIABLE}={request.elastic_dir}"
+        request = replace(request, exports=(*request.exports, folder))
+    return request, _limits(request), discovery
+
+
+def is_on_this_host(request: Request) -> bool:
+    """Return whether all ranks run on this host, so that it needs no guard.
+
+    Raises:
+        UsageError: MPI would have to start them.
+    """
+    if request.launcher in ("mpirun", "srun") or request.link == "mpi":
+        given = "--link mpi" if request.link == "mpi" else f"--launcher {request.launcher}"
+        raise UsageError(
+            "--min-np: expected a job whose ranks ringarrun starts itself, without MPI, received "
+            f"{given}; leave that out"
+        )
+    is_here = all(hosts.is_this_host(host.name) for host in request.hosts)
+    return is_here and request.launcher != "ssh" and request.link != "tcp"
+
+
+def on_this_host(
+    request: Request,
+    limits: Limits,
+    discovery: Discovery | None,
+    environ: Mapping[str, str],
+    cpus: Sequence[Cpu],
+) -> JobPlan:
+    """Plan a job on this host.
+
+    Args:
+        request: the request, complete.
+        limits: the numbers of ranks.
+        discovery: tells how many slots there are, if that may change.
+        environ: the launcher's environment.
+        cpus: the CPUs that may be used.
+
+    Raises:
+        UsageError: the request cannot be carried out; the message has the cause and the remedy.
+    """
+    slots = limits.num_proc if discovery is None else limits.max_np
+    return plan.make(request, slots, environ, cpus)
+
+
+def on_hosts(request: Request, limits: Limits, environ: Mapping[str, str]) -> MpiJob:
+    """Plan a job on several hosts, all slots of which may be used.
+
+    Raises:
+        UsageError: the request cannot be carried out; the message has the cause and the remedy.
+    """
+    if request.hosts:
+        hosts.fill(request.hosts, limits.num_proc, request.source)
+    everywhere = replace(request, num_proc=None, launcher="ssh", link="auto")
+    return mpi_plan.make(everywhere, choose(everywhere, environ), environ)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--elastic-dir: expected a folder to write in, received {str(folder)!r}: "
+            f"{error.strerror}"
+        ) from error
 
 
 def _limits(request: Request) -> Limits:
@@ -79,12 +137,3 @@ def _limits(request: Request) -> Limits:
             f"expected --min-np <= -np <= --max-np, received {request.min_np}, {start} and {most}"
         )
     return Limits(start, request.min_np, most, request.reset_limit, request.elastic_timeout)
-
-
-def _check_hosts(request: Request) -> None:
-    others = [host.name for host in request.hosts if not hosts.is_this_host(host.name)]
-    if others or request.launcher in ("mpirun", "srun"):
-        raise UsageError(
-            "--min-np: expected a job on this host, whose ranks ringarrun starts itself, received "
-            f"{', '.join(others) or '--launcher ' + request.launcher}; leave that out"
-        )

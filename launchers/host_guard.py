@@ -20,6 +20,7 @@ connection is gone, and the ranks are ended.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import selectors
@@ -27,7 +28,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ringar.job.tcp import LISTENER_VARIABLE, WORLD_VARIABLE
@@ -86,7 +88,7 @@ class HostJob(GuardedJob):
 
     def _start(self) -> None:
         super()._start()
-        for rank in self.job.ranks:  # a rank that is gone listens no more
+        for rank in self._planned():  # a rank that is gone listens no more
             os.close(rank.files[LISTENER_VARIABLE])
 
     def _make_segment(self) -> int:
@@ -110,15 +112,54 @@ class HostJob(GuardedJob):
                 self._watch_fd(self._control.fd, 0, lambda: None)
                 self._on_signal(signal.SIGTERM)
                 return
-            self._on_signal(said["signal"])
+            self._take(said)
             if not self._control.has_line():
                 return
 
+    def _take(self, said: Mapping[str, Any]) -> None:
+        self._on_signal(said["signal"])
 
-def here(environ: Mapping[str, str]) -> int:
-    """Return the number of this host in the job."""
-    number = environ[VARIABLE]
-    return int(environ["SLURM_NODEID"] if number == BY_SLURM else number)
+
+@dataclass(frozen=True)
+class Here:
+    """This host in the job.
+
+    Attributes:
+        hosts: all hosts, with their slots.
+        number: that of this host.
+        listen: makes a socket at which the other hosts reach this one.
+        stdin: the standard input of rank 0, if that is on this host and not reached by ssh.
+    """
+
+    hosts: Sequence[Host]
+    number: int
+    listen: Callable[[], socket.socket]
+    stdin: int | None
+
+    @property
+    def slots(self) -> int:
+        """The number of ranks on this host."""
+        return self.hosts[self.number].slots
+
+
+def take(control: Control, options: argparse.Namespace) -> Here | None:
+    """Take the line with the job, and bring this process where it says; None if there is none.
+
+    Raises:
+        UsageError: this host cannot run the program, or has no address.
+    """
+    job = control.next()
+    if job is None:
+        return None
+    os.chdir(job["folder"])
+    os.environ.update(job["environment"])
+    check_executable(options.command[0], os.environ.get("PATH"))
+    hosts = [Host(name, slots) for name, slots in job["hosts"]]
+    text = os.environ[VARIABLE]
+    number = int(os.environ["SLURM_NODEID"] if text == BY_SLURM else text)
+    others = [host.name for i, host in enumerate(hosts) if i != number]
+    address = addresses.to_listen_at(job["interfaces"], others, os.environ)
+    return Here(hosts, number, functools.partial(_listen, address), job.get("stdin"))
 
 
 def make(options: argparse.Namespace) -> HostJob | None:
@@ -128,41 +169,38 @@ def make(options: argparse.Namespace) -> HostJob | None:
         UsageError: this host cannot run its ranks; the message says why.
     """
     control = Control()
-    job = control.next()
-    if job is None:
+    here = take(control, options)
+    if here is None:
         return None
-    os.chdir(job["folder"])
-    os.environ.update(job["environment"])
-    check_executable(options.command[0], os.environ.get("PATH"))
-    hosts = [Host(name, slots) for name, slots in job["hosts"]]
-    number = here(os.environ)
-    listeners = _listen(hosts, number, job["interfaces"])
-    answer = {"host": number, "addresses": [_text(listener) for listener in listeners]}
-    os.write(1, ANSWER + json.dumps(answer).encode() + b"\n")
+    listeners = [here.listen() for _ in range(here.slots)]
+    texts = [text_of(listener) for listener in listeners]
+    os.write(1, answer({"host": here.number, "addresses": texts}) + b"\n")
     rest = control.next()
     if rest is None:
         return None
-    world = _file_with({"hosts": _numbers(hosts), **rest})
-    plan = _plan(options, hosts, number, listeners, world)
-    return HostJob(plan, options.grace, control, job.get("stdin"))
+    world = file_with({"hosts": _numbers(here.hosts), **rest})
+    files = [
+        {WORLD_VARIABLE: world, LISTENER_VARIABLE: listener.detach()} for listener in listeners
+    ]
+    return HostJob(plan_of(options, here, files), options.grace, control, here.stdin)
 
 
-def _listen(hosts: Sequence[Host], number: int, interfaces: Sequence[str]) -> list[socket.socket]:
-    """Return a socket that listens for each rank of this host."""
-    others = [host.name for i, host in enumerate(hosts) if i != number]
-    address = addresses.to_listen_at(interfaces, others, os.environ)
+def _listen(address: str) -> socket.socket:
     family, *_, resolved = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-    found = []
-    for _ in range(hosts[number].slots):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.bind(resolved)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-        found.append(listener)
-    return found
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind(resolved)
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener
 
 
-def _text(listener: socket.socket) -> str:
+def answer(what: Mapping[str, object]) -> bytes:
+    """Return the line, without its end, that tells the launcher something."""
+    return ANSWER + json.dumps(what).encode()
+
+
+def text_of(listener: socket.socket) -> str:
+    """Return the address of a socket as the library reads it."""
     address, port = listener.getsockname()[:2]
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
@@ -172,8 +210,8 @@ def _numbers(hosts: Sequence[Host]) -> list[int]:
     return [number for number, host in enumerate(hosts) for _ in range(host.slots)]
 
 
-def _file_with(world: Mapping[str, object]) -> int:
-    """Return a file that describes the job, which only ranks inherit."""
+def file_with(world: Mapping[str, object]) -> int:
+    """Return a file that describes the job, for its ranks alone."""
     fd = os.memfd_create("ringar-world")
     text = json.dumps(world).encode()
     while text:
@@ -181,14 +219,15 @@ def _file_with(world: Mapping[str, object]) -> int:
     return fd
 
 
-def _plan(
-    options: argparse.Namespace,
-    hosts: Sequence[Host],
-    number: int,
-    listeners: Sequence[socket.socket],
-    world: int,
-) -> JobPlan:
-    slots = hosts[number].slots
+def plan_of(options: argparse.Namespace, here: Here, files: Sequence[Mapping[str, int]]) -> JobPlan:
+    """Plan the ranks of this host.
+
+    Args:
+        options: those of the guard.
+        here: this host in the job.
+        files: the open files that each rank inherits, by the variable that names them.
+    """
+    hosts, number, slots = here.hosts, here.number, here.slots
     first = sum(host.slots for host in hosts[:number])
     size = sum(host.slots for host in hosts)
     sets = cpu_sets(options.bind_to, slots, cpus.available())
@@ -208,10 +247,7 @@ def _plan(
                 cpus=sets[local],
                 sharing=sets.count(sets[local]),
                 gpu=gpu[local],
-                files={
-                    WORLD_VARIABLE: world,
-                    LISTENER_VARIABLE: listeners[local].detach(),
-                },
+                files=files[local],
             )
             for local in range(slots)
         ),

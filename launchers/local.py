@@ -206,7 +206,7 @@ class LocalJob:
         if self._term_at is None and (self._out.broken or self._err.broken):
             self.signal = signal.SIGPIPE
             self._term_at = now
-        running = any(rank.status is None for rank in self.ranks)
+        running = self._is_running()
         if not running and not janitor.members(self.job.job):
             return True
         if not running and self._term_at is None:
@@ -214,6 +214,9 @@ class LocalJob:
         if not running and self._kill_at is not None:  # the grace of the ranks is over
             self._kill_at = min(self._kill_at, now + graces.KILL)
         return self._stop_if_due(now)
+
+    def _is_running(self) -> bool:
+        return any(rank.status is None for rank in self.ranks)
 
     def _stop_if_due(self, now: float) -> bool:
         """Send the signals that are due; return whether processes outlive SIGKILL."""
@@ -261,7 +264,7 @@ class LocalJob:
         self._term_at = min(now, self._term_at or now)
 
     def _timeout(self, now: float) -> float | None:
-        if self._term_at is not None or all(rank.status is not None for rank in self.ranks):
+        if self._term_at is not None or not self._is_running():
             return _TICK
         dues = [due - now for stream in self._streams() if (due := stream.prompt_due()) is not None]
         if self._exits.poll_interval is not None:

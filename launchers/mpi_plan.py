@@ -106,9 +106,12 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob
     if launcher == "srun" and choice.second is not None and srun.obstacle(library, ranks):
         launcher = choice.second
     agent = _agent(request, choice, environ, launcher)
-    guard = f"ringar.launchers.{'guard' if uses_mpi else 'host_guard'}"
+    guard = "guard" if uses_mpi else "host_guard" if request.min_np is None else "elastic_guard"
     start = Start(
-        program=(*_guard(request, choice, job, [python, "-m", guard]), *program.command),
+        program=(
+            *_guard(request, choice, job, [python, "-m", f"ringar.launchers.{guard}"]),
+            *program.command,
+        ),
         num_proc=choice.num_proc,
         hosts=choice.hosts,
         exported=_exported(ranks, added),

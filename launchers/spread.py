@@ -75,7 +75,7 @@ class SpreadJob(LocalJob):
     """
 
     #: What the supervisor sends if the ranks have time to save: hosts get it, and end in time.
-    also_stops = (signal.SIGUSR1,)
+    also_stops: tuple[int, ...] = (signal.SIGUSR1,)
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class SpreadJob(LocalJob):
     ) -> None:
         count = len(commands)
         ways = tuple(RankPlan(i, count, i, count) for i in range(count))
-        super().__init__(JobPlan("spread", tuple(commands[0]), ways))
+        super().__init__(JobPlan("spread", ("ringarrun",), ways))
         self._hosts, self._commands, self._first_line = hosts, commands, first_line
         self._for_ranks = for_ranks
         self._addresses: dict[int, list[str]] = {}  # by host
@@ -112,11 +112,11 @@ class SpreadJob(LocalJob):
 
     def _starts_rank_0(self, number: int) -> bool:
         """Return whether a process starts rank 0 without ssh, which could not pass a file on."""
-        return number == 0 and self._commands[0][0] == "env"
+        return number == 0 and bool(self._commands) and self._commands[0][0] == "env"
 
     def _spawn(self, plan: RankPlan, outputs: tuple[int, int]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            self._commands[plan.rank],
+            self._command_of(plan),
             stdin=subprocess.PIPE,
             stdout=outputs[0],
             stderr=outputs[1],
@@ -124,6 +124,9 @@ class SpreadJob(LocalJob):
             start_new_session=True,
             preexec_fn=bound_to_launcher(signal.SIGTERM),
         )
+
+    def _command_of(self, plan: RankPlan) -> Sequence[str]:
+        return self._commands[plan.rank]
 
     def _stream(self, plan: RankPlan, name: str, fd: int) -> Stream:
         screen = self._out if name == "stdout" else self._err
@@ -152,6 +155,10 @@ class SpreadJob(LocalJob):
     # Running
 
     def _step(self, now: float) -> bool:
+        self._check_answers(now)
+        return super()._step(now)
+
+    def _check_answers(self, now: float) -> None:
         late = [i for i in range(len(self._hosts)) if i not in self._addresses]
         if late and now > self._answers_until and self._term_at is None:
             names = ", ".join(self._hosts[i].name for i in late)
@@ -160,7 +167,6 @@ class SpreadJob(LocalJob):
                 f"{names}; nothing was started"
             )
             self._on_signal(signal.SIGTERM)
-        return super()._step(now)
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGUSR1:
@@ -194,27 +200,31 @@ class SpreadJob(LocalJob):
 def _commands(options: argparse.Namespace) -> list[list[str]]:
     """Return the command for each host, or the one of srun for all of them."""
     if not options.agent:
-        return [_of_srun(options.hosts, options.guard)]
-    at_once = [f"{name}={os.environ[name]}" for name in _AT_ONCE if name in os.environ]
-    commands = []
-    for number, host in enumerate(options.hosts):
-        words = ["env", f"{VARIABLE}={number}", *options.guard]
-        if not is_this_host(host.name):
-            words[1:1] = at_once
-            words = [*shlex.split(options.agent), host.name, shlex.join(words)]
-        commands.append(words)
-    return commands
+        return [_of_srun(options.hosts, BY_SLURM, options.guard)]
+    return [command_for(options, number, host) for number, host in enumerate(options.hosts)]
 
 
-def _of_srun(hosts: Sequence[Host], guard: Sequence[str]) -> list[str]:
+def command_for(options: argparse.Namespace, number: int, host: Host) -> list[str]:
+    """Return the command that starts the guard of one host."""
+    if not options.agent:
+        return _of_srun([host], str(number), options.guard)
+    words = ["env", f"{VARIABLE}={number}", *options.guard]
+    if is_this_host(host.name):
+        return words
+    words[1:1] = [f"{name}={os.environ[name]}" for name in _AT_ONCE if name in os.environ]
+    return [*shlex.split(options.agent), host.name, shlex.join(words)]
+
+
+def _of_srun(hosts: Sequence[Host], number: str, guard: Sequence[str]) -> list[str]:
     count = len(hosts)
     words = [*srun.basic(os.environ), "--mpi=none", f"--nodes={count}", f"--ntasks={count}"]
     words += ["--ntasks-per-node=1", f"--nodelist={','.join(host.name for host in hosts)}"]
     words += ["--cpu-bind=none", "--input=all", "--export=ALL", "--kill-on-bad-exit=0"]
-    return [*words, "env", f"{VARIABLE}={BY_SLURM}", *guard]
+    return [*words, "env", f"{VARIABLE}={number}", *guard]
 
 
-def _first_line(options: argparse.Namespace) -> dict[str, object]:
+def first_line(options: argparse.Namespace) -> dict[str, object]:
+    """Return the job, as guards expect it."""
     return {
         "hosts": [(host.name, host.slots) for host in options.hosts],
         "folder": os.getcwd(),
@@ -223,8 +233,12 @@ def _first_line(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _for_ranks() -> dict[str, object]:
-    """Return what all ranks must have read from the same file: the parameters of the network."""
+def for_ranks() -> dict[str, object]:
+    """Return what all ranks must have read from the same file: the parameters of the network.
+
+    Raises:
+        UsageError: that file cannot be read.
+    """
     path = os.environ.get(COST_MODEL_VARIABLE)
     if not path:
         return {}
@@ -240,8 +254,8 @@ def _names(text: str) -> list[str]:
     return text.split(",") if text else []
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a job to its end and return its exit code."""
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the options that `command` writes."""
     parser = argparse.ArgumentParser(prog="ringar.launchers.spread", description=__doc__)
     parser.add_argument("--hosts", type=hosts_module.parse, required=True, help="as ringarrun's")
     parser.add_argument("--export", type=_names, default=[], help="variables for all hosts")
@@ -250,9 +264,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "guard", nargs=argparse.REMAINDER, help="the guard of each host, and what ranks run"
     )
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a job to its end and return its exit code."""
+    options = parse(arguments)
     try:
-        job = SpreadJob(options.hosts, _commands(options), _first_line(options), _for_ranks())
+        job = SpreadJob(options.hosts, _commands(options), first_line(options), for_ranks())
         return job.run()
     except UsageError as error:
         print(f"ringarrun: error: {error}", file=sys.stderr)

@@ -2,16 +2,19 @@
 
     python -m benchmarks.elastic --output build/bench-elastic
     python -m benchmarks.elastic --kills 3 --rounds 1
+    python -m benchmarks.elastic --hosts 2
 
 Rank 1 of a job of four ranks kills itself again and again (SIGKILL), and the launcher starts
 another process in its place. *Recovery* is the time from the kill until all others have ended their
 first step without it, *joining* the time between two steps of a rank while another one joins.
 Then two ranks train with and without the callback of elastic jobs, in turn, to see what a step
-costs more. In the end of each job all ranks must have the same weights.
+costs more. In the end of each job all ranks must have the same weights. With `--hosts` the
+ranks with faults are on several hosts, which are namespaces of this machine (tests/hosts).
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import sys
@@ -23,6 +26,8 @@ from typing import Any
 
 from benchmarks.harness import command, machine, processes, report, results
 from benchmarks.harness.targets import Target, table
+from tests.hosts import Hosts
+from tests.hosts.mpi import by_tcp
 
 Steps = list[tuple[float, int]]
 """When each step of a process has ended, in seconds, and among how many ranks."""
@@ -33,21 +38,22 @@ NEVER = 1 << 30
 SCALE = {"RINGAR_GRACE_SCALE": "0.05"}
 
 
-def run(ranks: int, elastic: bool, **options: Any) -> tuple[list[Steps], list[float]]:
+def run(
+    ranks: int, elastic: bool, hosts: Hosts | None = None, **options: Any
+) -> tuple[list[Steps], list[float]]:
     """Runs a job; returns the steps of each process, and when ranks were killed.
 
     Raises:
         JobFailedError: the job failed, or its ranks have different weights in the end.
     """
     with tempfile.TemporaryDirectory() as name:
-        launcher = [sys.executable, "-m", "ringar.launchers", "-np", str(ranks)]
-        launcher += ["--min-np", str(ranks - 1)] if elastic else []
-        words = [
-            *launcher,
-            "-m",
-            "benchmarks.elastic.worker",
-            json.dumps({**options, "folder": name}),
-        ]
+        program = ["-m", "benchmarks.elastic.worker", json.dumps({**options, "folder": name})]
+        least = ["--min-np", str(ranks - 1)] if elastic else []
+        if hosts is None:
+            words = [sys.executable, "-m", "ringar.launchers", "-np", str(ranks), *least, *program]
+        else:
+            each = ranks // len(hosts)
+            words = hosts[0].command(*by_tcp(hosts, each, program, {}, least))
         processes.run_command(words, deadline=90.0 + 15.0 * options["kills"], env=SCALE)
         folder = Path(name)
         ends = {path.read_text() for path in folder.glob("*.json")}
@@ -95,9 +101,10 @@ def seconds_of_step(steps: Sequence[Steps]) -> float:
     )
 
 
-def measure_faults(ranks: int, kills: int) -> dict[str, list[float]]:
+def measure_faults(ranks: int, kills: int, hosts: int) -> dict[str, list[float]]:
     """Measures recoveries and joinings."""
-    steps, killed = run(ranks, True, kills=kills, steps=30, every=10)
+    with Hosts(hosts) if hosts > 1 else contextlib.nullcontext() as places:
+        steps, killed = run(ranks, True, places, kills=kills, steps=30, every=10)
     return {"recovery": recoveries(steps, killed, ranks), "joining": joinings(steps, ranks)}
 
 
@@ -111,7 +118,9 @@ def measure_steps(rounds: int, steps: int) -> dict[str, list[float]]:
     return found
 
 
-def targets(faults: dict[str, list[float]], steps: dict[str, list[float]]) -> list[Target]:
+def targets(
+    faults: dict[str, list[float]], steps: dict[str, list[float]], hosts: int = 1
+) -> list[Target]:
     """Returns the targets; all of what was measured is beside its bound."""
     nothing = [float("nan")]
 
@@ -123,7 +132,7 @@ def targets(faults: dict[str, list[float]], steps: dict[str, list[float]]) -> li
         for plain, elastic in zip(steps["plain"], steps["elastic"], strict=True)
     ]
     return [
-        Target("from SIGKILL to the others' next step, median", 1, "s",
+        Target("from SIGKILL to the others' next step, median", 1 if hosts == 1 else 3, "s",
                middle(faults["recovery"]), at_most=True),
         Target("ranks stand still while one joins, longest", 1, "s",
                [max(faults["joining"])] if faults["joining"] else nothing, at_most=True),
@@ -132,7 +141,7 @@ def targets(faults: dict[str, list[float]], steps: dict[str, list[float]]) -> li
     ]  # fmt: skip
 
 
-def text(faults: dict[str, list[float]], steps: dict[str, list[float]]) -> str:
+def text(faults: dict[str, list[float]], steps: dict[str, list[float]], hosts: int = 1) -> str:
     """Returns the targets, then the figures."""
     rows = [
         [name, len(figures), *map(report.time_text, (median(figures), min(figures), max(figures)))]
@@ -140,21 +149,22 @@ def text(faults: dict[str, list[float]], steps: dict[str, list[float]]) -> str:
         if figures
     ]
     lines = report.table(["what", "number", "median", "min", "max"], rows)
-    return f"{table(targets(faults, steps))}\n\n{lines}"
+    return f"{table(targets(faults, steps, hosts))}\n\n{lines}"
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser("benchmarks.elastic", __doc__)
     parser.add_argument("--ranks", type=int, default=4, help="of the job with faults (default 4)")
+    parser.add_argument("--hosts", type=int, default=1, help="of that job (default %(default)s)")
     parser.add_argument("--kills", type=int, default=20, help="in one job (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="of the comparison (default 5)")
     parser.add_argument("--steps", type=int, default=1500, help="of a round (default %(default)s)")
     options = parser.parse_args(arguments)
     here = machine.describe()
-    faults = measure_faults(options.ranks, options.kills)
+    faults = measure_faults(options.ranks, options.kills, options.hosts)
     steps = measure_steps(options.rounds, options.steps)
-    print(f"# Ranks that change: {machine.headline(here)}\n{text(faults, steps)}")
-    tried = {"kills": [options.kills], "rounds": [options.rounds]}
+    print(f"# Ranks that change: {machine.headline(here)}\n{text(faults, steps, options.hosts)}")
+    tried = {"hosts": [options.hosts], "hosts": [options.hosts], "kills": [options.kills], "rounds": [options.rounds]}
     results.keep(
         "elastic", here, {"tried": tried, "missing": {}, **faults, **steps}, options.output
     )

@@ -1,7 +1,7 @@
 """The membership of a rank in an elastic job: how it meets the others, and hears of changes.
 
 Ranks come and go, so no environment variable can tell a rank its place. The launcher
-(launchers/elastic.py) keeps the list of the processes that live, and makes *worlds* of them. A
+(launchers/worlds.py) keeps the list of the processes that live, and makes *worlds* of them. A
 world is immutable: a number, its *generation*, the ranks in it, and a shared segment of its own.
 `ringar.init()` enters a world and `ringar.shutdown()` leaves it, in the same process any number of
 times.
@@ -11,7 +11,8 @@ Each process has a socket to the launcher (SOCK_SEQPACKET: a message is a packet
     process -> launcher   enter    wait for a world; the launcher answers with `world` or `end`
                           started  the world's ranks have met: `ringar.init()` has returned
                           leave    this process will not come back
-    launcher -> process   world    generation, rank and size; the segment travels with it
+    launcher -> process   world    generation, rank and size; the segment of the host's ranks
+                                   travels with it, and the file with all hosts if there are more
                           lost     a rank of the world is gone before all have met: enter again
                           change   other ranks wait to join: enter again at the next commit
                           end      there will be no further world, and why; "": all is done
@@ -54,6 +55,7 @@ class World:
         rank: the number of this process in it.
         size: the number of its ranks.
         segment: the descriptor of its shared segment, -1 for none.
+        hosts: the descriptor of the file that `tcp.apply_world` reads, -1 for none.
         news: a descriptor that is readable when a rank is lost during the start.
     """
 
@@ -61,6 +63,7 @@ class World:
     rank: int
     size: int
     segment: int
+    hosts: int
     news: int
 
 
@@ -79,8 +82,8 @@ class _Connection:
             message, files = receive(self.socket)
             if message["kind"] == "world":
                 place = {name: message[name] for name in ("generation", "rank", "size")}
-                segment = files[0] if files else -1
-                return World(**place, segment=segment, news=self.socket.fileno())
+                segment, hosts = [*files, -1, -1][:2]
+                return World(**place, segment=segment, hosts=hosts, news=self.socket.fileno())
             if message["kind"] == "end" and not message["why"]:
                 raise SystemExit(0)  # the others have come to their end without this process
             if message["kind"] == "end":
@@ -135,11 +138,11 @@ def started() -> None:
             send(_connection.socket, {"kind": "started"})
 
 
-def close_segment() -> None:
-    """Close the descriptor of the world's segment, of which the library has its own."""
-    if _world is not None and _world.segment >= 0:
+def close_files() -> None:
+    """Close the files of the world: the library has its own descriptors."""
+    for descriptor in () if _world is None else (_world.segment, _world.hosts):
         with contextlib.suppress(OSError):
-            os.close(_world.segment)
+            os.close(descriptor)
 
 
 def leave() -> None:
@@ -175,7 +178,7 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
         EOFError: the other side has closed its end.
         BlockingIOError: there is none, and the socket does not block.
     """
-    data, files, _, _ = socket.recv_fds(source, _LONGEST, 1, socket.MSG_CMSG_CLOEXEC)
+    data, files, _, _ = socket.recv_fds(source, _LONGEST, 2, socket.MSG_CMSG_CLOEXEC)
     if not data:
         raise EOFError
     message: dict[str, Any] = json.loads(data)

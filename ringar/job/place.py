@@ -108,8 +108,7 @@ def apply_mpi_place(joined: mpi.Place, config: native.Config) -> None:
 
 def apply_world(world: membership.World, config: native.Config) -> None:
     """Write the place that the launcher of an elastic job has given this rank into `config`."""
-    config.rank = config.local_rank = world.rank
-    config.size = config.local_size = world.size
+    config.rank, config.size = world.rank, world.size
     config.segment_fd = world.segment
     config.generation = world.generation
     config.news_fd = world.news

@@ -107,7 +107,9 @@ def _enter_world(config: native.Config, intra_op: int | None, inter_op: int | No
     # A world may have fewer ranks for a while, and this rank's threads run already.
     threads.configure(intra_op, inter_op, config.local_size)
     while not place.is_initialized():
-        place.apply_world(membership.enter(), config)
+        world = membership.enter()
+        place.apply_world(world, config)
+        tcp.apply_world(world, os.environ, config)
         log.set_rank(config.rank)
         try:
             _prepare(config, intra_op, inter_op)
@@ -130,7 +132,7 @@ def _start(config: native.Config, joined: mpi.Place | None) -> None:
     try:
         native.check(native.library().ringar_init(ctypes.byref(config)))
     finally:
-        membership.close_segment()  # the library has its own
+        membership.close_files()
     global _joined
     _joined = joined
     place.set_config(config)

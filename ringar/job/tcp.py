@@ -2,7 +2,8 @@
 
 The launcher hands each rank two open files (launchers/host_guard.py): one with the hosts and
 addresses of all ranks and the secret of the job, and a socket that already listens. So a rank
-announces nothing, and no two programs compete for a port.
+announces nothing, and no two programs compete for a port. In an elastic job, each world has a file
+and a secret of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ringar.job import native
+    from ringar.job import membership, native
 
 WORLD_VARIABLE = "RINGAR_WORLD_FD"
 """Tells a rank the file that describes the job."""
@@ -28,15 +29,36 @@ _starts = 0  # of ringar in this process
 
 def apply(environ: Mapping[str, str], config: native.Config) -> bool:
     """Write what the launcher has handed over into `config`; return whether there is anything."""
-    from ringar.job import cost_model  # needs NumPy, which the launcher does without
-
     global _starts
     if WORLD_VARIABLE not in environ:
         return False
     _starts += 1
-    world = _read(int(environ[WORLD_VARIABLE]))
-    config.set_hosts(world["hosts"])
     config.generation = _starts
+    _set_link(_read(int(environ[WORLD_VARIABLE])), environ, config)
+    return True
+
+
+def apply_world(world: membership.World, environ: Mapping[str, str], config: native.Config) -> None:
+    """Write what a world of an elastic job says of its hosts into `config`, with the place there.
+
+    Those on one host need no link.
+    """
+    hosts = [0] * world.size
+    if world.hosts >= 0:
+        told = _read(world.hosts)
+        hosts = told["hosts"]
+        if max(hosts) > 0:
+            _set_link(told, environ, config)
+    own = hosts[world.rank]
+    config.local_rank, config.local_size = hosts[: world.rank].count(own), hosts.count(own)
+    peers = [host for host in sorted(set(hosts)) if hosts.count(host) > config.local_rank]
+    config.cross_rank, config.cross_size = peers.index(own), len(peers)
+
+
+def _set_link(world: Mapping[str, Any], environ: Mapping[str, str], config: native.Config) -> None:
+    from ringar.job import cost_model  # needs NumPy, which the launcher does without
+
+    config.set_hosts(world["hosts"])
     config.link_listener = int(environ[LISTENER_VARIABLE])
     config.link_addresses = " ".join(world["addresses"]).encode()
     config.link_secret = world["secret"].encode()
@@ -44,7 +66,6 @@ def apply(environ: Mapping[str, str], config: native.Config) -> bool:
         parameters = cost_model.from_dict(values, cost_model.VARIABLE)
         each = [world["hosts"].count(host) for host in set(world["hosts"])]
         config.set_table(cost_model.table(parameters, len(each), min(each)))
-    return True
 
 
 def _read(fd: int) -> dict[str, Any]:

@@ -43,12 +43,15 @@ def run(case: Case) -> JobResult:
         program = [sys.executable, PROGRAM, plan(case, folder)]
         if case.kind in faults.OF_LAUNCHER:
             return run_and_stop(case, program)
+        options = ["--min-np", str(case.ranks - 1)] if case.work == "elastic" else []
+        grace = {"RINGAR_GRACE_SCALE": "0.5"}
         if case.hosts > 1:
             with Hosts(case.hosts) as hosts:
                 each = [case.ranks - case.ranks // 2, case.ranks // 2]
-                return run_on_hosts(hosts, each, program, link="tcp", deadline=LIMIT)
-        options = ["--min-np", str(case.ranks - 1)] if case.work == "elastic" else []
-        grace = {"RINGAR_GRACE_SCALE": "0.5"}
+                return run_on_hosts(
+                    hosts, each, program, link="tcp", options=options, variables=grace,
+                    deadline=LIMIT,
+                )  # fmt: skip
         return run_job(case.ranks, program, launcher_args=options, deadline=LIMIT, env=grace)
 
 

@@ -104,7 +104,7 @@ def make(seed: int, hosts: bool) -> Case:
         for part, slot in zip(parts, slots, strict=True)
         if KINDS[part]
     )
-    on_hosts = hosts and work != "elastic" and kind not in OF_LAUNCHER and rng.random() < 0.25
+    on_hosts = hosts and kind not in OF_LAUNCHER and rng.random() < 0.25
     return Case(seed, kind, work, ranks, min(2, ranks) if on_hosts else 1, faults)
 
 

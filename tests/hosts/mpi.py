@@ -81,13 +81,17 @@ def open_mpi(
 
 
 def by_tcp(
-    hosts: Hosts, ranks: int | Sequence[int], program: Sequence[str], variables: Mapping[str, str]
+    hosts: Hosts,
+    ranks: int | Sequence[int],
+    program: Sequence[str],
+    variables: Mapping[str, str],
+    options: Sequence[str] = (),
 ) -> list[str]:
-    """The command of ringarrun for the same job without MPI."""
+    """The command of ringarrun for the same job without MPI, with more `options` of ringarrun."""
     each = [ranks] * len(hosts) if isinstance(ranks, int) else ranks
     slots = ",".join(f"{host.name}:{count}" for host, count in zip(hosts, each, strict=True))
     command = [sys.executable, "-m", "ringar.launchers", "-H", slots, "--link", "tcp"]
-    command += ["--ssh-command", str(hosts.agent), "--bind-to", "none"]
+    command += ["--ssh-command", str(hosts.agent), "--bind-to", "none", *options]
     for name, value in variables.items():
         command += ["-x", f"{name}={value}"]
     return ["env", f"PYTHONPATH={PYTHONPATH}", *command, *program]
@@ -106,12 +110,12 @@ def run_on_hosts(
     """Runs a job and returns how it ended; what outlived it on any host is killed and named.
 
     The arguments are those of `open_mpi`; after `deadline` seconds the job is stopped. With `link`
-    "tcp", ringarrun starts the ranks without MPI.
+    "tcp", ringarrun starts the ranks without MPI, and `options` are its own.
     """
     given = {"PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONFAULTHANDLER": "1"}
     given.update(variables or {})
     if link == "tcp" and hosts is not None:
-        command = by_tcp(hosts, ranks, program, given)
+        command = by_tcp(hosts, ranks, program, given, options)
     else:
         command = open_mpi(hosts, ranks, program, variables=given, options=options)
     if hosts is None:

@@ -1,0 +1,256 @@
+"""Run an elastic job over several hosts: their guards run the processes, `worlds.py` decides here.
+
+    ringarrun: elastic_spread.py -> ssh (or srun) -> on each host: elastic_guard.py -> processes
+
+As in other jobs without MPI (spread.py), each host has one process here, the way to its guard, and
+all that is said goes through its pipes; elastic_guard.py lists the lines. The way to a host is made
+when the first process starts there. If it ends, the host's processes are lost with it; it is made
+again when a slot of that host is to be filled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringar.launchers import graces, spread
+from ringar.launchers.discovery import Discovery
+from ringar.launchers.host_guard import ANSWER
+from ringar.launchers.hosts import Host
+from ringar.launchers.mpi_plan import MpiJob
+from ringar.launchers.plan import RankPlan
+from ringar.launchers.ranks import Rank
+from ringar.launchers.roster import Member
+from ringar.launchers.spread import SpreadJob
+from ringar.launchers.worlds import End, Limits, Worlds
+
+
+def run(job: MpiJob, limits: Limits, discovery: Discovery | None) -> int:
+    """Run a job that `mpi_plan.py` has planned for `spread.py`; return its exit code.
+
+    Raises:
+        UsageError: a file that all ranks must have cannot be read.
+    """
+    os.environ.update(job.command.environment)
+    options = spread.parse(job.command.words[3:])
+    return ElasticSpreadJob(options, job, limits, discovery).run()
+
+
+class ElasticSpreadJob(SpreadJob):
+    """A job over several hosts whose ranks may change; the fleet of its worlds."""
+
+    also_stops = ()
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        job: MpiJob,
+        limits: Limits,
+        discovery: Discovery | None,
+    ) -> None:
+        super().__init__(options.hosts, [], spread.first_line(options), spread.for_ranks())
+        self._options, self._plan = options, job
+        self._worlds = Worlds(limits, discovery, self)
+        self._all_hosts = list(options.hosts)  # by number; discovery adds to them
+        self._places: list[tuple[int, int]] = []  # of each slot: its host, its number there
+        self._ways: dict[int, Rank] = {}  # by host
+        self._silent: dict[int, float] = {}  # hosts that have not answered, and until when they may
+        self._processes: dict[int, str] = {}  # by slot, as messages name them
+        self._addresses_of: dict[int, str] = {}  # by slot
+
+    # The fleet
+
+    def slots(self, hosts: Sequence[Host] | None) -> Sequence[int]:
+        """Return the slots of `hosts`; those of new ones are added."""
+        found = []
+        for host in self._options.hosts if hosts is None else hosts:
+            number = self._number_of(host)
+            for local in range(min(host.slots, self._all_hosts[number].slots)):
+                if (number, local) not in self._places:
+                    self._places.append((number, local))
+                found.append(self._places.index((number, local)))
+        return found
+
+    def _number_of(self, host: Host) -> int:
+        for number, known in enumerate(self._all_hosts):
+            if known.name == host.name:
+                return number
+        self._all_hosts.append(host)
+        return len(self._all_hosts) - 1
+
+    def host_of(self, slot: int) -> int:
+        """Return the number of the host of a slot."""
+        return self._places[slot][0]
+
+    def start(self, slot: int) -> None:
+        """Start a process, through the way to its host."""
+        number, local = self._places[slot]
+        self._processes[slot] = f"a process on {self._all_hosts[number].name}"
+        if number not in self._ways:
+            self._open_way(number)
+        self._tell(self._ways[number], {"start": slot, "local": local})
+
+    def stop(self, slot: int, number: int) -> None:
+        """Send the processes of a slot a signal."""
+        self._tell_host_of(slot, {"stop": slot, "number": number})
+
+    def tell(self, slot: int, message: Mapping[str, Any]) -> None:
+        """Pass a message on to the process of a slot."""
+        self._tell_host_of(slot, {"tell": slot, "message": message})
+
+    def open_world(self, generation: int, world: Sequence[Member]) -> None:
+        """Tell all members their place, the addresses of all, and a new secret."""
+        numbers = list(dict.fromkeys(self.host_of(member.slot) for member in world))
+        told = {
+            "generation": generation,
+            "hosts": [numbers.index(self.host_of(member.slot)) for member in world],
+            "addresses": [self._addresses_of[member.slot] for member in world],
+            "secret": secrets.token_hex(32),
+            **self._for_ranks,
+        }
+        for number in numbers:
+            ranks = {m.slot: m.rank for m in world if self.host_of(m.slot) == number}
+            if number in self._ways:
+                self._tell(self._ways[number], {"world": told, "ranks": ranks})
+
+    def end(self, when: float) -> None:
+        """End the job then."""
+        self._term_at = min(when, self._term_at or when)
+
+    def note(self, text: str) -> None:
+        """Show a message."""
+        self._err.message(text)
+
+    def say(self, text: str) -> None:
+        """Show a message if the user has asked for details."""
+        if self._plan.verbose:
+            self.note(text)
+
+    # Hosts
+
+    def _open_way(self, number: int) -> None:
+        host = self._all_hosts[number]
+        self._command = spread.command_for(self._options, number, host)
+        hosts = [(host.name, host.slots) for host in self._all_hosts]
+        self._start_rank(RankPlan(number, len(hosts), number, len(hosts)))
+        self._ways[number] = self.ranks[-1]
+        self._silent[number] = time.monotonic() + spread.ANSWER_TIMEOUT
+        self._tell(self._ways[number], {**self._first_line, "hosts": hosts})
+
+    def _command_of(self, plan: RankPlan) -> Sequence[str]:
+        return self._command
+
+    def _tell_host_of(self, slot: int, what: object) -> None:
+        number = self.host_of(slot)
+        if number in self._ways:
+            self._tell(self._ways[number], what)
+
+    def _take_answer(self, line: bytes) -> bool:
+        if not line.startswith(ANSWER):
+            return False
+        answer = json.loads(line[len(ANSWER) :])
+        slot = answer["slot"]
+        if "started" in answer:
+            self._silent.pop(self.host_of(slot), None)
+            name = self._all_hosts[self.host_of(slot)].name
+            self._processes[slot] = f"process {answer['started']} on {name}"
+            self._addresses_of[slot] = answer["address"]
+            self.say(f"slot {slot}: {self._processes[slot]}")
+        elif "said" in answer:
+            self._worlds.on_message(slot, answer["said"])
+        else:
+            self._on_end(slot, answer["ended"], answer["stopped"])
+        return True
+
+    def _on_end(self, slot: int, how: Mapping[str, Any] | None, stopped: bool = False) -> None:
+        if slot in self._worlds.roster.living:
+            is_news = how is not None and not stopped and not self.signal
+            end = End(self._processes[slot], **how) if is_news and how is not None else None
+            self._worlds.on_end(slot, end, time.monotonic())
+
+    def _on_exit(self, rank: Rank, now: float) -> None:
+        """Take the end of a way, with which all processes of its host are lost."""
+        number = rank.number
+        rank.stdout.drain()
+        if self._ways.get(number) is rank:
+            del self._ways[number]
+            self._silent.pop(number, None)
+        how = {"code": 1, "ending": f"is lost: the way to its host ended with {rank.status}"}
+        for slot in list(self._worlds.roster.living):
+            if self.host_of(slot) == number:
+                self._on_end(slot, how, rank.stopped)
+
+    # The job
+
+    def _planned(self) -> Sequence[RankPlan]:
+        return ()
+
+    def _start(self) -> None:
+        super()._start()
+        self._worlds.begin()
+
+    def _step(self, now: float) -> bool:
+        has_ended = super()._step(now)
+        if self._term_at is None and not has_ended:
+            self._worlds.step(now)
+        return has_ended
+
+    def _check_answers(self, now: float) -> None:
+        for number, until in list(self._silent.items()):
+            if now > until:
+                self.note(
+                    f"{self._all_hosts[number].name}: expected an answer in "
+                    f"{spread.ANSWER_TIMEOUT:.0f} s, received none; it is given up"
+                )
+                del self._silent[number]
+                os.killpg(self._ways[number].pid, signal.SIGKILL)
+
+    def _timeout(self, now: float) -> float | None:
+        return self._worlds.timeout(super()._timeout(now))
+
+    # The end
+
+    def _signal_all(self, *signals: int) -> None:
+        self._worlds.on_stop()
+        time_to_save = self._signal_count == 1 and self._plan.kill_grace is not None
+        if time_to_save and signal.SIGKILL not in signals:
+            signals = (signal.SIGUSR1,)
+        super()._signal_all(*signals)
+
+    def _kill_grace(self) -> float:
+        asked = self._plan.kill_grace or 0.0 if self._signal_count else 0.0
+        return max(super()._kill_grace(), asked + graces.SETTLE)
+
+    def _end(self) -> None:
+        super()._end()
+        self._worlds.close()
+
+    def _report(self) -> None:
+        ends = self._worlds.failures
+        if self._worlds.trouble:
+            self.note(self._worlds.trouble)
+        elif ends and not self.signal:
+            first = next((end for end in ends if not end.grace), ends[0])
+            self.note(
+                f"a rank of the job ({first.process}) {first.ending}; the others were stopped"
+            )
+        elif self.signal:
+            self.note(f"stopped all ranks on {signal.Signals(self.signal).name}")
+        elif not self._worlds.roster.is_finishing:
+            self.note("all ranks have left, and none has come to its end")
+
+    def _exit_code(self) -> int:
+        ends = self._worlds.failures
+        if self._worlds.trouble:
+            return 1
+        if ends and not self.signal:
+            return next((end for end in ends if not end.grace), ends[0]).code
+        if self.signal:
+            return 128 + self.signal
+        return int(not self._worlds.roster.is_finishing)

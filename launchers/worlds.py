@@ -1,0 +1,317 @@
+"""The worlds of an elastic job: who is in the next one, when it begins, and who joins it later.
+
+`Worlds` decides; a *fleet* runs the processes: those of this host (elastic.py), or guards on the
+job's hosts (elastic_spread.py). `roster.py` has the stages of a process.
+
+- A rank dies. The others notice it in their collectives, leave the world, and enter again. When all
+  of them wait, the next world is made of them, and of those that wait to join.
+- Another process starts in the place of the dead one, once the others train again: it would take
+  the processor from them while they recover.
+- The new process waits to join. The ranks are told, and enter again after their next commit.
+
+The job ends as others do, and by itself if all ranks of the world have died, if they are fewer than
+`--min-np` for `--elastic-timeout`, or after `--reset-limit` worlds beyond the first.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ringar.job import membership
+from ringar.launchers import graces
+from ringar.launchers.discovery import Discovery
+from ringar.launchers.hosts import Host
+from ringar.launchers.ranks import Rank
+from ringar.launchers.roster import Member, Roster, Slots, Stage
+
+_AFTER_MEETING = 1.0  # seconds: the ranks restore their state and train again
+_TICK = 0.1  # seconds between two looks while something is awaited
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The numbers of ranks, and what the user has limited: the options of `ringarrun`."""
+
+    num_proc: int
+    min_np: int
+    max_np: int
+    reset_limit: int | None
+    timeout: float
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a process.
+
+    Attributes:
+        process: its name in messages: "process 17", "process 17 on h2".
+        code: its exit code, as a shell would report it.
+        ending: how it ended: "failed with exit code 3".
+        grace: seconds for the rank whose loss this one may only have reported.
+        rank: the process itself, if it ran on this host.
+    """
+
+    process: str
+    code: int
+    ending: str
+    grace: float = 0.0
+    rank: Rank | None = None
+
+
+class Fleet(Protocol):
+    """Runs the processes in the slots, and passes messages on to them."""
+
+    def slots(self, hosts: Sequence[Host] | None) -> Sequence[int]:
+        """Return all slots of `hosts`, in order; None: of those that the job began with."""
+
+    def host_of(self, slot: int) -> int:
+        """Return the number of the host of a slot."""
+
+    def start(self, slot: int) -> None:
+        """Start a process; it gets messages from now on."""
+
+    def stop(self, slot: int, number: int) -> None:
+        """Send the process of a slot a signal."""
+
+    def tell(self, slot: int, message: Mapping[str, Any]) -> None:
+        """Pass a message on to the process of a slot, if it can still take one."""
+
+    def open_world(self, generation: int, world: Sequence[Member]) -> None:
+        """Tell all members their place in a new world."""
+
+    def end(self, when: float) -> None:
+        """End the job then."""
+
+    def note(self, text: str) -> None:
+        """Show a message to the user."""
+
+    def say(self, text: str) -> None:
+        """Show a message to a user who has asked for details."""
+
+
+class Worlds:
+    """Decide which processes run, and make worlds of them.
+
+    Attributes:
+        roster: the processes.
+        trouble: why the job has been ended; "" if it was not.
+        failures: the ends that are the job's own, in their order.
+    """
+
+    def __init__(self, limits: Limits, discovery: Discovery | None, fleet: Fleet) -> None:
+        self.roster = Roster(limits.min_np)
+        self.trouble = ""
+        self.failures: list[End] = []
+        self._limits, self._discovery, self._fleet = limits, discovery, fleet
+        self._slots = Slots(graces.COOL_DOWN, graces.LONGEST_COOL_DOWN)
+        self._lost: list[End] = []  # since the last world was made
+        self._told: set[int] = set()  # slots that know of joiners
+        self._dismissed: set[int] = set()  # slots that discovery has taken away
+        self._start_at = 0.0  # before it no process is started
+        self._late_at = self._short_at = float("inf")
+        self._said = ""
+        self._is_over = False
+
+    # What the fleet tells
+
+    def begin(self) -> None:
+        """Start the first processes."""
+        for slot in self._fleet.slots(None)[: self._limits.num_proc]:
+            self._start(slot)
+
+    def on_message(self, slot: int, message: Mapping[str, Any]) -> None:
+        """Take what a process says of itself."""
+        member = self.roster.living.get(slot)
+        if member is None:
+            return
+        if message["kind"] == "leave":
+            member.stage = Stage.LEFT
+        elif message["kind"] == "started" and member.stage is Stage.MEETING:
+            member.stage = Stage.RUNNING
+        elif message["kind"] == "enter":
+            self._on_enter(member)
+
+    def on_end(self, slot: int, end: End | None, now: float) -> None:
+        """Take the end of a process; None: the job is ending, and had stopped it."""
+        member = self.roster.remove(slot)
+        self._told.discard(slot)
+        if end is None:
+            return
+        self._stop_start()
+        if member.stage is Stage.LEFT:
+            self._slots.left(slot, now)
+            self._fleet.note(f"{_name(end, member)} has left; {self._rest()}")
+        elif end.code == 0:
+            self.roster.is_finishing = True
+        else:
+            self._on_failure(end, member, now)
+        if not self.roster.has_members():
+            self._end(now)
+
+    def on_stop(self) -> None:
+        """Tell the processes that the job ends."""
+        is_done = self.roster.is_finishing and not self.failures and self._is_over
+        why = self.trouble or ("" if is_done else "the launcher stops all ranks")
+        for slot in self.roster.living:
+            self._fleet.tell(slot, {"kind": "end", "why": why})
+
+    def step(self, now: float) -> None:
+        """Take the steps that are due."""
+        if self._is_over:
+            return
+        self._count_slots(now)
+        self._start_due(now)
+        self._meet(now)
+        self._let_in()
+
+    def timeout(self, timeout: float | None) -> float | None:
+        """Return how long to wait for the next step, at most `timeout`."""
+        settled = len(self.roster.at(Stage.RUNNING)) == len(self._wanted())
+        if settled and self._discovery is None:
+            return timeout
+        return _TICK if timeout is None else min(_TICK, timeout)
+
+    def close(self) -> None:
+        """End the script of discovery, if it runs."""
+        if self._discovery is not None:
+            self._discovery.close()
+
+    # The processes
+
+    def _start(self, slot: int) -> None:
+        self.roster.living[slot] = Member(slot)
+        self._fleet.start(slot)
+
+    def _on_enter(self, member: Member) -> None:
+        if member.stage is Stage.STARTING and self.roster.generation > 0:
+            member.stage = Stage.APART
+            place = {"generation": membership.ALONE, "rank": 0, "size": 1}
+            self._fleet.tell(member.slot, {"kind": "world", **place})
+            return
+        member.stage = Stage.WAITING
+        self._stop_start()
+
+    def _stop_start(self) -> None:
+        """Tell those that still wait in `ringar.init` that a rank of the world does not come."""
+        for other in self.roster.at(Stage.MEETING):
+            self._fleet.tell(other.slot, {"kind": "lost"})
+
+    def _on_failure(self, end: End, member: Member, now: float) -> None:
+        self._lost.append(end)
+        if self.roster.is_finishing or self.roster.generation == 0:
+            # Nobody does its work again; and what cannot start ends the job, as in others.
+            self.failures.append(end)
+            if self.roster.generation == 0:
+                self._end(now + end.grace)
+            return
+        seconds = self._slots.failed(member.slot, now)
+        cooling = f"; its slot is not used for {seconds:g} s" if seconds else ""
+        self._fleet.note(f"{_name(end, member)} {end.ending}; {self._rest()}{cooling}")
+
+    def _rest(self) -> str:
+        count = sum(member.rank is not None for member in self.roster.living.values())
+        return f"{count} rank{' of its world is' if count == 1 else 's of its world are'} left"
+
+    def _end(self, when: float) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        if not self.roster.is_finishing and not self.trouble:
+            self.failures = self.failures or self._lost
+        self._fleet.end(when)
+
+    # The next world
+
+    def _meet(self, now: float) -> None:
+        roster = self.roster
+        late = roster.awaited() if roster.generation > 0 and roster.is_meeting_due else []
+        self._late_at = min(self._late_at, now + self._limits.timeout) if late else float("inf")
+        if now >= self._late_at:
+            for member in late:
+                self._fleet.note(f"slot {member.slot}: does not come to the next world; killed")
+                self._fleet.stop(member.slot, signal.SIGKILL)
+        short = roster.is_short()
+        self._short_at = min(self._short_at, now + self._limits.timeout) if short else float("inf")
+        if now >= self._short_at:
+            self._give_up(
+                f"expected at least {roster.min_np} ranks (--min-np), received "
+                f"{len(roster.at(Stage.WAITING))} for {self._limits.timeout:g} s "
+                "(--elastic-timeout); start the job again where there is room for more",
+                now,
+            )
+        elif world := roster.next_world():
+            self._make_world(world, now)
+
+    def _make_world(self, world: list[Member], now: float) -> None:
+        limit = self._limits.reset_limit
+        if limit is not None and self.roster.generation > limit:
+            self._give_up(
+                f"expected at most {limit} worlds after the first (--reset-limit), and another "
+                "rank was lost or joined; see why ranks end, or raise the limit",
+                now,
+            )
+            return
+        world = self._by_host(world)
+        self.roster.begin(world)
+        self._lost.clear()
+        self._told.clear()
+        self._fleet.open_world(self.roster.generation, world)
+        slots = ", ".join(str(member.slot) for member in world)
+        self._fleet.say(f"world {self.roster.generation}: {len(world)} ranks, in slots {slots}")
+
+    def _by_host(self, world: Sequence[Member]) -> list[Member]:
+        """Return the members with those of a host side by side, that of the first one first."""
+        order: dict[int, int] = {}
+        for member in world:
+            order.setdefault(self._fleet.host_of(member.slot), len(order))
+        return sorted(world, key=lambda member: order[self._fleet.host_of(member.slot)])
+
+    def _let_in(self) -> None:
+        """Tell the ranks of the world that others wait to join."""
+        if self.roster.joiners():
+            for member in self.roster.at(Stage.RUNNING):
+                if member.slot not in self._told:
+                    self._told.add(member.slot)
+                    self._fleet.tell(member.slot, {"kind": "change"})
+
+    def _give_up(self, why: str, now: float) -> None:
+        self.trouble = why
+        self._end(now)
+
+    # Slots
+
+    def _wanted(self) -> Sequence[int]:
+        known = None if self._discovery is None else self._discovery.hosts
+        most = self._limits.num_proc if known is None else self._limits.max_np
+        return self._fleet.slots(known)[:most]
+
+    def _count_slots(self, now: float) -> None:
+        if self._discovery is None:
+            return
+        self._discovery.look(now)
+        if self._discovery.trouble not in ("", self._said):
+            self._fleet.note(self._discovery.trouble)
+        self._said = self._discovery.trouble
+        taken = set(self.roster.living) - set(self._wanted())
+        for slot in taken - self._dismissed:
+            self._fleet.say(f"slot {slot}: is taken away")
+            self._fleet.stop(slot, signal.SIGTERM)
+        self._dismissed = taken
+
+    def _start_due(self, now: float) -> None:
+        """Start processes in free slots, once the others do not recover."""
+        if self.roster.recovers():
+            self._start_at = now + _AFTER_MEETING
+        if self.roster.is_finishing or now < self._start_at:
+            return
+        for slot in self._wanted():
+            if slot not in self.roster.living and now >= self._slots.free_at(slot):
+                self._start(slot)
+
+
+def _name(end: End, member: Member) -> str:
+    name = "a rank that had not joined" if member.rank is None else f"rank {member.rank}"
+    return f"{name} (slot {member.slot}, {end.process})"

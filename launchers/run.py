@@ -49,8 +49,8 @@ _CAUSE = re.compile(r"rank (\d+) of \d+ ")
 
 def run(
     function: Callable[..., Result],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     np: int | None = None,
     *,
     hosts: str | None = None,

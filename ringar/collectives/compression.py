@@ -16,8 +16,6 @@ There are three kinds:
 
 from __future__ import annotations
 
-from typing import Any
-
 from ringar.collectives.dtypes import Array
 from ringar.collectives.powersgd import PowerSGD
 
@@ -37,7 +35,7 @@ class Compressor:
     wire: str = ""
 
     @staticmethod
-    def compress(tensor: Array) -> tuple[Array, Any]:
+    def compress(tensor: Array) -> tuple[Array, object]:
         """Return the tensor that travels, and the context for `decompress`.
 
         Args:
@@ -46,7 +44,7 @@ class Compressor:
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: Array, context: Any) -> Array:
+    def decompress(tensor: Array, context: object) -> Array:
         """Undo `compress`: `context` is the second value that it returned."""
         del context
         return tensor

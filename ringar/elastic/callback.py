@@ -152,7 +152,7 @@ class Elastic(Coordinated):
             if self._is_partial:
                 raise GoOn  # Keras asks for the number of batches once only
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Note the epoch."""
         self._state_epoch = epoch
 

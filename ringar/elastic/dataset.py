@@ -33,7 +33,9 @@ class Dataset(keras.utils.PyDataset):
         ValueError: the arrays differ in their number of rows, or `batch_size` is not positive.
     """
 
-    def __init__(self, data: Any, batch_size: int, *, shuffle: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self, data: object, batch_size: int, *, shuffle: bool = False, seed: int = 0
+    ) -> None:
         super().__init__()
         if batch_size < 1:
             raise ValueError(f"`batch_size` must be 1 or more. Received: batch_size={batch_size}")

@@ -33,7 +33,7 @@ class KerasState(ObjectState):
         self,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer | None = None,
-        **objects: Any,
+        **objects: object,
     ) -> None:
         super().__init__(**objects)
         if not model.built:
@@ -75,7 +75,7 @@ class KerasState(ObjectState):
             if key in variables:  # the first step makes those of metrics
                 variables[key].assign(value)
 
-    def packed(self) -> Any:
+    def packed(self) -> object:
         """Return the copies, without those that are each rank's own."""
         shared = {k: v for k, v in self._variables.items() if not k.startswith(_OWN)}
         return super().packed(), shared

@@ -129,7 +129,7 @@ class State:
         """Go back to the state that `save` has copied."""
         raise NotImplementedError
 
-    def packed(self) -> Any:
+    def packed(self) -> object:
         """Return the copy that `save` has made, as an object that can be pickled."""
         raise NotImplementedError
 
@@ -146,7 +146,7 @@ class ObjectState(State):
             can be copied and pickled.
     """
 
-    def __init__(self, **objects: Any) -> None:
+    def __init__(self, **objects: object) -> None:
         super().__init__()
         self._names = tuple(objects)
         self._saved: dict[str, Any] = {}
@@ -168,7 +168,7 @@ class ObjectState(State):
         for name, value in self._saved.items():
             setattr(self, name, copy.deepcopy(value))
 
-    def packed(self) -> Any:
+    def packed(self) -> object:
         """Return the copies of the objects."""
         return self._saved
 

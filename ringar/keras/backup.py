@@ -135,11 +135,11 @@ class Backup(keras.callbacks.Callback):
         }
         self._on_first_rank(lambda: self._write(state), "write")
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Note the epoch."""
         self._epoch, self._batch = epoch, 0
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Save after every `save_freq` batches."""
         self._since += batch + 1 - self._batch
         self._batch = batch + 1
@@ -149,13 +149,13 @@ class Backup(keras.callbacks.Callback):
         if self._common_steps is None or batch < self._common_steps:
             self.save()
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Save, with `save_freq="epoch"`."""
         self._epoch, self._batch = epoch + 1, 0
         if self.settings.save_freq == "epoch":
             self.save()
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Delete the backup, unless it is to stay."""
         if self.settings.delete_checkpoint:
             self._on_first_rank(

@@ -104,7 +104,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         self._is_told_grid = grid is not None
         self._label: str | None = None
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Make the variables, as `BatchNormalization` does."""
         super().build(input_shape)
         if self.grid is not None:
@@ -160,7 +160,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
             )
         return or_all(self.process_set if self.grid is None else self.grid.data_set)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the config of `BatchNormalization` without ranks and grid."""
         config = super().get_config()
         for name in ("renorm", "renorm_clipping", "renorm_momentum", "synchronized"):

@@ -84,7 +84,7 @@ class DistributedListMixin:
         process_set: ProcessSet | None = self._distributed.process_set
         return process_set
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Restore the backup, after all callbacks have begun."""
         self._add_backup()
         self._savers = [c for c in self.callbacks if isinstance(c, SaveOnSignal)]
@@ -141,7 +141,7 @@ class DistributedListMixin:
         self._backup.go_on_at(self._replay.epoch, self._replay.batches)
         self._replay = None
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Call the callbacks, unless the epoch is drawn only."""
         if self._replay is not None:
             if self._replay.on_epoch_begin(epoch):
@@ -152,7 +152,7 @@ class DistributedListMixin:
         for callback in self._coordinated:
             callback.after_epoch_begin(epoch)
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Call the callbacks, unless the batch is drawn only; stop if a signal says so."""
         if self._common_steps is None or batch < self._common_steps:
             for saver in self._savers:
@@ -162,14 +162,14 @@ class DistributedListMixin:
         if self._replay is None:
             super().on_train_batch_begin(batch, logs)  # type: ignore[misc]
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Call the callbacks, unless the batch is drawn only."""
         if self._replay is None:
             super().on_train_batch_end(batch, logs)  # type: ignore[misc]
         elif self._replay.on_train_batch_end(batch):
             self._go_on()
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Call the callbacks, unless the epoch is drawn only."""
         if self._replay is not None:
             if not self._replay.on_epoch_end(epoch):
@@ -181,7 +181,7 @@ class DistributedListMixin:
         for callback in self._coordinated:
             callback.after_epoch_end(epoch)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Wait until the first rank has written its files; take over what it knows."""
         super().on_train_end(logs)  # type: ignore[misc]
         self.model._initial_epoch = None  # of this `fit` only

@@ -9,7 +9,6 @@ wait for the metrics of every step.
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import keras
 
@@ -56,19 +55,19 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._weights = 0  # that have been broadcast
         self._batches_begun = 0  # up to 2
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Broadcast the weights that there are."""
         self._weights = self._batches_begun = 0
         self._broadcast_new_weights()
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Broadcast, if the first batch has made weights."""
         if self._batches_begun < 2:
             self._batches_begun += 1
             if self._batches_begun == 2:
                 self._broadcast_new_weights()
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Broadcast, if the epoch has made weights."""
         before = self._weights
         if self._broadcast_new_weights() and self._batches_begun == 2:
@@ -105,7 +104,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         super().__init__()
         self.process_set = process_set
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Replace the numbers in `logs` by their averages."""
         average_logs(logs, self.process_set)
 
@@ -181,7 +180,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         losses.install()
         share.prepare(model)
 
-    def set_params(self, params: dict[str, Any]) -> None:
+    def set_params(self, params: dict[str, int | None]) -> None:
         """Silence the progress bars of all ranks but one."""
         super().set_params(params)
         # Keras hands the same dictionary to the progress bar after this callback.
@@ -189,7 +188,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         if params and ranks.size() > 1 and ranks.rank() != 0:
             params["verbose"] = 0
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Check that all ranks are set up alike, then broadcast."""
         self._weights_compared = self._examples_compared = False
         steps = checks.check_start(self.model, self.params, self.process_set)
@@ -203,19 +202,19 @@ class Distributed(BroadcastGlobalVariablesCallback):
         separate_seeds(self.model, self.process_set, grid_of(self.model.optimizer))
         self._first_batch.watch(self.model)
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Begin to count the steps of the epoch."""
         assert self._epochs is not None
         self._epochs.begin()
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
         """Join the ranks that still train, and make the evaluation that of all ranks' data."""
         if self._epochs is not None:
             self._epochs.leave()
         moving_statistics.combine(self.model, self.process_set)
         self._metrics.begin_evaluation(self.model)
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Check that the first batch was the same on all ranks of a model group."""
         assert self._epochs is not None
         self._epochs.look()
@@ -225,7 +224,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         if batch > 0:
             self._compare_examples()
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Join the ranks that still train, combine their metrics and statistics, compare ranks."""
         assert self._epochs is not None
         self._epochs.leave()
@@ -239,7 +238,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
             checks.check_weights(self.model, self.process_set)
             self._weights_compared = True
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Check that all ranks hold the same weights."""
         if self.check:
             checks.check_weights(self.model, self.process_set)

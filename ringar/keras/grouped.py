@@ -53,13 +53,14 @@ class GroupedDense(keras.layers.Dense):
             )
         self.groups = groups
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Make a kernel of shape `(inputs / groups, units)`."""
-        if input_shape[-1] % self.groups:
+        inputs = input_shape[-1]
+        if inputs is None or inputs % self.groups:
             raise ValueError(
                 f"`groups` must divide the inputs. Received: groups={self.groups}, {input_shape}"
             )
-        super().build((*input_shape[:-1], input_shape[-1] // self.groups))
+        super().build((*input_shape[:-1], inputs // self.groups))
         self.input_spec = None
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -79,6 +80,6 @@ class GroupedDense(keras.layers.Dense):
         )
         return tf.concat([keras.ops.matmul(x, k) for x, k in parts], -1)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the config of `Dense` and the groups."""
         return {**super().get_config(), "groups": self.groups}

@@ -9,7 +9,6 @@ a constant of the compiled step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -64,7 +63,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         self.current_epoch = 0
         self._rate = 0.0  # the rate that this callback last saw or set
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Find out the number of steps per epoch."""
         schedule = getattr(inner_optimizer(self.model.optimizer), "_learning_rate", None)
         if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
@@ -80,20 +79,20 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                     f"of an epoch. Received: {type(self).__name__}(steps_per_epoch=None)"
                 )
 
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Set the learning rate of this epoch, with `staircase`."""
         self.current_epoch = epoch
         self._rate = self._current()
         if self.staircase and self._applies():
             self._adjust(epoch)
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Set the learning rate of this batch, without `staircase`."""
         if not self.staircase and self._applies():
             assert self.steps_per_epoch is not None
             self._adjust(self.current_epoch + batch / self.steps_per_epoch)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Put the learning rate into `logs`, under the name that Keras uses."""
         if logs is not None:
             logs["learning_rate"] = self._current()
@@ -160,7 +159,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.warmup_epochs = warmup_epochs
         self.verbose = verbose
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Print a line on rank 0 after the last epoch of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if epoch == self.warmup_epochs - 1 and self.verbose and place.rank() == 0:

@@ -21,7 +21,7 @@ from ringar.sharding.slots import inner_optimizer
 
 def load_model(
     path: str | os.PathLike[str],
-    custom_objects: Mapping[str, Any] | None = None,
+    custom_objects: Mapping[str, object] | None = None,
     compile: bool = True,  # Keras' name
     safe_mode: bool = True,
     *,

@@ -69,7 +69,7 @@ def results_of(model: keras.Model, states: States) -> Logs:
         return flatten(model.get_metrics_result())
 
 
-def flatten(logs: Mapping[str, Any]) -> Logs:
+def flatten(logs: Mapping[str, float]) -> Logs:
     """Return `logs` without nested dictionaries, and floats and arrays in place of tensors."""
     flat: Logs = {}
     for key, value in logs.items():

@@ -29,7 +29,7 @@ _UNKNOWN = -1
 
 def predict(
     model: keras.Model,
-    data: Any,
+    data: object,
     *,
     batch_size: int | None = None,
     root_rank: int | None = None,

@@ -66,7 +66,7 @@ class SaveOnSignal(keras.callbacks.Callback):
         """Take the backup and the ranks of the list that will call `stop_if_told`."""
         self._backup, self._process_set, self._in_list = backup, process_set, True
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Wait for the signals from now on."""
         rank = or_all(self._process_set).rank()
         where = f"rank {rank} | SaveOnSignal: expected"
@@ -81,7 +81,7 @@ class SaveOnSignal(keras.callbacks.Callback):
         self._received = self._asked = 0
         self._before = {number: signal.signal(number, self._note) for number in self.signals}
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Give the signals their former effect."""
         self._let_go()
 

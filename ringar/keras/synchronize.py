@@ -51,7 +51,7 @@ def broadcast_model(
         broadcast_variables(parts, root, process_set=grid.data_set)
 
 
-def average_logs(logs: dict[str, Any] | None, process_set: ProcessSet | None = None) -> None:
+def average_logs(logs: dict[str, float] | None, process_set: ProcessSet | None = None) -> None:
     """Replace every number in `logs` by its average over the ranks, in place."""
     keys = _numbers(logs)
     if logs is None or not keys or or_all(process_set).size() == 1:
@@ -62,7 +62,7 @@ def average_logs(logs: dict[str, Any] | None, process_set: ProcessSet | None = N
 
 def end_epoch(
     model: keras.Model,
-    logs: dict[str, Any] | None,
+    logs: dict[str, float] | None,
     process_set: ProcessSet | None = None,
     check: bool = True,
 ) -> None:
@@ -97,7 +97,7 @@ def end_epoch(
     model.stop_training = bool(rows[:, -1].any())
 
 
-def _numbers(logs: dict[str, Any] | None) -> list[str]:
+def _numbers(logs: dict[str, float] | None) -> list[str]:
     return sorted(
         key for key, value in (logs or {}).items() if isinstance(value, int | float | np.number)
     )

@@ -136,13 +136,14 @@ class _Split:
         start = self.grid.part * self.whole_groups // self.grid.model * (whole // self.whole_groups)
         return slice(start, start + count)
 
-    def _build_shape(self, input_shape: Any) -> tuple[Any, ...]:
+    def _build_shape(self, input_shape: tuple[int | None, ...]) -> tuple[Any, ...]:
         """Return the shape of the kernels' input."""
         self.label = self.grid.agree(self.name)
         shape = list(input_shape)
-        self._input_channels = shape[self.channel_axis]
-        if shape[self.channel_axis] is None:
+        channels = shape[self.channel_axis]
+        if channels is None:
             raise ValueError(f"The number of channels must be known. Received: shape {input_shape}")
+        self._input_channels = channels
         whole = self._whole_channels(self._input_channels)
         if whole % self.whole_groups:
             raise ValueError(
@@ -155,12 +156,12 @@ class _Split:
             self.digest = Digest()
         return tuple(shape)
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Make this rank's kernels."""
         super().build(self._build_shape(input_shape))  # type: ignore[misc]
         self.input_spec = None  # Keras' is for the input of the kernels, after the exchange
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the config of the whole layer, without the grid."""
         return {
             **super().get_config(),  # type: ignore[misc]
@@ -361,7 +362,7 @@ class Join(keras.layers.Layer):
         self.grid = resolve(grid, type(self).__name__)
         self.label = self.name
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Agree on a name, since Keras numbers layers and ranks may have made different ones."""
         self.label = self.grid.agree(self.name)
 
@@ -405,7 +406,7 @@ class Gather(Join):
         """Return the shape with the channels of all parts."""
         return _channels_of_all(input_shape, self.axis, self.grid)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the config with the axis."""
         return {**super().get_config(), "axis": self.axis}
 

@@ -39,13 +39,19 @@ def listed(path: str) -> list[str]:
     return [alias.asname or alias.name for node in imports for alias in node.names]
 
 
-def test_every_public_name_is_in_the_script() -> None:
+def public_names(cupy: bool = False) -> set[str]:
+    """Return all public names that are no modules, without those of ringar.cupy unless asked."""
     top = set(listed("ringar/__init__.pyi"))
     names = {f"ringar.{name}" for name in top - MODULES.keys() - {"cupy"}}
-    names |= {f"ringar.cupy.{name}" for name in listed("ringar/cupy/__init__.pyi")}
+    if cupy:
+        names |= {f"ringar.cupy.{name}" for name in listed("ringar/cupy/__init__.pyi")}
     for module, path in MODULES.items():
         names |= {f"ringar.{module}.{name}" for name in exported(path)}
-    names -= {f"ringar.{module}" for module in MODULES}
+    return names - {f"ringar.{module}" for module in MODULES}
+
+
+def test_every_public_name_is_in_the_script() -> None:
+    top, names = set(listed("ringar/__init__.pyi")), public_names(cupy=True)
     # `from ringar import layers` makes `layers.Sum` a name of ringar.
     script = re.sub(rf"\b(?<!\.)({'|'.join(MODULES)})\.", r"ringar.\1.", SCRIPT.read_text())
     chains = re.findall(r"ringar(?:\.\w+)+", script)

@@ -62,7 +62,7 @@ class Alignment(keras.callbacks.Callback):
         super().__init__()
         self.grid, self.saving = grid, saving
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Compare steps and checkpoints; broadcast the weights to the replicas."""
         own = {
             "number of steps": (self.params or {}).get("steps"),
@@ -80,11 +80,11 @@ class Alignment(keras.callbacks.Callback):
         if self.grid.data > 1:
             broadcast_model(self.model, self.grid.part, self.grid.data_set)
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Average the metrics."""
         average_logs(logs)
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Check that the replicas of this module have the same weights."""
         if self.grid.data > 1:
             checks.check_weights(self.model, self.grid.data_set)
@@ -93,6 +93,6 @@ class Alignment(keras.callbacks.Callback):
 class Agreement(keras.callbacks.Callback):
     """Stop all ranks if one requests it; the last callback of an epoch."""
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Agree with all ranks whether to stop."""
         self.model.agree_to_stop()

@@ -76,7 +76,7 @@ class _ScanRecurrent(_Layer):
         outputs = self._shown_each(states, mask)
         return outputs[:, -1], outputs, [states[:, -1]]
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the Keras layer's config, `backward` and `threads`."""
         return {**super().get_config(), "backward": self.backward, "threads": self.threads}
 

@@ -117,7 +117,7 @@ class Sequential(keras.Sequential):
             stages.check(layer)
         super().add(layer, rebuild=rebuild)
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: tuple[int | None, ...] | None = None) -> None:
         """Build, as in `keras.Sequential`.
 
         Raises:
@@ -157,7 +157,7 @@ class Sequential(keras.Sequential):
         logs: dict[str, Any] = self.compute_metrics(x, y, predicted, sample_weight=sample_weight)
         return logs
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the config of `keras.Sequential`, with `levels`."""
         return {**super().get_config(), "levels": self.levels}
 

@@ -138,7 +138,7 @@ class Worlds:
         """Take the end of a process; None: the job is ending, and had stopped it."""
         member = self.roster.remove(slot)
         self._told.discard(slot)
-        if end is None:
+        if end is None or self.trouble:
             return
         self._stop_start()
         if member.stage is Stage.LEFT:
@@ -279,7 +279,8 @@ class Worlds:
 
     def _give_up(self, why: str, now: float) -> None:
         self.trouble = why
-        self._end(now)
+        self.on_stop()
+        self._end(now + graces.CAUSE)  # in which the ranks say it, too
 
     # Slots
 

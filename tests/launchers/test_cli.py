@@ -79,7 +79,12 @@ from tests.launchers.helpers import launch
         (["-np", "2", "--max-np", "4", "true"], 2, "--max-np: expected --min-np, the number of"),
         (["-np", "2", "--min-np", "0", "true"], 2, "expected 1 or more, received '0'"),
         (["-np", "2", "--min-np", "3", "true"], 2, "--max-np, received 3, 2 and 2"),
-        (["-H", "h1:2", "--min-np", "1", "true"], 2, "--min-np: expected a job on this host"),
+        (["-H", "h1:2", "--min-np", "1", "-np", "3", "true"], 2, "-np: expected at most 2 ranks"),
+        (
+            ["--min-np", "1", "--link", "mpi", "true"],
+            2,
+            "starts itself, without MPI, received --link",
+        ),
         (
             ["-np", "2", "--min-np", "1", "--elastic-dir", "/dev/null/x", "true"],
             2,

@@ -164,7 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
     faults = measure_faults(options.ranks, options.kills, options.hosts)
     steps = measure_steps(options.rounds, options.steps)
     print(f"# Ranks that change: {machine.headline(here)}\n{text(faults, steps, options.hosts)}")
-    tried = {"hosts": [options.hosts], "hosts": [options.hosts], "kills": [options.kills], "rounds": [options.rounds]}
+    tried = {"hosts": [options.hosts], "kills": [options.kills], "rounds": [options.rounds]}
     results.keep(
         "elastic", here, {"tried": tried, "missing": {}, **faults, **steps}, options.output
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ringar.job import membership
@@ -55,8 +56,9 @@ class ElasticJob(LocalJob):
 
     def start(self, slot: int) -> None:
         """Start a process."""
-        with self._sockets.opened(slot) as self._theirs:
-            self._start_rank(self.job.ranks[slot])
+        with self._sockets.opened(slot) as theirs:
+            files = {membership.VARIABLE: theirs}
+            self._start_rank(replace(self.job.ranks[slot], files=files))
         self._rank_of_slot[slot] = self.ranks[-1]
 
     def stop(self, slot: int, number: int) -> None:
@@ -100,7 +102,7 @@ class ElasticJob(LocalJob):
         return ()
 
     def _inherited(self, plan: RankPlan) -> Mapping[str, int]:
-        return {membership.VARIABLE: self._theirs}
+        return plan.files
 
     def _on_exit(self, rank: Rank, now: float) -> None:
         rank.stderr.drain()

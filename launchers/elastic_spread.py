@@ -135,8 +135,6 @@ class ElasticSpreadJob(SpreadJob):
     # Hosts
 
     def _open_way(self, number: int) -> None:
-        host = self._all_hosts[number]
-        self._command = spread.command_for(self._options, number, host)
         hosts = [(host.name, host.slots) for host in self._all_hosts]
         self._start_rank(RankPlan(number, len(hosts), number, len(hosts)))
         self._ways[number] = self.ranks[-1]
@@ -144,7 +142,7 @@ class ElasticSpreadJob(SpreadJob):
         self._tell(self._ways[number], {**self._first_line, "hosts": hosts})
 
     def _command_of(self, plan: RankPlan) -> Sequence[str]:
-        return self._command
+        return spread.command_for(self._options, plan.rank, self._all_hosts[plan.rank])
 
     def _tell_host_of(self, slot: int, what: object) -> None:
         number = self.host_of(slot)
@@ -232,25 +230,22 @@ class ElasticSpreadJob(SpreadJob):
         self._worlds.close()
 
     def _report(self) -> None:
-        ends = self._worlds.failures
+        cause = self._worlds.cause
         if self._worlds.trouble:
             self.note(self._worlds.trouble)
-        elif ends and not self.signal:
-            first = next((end for end in ends if not end.grace), ends[0])
-            self.note(
-                f"a rank of the job ({first.process}) {first.ending}; the others were stopped"
-            )
         elif self.signal:
             self.note(f"stopped all ranks on {signal.Signals(self.signal).name}")
+        elif cause is not None:
+            self.note(
+                f"a rank of the job ({cause.process}) {cause.ending}; the others were stopped"
+            )
         elif not self._worlds.roster.is_finishing:
             self.note("all ranks have left, and none has come to its end")
 
     def _exit_code(self) -> int:
-        ends = self._worlds.failures
         if self._worlds.trouble:
             return 1
-        if ends and not self.signal:
-            return next((end for end in ends if not end.grace), ends[0]).code
         if self.signal:
             return 128 + self.signal
-        return int(not self._worlds.roster.is_finishing)
+        cause = self._worlds.cause
+        return int(not self._worlds.roster.is_finishing) if cause is None else cause.code

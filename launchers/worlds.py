@@ -115,6 +115,12 @@ class Worlds:
         self._said = ""
         self._is_over = False
 
+    @property
+    def cause(self) -> End | None:
+        """The end that made others fail, if the job has failed."""
+        own = [end for end in self.failures if not end.grace]
+        return next(iter([*own, *self.failures]), None)
+
     # What the fleet tells
 
     def begin(self) -> None:

@@ -1,12 +1,16 @@
 """Losses that are no mean over rows, made those of the global batch.
 
-Gradients are averaged with the rows of each rank as weights (`ringar.keras.share`). Three kinds of
+Gradients are averaged with the rows of each rank as weights (`ringar.keras.share`). Four kinds of
 losses have another normalizer: a loss of masked values (the values that are left), the reduction
-"mean_with_sample_weight" (the sum of the weights), and the reduction "sum" (1). In a `train_step`
+"mean_with_sample_weight" (the sum of the weights), the reduction "sum" (1), and the reduction None
+in Keras' own `train_step` (1: the gradient of a vector is that of its sum). In a `train_step`
 such a loss is global: one small allreduce adds up numerators and normalizers of all ranks, every
 rank returns the value of the global batch, and the gradient is scaled so that the average weighted
 by rows is right. A rank knows from the program alone whether a loss is global, and all ranks run
 the same program.
+
+A loss that is not reduced keeps the values of its rank; only the gradient is that of all ranks. In
+a `train_step` of the user it may become any reduction later, and counts as a mean over rows.
 
 Terms that no `keras.losses.Loss` computes count as means over rows. That is right for regularizers
 of weights, which do not depend on the batch, and for an `add_loss` that is a mean.
@@ -26,6 +30,7 @@ from ringar.job.process_sets import ProcessSet
 from ringar.keras import share
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
+_UNREDUCED = (None, "none")
 
 
 def install() -> None:
@@ -53,6 +58,9 @@ def of_global_batch(loss: Any, value: Any, y_pred: Any, sample_weight: Any) -> A
     reduction = step.reduction
     if reduction is None or reduction.is_alone or reduction.op is not Average:
         return value
+    is_unreduced = loss.reduction in _UNREDUCED
+    if is_unreduced and not step.is_of_keras:
+        return value
     normalizer = _normalizer(loss, y_pred, sample_weight, value)
     if normalizer is None:
         return value
@@ -60,14 +68,14 @@ def of_global_batch(loss: Any, value: Any, y_pred: Any, sample_weight: Any) -> A
     step.terms += 1
     own = share.rows()
     own = tf.cast(own if isinstance(own, tf.Tensor) or own >= 0 else 1.0, value.dtype)
-    # A sum is divided by nothing, and so is the sum of sums.
-    is_sum = loss.reduction == "sum"
     numerator = value * tf.stop_gradient(normalizer)
+    zero = tf.zeros([], value.dtype)
     total, divisor, of_all, _ = tf.unstack(
-        _add_up([numerator, normalizer, own, tf.zeros_like(value)], name, reduction.ranks)
+        _add_up([tf.reduce_sum(numerator), normalizer, own, zero], name, reduction.ranks)
     )
-    divisor = tf.ones_like(value) if is_sum else divisor
-    result = tf.math.divide_no_nan(total, divisor)
+    # A sum is divided by nothing, and so is the sum of sums.
+    divisor = divisor if loss.reduction in _MEANS else tf.ones_like(divisor)
+    result = value if is_unreduced else tf.math.divide_no_nan(total, divisor)
     scale = tf.math.divide_no_nan(of_all, own * divisor)
     numbers = functools.partial(tf.constant, [0.0, 0.0, 0.0, 1.0], value.dtype)
     step.records.append(
@@ -86,11 +94,11 @@ def _add_up(values: list[tf.Tensor], name: str, ranks: ProcessSet | None) -> tf.
 
 def _normalizer(loss: Any, y_pred: Any, sample_weight: Any, value: Any) -> tf.Tensor | None:
     """Return what a loss was divided by, if that is no number of rows; None: it is one."""
-    if loss.reduction == "sum":
-        return tf.ones_like(value)
+    if loss.reduction not in _MEANS:
+        return tf.ones([], value.dtype)
     mask = getattr(y_pred, "_keras_mask", None)
     weighted = loss.reduction == "mean_with_sample_weight" and sample_weight is not None
-    if loss.reduction not in _MEANS or (mask is None and not weighted):
+    if mask is None and not weighted:
         return None
     valid = None if mask is None else tf.cast(mask, value.dtype)
     if not weighted:

@@ -70,14 +70,18 @@ class Step:
     Attributes:
         batch: the first tensor of this rank's batch, or None.
         reduction: the reduction of the gradients, once it is known.
+        is_of_keras: whether it is Keras' own `train_step`, not one of the user.
         records: its collectives, in order.
         terms: the number of losses that are global.
         is_marked: whether a reduction has told that a step begins.
     """
 
-    def __init__(self, batch: Any, reduction: Reduction | GridReduction | None) -> None:
+    def __init__(
+        self, batch: Any, reduction: Reduction | GridReduction | None, is_of_keras: bool
+    ) -> None:
         self.batch = batch
         self.reduction = reduction
+        self.is_of_keras = is_of_keras
         self.records: list[Record] = []
         self.terms = 0
         self.is_marked = False
@@ -189,7 +193,8 @@ def _observe_step(model: Any) -> None:
 def _stepping(model: Any, data: Any) -> Iterator[None]:
     inputs = tf.nest.flatten(keras.utils.unpack_x_y_sample_weight(data)[0])
     batch = next((part for part in inputs if getattr(part, "shape", ()) != ()), None)
-    step = Step(batch, _reduction_of(model))
+    is_of_keras = type(model).train_step is keras.Model.train_step
+    step = Step(batch, _reduction_of(model), is_of_keras)
     token = _step.set(step)
     try:
         yield

@@ -34,6 +34,12 @@ def words(rows: int, seed: int) -> uneven.Batch:
     return tokens, np.cos(tokens[:, :, None]).astype(np.float32)
 
 
+def weighted_words(rows: int, seed: int) -> uneven.Batch:
+    """Tokens and targets, and a weight for each token."""
+    weights = np.random.default_rng(seed).uniform(0.1, 2, (rows, 4)).astype(np.float32)
+    return (*words(rows, seed), weights)
+
+
 def masked_model() -> keras.Model:
     keras.utils.set_random_seed(0)
     return keras.Sequential(
@@ -53,7 +59,7 @@ def two_outputs() -> keras.Model:
     return keras.Model(inputs, outputs)
 
 
-MSE = keras.losses.MeanSquaredError
+MSE, MAE = keras.losses.MeanSquaredError, keras.losses.MeanAbsoluteError
 
 
 def check(
@@ -100,9 +106,19 @@ def test_batches_of_any_size_and_number(
         (common.dense_model, weighted, MSE(reduction="mean_with_sample_weight")),
         (common.dense_model, weighted, MSE(reduction="sum")),
         (masked_model, words, "mse"),
-        (two_outputs, plain, [MSE(reduction="sum"), "mae"]),
+        (masked_model, weighted_words, MSE(reduction="mean_with_sample_weight")),
+        (two_outputs, plain, [MSE(reduction="sum"), MAE(reduction="mean")]),
+        (common.dense_model, weighted, MSE(reduction=None)),
     ],
-    ids=["sample-weights", "mean-of-weights", "sum", "mask", "two-outputs"],
+    ids=[
+        "sample-weights",
+        "mean-of-weights",
+        "sum",
+        "mask",
+        "weighted-mask",
+        "two-outputs",
+        "none",
+    ],
 )
 @pytest.mark.parametrize("jit_compile", [False, fast_if(False, True)])
 def test_losses_with_other_normalizers(

@@ -154,6 +154,19 @@ def test_collectives_are_told(options: dict[str, Any], said: str) -> None:
     assert call.inputs[0].dtype == tf.float32
 
 
+@pytest.mark.parametrize("op", ["average", "sum"])
+def test_gradient_of_unknown_rank(op: str, rank: int, size: int) -> None:
+    variables = [keras.Variable(np.zeros(shape, "float32")) for shape in [(2, 3), (4,)]]
+    of_ops = {"average": ringar.Average, "sum": ringar.Sum}
+    optimizer = ringar.DistributedOptimizer(SGD(1.0), op=of_ops[op])
+    optimizer.build(variables)
+    step = tf.function(lambda one: optimizer.apply([one, tf.ones([4])], variables))
+    step.get_concrete_function(tf.TensorSpec(None, tf.float32))(tf.fill([2, 3], float(rank)))
+    factor = size if op == "sum" else 1
+    np.testing.assert_allclose(variables[0], np.full((2, 3), -factor * (size - 1) / 2))
+    np.testing.assert_allclose(variables[1], np.full(4, -factor))
+
+
 def test_mixed_dtypes_and_none(rank: int, size: int) -> None:
     dtypes = ["float32", "float16", "float64", "float32"]
     variables = [keras.Variable(np.zeros(2), dtype=dtype) for dtype in dtypes]

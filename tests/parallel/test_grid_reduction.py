@@ -70,9 +70,10 @@ def test_a_skipped_step_leaves_the_state_of_powersgd(
     ("inner", "message"),
     [
         (lambda: keras.optimizers.Lamb(0.1), "must treat each element by itself.*Lamb"),
+        (lambda: keras.optimizers.Adafactor(0.1), "must treat each element by itself.*Adafactor"),
         (lambda: SGD(0.1, global_clipnorm=1.0), "`global_clipnorm` must be None.*Use `clipvalue`"),
     ],
-    ids=["lamb", "norm"],
+    ids=["lamb", "adafactor", "norm"],
 )
 def test_optimizers_within_another(
     inner: Callable[[], Any], message: str, open_grid: OpenGrid

@@ -7,10 +7,12 @@ from typing import Any
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 
 import ringar
+from tests import one_process
 from tests.keras import common, uneven
 from tests.plugin import fast_if
 
@@ -145,19 +147,106 @@ def test_every_rank_has_the_loss_of_the_global_batch(reduction: str, rank: int, 
 def test_hundred_examples_in_batches_of_32(rank: int, size: int) -> None:
     """The case of a user: the last batches are smaller, and the losses those of one process."""
     x, y = common.regression(50 * size)
-    model, _ = uneven.train(
+    model, history = uneven.train(
         common.dense_model,
         [(x[rank::size][at : at + 32], y[rank::size][at : at + 32]) for at in (0, 32)],
         distributed=True,
         loss="mse",
     )
-    single, _ = uneven.train(
+    single, expected = uneven.train(
         common.dense_model,
         [(x[at : at + 32 * size], y[at : at + 32 * size]) for at in (0, 32 * size)],
         distributed=False,
         loss="mse",
     )
+    assert history["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert common.largest_difference(common.values(model), common.values(single)) < 1e-5
     assert model.evaluate(x, y, verbose=0) == pytest.approx(single.evaluate(x, y, verbose=0), 1e-5)
+
+
+def test_class_weights(rank: int, size: int) -> None:
+    x, y = common.regression(13 * size)
+    classes = (y[:, 0] > 0).astype(np.int32)
+
+    def fit(rows: slice, batch: int, optimizer: Any, callbacks: Any) -> Any:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, activation="softmax")])
+        loss = "sparse_categorical_crossentropy"
+        model.compile(optimizer, loss, weighted_metrics=["accuracy"])
+        options: dict[str, Any] = {"shuffle": False, "epochs": 2, "verbose": 0}
+        weights = {0: 0.2, 1: 3.0}
+        history = model.fit(
+            x[rows], classes[rows], batch, class_weight=weights, callbacks=callbacks, **options
+        )
+        return common.values(model), history.history
+
+    sgd = keras.optimizers.SGD
+    expected = one_process.compute(lambda: fit(slice(None), 4 * size, sgd(0.1), []))
+    distributed = ringar.DistributedOptimizer(sgd(0.1))
+    received = fit(slice(rank, None, size), 4, distributed, [ringar.callbacks.Distributed()])
+    assert common.largest_difference(received[0], expected[0]) < 1e-5
+    for key, values in expected[1].items():
+        assert received[1][key] == pytest.approx(values, rel=1e-5), key
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of 4 rows for each rank."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray) -> None:
+        super().__init__()
+        self.x, self.y, self.rows = x, y, 4 * ringar.size()
+
+    def __len__(self) -> int:
+        return -(-len(self.x) // self.rows)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = slice(self.rows * index, self.rows * (index + 1))
+        return self.x[rows], self.y[rows]
+
+
+def test_shares_of_any_kind_of_data(rank: int, size: int) -> None:
+    """The last global batch has 5 rows, so that ranks have uneven ones, or none."""
+    x, y = common.regression(12 * size + 5)
+    single = common.dense_model()
+    start = common.values(single)
+    single.compile(keras.optimizers.SGD(0.1), "mse")
+    options: dict[str, Any] = {"shuffle": False, "verbose": 0}
+    history = one_process.fit(single, x, y, batch_size=4 * size, **options)
+
+    model = common.dense_model()
+    model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    shard = ringar.data.shard
+    kinds = {
+        "dataset": (shard(tf.data.Dataset.from_tensor_slices((x, y))).batch(4),),
+        "PyDataset": (shard(Batches(x, y), split_batches=True),),
+        "arrays": shard((x, y)),
+        "tensors": shard((tf.constant(x), tf.constant(y))),
+        "tables": shard((pd.DataFrame(x), pd.DataFrame(y))),
+    }
+    for kind, data in kinds.items():
+        model.set_weights(start)
+        batch = {} if len(data) == 1 else {"batch_size": 4}
+        distributed = ringar.callbacks.Distributed()
+        received = model.fit(*data, **batch, **options, callbacks=[distributed]).history
+        assert received["loss"] == pytest.approx(history["loss"], rel=1e-5), kind
+        difference = common.largest_difference(common.values(model), common.values(single))
+        assert difference < 1e-5, kind
+
+
+def test_a_step_costs_one_message(rank: int, size: int) -> None:
+    """Rows, the request to stop and the end of a rank's data travel with the gradients."""
+    model = common.dense_model()
+    model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    sent = []
+    for steps in (2, 2, 6):  # the first fit broadcasts the optimizer's state
+        batches = [plain(6 - k % 3 + rank, k) for k in range(steps - rank % 2)]
+        ringar.reset_stats()
+        model.fit(uneven.dataset(batches), verbose=0, callbacks=[ringar.callbacks.Distributed()])
+        calls = {name: traffic.calls for name, traffic in ringar.stats().items()}
+        of_steps = [calls.pop(name) for name in list(calls) if name.startswith("gradients")]
+        assert of_steps == ([steps] if size > 1 else [])
+        sent.append(calls)
+    assert sent[1] == sent[2]
 
 
 def test_mixed_precision(rank: int, size: int, mixed_float16: None) -> None:

@@ -265,11 +265,13 @@ def test_mixed_precision(rank: int, size: int, mixed_float16: None) -> None:
 @pytest.mark.parametrize("graph", [True, False])
 def test_loop_of_ones_own(way: str, graph: bool, rank: int, size: int, exchange: Exchange) -> None:
     def run(batches: Any, distributed: bool) -> keras.Model:
-        model, loss_of = common.dense_model(), keras.losses.MeanSquaredError()
+        model, loss_of = common.dense_model(rank if distributed else 0), MSE()
         optimizer = keras.optimizers.Adam(0.01)
         if distributed and way == "optimizer":
             optimizer = ringar.DistributedOptimizer(optimizer)
         optimizer.build(model.trainable_variables)
+        if distributed:
+            ringar.broadcast_variables([*model.weights, *optimizer.variables])
 
         def step(x: Any, y: Any) -> None:
             tape = tf.GradientTape()
@@ -294,6 +296,30 @@ def test_loop_of_ones_own(way: str, graph: bool, rank: int, size: int, exchange:
     single = run(uneven.together(batches), False)
     assert common.largest_difference(common.values(model), common.values(single)) < 1e-4
     assert len(set(exchange([v.tobytes() for v in common.values(model)].__repr__()))) == 1
+
+
+def test_loop_with_two_optimizers(rank: int, size: int) -> None:
+    """One loss is a mean over rows, the other one a sum."""
+
+    def run(batches: Any, distributed: bool) -> list[np.ndarray]:
+        models = [common.dense_model(seed) for seed in (0, 1)]
+        losses = [MSE(), MSE(reduction="sum")]
+        optimizers: list[Any] = [keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.01)]
+        if distributed:
+            for optimizer, op in zip(optimizers, (ringar.Average, ringar.Sum), strict=True):
+                ringar.DistributedOptimizer(optimizer, op=op)
+        for x, y in batches:
+            for model, loss_of, optimizer in zip(models, losses, optimizers, strict=True):
+                with tf.GradientTape() as tape:
+                    loss = loss_of(y, model(x))
+                optimizer.apply(tape.gradient(loss, model.weights), model.weights)
+        if distributed:
+            ringar.join(*optimizers)
+        return [value for model in models for value in common.values(model)]
+
+    batches = uneven.batches_of(size, plain)
+    expected = run(uneven.together(batches), False)
+    assert common.largest_difference(run(batches[rank], True), expected) < 1e-4
 
 
 @pytest.mark.ranks(2)

@@ -15,6 +15,8 @@ from tests.plugin import fast_if, run_job
 from tests.plugin.jobs import ROOT
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+#: Those about training, on any number of ranks.
+GUIDES = ("training", "data", "uneven", "checkpoints")
 WITH_SNIPPETS = [path for path in DOCUMENTS if "```python" in path.read_text()]
 
 
@@ -31,6 +33,16 @@ def test_snippets_run(np: int | None, tmp_path: Path) -> None:
     result = run_job(np, script, args=paths, deadline=380, cwd=tmp_path).check()
     for path in paths:
         assert f"{path}:" in result.stdout
+
+
+@pytest.mark.job
+@pytest.mark.slow
+@pytest.mark.deadline(240)
+@pytest.mark.parametrize("np", [3, 4])
+def test_guides_run_on_more_ranks(np: int, tmp_path: Path) -> None:
+    script = ROOT / "tests" / "run_document.py"
+    paths = [str(ROOT / "docs" / f"{guide}.md") for guide in GUIDES]
+    run_job(np, script, args=paths, deadline=220, cwd=tmp_path).check()
 
 
 @functools.cache

@@ -199,6 +199,20 @@ def test_process_set(way: str) -> None:
     ringar.remove_process_set(some)
 
 
+def test_factors_between_horovod_and_ringar(way: str) -> None:
+    """The table in docs/horovod.md, for a loss that adds up the elements of the result."""
+
+    def gradients(x: tf.Tensor) -> list[tf.Tensor]:
+        scatter = partial(ringar.reducescatter, op=ringar.Sum)
+        return gradients_of(x, [ringar.allgather, lambda t: ringar.broadcast(t, 0), scatter])
+
+    ranks, root = ringar.size(), ringar.rank() == 0
+    gathered, broadcast, scattered = common.run(way, gradients, np.ones(ranks))
+    np.testing.assert_array_equal(gathered, np.full(ranks, ranks))
+    np.testing.assert_array_equal(broadcast, np.full(ranks, ranks if root else 0))
+    np.testing.assert_array_equal(scattered, np.ones(ranks))
+
+
 def test_ties_share_the_gradient_of_an_extreme(way: str) -> None:
     ranks = ringar.size()
     slope = analytic(way, lambda x: [ringar.allreduce(x, ringar.Max)], np.ones(3))
@@ -377,7 +391,7 @@ def many_gathered(x: tf.Tensor) -> list[tf.Tensor]:
     return list(ringar.grouped_allgather([x * (i + 1.0) for i in range(8)]))
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2, 3, 4)
 def test_gradients_that_tensorflow_does_not_order(exchange: Callable[[Any], list[Any]]) -> None:
     """In a graph of TensorFlow 1, and in the function that TensorFlow derives from a function."""
     array = common.values("float64", (3,), ringar.rank())

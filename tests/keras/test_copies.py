@@ -67,7 +67,7 @@ def test_plain_copies(way: str) -> None:
     assert is_distributed(ringar.DistributedOptimizer(plain))
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, 3, 4)
 def test_models_with_a_plain_copy_are_refused(rank: int, tmp_path: Path) -> None:
     model = common.dense_model()
     model.compile(ringar.DistributedOptimizer(SGD(0.5)), "mse")

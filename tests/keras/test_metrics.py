@@ -175,7 +175,7 @@ def test_that_all_metrics_of_keras_are_tried() -> None:
     assert every - {M.Metric} == tried | {M.Sum, M.Mean}
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.ranks(2, 3, 4)
 def test_all_metrics_of_keras(rank: int, size: int, exchange: Exchange) -> None:
     """An epoch, its validation, and an evaluation, on ranks with other numbers of rows."""
     rows = [[7, 4], [3, 6], [1, 9], [8, 2]][:size]

@@ -20,7 +20,7 @@ import tensorflow as tf
 import ringar
 from ringar.keras import training_state
 from tests.keras import common
-from tests.plugin import run_job
+from tests.plugin import fast_if, run_job
 
 pytestmark = pytest.mark.usefixtures("initialized")
 
@@ -199,7 +199,6 @@ def test_crash_while_a_file_is_written(
     assert train(shared_tmp_path, 2)[0] == expected
 
 
-@pytest.mark.ranks(1, 3)
 def test_signal_saves_and_stops_all_ranks(
     shared_tmp_path: Path, rank: int, exchange: Exchange, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -229,7 +228,7 @@ def test_signal_without_anything_to_save_to(rank: int) -> None:
         model.fit(x, y, verbose=0, callbacks=[saver, ringar.callbacks.Distributed()])
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.ranks(2, 3, 4)
 def test_backup_on_rank_0_alone(shared_tmp_path: Path, rank: int, exchange: Exchange) -> None:
     x, y = common.regression(16, seed=rank)
     for epochs in (1, 3):
@@ -241,7 +240,7 @@ def test_backup_on_rank_0_alone(shared_tmp_path: Path, rank: int, exchange: Exch
         history = model.fit(x, y, 8, epochs, verbose=0, callbacks=callbacks)
     assert history.epoch == [1, 2]
     weights = [keras.ops.convert_to_numpy(w).tobytes() for w in model.trainable_weights]
-    assert exchange(weights) == [weights] * 2
+    assert exchange(weights) == [weights] * ringar.size()
 
 
 @pytest.mark.ranks(2)
@@ -298,14 +297,15 @@ if ringar.rank() == 0:
 
 @pytest.mark.job
 @pytest.mark.deadline(240)
-def test_killed_job_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [fast_if(ranks == 2, ranks) for ranks in (1, 2, 3, 4)])
+def test_killed_job_ends_with_the_weights_of_one_that_was_not(ranks: int, tmp_path: Path) -> None:
     draw = random.Random(16)
 
     def start(folder: str, life: int) -> Any:
         script = tmp_path / "train.py"
         script.write_text(PROGRAM)
-        words = [tmp_path / folder, draw.randint(0, 1), life, tmp_path / f"{folder}.npz"]
-        return run_job(2, [sys.executable, str(script), *map(str, words)])
+        words = [tmp_path / folder, draw.randrange(ranks), life, tmp_path / f"{folder}.npz"]
+        return run_job(ranks, [sys.executable, str(script), *map(str, words)])
 
     start("whole", 0).check()
     start("killed", draw.randint(6, 15)).check(137)

@@ -87,7 +87,7 @@ def test_nan_on_one_rank_stops_all(rank: int, size: int, exchange: Exchange) -> 
     assert all(np.isnan(value).all() for value in common.values(model))
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2, 3, 4)
 def test_a_stop_before_validation(rank: int, exchange: Exchange) -> None:
     """The rank that stops must not validate while the others wait for it."""
     batches = [common.regression(4, seed=k) for k in range(6)]

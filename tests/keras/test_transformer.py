@@ -9,8 +9,11 @@ import ringar
 from tests import one_process
 from tests.keras import common
 from tests.plugin import fast_if
+from tests.plugin.place import SIZE
 
-pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(2, 4)]
+pytestmark = [pytest.mark.usefixtures("initialized")]
+if SIZE == 1:
+    pytestmark.append(pytest.mark.slow)
 
 
 def transformer(seed: int) -> keras.Model:

@@ -157,7 +157,9 @@ def test_a_failed_rank_ends_the_job(
 def test_kill_grace_is_time_to_save(environ: dict[str, str], link: str, tmp_path: Path) -> None:
     rank = f"trap 'sleep 8; echo saved; exit 143' TERM; mktemp {tmp_path}/XXXX; sleep 100 & wait"
     job = (*LAUNCHER, "--link", link, "--kill-grace", "30", "sh", "-c", rank)
-    stop = f'"$@" & until [ $(ls {tmp_path} | wc -l) = 2 ]; do sleep 0.1; done; kill $!; wait $!'
+    # On a busy machine mpirun may not pass signals on yet when the ranks begin.
+    ready = f"until [ $(ls {tmp_path} | wc -l) = 2 ]; do sleep 0.1; done; sleep 2"
+    stop = f'"$@" & {ready}; kill $!; wait $!'
     result = allocate(environ, "sh", "-c", stop, "sh", *job)
     assert result.stdout.count("saved\n") == 2, result.stderr
     assert result.returncode == 143

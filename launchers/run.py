@@ -122,7 +122,7 @@ def _refuse_inside_a_job() -> None:
 
 
 def _pickled(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, object] | None
 ) -> bytes:
     import cloudpickle
 

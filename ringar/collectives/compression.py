@@ -16,6 +16,8 @@ There are three kinds:
 
 from __future__ import annotations
 
+from typing import Any
+
 from ringar.collectives.dtypes import Array
 from ringar.collectives.powersgd import PowerSGD
 
@@ -44,7 +46,7 @@ class Compressor:
         return tensor, None
 
     @staticmethod
-    def decompress(tensor: Array, context: object) -> Array:
+    def decompress(tensor: Array, context: Any) -> Array:
         """Undo `compress`: `context` is the second value that it returned."""
         del context
         return tensor

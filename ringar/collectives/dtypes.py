@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import numpy as np
     import tensorflow as tf
 
 Array: TypeAlias = "np.ndarray | np.generic | tf.Tensor | tf.Variable"
 """A NumPy array, or a TensorFlow tensor or variable."""
+
+Arrays: TypeAlias = "Array | tf.RaggedTensor | Sequence[Arrays] | Mapping[str, Arrays]"
+"""An array, or a tuple, list or dict of arrays, or of such structures."""
+
+Examples: TypeAlias = "Arrays | Sequence[Arrays | None]"
+"""A batch as Keras passes it: inputs, targets and sample weights, None if there are none."""
 
 ArrayT = TypeVar("ArrayT", bound="np.ndarray | np.generic | tf.Tensor | tf.Variable")
 """The kind of array that a collective is given and returns; a tensor for a variable."""

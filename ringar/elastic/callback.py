@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -84,7 +85,12 @@ class Elastic(Coordinated):
         self._is_partial = False  # the epoch began behind a commit
         self._others: list[keras.callbacks.Callback] = []
 
-    def fit(self, model: keras.Model, call: inspect.BoundArguments, original: Any) -> Any:
+    def fit(
+        self,
+        model: keras.Model,
+        call: inspect.BoundArguments,
+        original: Callable[..., keras.callbacks.History],
+    ) -> keras.callbacks.History:
         """Call Keras' `fit` until the training has ended."""
         arguments = call.arguments
         self._data = _checked(arguments.get("x"), arguments["callbacks"])
@@ -94,7 +100,7 @@ class Elastic(Coordinated):
             model, self.scale_learning_rate, arguments.get("initial_epoch", 0)
         )
 
-        def train() -> Any:
+        def train() -> keras.callbacks.History:
             assert self._data is not None
             if has_bound_graphs():
                 model.train_function = None

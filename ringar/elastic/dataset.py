@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Generic, TypeVar
 
 import keras
 import numpy as np
@@ -11,8 +11,10 @@ import numpy as np
 from ringar.data.arrays import rows_of, take
 from ringar.job import place
 
+Data = TypeVar("Data")
 
-class Dataset(keras.utils.PyDataset):
+
+class Dataset(keras.utils.PyDataset, Generic[Data]):
     """Deal out the rows of arrays to the ranks that there are.
 
     An epoch has an order of all rows, the same on all ranks. The first `batch_size * size()` rows
@@ -34,7 +36,7 @@ class Dataset(keras.utils.PyDataset):
     """
 
     def __init__(
-        self, data: object, batch_size: int, *, shuffle: bool = False, seed: int = 0
+        self, data: Data, batch_size: int, *, shuffle: bool = False, seed: int = 0
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -67,11 +69,11 @@ class Dataset(keras.utils.PyDataset):
     def __len__(self) -> int:
         return self.num_batches
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Data:
         begin, end = self.done_after(index), self.done_after(index + 1)
         return take(self.data, self._order[begin + place.rank() : end : place.size()])
 
-    def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[int, Any]]:
+    def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[int, Data]]:
         """Yield this rank's batches of an epoch, for a training loop of your own.
 
         Args:

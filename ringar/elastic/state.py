@@ -149,7 +149,7 @@ class ObjectState(State):
     def __init__(self, **objects: object) -> None:
         super().__init__()
         self._names = tuple(objects)
-        self._saved: dict[str, Any] = {}
+        self._saved: dict[str, object] = {}
         for name, value in objects.items():
             setattr(self, name, value)
 
@@ -182,7 +182,7 @@ def _path() -> Path | None:
     return Path(folder) / "commit.pickle" if folder else None
 
 
-def _write(path: Path, number: int, packed: Any) -> None:
+def _write(path: Path, number: int, packed: object) -> None:
     """Write a commit, whole or not at all."""
     beside = path.with_suffix(".tmp")
     beside.write_bytes(pickle.dumps((number, packed)))

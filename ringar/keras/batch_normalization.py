@@ -23,6 +23,7 @@ and step each way, in float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -104,7 +105,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         self._is_told_grid = grid is not None
         self._label: str | None = None
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Sequence[int | None]) -> None:
         """Make the variables, as `BatchNormalization` does."""
         super().build(input_shape)
         if self.grid is not None:

@@ -180,7 +180,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         losses.install()
         share.prepare(model)
 
-    def set_params(self, params: dict[str, int | None]) -> None:
+    def set_params(self, params: dict[str, object]) -> None:
         """Silence the progress bars of all ranks but one."""
         super().set_params(params)
         # Keras hands the same dictionary to the progress bar after this callback.

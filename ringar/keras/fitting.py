@@ -16,8 +16,11 @@ class Coordinated(keras.callbacks.Callback):
     """A callback whose hooks run on all ranks at the same place, so that they may communicate."""
 
     def fit(
-        self, model: keras.Model, call: inspect.BoundArguments, original: Callable[..., Any]
-    ) -> Any:
+        self,
+        model: keras.Model,
+        call: inspect.BoundArguments,
+        original: Callable[..., keras.callbacks.History],
+    ) -> keras.callbacks.History:
         """Call `fit`, and return its result.
 
         Args:

@@ -7,6 +7,7 @@ XLA compiles, even in graphs that are not compiled: a step of AlexNet takes 1.7 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -53,7 +54,7 @@ class GroupedDense(keras.layers.Dense):
             )
         self.groups = groups
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Sequence[int | None]) -> None:
         """Make a kernel of shape `(inputs / groups, units)`."""
         inputs = input_shape[-1]
         if inputs is None or inputs % self.groups:

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 import keras
 import numpy as np
@@ -18,6 +18,27 @@ from ringar.keras.together import on_first_rank
 from ringar.keras.training_state import optimizers
 from ringar.sharding.slots import inner_optimizer
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ringar.collectives.compression import Compressor
+    from ringar.collectives.ops import ReduceOp
+    from ringar.collectives.powersgd import PowerSGD
+    from ringar.sharding.grid import Grid
+
+
+class Distribution(TypedDict, total=False):
+    """Say how a loaded model's optimizer is distributed, as `ringar.DistributedOptimizer` does."""
+
+    op: ReduceOp
+    compression: type[Compressor] | PowerSGD
+    algorithm: str | None
+    grid: Grid | None
+    bucket_bytes: int
+    prescale_factor: float
+    postscale_factor: float
+    sparse_as_dense: bool
+
 
 def load_model(
     path: str | os.PathLike[str],
@@ -26,7 +47,7 @@ def load_model(
     safe_mode: bool = True,
     *,
     process_set: ProcessSet | None = None,
-    **distributed: Any,
+    **distributed: Unpack[Distribution],
 ) -> keras.Model:
     """Load a Keras model on all ranks, with an optimizer that is distributed.
 

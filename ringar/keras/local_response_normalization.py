@@ -62,7 +62,7 @@ class LocalResponseNormalization(keras.layers.Layer):
         self.depth_radius, self.groups = int(depth_radius), int(groups)
         self.bias, self.alpha, self.beta = float(bias), float(alpha), float(beta)
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Sequence[int | None]) -> None:
         """Check the number of channels."""
         if len(input_shape) < 2 or input_shape[-1] is None:
             raise ValueError(

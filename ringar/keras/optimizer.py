@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import keras
 
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from ringar.job.process_sets import ProcessSet
     from ringar.sharding.grid import Grid
 
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+"""The gradient by one variable; None if the loss does not depend on it."""
+
 _CLASSES: dict[type, type] = {}
 
 
@@ -57,10 +60,10 @@ class DistributedMixin:
 
     def reduce(
         self,
-        grads: Sequence[Any],
-        trainable_variables: Sequence[Any] | None = None,
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[keras.Variable] | None = None,
         loss_scale: tf.Tensor | None = None,
-    ) -> list[Any]:
+    ) -> list[Gradient]:
         """Return `grads` reduced over the ranks, as `apply` will use them.
 
         Args:
@@ -70,7 +73,11 @@ class DistributedMixin:
         """
         return self._reduction(grads, self._variables_of(trainable_variables), loss_scale)
 
-    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+    def apply(
+        self,
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
         """Reduce `grads` over the ranks, then apply them as the base class does."""
         if not self._reduction_is_done:
             grads = self.reduce(grads, trainable_variables, _loss_scale(self))
@@ -78,22 +85,24 @@ class DistributedMixin:
             grads = self._reduction.clip(self, grads, self._variables_of(trainable_variables))
         super().apply(grads, trainable_variables)  # type: ignore[misc]  # a mixin
 
-    def _variables_of(self, trainable_variables: Sequence[Any] | None) -> Sequence[Any] | None:
+    def _variables_of(
+        self, trainable_variables: Sequence[keras.Variable] | None
+    ) -> Sequence[keras.Variable] | None:
         if trainable_variables is not None:
             return list(trainable_variables)
         return getattr(self, "_trainable_variables", None) or None  # empty: not built
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[..., keras.optimizers.Optimizer], tuple[object, ...]]:
         """Pickle the plain optimizer, as files hold it."""
         make, arguments = keras.optimizers.Optimizer.__reduce__(self)
         return getattr(self.__class__, make.__name__), arguments
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> keras.optimizers.Optimizer:
         """Copy as Keras does; the copy is distributed, with a reduction of its own."""
         make, arguments = self.__reduce__()
         return _distribute(make(*arguments), self._reduction.renewed())
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> keras.optimizers.Optimizer:
         """Copy as `copy.deepcopy` does: Keras' optimizers have no shallow copies."""
         return self.__deepcopy__({})
 

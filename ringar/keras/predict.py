@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from ringar.collectives import allgather, allgather_object, alltoall
 from ringar.collectives.call import Call
+from ringar.collectives.dtypes import Arrays
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import ragged
@@ -29,7 +30,7 @@ _UNKNOWN = -1
 
 def predict(
     model: keras.Model,
-    data: object,
+    data: Arrays | tf.data.Dataset | keras.utils.PyDataset,
     *,
     batch_size: int | None = None,
     root_rank: int | None = None,

@@ -13,6 +13,9 @@ from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
     from ringar.collectives.ops import ReduceOp
     from ringar.job.process_sets import ProcessSet
     from ringar.sharding.grid import Grid
@@ -90,21 +93,32 @@ class DistributedGradientTape:
             step.reduction = self._reduction
         return self
 
-    def __exit__(self, *exception: Any) -> None:
-        self._tape.__exit__(*exception)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._tape.__exit__(kind, error, traceback)
 
     def __getattr__(self, name: str) -> Any:
         # watch, reset, stop_recording, jacobian and so on are those of the tape.
         return getattr(self._tape, name)
 
-    def gradient(self, target: tf.Tensor, sources: Sources, *args: Any, **kwargs: Any) -> Sources:
+    def gradient(
+        self,
+        target: tf.Tensor | Sequence[tf.Tensor],
+        sources: Sources,
+        output_gradients: tf.Tensor | Sequence[tf.Tensor | None] | None = None,
+        unconnected_gradients: tf.UnconnectedGradients | str = tf.UnconnectedGradients.NONE,
+    ) -> Sources:
         """Compute gradients as `tf.GradientTape.gradient` does, and reduce them over the ranks.
 
         Args:
-            target: the tensor to differentiate.
+            target: the tensor to differentiate, or several, whose gradients are added up.
             sources: a tensor or variable, or a structure of them, to differentiate by.
-            *args: as for `tf.GradientTape.gradient`.
-            **kwargs: as for `tf.GradientTape.gradient`.
+            output_gradients: as for `tf.GradientTape.gradient`.
+            unconnected_gradients: as for `tf.GradientTape.gradient`.
 
         Returns:
             A structure like `sources`.
@@ -112,7 +126,7 @@ class DistributedGradientTape:
         Raises:
             NotInitializedError: before `ringar.init()`.
         """
-        gradients = self._tape.gradient(target, sources, *args, **kwargs)
+        gradients = self._tape.gradient(target, sources, output_gradients, unconnected_gradients)
         # Composite tensors such as IndexedSlices stay whole; None is a leaf.
         reduced = self._reduction(tf.nest.flatten(gradients), tf.nest.flatten(sources))
         return tf.nest.pack_sequence_as(sources, reduced)

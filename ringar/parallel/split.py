@@ -136,7 +136,7 @@ class _Split:
         start = self.grid.part * self.whole_groups // self.grid.model * (whole // self.whole_groups)
         return slice(start, start + count)
 
-    def _build_shape(self, input_shape: tuple[int | None, ...]) -> tuple[Any, ...]:
+    def _build_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """Return the shape of the kernels' input."""
         self.label = self.grid.agree(self.name)
         shape = list(input_shape)
@@ -156,7 +156,7 @@ class _Split:
             self.digest = Digest()
         return tuple(shape)
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Sequence[int | None]) -> None:
         """Make this rank's kernels."""
         super().build(self._build_shape(input_shape))  # type: ignore[misc]
         self.input_spec = None  # Keras' is for the input of the kernels, after the exchange
@@ -362,7 +362,7 @@ class Join(keras.layers.Layer):
         self.grid = resolve(grid, type(self).__name__)
         self.label = self.name
 
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
+    def build(self, input_shape: Sequence[int | None]) -> None:
         """Agree on a name, since Keras numbers layers and ranks may have made different ones."""
         self.label = self.grid.agree(self.name)
 
@@ -459,7 +459,7 @@ class ReturnExamples(Gather):
         return (None if rows is None else rows // self.grid.model, *rest)
 
 
-def _rows_of_all(shape: Any, layer: _Split) -> tuple[Any, ...]:
+def _rows_of_all(shape: Sequence[int | None], layer: _Split) -> tuple[int | None, ...]:
     rows, *rest = shape
     times = layer.grid.model if layer.reads == "examples" else 1
     return (None if rows is None else rows * times, *rest)

@@ -39,22 +39,20 @@ def listed(path: str) -> list[str]:
     return [alias.asname or alias.name for node in imports for alias in node.names]
 
 
-def public_names(cupy: bool = False) -> set[str]:
-    """Return all public names that are no modules, without those of ringar.cupy unless asked."""
+def public_names() -> set[str]:
+    """Return the public names, but not the modules."""
     top = set(listed("ringar/__init__.pyi"))
+    assert top >= {module.partition(".")[0] for module in MODULES}
     names = {f"ringar.{name}" for name in top - MODULES.keys() - {"cupy"}}
-    if cupy:
-        names |= {f"ringar.cupy.{name}" for name in listed("ringar/cupy/__init__.pyi")}
+    names |= {f"ringar.cupy.{name}" for name in listed("ringar/cupy/__init__.pyi")}
     for module, path in MODULES.items():
         names |= {f"ringar.{module}.{name}" for name in exported(path)}
     return names - {f"ringar.{module}" for module in MODULES}
 
 
 def test_every_public_name_is_in_the_script() -> None:
-    top, names = set(listed("ringar/__init__.pyi")), public_names(cupy=True)
     # `from ringar import layers` makes `layers.Sum` a name of ringar.
     script = re.sub(rf"\b(?<!\.)({'|'.join(MODULES)})\.", r"ringar.\1.", SCRIPT.read_text())
     chains = re.findall(r"ringar(?:\.\w+)+", script)
     used = {".".join(chain.split(".")[:end]) for chain in chains for end in (2, 3, 4)}
-    assert top >= {module.partition(".")[0] for module in MODULES}
-    assert names <= used, sorted(names - used)
+    assert public_names() <= used, sorted(public_names() - used)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import allgather_object, broadcast_object
+from ringar.collectives.dtypes import Arrays, Examples
 from ringar.job import place
 from ringar.keras.optimizer import DistributedOptimizer
 from ringar.parallel.pipeline import balance, checks, cut, state
@@ -22,6 +23,9 @@ from ringar.parallel.pipeline.module import Event, Module
 from ringar.parallel.pipeline.schedule import schedule as schedule_named
 from ringar.sharding import grid as grids
 from ringar.sharding.grid import Grid
+
+Loss: TypeAlias = "str | keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
+"""The loss of one output, as Keras takes it."""
 
 
 class Pipelined(keras.Model):
@@ -131,7 +135,7 @@ class Pipelined(keras.Model):
     def compile(
         self,
         optimizer: str | keras.optimizers.Optimizer = "rmsprop",
-        loss: Any = None,
+        loss: Loss | Sequence[Loss | None] | Mapping[str, Loss | None] | None = None,
         *,
         jit_compile: bool | str = "auto",
         run_eagerly: bool = False,
@@ -196,7 +200,9 @@ class Pipelined(keras.Model):
         """Predict as any Keras model, on every rank; all ranks get the outputs."""
         return super().predict(**_named(super().predict, args, kwargs))
 
-    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+    def call(
+        self, inputs: Arrays, training: bool | None = None, mask: Arrays | None = None
+    ) -> Arrays:
         """Return the outputs of the whole model. Collective over the model group.
 
         With several modules, `training` has no effect: the call is an inference.
@@ -211,10 +217,10 @@ class Pipelined(keras.Model):
         everywhere = broadcast_object(outputs, ranks.ranks[-1], name="outputs", process_set=ranks)
         return keras.tree.map_structure(tf.convert_to_tensor, everywhere)
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def train_step(self, data: Examples) -> Mapping[str, object]:
         """Take one step of this rank's module."""
         if self.modules == 1:
-            logs: dict[str, Any] = super().train_step(data)
+            logs: dict[str, float] = super().train_step(data)
             return logs
         batch = self._reader.batch(data)
         if not self._first_is_compared:
@@ -224,23 +230,23 @@ class Pipelined(keras.Model):
         self._update(work.step(batch))
         return self._metrics_of_all.logs(work.report)
 
-    def test_step(self, data: Any) -> dict[str, Any]:
+    def test_step(self, data: Examples) -> Mapping[str, object]:
         """Send one batch forward through all modules."""
         if self.modules == 1:
-            logs: dict[str, Any] = super().test_step(data)
+            logs: dict[str, float] = super().test_step(data)
             return logs
         self._begun().predict(self._reader.batch(data), scores=True)
         return self._metrics_of_all.logs(None)
 
-    def predict_step(self, data: Any) -> Any:
+    def predict_step(self, data: Examples) -> Arrays:
         """Return the outputs for one batch, on every rank."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         return self(x, training=False)
 
-    def get_metrics_result(self) -> dict[str, Any]:
+    def get_metrics_result(self) -> Mapping[str, object]:
         """Return the metrics so far, on all ranks of the model group. Collective over it."""
         if self.modules == 1 or self._metrics_of_all.are_local:
-            result: dict[str, Any] = super().get_metrics_result()
+            result: dict[str, object] = super().get_metrics_result()
             return result
         return self._metrics_of_all.share()
 

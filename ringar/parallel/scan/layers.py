@@ -49,7 +49,7 @@ class _ScanRecurrent(_Layer):
         initial_state: tf.Tensor | list[tf.Tensor],
         mask: tf.Tensor | None,
         training: bool = False,
-    ) -> Any:
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """Run all steps; called by `keras.layers.RNN.call`."""
         if training and self._steps_differ():
             # Not super(): for cuDNN, keras.layers.GRU expects one mask for all gates.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from ringar.collectives.dtypes import Examples
 from ringar.job.process_sets import ProcessSet
 from ringar.parallel.scan import counting, depth, stages
 from ringar.parallel.scan.backward import Scan, add, cores
@@ -117,7 +118,7 @@ class Sequential(keras.Sequential):
             stages.check(layer)
         super().add(layer, rebuild=rebuild)
 
-    def build(self, input_shape: tuple[int | None, ...] | None = None) -> None:
+    def build(self, input_shape: Sequence[int | None] | None = None) -> None:
         """Build, as in `keras.Sequential`.
 
         Raises:
@@ -127,7 +128,7 @@ class Sequential(keras.Sequential):
         if self._functional is not None:
             self._scan_of()
 
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def train_step(self, data: Examples) -> Mapping[str, object]:
         """Take one step with the gradients of the scan."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if self._functional is None:
@@ -154,7 +155,7 @@ class Sequential(keras.Sequential):
             self.optimizer.apply_gradients(pairs)
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
-        logs: dict[str, Any] = self.compute_metrics(x, y, predicted, sample_weight=sample_weight)
+        logs: dict[str, float] = self.compute_metrics(x, y, predicted, sample_weight=sample_weight)
         return logs
 
     def get_config(self) -> dict[str, object]:
@@ -162,10 +163,12 @@ class Sequential(keras.Sequential):
         return {**super().get_config(), "levels": self.levels}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Sequential:
+    def from_config(
+        cls, config: Mapping[str, object], custom_objects: Mapping[str, object] | None = None
+    ) -> Sequential:
         """Make the model from its config, as in `keras.Sequential`."""
         config = dict(config)
-        levels = config.pop("levels", None)
+        levels: Any = config.pop("levels", None)
         model: Sequential = super().from_config(config, custom_objects=custom_objects)
         cls._check_levels(levels)
         model.levels = model.chosen_levels = levels

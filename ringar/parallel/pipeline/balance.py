@@ -8,7 +8,6 @@ cuts that are equal within 1%, they minimize the bytes sent.
 from __future__ import annotations
 
 import functools
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ import tensorflow as tf
 from ringar.parallel.pipeline.cut import Graph
 
 _REPEATS = 3
+_EMPTY_CALLS = 30  # they are short, and their time is taken off every operation's
 _LIKE = 0.01
 
 
@@ -34,7 +34,8 @@ def seconds_per_node(graph: Graph, batch_size: int) -> list[float]:
         ValueError: the model has inputs of unknown size.
     """
     tensors = {id(tensor): _random(tensor, batch_size) for tensor in graph.model.inputs}
-    call = _timed(tf.function(lambda values: [tf.reduce_max(values[0])]), [tf.zeros([8])])
+    empty = tf.function(lambda values: [tf.reduce_max(values[0])])
+    call = _timed(empty, [tf.zeros([8])], _EMPTY_CALLS)
     given = set(tensors)
     return [max(_seconds(node, tensors, given) - call, 0.0) for node in graph.nodes]
 
@@ -117,7 +118,7 @@ def _seconds(node: Any, tensors: dict[int, tf.Tensor], given: set[int]) -> float
         parts = [tf.reduce_max(tf.cast(result, tf.float32)) for result in results or outputs]
         return [tf.add_n(parts)] if parts else []
 
-    seconds = _timed(both, list(needed.values()))
+    seconds = _timed(both, list(needed.values()), _REPEATS)
     tensors.update(zip(map(id, node.outputs), forward(needed), strict=True))
     for variable, value in kept:  # moving averages and seeds
         variable.assign(value)
@@ -125,17 +126,17 @@ def _seconds(node: Any, tensors: dict[int, tf.Tensor], given: set[int]) -> float
 
 
 def _timed(
-    function: Callable[[list[tf.Tensor]], list[tf.Tensor]], values: list[tf.Tensor]
+    function: Callable[[list[tf.Tensor]], list[tf.Tensor]], values: list[tf.Tensor], repeats: int
 ) -> float:
-    """Return the median time of a call, without the first call."""
+    """Return the least time of a call, which others on the machine disturb least."""
     function(values)
     times = []
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         begin = time.perf_counter()
         for result in function(values):
             result.numpy()
         times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    return min(times)
 
 
 def _bytes(tensors: list[keras.KerasTensor]) -> int:

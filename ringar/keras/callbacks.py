@@ -178,7 +178,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         """Observe the training step of `model`, which Keras builds next."""
         super().set_model(model)
         losses.install()
-        share.prepare(model)
+        share.watch(model)
 
     def set_params(self, params: dict[str, object]) -> None:
         """Silence the progress bars of all ranks but one."""

@@ -13,14 +13,13 @@ import numpy as np
 
 from ringar.collectives import allgather, allgather_object
 from ringar.collectives.call import Call
-from ringar.collectives.digest import digest
 from ringar.errors import MismatchError
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.optimizer import is_distributed
+from ringar.keras.state import State
 from ringar.sharding import examples
-from ringar.sharding.cut import cut_of
 from ringar.sharding.lineage import check_outputs
 
 # The collectives of the checks, for their errors.
@@ -105,40 +104,21 @@ def check_weights(model: keras.Model, process_set: ProcessSet | None = None) -> 
     """
     if or_all(process_set).size() == 1:
         return
-    variables = list(model.trainable_variables)
-    own = [digest([_comparable(variable)]) for variable in variables]
-    sums = np.asarray(
-        allgather(np.asarray([own], np.int64), name=_WEIGHTS.name, process_set=process_set)
-    )
-    different = [v.path for v, its in zip(variables, sums.T, strict=True) if not _is_same(v, its)]
-    if different:
-        more = f" and {len(different) - 5} more" if len(different) > 5 else ""
+    state = State.of(model.trainable_variables)
+    own = np.asarray([state.digests()], np.int64)
+    of_ranks = np.asarray(allgather(own, name=_WEIGHTS.name, process_set=process_set))
+    different = state.that_differ(of_ranks.tolist())
+    if different.variables:
         raise MismatchError(
             _WEIGHTS.refusal(
                 "the same weights on every rank",
-                f"other values of {', '.join(different[:5])}{more}",
+                f"other values of {different.names}",
                 "Every rank must begin with the same weights (ringar.callbacks.Distributed() sees "
                 "to it) and apply reduced gradients only; callbacks that restore weights by "
                 "metrics, such as EarlyStopping, must come after ringar.callbacks.Distributed() in "
                 "the list.",
             )
         )
-
-
-def _comparable(variable: keras.Variable) -> np.ndarray:
-    """Return the value with one NaN for all: their bits may differ, and mean nothing."""
-    value = np.asarray(keras.ops.convert_to_numpy(variable))
-    floating = np.issubdtype(value.dtype, np.floating)
-    return np.where(np.isnan(value), np.nan, value).astype(value.dtype) if floating else value
-
-
-def _is_same(variable: keras.Variable, of_ranks: np.ndarray) -> bool:
-    """Return whether all ranks with the same part of `variable` have the same digest."""
-    cut = cut_of(variable)
-    if cut is None:
-        return bool((of_ranks == of_ranks[0]).all())
-    of_groups = of_ranks.reshape(cut.grid.data, cut.grid.model)
-    return bool((of_groups == of_groups[0]).all())
 
 
 def check_examples(model: keras.Model) -> None:

@@ -79,6 +79,11 @@ class GridReduction:
         return self._over_all.size
 
     @property
+    def process_set(self) -> ProcessSet | None:
+        """The ranks that reduce together: all."""
+        return self._over_all.process_set
+
+    @property
     def ranks(self) -> ProcessSet | None:
         """The ranks that hold different examples."""
         return self.grid.data_set

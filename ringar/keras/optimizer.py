@@ -34,7 +34,7 @@ from ringar.collectives.compression import Compression, Compressor
 from ringar.collectives.powersgd import PowerSGD
 from ringar.errors import NotInitializedError
 from ringar.job import place
-from ringar.keras import buckets, fitting, losses, share
+from ringar.keras import buckets, first_step, fitting, losses, share
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 from ringar.sharding.slots import inner_optimizer, with_nested
@@ -71,7 +71,9 @@ class DistributedMixin:
             trainable_variables: as for `apply`.
             loss_scale: the factor in `grads`, if it changes from step to step.
         """
-        return self._reduction(grads, self._variables_of(trainable_variables), loss_scale)
+        variables = self._variables_of(trainable_variables)
+        first_step.begin(variables, self._reduction.process_set, self)
+        return self._reduction(grads, variables, loss_scale)
 
     def apply(
         self,

@@ -68,20 +68,24 @@ class Step:
     """Hold what is known of the training step that is traced or runs.
 
     Attributes:
+        model: the model, while the step is traced or runs.
         batch: the first tensor of this rank's batch, or None.
         reduction: the reduction of the gradients, once it is known.
         is_of_keras: whether it is Keras' own `train_step`, not one of the user.
+        is_watched: whether `ringar.callbacks.Distributed` looks after the weights.
         records: its collectives, in order.
         terms: the number of losses that are global.
         is_marked: whether a reduction has told that a step begins.
     """
 
     def __init__(
-        self, batch: Any, reduction: Reduction | GridReduction | None, is_of_keras: bool
+        self, model: keras.Model, batch: Any, reduction: Reduction | GridReduction | None
     ) -> None:
+        self.model: keras.Model | None = model
         self.batch = batch
         self.reduction = reduction
-        self.is_of_keras = is_of_keras
+        self.is_of_keras = type(model).train_step is keras.Model.train_step
+        self.is_watched = hasattr(model, "_ringar_is_watched")
         self.records: list[Record] = []
         self.terms = 0
         self.is_marked = False
@@ -167,9 +171,13 @@ def install() -> None:
     keras.Model.make_train_function = make_train_function
 
 
-def prepare(model: keras.Model) -> None:
-    """Make Keras build the training function of `model` anew if it was built before `install`."""
+def watch(model: keras.Model) -> None:
+    """Observe the steps of `model`, whose weights `ringar.callbacks.Distributed` looks after.
+
+    Keras builds the training function anew if it was built before `install`.
+    """
     install()
+    object.__setattr__(model, "_ringar_is_watched", True)
     if not hasattr(model.train_step, "_ringar"):
         model.train_function = None
 
@@ -193,14 +201,13 @@ def _observe_step(model: Any) -> None:
 def _stepping(model: Any, data: Any) -> Iterator[None]:
     inputs = tf.nest.flatten(keras.utils.unpack_x_y_sample_weight(data)[0])
     batch = next((part for part in inputs if getattr(part, "shape", ()) != ()), None)
-    is_of_keras = type(model).train_step is keras.Model.train_step
-    step = Step(batch, _reduction_of(model), is_of_keras)
+    step = Step(model, batch, _reduction_of(model))
     token = _step.set(step)
     try:
         yield
     finally:
         _step.reset(token)
-    step.batch = None  # a tensor of the graph
+    step.model = step.batch = None  # the keys of `_steps` are weak; a tensor of the graph
     _steps[model] = step
 
 

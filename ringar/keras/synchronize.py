@@ -7,22 +7,17 @@ from typing import Any
 import keras
 import numpy as np
 
-from ringar.collectives import allgather, broadcast_variables
+from ringar.collectives import allgather
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras.share import optimizers_of
-from ringar.sharding import slots
-from ringar.sharding.cut import cut_of
+from ringar.keras.state import State
 
 
 def broadcast_model(
     model: keras.Model, root_rank: int, process_set: ProcessSet | None = None
 ) -> None:
     """Broadcast the weights of `model` and the state of its optimizers from `root_rank`.
-
-    Each part of a cut variable is broadcast from the rank of that part in the model group of
-    `root_rank`.
 
     Args:
         model: a Keras model that has weights. If it is built, its optimizer is built, too; other
@@ -34,21 +29,8 @@ def broadcast_model(
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built and model.built:
         optimizer.build(model.trainable_variables)
-    if or_all(process_set).size() == 1:
-        return
-    # model.variables has the seeds, too, which must differ between ranks for dropout.
-    variables = list(model.weights)
-    cuts = [cut_of(variable) for variable in variables]
-    for optimizer in optimizers_of(model):
-        variables += optimizer.variables
-        cuts += slots.cuts(optimizer)
-    whole = [v for v, cut in zip(variables, cuts, strict=True) if cut is None]
-    broadcast_variables(whole, root_rank, process_set=process_set)
-    parts = [v for v, cut in zip(variables, cuts, strict=True) if cut is not None]
-    if parts:
-        grid = next(cut for cut in cuts if cut is not None).grid
-        root = root_rank // grid.model * grid.model + grid.part
-        broadcast_variables(parts, root, process_set=grid.data_set)
+    if or_all(process_set).size() > 1:
+        State.of_model(model).broadcast(root_rank, process_set)
 
 
 def average_logs(logs: dict[str, float] | None, process_set: ProcessSet | None = None) -> None:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ringar.collectives import Average
 from ringar.collectives.compression import Compression, Compressor, checked
-from ringar.keras import buckets, losses, share
+from ringar.keras import buckets, first_step, losses, share
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 
@@ -127,6 +127,8 @@ class DistributedGradientTape:
             NotInitializedError: before `ringar.init()`.
         """
         gradients = self._tape.gradient(target, sources, output_gradients, unconnected_gradients)
+        variables = tf.nest.flatten(sources)
+        first_step.begin(variables, self._reduction.process_set)
         # Composite tensors such as IndexedSlices stay whole; None is a leaf.
-        reduced = self._reduction(tf.nest.flatten(gradients), tf.nest.flatten(sources))
+        reduced = self._reduction(tf.nest.flatten(gradients), variables)
         return tf.nest.pack_sequence_as(sources, reduced)

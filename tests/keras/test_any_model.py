@@ -80,7 +80,6 @@ def test_gan(options: dict[str, Any], rank: int, size: int, exchange: Exchange) 
 
 def test_train_on_batch(rank: int, size: int) -> None:
     model, single = common.dense_model(seed=rank), common.dense_model()
-    ringar.broadcast_variables(model.weights)
     model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     single.compile(keras.optimizers.SGD(0.1), "mse")
     for number in range(3):

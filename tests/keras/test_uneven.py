@@ -71,10 +71,11 @@ def check(
     make: Callable[[int, int], uneven.Batch],
     **options: Any,
 ) -> keras.Model:
-    """Train on the ranks and in one process, and compare weights and optimizers' state."""
+    """Train on the ranks and in one process; compare losses, weights and optimizers' state."""
     batches = uneven.batches_of(size, make)
-    model, _ = uneven.train(build, batches[rank], distributed=True, **options)
-    single, _ = uneven.train(build, uneven.together(batches), distributed=False, **options)
+    model, history = uneven.train(build, batches[rank], distributed=True, **options)
+    single, expected = uneven.train(build, uneven.together(batches), distributed=False, **options)
+    assert history["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     assert common.largest_difference(common.values(model), common.values(single)) < 2e-5
     state = [v for v in model.optimizer.variables if "learning" not in v.path]
     wanted = [v for v in single.optimizer.variables if "learning" not in v.path]

@@ -1,0 +1,38 @@
+"""Input pipelines that TensorFlow does not tune while they run.
+
+The end of an iterator waits for the thread that tunes its pipeline, and this thread may miss the
+call to stop and sleep on, for up to a minute (seen in TensorFlow 2.21). Each change of an elastic
+job ends one. A pipeline that only takes batches from Python has nothing to tune.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from ringar.elastic.dataset import Dataset
+
+
+def install() -> None:
+    """Let Keras leave the pipelines of `ringar.elastic.Dataset` untuned."""
+    try:  # no public name
+        from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+    except ImportError:
+        return
+    original = PyDatasetAdapter.get_tf_dataset
+    if hasattr(original, "_ringar"):
+        return
+
+    @functools.wraps(original)
+    def get_tf_dataset(self: Any) -> Any:
+        dataset = original(self)
+        if not isinstance(getattr(self, "py_dataset", None), Dataset):
+            return dataset
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return dataset.with_options(options)
+
+    get_tf_dataset._ringar = True  # type: ignore[attr-defined]
+    PyDatasetAdapter.get_tf_dataset = get_tf_dataset

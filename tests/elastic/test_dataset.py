@@ -1,0 +1,82 @@
+"""`ringar.elastic.Dataset`: each row once in an epoch, whatever number of ranks takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+import ringar
+from ringar.elastic import untuned
+from ringar.job import place
+
+pytestmark = pytest.mark.ranks(1)
+
+
+def deal(data: ringar.elastic.Dataset[Any], size: int, patch: pytest.MonkeyPatch) -> list[Any]:
+    """The batches of each of `size` ranks."""
+    patch.setattr(place, "size", lambda: size)
+    batches = []
+    for rank in range(size):
+        patch.setattr(place, "rank", lambda rank=rank: rank)
+        batches.append([data[index].tolist() for index in range(len(data))])
+    return batches
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_each_row_is_dealt_once_by_worlds_of_different_sizes(
+    shuffle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = ringar.elastic.Dataset(np.arange(61), batch_size=3, shuffle=shuffle, seed=5)
+    seen: list[int] = []
+    orders = []
+    for epoch in range(2):
+        seen.clear()
+        done = 0
+        for size, batches in ((4, 2), (1, 3), (3, None)):
+            data.go_to(epoch, done)
+            ranks = deal(data, size, monkeypatch)
+            seen += [row for own in ranks for batch in own[:batches] for row in batch]
+            done = data.done_after(len(ranks[0]) if batches is None else batches)
+        assert done == 61
+        assert sorted(seen) == list(range(61))
+        orders.append(list(seen))
+    assert (orders[0] == orders[1]) != shuffle
+
+
+def test_the_first_batches_of_all_ranks_are_the_first_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = ringar.elastic.Dataset(np.arange(14), batch_size=2)
+    assert deal(data, 3, monkeypatch) == [
+        [[0, 3], [6, 9], [12]],
+        [[1, 4], [7, 10], [13]],
+        [[2, 5], [8, 11]],
+    ]
+
+
+class Other(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.zeros([2, 1])
+
+
+def test_its_pipeline_is_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "size", lambda: 1)
+    monkeypatch.setattr(place, "rank", lambda: 0)
+    untuned.install()
+    untuned.install()  # once is enough
+
+    def pipeline(data: keras.utils.PyDataset) -> tf.data.Dataset:
+        return PyDatasetAdapter(data).get_tf_dataset()
+
+    elastic = pipeline(ringar.elastic.Dataset(np.arange(6.0).reshape(3, 2), batch_size=2))
+    assert elastic.options().autotune.enabled is False
+    assert [batch[0].numpy().tolist() for batch in elastic] == [[[0, 1], [2, 3]], [[4, 5]]]
+    assert pipeline(Other()).options().autotune.enabled is None

@@ -194,7 +194,11 @@ Plan random_plan_between_hosts(uint64_t seed, const std::vector<int>& members, i
   // Scaled products need more bits than there are; which zero a minimum takes is a matter of order.
   if (plan.op == ReduceOp::kProduct || plan.prescale == 0) plan.prescale = plan.postscale = 1;
   if (plan.collective != Collective::kAllreduce) return plan;
-  const char* const algorithms[] = {"", "", "algorithm=ring ", "algorithm=recursive_doubling ",
+  const char* const algorithms[] = {"",
+                                    "",
+                                    "algorithm=ring ",
+                                    "algorithm=recursive_doubling ",
+                                    "algorithm=halving_doubling ",
                                     "algorithm=hierarchical "};
   plan.options = algorithms[seed % std::size(algorithms)];
   const char* const wires[] = {"", "wire=float16 ", "wire=bfloat16 "};

@@ -45,6 +45,9 @@ typedef struct ringar_config {
   // from 0 to recursive_doubling_count - 1.
   const int64_t* recursive_doubling_bytes;
   int32_t recursive_doubling_count;
+  // Up to how many bytes halving and doubling take less time than a ring, by as many numbers of
+  // participants; null: not known.
+  const int64_t* halving_doubling_bytes;
   // Which ringar_init of the job this is, the same number on all ranks: what is still under way of
   // another one is ignored.
   int32_t generation;

@@ -60,18 +60,4 @@ inline Status handshake_for(Communicator& communicator, size_t bytes) {
   return handshake_between_hosts(communicator, nullptr, nullptr, wait_policy_for(bytes));
 }
 
-// Exchanges `bytes` with each other rank of the group: from outgoing(rank), to incoming(rank).
-template <typename Outgoing, typename Incoming>
-Status exchange_with_all(InterNodeCommunicator& group, size_t bytes, Outgoing outgoing,
-                         Incoming incoming) {
-  std::vector<int> handles(2 * static_cast<size_t>(group.size()), -1);
-  for (int distance = 1; distance < group.size(); ++distance) {
-    const int from = group.neighbor(-distance), to = group.neighbor(distance);
-    int* const pair = &handles[2 * static_cast<size_t>(distance)];
-    RINGAR_RETURN_IF_ERROR(group.receive(from, 0, incoming(from), bytes, &pair[0]));
-    RINGAR_RETURN_IF_ERROR(group.send(to, 0, outgoing(to), bytes, &pair[1]));
-  }
-  return group.finish(WaitPolicy::kEager, handles.data(), handles.size());
-}
-
 }  // namespace ringar

@@ -330,6 +330,29 @@ def test_tables() -> None:
     assert near.recursive_doubling == near.halving_doubling == [0, 0, 0, 0, 0]
 
 
+def test_exchange_of_rows_by_hand() -> None:
+    # 4 hosts: 8 bytes, then 16 take 80 and 160 ns on the link.
+    assert cost_model.exchange_rows(SLOW, 4) == pytest.approx(2 * 1e-4 + 24 / 1e8)
+    # 5: 8, 16 and the last 8.
+    assert cost_model.exchange_rows(SLOW, 5) == pytest.approx(3 * 1e-4 + 32 / 1e8)
+    # 2 ranks on each of 2 hosts: one of them sends 8 bytes to the other host, then both 16.
+    assert cost_model.exchange_rows(SLOW, 2, 2) == pytest.approx(2 * 1e-4 + 40 / 1e8)
+    assert cost_model.exchange_rows(SLOW, 1, 2) == pytest.approx(1e-5 + 8 / 2e9)
+    assert cost_model.exchange_rows(SLOW, 1) == 0
+    assert cost_model.exchange_rows(SLOW, 2500, 4) < 15 * 1e-4 + 10_000 * 4 * 8 / 1e8
+
+
+def test_buckets_follow_the_number_of_hosts_and_the_link() -> None:
+    fast = replace(SLOW, bandwidth=1e10, latency=2.5e-5, local_bandwidth=1e10, reduction=1e11)
+    sizes = [cost_model.bucket_bytes(fast, hosts, 4) // MIB for hosts in (1, 2, 16, 256, 2500)]
+    assert sizes == sorted(sizes)
+    assert (sizes[0], sizes[-1]) == (8, 32)
+    assert cost_model.bucket_bytes(SLOW, 2) == 8 * MIB  # of a slow link, latencies are no part
+    assert cost_model.bucket_bytes(replace(fast, latency=0.1), 2500) > 8 * MIB
+    assert cost_model.bucket_bytes(replace(fast, latency=0.0), 2500) == 8 * MIB
+    assert cost_model.tables(fast, 16, 4).bucket_bytes == cost_model.bucket_bytes(fast, 16, 4)
+
+
 def test_tables_of_many_hosts_are_made_in_steps() -> None:
     limits = cost_model.tables(SLOW, 1001).recursive_doubling
     assert len(limits) == 1002

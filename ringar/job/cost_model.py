@@ -111,6 +111,9 @@ BLOCKS, BLOCK_LANES, MIN_BLOCK_BYTES, BLOCK_BYTES = 4, 8, 65536, 524288
 LEAST_FOR_HALVING_DOUBLING = 4
 """Hosts from which on halving and doubling take fewer rounds than a ring."""
 
+MIN_BUCKET_BYTES, MAX_BUCKET_BYTES, BUCKET_RATE = 8 << 20, 64 << 20, 0.9
+"""Least and most bytes of a bucket of gradients, and how near to the best rate it comes."""
+
 ALWAYS = 1 << 62
 """The bytes up to which an algorithm is the fastest if no array is too long for it."""
 
@@ -331,6 +334,25 @@ def handshake(parameters: Parameters, hosts: int, ranks_per_host: int = 1) -> fl
     return local + recursive_doubling(parameters, 0, hosts)
 
 
+def exchange_rows(parameters: Parameters, hosts: int, ranks_per_host: int = 1) -> float:
+    """Predict the seconds until all ranks know how many rows each has, for an all-gather.
+
+    Bruck's algorithm: in round k all ranks send what 2^k of them have, 8 bytes each, to the rank
+    2^k places before; 0 for one rank.
+    """
+    _check(0, hosts, ranks_per_host, 1)
+    ranks, known, seconds = hosts * ranks_per_host, 1, 0.0
+    while known < ranks:
+        nbytes = 8 * min(known, ranks - known)
+        sharing = min(known, ranks_per_host)  # so many ranks of a host send to another one
+        local = parameters.local_latency + nbytes / parameters.local_bandwidth
+        between = parameters.latency + nbytes * sharing / parameters.bandwidth
+        crosses, stays = hosts > 1, hosts == 1 or known < ranks_per_host
+        seconds += max(between if crosses else 0.0, local if stays else 0.0)
+        known *= 2
+    return seconds
+
+
 def short(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1) -> float:
     """Predict the seconds of an allreduce whose arrays travel in the messages of the handshake.
 
@@ -502,6 +524,30 @@ def halving_doubling_bytes(parameters: Parameters, hosts: int, ranks_per_host: i
     return ALWAYS if won[-1] == sizes[-1] else _last_win(wins, won[-1], 2 * won[-1])
 
 
+def bucket_bytes(parameters: Parameters, hosts: int, ranks_per_host: int = 1) -> int:
+    """Return the size of the buckets of gradients.
+
+    Shorter buckets leave earlier and overlap better with the backward pass, but each takes the
+    latencies of an allreduce, which grow with the number of hosts. So this is the least power of
+    two, from MIN_BUCKET_BYTES on, whose allreduce has BUCKET_RATE of the rate of MAX_BUCKET_BYTES.
+
+    Args:
+        parameters: of the network and the hosts.
+        hosts: how many hosts.
+        ranks_per_host: how many ranks each has.
+    """
+    if hosts == 1:
+        return MIN_BUCKET_BYTES
+
+    def rate(nbytes: int) -> float:
+        return nbytes / hierarchical(parameters, nbytes, hosts, ranks_per_host)
+
+    size, enough = MIN_BUCKET_BYTES, BUCKET_RATE * rate(MAX_BUCKET_BYTES)
+    while size < MAX_BUCKET_BYTES and rate(size) < enough:
+        size *= 2
+    return size
+
+
 def _last_win(wins: Callable[[int], bool], shorter: int, longer: int) -> int:
     """Return where wins(shorter) turns into not wins(longer)."""
     while longer - shorter > 1:
@@ -517,10 +563,12 @@ class Tables:
     Attributes:
         recursive_doubling: `recursive_doubling_bytes` for each number of hosts.
         halving_doubling: `halving_doubling_bytes` for each.
+        bucket_bytes: `bucket_bytes` for all hosts; 0: not known.
     """
 
     recursive_doubling: list[int]
     halving_doubling: list[int]
+    bucket_bytes: int = 0
 
 
 def tables(parameters: Parameters, most: int, ranks_per_host: int = 1) -> Tables:
@@ -532,6 +580,7 @@ def tables(parameters: Parameters, most: int, ranks_per_host: int = 1) -> Tables
     return Tables(
         [recursive_doubling_bytes(parameters, n, ranks_per_host) for n in counts],
         [halving_doubling_bytes(parameters, n, ranks_per_host) for n in counts],
+        bucket_bytes(parameters, most, ranks_per_host) if most > 0 else 0,
     )
 
 

@@ -44,6 +44,7 @@ class Config(ctypes.Structure):
         ("recursive_doubling_bytes", ctypes.POINTER(ctypes.c_int64)),
         ("recursive_doubling_count", ctypes.c_int32),
         ("halving_doubling_bytes", ctypes.POINTER(ctypes.c_int64)),
+        ("bucket_bytes", ctypes.c_int64),
         ("generation", ctypes.c_int32),
         ("link_listener", ctypes.c_int32),
         ("link_addresses", ctypes.c_char_p),
@@ -68,10 +69,11 @@ class Config(ctypes.Structure):
         self.set_tables(tables)
 
     def set_tables(self, tables: Tables) -> None:
-        """Set up to how many bytes an algorithm is best, by number of participants."""
+        """Set up to how many bytes an algorithm is best, and the size of buckets."""
         self.recursive_doubling_bytes = _int64s(tables.recursive_doubling)
         self.halving_doubling_bytes = _int64s(tables.halving_doubling)
         self.recursive_doubling_count = len(tables.recursive_doubling)
+        self.bucket_bytes = tables.bucket_bytes
 
 
 class _Array(ctypes.Structure):
@@ -159,6 +161,7 @@ def library() -> ctypes.CDLL:
     lib.ringar_take_memory.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p)]
     lib.ringar_free_memory.argtypes = [ctypes.c_void_p]
     lib.ringar_past_caches_bytes.restype = ctypes.c_int64
+    lib.ringar_bucket_bytes.restype = ctypes.c_int64
     lib.ringar_steps.restype = ctypes.c_int64
     lib.ringar_stats.restype = ctypes.c_void_p
     lib.ringar_prepare.restype = ctypes.c_void_p

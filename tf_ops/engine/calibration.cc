@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <limits>
+#include <utility>
 
 #include "engine/tuning.h"
 
@@ -170,6 +171,7 @@ class Crossover {
       double numbers[3] = {};  // seconds of the second way and of the first; of all until now
       RINGAR_RETURN_IF_ERROR(measure(bytes, numbers));
       ratio_ = numbers[1] / numbers[0];
+      fastest_.emplace_back(bytes, std::min(numbers[0], numbers[1]));
       if (ratio_ > 1) break;
       *found = 2 * bytes;  // half way to the next size, which is four times as long
       if (numbers[2] > kSecondsBetweenHosts) break;
@@ -179,6 +181,16 @@ class Crossover {
 
   // The time of the first way by that of the second, at the longest array that was measured.
   double ratio() const { return ratio_; }
+  // The size of buckets by the times of the faster way at the shortest and the longest array; 0 if
+  // there is one only.
+  size_t bucket() const {
+    if (fastest_.size() < 2) return 0;
+    const auto [shorter, soon] = fastest_.front();
+    const auto [longer, late] = fastest_.back();
+    const double per_byte = (late - soon) / static_cast<double>(longer - shorter);
+    if (per_byte <= 0) return 0;
+    return bucket_for(std::max(0.0, soon - per_byte * static_cast<double>(shorter)), per_byte);
+  }
 
  private:
   Status measure(size_t bytes, double (&numbers)[3]) {
@@ -203,6 +215,7 @@ class Crossover {
   const Clock::time_point start_ = Clock::now();
   std::vector<std::byte> array_, sums_;
   double ratio_ = 1;
+  std::vector<std::pair<size_t, double>> fastest_;  // bytes, seconds
 };
 
 }  // namespace
@@ -222,9 +235,21 @@ Status calibrate_between_hosts(Communicator& ranks,
     Crossover to_ring(ranks, kMiddleBetweenHosts, [&](size_t bytes) { use({0, bytes}); });
     RINGAR_RETURN_IF_ERROR(to_ring.run(kNever, &found->halving_doubling));
     if (to_ring.ratio() < kByFar) found->halving_doubling = kNever;
+    found->bucket = to_ring.bucket();
   }
   use(*found);
   return {};
+}
+
+size_t bucket_for(double fixed, double per_byte) {
+  constexpr size_t kLeast = size_t{8} << 20, kMost = size_t{64} << 20;
+  constexpr double kRate = 0.9;
+  const auto rate = [&](size_t bytes) {
+    return static_cast<double>(bytes) / (fixed + per_byte * static_cast<double>(bytes));
+  };
+  size_t bytes = kLeast;
+  while (bytes < kMost && rate(bytes) < kRate * rate(kMost)) bytes *= 2;
+  return bytes;
 }
 
 std::optional<size_t> least_that_gains(const std::vector<size_t>& sizes,

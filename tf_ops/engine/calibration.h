@@ -40,9 +40,9 @@ namespace ringar {
 Status calibrate(Communicator& ranks, std::optional<size_t>* found);
 
 // Up to how many bytes allreduces between hosts go by recursive doubling, and up to how many by
-// halving and doubling.
+// halving and doubling; and the size of buckets of gradients, 0 where it was not measured.
 struct SizesBetweenHosts {
-  size_t recursive_doubling = 0, halving_doubling = 0;
+  size_t recursive_doubling = 0, halving_doubling = 0, bucket = 0;
 };
 
 // `use` makes those that follow go so up to these sizes. Ends after some 0.4 s. All ranks call it
@@ -50,6 +50,11 @@ struct SizesBetweenHosts {
 Status calibrate_between_hosts(Communicator& ranks,
                                const std::function<void(const SizesBetweenHosts&)>& use,
                                SizesBetweenHosts* found);
+
+// The least size of buckets, a power of two from 8 MiB to 64 MiB, that comes to 90% of the rate of
+// the largest, if an allreduce takes `fixed` seconds and `per_byte` for each byte. The same as
+// bucket_bytes of ringar/job/cost_model.py.
+size_t bucket_for(double fixed, double per_byte);
 
 // The smallest of the ascending `sizes` from which on all gain, kNever if the largest does not;
 // `ratios` has, per size, a round's time past the caches by the plain one. Nothing where there are

@@ -52,6 +52,7 @@ Engine::Engine(const ringar_config& config, std::unique_ptr<Link> link)
   world_.recursive_doubling_bytes.assign(
       config.recursive_doubling_bytes,
       config.recursive_doubling_bytes + config.recursive_doubling_count);
+  bucket_bytes_ = static_cast<size_t>(config.bucket_bytes);
   if (config.halving_doubling_bytes)
     world_.halving_doubling_bytes.assign(
         config.halving_doubling_bytes,
@@ -106,7 +107,9 @@ Status Engine::calibrate_between_hosts() {
     world_.halving_doubling_bytes.assign(counts, sizes.halving_doubling);
   };
   SizesBetweenHosts found;
-  return ringar::calibrate_between_hosts(find(0)->communicator(), use, &found);
+  RINGAR_RETURN_IF_ERROR(ringar::calibrate_between_hosts(find(0)->communicator(), use, &found));
+  bucket_bytes_ = found.bucket;
+  return {};
 }
 
 Status Engine::calibrate() {

@@ -153,6 +153,81 @@ def test_ring_against_its_messages(ranks: int, nbytes: float) -> None:
         assert cost_model.ring(SLOW, nbytes, ranks) == pytest.approx(walked, rel=0.01)
 
 
+def walk_halving(p: Parameters, nbytes: float, ranks: int) -> float:
+    """Seconds of halving and doubling, message by message, as `walk_ring`; blocks share a rank.
+
+    All ranks do the same at the same time, so that one of them stands for all.
+    """
+    count = cost_model.blocks(nbytes, ranks)
+    rounds = [((more - fewer) / ranks * nbytes / count, True)
+              for more, fewer in cost_model.edges(ranks)]  # fmt: skip
+    rounds += [(size, False) for size, _ in reversed(rounds)]
+    link_free = adder_free = end = 0.0
+    events = [(0.0, block, 0) for block in range(min(count, cost_model.BLOCK_LANES))]
+    arrivals: list[tuple[float, int, int]] = []
+    while events or arrivals:
+        if events and (not arrivals or events[0] <= arrivals[0]):
+            now, block, step = heapq.heappop(events)
+            link_free = max(now, link_free) + rounds[step][0] / p.bandwidth
+            heapq.heappush(arrivals, (link_free + p.latency, block, step))
+            continue
+        now, block, step = heapq.heappop(arrivals)
+        size, adds = rounds[step]
+        if adds:
+            now = adder_free = max(now, adder_free) + size / p.reduction
+        end = max(end, now)
+        if step + 1 < len(rounds):
+            heapq.heappush(events, (now, block, step + 1))
+        elif block + cost_model.BLOCK_LANES < count:
+            heapq.heappush(events, (now, block + cost_model.BLOCK_LANES, 0))
+    return end
+
+
+def test_halving_and_doubling_by_hand() -> None:
+    # 4000 bytes on 4 ranks: 2000 and 1000 take 20 and 10 us on the link, 2 and 1 us to add.
+    expected = 2 * (2 * 1e-4 + 2e-5 + 1e-5) + 3e-6
+    assert cost_model.halving_doubling(SLOW, 4000, 4) == pytest.approx(expected)
+    # 5 ranks: 2, 1 and 1 segments of 1000 bytes.
+    expected = 2 * (3 * 1e-4 + 4e-5) + 4e-6
+    assert cost_model.halving_doubling(SLOW, 5000, 5) == pytest.approx(expected)
+    # Two ranks per host: both send half of the array to the other host; then one of two sends a
+    # quarter there.
+    expected = 2 * (2 * 1e-4 + 2 * 2e-5 + 1e-5) + 3e-6
+    assert cost_model.halving_doubling(SLOW, 4000, 2, 2) == pytest.approx(expected)
+    # Within a host, at its rates.
+    expected = 2 * (2 * 1e-5 + 3000 / 2e9) + 3e-6
+    assert cost_model.halving_doubling(SLOW, 4000, 1, 4) == pytest.approx(expected)
+    assert cost_model.halving_doubling(SLOW, 4000, 1) == 0
+
+
+@pytest.mark.parametrize("ranks", [4, 5, 8, 12, 100])
+@pytest.mark.parametrize("nbytes", [100, 10_000, 1e6, 32e6])
+def test_halving_and_doubling_against_its_messages(ranks: int, nbytes: float) -> None:
+    for p in (SLOW, replace(SLOW, latency=1e-6), replace(SLOW, reduction=1e8)):
+        walked = walk_halving(p, nbytes, ranks)
+        eager = cost_model.EAGER_BYTES * 2 * cost_model.blocks(nbytes, ranks) >= nbytes
+        found = cost_model.halving_doubling(p, nbytes, ranks)
+        if eager:  # the walk has no announced messages
+            assert found == pytest.approx(walked, rel=0.1), p
+        else:
+            assert found == pytest.approx(walked, rel=0.2), p
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8, 31, 100])
+def test_the_rounds_of_halving_bring_all_parts_together(ranks: int) -> None:
+    parts = [[{r} for _ in range(ranks)] for r in range(ranks)]  # of segment r, r+1, ...
+    rounds = cost_model.edges(ranks)
+    assert len(rounds) == math.ceil(math.log2(ranks))
+    for more, fewer in rounds:
+        sent = [[set(part) for part in parts[r][fewer:more]] for r in range(ranks)]
+        for r in range(ranks):
+            for mine, theirs in zip(parts[r], sent[r - fewer], strict=False):
+                assert not mine & theirs
+                mine |= theirs
+    assert [parts[r][0] for r in range(ranks)] == [set(range(ranks))] * ranks
+    assert sum(more - fewer for more, fewer in rounds) == ranks - 1
+
+
 def walk_doubling(ranks: int) -> list[list[tuple[int, int]]]:
     """The messages of each round, found by following what every rank has got so far."""
     power = max(1 << k for k in range(20) if 1 << k <= ranks)
@@ -207,23 +282,84 @@ def test_the_crossing_point_is_where_the_times_cross(
         assert 0 < limit < most
         for nbytes in [*np.geomspace(1, limit, 40).astype(int), limit]:
             case = int(nbytes), hosts, ranks_per_host
-            assert cost_model.short(parameters, *case) < cost_model.long(parameters, *case)
+            assert cost_model.short(parameters, *case) < cost_model.longer(parameters, *case)
         for nbytes in [limit + 1, *np.geomspace(limit + 2, 100 * limit, 40).astype(int)]:
             case = int(nbytes), hosts, ranks_per_host
-            assert cost_model.short(parameters, *case) >= cost_model.long(parameters, *case)
+            assert cost_model.short(parameters, *case) >= cost_model.longer(parameters, *case)
 
 
-def test_table() -> None:
-    limits = cost_model.table(SLOW, 9)
+@pytest.mark.parametrize("parameters", CASES)
+@pytest.mark.parametrize("ranks_per_host", [1, 2, 4])
+def test_halving_and_doubling_is_for_middle_sizes_and_many_hosts(
+    parameters: Parameters, ranks_per_host: int
+) -> None:
+    for hosts in (2, 3):
+        assert cost_model.halving_doubling_bytes(parameters, hosts, ranks_per_host) == 0
+    for hosts in (8, 16, 100):
+        case = parameters, hosts, ranks_per_host
+        limit = cost_model.halving_doubling_bytes(*case)
+        assert limit > cost_model.recursive_doubling_bytes(*case)
+        if limit == cost_model.ALWAYS:
+            continue
+        for nbytes, wins in ((limit, True), (limit + 1, False)):
+            size = parameters, nbytes, hosts, ranks_per_host
+            assert (cost_model.middle(*size) < cost_model.long(*size)) == wins
+    # At 8 MiB a ring of 1000 hosts is all latency.
+    size = parameters, 8 * MIB, 1000, ranks_per_host
+    assert cost_model.hierarchical(*size) == cost_model.middle(*size)
+    assert cost_model.middle(*size) < cost_model.long(*size)
+
+
+def test_tables() -> None:
+    tables = cost_model.tables(SLOW, 9)
+    assert tables.halving_doubling == [
+        cost_model.halving_doubling_bytes(SLOW, n) for n in range(10)
+    ]
+    limits = tables.recursive_doubling
     assert limits[:2] == [0, 0]
     assert limits[2:] == [cost_model.recursive_doubling_bytes(SLOW, n) for n in range(2, 10)]
     assert all(0 < limit < cost_model.MAX_RECURSIVE_DOUBLING_BYTES for limit in limits[2:])
     # Where only messages count: announced ones, three latencies each, against the opening and the
-    # ring. 3 against 1 + 2; 9 against 3 + 4; 6 against 2 + 6; 12 against 4 + 8; then it wins.
+    # ring, or halving and doubling. 3 against 1 + 2; 9 against 3 + 4; 6 against 2 + 4.
     eager, most = cost_model.EAGER_BYTES, cost_model.MAX_RECURSIVE_DOUBLING_BYTES
-    far = replace(SLOW, latency=1.0)
-    assert cost_model.table(far, 8)[2:] == [eager, eager, most, eager, most, most, most]
-    assert cost_model.table(replace(SLOW, latency=0.0), 4) == [0, 0, 0, 0, 0]
+    far = cost_model.tables(replace(SLOW, latency=1.0), 8)
+    assert far.recursive_doubling[2:5] == [eager, eager, eager]
+    assert all(eager <= limit <= most for limit in far.recursive_doubling[2:])
+    assert min(far.halving_doubling[4:]) > most
+    near = cost_model.tables(replace(SLOW, latency=0.0), 4)
+    assert near.recursive_doubling == near.halving_doubling == [0, 0, 0, 0, 0]
+
+
+def test_exchange_of_rows_by_hand() -> None:
+    # 4 hosts: 8 bytes, then 16 take 80 and 160 ns on the link.
+    assert cost_model.exchange_rows(SLOW, 4) == pytest.approx(2 * 1e-4 + 24 / 1e8)
+    # 5: 8, 16 and the last 8.
+    assert cost_model.exchange_rows(SLOW, 5) == pytest.approx(3 * 1e-4 + 32 / 1e8)
+    # 2 ranks on each of 2 hosts: one of them sends 8 bytes to the other host, then both 16.
+    assert cost_model.exchange_rows(SLOW, 2, 2) == pytest.approx(2 * 1e-4 + 40 / 1e8)
+    assert cost_model.exchange_rows(SLOW, 1, 2) == pytest.approx(1e-5 + 8 / 2e9)
+    assert cost_model.exchange_rows(SLOW, 1) == 0
+    assert cost_model.exchange_rows(SLOW, 2500, 4) < 15 * 1e-4 + 10_000 * 4 * 8 / 1e8
+
+
+def test_buckets_follow_the_number_of_hosts_and_the_link() -> None:
+    fast = replace(SLOW, bandwidth=1e10, latency=2.5e-5, local_bandwidth=1e10, reduction=1e11)
+    sizes = [cost_model.bucket_bytes(fast, hosts, 4) // MIB for hosts in (1, 2, 16, 256, 2500)]
+    assert sizes == sorted(sizes)
+    assert (sizes[0], sizes[-1]) == (8, 32)
+    assert cost_model.bucket_bytes(SLOW, 2) == 8 * MIB  # of a slow link, latencies are no part
+    assert cost_model.bucket_bytes(replace(fast, latency=0.1), 2500) > 8 * MIB
+    assert cost_model.bucket_bytes(replace(fast, latency=0.0), 2500) == 8 * MIB
+    assert cost_model.tables(fast, 16, 4).bucket_bytes == cost_model.bucket_bytes(fast, 16, 4)
+
+
+def test_tables_of_many_hosts_are_made_in_steps() -> None:
+    limits = cost_model.tables(SLOW, 1001).recursive_doubling
+    assert len(limits) == 1002
+    for hosts in (64, 66, 128, 960, 1001):
+        assert limits[hosts] == cost_model.recursive_doubling_bytes(SLOW, hosts)
+    for hosts, same in ((65, 64), (131, 128), (1000, 992)):
+        assert limits[hosts] == limits[same]
 
 
 @pytest.mark.parametrize("algorithm", cost_model.ALGORITHMS)
@@ -272,6 +408,12 @@ def test_sizes_are_those_of_the_native_library() -> None:
     assert native("kChunkBytes", tuning) == cost_model.CHUNK_BYTES == link_probe._CHUNK
     assert native("kLeastChunkBytes", tuning) == cost_model.MIN_CHUNK_BYTES
     assert native("kLanes", tuning) == cost_model.LANES >= link_probe._LANES
+    assert native("kBlocks", tuning) == cost_model.BLOCKS
+    assert native("kBlockLanes", tuning) == cost_model.BLOCK_LANES
+    assert native("kLeastBlockBytes", tuning) == cost_model.MIN_BLOCK_BYTES
+    assert native("kBlockBytes", tuning) == cost_model.BLOCK_BYTES
+    least = native("kLeastForHalvingDoubling", "engine/world.h")
+    assert least == cost_model.LEAST_FOR_HALVING_DOUBLING
     most = native("kMaxBytes", "algorithms/recursive_doubling.h")
     assert most == cost_model.MAX_RECURSIVE_DOUBLING_BYTES
 
@@ -329,7 +471,7 @@ for hosts in (range(world.size), [0] * world.size, [min(1, r) for r in range(wor
     assert everyone == [found] * world.size, everyone
     assert 1e-8 < found.latency < 0.1 and 1e6 < found.bandwidth < 1e12, found
     assert 1e7 < found.reduction < 1e13 and 1e7 < found.local_bandwidth < 1e13, found
-    table = cost_model.table(found, 8)
+    table = cost_model.tables(found, 8).recursive_doubling
     assert all(0 < limit <= 256 * 1024 for limit in table[2:]), table
     if world.rank == 0:
         print("measured in", seconds)

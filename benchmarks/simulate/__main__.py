@@ -8,9 +8,10 @@
 Prints, for up to 10,000 ranks, how long an allreduce of all gradients takes by each algorithm, how
 long a training step takes whose buckets travel beside the backward pass (simulate/prediction.py
 says how it is computed and what is left out), and the efficiency against ranks that do not
-communicate. Then compares what the same model says of Horovod's published scaling on 16, 128 and
-512 GPUs with what was published (simulate/published.py has sources and assumptions). The defaults
-are those machines: 4 GPUs per server, 25 Gbit/s.
+communicate. Also the control messages: how long the handshake of a collective takes, and the
+exchange of row counts before an all-gather. Then compares what the same model says of Horovod's
+published scaling on 16, 128 and 512 GPUs with what was published (simulate/published.py has sources
+and assumptions). The defaults are those machines: 4 GPUs per server, 25 Gbit/s.
 
 `--check FILE` compares predicted with measured allreduce times of 2, 4 and 8 hosts, in the form
 that simulate/measured.py describes.
@@ -33,7 +34,7 @@ from benchmarks.simulate.plot import plot
 from benchmarks.simulate.prediction import Workload, predict
 from ringar import cost_model
 from ringar.job.cost_model import Parameters
-from ringar.keras.buckets import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES
+from ringar.keras.buckets import DEFAULT_FIRST_BUCKET_BYTES
 
 RANKS = "1,4,8,16,32,64,128,256,512,1024,2048,4096,10000"
 
@@ -72,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         help="bytes/s copied by a rank within a host")  # fmt: skip
     overlap = found.add_argument_group("overlap with the backward pass")
     add = overlap.add_argument
-    add("--bucket", type=parse_size, default=DEFAULT_BUCKET_BYTES, help="as in 8M, the default")
+    add("--bucket", type=parse_size, help="as in 8M; default: by the hosts and the network")
     add("--first-bucket", type=parse_size, default=DEFAULT_FIRST_BUCKET_BYTES, help="1M")
     add("--no-overlap", action="store_true", help="buckets leave after the backward pass")
     add("--contention", type=float, default=published.CONTENTION,
@@ -115,7 +116,8 @@ def workloads(options: argparse.Namespace) -> dict[str, Workload]:
             models = {name: replace(one, seconds=options.step) for name, one in models.items()}
     return {
         name: replace(one, bucket=options.bucket, overlap=not options.no_overlap,
-                      first_bucket=min(options.bucket, options.first_bucket),
+                      first_bucket=min(options.bucket or options.first_bucket,
+                                       options.first_bucket),
                       contention=options.contention)
         for name, one in models.items()
     }  # fmt: skip
@@ -160,6 +162,20 @@ def table_text(table: list[dict[str, Any]]) -> str:
     return report.table(headers, lines)
 
 
+def control_text(network: Parameters, ranks: list[int], local: int) -> str:
+    """Returns a line per number of ranks: times of control messages, size of buckets."""
+    lines = []
+    for n in ranks:
+        case = network, max(1, n // local), min(n, local)
+        lines.append(
+            [n, report.time_text(cost_model.handshake(*case)),
+             report.time_text(cost_model.exchange_rows(*case)),
+             report.size_text(cost_model.bucket_bytes(*case))]
+        )  # fmt: skip
+    headers = ["ranks", "handshake", "exchange of row counts", "size of buckets"]
+    return f"\n{report.table(headers, lines)}"
+
+
 def published_text(comparisons: list[published.Comparison]) -> str:
     """Returns the predicted beside the published efficiencies."""
     headers = ["model", "GPUs", "published", "predicted", "within 5 points"]
@@ -191,6 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     print(f"# {network}, {options.ranks_per_host} ranks per host\n")
     print(table_text(table))
+    print(control_text(network, ranks, options.ranks_per_host))
     comparisons = published.compare()
     print(published_text(comparisons))
     if options.output:

@@ -9,9 +9,14 @@ from benchmarks.harness.plot import pyplot, save
 from benchmarks.simulate import published
 from benchmarks.simulate.networks import TITLES
 
-ALGORITHM_COLORS = {"ring": "#2f8fd8", "recursive_doubling": "#e8963a", "hierarchical": "#0b3c8c"}
+ALGORITHM_COLORS = {
+    "ring": "#2f8fd8",
+    "recursive_doubling": "#e8963a",
+    "halving_doubling": "#3aa655",
+    "hierarchical": "#0b3c8c",
+}
 MODEL_COLORS = ("#0b3c8c", "#d1495b", "#6a9f3e", "#8a5fa8", "#e8963a", "#7a5230")
-STYLES = {"hierarchical": "-", "ring": "--", "recursive_doubling": ":"}
+STYLES = {"hierarchical": "-", "ring": "--", "recursive_doubling": ":", "halving_doubling": "-."}
 
 
 def _title(model: str) -> str:

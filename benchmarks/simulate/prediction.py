@@ -4,9 +4,11 @@ One step of one rank, all ranks being alike:
 
 - The forward pass takes a third of the computing time, the backward pass two thirds: it multiplies
   twice as much. Within the pass each layer takes its share of the multiply-adds, last layer first.
-- Gradients are dealt into buckets by ringar's own plan (`ringar.keras.buckets.plan`).
+- Gradients are dealt into buckets by ringar's own plan (`ringar.keras.buckets.plan`), of the size
+  that ringar takes for so many hosts and such a network (`ringar.cost_model.bucket_bytes`).
 - A bucket leaves when its last gradient is there and the bucket before it is back, and takes the
-  time of an allreduce of its bytes by the cost model (`ringar.cost_model`).
+  time of an allreduce of its bytes by the cost model (`ringar.cost_model`), which has the handshake
+  that begins each of them.
 - While a bucket is on its way, computing goes on at (1 - contention) of its speed: adding and
   copying need the same processor, or cores of the same GPU.
 - The step ends when the backward pass and the last bucket have ended.
@@ -22,7 +24,7 @@ which is taken to pass what all hosts send at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from benchmarks.simulate.networks import Layer
@@ -49,7 +51,7 @@ class Workload:
     Attributes:
         layers: in the order of the forward pass.
         seconds: computing time of a step on one rank.
-        bucket: a bucket is closed before it would exceed this many bytes.
+        bucket: a bucket is closed before it would exceed this many bytes; None: ringar's choice.
         first_bucket: the same for the first bucket.
         overlap: whether buckets leave during the backward pass.
         contention: which part of its speed computing loses while a bucket is on its way.
@@ -57,7 +59,7 @@ class Workload:
 
     layers: Sequence[Layer]
     seconds: float
-    bucket: int = DEFAULT_BUCKET_BYTES
+    bucket: int | None = None
     first_bucket: int = DEFAULT_FIRST_BUCKET_BYTES
     overlap: bool = True
     contention: float = 0.0
@@ -85,7 +87,7 @@ class Workload:
         return [
             (backward * after[min(bucket.indices)] / work if self.overlap else backward,
              bucket.bytes)
-            for bucket in plan(specs, self.bucket, self.first_bucket)
+            for bucket in plan(specs, self.bucket or DEFAULT_BUCKET_BYTES, self.first_bucket)
         ]  # fmt: skip
 
 
@@ -144,6 +146,9 @@ def predict(
         )
     if ranks == 1:
         return Step(workload.seconds, 0.0, workload.seconds)
+    if workload.bucket is None:
+        chosen = cost_model.bucket_bytes(parameters, ranks // local, local)
+        workload = replace(workload, bucket=chosen)
     return step(
         workload,
         lambda nbytes: cost_model.allreduce_seconds(

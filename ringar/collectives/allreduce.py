@@ -40,10 +40,12 @@ def allreduce(
             a compressor of your own (`ringar.Compression`).
         algorithm: the algorithm for several hosts, the same on all ranks. "hierarchical" uses
             shared memory inside a host, and every rank sends a slice of its own between the
-            hosts. "ring" and "recursive_doubling" run over all ranks through MPI, as if each had a
-            host of its own; a ring sends the fewest bytes, recursive doubling takes the fewest
-            rounds. None or "auto" takes the environment variable RINGAR_ALGORITHM, or else the
-            choice of the cost model. It does not apply to a `tf.IndexedSlices`.
+            hosts. "ring", "recursive_doubling" and "halving_doubling" run over all ranks through
+            the link, as if each had a host of its own; recursive doubling takes the fewest
+            rounds, a ring sends the fewest bytes, and halving and doubling sends as few bytes in
+            twice the rounds of recursive doubling. None or "auto" takes the environment variable
+            RINGAR_ALGORITHM, or else the choice of the cost model. It does not apply to a
+            `tf.IndexedSlices`.
         prescale_factor: multiplies each rank's tensor before the reduction.
         postscale_factor: multiplies the result.
         name: in errors and timelines; must be equal on all ranks.

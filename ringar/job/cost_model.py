@@ -38,27 +38,45 @@ rounds, takes no part in them, and receives the result after them. That adds one
 an addition) and one after. A message of more than EAGER_BYTES takes three latencies, since MPI asks
 the receiver before it sends the message; chunks of the ring are shorter.
 
+**Halving and doubling** (Rabenseifner, "Optimization of collective reduction operations", 2004; for
+any n Träff, "Optimal, non-pipelined reduce-scatter and allreduce algorithms", 2024). In each round
+of the reduce-scatter the number of segments that a rank still adds up is halved, from n to 1; in
+each round of the all-gather the number of those that it has doubles. With s(k) segments in round k,
+which sum up to n-1:
+
+    sum over k of 2 latency + 2 s(k) B/n / bandwidth + s(k) B/n / reduction
+
+As many bytes as in the ring, in 2 log2(n) rounds, rounded up: it wins for middle sizes, and for
+long arrays where n is large. The native library (tf_ops/algorithms/halving_doubling.h) takes an
+array in blocks, of which BLOCK_LANES are under way: as in the ring the busiest resource sets the
+pace, the link, the adder or the lane. The rounds' latencies count once, and the additions of one
+block, which no other transfer hides.
+
 **Handshake.** Every collective between hosts begins with recursive doubling of a few bytes, which
 tells all ranks whether they agree. The arrays of a short allreduce travel in the same messages, so
 that the handshake costs nothing extra.
 
-**Hierarchical.** The L ranks of a host reduce in shared memory, each drives its slice of B/L bytes
-around the ring between the hosts, and shared memory gathers. The slices share the host's link, so
-that B bytes count there, as with one rank per host. The three stages form a pipeline of blocks: the
-longest stage counts in full, the others for one block. A short array is reduced by every rank of a
-host and then travels whole, L times, by recursive doubling.
+**Hierarchical.** The L ranks of a host reduce in shared memory, each reduces its slice of B/L bytes
+with those of the other hosts, by halving and doubling or by a ring, and shared memory gathers. The
+slices share the host's link, so that B bytes count there, as with one rank per host. The three
+stages form a pipeline of blocks: the longest stage counts in full, the others for one block. A
+short array is reduced by every rank of a host and then travels whole, L times, by recursive
+doubling.
 
-The choice is a table made from these formulas (`recursive_doubling_bytes`, `table`). The parameters
-are measured at start (`measure`, `ringar.job.link_probe`) or read from the file that
-RINGAR_COST_MODEL names. The module needs NumPy alone.
+The choice is two tables made from these formulas (`recursive_doubling_bytes`,
+`halving_doubling_bytes`, `tables`). The parameters are measured at start (`measure`,
+`ringar.job.link_probe`) or read from the file that RINGAR_COST_MODEL names. The module needs NumPy
+alone.
+
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,7 +93,7 @@ __all__ = ["Parameters", "allreduce_seconds", "load", "save"]
 VARIABLE = "RINGAR_COST_MODEL"
 """Names a file with parameters, in place of a measurement."""
 
-ALGORITHMS = ("auto", "ring", "recursive_doubling", "hierarchical")
+ALGORITHMS = ("auto", "ring", "recursive_doubling", "halving_doubling", "hierarchical")
 """Algorithms of an allreduce over several hosts; `ringar.allreduce` explains them."""
 
 MAX_RECURSIVE_DOUBLING_BYTES = 256 * 1024
@@ -86,6 +104,18 @@ EAGER_BYTES = 64 * 1024
 
 LANES, MIN_CHUNK_BYTES, CHUNK_BYTES = 24, 16384, 64000
 """Chunks of a segment under way, and their least and most bytes: as tf_ops/engine/tuning.cc."""
+
+BLOCKS, BLOCK_LANES, MIN_BLOCK_BYTES, BLOCK_BYTES = 4, 8, 65536, 524288
+"""Blocks of halving and doubling, those under way, and their least and most bytes: as there."""
+
+LEAST_FOR_HALVING_DOUBLING = 4
+"""Hosts from which on halving and doubling take fewer rounds than a ring."""
+
+MIN_BUCKET_BYTES, MAX_BUCKET_BYTES, BUCKET_RATE = 8 << 20, 64 << 20, 0.9
+"""Least and most bytes of a bucket of gradients, and how near to the best rate it comes."""
+
+ALWAYS = 1 << 62
+"""The bytes up to which an algorithm is the fastest if no array is too long for it."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +265,59 @@ def recursive_doubling(
     return seconds
 
 
+def blocks(nbytes: float, ranks: int) -> int:
+    """Return the number of blocks in which halving and doubling take so many bytes."""
+    block = min(max(nbytes / BLOCKS, MIN_BLOCK_BYTES), BLOCK_BYTES)
+    return max(1, math.ceil(nbytes / max(block, 64 * ranks)))
+
+
+def edges(ranks: int) -> list[tuple[int, int]]:
+    """Return the rounds of a reduce-scatter by halving: segments before and after each."""
+    found = []
+    while ranks > 1:
+        found.append((ranks, (ranks + 1) // 2))
+        ranks = found[-1][1]
+    return found
+
+
+def halving_doubling(
+    parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1, flows: int = 1
+) -> float:
+    """Predict the seconds of an allreduce by halving and doubling over all ranks, host by host.
+
+    Args:
+        parameters: the parameters of the network and the hosts.
+        nbytes: the bytes of each rank's array.
+        hosts: the number of hosts.
+        ranks_per_host: the number of ranks on each host.
+        flows: the number of such exchanges that share each host's link.
+
+    Returns:
+        Seconds, without the handshake; 0 for one rank.
+    """
+    _check(nbytes, hosts, ranks_per_host, flows)
+    ranks = hosts * ranks_per_host
+    count = blocks(nbytes, ranks)
+    latencies = one_way = adding = lane = 0.0
+    for more, fewer in edges(ranks):
+        part = (more - fewer) / ranks * nbytes
+        trips = 3 if part / count > EAGER_BYTES else 1
+        link, wait = 0.0, 0.0
+        if hosts > 1:  # so many ranks of a host have their partner on another one
+            link = part * flows * min(fewer, ranks_per_host) / parameters.bandwidth
+            wait = trips * parameters.latency
+        if hosts == 1 or fewer < ranks_per_host:
+            link = max(link, part / parameters.local_bandwidth)
+            wait = max(wait, trips * parameters.local_latency)
+        latencies += 2 * wait
+        one_way += link
+        adding += part / parameters.reduction
+        lane += 2 * wait + (2 * link / flows + part / parameters.reduction) / count
+    passes = math.ceil(count / BLOCK_LANES)
+    busiest = max(one_way, adding) + one_way + min(one_way, adding) / count
+    return max(busiest + latencies, passes * lane)
+
+
 def local_allreduce(parameters: Parameters, nbytes: float, ranks: int) -> float:
     """Predict the seconds of an allreduce in the shared memory of one host; 0 for one rank."""
     _check(nbytes, 1, ranks, 1)
@@ -249,6 +332,25 @@ def handshake(parameters: Parameters, hosts: int, ranks_per_host: int = 1) -> fl
     """Predict the seconds until all ranks know that all agree; 0 for one rank."""
     local = parameters.local_latency if ranks_per_host > 1 else 0.0
     return local + recursive_doubling(parameters, 0, hosts)
+
+
+def exchange_rows(parameters: Parameters, hosts: int, ranks_per_host: int = 1) -> float:
+    """Predict the seconds until all ranks know how many rows each has, for an all-gather.
+
+    Bruck's algorithm: in round k all ranks send what 2^k of them have, 8 bytes each, to the rank
+    2^k places before; 0 for one rank.
+    """
+    _check(0, hosts, ranks_per_host, 1)
+    ranks, known, seconds = hosts * ranks_per_host, 1, 0.0
+    while known < ranks:
+        nbytes = 8 * min(known, ranks - known)
+        sharing = min(known, ranks_per_host)  # so many ranks of a host send to another one
+        local = parameters.local_latency + nbytes / parameters.local_bandwidth
+        between = parameters.latency + nbytes * sharing / parameters.bandwidth
+        crosses, stays = hosts > 1, hosts == 1 or known < ranks_per_host
+        seconds += max(between if crosses else 0.0, local if stays else 0.0)
+        known *= 2
+    return seconds
 
 
 def short(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1) -> float:
@@ -274,16 +376,47 @@ def long(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int 
     """
     part = nbytes / ranks_per_host
     between = ring(parameters, part, hosts, 1, ranks_per_host)
+    return _pipeline(parameters, nbytes, hosts, ranks_per_host, between, chunks(part / hosts))
+
+
+def middle(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1) -> float:
+    """Predict the seconds of an allreduce in shared memory and by halving and doubling.
+
+    Arguments are those of `short`.
+    """
+    part = nbytes / ranks_per_host
+    between = halving_doubling(parameters, part, hosts, 1, ranks_per_host)
+    return _pipeline(parameters, nbytes, hosts, ranks_per_host, between, blocks(part, hosts))
+
+
+def _pipeline(
+    parameters: Parameters,
+    nbytes: float,
+    hosts: int,
+    ranks_per_host: int,
+    between: float,
+    count: int,
+) -> float:
     local = local_allreduce(parameters, nbytes, ranks_per_host)
-    blocks = chunks(part / hosts)
-    stages = max(between, local) + min(between, local) / blocks
+    stages = max(between, local) + min(between, local) / count
     return handshake(parameters, hosts, ranks_per_host) + stages
+
+
+def longer(parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1) -> float:
+    """Predict the seconds of an allreduce by `middle` or `long`, whichever is faster.
+
+    Arguments are those of `short`.
+    """
+    seconds = long(parameters, nbytes, hosts, ranks_per_host)
+    if hosts < LEAST_FOR_HALVING_DOUBLING:
+        return seconds
+    return min(seconds, middle(parameters, nbytes, hosts, ranks_per_host))
 
 
 def hierarchical(
     parameters: Parameters, nbytes: float, hosts: int, ranks_per_host: int = 1
 ) -> float:
-    """Predict the seconds of an allreduce with `algorithm="auto"`: `short` or `long`, by the table.
+    """Predict the seconds of an allreduce with `algorithm="auto"`: by the tables.
 
     Args:
         parameters: the parameters of the network and the hosts.
@@ -296,8 +429,12 @@ def hierarchical(
     """
     if hosts == 1:
         return local_allreduce(parameters, nbytes, ranks_per_host)
-    limit = recursive_doubling_bytes(parameters, hosts, ranks_per_host)
-    return (short if nbytes <= limit else long)(parameters, nbytes, hosts, ranks_per_host)
+    case = parameters, nbytes, hosts, ranks_per_host
+    if nbytes <= recursive_doubling_bytes(parameters, hosts, ranks_per_host):
+        return short(*case)
+    if nbytes <= halving_doubling_bytes(parameters, hosts, ranks_per_host):
+        return middle(*case)
+    return long(*case)
 
 
 def allreduce_seconds(
@@ -321,18 +458,25 @@ def allreduce_seconds(
         raise ValueError(f"`algorithm`: expected {', '.join(ALGORITHMS)}, received {algorithm!r}")
     if hosts * ranks_per_host == 1:
         return 0.0
-    flat = ring if algorithm == "ring" else recursive_doubling
     begin = handshake(parameters, hosts, ranks_per_host)
-    return begin + flat(parameters, nbytes, hosts, ranks_per_host)
+    return begin + _FLAT[algorithm](parameters, nbytes, hosts, ranks_per_host)
 
 
+_FLAT: dict[str, Callable[[Parameters, float, int, int], float]] = {
+    "ring": ring,
+    "recursive_doubling": recursive_doubling,
+    "halving_doubling": halving_doubling,
+}
+
+
+@functools.lru_cache(maxsize=4096)
 def recursive_doubling_bytes(
     parameters: Parameters,
     hosts: int,
     ranks_per_host: int = 1,
     most: int = MAX_RECURSIVE_DOUBLING_BYTES,
 ) -> int:
-    """Return the longest array for which recursive doubling is faster than the ring.
+    """Return the longest array for which recursive doubling is the fastest.
 
     Args:
         parameters: of the network and the hosts.
@@ -348,21 +492,101 @@ def recursive_doubling_bytes(
 
     def wins(nbytes: int) -> bool:
         case = nbytes, hosts, ranks_per_host
-        return short(parameters, *case) < long(parameters, *case)
+        return short(parameters, *case) < longer(parameters, *case)
 
-    if wins(most):
-        return most
     # Recursive doubling sends more bytes: once it is slower, it stays slower.
-    shorter, longer = 0, most
+    return most if wins(most) else _last_win(wins, 0, most)
+
+
+@functools.lru_cache(maxsize=4096)
+def halving_doubling_bytes(parameters: Parameters, hosts: int, ranks_per_host: int = 1) -> int:
+    """Return the longest array for which halving and doubling is faster than the ring.
+
+    Args:
+        parameters: of the network and the hosts.
+        hosts: how many hosts.
+        ranks_per_host: how many ranks each has.
+
+    Returns:
+        Bytes of the whole array: 0 (never faster) to 16 GiB, or ALWAYS.
+    """
+    if hosts < LEAST_FOR_HALVING_DOUBLING:
+        return 0
+
+    def wins(nbytes: int) -> bool:
+        case = nbytes, hosts, ranks_per_host
+        return middle(parameters, *case) < long(parameters, *case)
+
+    sizes = [1 << k for k in range(10, 35)]
+    won = [size for size in sizes if wins(size)]
+    if not won:
+        return 0
+    return ALWAYS if won[-1] == sizes[-1] else _last_win(wins, won[-1], 2 * won[-1])
+
+
+def bucket_bytes(parameters: Parameters, hosts: int, ranks_per_host: int = 1) -> int:
+    """Return the size of the buckets of gradients.
+
+    Shorter buckets leave earlier and overlap better with the backward pass, but each takes the
+    latencies of an allreduce, which grow with the number of hosts. So this is the least power of
+    two, from MIN_BUCKET_BYTES on, whose allreduce has BUCKET_RATE of the rate of MAX_BUCKET_BYTES.
+
+    Args:
+        parameters: of the network and the hosts.
+        hosts: how many hosts.
+        ranks_per_host: how many ranks each has.
+    """
+    if hosts == 1:
+        return MIN_BUCKET_BYTES
+
+    def rate(nbytes: int) -> float:
+        return nbytes / hierarchical(parameters, nbytes, hosts, ranks_per_host)
+
+    size, enough = MIN_BUCKET_BYTES, BUCKET_RATE * rate(MAX_BUCKET_BYTES)
+    while size < MAX_BUCKET_BYTES and rate(size) < enough:
+        size *= 2
+    return size
+
+
+def _last_win(wins: Callable[[int], bool], shorter: int, longer: int) -> int:
+    """Return where wins(shorter) turns into not wins(longer)."""
     while longer - shorter > 1:
-        middle = (shorter + longer) // 2
-        shorter, longer = (middle, longer) if wins(middle) else (shorter, middle)
+        between = (shorter + longer) // 2
+        shorter, longer = (between, longer) if wins(between) else (shorter, between)
     return shorter
 
 
-def table(parameters: Parameters, most: int, ranks_per_host: int = 1) -> list[int]:
-    """Return `recursive_doubling_bytes` for 0, 1, ... `most` hosts."""
-    return [recursive_doubling_bytes(parameters, n, ranks_per_host) for n in range(most + 1)]
+@dataclass(frozen=True)
+class Tables:
+    """Hold the sizes up to which an algorithm is taken, by the number of hosts from 0 on.
+
+    Attributes:
+        recursive_doubling: `recursive_doubling_bytes` for each number of hosts.
+        halving_doubling: `halving_doubling_bytes` for each.
+        bucket_bytes: `bucket_bytes` for all hosts; 0: not known.
+    """
+
+    recursive_doubling: list[int]
+    halving_doubling: list[int]
+    bucket_bytes: int = 0
+
+
+def tables(parameters: Parameters, most: int, ranks_per_host: int = 1) -> Tables:
+    """Return the tables for 0, 1, ... `most` hosts.
+
+    Numbers above 64, except `most`, have the sizes of a number at most 3% lower.
+    """
+    counts = [n if n <= 64 or n == most else _rounded(n) for n in range(most + 1)]
+    return Tables(
+        [recursive_doubling_bytes(parameters, n, ranks_per_host) for n in counts],
+        [halving_doubling_bytes(parameters, n, ranks_per_host) for n in counts],
+        bucket_bytes(parameters, most, ranks_per_host) if most > 0 else 0,
+    )
+
+
+def _rounded(hosts: int) -> int:
+    step = 1 << (hosts.bit_length() - 6)
+    return hosts // step * step
 
 
 def measure(comm: MPI.Intracomm, hosts: Sequence[int]) -> Parameters:

@@ -24,6 +24,7 @@ import numpy as np
 
 from ringar import errors
 from ringar.job import cost_model, log, native, threads
+from ringar.job.cost_model import Tables
 from ringar.version import __version__
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Place:
         segment_fd: the shared segment of this host's ranks; -1 for one rank.
         link_library: the library for the ABI of this process' MPI.
         link_communicator: the address of the MPI_Comm for that library.
-        recursive_doubling_bytes: see `ringar.cost_model.table`.
+        tables: see `ringar.cost_model.tables`.
         generation: a number that is the same on all ranks, and new in each `join`.
         communicator: the same communicator as mpi4py's object.
     """
@@ -72,7 +73,7 @@ class Place:
     segment_fd: int
     link_library: Path
     link_communicator: int
-    recursive_doubling_bytes: list[int]
+    tables: Tables
     generation: int
     communicator: MPI.Intracomm
 
@@ -161,7 +162,7 @@ def join(start_timeout: float) -> Place:
             segment_fd=segment_fd,
             link_library=_link_library(mpi),
             link_communicator=mpi._addressof(communicator),
-            recursive_doubling_bytes=_table(communicator, hosts),
+            tables=_tables(communicator, hosts),
             generation=_generation,
             communicator=communicator,
         )
@@ -384,11 +385,11 @@ def _link_library(mpi: ModuleType) -> Path:
     return native.PATH.with_name(f"libringar_{abi}.so")
 
 
-def _table(world: MPI.Intracomm, hosts: list[int]) -> list[int]:
-    """Return the table of `recursive_doubling_bytes`; only rank 0 reads a file of parameters."""
+def _tables(world: MPI.Intracomm, hosts: list[int]) -> Tables:
+    """Return the tables of sizes; only rank 0 reads a file of parameters."""
     count = len(set(hosts))
     if count == 1:
-        return []
+        return Tables([], [])
     parameters, error = None, None
     if world.Get_rank() == 0:
         try:
@@ -401,11 +402,14 @@ def _table(world: MPI.Intracomm, hosts: list[int]) -> list[int]:
     if parameters is None:
         parameters = cost_model.measure(world, hosts)
     fewest = min(hosts.count(host) for host in set(hosts))
-    table = cost_model.table(parameters, count, fewest)
+    tables = cost_model.tables(parameters, count, fewest)
     _log.info(
-        "allreduce over %d hosts: recursive doubling up to %d bytes, the ring beyond, by %s",
+        "allreduce over %d hosts: recursive doubling up to %d bytes, halving and doubling up to "
+        "%s, the ring beyond, by %s",
         count,
-        table[-1],
+        tables.recursive_doubling[-1],
+        "any size" if tables.halving_doubling[-1] == cost_model.ALWAYS
+        else tables.halving_doubling[-1],
         parameters,
-    )
-    return table
+    )  # fmt: skip
+    return tables

@@ -9,13 +9,16 @@ import pathlib
 import re
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ringar import errors
 from ringar.job import log
+
+if TYPE_CHECKING:
+    from ringar.job.cost_model import Tables
 
 PATH = pathlib.Path(__file__).parents[1] / "libringar.so"
 
@@ -40,6 +43,8 @@ class Config(ctypes.Structure):
         ("algorithm", ctypes.c_char_p),
         ("recursive_doubling_bytes", ctypes.POINTER(ctypes.c_int64)),
         ("recursive_doubling_count", ctypes.c_int32),
+        ("halving_doubling_bytes", ctypes.POINTER(ctypes.c_int64)),
+        ("bucket_bytes", ctypes.c_int64),
         ("generation", ctypes.c_int32),
         ("link_listener", ctypes.c_int32),
         ("link_addresses", ctypes.c_char_p),
@@ -55,18 +60,20 @@ class Config(ctypes.Structure):
         self.hosts = (ctypes.c_int32 * len(hosts))(*hosts)
 
     def set_link(
-        self, hosts: Sequence[int], library: pathlib.Path, communicator: int, table: Sequence[int]
+        self, hosts: Sequence[int], library: pathlib.Path, communicator: int, tables: Tables
     ) -> None:
         """Set the fields that only a job of MPI needs: the hosts and the link between them."""
         self.set_hosts(hosts)
         self.link_library = str(library).encode()
         self.link_communicator = communicator
-        self.set_table(table)
+        self.set_tables(tables)
 
-    def set_table(self, table: Sequence[int]) -> None:
-        """Set up to how many bytes recursive doubling is best, by number of participants."""
-        self.recursive_doubling_bytes = _int64s(table)
-        self.recursive_doubling_count = len(table)
+    def set_tables(self, tables: Tables) -> None:
+        """Set up to how many bytes an algorithm is best, and the size of buckets."""
+        self.recursive_doubling_bytes = _int64s(tables.recursive_doubling)
+        self.halving_doubling_bytes = _int64s(tables.halving_doubling)
+        self.recursive_doubling_count = len(tables.recursive_doubling)
+        self.bucket_bytes = tables.bucket_bytes
 
 
 class _Array(ctypes.Structure):
@@ -154,6 +161,7 @@ def library() -> ctypes.CDLL:
     lib.ringar_take_memory.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p)]
     lib.ringar_free_memory.argtypes = [ctypes.c_void_p]
     lib.ringar_past_caches_bytes.restype = ctypes.c_int64
+    lib.ringar_bucket_bytes.restype = ctypes.c_int64
     lib.ringar_steps.restype = ctypes.c_int64
     lib.ringar_stats.restype = ctypes.c_void_p
     lib.ringar_prepare.restype = ctypes.c_void_p

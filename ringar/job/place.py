@@ -102,7 +102,7 @@ def apply_mpi_place(joined: mpi.Place, config: native.Config) -> None:
         joined.hosts,
         joined.link_library,
         joined.link_communicator,
-        joined.recursive_doubling_bytes,
+        joined.tables,
     )
 
 

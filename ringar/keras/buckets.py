@@ -17,15 +17,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringar.collectives.dtypes import ITEM_BYTES
-from ringar.job import log
+from ringar.job import log, membership, native, place
 
 _log = log.logger(__name__)
 
-#: A bucket is closed before it would grow beyond this many bytes.
+#: A bucket is closed before it would grow beyond this many bytes, on few hosts.
 DEFAULT_BUCKET_BYTES = 8 * 1024 * 1024
 
 #: The first bucket is smaller, so that communication begins early in the backward pass.
 DEFAULT_FIRST_BUCKET_BYTES = 1024 * 1024
+
+
+def default_bytes() -> int:
+    """Return the size of buckets for this job's hosts and network, the same on all ranks.
+
+    An allreduce of n hosts takes a latency in each of about 3 log2(n) rounds, so longer buckets
+    are better where hosts are many, or the link is fast (`ringar.cost_model.bucket_bytes`). The
+    ranks of an elastic job, of which some have traced their step before others start, keep to one
+    size.
+    """
+    if not place.is_initialized() or membership.is_elastic():
+        return DEFAULT_BUCKET_BYTES
+    return max(DEFAULT_BUCKET_BYTES, int(native.library().ringar_bucket_bytes()))
 
 
 @dataclass(frozen=True)
@@ -87,7 +100,7 @@ def label(indices: Iterable[int]) -> str:
 
 def plan(
     tensors: Iterable[Any],
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     first_bucket_bytes: int | None = None,
 ) -> list[Bucket]:
     """Deal `tensors` into buckets, the last tensor first.
@@ -96,7 +109,7 @@ def plan(
         tensors: variables, tensors or `Spec`s in the order of the model's layers. None counts as an
             index, and is in no bucket.
         bucket_bytes: a bucket is closed before it would exceed this many bytes; a larger tensor has
-            one of its own.
+            one of its own. By default `default_bytes()`.
         first_bucket_bytes: the same limit for the first and the last bucket of each dtype; by
             default 1 MiB or `bucket_bytes`, whichever is less.
 
@@ -107,6 +120,8 @@ def plan(
     Raises:
         ValueError: if a size is not positive.
     """
+    if bucket_bytes is None:
+        bucket_bytes = default_bytes()
     if first_bucket_bytes is None:
         first_bucket_bytes = min(bucket_bytes, DEFAULT_FIRST_BUCKET_BYTES)
     for name, size in (("bucket_bytes", bucket_bytes), ("first_bucket_bytes", first_bucket_bytes)):

@@ -34,7 +34,7 @@ class Distribution(TypedDict, total=False):
     compression: type[Compressor] | PowerSGD
     algorithm: str | None
     grid: Grid | None
-    bucket_bytes: int
+    bucket_bytes: int | None
     prescale_factor: float
     postscale_factor: float
     sparse_as_dense: bool

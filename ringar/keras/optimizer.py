@@ -34,7 +34,7 @@ from ringar.collectives.compression import Compression, Compressor
 from ringar.collectives.powersgd import PowerSGD
 from ringar.errors import NotInitializedError
 from ringar.job import place
-from ringar.keras import buckets, first_step, fitting, losses, share
+from ringar.keras import first_step, fitting, losses, share
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 from ringar.sharding.slots import inner_optimizer, with_nested
@@ -126,7 +126,7 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
     algorithm: str | None = None,
     process_set: ProcessSet | None = None,
     grid: Grid | None = None,
-    bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     sparse_as_dense: bool = False,
@@ -149,8 +149,9 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
         process_set: the ranks that train together; by default all.
         grid: a `ringar.parallel.Grid`, for a model with split layers: variables that are cut are
             reduced over the ranks that have the same part, all others over all ranks.
-        bucket_bytes: the largest size of a bucket of gradients, which one collective reduces; 8 MiB
-            by default. A larger gradient has a bucket of its own.
+        bucket_bytes: the largest size of a bucket of gradients, which one collective reduces. By
+            default 8 MiB; between hosts up to 64 MiB where latencies would take a large part of the
+            time, as on many hosts. A larger gradient has a bucket of its own.
         prescale_factor: multiplies gradients before the reduction.
         postscale_factor: multiplies gradients after the reduction.
         sparse_as_dense: reduce the `tf.IndexedSlices` of an Embedding as dense gradients instead of

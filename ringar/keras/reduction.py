@@ -50,7 +50,7 @@ class Reduction:
     compression: Any
     algorithm: str | None
     process_set: ProcessSet | None
-    bucket_bytes: int
+    bucket_bytes: int | None
     prescale_factor: float
     postscale_factor: float
     sparse_as_dense: bool
@@ -64,7 +64,7 @@ class Reduction:
             raise ValueError(
                 f"`op` must be ringar.Average or ringar.Sum for gradients. Received: op={self.op}"
             )
-        if self.bucket_bytes < 1:
+        if self.bucket_bytes is not None and self.bucket_bytes < 1:
             raise ValueError(
                 "`bucket_bytes` must be a positive number of bytes. "
                 f"Received: bucket_bytes={self.bucket_bytes}"

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ringar.collectives import Average
 from ringar.collectives.compression import Compression, Compressor, checked
-from ringar.keras import buckets, first_step, losses, share
+from ringar.keras import first_step, losses, share
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 
@@ -38,8 +38,9 @@ class DistributedGradientTape:
         algorithm: the algorithm of allreduces between hosts, as for `ringar.allreduce`.
         process_set: the ranks that train together; by default all.
         grid: a `ringar.parallel.Grid`, for a model with split layers.
-        bucket_bytes: the largest size of a bucket of gradients, which one collective reduces; 8 MiB
-            by default. A larger gradient has a bucket of its own.
+        bucket_bytes: the largest size of a bucket of gradients, which one collective reduces. By
+            default 8 MiB; between hosts up to 64 MiB where latencies would take a large part of the
+            time, as on many hosts. A larger gradient has a bucket of its own.
         prescale_factor: multiplies gradients before the reduction.
         postscale_factor: multiplies gradients after the reduction.
         sparse_as_dense: return dense gradients instead of `tf.IndexedSlices`, without gathering the
@@ -62,7 +63,7 @@ class DistributedGradientTape:
         algorithm: str | None = None,
         process_set: ProcessSet | None = None,
         grid: Grid | None = None,
-        bucket_bytes: int = buckets.DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
         sparse_as_dense: bool = False,

@@ -36,6 +36,40 @@ def test_names_that_differ_late_are_different(mode: str) -> None:
         common.run(mode, lambda t: [ringar.allreduce(t, name=name)], np.ones(1, np.float32))
 
 
+@pytest.mark.ranks(3, 4)
+def test_the_majority_and_the_others_are_named(mode: str) -> None:
+    """A line for each group of ranks, however many there are; the majority's comes first."""
+    rank, size = ringar.rank(), ringar.size()
+    usual, odd = (f'allreduce "{name}" of float32[2], op=sum' for name in ("usual", "odd"))
+    cases = {1: [f"ranks 0, 2 (2 of 3): {usual}", f"rank 1: {odd}"],
+             0: [f"ranks 1, 2 (2 of 3): {usual}", f"rank 0: {odd}"]}  # fmt: skip
+    if size == 4:
+        cases = {2: [f"ranks 0, 1, 3 (3 of 4): {usual}", f"rank 2: {odd}"],
+                 0: [f"ranks 1-3 (3 of 4): {usual}", f"rank 0: {odd}"]}  # fmt: skip
+    for one, lines in cases.items():
+        name = "odd" if rank == one else "usual"
+        with pytest.raises(ERRORS) as caught:
+            common.run(
+                mode, lambda t, name=name: [ringar.allreduce(t, ringar.Sum, name=name)],
+                np.ones(2, np.float32),
+            )  # fmt: skip
+        received = "".join(f"\n  {line}" for line in lines)
+        assert f"on every rank, received{received}\nEvery rank must issue" in str(caught.value)
+
+
+@pytest.mark.ranks(3, 4)
+def test_without_a_majority_groups_are_in_rank_order() -> None:
+    names = ["b", "a", "c"] if ringar.size() == 3 else ["b", "a", "a", "b"]
+    with pytest.raises(ringar.errors.MismatchError) as caught:
+        ringar.allreduce(np.ones(2), ringar.Sum, name=names[ringar.rank()])
+    groups = {3: ["rank 0", "rank 1", "rank 2"], 4: ["ranks 0, 3", "ranks 1, 2"]}[ringar.size()]
+    received = "".join(
+        f'\n  {group}: allreduce "{name}" of float64[2], op=sum'
+        for group, name in zip(groups, names, strict=False)
+    )
+    assert f"received{received}\nEvery rank must" in str(caught.value)
+
+
 def test_blanks_in_names(mode: str) -> None:
     """The spec is one line: line breaks and the like become blanks, on all ranks alike."""
     name = "a\nname \t name=with dtype=odd things "

@@ -251,5 +251,6 @@ def test_ranks_must_add_the_same_set() -> None:
     with pytest.raises(ringar.errors.MismatchError) as caught:
         ringar.add_process_set(mine)
     assert 'rank 0: add_process_set "[0, 1]"' in str(caught.value)
-    assert 'rank 1: add_process_set "[1, 0]"' in str(caught.value)
+    others = {2: "rank 1", 3: "ranks 1, 2 (2 of 3)", 4: "ranks 1-3 (3 of 4)"}[ringar.size()]
+    assert f'{others}: add_process_set "[1, 0]"' in str(caught.value)
     ringar.remove_process_set(ringar.add_process_set([1, 0]))

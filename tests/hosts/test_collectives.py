@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.deadline(180),
 ]
 
-ALGORITHMS = ("auto", "ring", "recursive_doubling", "hierarchical")
+ALGORITHMS = ("auto", "ring", "recursive_doubling", "halving_doubling", "hierarchical")
 SCENARIOS = [
     *[f"{what}, {how}" for what in ("allreduce", "large allreduce", "narrow allreduce")
       for how in ALGORITHMS],

@@ -147,6 +147,6 @@ def test_all_ranks_are_told_what_each_asked_for(
         replace(outcome, message=disagreement.without_notes(outcome.message)).expect(
             disagreement.KINDS[mode],
             f"rank {outcome.rank} | {texts[outcome.rank]}: expected the same collective",
-            "".join(f"\n  rank {rank}: {text}" for rank, text in enumerate(texts)) + "\n",
+            disagreement.lines(texts),
         )
     outcomes.expect_success(f"after {scenario}, {mode}")

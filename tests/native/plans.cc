@@ -6,6 +6,7 @@
 #include <random>
 
 #include "check.h"
+#include "engine/signature.h"
 #include "reference.h"
 
 namespace ringar::test {
@@ -194,7 +195,11 @@ Plan random_plan_between_hosts(uint64_t seed, const std::vector<int>& members, i
   // Scaled products need more bits than there are; which zero a minimum takes is a matter of order.
   if (plan.op == ReduceOp::kProduct || plan.prescale == 0) plan.prescale = plan.postscale = 1;
   if (plan.collective != Collective::kAllreduce) return plan;
-  const char* const algorithms[] = {"", "", "algorithm=ring ", "algorithm=recursive_doubling ",
+  const char* const algorithms[] = {"",
+                                    "",
+                                    "algorithm=ring ",
+                                    "algorithm=recursive_doubling ",
+                                    "algorithm=halving_doubling ",
                                     "algorithm=hierarchical "};
   plan.options = algorithms[seed % std::size(algorithms)];
   const char* const wires[] = {"", "wire=float16 ", "wire=bfloat16 "};
@@ -296,8 +301,11 @@ void run_plan(const Plan& plan, int rank, Engine& engine) {
     if (status.code() != RINGAR_MISMATCH)
       fail(__FILE__, __LINE__, what + ": no mismatch, but: " + status.message());
     EXPECT_CONTAINS(status.message(), "rank " + std::to_string(rank) + " | ");
-    for (int r : plan.members)
-      EXPECT_CONTAINS(status.message(), "\n  rank " + std::to_string(r) + ": ");
+    std::vector<int> others = plan.members;
+    others.erase(others.begin() + static_cast<std::ptrdiff_t>(plan.offender));
+    EXPECT_CONTAINS(status.message(), "\n  " + ranks_in_short(others));
+    EXPECT_CONTAINS(status.message(),
+                    "\n  rank " + std::to_string(plan.members[plan.offender]) + ": ");
     return;
   }
   if (status.ok() && plan.gpus > 0) status = engine.synchronize_gpu();

@@ -32,7 +32,7 @@ void run_random_plans(const Rank& me, uint64_t seed, size_t largest) {
 }
 
 TEST(between_hosts_of_one_rank_each) {
-  for (size_t hosts : {2, 3, 4, 5, 7})
+  for (size_t hosts : {2, 3, 4, 5, 6, 7, 8})
     on_processes(Hosts{std::vector<int>(hosts, 1)},
                  [&](Rank& me) { run_random_plans(me, 100 + hosts, 700'000); });
 }
@@ -46,7 +46,7 @@ TEST(between_hosts_of_several_ranks) {
 
 // Ranks that had measured different sizes would wait for each other.
 TEST(between_hosts_that_measure_their_network) {
-  for (const Hosts& hosts : {Hosts{{1, 1, 1}}, Hosts{{3, 1}}})
+  for (const Hosts& hosts : {Hosts{{1, 1, 1}}, Hosts{{3, 1}}, Hosts{{1, 2, 1, 1}}})
     on_processes(hosts, [&](Rank& me) {
       me.config.recursive_doubling_count = 0;
       run_random_plans(me, 500 + static_cast<uint64_t>(me.size), 300'000);
@@ -75,7 +75,8 @@ TEST(between_hosts_large_arrays) {
       const auto engine = me.engine();
       EXPECT_OK(engine->start());
       for (const char* options :
-           {"", "wire=bfloat16 ", "algorithm=ring ", "algorithm=hierarchical "})
+           {"", "wire=bfloat16 ", "algorithm=ring ", "algorithm=halving_doubling ",
+            "algorithm=halving_doubling wire=float16 ", "algorithm=hierarchical "})
         for (Output where : {Output::kApart, Output::kInPlace}) {
           Plan plan = random_plan_between_hosts(7, all_ranks(me.size), 0, 64);
           plan.collective = Collective::kAllreduce;
@@ -92,6 +93,100 @@ TEST(between_hosts_large_arrays) {
           run_plan(plan, me.rank, *engine);
         }
     });
+}
+
+// In a hierarchy, too, which takes this way up to the size in the table.
+TEST(between_hosts_halving_and_doubling_in_rails) {
+  for (const Hosts& hosts : {Hosts{{2, 2, 2, 2}}, Hosts{{2, 1, 3, 1, 2}}})
+    on_processes(hosts, [](Rank& me) {
+      const std::vector<int64_t> short_arrays(9, 64), all_others(9, int64_t{1} << 40);
+      me.config.recursive_doubling_bytes = short_arrays.data();
+      me.config.halving_doubling_bytes = all_others.data();
+      me.config.recursive_doubling_count = static_cast<int32_t>(short_arrays.size());
+      const auto engine = me.engine();
+      EXPECT_OK(engine->start());
+      for (const char* options : {"", "wire=bfloat16 ", "algorithm=hierarchical "})
+        for (int64_t elements : {17, 1001, static_cast<int>(kLarge)}) {
+          Plan plan = random_plan_between_hosts(8, all_ranks(me.size), 0, 64);
+          plan.collective = Collective::kAllreduce;
+          plan.dtype = DataType::kFloat32;
+          plan.op = ReduceOp::kSum;
+          plan.prescale = 0.5;
+          plan.postscale = 2;
+          plan.where = elements % 2 ? Output::kApart : Output::kInPlace;
+          plan.twist = Twist::kNone;
+          plan.options = options;
+          plan.tails = {{}, {3}};
+          plan.rows.assign(plan.ranks(), {5, elements});
+          plan.splits.assign(plan.ranks(), {});
+          run_plan(plan, me.rank, *engine);
+        }
+    });
+}
+
+// What rank r has of segment `segment` after all rounds down to `fewest` kept segments: the tree
+// that algorithms/halving_doubling.h describes.
+float tree_sum(const std::vector<float>& of_ranks, int r, int segment, int fewest) {
+  const int n = static_cast<int>(of_ranks.size());
+  std::vector<int> edges{n};
+  while (edges.back() > fewest) edges.push_back((edges.back() + 1) / 2);
+  if (edges.size() == 1) return of_ranks[static_cast<size_t>(r)];
+  const int more = edges[edges.size() - 2], fewer = edges.back();
+  const float own = tree_sum(of_ranks, r, segment, more);
+  if ((segment - r + n) % n >= more - fewer) return own;
+  return own + tree_sum(of_ranks, (r - fewer + n) % n, segment, more);
+}
+
+// Numbers whose sum depends on the order of additions, in segments of 16 each, and some blocks.
+TEST(between_hosts_halving_and_doubling_adds_in_a_fixed_order) {
+  for (size_t hosts : {2, 3, 4, 5, 6, 7, 8, 9})
+    on_processes(Hosts{std::vector<int>(hosts, 1)}, [](Rank& me) {
+      const auto engine = me.engine();
+      EXPECT_OK(engine->start());
+      const auto n = static_cast<size_t>(me.size);
+      const size_t elements = 16 * n - 3;
+      const auto value = [](size_t rank, size_t i) {
+        const auto x = static_cast<uint32_t>((rank + 1) * 2654435761u + i * 40503u * 977u);
+        return static_cast<float>(x % 100'003) / 7.0f - 7000.0f;
+      };
+      for (int again = 0; again < 3; ++again) {
+        TestRequest request("allreduce dtype=float32 op=sum algorithm=halving_doubling name=order");
+        Bytes bytes(elements * sizeof(float));
+        for (size_t i = 0; i < elements; ++i)
+          reinterpret_cast<float*>(bytes.data())[i] = value(static_cast<size_t>(me.rank), i);
+        request.add(bytes, {static_cast<int64_t>(elements)}, Output::kApart, bytes.size());
+        EXPECT_OK(engine->run(request));
+        const Bytes output = request.output(0);
+        for (size_t i = 0; i < elements; ++i) {
+          std::vector<float> of_ranks;
+          for (size_t r = 0; r < n; ++r) of_ranks.push_back(value(r, i));
+          const int owner = static_cast<int>(i / 16);
+          EXPECT_EQ(reinterpret_cast<const float*>(output.data())[i],
+                    tree_sum(of_ranks, owner, owner, 1));
+        }
+      }
+    });
+}
+
+// Ranks of one host, of which one wants the link and the other does not: both learn it there.
+TEST(between_hosts_ranks_of_one_host_that_disagree_on_the_link) {
+  on_processes(Hosts{{2, 1}}, [](Rank& me) {
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    int id = -1;
+    EXPECT_OK(engine->add_process_set({0, 1}, &id));
+    for (const char* algorithm : {"ring", "recursive_doubling", "halving_doubling"}) {
+      if (me.rank == 2) continue;
+      const std::string wanted = me.rank == 0 ? "algorithm=" + std::string(algorithm) + " " : "";
+      TestRequest request("allreduce dtype=float32 op=sum set=" + std::to_string(id) + " " +
+                          wanted + "name=flat");
+      add_ones(request, me.rank, 1000);
+      const Status status = engine->run(request);
+      EXPECT_EQ(status.code(), RINGAR_MISMATCH);
+      EXPECT_CONTAINS(status.message(), "algorithm=" + std::string(algorithm));
+    }
+    EXPECT_OK(engine->remove_process_set(id));
+  });
 }
 
 // Sets within a host, across hosts, of one rank, in any order.

@@ -36,6 +36,15 @@ TEST(calibration_takes_the_least_size_from_which_on_all_gain) {
   EXPECT_EQ(chosen(1.2, 1.1, 1.0).value(), kNever);
 }
 
+TEST(calibration_takes_longer_buckets_where_latencies_are_long) {
+  constexpr double kPerByte = 1e-9;
+  EXPECT_EQ(bucket_for(0, kPerByte), 8 * kMiB);
+  EXPECT_EQ(bucket_for(0.5e-3, kPerByte), 8 * kMiB);
+  EXPECT_EQ(bucket_for(2e-3, kPerByte), 16 * kMiB);
+  EXPECT_EQ(bucket_for(5e-3, kPerByte), 32 * kMiB);
+  EXPECT_EQ(bucket_for(1, kPerByte), 64 * kMiB);
+}
+
 TEST(calibration_finds_nothing_in_too_few_rounds) {
   EXPECT(!least_that_gains(kSizes, {{0.5, 0.5, 0.5}, {0.5, 0.5, 0.5}, {0.5, 0.5}}).has_value());
   EXPECT(!least_that_gains(kSizes, {{}, {}, {}}).has_value());

@@ -1,17 +1,19 @@
 // Which way an allreduce takes between hosts.
 //
 //   small             recursive doubling between hosts, in the handshake (handshake.cc)
-//   large             hierarchical: shared memory in each host, a ring in each rail
+//   middle, large     hierarchical: shared memory in each host; in each rail halving and doubling,
+//                     or a ring
 //   ring              forced: a ring of all ranks, hosts or not (ring.h)
-//   recursive_doubling  forced: of all ranks, hosts or not
+//   recursive_doubling, halving_doubling  forced: of all ranks, hosts or not
 //
-// What is small is a table, made from a cost model by the number of hosts
-// (ringar/job/cost_model.py).
+// What is small, and what is large, are tables by the number of hosts, made from a cost model
+// (ringar/job/cost_model.py) or measured (engine/calibration.h).
 
 #include <algorithm>
 #include <cstring>
 
 #include "algorithms/between_hosts.h"
+#include "algorithms/halving_doubling.h"
 #include "algorithms/ring.h"
 
 namespace ringar {
@@ -85,28 +87,47 @@ Status by_recursive_doubling(Communicator& c, const Request& request, const Buff
   return {};
 }
 
-Status by_ring(Communicator& c, const Request& request, const BufferList& array) {
+Status by(LongWay way, Communicator& c, const Request& request, const BufferList& array) {
   RINGAR_RETURN_IF_ERROR(handshake_between_hosts(c));
-  return ring_allreduce(c, c.everybody(), request.spec, array);
+  return long_allreduce(c, c.everybody(), way, request.spec, array);
 }
 
 }  // namespace
 
-Status ring_allreduce(Communicator& c, InterNodeCommunicator& group, const Spec& spec,
+LongWay long_way(const Communicator& c, size_t bytes) {
+  return bytes <= c.world().halving_doubling_bytes_for(c.hosts()) ? LongWay::kHalvingDoubling
+                                                                  : LongWay::kRing;
+}
+
+LinkTuning tuning_of(LongWay way, size_t wire_bytes, int ranks) {
+  return way == LongWay::kRing ? link_tuning(wire_bytes, ranks) : halving_tuning(wire_bytes, ranks);
+}
+
+std::unique_ptr<InLanes> open_lanes(LongWay way, InterNodeCommunicator& group, const Spec& spec,
+                                    const Chunks& chunks, const WireCodec& codec,
+                                    StagingBuffers& buffers, int lanes) {
+  if (way == LongWay::kRing)
+    return std::make_unique<Ring>(group, Ring::kAllreduce, chunks, codec, buffers, lanes);
+  return std::make_unique<HalvingDoubling>(group, spec, chunks, codec, buffers, lanes);
+}
+
+Status long_allreduce(Communicator& c, InterNodeCommunicator& group, LongWay way, const Spec& spec,
                       const BufferList& array) {
   const WireCodec codec(spec);
-  const LinkTuning tuning = link_tuning(codec.wire_bytes(array.size()), group.size());
+  const LinkTuning tuning = tuning_of(way, codec.wire_bytes(array.size()), group.size());
   const Chunks chunks =
       Chunks::of_blocks(array, group.size(), codec.array_bytes(tuning.chunk_bytes));
-  return Ring(group, Ring::kAllreduce, chunks, codec, c.buffers(), tuning.lanes)
-      .run(wait_policy_for(array.size()));
+  return open_lanes(way, group, spec, chunks, codec, c.buffers(), tuning.lanes)
+      ->run(wait_policy_for(array.size()));
 }
 
 Status allreduce_between_hosts(Communicator& c, Request& request) {
   const BufferList& array = c.host().workspace().whole(request);
   switch (c.op_state().signature.algorithm) {
     case Algorithm::kRing:
-      return by_ring(c, request, array);
+      return by(LongWay::kRing, c, request, array);
+    case Algorithm::kHalvingDoubling:
+      return by(LongWay::kHalvingDoubling, c, request, array);
     case Algorithm::kRecursiveDoubling:
       return by_recursive_doubling(c, request, array);
     default:

@@ -3,8 +3,16 @@
 
 #pragma once
 
+#include <memory>
+#include <vector>
+
+#include "algorithms/chunks.h"
+#include "algorithms/in_lanes.h"
 #include "algorithms/recursive_doubling.h"
+#include "algorithms/staging_buffers.h"
+#include "algorithms/wire_codec.h"
 #include "engine/communicator.h"
+#include "engine/tuning.h"
 
 namespace ringar {
 
@@ -16,13 +24,22 @@ Status allgather_between_hosts(Communicator& communicator, Request& request);
 Status broadcast_between_hosts(Communicator& communicator, Request& request);
 Status alltoall_between_hosts(Communicator& communicator, Request& request);
 
-// Shared memory inside each host, a ring in each rail.
+// How long arrays go among the ranks of a group: in chunks or blocks, several under way.
+enum class LongWay { kRing, kHalvingDoubling };
+// The one between the hosts of a set, by its table.
+LongWay long_way(const Communicator& communicator, size_t bytes);
+LinkTuning tuning_of(LongWay way, size_t wire_bytes, int ranks);
+std::unique_ptr<InLanes> open_lanes(LongWay way, InterNodeCommunicator& group, const Spec& spec,
+                                    const Chunks& chunks, const WireCodec& codec,
+                                    StagingBuffers& buffers, int lanes);
+
+// Shared memory inside each host; in each rail halving and doubling, or a ring.
 Status allreduce_hierarchical(Communicator& communicator, const Request& request,
                               const BufferList& array);
 
 // After the handshake, among the ranks of `group`.
-Status ring_allreduce(Communicator& communicator, InterNodeCommunicator& group, const Spec& spec,
-                      const BufferList& array);
+Status long_allreduce(Communicator& communicator, InterNodeCommunicator& group, LongWay way,
+                      const Spec& spec, const BufferList& array);
 
 // What the handshake carries: ranks have to exchange messages in any case.
 class HandshakePayload : public PartialResult {
@@ -41,20 +58,6 @@ Status handshake_between_hosts(Communicator& communicator, HandshakePayload* pay
                                WaitPolicy policy = WaitPolicy::kEager);
 inline Status handshake_for(Communicator& communicator, size_t bytes) {
   return handshake_between_hosts(communicator, nullptr, nullptr, wait_policy_for(bytes));
-}
-
-// Exchanges `bytes` with each other rank of the group: from outgoing(rank), to incoming(rank).
-template <typename Outgoing, typename Incoming>
-Status exchange_with_all(InterNodeCommunicator& group, size_t bytes, Outgoing outgoing,
-                         Incoming incoming) {
-  std::vector<int> handles(2 * static_cast<size_t>(group.size()), -1);
-  for (int distance = 1; distance < group.size(); ++distance) {
-    const int from = group.neighbor(-distance), to = group.neighbor(distance);
-    int* const pair = &handles[2 * static_cast<size_t>(distance)];
-    RINGAR_RETURN_IF_ERROR(group.receive(from, 0, incoming(from), bytes, &pair[0]));
-    RINGAR_RETURN_IF_ERROR(group.send(to, 0, outgoing(to), bytes, &pair[1]));
-  }
-  return group.finish(WaitPolicy::kEager, handles.data(), handles.size());
 }
 
 }  // namespace ringar

@@ -5,12 +5,13 @@
 // recursive doubling would need log2 n: such arrays are better reduced whole.
 //
 // A rank's segment is its share of the rows, of all arrays of the group; shares may differ. In an
-// all-gather nobody knows the others' rows before: they are exchanged first.
+// all-gather nobody knows the others' rows before: they are exchanged first (bruck.h).
 
 #include <cstring>
 #include <vector>
 
 #include "algorithms/between_hosts.h"
+#include "algorithms/bruck.h"
 #include "algorithms/ring.h"
 #include "algorithms/rows.h"
 
@@ -37,19 +38,17 @@ Status run_ring(Communicator& c, Ring::Kind kind, const Spec& spec,
 Status exchange_rows(Communicator& c, Request& request) {
   const size_t arrays = request.tensors.size(), ranks = static_cast<size_t>(c.size());
   const size_t bytes = arrays * sizeof(int64_t);
-  auto* const mine = reinterpret_cast<int64_t*>(c.buffers().at(0, bytes));
-  std::byte* const theirs = c.buffers().at(1, bytes * ranks);
+  std::byte* const rows = c.buffers().at(0, bytes * ranks);
+  const auto rows_of = [&](int place) { return rows + bytes * static_cast<size_t>(place); };
+  auto* const mine = reinterpret_cast<int64_t*>(rows_of(c.everybody().rank()));
   for (size_t i = 0; i < arrays; ++i) mine[i] = request.tensors[i].shape.rows();
-  const auto incoming = [&](int place) { return theirs + bytes * static_cast<size_t>(place); };
-  const auto outgoing = [&](int) { return reinterpret_cast<const std::byte*>(mine); };
-  RINGAR_RETURN_IF_ERROR(exchange_with_all(c.everybody(), bytes, outgoing, incoming));
-  std::memcpy(incoming(c.everybody().rank()), mine, bytes);
+  RINGAR_RETURN_IF_ERROR(bruck_allgather(c.everybody(), c.buffers(), 1, rows, bytes));
 
   request.received.resize(arrays * ranks);
   for (int place = 0; place < c.size(); ++place)
     for (size_t i = 0; i < arrays; ++i)
       std::memcpy(&request.received[i * ranks + static_cast<size_t>(c.set_rank(place))],
-                  incoming(place) + i * sizeof(int64_t), sizeof(int64_t));
+                  rows_of(place) + i * sizeof(int64_t), sizeof(int64_t));
   return {};
 }
 

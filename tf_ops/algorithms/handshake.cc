@@ -6,13 +6,15 @@
 //   3. Where a host has more ranks than another one, those in no rail are told by shared memory.
 //
 // Since it is the same for all collectives, ranks that disagree come to its end, too; then they
-// exchange their signatures in full, all raise the same error, and can go on. The messages have to
-// travel in any case, so a small allreduce is done on the way: they carry the partial results.
+// exchange their signatures in full (bruck.h), all raise the same error, and can go on. The
+// messages have to travel in any case, so a small allreduce is done on the way: they carry the
+// partial results.
 
 #include <cstring>
 #include <vector>
 
 #include "algorithms/between_hosts.h"
+#include "algorithms/bruck.h"
 
 namespace ringar {
 namespace {
@@ -27,22 +29,23 @@ Status tell_those_in_no_rail(Communicator& c, Message message, size_t bytes) {
   return {};
 }
 
+// A flat algorithm among ranks of one host: one that does something else is not in the link.
+Status handshake_on_one_host(IntraNodeCommunicator& host) {
+  RINGAR_RETURN_IF_ERROR(host.handshake());
+  host.finish_step();
+  return {};
+}
+
 Status full_disagreement(Communicator& c) {
   InterNodeCommunicator& everybody = c.everybody();
   std::vector<Signature> by_rank(static_cast<size_t>(c.size()));
-  const auto place_for = [&](int place) {
-    return &by_rank[static_cast<size_t>(c.set_rank(place))];
-  };
-  Signature& mine = *place_for(everybody.rank());
-  mine = c.op_state().signature;
   const size_t bytes = sizeof(Signature);
-  std::byte* const out = c.buffers().at(0, bytes);
-  std::byte* const in = c.buffers().at(1, bytes * by_rank.size());
-  std::memcpy(out, &mine, bytes);
-  const auto incoming = [&](int place) { return in + bytes * static_cast<size_t>(place); };
-  RINGAR_RETURN_IF_ERROR(exchange_with_all(everybody, bytes, [&](int) { return out; }, incoming));
+  std::byte* const all = c.buffers().at(0, bytes * by_rank.size());
+  const auto place_of = [&](int place) { return all + bytes * static_cast<size_t>(place); };
+  std::memcpy(place_of(everybody.rank()), &c.op_state().signature, bytes);
+  RINGAR_RETURN_IF_ERROR(bruck_allgather(everybody, c.buffers(), 1, all, bytes));
   for (int place = 0; place < everybody.size(); ++place)
-    if (place != everybody.rank()) std::memcpy(place_for(place), incoming(place), bytes);
+    std::memcpy(&by_rank[static_cast<size_t>(c.set_rank(place))], place_of(place), bytes);
   return disagreement(by_rank, c.ranks(), c.op_state().set_id);
 }
 
@@ -51,6 +54,7 @@ Status full_disagreement(Communicator& c) {
 Status handshake_between_hosts(Communicator& c, HandshakePayload* payload, std::byte** result,
                                WaitPolicy policy) {
   IntraNodeCommunicator& host = c.host();
+  if (c.hosts() == 1) return handshake_on_one_host(host);
   const bool shared = host.size() > 1;
   Message mine(c.buffers().at(0, Message::kMaxBytes)),
       theirs(c.buffers().at(1, Message::kMaxBytes));

@@ -1,33 +1,34 @@
-// Allreduce in two levels: shared memory inside each host, a ring in each rail between hosts.
+// Allreduce in two levels: shared memory inside each host; in each rail between hosts a ring, or
+// halving and doubling, as the table of sizes says (allreduce_between_hosts.cc).
 //
 // A block of the array is cut into one slice per rail. On every host the ranks reduce the block in
 // shared memory, the slice of rail l by the rank in it (essay of shared_memory_reduce.cc); the
-// rings of the rails, side by side, add up the hosts' slices; then every rank copies the slices of
+// rails, side by side, add up the hosts' slices; then every rank copies the slices of
 // the other rails from its host's shared segment. With h hosts of l ranks and K bytes, 2 (h-1)/h K
 // cross each host's link in each direction: those of one rank per host, where a ring of all h l
-// ranks sends 2 (h l - 1)/(h l) K across it. A rank waits for 2 (h-1) messages one after the other
-// instead of 2 (h l - 1), and l processes share the work of driving the link. So it wins over the
-// flat ring wherever hosts have several ranks and the array is long; a short one goes by recursive
-// doubling between the hosts (handshake.cc), log2(h) messages one after the other. It would lose
-// only where shared memory were slower than the link, since every byte passes through it.
+// ranks sends 2 (h l - 1)/(h l) K across it. A rank waits for 2 (h-1) messages one after the other,
+// or 2 ceil(log2 h), instead of 2 (h l - 1), and l processes share the work of driving the link. So
+// it wins over the flat ring wherever hosts have several ranks and the array is long; a short one
+// goes by recursive doubling between the hosts (handshake.cc), log2(h) messages one after the
+// other. It would lose only where shared memory were slower than the link, since every byte passes
+// through it.
 //
 // The three stages of consecutive blocks overlap: while block k is reduced on the host, blocks
-// k - lanes … k - 1 are in the ring, and block k - lanes is copied out:
+// k - lanes … k - 1 are on their way in the rail, and block k - lanes is copied out:
 //
 //   step k     reduce block k on the host
-//              wait for block k - lanes from the ring, and put its slice into the result buffer
+//              wait for block k - lanes from the rail, and put its slice into the result buffer
 //              copy the other rails' slices of block k - lanes - 1 from their result buffers
 //
-// Buffers hold a slice of `slice_bytes`, which may be less than the ring's chunks of one block
+// Buffers hold a slice of `slice_bytes`, which may be less than the chunks of one block
 // make: then each step is several turns. A rank in no rail reduces no slice, and only reads.
 //
-// With one rank per host there is the ring and nothing else.
+// With one rank per host there is the rail and nothing else.
 
 #include <algorithm>
 #include <memory>
 
 #include "algorithms/between_hosts.h"
-#include "algorithms/ring.h"
 #include "engine/copy.h"
 #include "engine/tuning.h"
 
@@ -46,14 +47,15 @@ class Hierarchical {
  public:
   // `sums` is the array that has the outputs of `array` for its inputs, too: there lies what the
   // ranks of the host have added up.
-  Hierarchical(Communicator& c, const Spec& spec, const BufferList& array, const BufferList& sums)
+  Hierarchical(Communicator& c, LongWay way, const Spec& spec, const BufferList& array,
+               const BufferList& sums)
       : c_(c),
         host_(c.host()),
         spec_(spec),
         array_(array),
         sums_(sums),
         codec_(WireCodec(spec).unscaled_inputs()),
-        tuning_(link_tuning(codec_.wire_bytes(array.size()), c.hosts() * c.rails())),
+        tuning_(tuning_of(way, codec_.wire_bytes(array.size()), c.hosts() * c.rails())),
         chunks_(Chunks::of_blocks(sums, c.hosts(), codec_.array_bytes(tuning_.chunk_bytes),
                                   c.rail() ? host_.rank() : 0, c.rails())),
         slice_bytes_(host_.slice_bytes()),
@@ -61,12 +63,11 @@ class Hierarchical {
                slice_bytes_),
         depth_(std::min(static_cast<size_t>(tuning_.lanes), chunks_.count())) {
     if (c.rail())
-      ring_ = std::make_unique<Ring>(*c.rail(), Ring::kAllreduce, chunks_, codec_, c.buffers(),
-                                     tuning_.lanes);
+      lanes_ = open_lanes(way, *c.rail(), spec, chunks_, codec_, c.buffers(), tuning_.lanes);
   }
 
   Status run() {
-    c_.op_state().in_flight = ring_.get();
+    c_.op_state().in_flight = lanes_.get();
     const Status status = run_steps();
     c_.op_state().in_flight = nullptr;
     return status;
@@ -76,9 +77,10 @@ class Hierarchical {
   Status run_steps() {
     const size_t blocks = chunks_.count();
     for (size_t k = 0; k < blocks + depth_; ++k) {
-      if (k >= depth_ && ring_) RINGAR_RETURN_IF_ERROR(wait_for_ring(k - depth_ + 1));
+      if (k >= depth_ && lanes_)
+        RINGAR_RETURN_IF_ERROR(lanes_->wait_for(k - depth_ + 1, WaitPolicy::kPatient));
       for (size_t turn = 0; turn < turns_; ++turn) RINGAR_RETURN_IF_ERROR(take_turn(k, turn));
-      if (ring_) ring_->release(std::min(blocks, k + 1));
+      if (lanes_) lanes_->release(std::min(blocks, k + 1));
     }
     return copy_results();
   }
@@ -87,8 +89,8 @@ class Hierarchical {
     const bool in = k < chunks_.count(), out = k >= depth_;
     if (in) c_.op_state().timed(Span::kCopy, [&] { publish(k, turn); });
     RINGAR_RETURN_IF_ERROR(host_.exchange());
-    if (in && ring_) c_.op_state().timed(Span::kReduce, [&] { reduce_slice(k, turn); });
-    if (out && ring_)
+    if (in && lanes_) c_.op_state().timed(Span::kReduce, [&] { reduce_slice(k, turn); });
+    if (out && lanes_)
       c_.op_state().timed(Span::kCopy, [&] {
         const Chunk mine = in_turn(chunks_.slice(k - depth_, host_.rank()), turn, slice_bytes_);
         sums_.gather(mine.begin, mine.end, host_.result(host_.rank(), host_.step()));
@@ -125,14 +127,6 @@ class Hierarchical {
                     });
   }
 
-  Status wait_for_ring(size_t count) {
-    return c_.rail()->until_done(WaitPolicy::kPatient, [&](bool* moved, bool* done) -> Status {
-      RINGAR_RETURN_IF_ERROR(ring_->advance(moved));
-      *done = ring_->has_finished(count);
-      return {};
-    });
-  }
-
   // What the others have put into their result buffers in the turn before.
   Status copy_results() {
     if (!unread_.any) return {};
@@ -163,7 +157,7 @@ class Hierarchical {
   const LinkTuning tuning_;
   const Chunks chunks_;
   const size_t slice_bytes_, turns_, depth_;
-  std::unique_ptr<Ring> ring_;  // null for a rank in no rail
+  std::unique_ptr<InLanes> lanes_;  // null for a rank in no rail
   Unread unread_;
 };
 
@@ -171,12 +165,13 @@ class Hierarchical {
 
 Status allreduce_hierarchical(Communicator& c, const Request& request, const BufferList& array) {
   RINGAR_RETURN_IF_ERROR(handshake_for(c, array.size()));
-  if (c.host().size() == 1) return ring_allreduce(c, *c.rail(), request.spec, array);
+  const LongWay way = long_way(c, array.size());
+  if (c.host().size() == 1) return long_allreduce(c, *c.rail(), way, request.spec, array);
   BufferList& sums = c.host().workspace().sums();
   array.for_each(0, array.size(), [&](const std::byte*, std::byte* output, size_t bytes, size_t) {
     sums.append(output, output, bytes);
   });
-  return Hierarchical(c, request.spec, array, sums).run();
+  return Hierarchical(c, way, request.spec, array, sums).run();
 }
 
 }  // namespace ringar

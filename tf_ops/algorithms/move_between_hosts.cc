@@ -11,12 +11,14 @@
 // is for it, and receives from the one s places to its left, so that no rank is sent to by two at
 // once. Each byte goes straight where it belongs, (n-1)/n of K bytes in all, which nothing
 // undercuts; messages are many, so that for a few bytes per rank the latencies are all there is.
+// Ranks learn before how many rows will come (bruck.h), and exchange nothing where there are none.
 
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "algorithms/between_hosts.h"
+#include "algorithms/bruck.h"
 #include "algorithms/rows.h"
 #include "algorithms/stream.h"
 
@@ -106,26 +108,23 @@ Status alltoall_between_hosts(Communicator& c, Request& request) {
   InterNodeCommunicator& group = c.everybody();
   const size_t ranks = static_cast<size_t>(c.size());
 
-  // By place: how many rows go there, and come from there.
-  const size_t bytes = ranks * sizeof(int64_t);
-  auto* const going = reinterpret_cast<int64_t*>(c.buffers().at(0, bytes));
-  auto* const coming = reinterpret_cast<int64_t*>(c.buffers().at(1, bytes));
+  // By place: how many rows go there; then how many come from there.
+  const size_t bytes = sizeof(int64_t);
+  auto* const counts = reinterpret_cast<int64_t*>(c.buffers().at(0, bytes * ranks));
   std::vector<BufferList> outgoing(ranks), incoming(ranks);
   const auto deal = [&](size_t, int r, int64_t rows, const std::byte* input, size_t size) {
     const auto place = static_cast<size_t>(c.place_of(r));
-    going[place] = rows;
+    counts[place] = rows;
     outgoing[place].append(input, nullptr, size);
   };
   deal_rows(request, c.size(), deal);
   const auto me = static_cast<size_t>(group.rank());
-  coming[me] = going[me];
-  const auto count_for = [&](int place) { return reinterpret_cast<std::byte*>(going + place); };
-  const auto count_from = [&](int place) { return reinterpret_cast<std::byte*>(coming + place); };
-  RINGAR_RETURN_IF_ERROR(exchange_with_all(group, sizeof(int64_t), count_for, count_from));
+  RINGAR_RETURN_IF_ERROR(
+      bruck_alltoall(group, c.buffers(), 1, reinterpret_cast<std::byte*>(counts), bytes));
 
   request.received.resize(ranks);
   for (int r = 0; r < c.size(); ++r)
-    request.received[static_cast<size_t>(r)] = coming[c.place_of(r)];
+    request.received[static_cast<size_t>(r)] = counts[c.place_of(r)];
   const auto place_output = [&](size_t, int r, std::byte* output, size_t size) {
     incoming[static_cast<size_t>(c.place_of(r))].append(nullptr, output, size);
   };

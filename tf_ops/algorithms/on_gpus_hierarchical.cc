@@ -1,17 +1,17 @@
 // An allreduce of GPUs on several hosts without a fast network between GPUs: NCCL inside each host,
-// ringar's ring over MPI between them.
+// ringar's own allreduce between them.
 //
 // The bucket is cut into blocks, and a block into one slice per rail (communicator.h): each host
 // has a rank in every rail. Of block k, in ringar's stream and on the rank's thread,
 //
 //   GPU     ncclReduce: each rank of a rail has the host's sum of its slice | copy to the host
-//   host    wait for the copy | ring of the rail, in the host's memory
+//   host    wait for the copy | allreduce in the rail, in the host's memory
 //   GPU     copy back | ncclBroadcast: each rank of a rail gives its slice to the host's ranks
 //
 // The GPU reduces block k+1 while the hosts exchange block k, with two buffers of one slice each. A
 // host sends and receives 2 (h-1)/h K bytes for h hosts, however many ranks it has, as with arrays
-// in its own memory (hierarchical.cc). The call returns when the last ring has ended: other than
-// NCCL's collectives, this one holds its thread.
+// in its own memory (hierarchical.cc). The call returns when the last of these has ended: other
+// than NCCL's collectives, this one holds its thread.
 //
 // The sum of a host is NCCL's, in the arrays' dtype; between hosts float16 and bfloat16 are added
 // in float32, and `wire=` makes float32 narrow.
@@ -125,7 +125,7 @@ class Hierarchy {
     }));
     BufferList slice;
     slice.append(staging(k).here, staging(k).here, own_bytes(k));
-    return ring_allreduce(c_, *c_.rail(), spec_, slice);
+    return long_allreduce(c_, *c_.rail(), long_way(c_, rails_ * slice.size()), spec_, slice);
   }
 
   Status spread_here(size_t k) {

@@ -31,45 +31,14 @@
 #include <cstddef>
 #include <vector>
 
-#include "algorithms/buffer_list.h"
+#include "algorithms/chunks.h"
+#include "algorithms/in_lanes.h"
 #include "algorithms/staging_buffers.h"
 #include "algorithms/wire_codec.h"
-#include "engine/inter_node_communicator.h"
 
 namespace ringar {
 
-// Where chunk k of a rank's segment lies.
-class Chunks {
- public:
-  struct Chunk {
-    const BufferList* array;
-    size_t begin, end;
-    size_t size() const { return end - begin; }
-  };
-
-  // One array, cut into blocks, a block into one slice per rail, the slice of `rail` into one chunk
-  // per rank: the chunks of a full block have `chunk_bytes`.
-  static Chunks of_blocks(const BufferList& array, int ranks, size_t chunk_bytes, int rail = 0,
-                          int rails = 1);
-  // An array for each rank.
-  static Chunks of_shares(const std::vector<BufferList>& shares, size_t chunk_bytes);
-
-  size_t count() const { return count_; }  // of each rank
-  size_t largest() const { return chunk_bytes_; }
-  Chunk chunk(int rank, size_t k) const;
-
-  // Of the chunks of an array that is cut into blocks: block k, and the slice of a rail of it.
-  Chunk block(size_t k) const;
-  Chunk slice(size_t k, int rail) const;
-
- private:
-  const BufferList* array_ = nullptr;
-  const std::vector<BufferList>* shares_ = nullptr;
-  int ranks_ = 1, rail_ = 0, rails_ = 1;
-  size_t chunk_bytes_ = 0, count_ = 0;
-};
-
-class Ring : public InFlight {
+class Ring : public InLanes {
  public:
   enum Kind { kReduceScatter, kAllGather, kAllreduce };
 
@@ -77,15 +46,8 @@ class Ring : public InFlight {
   Ring(InterNodeCommunicator& group, Kind kind, const Chunks& chunks, const WireCodec& codec,
        StagingBuffers& buffers, int lanes);
 
-  // Lets chunks before `count` go.
-  void release(size_t count) { released_ = count; }
-  // Goes on with what the link has found; `moved`: whether anything came or went.
-  Status advance(bool* moved);
-  Status keep_going() override;
-  // Whether chunks before `count` have come to their end.
-  bool has_finished(size_t count) const;
-  // Lets all chunks go, and waits for their end.
-  Status run(WaitPolicy policy);
+  Status advance(bool* moved) override;
+  bool has_finished(size_t count) const override;
 
  private:
   struct Lane {
@@ -98,16 +60,14 @@ class Ring : public InFlight {
   Status start(Lane& lane, int channel);
   Status post(Lane& lane, int channel);
   void take_in(Lane& lane);
-  int segment(int distance) const { return group_.neighbor(-distance % group_.size()); }
+  int segment(int distance) const { return group().neighbor(-distance % group().size()); }
   int outgoing(int step) const;
   int incoming(int step) const;
 
-  InterNodeCommunicator& group_;
   const Chunks& chunks_;
   const WireCodec& codec_;
   const int hops_;  // of one round: size - 1
   const int first_step_, last_step_;
-  size_t released_ = 0;
   std::vector<Lane> lanes_;
 };
 

@@ -178,6 +178,11 @@ int64_t ringar_past_caches_bytes(void) {
   return bytes == kNever ? 0 : static_cast<int64_t>(bytes);
 }
 
+int64_t ringar_bucket_bytes(void) {
+  const auto running = engine();
+  return running ? static_cast<int64_t>(running->bucket_bytes()) : 0;
+}
+
 int ringar_has_calibrated(void) {
   const auto running = engine();
   return running && running->has_calibrated();

@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <limits>
+#include <utility>
 
 #include "engine/tuning.h"
 
@@ -22,9 +23,14 @@ constexpr size_t kBytesOfAllRanks[] = {size_t{8} << 20, size_t{16} << 20, size_t
 
 constexpr double kSecondsBetweenHosts = 0.2;  // and what is under way
 constexpr size_t kTurns = 5;
+// Where halving and doubling take less of a ring's time at the longest array that there was time
+// for, they are taken for any longer one, too: they send as many bytes.
+constexpr double kByFar = 0.5;
 // Shorter ones take recursive doubling, which needs no further message.
-constexpr size_t kBytesBetweenHosts[] = {size_t{2} << 10, size_t{8} << 10, size_t{32} << 10,
-                                         size_t{128} << 10};
+const std::vector<size_t> kShortBetweenHosts = {size_t{2} << 10, size_t{8} << 10, size_t{32} << 10,
+                                                size_t{128} << 10};
+const std::vector<size_t> kMiddleBetweenHosts = {size_t{32} << 10, size_t{128} << 10,
+                                                 size_t{512} << 10, size_t{2} << 20};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -147,36 +153,103 @@ class Calibration {
   bool is_over_ = false;
 };
 
+// Up to which size an allreduce takes less time one way than another. `use` makes those that follow
+// go the first way up to a size.
+class Crossover {
+ public:
+  Crossover(Communicator& ranks, const std::vector<size_t>& sizes, std::function<void(size_t)> use)
+      : ranks_(ranks),
+        sizes_(sizes),
+        use_(std::move(use)),
+        array_(sizes.back()),
+        sums_(sizes.back()) {}
+
+  Status run(size_t most, size_t* found) {
+    *found = sizes_.front() / 2;
+    for (const size_t bytes : sizes_) {
+      if (bytes > most) break;
+      double numbers[3] = {};  // seconds of the second way and of the first; of all until now
+      RINGAR_RETURN_IF_ERROR(measure(bytes, numbers));
+      ratio_ = numbers[1] / numbers[0];
+      fastest_.emplace_back(bytes, std::min(numbers[0], numbers[1]));
+      if (ratio_ > 1) break;
+      *found = 2 * bytes;  // half way to the next size, which is four times as long
+      if (numbers[2] > kSecondsBetweenHosts) break;
+    }
+    return {};
+  }
+
+  // The time of the first way by that of the second, at the longest array that was measured.
+  double ratio() const { return ratio_; }
+  // The size of buckets by the times of the faster way at the shortest and the longest array; 0 if
+  // there is one only.
+  size_t bucket() const {
+    if (fastest_.size() < 2) return 0;
+    const auto [shorter, soon] = fastest_.front();
+    const auto [longer, late] = fastest_.back();
+    const double per_byte = (late - soon) / static_cast<double>(longer - shorter);
+    if (per_byte <= 0) return 0;
+    return bucket_for(std::max(0.0, soon - per_byte * static_cast<double>(shorter)), per_byte);
+  }
+
+ private:
+  Status measure(size_t bytes, double (&numbers)[3]) {
+    std::array<std::vector<double>, 2> times;
+    for (size_t turn = 0; turn < 2 * (1 + kTurns); ++turn) {
+      const size_t way = turn % 2;
+      use_(way == 0 ? 0 : bytes);
+      Allreduce sum(DataType::kFloat32, ReduceOp::kSum, array_.data(), sums_.data(), bytes);
+      const auto before = Clock::now();
+      RINGAR_RETURN_IF_ERROR(ranks_.run(sum));
+      if (turn > 1) times[way].push_back(seconds_since(before));  // the first opens connections
+    }
+    numbers[0] = median(times[0]);
+    numbers[1] = median(times[1]);
+    numbers[2] = seconds_since(start_);
+    return agree(ranks_, numbers);
+  }
+
+  Communicator& ranks_;
+  const std::vector<size_t>& sizes_;
+  const std::function<void(size_t)> use_;
+  const Clock::time_point start_ = Clock::now();
+  std::vector<std::byte> array_, sums_;
+  double ratio_ = 1;
+  std::vector<std::pair<size_t, double>> fastest_;  // bytes, seconds
+};
+
 }  // namespace
 
 Status calibrate(Communicator& ranks, std::optional<size_t>* found) {
   return Calibration(ranks).run(found);
 }
 
-Status calibrate_between_hosts(Communicator& ranks, const std::function<void(size_t)>& use,
-                               size_t* found) {
-  const auto start = Clock::now();
-  std::vector<std::byte> array(*std::rbegin(kBytesBetweenHosts)), sums(array.size());
-  *found = kBytesBetweenHosts[0] / 2;
-  for (const size_t bytes : kBytesBetweenHosts) {
-    if (bytes > ranks.handshake_bytes()) break;
-    std::array<std::vector<double>, 2> times;  // of a ring, of recursive doubling
-    for (size_t turn = 0; turn < 2 * (1 + kTurns); ++turn) {
-      const size_t way = turn % 2;
-      use(way == 0 ? 0 : bytes);
-      Allreduce sum(DataType::kFloat32, ReduceOp::kSum, array.data(), sums.data(), bytes);
-      const auto before = Clock::now();
-      RINGAR_RETURN_IF_ERROR(ranks.run(sum));
-      if (turn > 1) times[way].push_back(seconds_since(before));  // the first opens connections
-    }
-    double numbers[] = {median(times[0]), median(times[1]), seconds_since(start)};
-    RINGAR_RETURN_IF_ERROR(agree(ranks, numbers));
-    if (numbers[1] > numbers[0]) break;
-    *found = 2 * bytes;  // half way to the next size, which is four times as long
-    if (numbers[2] > kSecondsBetweenHosts) break;
+Status calibrate_between_hosts(Communicator& ranks,
+                               const std::function<void(const SizesBetweenHosts&)>& use,
+                               SizesBetweenHosts* found) {
+  const bool has_middle = ranks.hosts() >= World::kLeastForHalvingDoubling;
+  const size_t middle = has_middle ? kNever : 0;
+  Crossover to_middle(ranks, kShortBetweenHosts, [&](size_t bytes) { use({bytes, middle}); });
+  RINGAR_RETURN_IF_ERROR(to_middle.run(ranks.handshake_bytes(), &found->recursive_doubling));
+  if (has_middle) {
+    Crossover to_ring(ranks, kMiddleBetweenHosts, [&](size_t bytes) { use({0, bytes}); });
+    RINGAR_RETURN_IF_ERROR(to_ring.run(kNever, &found->halving_doubling));
+    if (to_ring.ratio() < kByFar) found->halving_doubling = kNever;
+    found->bucket = to_ring.bucket();
   }
   use(*found);
   return {};
+}
+
+size_t bucket_for(double fixed, double per_byte) {
+  constexpr size_t kLeast = size_t{8} << 20, kMost = size_t{64} << 20;
+  constexpr double kRate = 0.9;
+  const auto rate = [&](size_t bytes) {
+    return static_cast<double>(bytes) / (fixed + per_byte * static_cast<double>(bytes));
+  };
+  size_t bytes = kLeast;
+  while (bytes < kMost && rate(bytes) < kRate * rate(kMost)) bytes *= 2;
+  return bytes;
 }
 
 std::optional<size_t> least_that_gains(const std::vector<size_t>& sizes,

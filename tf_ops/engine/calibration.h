@@ -17,9 +17,12 @@
 // Both ways give the same bits.
 //
 // Between hosts another choice depends on the network: up to which size recursive doubling, of few
-// rounds and many bytes, takes less time than a ring. Where nothing is known of the network, the
-// ranks measure that, too, in the same manner: allreduces both ways, in turn, from short to long,
-// until the ring wins or the time is over.
+// rounds and many bytes, takes less time than halving and doubling, and up to which size these take
+// less than a ring, of many rounds. Where nothing is known of the network, the ranks measure that,
+// too, in the same manner: allreduces two ways, in turn, from short to long, until the way for
+// longer arrays wins or the time is over. Up to three hosts have recursive doubling and the ring
+// alone (World::halving_doubling_bytes_for). On many hosts a ring takes long, however short the
+// array; so it is not measured before halving and doubling have won over recursive doubling.
 
 #pragma once
 
@@ -36,11 +39,22 @@ namespace ringar {
 // same place.
 Status calibrate(Communicator& ranks, std::optional<size_t>* found);
 
-// The bytes up to which allreduces between hosts take recursive doubling. `use` makes those that
-// follow do so up to a size. Ends after some 0.2 s. All ranks call it at the same place, and find
-// the same.
-Status calibrate_between_hosts(Communicator& ranks, const std::function<void(size_t)>& use,
-                               size_t* found);
+// Up to how many bytes allreduces between hosts go by recursive doubling, and up to how many by
+// halving and doubling; and the size of buckets of gradients, 0 where it was not measured.
+struct SizesBetweenHosts {
+  size_t recursive_doubling = 0, halving_doubling = 0, bucket = 0;
+};
+
+// `use` makes those that follow go so up to these sizes. Ends after some 0.4 s. All ranks call it
+// at the same place, and find the same.
+Status calibrate_between_hosts(Communicator& ranks,
+                               const std::function<void(const SizesBetweenHosts&)>& use,
+                               SizesBetweenHosts* found);
+
+// The least size of buckets, a power of two from 8 MiB to 64 MiB, that comes to 90% of the rate of
+// the largest, if an allreduce takes `fixed` seconds and `per_byte` for each byte. The same as
+// bucket_bytes of ringar/job/cost_model.py.
+size_t bucket_for(double fixed, double per_byte);
 
 // The smallest of the ascending `sizes` from which on all gain, kNever if the largest does not;
 // `ratios` has, per size, a round's time past the caches by the plain one. Nothing where there are

@@ -52,13 +52,18 @@ Engine::Engine(const ringar_config& config, std::unique_ptr<Link> link)
   world_.recursive_doubling_bytes.assign(
       config.recursive_doubling_bytes,
       config.recursive_doubling_bytes + config.recursive_doubling_count);
+  bucket_bytes_ = static_cast<size_t>(config.bucket_bytes);
+  if (config.halving_doubling_bytes)
+    world_.halving_doubling_bytes.assign(
+        config.halving_doubling_bytes,
+        config.halving_doubling_bytes + config.recursive_doubling_count);
 }
 
 Status Engine::start() {
   if (world_.algorithm == Algorithm::kCount)
     return {RINGAR_MISMATCH, who() +
                                  "expected an algorithm out of auto, ring, recursive_doubling, "
-                                 "hierarchical, received \"" +
+                                 "halving_doubling, hierarchical, received \"" +
                                  config_.algorithm + "\""};
   RINGAR_RETURN_IF_ERROR(join_host());
   if (link_) {
@@ -96,11 +101,15 @@ Status Engine::calibrate_between_hosts() {
   const bool is_known = config_.recursive_doubling_count > 0;
   if (!link_ || is_known || world_.topology.is_one_host() || world_.algorithm != Algorithm::kAuto)
     return {};
-  const auto use = [this](size_t bytes) {
-    world_.recursive_doubling_bytes.assign(static_cast<size_t>(config_.size) + 1, bytes);
+  const auto use = [this](const SizesBetweenHosts& sizes) {
+    const auto counts = static_cast<size_t>(config_.size) + 1;
+    world_.recursive_doubling_bytes.assign(counts, sizes.recursive_doubling);
+    world_.halving_doubling_bytes.assign(counts, sizes.halving_doubling);
   };
-  size_t found = 0;
-  return ringar::calibrate_between_hosts(find(0)->communicator(), use, &found);
+  SizesBetweenHosts found;
+  RINGAR_RETURN_IF_ERROR(ringar::calibrate_between_hosts(find(0)->communicator(), use, &found));
+  bucket_bytes_ = found.bucket;
+  return {};
 }
 
 Status Engine::calibrate() {

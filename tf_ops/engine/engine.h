@@ -74,6 +74,7 @@ class Engine : private ProcessSet::Owner {
 
   // See World, and calibration.h.
   size_t past_caches_bytes() const { return world_.past_caches_bytes; }
+  size_t bucket_bytes() const { return bucket_bytes_; }
   bool has_calibrated() const { return has_calibrated_; }
 
   // Null if this rank is no member, or the set does not exist.
@@ -115,6 +116,7 @@ class Engine : private ProcessSet::Owner {
   const size_t inline_bytes_;  // see tuning.h
   std::atomic<bool> stopping_{false}, has_left_{false};
   World world_;
+  size_t bucket_bytes_ = 0;  // 0: not known
   bool asks_to_calibrate_ = false, has_calibrated_ = false;
   const std::unique_ptr<Link> link_;
   std::unique_ptr<SharedSegment> segment_;

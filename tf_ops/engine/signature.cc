@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <map>
+#include <utility>
 
 namespace ringar {
 namespace {
@@ -53,6 +55,79 @@ std::string number(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.9g", value);
   return text;
+}
+
+// Ranks that have asked for the same.
+struct Party {
+  const Signature* signature;
+  std::string text;
+  std::vector<int> ranks;
+};
+
+// Parties in the order of their first ranks, but the majority, if there is one, first.
+std::vector<Party> parties(const std::vector<Signature>& signatures,
+                           const std::vector<int>& global) {
+  std::vector<Party> found;
+  std::map<std::pair<uint64_t, std::string>, size_t> known;
+  for (size_t i = 0; i < signatures.size(); ++i) {
+    const Signature& s = signatures[i];
+    std::string text = s.describe();
+    if (s.rejected) text += ", refused: " + std::string(s.rejection);
+    const auto [at, is_new] = known.try_emplace({s.digest(), text}, found.size());
+    if (is_new) found.push_back({&s, std::move(text), {}});
+    found[at->second].ranks.push_back(global[i]);
+  }
+  const auto majority = std::find_if(found.begin(), found.end(), [&](const Party& party) {
+    return 2 * party.ranks.size() > signatures.size();
+  });
+  if (majority != found.end()) std::rotate(found.begin(), majority, majority + 1);
+  return found;
+}
+
+// How parties differ whose descriptions read alike.
+std::string difference(const std::vector<Party*>& alike, const Party& party) {
+  const auto differs = [&](auto field) {
+    return std::any_of(alike.begin(), alike.end(), [&](const Party* other) {
+      return other->signature->*field != alike[0]->signature->*field;
+    });
+  };
+  if (differs(&Signature::sequence))
+    return "number " + std::to_string(party.signature->sequence + 1) + " of the set's collectives";
+  return differs(&Signature::name_hash) ? "they differ in a part of the name that is not shown"
+                                        : "they differ in shapes that are not shown";
+}
+
+void tell_apart(std::vector<Party>& parties) {
+  std::map<std::string, std::vector<Party*>> by_text;
+  for (Party& party : parties) by_text[party.text].push_back(&party);
+  for (const auto& [text, alike] : by_text)
+    if (alike.size() > 1)
+      for (Party* party : alike) party->text += " (" + difference(alike, *party) + ")";
+}
+
+// A line for each party, not for each rank: there may be thousands.
+std::string what_was_asked(const std::vector<Signature>& signatures,
+                           const std::vector<int>& global) {
+  constexpr size_t kMostParties = 8;
+  std::vector<Party> all = parties(signatures, global);
+  tell_apart(all);
+  std::string lines;
+  std::vector<int> others;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i >= kMostParties && all.size() > kMostParties + 1) {
+      others.insert(others.end(), all[i].ranks.begin(), all[i].ranks.end());
+      continue;
+    }
+    lines += "\n  " + ranks_in_short(all[i].ranks);
+    if (2 * all[i].ranks.size() > signatures.size() && all.size() > 1)
+      lines += " (" + std::to_string(all[i].ranks.size()) + " of " +
+               std::to_string(signatures.size()) + ")";
+    lines += ": " + all[i].text;
+  }
+  if (!others.empty())
+    lines += "\n  " + ranks_in_short(others) + ": " + std::to_string(all.size() - kMostParties) +
+             " other calls";
+  return lines;
 }
 
 }  // namespace
@@ -138,16 +213,28 @@ std::string Signature::describe() const {
   return s;
 }
 
+std::string ranks_in_short(std::vector<int> ranks) {
+  constexpr size_t kMostRuns = 8;
+  std::sort(ranks.begin(), ranks.end());
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  size_t runs = 0;
+  for (size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
+    if (runs++ == kMostRuns)
+      return text + " and " + std::to_string(ranks.size() - begin) + " others";
+    end = begin + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (end - begin == 2) end = begin + 1;  // "0, 1", not "0-1"
+    text += (begin ? ", " : "") + std::to_string(ranks[begin]);
+    if (end - begin > 1) text += "-" + std::to_string(ranks[end - 1]);
+  }
+  return text;
+}
+
 Status disagreement(const std::vector<Signature>& signatures, const std::vector<int>& global,
                     int process_set) {
-  bool rejected = false;
-  std::string received;
-  for (size_t i = 0; i < signatures.size(); ++i) {
-    const Signature& s = signatures[i];
-    received += "\n  rank " + std::to_string(global[i]) + ": " + s.describe();
-    if (s.rejected) received += ", refused: " + std::string(s.rejection);
-    rejected |= s.rejected != 0;
-  }
+  const bool rejected = std::any_of(signatures.begin(), signatures.end(),
+                                    [](const Signature& s) { return s.rejected != 0; });
+  const std::string received = what_was_asked(signatures, global);
   const std::string set = process_set ? " of process set " + std::to_string(process_set) : "";
   if (rejected)
     return {RINGAR_MISMATCH,

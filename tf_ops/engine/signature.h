@@ -51,7 +51,11 @@ struct Signature {
   std::string describe() const;  // allreduce "loss" of float32[32,10], op=sum
 };
 
-// The error of all ranks when their signatures differ; `global` names the ranks.
+// Ranks as messages name them: "rank 3", "ranks 0-5, 7".
+std::string ranks_in_short(std::vector<int> ranks);
+
+// The error of all ranks when their signatures differ: a line for the majority, if there is one,
+// and for each group of ranks that has asked for something else. `global` names the ranks.
 Status disagreement(const std::vector<Signature>& signatures, const std::vector<int>& global,
                     int process_set);
 

@@ -18,6 +18,11 @@ constexpr size_t kChunkBytes = 64000, kLeastChunkBytes = 16384;
 // As many as keep the link busy while a rank waits for its turn on a processor that computes.
 constexpr size_t kLanes = 24, kMostLanes = 30;
 
+// Blocks of halving and doubling: so many that one lane adds while others send, none of them so
+// short that its messages are all latency, nor so long that it fills the caches.
+constexpr size_t kBlocks = 4, kBlockLanes = 8;
+constexpr size_t kLeastBlockBytes = 65536, kBlockBytes = 524288;
+
 struct Row {
   size_t ranks, slice, small, inlined;
 };
@@ -63,6 +68,13 @@ LinkTuning link_tuning(size_t bytes, int ranks) {
   const size_t largest = std::max(value_of("chunk", kChunkBytes) / 64 * 64, size_t{64});
   const size_t even = bytes / (lanes * static_cast<size_t>(ranks)) / 64 * 64;
   return {std::clamp(even, std::min(kLeastChunkBytes, largest), largest), static_cast<int>(lanes)};
+}
+
+LinkTuning halving_tuning(size_t bytes, int ranks) {
+  const size_t lanes = std::clamp<size_t>(value_of("lanes", kBlockLanes), 1, kBlockLanes);
+  const size_t block = std::clamp(bytes / kBlocks, kLeastBlockBytes, kBlockBytes);
+  const size_t even = block / static_cast<size_t>(ranks) / 64 * 64;
+  return {std::max(even, size_t{64}), static_cast<int>(lanes)};
 }
 
 size_t page_bytes() {

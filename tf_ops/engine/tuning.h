@@ -45,6 +45,8 @@ struct LinkTuning {
 
 // For an array of so many bytes on the wire, of which each of `ranks` ranks gets a segment.
 LinkTuning link_tuning(size_t bytes, int ranks);
+// The same for halving and doubling, which take an array in blocks of one chunk per rank.
+LinkTuning halving_tuning(size_t bytes, int ranks);
 
 // What shared memory is mapped in multiples of: 4 KiB, or up to 64 KiB on some aarch64 kernels. All
 // ranks of a host have the same. `page=65536` in RINGAR_TUNING asks for larger ones.

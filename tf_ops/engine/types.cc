@@ -36,7 +36,7 @@ constexpr std::array<std::string_view, static_cast<size_t>(Collective::kCount)> 
     "barrier",   "send",          "recv",      "add_process_set", "remove_process_set"};
 
 constexpr std::array<std::string_view, static_cast<size_t>(Algorithm::kCount)> kAlgorithms{
-    "auto", "ring", "recursive_doubling", "hierarchical"};
+    "auto", "ring", "recursive_doubling", "halving_doubling", "hierarchical"};
 
 template <typename Enum, typename Names>
 Enum find(const Names& names, std::string_view name) {

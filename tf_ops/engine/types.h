@@ -46,11 +46,19 @@ enum class Collective : uint8_t {
 };
 
 // How an allreduce gets to the other ranks; see algorithms/.
-enum class Algorithm : uint8_t { kAuto, kRing, kRecursiveDoubling, kHierarchical, kCount };
+enum class Algorithm : uint8_t {
+  kAuto,
+  kRing,
+  kRecursiveDoubling,
+  kHalvingDoubling,
+  kHierarchical,
+  kCount,
+};
 
 // Over all ranks alike, whether they share a host or not.
 constexpr bool is_flat(Algorithm a) {
-  return a == Algorithm::kRing || a == Algorithm::kRecursiveDoubling;
+  return a == Algorithm::kRing || a == Algorithm::kRecursiveDoubling ||
+         a == Algorithm::kHalvingDoubling;
 }
 
 constexpr bool is_reducible(DataType t) {

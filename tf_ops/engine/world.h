@@ -33,6 +33,17 @@ struct World {
     const auto n = static_cast<size_t>(participants);
     return n < recursive_doubling_bytes.size() ? recursive_doubling_bytes[n] : 16384;
   }
+
+  // The same for halving and doubling. Fewer participants than `kLeastForHalvingDoubling` send the
+  // messages of a ring, whose chunks are shorter.
+  static constexpr int kLeastForHalvingDoubling = 4;
+  std::vector<size_t> halving_doubling_bytes;
+
+  size_t halving_doubling_bytes_for(int participants) const {
+    const auto n = static_cast<size_t>(participants);
+    if (participants < kLeastForHalvingDoubling) return 0;
+    return n < halving_doubling_bytes.size() ? halving_doubling_bytes[n] : 262144;
+  }
 };
 
 }  // namespace ringar

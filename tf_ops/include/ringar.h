@@ -45,6 +45,11 @@ typedef struct ringar_config {
   // from 0 to recursive_doubling_count - 1.
   const int64_t* recursive_doubling_bytes;
   int32_t recursive_doubling_count;
+  // Up to how many bytes halving and doubling take less time than a ring, by as many numbers of
+  // participants; null: not known.
+  const int64_t* halving_doubling_bytes;
+  // The size of buckets of gradients for this network; 0: not known.
+  int64_t bucket_bytes;
   // Which ringar_init of the job this is, the same number on all ranks: what is still under way of
   // another one is ignored.
   int32_t generation;
@@ -163,7 +168,10 @@ RINGAR_EXPORT int64_t ringar_inline_bytes(void);
 // From how many bytes on an allreduce stores its results past the caches, as all ranks of the host
 // do; 0 for no size, and before ringar_init.
 RINGAR_EXPORT int64_t ringar_past_caches_bytes(void);
-// 1 if the ranks have measured that in ringar_init.
+// The size of buckets of gradients: that of the config, or what the ranks have measured in
+// ringar_init; 0 where nothing is known, and before ringar_init.
+RINGAR_EXPORT int64_t ringar_bucket_bytes(void);
+// 1 if the ranks have measured the size for results past the caches in ringar_init.
 RINGAR_EXPORT int ringar_has_calibrated(void);
 
 // What the ranks tell each other beside their gradients (engine/shares.h). Nothing before

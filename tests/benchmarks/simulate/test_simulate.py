@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,15 @@ def test_more_ranks_and_slower_links_are_never_better() -> None:
         assert 0 < found[-1] < found[0] == 1
     with pytest.raises(ValueError, match="expected a multiple of 4 ranks per host, .*received 6"):
         predict(work, SLOW, 6, 4)
+
+
+def test_resnet_101_on_thousands_of_ranks() -> None:
+    """With the defaults; halving and doubling, and the size of buckets, keep the latencies low."""
+    work = published.workload("resnet101")
+    work = replace(work, bucket=None, first_bucket=1 << 20)
+    found = [predict(work, published.parameters(), n, 4).efficiency for n in (4096, 10000)]
+    assert found[0] > 0.85
+    assert found[1] > 0.75
 
 
 def test_published_figures_are_reproduced() -> None:

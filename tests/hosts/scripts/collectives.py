@@ -22,7 +22,7 @@ from tests.collectives import common
 from tests.faults.job import attempt, record, works
 from tests.hosts.sent import bytes_between_hosts
 
-ALGORITHMS = (None, "ring", "recursive_doubling", "hierarchical")
+ALGORITHMS = (None, "ring", "recursive_doubling", "halving_doubling", "hierarchical")
 SHAPES = [(), (0,), (1,), (2,), (7,), (3, 0, 2), (5, 3, 7), (1023,), (40_001,)]
 LARGE = 1_000_003
 

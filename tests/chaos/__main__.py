@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import signal
 import sys
@@ -22,19 +23,33 @@ from tabulate import tabulate
 
 from tests.chaos import faults
 from tests.chaos.faults import Case
-from tests.hosts import Hosts, run_on_hosts, unavailable
+from tests.hosts import Faults, Hosts, run_on_hosts, unavailable
 from tests.launchers.helpers import Launcher
 from tests.plugin.jobs import JobResult, left_in_shared_memory, run_job
 
 PROGRAM = str(Path(__file__).with_name("program.py"))
+GRACE = {"RINGAR_GRACE_SCALE": "0.5"}
+SIGNALS = {
+    "launcher killed": signal.SIGKILL,
+    "launcher told to stop": signal.SIGTERM,
+    "launcher interrupted": signal.SIGINT,
+}
 LIMIT = 60.0
 """Seconds for a whole job, the import of TensorFlow on all ranks included."""
+
+
+DISK = "/mnt"
+"""Where a job with a full disk has it, in its namespace of mounts."""
 
 
 def plan(case: Case, folder: str) -> str:
     """Return what `program.py` reads."""
     fields = {"seed": case.seed, "work": case.work, "steps": faults.STEPS, "faults": case.faults}
-    return json.dumps({**fields, "deadline": faults.DEADLINE, "once": f"{folder}/happened-"})
+    loud, disk = case.kind == "output closed", DISK if case.kind == "full disk" else ""
+    once = f"{folder}/happened-"
+    return json.dumps(
+        {**fields, "deadline": case.deadline, "once": once, "loud": loud, "disk": disk}
+    )
 
 
 def run(case: Case) -> JobResult:
@@ -43,32 +58,68 @@ def run(case: Case) -> JobResult:
         program = [sys.executable, PROGRAM, plan(case, folder)]
         if case.kind in faults.OF_LAUNCHER:
             return run_and_stop(case, program)
-        options = ["--min-np", str(case.ranks - 1)] if case.work == "elastic" else []
-        grace = {"RINGAR_GRACE_SCALE": "0.5"}
+        options = ["--min-np", str(case.min_np)] if case.work == "elastic" else []
         if case.hosts > 1:
-            with Hosts(case.hosts) as hosts:
-                each = [case.ranks - case.ranks // 2, case.ranks // 2]
-                return run_on_hosts(
-                    hosts, each, program, link="tcp", options=options, variables=grace,
-                    deadline=LIMIT,
-                )  # fmt: skip
-        return run_job(case.ranks, program, launcher_args=options, deadline=LIMIT, env=grace)
+            return run_on_two(case, folder, program, options)
+        if case.kind.startswith("full"):
+            return run_on_full(case, program, options)
+        return run_job(case.ranks, program, launcher_args=options, deadline=LIMIT, env=GRACE)
+
+
+def run_on_two(case: Case, folder: str, program: list[str], options: list[str]) -> JobResult:
+    """Run a case on two hosts, with a relay before the second if the case has one."""
+    each = [case.ranks - case.ranks // 2, case.ranks // 2]
+    with Hosts(case.hosts) as hosts, contextlib.ExitStack() as stack:
+        if case.relay is not None:
+            down_file = f"{folder}/happened-link" if "down" in case.relay else ""
+            stack.enter_context(hosts[1].relayed(Faults(**case.relay, down_file=down_file)))
+        return run_on_hosts(
+            hosts, each, program, link="tcp", options=options, variables=GRACE, deadline=LIMIT
+        )
+
+
+# Arguments: the folder to cover, the size of the file system there, the command.
+_FULL = """
+folder="$1" size="$2"; shift 2
+mount -t tmpfs -o "size=$size" full "$folder" || exit 98
+[ "$folder" = /dev/shm ] || cat /dev/zero > "$folder/filler" 2> /dev/null
+"$@"
+code=$?
+for left in "$folder"/*ringar* "$folder"/*.tmp "$folder"/*.keras; do
+    [ -e "$left" ] && echo "LEFT $left"
+done
+exit $code
+"""
+
+
+def run_on_full(case: Case, program: list[str], options: list[str]) -> JobResult:
+    """Run a case with a /dev/shm or a disk that is full, in a namespace of mounts."""
+    folder = DISK if case.kind == "full disk" else "/dev/shm"
+    if case.kind == "full disk" and case.work == "elastic":
+        options = [*options, "--elastic-dir", folder]
+    launcher = [sys.executable, "-m", "ringar.launchers", "-np", str(case.ranks), *options]
+    shell = ["unshare", "--mount", "sh", "-c", _FULL, "full", folder, "8k"]
+    return run_job(None, [*shell, *launcher, *program], deadline=LIMIT, env=GRACE)
 
 
 def run_and_stop(case: Case, program: list[str]) -> JobResult:
-    """Run a case and stop its launcher, sooner or later."""
+    """Run a case and stop its launcher, or take its output away, sooner or later."""
     start = time.monotonic()
-    number = signal.SIGKILL if case.kind == "launcher killed" else signal.SIGTERM
     with Launcher("-np", str(case.ranks), *program) as launcher:
         time.sleep(0.5 + case.seed % 60 / 10)
-        launcher.signal(number)
+        if case.kind == "output closed":
+            assert launcher.process.stdout is not None
+            launcher.process.stdout.close()
+            launcher.process.stdout = None  # or communicate() reads it
+        else:
+            launcher.signal(SIGNALS[case.kind])
         out, err = launcher.process.communicate(timeout=LIMIT)
         until = time.monotonic() + 10
         while not launcher.gone() and time.monotonic() < until:
             time.sleep(0.05)
         left = [] if launcher.gone() else ["processes of the job"]
         code = launcher.process.returncode
-    return JobResult(code, out, err, time.monotonic() - start, left)
+    return JobResult(code, out or "", err, time.monotonic() - start, left)
 
 
 def verdict(case: Case, job: JobResult) -> str:
@@ -77,6 +128,8 @@ def verdict(case: Case, job: JobResult) -> str:
         return f"left processes: {job.leftovers}"
     if left := left_in_shared_memory():
         return f"left in /dev/shm: {left}"
+    if "LEFT" in job.stdout:
+        return "left files on a full file system"
     if "WRONG" in job.stdout:
         return "used a wrong number"
     return case.fault_of(job.code, job.stderr)

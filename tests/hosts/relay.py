@@ -7,11 +7,11 @@ two TAP devices in between, whose frames it passes on:
 
     host -- PORT -- bridge -- tap -- this program -- tap -- switch
 
-Not every kernel has `tc netem`, but TAP devices it has. A frame that goes to one is cut to the MTU
-and has its checksum, as on a wire. Bits that the relay flips are therefore bits that TCP and IP see.
+Not every kernel has `tc netem`. A frame that goes to a TAP device is cut to the MTU and has its
+checksum, as on a wire: TCP sees the bits that the relay flips.
 
-The plan is the fields of `Faults` by name. The relay writes a line once frames pass, and ends when its
-standard input does; it takes its devices along.
+The plan has the fields of `Faults` by name. The relay writes a line once frames pass, and ends when
+its standard input does; its devices end with it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def open_tap(name: str) -> int:
 
 
 def insert(port: str, mtu: str) -> tuple[int, int]:
-    """Take a port from the switch; return the descriptors towards its host and towards the switch."""
+    """Take a port from the switch; return the descriptors towards its host and the switch."""
 
     def ip(*words: str) -> None:
         subprocess.run(["ip", "link", *words], check=True)

@@ -1,4 +1,4 @@
-"""A relay drops, delays and changes frames, and takes a link down; TCP carries the bytes all the same."""
+"""A relay drops, delays and changes frames, and takes a link down; TCP carries all bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print(time.monotonic() - start)
 
 
 def seconds_to_pass(hosts: Hosts) -> float:
-    """Return how long half a megabyte takes from host 0 to host 1; fail if it is not what was sent."""
+    """Return how long half a megabyte takes from host 0 to host 1, which must get it whole."""
     server = hosts[0].popen(sys.executable, "-c", SEND, stdout=subprocess.PIPE)
     with server:
         assert server.stdout is not None

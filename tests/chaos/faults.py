@@ -120,13 +120,21 @@ class Case:
         if code == 0 and not self._may_pass():
             return "ended well in spite of the fault"
         if self.kind == "link down for good":
-            return (
-                "" if re.search(r"(deadline|lost|silen).*\n(.*\n)*?.*rank \d", text) else "no rank"
-            )
+            return "" if self._names_other_host(text) else "no rank names one of the other host"
         slots = "|".join(str(fault["slot"]) for fault in self.faults)
         if code and not re.search(rf"rank ({slots})\b|slot ({slots})\b", text):
             return f"no message names rank {slots}"
         return ""
+
+    def _names_other_host(self, text: str) -> bool:
+        """Return whether a rank says that it misses one behind the link."""
+        first = self.ranks - self.ranks // 2  # of the second host
+        named = re.findall(r"rank (\d+) \| .*(?:waiting for rank ([\d, ]+)|but rank (\d+) )", text)
+        return any(
+            (int(own) < first) != (int(rank) < first)
+            for own, *listed in named
+            for rank in re.findall(r"\d+", " ".join(listed))
+        )
 
     def _may_pass(self) -> bool:
         """Return whether the fault may come too late to matter, or is one on some ranks only."""

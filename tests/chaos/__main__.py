@@ -1,4 +1,4 @@
-"""Jobs with faults, one after the other: `python -m tests.chaos --seed 1 --count 1000`.
+"""Jobs with faults: `python -m tests.chaos --seed 1 --count 1000`.
 
 Each seed makes a job with one or two faults (`faults.py`), which runs checked work (`program.py`)
 on this host or, for root, on two hosts behind links of their own. It must end or recover in time,
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import contextlib
 import json
 import signal
@@ -146,26 +147,43 @@ def table(ends: dict[str, list[tuple[float, str]]]) -> str:
     return tabulate(rows, headers, tablefmt="github")
 
 
+def examine(seed: int, has_hosts: bool) -> tuple[Case, float, str]:
+    """Run the job of a seed; return it, its seconds, and what is wrong with it, which is printed."""
+    case = faults.make(seed, has_hosts)
+    job = run(case)
+    fault = verdict(case, job)
+    if fault:
+        print(f"seed {seed}: {fault}\n{case}\n{job}", flush=True)
+    elif sys.stderr.isatty():
+        print(f"seed {seed}: {case.kind}, {job.seconds:.1f} s", file=sys.stderr, flush=True)
+    return case, job.seconds, fault
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of the first job (default 1)")
     parser.add_argument("--count", type=int, default=1000, help="of jobs (default 1000)")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="jobs that run at a time (default 1)"
+    )
+    parser.add_argument("--minutes", type=float, help="after which no other job begins")
     options = parser.parse_args(arguments)
+    until = time.monotonic() + 60 * (options.minutes or 1e6)
     has_hosts = unavailable() is None
     ends: dict[str, list[tuple[float, str]]] = collections.defaultdict(list)
-    bad = 0
-    for seed in range(options.seed, options.seed + options.count):
-        case = faults.make(seed, has_hosts)
-        job = run(case)
-        fault = verdict(case, job)
-        ends[case.kind].append((job.seconds, fault))
-        if fault:
-            bad += 1
-            print(f"seed {seed}: {fault}\n{case}\n{job}", flush=True)
-        elif sys.stderr.isatty():
-            print(f"seed {seed}: {case.kind}, {job.seconds:.1f} s", file=sys.stderr, flush=True)
+
+    def in_time(seed: int) -> tuple[Case, float, str] | None:
+        return examine(seed, has_hosts) if time.monotonic() < until else None
+
+    with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
+        for done in pool.map(in_time, range(options.seed, options.seed + options.count)):
+            if done is not None:
+                case, seconds, fault = done
+                ends[case.kind].append((seconds, fault))
+    count = sum(map(len, ends.values()))
+    bad = sum(bool(fault) for of_kind in ends.values() for _, fault in of_kind)
     print(table(ends))
-    print(f"{options.count} jobs from seed {options.seed} on, {bad} bad")
+    print(f"{count} jobs from seed {options.seed} on, {bad} bad")
     return 1 if bad else 0
 
 

@@ -30,6 +30,7 @@ KINDS: dict[str, list[tuple[str, float]]] = {
     "output closed": [],
     "two faults": [],
     "in a recovery": [],
+    "in init or shutdown": [("SIGKILL", 0), ("SIGSEGV", 0)],
     "full shared memory": [],
     "full disk": [],
     "link drops": [],
@@ -58,7 +59,9 @@ WORK = {
     "link down for good": ["collectives", "training"],
 }
 #: What can happen to one rank, and may come twice.
-OF_A_RANK = tuple(kind for kind in KINDS if KINDS[kind] and kind not in OF_LINK)
+OF_A_RANK = tuple(
+    kind for kind in KINDS if KINDS[kind] and kind not in (*OF_LINK, "in init or shutdown")
+)
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ class Case:
 
     def _may_pass(self) -> bool:
         """Return whether the fault may come too late to matter, or is one on some ranks only."""
-        after = all(fault["step"] == "end" for fault in self.faults)
+        after = all(fault["step"] == "end" or "delay" in fault for fault in self.faults)
         return after or self.work == "elastic" or self.kind == "two faults"
 
 
@@ -163,6 +166,9 @@ def _faults(rng: random.Random, kind: str, ranks: int, work: str) -> list[dict[s
         return [fault, {**late, "slot": second, "step": "after", "of": first}]
     if kind == "full disk" and work == "training":
         return [{"slot": 0, "step": "end of the epoch", "what": "full disk", "seconds": 0}]
+    if kind == "in init or shutdown":
+        fault = _fault(rng, kind, rng.randrange(ranks), work)
+        return [{**fault, "step": rng.choice(["init", "end"]), "delay": rng.random() ** 2 / 3}]
     parts = [kind] if kind != "two faults" else rng.choices(OF_A_RANK, k=2)
     slots = rng.sample(range(ranks), len(parts))
     pairs = zip(parts, slots, strict=True)
@@ -190,6 +196,8 @@ def _fault(rng: random.Random, kind: str, slot: int, work: str) -> dict[str, Any
         steps += ["start", "init"]
     elif kind != "disagrees" and work != "elastic":
         steps += ["start", "init", "end"]
+    if (what, seconds) in (("sleep", LONG), ("SIGSTOP", 0)):
+        steps = [step for step in steps if step != "end"]  # when nobody waits for it
     if what == "leave":
         steps = list(range(STEPS - 1))
     return {"slot": slot, "step": rng.choice(steps), "what": what, "seconds": seconds}

@@ -29,7 +29,10 @@ def happen(step: int | str) -> str:
         if (fault["slot"], fault["step"]) == (SLOT, step):
             with open(PLAN["once"] + str(SLOT), "w"):
                 pass
-            wrong = suffer(fault["what"], fault.get("seconds", 0)) or wrong
+            if "delay" in fault:  # while this rank starts, or shuts down
+                threading.Thread(target=follow, args=[fault], daemon=True).start()
+            else:
+                wrong = suffer(fault["what"], fault.get("seconds", 0)) or wrong
     return wrong
 
 
@@ -81,8 +84,8 @@ def await_other_faults() -> None:
 
 
 def follow(fault: dict[str, Any]) -> None:
-    """Wait for a fault of another rank, and a little longer; then let one happen here."""
-    while not os.path.exists(PLAN["once"] + str(fault["of"])):
+    """Wait for a fault of another rank, if it is to follow one; a little later, let it happen."""
+    while "of" in fault and not os.path.exists(PLAN["once"] + str(fault["of"])):
         time.sleep(0.01)
     time.sleep(fault["delay"])
     Path(PLAN["once"] + str(SLOT)).touch()

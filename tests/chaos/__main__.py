@@ -35,7 +35,8 @@ SIGNALS = {
     "launcher told to stop": signal.SIGTERM,
     "launcher interrupted": signal.SIGINT,
 }
-LIMIT = 60.0
+ELASTIC = "--min-np {} --elastic-timeout 15"
+LIMIT = 90.0
 """Seconds for a whole job, the import of TensorFlow on all ranks included."""
 
 
@@ -59,7 +60,7 @@ def run(case: Case) -> JobResult:
         program = [sys.executable, PROGRAM, plan(case, folder)]
         if case.kind in faults.OF_LAUNCHER:
             return run_and_stop(case, program)
-        options = ["--min-np", str(case.min_np)] if case.work == "elastic" else []
+        options = ELASTIC.format(case.min_np).split() if case.work == "elastic" else []
         if case.hosts > 1:
             return run_on_two(case, folder, program, options)
         if case.kind.startswith("full"):
@@ -148,7 +149,7 @@ def table(ends: dict[str, list[tuple[float, str]]]) -> str:
 
 
 def examine(seed: int, has_hosts: bool) -> tuple[Case, float, str]:
-    """Run the job of a seed; return it, its seconds, and what is wrong with it, which is printed."""
+    """Run the job of a seed; return it, its seconds, and what is wrong with it; print that."""
     case = faults.make(seed, has_hosts)
     job = run(case)
     fault = verdict(case, job)

@@ -47,7 +47,7 @@ HARMLESS = (
     "link drops", "link delays", "link corrupts", "link down for a moment",
 )  # fmt: skip
 #: An elastic job goes on after these. It warns where it cannot write commits.
-SURVIVED = ("killed", "exception", "full disk")
+SURVIVED = ("killed", "exception", "stopped for good", "too late", "full disk")
 #: Kinds that need namespaces of their own.
 NEEDS_ROOT = ("full shared memory", "full disk", *OF_LINK)
 ON_ONE_HOST = ("full shared memory", "full disk", "in a recovery", *OF_LAUNCHER)

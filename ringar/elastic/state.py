@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import pickle
@@ -41,6 +42,7 @@ class State:
 
     def __init__(self) -> None:
         self._commits = 0  # the number of the commit that is kept
+        self._is_written = True  # the last commit, where there is a folder for it
         self._reset_callbacks: list[Callable[[], object]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
@@ -68,7 +70,25 @@ class State:
         self.save()
         self._commits += 1
         if (path := _path()) is not None and place.rank() == 0:
+            self._keep_in(path)
+
+    def _keep_in(self, path: Path) -> None:
+        """Write the commit; warn where that fails, once until it works again.
+
+        An exception would end rank 0, and then each rank that takes its place.
+        """
+        try:
             _write(path, self._commits, self.packed())
+        except OSError as error:
+            if self._is_written:
+                _log.warning(
+                    "cannot write commit %d to %s: %s; the training goes on, and the file stays as "
+                    "it was. Make room there: a later commit is written again",
+                    self._commits, path, error.strerror,
+                )  # fmt: skip
+            self._is_written = False
+        else:
+            self._is_written = True
 
     def check_for_changes(self) -> None:
         """Leave this world for another if a rank waits to join, or is told to leave. Collective.
@@ -185,5 +205,10 @@ def _path() -> Path | None:
 def _write(path: Path, number: int, packed: object) -> None:
     """Write a commit, whole or not at all."""
     beside = path.with_suffix(".tmp")
-    beside.write_bytes(pickle.dumps((number, packed)))
-    beside.replace(path)
+    try:
+        beside.write_bytes(pickle.dumps((number, packed)))
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise

@@ -12,7 +12,9 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 PLAN: dict[str, Any] = json.loads(sys.argv[1])
@@ -27,13 +29,19 @@ def happen(step: int | str) -> str:
         if (fault["slot"], fault["step"]) == (SLOT, step):
             with open(PLAN["once"] + str(SLOT), "w"):
                 pass
-            wrong = suffer(fault["what"], fault.get("seconds", 0)) or wrong
+            if "delay" in fault:  # while this rank starts, or shuts down
+                threading.Thread(target=follow, args=[fault], daemon=True).start()
+            else:
+                wrong = suffer(fault["what"], fault.get("seconds", 0)) or wrong
     return wrong
 
 
 def suffer(what: str, seconds: float) -> str:
     """Let a fault happen to this process, or return its name if it is a call to be done wrong."""
-    if what in ("SIGKILL", "SIGSEGV", "SIGABRT"):
+    if what == "link":
+        Path(PLAN["once"] + "link").touch()
+        time.sleep(0.1)  # until the relay has seen it
+    elif what in ("SIGKILL", "SIGSEGV", "SIGABRT"):
         os.kill(os.getpid(), signal.Signals[what])
     elif what == "SIGSTOP":
         if seconds:  # another process lets it continue
@@ -61,6 +69,29 @@ def suffer(what: str, seconds: float) -> str:
     return ""
 
 
+def say(step: int) -> None:
+    """Print the step, where the plan wants that."""
+    if PLAN["loud"]:
+        print(f"step {step} " + 200 * ".", flush=True)
+        time.sleep(0.2)
+
+
+def await_other_faults() -> None:
+    """Start a thread for each fault of this rank that follows one of another rank."""
+    for fault in PLAN["faults"] if FIRST else ():
+        if (fault["slot"], fault["step"]) == (SLOT, "after"):
+            threading.Thread(target=follow, args=[fault], daemon=True).start()
+
+
+def follow(fault: dict[str, Any]) -> None:
+    """Wait for a fault of another rank, if it is to follow one; a little later, let it happen."""
+    while "of" in fault and not os.path.exists(PLAN["once"] + str(fault["of"])):
+        time.sleep(0.01)
+    time.sleep(fault["delay"])
+    Path(PLAN["once"] + str(SLOT)).touch()
+    suffer(fault["what"], 0)
+
+
 def wrong_result(step: int, name: str) -> NoReturn:
     """End this rank: a collective has returned a wrong number."""
     print(f"WRONG {name} in step {step} on slot {SLOT}", flush=True)
@@ -82,6 +113,7 @@ def collectives() -> None:
         given = [rng.integers(0, 100, (size, columns)).astype(dtype) for _ in range(size)]
         total = np.sum(given, axis=0)
         mine, name = given[rank], f"step {step}"
+        say(step)
         wrong = happen(step)
         if wrong == "shape":
             mine = mine[:, : columns // 2]
@@ -113,7 +145,13 @@ def training() -> None:
 
     class Faults(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            say(batch)
             happen(batch)
+
+    def callbacks() -> list[Any]:
+        # The checkpoint of rank 0 goes to a disk that is full, where the plan says so.
+        kept = [keras.callbacks.ModelCheckpoint(PLAN["disk"] + "/{epoch}.keras")]
+        return [ringar.callbacks.Distributed(), Faults(), *(kept if PLAN["disk"] else [])]
 
     class Outputs(keras.losses.Loss):
         def call(self, y_true: Any, y_pred: Any) -> Any:
@@ -126,7 +164,7 @@ def training() -> None:
     optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(1.0))
     model.compile(optimizer, Outputs(reduction="sum"), jit_compile=bool(PLAN["seed"] % 2))
     model.layers[0].kernel.assign([[0.0]])
-    model.fit(mine, mine, 2, verbose=0, callbacks=[ringar.callbacks.Distributed(), Faults()])
+    model.fit(mine, mine, 2, verbose=0, callbacks=callbacks())
     if float(model.layers[0].kernel[0, 0]) != -x.sum():
         wrong_result(-1, "weight")
 
@@ -145,6 +183,7 @@ def elastic() -> None:
         step = 0
         while state.epoch < 2:
             for done, batch in data.batches(state.epoch, state.done):
+                say(step)
                 happen(step)
                 state.total += int(ringar.allreduce(batch.sum(), op=ringar.Sum, name="rows"))
                 state.done, step = done, step + 1
@@ -160,6 +199,7 @@ def elastic() -> None:
 
 def main() -> None:
     happen("start")
+    await_other_faults()
     import ringar
 
     happen("init")

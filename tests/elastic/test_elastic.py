@@ -63,6 +63,19 @@ def test_a_job_of_which_all_ranks_died_goes_on_from_its_folder(tmp_path: Path) -
     assert not list(folder.iterdir())  # the training is done
 
 
+def test_a_full_folder_does_not_end_the_training(tmp_path: Path) -> None:
+    """The folder keeps the commit before; see scripts/full_folder.py."""
+    arguments, args = ("--elastic-dir", str(tmp_path)), (str(tmp_path),)
+    job = run_elastic(2, *arguments, program=SCRIPTS / "full_folder.py", args=args).check()
+    lines = [line for line in job.stdout.splitlines() if line.startswith("[0] at")]
+    assert lines == [
+        "[0] at 5: ['commit.pickle'] with 2",
+        "[0] at 6: ['commit.pickle'] with 6",
+    ], job
+    warning = rf"cannot write commit \d+ to {tmp_path}/commit.pickle: File too large; the training"
+    assert len(re.findall(warning, job.stderr)) == 1, job
+
+
 def test_too_few_ranks_end_the_job_with_an_error(tmp_path: Path) -> None:
     """Rank 1 dies, and no other process can take its slot."""
     options, args = ("--elastic-timeout", "2"), (str(tmp_path),)

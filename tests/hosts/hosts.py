@@ -12,6 +12,7 @@ own counters (/proc/net/dev) count such a segment's headers once; `Traffic` has 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -26,6 +27,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.hosts.relay import Faults
 
 NETWORK = "10.213.45"
 """The hosts are .1, .2, … of it. No other network sees it."""
@@ -156,6 +159,25 @@ class Host:
         """Takes the link up again."""
         self._hosts.switch("ip", "link", "set", f"port{self.index}", "up")
 
+    @contextlib.contextmanager
+    def relayed(self, faults: Faults) -> Iterator[None]:
+        """Let what comes in and goes out pass a relay with faults, for the length of a `with`."""
+        plan = json.dumps(dataclasses.asdict(faults))
+        program = [sys.executable, "-I", str(Path(__file__).with_name("relay.py"))]
+        enter = ["nsenter", "--target", str(self._hosts.root), "--net", "--"]
+        relay = subprocess.Popen(
+            [*enter, *program, f"port{self.index}", str(self._hosts.mtu), plan],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        with relay:  # its input is closed at the end, and it is waited for
+            assert relay.stdout is not None
+            if relay.stdout.readline() != "ready\n":
+                raise RuntimeError(f"no relay for {self.name}: see above")
+            yield
+
     def sent(self) -> Traffic:
         """What has gone through the link since the host was made, counted as on the wire."""
         return count_traffic(self.run(*ASK_TRAFFIC).stdout)
@@ -200,7 +222,7 @@ class Hosts:
         self.count, self.rate_mbit, self.mtu, self.latency_ms = count, rate_mbit, mtu, latency_ms
         self._list: list[Host] = []
         self._world: subprocess.Popen[str] | None = None
-        self._root = 0
+        self.root = 0  # the process in whose namespaces the switch is
         self.folder = Path()
 
     @property
@@ -248,8 +270,8 @@ class Hosts:
             try:
                 self._world.wait(_END_TIMEOUT)
             except subprocess.TimeoutExpired:
-                if self._root:
-                    os.kill(self._root, signal.SIGKILL)
+                if self.root:
+                    os.kill(self.root, signal.SIGKILL)
                 self._world.kill()
                 self._world.wait()
             assert self._world.stdout is not None
@@ -259,7 +281,7 @@ class Hosts:
 
     def switch(self, *words: str) -> None:
         """Runs a command where the switch is, to change a link."""
-        enter = ["nsenter", "--target", str(self._root), "--net", "--"]
+        enter = ["nsenter", "--target", str(self.root), "--net", "--"]
         subprocess.run([*enter, *words], check=True, timeout=30)
 
     def _plan(self) -> dict[str, Any]:
@@ -298,8 +320,8 @@ class Hosts:
         if "pids" not in answer:
             raise RuntimeError(f"cannot make hosts: {answer.get('error', 'they did not come up')}")
         self._inner = answer["pids"]
-        self._root = _children(self._world.pid)[0]
-        held = {_inner_id(pid): pid for pid in _children(self._root)}
+        self.root = _children(self._world.pid)[0]
+        held = {_inner_id(pid): pid for pid in _children(self.root)}
         self._list = [Host(self, i, held[pid]) for i, pid in enumerate(self._inner)]
         for host in self._list:
             host.folder.mkdir()

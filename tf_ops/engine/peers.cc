@@ -141,9 +141,10 @@ bool Peers::waiting(int set, uint64_t sequence, const std::vector<int>& members,
     places = waiters_[set].places;
   }
   message.bytes = places.size();
-  const int to = me == n ? members[0] : members[(me + distance) % n];
-  if (to != topology_.rank)
-    send(std::string(reinterpret_cast<const char*>(&message), sizeof message) + places, {to});
+  std::set<int> to = {members[0]};
+  if (me < n) to = {members[(me + distance) % n], members[(me + n - distance) % n]};
+  to.erase(topology_.rank);
+  send(std::string(reinterpret_cast<const char*>(&message), sizeof message) + places, to);
   return 2 * distance < n;
 }
 

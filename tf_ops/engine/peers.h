@@ -6,11 +6,12 @@
 // process set of n ranks each has neighbors, those 1, 2, 4, ... places away, and so 2 log2(n) of
 // them at most.
 //
-// - A rank that waits for long tells its neighbors, the next one at a time, whom it knows to wait
+// - A rank that waits for long tells its neighbors, the next ones at a time, whom it knows to wait
 //   in that collective, itself included. All that wait know of one another after log2(n) such
-//   messages each, as in a dissemination barrier (Hensgen, Finkel and Manber 1988). The missing
-//   ranks are the others. Since they pass nothing on, knowledge may take a second round to get past
-//   them.
+//   rounds, as in a dissemination barrier (Hensgen, Finkel and Manber 1988). The missing ranks are
+//   the others. Since they pass nothing on, knowledge may take a second round to get past them.
+//   It travels both ways: where the links between hosts are down, those of a host, whose places are
+//   side by side, still hear of one another.
 // - A rank that leaves or gives up tells its neighbors in all its sets, and whoever has asked: who
 //   waits for a message from it. Those that wait for it give up in turn and tell theirs. The first
 //   rank known to have given up is named to the neighbors in any case.
@@ -53,8 +54,9 @@ class Peers {
   // This rank's neighbors in a process set are to hear of its end.
   void add_neighbors(const std::vector<int>& members);
 
-  // Tells a neighbor, 2^hop places further in the set, that this rank waits there; without a set,
-  // the one rank that it waits for. Returns whether there is a neighbor at the next hop.
+  // Tells the neighbors 2^hop places before and behind in the set that this rank waits there;
+  // without a set, the one rank that it waits for. Returns whether there is a neighbor at the next
+  // hop.
   bool waiting(int set, uint64_t sequence, const std::vector<int>& members, int hop);
   void gave_up(const std::string& why);
   void left();

@@ -505,6 +505,4 @@ def test_measure(ranks: int, tmp_path: Path) -> None:
            "PYTHONPATH": str(Path(__file__).parents[1])}  # fmt: skip
     command = [str(mpirun), "-np", str(ranks), sys.executable, str(program)]
     result = run_job(None, command, env=env, deadline=60).check()
-    times = [float(line.split()[-1]) for line in result.stdout.splitlines() if "measured" in line]
-    assert len(times) == 3
-    assert min(times) < 0.5, times
+    assert result.stdout.count("measured in") == 3

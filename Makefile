@@ -42,6 +42,9 @@ SCRIPTS := .ci/run $(shell find launchers tests benchmarks -name '*.sh' -o -name
 # The tests that run on 1 rank (plain pytest) and on each of RANKS. Plain pytest runs all others,
 # those on several hosts (tests/hosts) among them.
 RANK_TESTS := $(wildcard tests/collectives tests/keras tests/parallel tests/cupy/collectives)
+# Compiled code stays until its process ends, in some 1,500 mappings for each model of the zoo: all of
+# them in one process would need more than the kernel allows (vm.max_map_count).
+ZOO := tests/keras/test_zoo.py
 
 # Seconds after which a step is stopped, whatever it is doing: nothing here may hang for ever. Each is
 # at least three times what the step takes on two cores. Deadlines that catch a hang belong to tests.
@@ -104,17 +107,22 @@ test-ranks-%: $(LIBRARY)
 # Code that XLA compiles is optimized here, as it is for users (see tests/conftest.py).
 test-long test-gpu: export XLA_FLAGS =
 test-long: $(LIBRARY)
-	$(PYTEST) --slow -m slow
-	$(MAKE) test-ranks SLOW='--slow -m slow' RANKS_LIMIT=5400
+	$(PYTEST) --slow -m slow --deselect $(ZOO)
+	$(MAKE) test-ranks SLOW='--slow -m slow --deselect $(ZOO)' RANKS_LIMIT=5400
+	for dtype in float32 mixed_bfloat16 mixed_float16; do \
+	  $(PYTEST) --slow -m slow -k $$dtype $(ZOO) && \
+	  $(MAKE) test-ranks SLOW="--slow -m slow -k $$dtype" RANK_TESTS=$(ZOO) RANKS_LIMIT=5400 || \
+	  exit 1; \
+	done
 	$(MAKE) build/native-thread/ringar_tests
 	$(MAKE) build/native-thread.passed SELECTED='$(RARE_RACES)'
 	$(MAKE) chaos CHAOS='--count 60'
+	$(MAKE) test-native-aarch64
+	$(MAKE) test-matrix
 
 CHAOS ?= --count 1000
 chaos: $(LIBRARY)
 	$(BIN)/python -m tests.chaos $(CHAOS)
-	$(MAKE) test-native-aarch64
-	$(MAKE) test-matrix
 
 # It would wait a second at the end of each rank that is a process.
 export TSAN_OPTIONS ?= atexit_sleep_ms=0

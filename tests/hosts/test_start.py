@@ -149,7 +149,7 @@ def test_the_cost_model_is_obeyed(tmp_path: Path) -> None:
     )
     cost_model.save(file, slow)
     chosen, forced = chosen_bytes(
-        tmp_path / "job", [1] * 4, 128 << 10, "ring", {cost_model.VARIABLE: str(file)}
+        tmp_path / "job", [1] * 4, 64 << 10, "ring", {cost_model.VARIABLE: str(file)}
     )
     assert chosen == pytest.approx(2.0, rel=0.05)
     assert forced == pytest.approx(1.5, rel=0.05)

@@ -23,6 +23,7 @@ import keras
 from ringar.job import log
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import training_state
+from ringar.keras.optimizer import build_exchange
 from ringar.keras.synchronize import broadcast_model
 from ringar.keras.together import on_first_rank
 from ringar.keras.whole_file import written_whole
@@ -100,6 +101,7 @@ class Backup(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
+            build_exchange(optimizer)
         self._restored = self._on_first_rank(self._read, "read")
         self.restore()
         if self._restored is None:

@@ -22,13 +22,13 @@ import keras
 import tensorflow as tf
 
 from ringar.collectives import Max, Sum, allreduce
+from ringar.keras.exchange import Exchange
 from ringar.keras.reduction import Reduction, all_finite
 from ringar.sharding.cut import cut_of
 from ringar.sharding.grid import Grid
 from ringar.sharding.slots import inner_optimizer, with_nested
 
 if TYPE_CHECKING:
-    from ringar.collectives.ops import ReduceOp
     from ringar.job.process_sets import ProcessSet
 
 #: Optimizers that scale updates by norms of whole variables, or factor them.
@@ -38,7 +38,7 @@ _NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
 _MULTI_OPTIMIZER = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
-class GridReduction:
+class GridReduction(Exchange):
     """Reduce gradients as `ringar.keras.reduction.Reduction` does, on a grid.
 
     Args:
@@ -56,6 +56,7 @@ class GridReduction:
             postscale = over_all.postscale_factor / grid.model
             over_all = dataclasses.replace(over_all, postscale_factor=postscale)
         self._over_all = over_all
+        self.op, self.process_set = over_all.op, None
 
     def renewed(self) -> GridReduction:
         """Return a reduction with these settings, and without the state of this one."""
@@ -64,24 +65,9 @@ class GridReduction:
         return twin
 
     @property
-    def op(self) -> ReduceOp:
-        """The op of the reduction, as for `Reduction`."""
-        return self._over_all.op
-
-    @property
     def is_alone(self) -> bool:
         """Whether there is one rank, and no other will come."""
         return self._over_all.is_alone
-
-    @property
-    def size(self) -> int:
-        """The number of ranks that reduce together."""
-        return self._over_all.size
-
-    @property
-    def process_set(self) -> ProcessSet | None:
-        """The ranks that reduce together: all."""
-        return self._over_all.process_set
 
     @property
     def ranks(self) -> ProcessSet | None:

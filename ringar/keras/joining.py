@@ -17,11 +17,12 @@ from typing import Any
 
 import keras
 
-from ringar.collectives import allgather_object, broadcast_variables, shares
+from ringar.collectives import allgather_object, shares
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
+from ringar.keras.exchange import Exchange
 from ringar.keras.share import Record
-from ringar.keras.synchronize import broadcast_model
+from ringar.keras.state import State
 from ringar.sharding.slots import inner_optimizer
 
 
@@ -74,7 +75,7 @@ class Epochs:
 
     def begin(self) -> None:
         """Begin an epoch."""
-        self._begun_at = shares.steps()
+        self._begun_at = share.exchanges_of(self._model)[0].steps()
         self._has_left = False
 
     def look(self) -> None:
@@ -84,26 +85,53 @@ class Epochs:
 
     def leave(self) -> None:
         """Join the other ranks until the end of their epochs; the second call does nothing."""
-        if self._has_left or self._ranks.size() == 1:
+        if self._has_left:
             return
         self._has_left = True
         step = share.step_of(self._model)
-        if step is None or not step.is_marked:
-            return  # the step has no gradients that ringar reduces
-        own = shares.steps() - self._begun_at
+        # A step may have no gradients that ringar reduces.
+        records = step.records if step is not None and step.is_marked else []
+        exchanges = share.exchanges_of(self._model)
+        own = exchanges[0].steps() - self._begun_at
         shares.ask_to_stop(bool(self._model.stop_training))
-        left = None if self.limit is None else max(self.limit - own, 0)
-        repeat(step.records, self._ranks.size(), left)
+        left = None
+        if self.limit is not None and all(one.in_every_step for one in exchanges):
+            left = max(self.limit - own, 0)
+        _finish(records, exchanges, self._ranks, left)
+        if not records:
+            return
         self.look()
-        if self._uneven or shares.stop_was_seen():
-            self._catch_up(own)
+        if self._ranks.size() > 1 and (self._uneven or shares.stop_was_seen()):
+            self._catch_up(own, exchanges)
 
-    def _catch_up(self, own: int) -> None:
+    def _catch_up(self, own: int, exchanges: Sequence[Exchange]) -> None:
         """Give all ranks the state of one that has taken every step."""
         steps = allgather_object(own, name="steps of the epoch", process_set=self._ranks)
         if len(set(steps)) > 1:
             root = self._ranks.ranks[steps.index(max(steps))]
-            broadcast_model(self._model, root, self._ranks)
+            _behind(exchanges, State.of_model(self._model)).broadcast(root, self._ranks)
+
+
+def _finish(
+    records: Sequence[Record],
+    exchanges: Sequence[Exchange],
+    ranks: ProcessSet,
+    limit: int | None = None,
+) -> int:
+    """Join the other ranks at the end of this rank's data, as `repeat` does."""
+    for exchange in exchanges:
+        exchange.flush()
+    steps = repeat(records, ranks.size(), limit) if records and ranks.size() > 1 else 0
+    for exchange in exchanges:
+        exchange.settle()
+    return steps
+
+
+def _behind(exchanges: Sequence[Exchange], state: State) -> State:
+    """Return the part of `state` in which a rank is behind one that has taken more steps."""
+    if all(exchange.in_every_step for exchange in exchanges):
+        return state
+    return State.of([counter for exchange in exchanges for counter in exchange.counters()])
 
 
 def join(*optimizers: keras.optimizers.Optimizer, process_set: ProcessSet | None = None) -> int:
@@ -132,20 +160,23 @@ def join(*optimizers: keras.optimizers.Optimizer, process_set: ProcessSet | None
     ```
     """
     ranks = or_all(process_set)
-    if ranks.size() == 1:
-        return 0
     records = _records(optimizers)
-    if not records:
+    exchanges = share.exchanges_among(optimizers)
+    if not records and ranks.size() > 1:
         raise ValueError(
             "ringar.join() expected optimizers whose gradients were reduced on this rank before; "
             f"received {len(optimizers)} without a step. A rank without any data cannot join: give "
             "every rank at least one batch."
         )
-    joined = repeat(records, ranks.size())
-    waited = allgather_object(joined, name="joined steps", process_set=ranks)
-    if len(set(waited)) > 1:
-        root = ranks.ranks[waited.index(min(waited))]
-        broadcast_variables(_variables(optimizers), root, process_set=ranks)
+    joined = _finish(records, exchanges, ranks)
+    if ranks.size() == 1:
+        return 0
+    in_step = exchanges[0].in_every_step
+    own = -joined if in_step else exchanges[0].steps()
+    steps = allgather_object(own, name="joined steps", process_set=ranks)
+    if len(set(steps)) > 1:
+        root = ranks.ranks[steps.index(max(steps))]
+        _behind(exchanges, State.of(_variables(optimizers))).broadcast(root, ranks)
     return joined
 
 

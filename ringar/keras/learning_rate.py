@@ -14,8 +14,8 @@ import keras
 import tensorflow as tf
 
 from ringar.job import place
-from ringar.keras.optimizer import reduction_of
-from ringar.keras.reduction import Reduction
+from ringar.job.process_sets import or_all
+from ringar.keras.optimizer import exchange_of
 from ringar.sharding.slots import inner_optimizer
 
 
@@ -176,9 +176,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 def _shares(model: keras.Model) -> int:
     """Return the number of ranks, or of groups of ranks, that have examples of their own."""
-    reduction = reduction_of(model.optimizer)
-    if isinstance(reduction, Reduction):
-        return reduction.size
+    exchange = exchange_of(model.optimizer)
+    if exchange is None:
+        return place.size()
     # In a hybrid, every rank has, and the split part gathers them.
     is_hybrid = any(getattr(x, "reads", None) == "examples" for x in model._flatten_layers())
-    return place.size() if reduction is None or is_hybrid else reduction.grid.data
+    return or_all(exchange.process_set if is_hybrid else exchange.ranks).size()

@@ -55,8 +55,10 @@ def of_global_batch(loss: Any, value: Any, y_pred: Any, sample_weight: Any) -> A
     if step is None:
         share.note_batch(y_pred)
         return value
-    reduction = step.reduction
-    if reduction is None or reduction.is_alone or reduction.op is not Average:
+    exchange = step.exchange
+    if exchange is None or exchange.is_alone:
+        return value
+    if exchange.op is not Average or not exchange.in_every_step:
         return value
     is_unreduced = loss.reduction in _UNREDUCED
     if is_unreduced and not step.is_of_keras:
@@ -71,7 +73,7 @@ def of_global_batch(loss: Any, value: Any, y_pred: Any, sample_weight: Any) -> A
     numerator = value * tf.stop_gradient(normalizer)
     zero = tf.zeros([], value.dtype)
     total, divisor, of_all, _ = tf.unstack(
-        _add_up([tf.reduce_sum(numerator), normalizer, own, zero], name, reduction.ranks)
+        _add_up([tf.reduce_sum(numerator), normalizer, own, zero], name, exchange.ranks)
     )
     # A sum is divided by nothing, and so is the sum of sums.
     divisor = divisor if loss.reduction in _MEANS else tf.ones_like(divisor)
@@ -80,7 +82,7 @@ def of_global_batch(loss: Any, value: Any, y_pred: Any, sample_weight: Any) -> A
     numbers = functools.partial(tf.constant, [0.0, 0.0, 0.0, 1.0], value.dtype)
     step.records.append(
         share.Record(
-            lambda: _add_up(tf.unstack(numbers()), name, reduction.ranks)[3], is_compiling(), True
+            lambda: _add_up(tf.unstack(numbers()), name, exchange.ranks)[3], is_compiling(), True
         )
     )
     ours = numerator * tf.stop_gradient(scale)

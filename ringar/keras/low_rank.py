@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import keras
 
 
-Exchange = Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
+Combine = Callable[[list[tf.Tensor]], Sequence[tf.Tensor]]
 """A grouped allreduce: a result per tensor."""
 
 
@@ -63,8 +63,8 @@ class LowRank:
         self,
         gradients: Sequence[tf.Tensor],
         variables: Sequence[Any],
-        average: Exchange,
-        combine: Exchange,
+        average: Combine,
+        combine: Combine,
         loss_scale: tf.Tensor | None = None,
     ) -> tuple[list[tf.Tensor], Callable[[tf.Tensor], None]]:
         """Reduce gradients that `compresses` accepts.

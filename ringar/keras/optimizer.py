@@ -35,6 +35,7 @@ from ringar.collectives.powersgd import PowerSGD
 from ringar.errors import NotInitializedError
 from ringar.job import place
 from ringar.keras import first_step, fitting, losses, share
+from ringar.keras.exchange import Exchange
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 from ringar.sharding.slots import inner_optimizer, with_nested
@@ -53,10 +54,10 @@ _CLASSES: dict[type, type] = {}
 
 
 class DistributedMixin:
-    """Reduce gradients over the ranks before the base class applies them."""
+    """Exchange with the other ranks before the base class applies gradients, and after it."""
 
-    _reduction: Reduction | GridReduction
-    _reduction_is_done: bool
+    _exchange: Exchange
+    _is_in_exchange: bool
 
     def reduce(
         self,
@@ -64,7 +65,7 @@ class DistributedMixin:
         trainable_variables: Sequence[keras.Variable] | None = None,
         loss_scale: tf.Tensor | None = None,
     ) -> list[Gradient]:
-        """Return `grads` reduced over the ranks, as `apply` will use them.
+        """Return `grads` as `apply` will use them: reduced over the ranks.
 
         Args:
             grads: as for `apply`.
@@ -72,8 +73,9 @@ class DistributedMixin:
             loss_scale: the factor in `grads`, if it changes from step to step.
         """
         variables = self._variables_of(trainable_variables)
-        first_step.begin(variables, self._reduction.process_set, self)
-        return self._reduction(grads, variables, loss_scale)
+        first_step.begin(variables, self._exchange.process_set, self)
+        self._exchange.build(self, variables)
+        return self._exchange(grads, variables, loss_scale)
 
     def apply(
         self,
@@ -81,10 +83,11 @@ class DistributedMixin:
         trainable_variables: Sequence[keras.Variable] | None = None,
     ) -> None:
         """Reduce `grads` over the ranks, then apply them as the base class does."""
-        if not self._reduction_is_done:
-            grads = self.reduce(grads, trainable_variables, _loss_scale(self))
-        if isinstance(self._reduction, GridReduction):
-            grads = self._reduction.clip(self, grads, self._variables_of(trainable_variables))
+        if not self._is_in_exchange:
+            with self.exchange(grads, trainable_variables, _loss_scale(self)) as grads:
+                self.apply(grads, trainable_variables)
+            return
+        grads = self._exchange.clip(self, grads, self._variables_of(trainable_variables))
         super().apply(grads, trainable_variables)  # type: ignore[misc]  # a mixin
 
     def _variables_of(
@@ -100,22 +103,29 @@ class DistributedMixin:
         return getattr(self.__class__, make.__name__), arguments
 
     def __deepcopy__(self, memo: dict[int, object]) -> keras.optimizers.Optimizer:
-        """Copy as Keras does; the copy is distributed, with a reduction of its own."""
+        """Copy as Keras does; the copy is distributed, with an exchange of its own."""
         make, arguments = self.__reduce__()
-        return _distribute(make(*arguments), self._reduction.renewed())
+        return _distributed(make(*arguments), self._exchange.renewed())
 
     def __copy__(self) -> keras.optimizers.Optimizer:
         """Copy as `copy.deepcopy` does: Keras' optimizers have no shallow copies."""
         return self.__deepcopy__({})
 
     @contextmanager
-    def reduction_done(self) -> Iterator[None]:
-        """Return a context in which `apply` expects gradients that are already reduced."""
-        self._reduction_is_done = True
+    def exchange(
+        self,
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[keras.Variable] | None,
+        loss_scale: tf.Tensor | None,
+    ) -> Iterator[list[Gradient]]:
+        """Exchange around the body, which applies the gradients that it gets or skips the step."""
+        reduced = self.reduce(grads, trainable_variables, loss_scale)
+        self._is_in_exchange = True
         try:
-            yield
+            yield reduced
         finally:
-            self._reduction_is_done = False
+            self._is_in_exchange = False
+        self._exchange.after()
 
 
 def DistributedOptimizer(  # Horovod's name, for a function that returns an object
@@ -169,21 +179,6 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
         NotInitializedError: before `ringar.init()`.
         ValueError: if `optimizer` is distributed already, or an argument is out of range.
     """
-    if keras.backend.backend() != "tensorflow":
-        raise RuntimeError(
-            "ringar.DistributedOptimizer needs Keras' TensorFlow backend: set the environment "
-            f"variable KERAS_BACKEND=tensorflow. Received: {keras.backend.backend()}"
-        )
-    if not place.is_initialized():
-        raise NotInitializedError(
-            "ringar.DistributedOptimizer was used before ringar.init(): call ringar.init() first."
-        )
-    optimizer = keras.optimizers.get(optimizer)
-    if any(isinstance(one, DistributedMixin) for one in with_nested(optimizer)):
-        raise ValueError(
-            "`optimizer` must not be distributed already: its gradients would be reduced twice. "
-            f"Received: {type(optimizer).__name__}"
-        )
     reduction = Reduction(
         op,
         compression,
@@ -194,36 +189,72 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
         postscale_factor,
         sparse_as_dense,
     )
-    _reduce_before_overflow_check()
+    exchange = reduction if grid is None else GridReduction(reduction, grid)
+    return distribute(optimizer, exchange, "ringar.DistributedOptimizer")
+
+
+def distribute(
+    optimizer: str | keras.optimizers.Optimizer, exchange: Exchange, function: str
+) -> keras.optimizers.Optimizer:
+    """Give `optimizer` an exchange, and return it.
+
+    Args:
+        optimizer: an optimizer of Keras that is not distributed, or the name of one.
+        exchange: what its ranks exchange.
+        function: what the user has called, for errors.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            f"{function} needs Keras' TensorFlow backend: set the environment "
+            f"variable KERAS_BACKEND=tensorflow. Received: {keras.backend.backend()}"
+        )
+    if not place.is_initialized():
+        raise NotInitializedError(
+            f"{function} was used before ringar.init(): call ringar.init() first."
+        )
+    optimizer = keras.optimizers.get(optimizer)
+    if any(isinstance(one, DistributedMixin) for one in with_nested(optimizer)):
+        raise ValueError(
+            "`optimizer` must not be distributed already: its gradients would be reduced twice. "
+            f"Received: {type(optimizer).__name__}"
+        )
+    _exchange_before_overflow_check()
     share.install()
     losses.install()
     fitting.install()
-    return _distribute(optimizer, reduction if grid is None else GridReduction(reduction, grid))
+    return _distributed(optimizer, exchange)
 
 
-def _distribute(optimizer: Any, reduction: Reduction | GridReduction) -> Any:
+def _distributed(optimizer: Any, exchange: Exchange) -> Any:
     # Bypass Keras' __setattr__, which tracks attributes.
-    object.__setattr__(optimizer, "_reduction", reduction)
-    object.__setattr__(optimizer, "_reduction_is_done", False)
+    object.__setattr__(optimizer, "_exchange", exchange)
+    object.__setattr__(optimizer, "_is_in_exchange", False)
     object.__setattr__(optimizer, "__class__", _distributed_class(type(optimizer)))
     return optimizer
 
 
 def is_distributed(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Return whether `optimizer`, or the one in a `LossScaleOptimizer`, reduces over the ranks."""
-    return reduction_of(optimizer) is not None
+    """Return whether `optimizer`, or the one in a `LossScaleOptimizer`, is distributed."""
+    return exchange_of(optimizer) is not None
 
 
-def reduction_of(optimizer: keras.optimizers.Optimizer) -> Reduction | GridReduction | None:
-    """Return the reduction of a distributed optimizer, or of the one in a `LossScaleOptimizer`."""
+def exchange_of(optimizer: keras.optimizers.Optimizer) -> Exchange | None:
+    """Return the exchange of a distributed optimizer, or of the one in a `LossScaleOptimizer`."""
     # A `LossScaleOptimizer` may be distributed itself.
     holders = (optimizer, inner_optimizer(optimizer))
-    return next((o._reduction for o in holders if isinstance(o, DistributedMixin)), None)
+    return next((o._exchange for o in holders if isinstance(o, DistributedMixin)), None)
+
+
+def build_exchange(optimizer: keras.optimizers.Optimizer) -> None:
+    """Make the state of the exchange of a built optimizer, if it is distributed."""
+    inner = inner_optimizer(optimizer)
+    if isinstance(inner, DistributedMixin):
+        inner._exchange.build(inner, inner._variables_of(None))
 
 
 def grid_of(optimizer: keras.optimizers.Optimizer) -> Grid | None:
     """Return the grid of a distributed optimizer, or of the one in a `LossScaleOptimizer`."""
-    return getattr(reduction_of(optimizer), "grid", None)
+    return getattr(exchange_of(optimizer), "grid", None)
 
 
 def _loss_scale(optimizer: keras.optimizers.Optimizer) -> Any:
@@ -239,8 +270,8 @@ class _FromConfig:
         plain: Callable[..., Any] = owner.__bases__[1].from_config  # type: ignore[attr-defined]
         if optimizer is None:
             return plain
-        reduction = optimizer._reduction.renewed()
-        return lambda *args, **kwargs: _distribute(plain(*args, **kwargs), reduction)
+        exchange = optimizer._exchange.renewed()
+        return lambda *args, **kwargs: _distributed(plain(*args, **kwargs), exchange)
 
 
 def _distributed_class(base: type) -> type:
@@ -250,7 +281,7 @@ def _distributed_class(base: type) -> type:
             "__doc__": f"{base.__name__} whose gradients are reduced over the ranks first.",
             # Keras serializes by `__class__`.
             "__class__": property(lambda self: base),
-            # A new object has no reduction: it is plain.
+            # A new object has no exchange: it is plain.
             "__new__": lambda cls, *args, **kwargs: base(*args, **kwargs),
             "from_config": _FromConfig(),
         }
@@ -260,8 +291,8 @@ def _distributed_class(base: type) -> type:
     return _CLASSES[base]
 
 
-def _reduce_before_overflow_check() -> None:
-    """Make every `LossScaleOptimizer` reduce before it decides whether to take the step."""
+def _exchange_before_overflow_check() -> None:
+    """Make every `LossScaleOptimizer` exchange around its decision whether to take the step."""
     original = keras.optimizers.LossScaleOptimizer.apply
     if hasattr(original, "_ringar"):
         return
@@ -274,9 +305,8 @@ def _reduce_before_overflow_check() -> None:
         if not isinstance(inner, DistributedMixin):
             original(self, grads, trainable_variables)
             return
-        grads = inner.reduce(grads, trainable_variables, _loss_scale(self))
-        with inner.reduction_done():
-            original(self, grads, trainable_variables)
+        with inner.exchange(grads, trainable_variables, _loss_scale(self)) as reduced:
+            original(self, reduced, trainable_variables)
 
     apply._ringar = True  # type: ignore[attr-defined]
     keras.optimizers.LossScaleOptimizer.apply = apply

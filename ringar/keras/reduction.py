@@ -32,7 +32,8 @@ from ringar.collectives.shares import NO_SHARES, Control
 from ringar.job import membership
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import buckets, share, sparse
-from ringar.keras.low_rank import Exchange, LowRank
+from ringar.keras.exchange import Exchange
+from ringar.keras.low_rank import Combine, LowRank
 from ringar.sharding.cut import cut_of
 
 if TYPE_CHECKING:
@@ -43,8 +44,12 @@ SaveState = Callable[[tf.Tensor], None]
 
 
 @dataclass(frozen=True)
-class Reduction:
-    """Reduce gradients over the ranks; `DistributedOptimizer` documents the fields."""
+class Reduction(Exchange):
+    """Reduce gradients over the ranks; `DistributedOptimizer` documents the fields.
+
+    Attributes:
+        what: what is reduced, in the names of collectives.
+    """
 
     op: ReduceOp
     compression: Any
@@ -54,6 +59,7 @@ class Reduction:
     prescale_factor: float
     postscale_factor: float
     sparse_as_dense: bool
+    what: str = "gradients"
     low_rank: LowRank | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,11 +87,6 @@ class Reduction:
         return self.size == 1 and not membership.is_elastic()
 
     @property
-    def ranks(self) -> ProcessSet | None:
-        """The ranks that hold different examples."""
-        return self.process_set
-
-    @property
     def is_identity(self) -> bool:
         """Whether the reduction does not change sums: on one rank for ever, without factors."""
         return self.is_alone and self.prescale_factor == 1.0 and self.postscale_factor == 1.0
@@ -93,6 +94,10 @@ class Reduction:
     def renewed(self) -> Reduction:
         """Return a reduction with these settings, and without the state of this one."""
         return replace(self)
+
+    def plain(self, what: str) -> Reduction:
+        """Return a reduction of other values over the same ranks, which compresses nothing."""
+        return replace(self, compression=Compression.none, what=what)
 
     # AutoGraph has nothing to convert here, and conversion slows down tracing.
     @tf.autograph.experimental.do_not_convert
@@ -126,18 +131,26 @@ class Reduction:
         gradients: Sequence[Any],
         variables: Sequence[Any] | None = None,
         loss_scale: tf.Tensor | None = None,
+        control: Control | None = None,
     ) -> tuple[list[Any], SaveState | None]:
         """Reduce `gradients`, and leave the state of the compression to the caller.
+
+        Args:
+            gradients: as for the call.
+            variables: as for the call.
+            loss_scale: as for the call.
+            control: what this rank tells the others; None: what the training step says, and the
+                reduction is recorded as a part of it.
 
         Returns:
             The reduced gradients, and a function that writes the new state of the compression if
             its argument, a bool, is true; None without state. All ranks must pass the same.
         """
         if self.is_identity or all(gradient is None for gradient in gradients):
-            return [self._merged(gradient) for gradient in gradients], None
+            return [self.merged(gradient) for gradient in gradients], None
         reduced = list(gradients)
         self._refuse_parts(variables or ())
-        control = self._control(reduced, variables, loss_scale)
+        control = control or self._control(reduced, variables, loss_scale)
         overwritten = {
             index
             for index, variable in enumerate(variables or ())
@@ -157,7 +170,7 @@ class Reduction:
         if overwritten:  # values, not sums: neither compressed nor scaled
             self._reduce_maxima(reduced, maxima)
         for index in reversed(slices):
-            name = f"gradients/sparse_{index}"
+            name = f"{self.what}/sparse_{index}"
             own = _weighted(reduced[index], weight)
             reduced[index] = sparse.reduced(own, name, self.process_set, self._factors())
         if not factored:
@@ -213,10 +226,10 @@ class Reduction:
         label = buckets.label(reversed(factored))
         mean = self._options() | {"op": Average, "prescale_factor": 1.0, "postscale_factor": 1.0}
 
-        def exchange(factor: str, options: dict[str, Any]) -> Exchange:
+        def exchange(factor: str, options: dict[str, Any]) -> Combine:
             return lambda tensors: grouped_allreduce(
                 tensors,
-                name=f"gradients/powersgd_{factor}:{label}",
+                name=f"{self.what}/powersgd_{factor}:{label}",
                 process_set=self.process_set,
                 **options,
             )
@@ -251,12 +264,16 @@ class Reduction:
             for gradient in gradients
         ]
         begins_step = share.record(repeat, travel, variables)
+        return self.control(share.rows(), variables or gradients, begins_step)
+
+    def control(self, rows: Any, like: Sequence[Any], begins_step: bool) -> Control:
+        """Return what this rank tells the others: the rows it counts with, and what it reduces."""
         key = NO_SHARES
         if self.op is Average:
             # Shapes, since Keras numbers names by what a rank has made before.
-            shapes = [str(one.shape) for one in variables or gradients if one is not None]
+            shapes = [self.what, *(str(one.shape) for one in like if one is not None)]
             key = 1 + zlib.crc32(",".join(shapes).encode()) % (2**31 - 2)
-        return Control(share.rows(), share.idle() is not None, begins_step, key)
+        return Control(rows, share.idle() is not None, begins_step, key)
 
     def _reduce_dense(
         self, reduced: list[Any], tensors: list[Any], control: Control
@@ -269,7 +286,7 @@ class Reduction:
             results, heard = shares.allreduce(
                 [tensors[index] for index in bucket.indices],
                 control if number == 0 else replace(control, begins_step=False),
-                name=f"gradients/bucket_{number}:{bucket.label}",
+                name=f"{self.what}/bucket_{number}:{bucket.label}",
                 process_set=self.process_set,
                 **self._options(),
             )
@@ -302,7 +319,8 @@ class Reduction:
             "postscale_factor": self.postscale_factor,
         }
 
-    def _merged(self, gradient: Any) -> Any:
+    def merged(self, gradient: Any) -> Any:
+        """Return a gradient with the slices of equal rows added, or dense."""
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient
         return tf.convert_to_tensor(gradient) if self.sparse_as_dense else sparse.merged(gradient)

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -27,12 +27,8 @@ from tensorflow.python.framework import ops as tf_ops
 
 from ringar.collectives.compiled import is_compiling
 from ringar.collectives.shares import WHOLE
+from ringar.keras.exchange import Exchange
 from ringar.sharding.slots import inner_optimizer
-
-if TYPE_CHECKING:
-    from ringar.keras.grid_reduction import GridReduction
-    from ringar.keras.reduction import Reduction
-
 
 _numbers = itertools.count()
 
@@ -70,7 +66,7 @@ class Step:
     Attributes:
         model: the model, while the step is traced or runs.
         batch: the first tensor of this rank's batch, or None.
-        reduction: the reduction of the gradients, once it is known.
+        exchange: that of the optimizer or the tape, once it is known.
         is_of_keras: whether it is Keras' own `train_step`, not one of the user.
         is_watched: whether `ringar.callbacks.Distributed` looks after the weights.
         records: its collectives, in order.
@@ -78,12 +74,10 @@ class Step:
         is_marked: whether a reduction has told that a step begins.
     """
 
-    def __init__(
-        self, model: keras.Model, batch: Any, reduction: Reduction | GridReduction | None
-    ) -> None:
+    def __init__(self, model: keras.Model, batch: Any, exchange: Exchange | None) -> None:
         self.model: keras.Model | None = model
         self.batch = batch
-        self.reduction = reduction
+        self.exchange = exchange
         self.is_of_keras = type(model).train_step is keras.Model.train_step
         self.is_watched = hasattr(model, "_ringar_is_watched")
         self.records: list[Record] = []
@@ -201,7 +195,7 @@ def _observe_step(model: Any) -> None:
 def _stepping(model: Any, data: Any) -> Iterator[None]:
     inputs = tf.nest.flatten(keras.utils.unpack_x_y_sample_weight(data)[0])
     batch = next((part for part in inputs if getattr(part, "shape", ()) != ()), None)
-    step = Step(model, batch, _reduction_of(model))
+    step = Step(model, batch, next(iter(_found(optimizers_of(model))), None))
     token = _step.set(step)
     try:
         yield
@@ -227,10 +221,19 @@ def optimizers_of(model: keras.Model) -> list[Any]:
     return [x for key, x in found.items() if key not in inner]
 
 
-def _reduction_of(model: keras.Model) -> Any:
-    """Return the reduction of the first distributed optimizer of `model`."""
-    found = (getattr(inner_optimizer(x), "_reduction", None) for x in optimizers_of(model))
-    return next((reduction for reduction in found if reduction is not None), None)
+def exchanges_of(model: keras.Model) -> list[Exchange]:
+    """Return the exchanges of the optimizers of `model`, at least one."""
+    return exchanges_among(optimizers_of(model))
+
+
+def exchanges_among(optimizers: Sequence[Any]) -> list[Exchange]:
+    """Return the exchanges of distributed optimizers; where there is none, that of a tape."""
+    return _found(optimizers) or [Exchange()]
+
+
+def _found(optimizers: Sequence[Any]) -> list[Exchange]:
+    found = (getattr(inner_optimizer(x), "_exchange", None) for x in optimizers)
+    return [exchange for exchange in found if exchange is not None]
 
 
 def record(

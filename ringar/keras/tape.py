@@ -90,8 +90,8 @@ class DistributedGradientTape:
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()
-        if (step := share.current()) is not None and step.reduction is None:
-            step.reduction = self._reduction
+        if (step := share.current()) is not None and step.exchange is None:
+            step.exchange = self._reduction
         return self
 
     def __exit__(

@@ -20,10 +20,11 @@ from keras.src.backend.common import global_state  # the generator of random fun
 from ringar.collectives import allgather_object, broadcast_object
 from ringar.collectives.digest import digest
 from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras import share
 
 _GROUP = "ringar"
 #: The kinds of variables that a file of weights lacks.
-_LACKING = ("seed", "global seed", "metric")
+_LACKING = ("seed", "global seed", "metric", "exchange")
 
 #: The attributes of Keras' callbacks that change while a model is trained and decide what follows.
 _COUNTERS: dict[str, tuple[str, ...]] = {
@@ -106,6 +107,7 @@ def variables_of(model: keras.Model, metrics: bool = True) -> dict[str, Any]:
         metrics: whether those of metrics are among them.
     """
     groups = {f"slot {i}": o.variables for i, o in enumerate(optimizers(model))}
+    groups |= {f"exchange {i}": e.variables() for i, e in enumerate(share.exchanges_of(model))}
     groups |= {"weight": model.weights, "seed": model.variables}
     groups["metric"] = model.metrics_variables if metrics else []
     generator = global_state.get_global_attribute("global_seed_generator")

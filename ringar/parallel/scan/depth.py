@@ -29,7 +29,7 @@ from ringar.collectives.digest import digest
 from ringar.collectives.recv import recv
 from ringar.errors import OutOfMemoryError
 from ringar.job.process_sets import ProcessSet
-from ringar.keras.optimizer import reduction_of
+from ringar.keras.optimizer import exchange_of
 from ringar.parallel.scan import doubling
 from ringar.parallel.scan.elements import Element, compose
 from ringar.parallel.scan.route import Route, Share
@@ -246,7 +246,7 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     Raises:
         ValueError: it sums gradients, or has a grid.
     """
-    its = reduction_of(optimizer)
+    its = exchange_of(optimizer)
     if its is not None and getattr(its, "op", None) is not Average:
         raise ValueError(
             "The optimizer of a model with `process_set` must average gradients, if it is "

@@ -5,6 +5,10 @@ from . import elastic as elastic
 from . import errors as errors
 from . import layers as layers
 from . import parallel as parallel
+from .asynchronous import EASGD as EASGD
+from .asynchronous import DiLoCo as DiLoCo
+from .asynchronous import LocalSGD as LocalSGD
+from .asynchronous import SlowMo as SlowMo
 from .collectives import Average as Average
 from .collectives import Max as Max
 from .collectives import Min as Min

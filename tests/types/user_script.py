@@ -41,6 +41,10 @@ def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
         keras.optimizers.Adam(), op=ringar.Average, compression=ringar.Compression.powersgd(rank=2)
     )
     model.compile(optimizer, "mse")
+    ringar.LocalSGD(keras.optimizers.SGD(), 16, outer=ringar.SlowMo(0.7), warmup_steps=10)
+    ringar.LocalSGD("adam", lambda step: 1 + step // 10, average="parameters+slots")
+    ringar.DiLoCo("adam", 500, compression=ringar.Compression.bf16)
+    assert_type(ringar.EASGD("sgd", beta=0.9), keras.optimizers.Optimizer)
     ringar.set_random_seed(1)
     several: list[keras.callbacks.Callback] = [
         callbacks.Distributed(),

@@ -1,0 +1,215 @@
+"""Parameter averaging, with what may stand on top of it: `LocalSGD`, `DiLoCo`, `EASGD`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import keras
+
+from ringar.asynchronous.local_steps import LocalSteps, Period
+from ringar.asynchronous.rules import (
+    Averaging,
+    ElasticAveraging,
+    OuterOptimizer,
+    Rule,
+    SlowMomentum,
+)
+from ringar.collectives import Average
+from ringar.collectives.compression import Compression, Compressor
+from ringar.collectives.powersgd import PowerSGD
+from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras.optimizer import distribute, is_distributed
+from ringar.keras.reduction import Reduction
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+
+@dataclass(frozen=True)
+class SlowMo:
+    """Name the slow momentum of `ringar.LocalSGD(outer=...)` (Wang et al. 2020, algorithm 1).
+
+    At the end of a period that began with x0, with the learning rate gamma of the optimizer:
+    u <- beta u + (x0 - mean(x)) / gamma, then x <- x0 - alpha gamma u.
+
+    Attributes:
+        beta: the momentum, at least 0 and below 1. 0 with alpha 1 is `LocalSGD` alone; on one rank
+            it is Lookahead.
+        alpha: the slow learning rate, positive.
+    """
+
+    beta: float = 0.7
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.beta < 1 and self.alpha > 0):
+            raise ValueError(
+                "`beta` must be in [0, 1), and `alpha` positive. Received: "
+                f"beta={self.beta}, alpha={self.alpha}"
+            )
+
+
+def LocalSGD(  # the paper's name
+    optimizer: str | keras.optimizers.Optimizer,
+    period: Period = 16,
+    *,
+    warmup_steps: int = 0,
+    average: Literal["parameters", "parameters+slots"] = "parameters",
+    outer: keras.optimizers.Optimizer | SlowMo | None = None,
+    compression: type[Compressor] | PowerSGD = Compression.none,
+    algorithm: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> keras.optimizers.Optimizer:
+    """Make `optimizer` take steps of its own on each rank, and average parameters in between.
+
+    Parameter averaging, or local SGD (Stich 2019). Ranks send the size of the model once in
+    `period` steps, in place of once in each. An epoch ends a period: `fit` evaluates and saves
+    parameters that all ranks have in common, and so does a loop of your own behind
+    `ringar.join(optimizer)`. Each rank counts in the average with the rows that it has trained on
+    in the period.
+
+    What is not averaged differs between ranks within a period: metrics and moving statistics of
+    `BatchNormalization`, which become those of all ranks at the end of an epoch, and the
+    optimizer's slots, which stay those of the rank unless `average` says otherwise.
+
+    Args:
+        optimizer: a `keras.optimizers.Optimizer`, or the name of one. The object itself becomes
+            distributed and keeps its state.
+        period: the steps of a period; or a function of the number of steps taken (an int64 scalar)
+            that returns them, and is part of the traced step.
+        warmup_steps: as many first steps have a period of one step: post-local SGD (Lin et al.
+            2020).
+        average: "parameters"; or "parameters+slots", to average also the slots of the optimizer
+            that have the size of a variable, such as Adam's moments.
+        outer: what is done with the average. None: it is taken. A `ringar.SlowMo`: slow momentum.
+            An optimizer: it takes a step from the parameters x0 at the beginning of the period,
+            with the gradient x0 - mean(x).
+        compression: the form in which x0 - x is sent, as for `ringar.DistributedOptimizer`.
+        algorithm: the algorithm of allreduces between hosts, as for `ringar.allreduce`.
+        process_set: the ranks that train together; by default all.
+
+    Returns:
+        `optimizer`, whose class is now `Distributed<class>`, as that of
+        `ringar.DistributedOptimizer`.
+
+    Raises:
+        NotInitializedError: before `ringar.init()`.
+        ValueError: if `optimizer` is distributed already, or an argument is out of range.
+        UnsupportedError: in the first step, with layers that are cut, or in an elastic job.
+    """
+    _check(period, warmup_steps)
+    if average not in ("parameters", "parameters+slots"):
+        raise ValueError(
+            f'`average` must be "parameters" or "parameters+slots". Received: {average!r}'
+        )
+    mean = Reduction(
+        Average, compression, algorithm, process_set, None, 1.0, 1.0, False, "parameters"
+    )
+    with_slots = average == "parameters+slots"
+    return distribute(
+        optimizer,
+        LocalSteps(period, warmup_steps, _rule(outer), mean, with_slots),
+        "ringar.LocalSGD",
+    )
+
+
+def DiLoCo(  # the paper's name
+    optimizer: str | keras.optimizers.Optimizer,
+    period: Period = 100,
+    *,
+    outer: keras.optimizers.Optimizer | None = None,
+    compression: type[Compressor] | PowerSGD = Compression.none,
+    algorithm: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> keras.optimizers.Optimizer:
+    """Make `optimizer` the inner optimizer of DiLoCo (Douillard et al. 2023).
+
+    It is `ringar.LocalSGD` with an outer optimizer, by default the paper's: SGD with a learning
+    rate of 0.7 and Nesterov momentum 0.9. The paper takes AdamW inside and periods of 500 steps.
+
+    Args:
+        optimizer: the inner optimizer.
+        period: the steps of a period, as for `ringar.LocalSGD`.
+        outer: the outer optimizer.
+        compression: as for `ringar.LocalSGD`.
+        algorithm: as for `ringar.LocalSGD`.
+        process_set: the ranks that train together; by default all.
+
+    Returns:
+        `optimizer`, distributed, as from `ringar.LocalSGD`.
+
+    Raises:
+        NotInitializedError: before `ringar.init()`.
+        ValueError: if `optimizer` is distributed already, or an argument is out of range.
+    """
+    return LocalSGD(
+        optimizer,
+        period,
+        outer=outer or keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True),
+        compression=compression,
+        algorithm=algorithm,
+        process_set=process_set,
+    )
+
+
+def EASGD(  # the paper's name
+    optimizer: str | keras.optimizers.Optimizer,
+    period: Period = 16,
+    *,
+    beta: float = 0.9,
+    compression: type[Compressor] | PowerSGD = Compression.none,
+    algorithm: str | None = None,
+    process_set: ProcessSet | None = None,
+) -> keras.optimizers.Optimizer:
+    """Make `optimizer` train by elastic averaging, in step: synchronous EASGD (Zhang et al. 2015).
+
+    Ranks keep different parameters x, drawn to a common center. At the end of a period, with
+    d = x - center: x <- x - alpha d, and center <- center + beta mean(d), where alpha = beta / p
+    on p ranks. An epoch ends a period, and in it all ranks take the center, which `fit` evaluates
+    and saves; so do those of a loop of your own in `ringar.join(optimizer)`.
+
+    Args:
+        optimizer: a `keras.optimizers.Optimizer`, or the name of one.
+        period: the steps of a period (the paper's tau), as for `ringar.LocalSGD`.
+        beta: the moving rate of the center, positive and at most 1.
+        compression: the form in which d is sent, as for `ringar.DistributedOptimizer`.
+        algorithm: as for `ringar.LocalSGD`.
+        process_set: the ranks that train together; by default all.
+
+    Returns:
+        `optimizer`, distributed, as from `ringar.LocalSGD`.
+
+    Raises:
+        NotInitializedError: before `ringar.init()`.
+        ValueError: if `optimizer` is distributed already, or an argument is out of range.
+    """
+    _check(period, 0)
+    if not 0 < beta <= 1:
+        raise ValueError(f"`beta` must be positive and at most 1. Received: beta={beta}")
+    mean = Reduction(Average, compression, algorithm, process_set, None, 1.0, 1.0, False, "moves")
+    rule = ElasticAveraging(beta, or_all(process_set).size())
+    return distribute(optimizer, LocalSteps(period, 0, rule, mean, False), "ringar.EASGD")
+
+
+def _check(period: Period, warmup_steps: int) -> None:
+    if not callable(period) and (not isinstance(period, int) or period < 1):
+        raise ValueError(
+            "`period` must be a positive number of steps, or a function that returns one. "
+            f"Received: period={period!r}"
+        )
+    if warmup_steps < 0:
+        raise ValueError(f"`warmup_steps` must not be negative. Received: {warmup_steps}")
+
+
+def _rule(outer: keras.optimizers.Optimizer | SlowMo | None) -> Rule:
+    if outer is None:
+        return Averaging()
+    if isinstance(outer, SlowMo):
+        return SlowMomentum(outer.beta, outer.alpha)
+    if not isinstance(outer, keras.optimizers.Optimizer) or is_distributed(outer):
+        raise ValueError(
+            "`outer` must be a ringar.SlowMo, or an optimizer of Keras that is not distributed. "
+            f"Received: {outer!r}"
+        )
+    return OuterOptimizer(outer)

@@ -1,0 +1,238 @@
+"""Steps of each rank's own, and an exchange of parameters after every period of them.
+
+A *period* begins with equal parameters x0 on all ranks (or with those of the rank, in EASGD). In
+it each rank takes optimizer steps with its own gradients, and nothing is sent. At its end a
+`ringar.asynchronous.rules.Rule` says what the ranks average and what becomes of the parameters.
+All of it is part of the training step, whether XLA compiles it or not: a conditional whose
+branches hold the collectives.
+
+Ranks count with the rows on which they have trained since the last exchange. A rank whose data has
+ended exchanges what it has, and then takes part without rows until the others have ended, too: the
+epoch's end is the end of a period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ringar.asynchronous.rules import Rule
+from ringar.collectives import Average
+from ringar.collectives.compiled import is_compiling
+from ringar.collectives.shares import WHOLE
+from ringar.errors import UnsupportedError
+from ringar.job import membership
+from ringar.keras import share
+from ringar.keras.exchange import Exchange
+from ringar.keras.reduction import Reduction, all_finite
+from ringar.sharding import slots
+from ringar.sharding.cut import cut_of
+
+Period = int | Callable[[tf.Tensor], Any]
+"""Steps between exchanges, or a function of the number of steps taken that returns them."""
+
+
+class LocalSteps(Exchange):
+    """Let each rank take steps of its own, and exchange parameters after every period.
+
+    Args:
+        period: the steps of a period.
+        warmup_steps: in as many first steps a period has one step.
+        rule: what is averaged, and what becomes of it.
+        mean: how ranks average.
+        with_slots: also average the optimizer's slots.
+    """
+
+    in_every_step = False
+
+    def __init__(
+        self, period: Period, warmup_steps: int, rule: Rule, mean: Reduction, with_slots: bool
+    ) -> None:
+        self.op, self.process_set = Average, mean.process_set
+        self._period, self._warmup_steps = period, warmup_steps
+        self._rule, self._mean, self._with_slots = rule, mean, with_slots
+        self._optimizer: Any = None
+        self._counts: _Counts | None = None
+        self._end_period: Callable[[], tf.Tensor] = self._combine
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one rank."""
+        return self._mean.is_alone
+
+    def renewed(self) -> LocalSteps:
+        """Return an exchange with these settings, and without the state of this one."""
+        return LocalSteps(
+            self._period,
+            self._warmup_steps,
+            self._rule.renewed(),
+            self._mean.renewed(),
+            self._with_slots,
+        )
+
+    def build(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
+        """Make the state for `variables`, which are those of all steps."""
+        if self._counts is not None:
+            return
+        if variables is None:
+            raise ValueError(
+                "`trainable_variables` must be passed with the gradients, or the optimizer be "
+                "built: what they are is averaged. Received: trainable_variables=None"
+            )
+        if membership.is_elastic():
+            raise UnsupportedError(
+                "An elastic job (ringarrun --min-np) has no local steps: ranks that join would "
+                "lack the beginning of their period. Use ringar.DistributedOptimizer there."
+            )
+        if any(cut_of(variable) is not None for variable in variables):
+            raise UnsupportedError(
+                "A model whose layers are cut has no local steps: ranks hold parts of it. Use "
+                "ringar.DistributedOptimizer(..., grid=grid) there."
+            )
+        self._optimizer = optimizer
+        with tf.init_scope():
+            self._counts = _Counts()
+            self._rule.build(list(variables))
+
+    def variables(self) -> list[Any]:
+        """Return the state of the period and of the rule."""
+        return [] if self._counts is None else [*vars(self._counts).values(), *self._rule.state]
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any] | None = None,
+        loss_scale: tf.Tensor | None = None,
+    ) -> list[Any]:
+        """Begin a period, if this step is its first; return this rank's own gradients."""
+        assert self._counts is not None
+        _if(self._counts.since.read_value() == 0, self._rule.begin)
+        return [None if g is None else self._mean.merged(g) for g in gradients]
+
+    @tf.autograph.experimental.do_not_convert
+    def after(self) -> None:
+        """Count the step, and end the period if it was the last one."""
+        assert self._counts is not None
+        rows = share.rows()
+        are_known = isinstance(rows, tf.Tensor) or rows != WHOLE
+
+        def end_period() -> tf.Tensor:
+            return self._combine(are_known)
+
+        compiled = is_compiling()
+        self._end_period = (
+            tf.function(end_period, jit_compile=True, autograph=False) if compiled else end_period
+        )
+        variables = self._rule.variables
+        share.record(lambda _: end_period(), [None] * len(variables), variables)
+        taken = self._counts.add(rows if are_known else 1.0)
+        _if(self._counts.since.read_value() >= self._steps_of_period(taken), end_period)
+
+    def flush(self) -> None:
+        """End a period that has begun."""
+        if self._counts is not None and int(self._counts.since) > 0:
+            self._end_period()
+
+    def settle(self) -> None:
+        """Leave the model the weights that all ranks have in common."""
+        if self._counts is not None:
+            self._rule.settle()
+
+    def steps(self) -> int:
+        """Return the number of steps that this rank has taken."""
+        return 0 if self._counts is None else int(self._counts.steps)
+
+    def counters(self) -> list[Any]:
+        """Return the counters of steps: this one's and the optimizer's."""
+        if self._counts is None:
+            return []
+        return [self._counts.steps, *(o.iterations for o in slots.with_nested(self._optimizer))]
+
+    def _steps_of_period(self, taken: tf.Tensor) -> tf.Tensor:
+        steps = self._period(taken) if callable(self._period) else self._period
+        steps = tf.maximum(tf.cast(steps, tf.int64), 1)
+        return tf.where(taken <= self._warmup_steps, tf.constant(1, tf.int64), steps)
+
+    @tf.autograph.experimental.do_not_convert
+    def _combine(self, rows_are_known: bool = True) -> tf.Tensor:
+        """End a period; return the number of idle ranks, if this one is idle."""
+        assert self._counts is not None
+        if share.idle() is not None:
+            self._rule.begin()  # a period without steps
+        variables = self._rule.variables
+        rows = self._counts.rows.read_value() if rows_are_known else WHOLE
+        control = self._mean.control(rows, variables, begins_step=False)
+        means, save_state = self._mean.reduce(
+            self._rule.contributions(), variables, control=control
+        )
+        answer = share.take_answer()
+        averaged = self._averaged_slots()
+        slot_means, _ = self._mean.plain("slots").reduce(
+            [tf.convert_to_tensor(slot) for slot in averaged], averaged, control=control
+        )
+        share.take_answer()
+
+        def act() -> None:
+            self._rule.combine(means, self._optimizer)
+            if save_state is not None:
+                save_state(all_finite(means))
+            for slot, mean in zip(averaged, slot_means, strict=True):
+                slot.assign(mean)
+
+        if answer is None:
+            act()
+        else:  # where all ranks are idle, there is nothing to combine
+            _if(answer[1] < float(self._mean.size), act)
+        self._counts.begin_period()
+        return tf.zeros([]) if answer is None else answer[1]
+
+    def _averaged_slots(self) -> list[Any]:
+        """Return the slots of the optimizer that ranks average."""
+        if not self._with_slots:
+            return []
+        owners = slots.owners(self._optimizer)
+        return [
+            slot
+            for slot, (owner, _) in zip(self._optimizer.variables, owners, strict=True)
+            if owner is not None and slot.dtype == owner.dtype
+        ]
+
+
+class _Counts:
+    """Count this rank's steps.
+
+    Attributes:
+        steps: all of them.
+        since: those of the period.
+        rows: the rows of the period; the number of its steps, if rows are not known.
+    """
+
+    def __init__(self) -> None:
+        self.steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="local_steps")
+        self.since = tf.Variable(0, trainable=False, dtype=tf.int64, name="steps_of_period")
+        self.rows = tf.Variable(0.0, trainable=False, name="rows_of_period")
+
+    def add(self, rows: Any) -> tf.Tensor:
+        """Count a step, and return the number of all."""
+        self.since.assign_add(1)
+        self.rows.assign_add(tf.cast(rows, tf.float32))
+        self.steps.assign_add(1)
+        return self.steps.read_value()
+
+    def begin_period(self) -> None:
+        """Begin to count a period."""
+        self.since.assign(0)
+        self.rows.assign(0.0)
+
+
+def _if(condition: tf.Tensor, act: Callable[[], Any]) -> None:
+    """Act if `condition` is true, in a graph or at once."""
+
+    def acted() -> tf.Tensor:
+        act()
+        return tf.constant(0)
+
+    tf.cond(condition, acted, lambda: tf.constant(0))

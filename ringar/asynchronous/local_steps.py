@@ -30,7 +30,7 @@ from ringar.keras.reduction import Reduction, all_finite
 from ringar.sharding import slots
 from ringar.sharding.cut import cut_of
 
-Period = int | Callable[[tf.Tensor], Any]
+Period = int | Callable[[tf.Tensor], tf.Tensor | int]
 """Steps between exchanges, or a function of the number of steps taken that returns them."""
 
 

@@ -33,6 +33,28 @@ def small_cnn() -> Any:
     )
 
 
+def resnet20() -> Any:
+    """Builds the residual net of 20 layers for 32x32 images (He et al. 2016): 273,066 weights."""
+    import keras
+
+    layers = keras.layers
+
+    def convolution(value: Any, filters: int, strides: int = 1) -> Any:
+        value = layers.Conv2D(filters, 3, strides, padding="same", use_bias=False)(value)
+        return layers.BatchNormalization()(value)
+
+    inputs = keras.Input((32, 32, 3))
+    value = layers.ReLU()(convolution(inputs, 16))
+    for stage, filters in enumerate((16, 32, 64)):
+        for block in range(3):
+            strides = 2 if stage and not block else 1
+            inner = layers.ReLU()(convolution(value, filters, strides))
+            if strides == 2:
+                value = layers.Conv2D(filters, 1, 2, use_bias=False)(value)
+            value = layers.ReLU()(layers.add([convolution(inner, filters), value]))
+    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(value)))
+
+
 def alexnet() -> Any:
     """Builds AlexNet (Krizhevsky 2014): 58.6 of 61 million parameters in dense layers."""
     import keras
@@ -67,6 +89,7 @@ def resnet50() -> Any:
 MODELS = {
     "mlp": (mlp, 8),
     "small_cnn": (small_cnn, 32),
+    "resnet20": (resnet20, 32),
     "alexnet": (alexnet, 16),
     "resnet50": (resnet50, 8),
 }

@@ -1,0 +1,1 @@
+"""Benchmark of training with fewer exchanges than steps: `python -m benchmarks.asynchronous`."""

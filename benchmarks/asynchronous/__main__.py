@@ -1,0 +1,98 @@
+"""What do fewer exchanges than steps save where the network is slow?
+
+    python -m benchmarks.asynchronous --output build/bench-asynchronous
+    python -m benchmarks.asynchronous --rounds 1 --rate 1000
+
+Trains a model on two hosts of this machine (tests/hosts: namespaces whose link has a rate) in three
+ways that take turns: without any exchange, with gradients in every step, and by `ringar.LocalSGD`.
+A figure is the time of a step, the mean of a period, on all ranks. Weights are compared in the end.
+Exits with 1 if they differ or the job failed; a missed target changes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from statistics import median
+from typing import Any
+
+from benchmarks.harness import command, launch, machine, report, results
+from benchmarks.harness.jobs import run_worker
+from benchmarks.harness.processes import JobFailedError
+from benchmarks.harness.targets import Target, table
+from tests.hosts import Hosts, unavailable
+
+WORKER = "benchmarks.asynchronous.local_worker"
+
+
+def measure(job: dict[str, Any], rate: float, hosts: int) -> dict[str, dict[str, Any]]:
+    """Runs the job; returns the seconds of a step, of each turn, and its bytes, by way.
+
+    Raises:
+        JobFailedError: the job failed.
+    """
+    with Hosts(hosts, rate_mbit=rate) as places:
+        deadline = 120.0 + 30.0 * job["rounds"]
+        on_hosts = launch.on_hosts(places, 1, "tcp", ())
+        reports = run_worker(WORKER, job, hosts, deadline=deadline, command=on_hosts)
+    return {
+        name: {
+            "seconds": [
+                max(turns)[0] for turns in zip(*(r["found"][name] for r in reports), strict=True)
+            ],
+            "bytes": reports[0]["found"][name][-1][1],
+            "wrong": sum(r["wrong"] for r in reports),
+        }
+        for name in reports[0]["found"]
+    }
+
+
+def targets(found: dict[str, dict[str, Any]], period: int) -> list[Target]:
+    """Returns the targets of local steps."""
+    turns = zip(found["local steps"]["seconds"], found["no exchange"]["seconds"], strict=True)
+    more = median(100 * (local / alone - 1) for local, alone in turns)
+    fewer = found["gradients"]["bytes"] / found["local steps"]["bytes"]
+    return [
+        Target(f"bytes of gradients, of those of periods of {period} steps", 10, "x", [fewer]),
+        Target("a step, more than without exchange", 10, "%", [more], at_most=True),
+    ]
+
+
+def text(found: dict[str, dict[str, Any]], period: int) -> str:
+    """Returns the targets, then the figures."""
+    rows = [
+        [name, *map(report.time_text, (median(s), min(s), max(s))), f"{one['bytes'] / 1e6:.3g} MB"]
+        for name, one in found.items()
+        for s in [one["seconds"]]
+    ]
+    lines = report.table(["a step", "median", "min", "max", "sent by a host"], rows)
+    return f"{table(targets(found, period))}\n\n{lines}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = command.parser("benchmarks.asynchronous", __doc__)
+    add = parser.add_argument
+    add("--hosts", type=int, default=2, help="of the job (default %(default)s)")
+    add("--rate", type=float, default=100, help="Mbit/s of a host (default %(default)s)")
+    add("--model", default="resnet20", help="of benchmarks/training/models.py (%(default)s)")
+    add("--period", type=int, default=16, help="steps (default %(default)s)")
+    add("--rounds", type=int, default=5, help="turns of each way (default %(default)s)")
+    options = parser.parse_args(arguments)
+    if reason := unavailable():
+        print(f"cannot measure: {reason}", file=sys.stderr)
+        return 2
+    here = machine.describe()
+    job = {"model": options.model, "period": options.period, "rounds": options.rounds}
+    try:
+        found = measure(job, options.rate, options.hosts)
+    except JobFailedError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"# Local steps, {options.hosts} hosts of {options.rate:g} Mbit/s, {options.model}: "
+          f"{machine.headline(here)}\n{text(found, options.period)}")  # fmt: skip
+    tried = {"hosts": [options.hosts], "rounds": [options.rounds], "model": [options.model]}
+    results.keep("asynchronous", here, {"tried": tried, "missing": {}, **found}, options.output)
+    return 1 if any(one["wrong"] for one in found.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -178,7 +178,7 @@ Status SharedSegment::compare_starts() const {
   return {};
 }
 
-// All ranks have ended it: nobody looks at its memory any longer, but at outputs.
+// All ranks have ended it: nobody looks at its memory any longer, but at outputs and windows.
 void SharedSegment::forget_last_generation() {
   if (rank_ != 0 || generation_ == 1) return;
   const auto forget = [&](uint64_t begin, uint64_t end) {
@@ -248,6 +248,11 @@ std::string SharedSegment::trouble(int rank) const {
   if (record.generation.load() != generation_ || record.left_in.load() == generation_)
     return "rank " + name(rank) + " has left: it called ringar.shutdown() or its program ended";
   return "";
+}
+
+std::string SharedSegment::absence(int rank) const {
+  const bool here = is_alive(rank) && records_[rank].left_in.load() != generation_;
+  return here ? "" : trouble(rank);
 }
 
 std::string SharedSegment::loss(int rank) const {

@@ -22,6 +22,7 @@ def test_get_and_put(dtype: str) -> None:
     with ringar.Window(lengths[rank], kind, name="moved", chunk_bytes=512) as window:
         assert [window.length(r) for r in range(size)] == lengths
         assert not window.local.astype(bool).any()
+        ringar.barrier()
         target = (rank + 1) % size
         window.put(target, common.values(dtype, (lengths[target],), rank))
         ringar.barrier()

@@ -36,7 +36,7 @@ void on_windows(Rank& me, const std::string& dtype, int64_t length, Body body) {
   EXPECT_OK(engine->start());
   const auto window = open(*engine, dtype, length);
   body(*window);
-  EXPECT_OK(engine->close_window(*window));
+  EXPECT_OK(engine->close_window(window));
   EXPECT_EQ(window->access(0, {Access::kGet, 0, 0, nullptr}).code(), RINGAR_MISMATCH);
 }
 
@@ -159,8 +159,8 @@ TEST(window_gives_its_pages_back) {
         EXPECT_EQ(local[at], 0.0f);
         local[at] = 1.0f;
       }
-      EXPECT_OK(engine->close_window(*window));
-      EXPECT_OK(engine->close_window(*window));
+      EXPECT_OK(engine->close_window(window));
+      EXPECT_OK(engine->close_window(window));
       EXPECT_EQ(local[99'999], 1.0f);
     }
   });

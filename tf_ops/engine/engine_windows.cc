@@ -67,20 +67,26 @@ Status Engine::open_window(const Spec& spec, int64_t length, int64_t chunk_bytes
   if (why_not.empty())
     why_not =
         WindowMemory::make(segment_.get(), window_space(), layout.bytes(length), &own).message();
-  const auto offset = own ? static_cast<int64_t>(own->offset()) : 0;
-  Opening opening(spec.process_set, title(spec.name, spec.dtype, chunk_bytes), {length, offset},
-                  why_not);
+  const auto service = window_service();
+  const Window::Place mine{length, own ? static_cast<int64_t>(own->offset()) : 0,
+                           service ? service->draw_number() : 0};
+  Opening opening(spec.process_set, title(spec.name, spec.dtype, chunk_bytes), mine, why_not);
   RINGAR_RETURN_IF_ERROR(run(opening));
 
   std::vector<Window::Member> members;
   why_not =
       map_parts(set->communicator().ranks(), opening.places, layout, std::move(own), &members);
+  std::shared_ptr<Window> opened;
+  if (why_not.empty())
+    opened = std::make_shared<Window>(world_, service, spec.process_set, spec.name, layout,
+                                      std::move(members));
   Agreement agreement(
       Collective::kOpenWindow, spec.name, [&] { return why_not; }, [] { return Status(); },
       spec.process_set);
   RINGAR_RETURN_IF_ERROR(run(agreement));
-  *window =
-      std::make_shared<Window>(world_, spec.process_set, spec.name, layout, std::move(members));
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  windows_.insert(opened);
+  *window = std::move(opened);
   return {};
 }
 
@@ -111,13 +117,42 @@ std::shared_ptr<WindowSpace> Engine::window_space() {
   return window_space_;
 }
 
-// No rank is in an access to the window any longer when all have come here.
-Status Engine::close_window(Window& window) {
-  if (!window.close()) return {};
+// Null in a job on one host.
+std::shared_ptr<WindowService> Engine::window_service() {
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  if (link_ && !world_.topology.is_one_host() && !window_service_)
+    window_service_ = std::make_shared<WindowService>(world_, config_.generation);
+  return window_service_;
+}
+
+// No rank is in an access to the window any longer when all have come here. If one does not come,
+// the others may still use this rank's part: it stays until the shutdown.
+Status Engine::close_window(const std::shared_ptr<Window>& window) {
+  if (!window->close()) return {};
   Agreement agreement(
-      Collective::kCloseWindow, window.name(), [] { return ""; }, [] { return Status(); },
-      window.process_set());
-  return run(agreement);
+      Collective::kCloseWindow, window->name(), [] { return ""; }, [] { return Status(); },
+      window->process_set());
+  RINGAR_RETURN_IF_ERROR(run(agreement));
+  window->end_service();
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  windows_.erase(window);
+  return {};
+}
+
+void Engine::stop_window_service() {
+  std::shared_ptr<WindowService> last;
+  {
+    const std::lock_guard<std::mutex> lock(sets_mutex_);
+    last = window_service_;
+  }
+  if (last) last->stop();
+}
+
+// After this rank has told that it leaves: nobody counts on its parts any longer.
+void Engine::forget_windows() {
+  std::set<std::shared_ptr<Window>> last;
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  last.swap(windows_);
 }
 
 }  // namespace ringar

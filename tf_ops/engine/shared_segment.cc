@@ -242,17 +242,20 @@ std::string SharedSegment::death(int rank) const {
 }
 
 std::string SharedSegment::trouble(int rank) const {
-  const Record& record = records_[rank];
   const std::string lost = loss(rank);
-  if (!lost.empty()) return lost;
-  if (record.generation.load() != generation_ || record.left_in.load() == generation_)
-    return "rank " + name(rank) + " has left: it called ringar.shutdown() or its program ended";
-  return "";
+  return lost.empty() ? departure(rank) : lost;
 }
 
 std::string SharedSegment::absence(int rank) const {
-  const bool here = is_alive(rank) && records_[rank].left_in.load() != generation_;
-  return here ? "" : trouble(rank);
+  return is_alive(rank) ? departure(rank) : trouble(rank);
+}
+
+std::string SharedSegment::departure(int rank) const {
+  const Record& record = records_[rank];
+  const bool here = record.generation.load() == generation_ && record.left_in.load() != generation_;
+  return here
+             ? ""
+             : "rank " + name(rank) + " has left: it called ringar.shutdown() or its program ended";
 }
 
 std::string SharedSegment::loss(int rank) const {

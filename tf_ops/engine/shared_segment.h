@@ -69,6 +69,8 @@ class SharedSegment {
   std::string loss(int rank) const;
   // The same, of a rank that has ended: one that has given up may still live.
   std::string absence(int rank) const;
+  // The same, of a rank that has left; costs no more than a look.
+  std::string departure(int rank) const;
   // The same, of a rank that has died without a word.
   std::string death(int rank) const;
 

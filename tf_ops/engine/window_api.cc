@@ -65,7 +65,7 @@ int ringar_access_window(ringar_window* window, int32_t rank, int32_t kind, int6
 
 int ringar_close_window(ringar_window* window) {
   const auto running = window->running();
-  return running ? report(running->close_window(*window->window)) : RINGAR_OK;
+  return running ? report(running->close_window(window->window)) : RINGAR_OK;
 }
 
 void ringar_release_window(ringar_window* window) {

@@ -15,6 +15,7 @@ from .collectives import Min as Min
 from .collectives import Product as Product
 from .collectives import ReduceOp as ReduceOp
 from .collectives import Sum as Sum
+from .collectives import Window as Window
 from .collectives import allgather as allgather
 from .collectives import allgather_object as allgather_object
 from .collectives import allreduce as allreduce

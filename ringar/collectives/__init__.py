@@ -11,6 +11,7 @@ from ringar.collectives.ops import Average, Max, Min, Product, ReduceOp, Sum
 from ringar.collectives.recv import recv
 from ringar.collectives.reducescatter import grouped_reducescatter, reducescatter
 from ringar.collectives.send import send
+from ringar.collectives.window import Window
 
 __all__ = [
     "Average",
@@ -19,6 +20,7 @@ __all__ = [
     "Product",
     "ReduceOp",
     "Sum",
+    "Window",
     "allgather",
     "allgather_object",
     "allreduce",

@@ -160,6 +160,19 @@ def library() -> ctypes.CDLL:
     lib.ringar_take_memory.restype = ctypes.c_void_p
     lib.ringar_take_memory.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p)]
     lib.ringar_free_memory.argtypes = [ctypes.c_void_p]
+    lib.ringar_open_window.argtypes = [
+        ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p),
+    ]  # fmt: skip
+    lib.ringar_window_local.restype = ctypes.c_void_p
+    lib.ringar_window_local.argtypes = [ctypes.c_void_p]
+    lib.ringar_window_length.restype = ctypes.c_int64
+    lib.ringar_window_length.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+    lib.ringar_access_window.argtypes = [
+        ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64,
+        ctypes.c_void_p, ctypes.c_void_p,
+    ]  # fmt: skip
+    for name in ("ringar_close_window", "ringar_release_window"):
+        getattr(lib, name).argtypes = [ctypes.c_void_p]
     lib.ringar_past_caches_bytes.restype = ctypes.c_int64
     lib.ringar_bucket_bytes.restype = ctypes.c_int64
     lib.ringar_steps.restype = ctypes.c_int64
@@ -243,6 +256,77 @@ def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> np.ndarray:
     if not handle or address.value is None:
         return np.empty(shape, wanted)
     return np.asarray(_Memory(handle, address.value, size)).view(wanted).reshape(shape)
+
+
+GET, PUT, ADD, ATOMIC_ADD, RACY_ADD, FETCH_ADD, VERSIONS = range(7)
+"""The kinds of access to a window: `ringar_access` of ringar.h."""
+
+
+class Window:
+    """Own a window of the library; arrays on its memory refer to this object.
+
+    Args:
+        spec: the line of text that tf_ops/engine/spec.h describes.
+        length: the number of elements of this rank's part.
+        chunk_bytes: the length of a chunk.
+    """
+
+    def __init__(self, spec: str, length: int, chunk_bytes: int) -> None:
+        lib = library()
+        self._handle = ctypes.c_void_p()
+        self._access, self._release = lib.ringar_access_window, lib.ringar_release_window
+        check(
+            lib.ringar_open_window(spec.encode(), length, chunk_bytes, ctypes.byref(self._handle))
+        )
+
+    def length(self, rank: int) -> int:
+        """Return the number of elements in the part of a rank."""
+        return int(library().ringar_window_length(self._handle, rank))
+
+    def local(self, dtype: np.dtype, length: int) -> np.ndarray:
+        """Return an array on this rank's part."""
+        address = library().ringar_window_local(self._handle)
+        return np.asarray(_Part(self, address, length * dtype.itemsize)).view(dtype)
+
+    def access(
+        self,
+        kind: int,
+        rank: int,
+        start: int,
+        count: int,
+        array: np.ndarray | None,
+        versions: np.ndarray | None = None,
+    ) -> None:
+        """Read or write elements of the part of a rank."""
+        code = self._access(
+            self._handle,
+            rank,
+            kind,
+            start,
+            count,
+            None if array is None else array.ctypes.data,
+            None if versions is None else versions.ctypes.data,
+        )
+        if code:
+            check(code)
+
+    def close(self) -> None:
+        """Close the window, with all ranks; its memory stays until the last array on it goes."""
+        check(library().ringar_close_window(self._handle))
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._release(self._handle)
+
+
+class _Part:
+    """Refer to a window as long as there is an array on its memory."""
+
+    def __init__(self, window: Window, address: int, size: int) -> None:
+        self._window = window
+        self.__array_interface__ = {
+            "data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3,
+        }  # fmt: skip
 
 
 class Prepared:

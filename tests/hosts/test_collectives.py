@@ -24,7 +24,7 @@ SCENARIOS = [
       for how in ALGORITHMS],
     "reducescatter", "allgather", "broadcast", "alltoall", "grouped", "barrier", "objects",
     "process_sets", "sets_in_turn", "messages", "messages_in_a_function", "refused_messages",
-    "beside_mpi", "in_a_function", "works at the end",
+    "windows", "windows_refuse", "beside_mpi", "in_a_function", "works at the end",
 ]  # fmt: skip
 
 

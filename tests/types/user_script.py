@@ -105,6 +105,14 @@ def collectives(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Non
     assert_type(ringar.allgather_object("host"), list[str])
     ringar.broadcast_variables([tf.Variable(1.0)])
     ringar.send(array, 1)
+    with ringar.Window(10, "float64", ringar.global_process_set, name="shared") as window:
+        assert_type(window.length(0) + window.version(0, 0), int)
+        assert_type(window.get(0, start=1, count=2), np.ndarray)
+        assert_type(window.get(0, versions=True), tuple[np.ndarray, np.ndarray])
+        window.put(0, window.local, start=0)
+        window.accumulate(0, window.local, atomic=True)
+        window.accumulate(0, window.local, lock=False)
+        window.fetch_add(0, 1, 2.5)
     received = ringar.recv(tf.TensorSpec([2], tf.float32), 1)
     print(received)
 

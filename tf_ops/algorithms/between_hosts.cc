@@ -11,6 +11,7 @@ Status run_between_hosts(Communicator& c, Request& request) {
     case Collective::kReducescatter:
       return reducescatter_between_hosts(c, request);
     case Collective::kAllgather:
+    case Collective::kOpenWindow:
       return allgather_between_hosts(c, request);
     case Collective::kBroadcast:
       return broadcast_between_hosts(c, request);
@@ -19,6 +20,7 @@ Status run_between_hosts(Communicator& c, Request& request) {
     case Collective::kBarrier:
     case Collective::kAddProcessSet:
     case Collective::kRemoveProcessSet:
+    case Collective::kCloseWindow:
       return handshake_between_hosts(c);
     case Collective::kSend:
     case Collective::kRecv:

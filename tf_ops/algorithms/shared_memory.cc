@@ -9,6 +9,7 @@ Status run_in_shared_memory(IntraNodeCommunicator& host, Request& request) {
     case Collective::kReducescatter:
       return reducescatter_in_shared_memory(host, request);
     case Collective::kAllgather:
+    case Collective::kOpenWindow:
       return allgather_in_shared_memory(host, request);
     case Collective::kBroadcast:
       return broadcast_in_shared_memory(host, request);
@@ -16,7 +17,8 @@ Status run_in_shared_memory(IntraNodeCommunicator& host, Request& request) {
       return alltoall_in_shared_memory(host, request);
     case Collective::kBarrier:
     case Collective::kAddProcessSet:
-    case Collective::kRemoveProcessSet: {
+    case Collective::kRemoveProcessSet:
+    case Collective::kCloseWindow: {
       RINGAR_RETURN_IF_ERROR(host.handshake());
       host.finish_step();
       return {};

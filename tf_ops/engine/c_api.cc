@@ -8,6 +8,7 @@
 #include "engine/cpu_level.h"
 #include "engine/engine_instance.h"
 #include "engine/reduce.h"
+#include "engine/report.h"
 #include "engine/traffic.h"
 #include "include/ringar.h"
 #include "links/open.h"
@@ -18,11 +19,6 @@ namespace {
 std::shared_ptr<Engine> the_engine;
 std::mutex the_engine_mutex;
 thread_local std::string last_error;
-
-int report(const Status& status) {
-  last_error = status.message();
-  return status.code();
-}
 
 // A forked child (of a data loader, say) has the engine's memory but not its thread, and is no
 // rank: it must neither use the engine nor tell the others that this rank has left. What it has of
@@ -83,6 +79,11 @@ int run_call(const char* spec_text, const ringar_array* arrays, int32_t count,
 }
 
 }  // namespace
+
+int report(const Status& status) {
+  last_error = status.message();
+  return status.code();
+}
 
 std::shared_ptr<Engine> engine() {
   const std::lock_guard<std::mutex> lock(the_engine_mutex);

@@ -156,9 +156,11 @@ void Engine::stop() {
   if (const auto all = find(0)) all->stop();
   for (const auto& set : sets()) set->stop();
   if (point_to_point_) point_to_point_->stop();
+  stop_window_service();
   for (const auto& set : sets()) set->communicator().close_gpus();
   if (peers_ && !has_left_.exchange(true)) peers_->left();
   if (segment_) segment_->leave();
+  forget_windows();
 }
 
 bool Engine::has_failed() {

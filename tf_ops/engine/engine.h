@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "engine/point_to_point.h"
 #include "engine/process_set.h"
 #include "engine/shares.h"
+#include "engine/window.h"
 #include "engine/world.h"
 
 namespace ringar {
@@ -50,6 +52,12 @@ class Engine : private ProcessSet::Owner {
 
   Status add_process_set(const std::vector<int>& ranks, int* id);
   Status remove_process_set(int id);
+
+  // Collective over the ranks of the spec's process set, with its dtype and name. Each has a part
+  // of its own length; the process set must be in use as long as the window.
+  Status open_window(const Spec& spec, int64_t length, int64_t chunk_bytes,
+                     std::shared_ptr<Window>* window);
+  Status close_window(const std::shared_ptr<Window>& window);
 
   // Of this rank, opened with the first collective there.
   Gpu& gpu() { return *world_.gpu; }
@@ -102,6 +110,13 @@ class Engine : private ProcessSet::Owner {
   std::vector<std::shared_ptr<ProcessSet>> sets();
   // The other rank of a message, in the job; `refusal` tells why there is none.
   int peer_of(const Request& request, Status* refusal);
+  std::string map_parts(const std::vector<int>& ranks, const std::vector<Window::Place>& places,
+                        const WindowLayout& layout, std::unique_ptr<WindowMemory> own,
+                        std::vector<Window::Member>* members);
+  std::shared_ptr<WindowSpace> window_space();
+  std::shared_ptr<WindowService> window_service();
+  void stop_window_service();
+  void forget_windows();
   void note_failure(int64_t step, const Status& status);
   void end_step_by(const Request& failed, const Status& status);
   bool end_step_of(int64_t step, const Status& status, const int* failed_set);
@@ -131,6 +146,10 @@ class Engine : private ProcessSet::Owner {
   int next_id_ = 0;
   std::map<int, Area> areas_;
   std::map<int, std::shared_ptr<ProcessSet>> sets_;  // those that this rank is a member of
+  // Those that are open, whoever else refers to them: other ranks count on this one's parts.
+  std::set<std::shared_ptr<Window>> windows_;
+  std::shared_ptr<WindowSpace> window_space_;
+  std::shared_ptr<WindowService> window_service_;
 
   mutable std::mutex failure_mutex_;
   std::atomic<int64_t> last_failed_step_{-1}, last_step_with_messages_{-1};

@@ -2,9 +2,9 @@
 // finds it.
 
 #include <algorithm>
-#include <functional>
 #include <set>
 
+#include "engine/agreement.h"
 #include "engine/engine.h"
 
 namespace ringar {
@@ -15,29 +15,6 @@ std::string list(const std::vector<int>& ranks) {
   for (size_t i = 0; i < ranks.size(); ++i) s += (i ? ", " : "") + std::to_string(ranks[i]);
   return s + "]";
 }
-
-// A collective without arrays, over all ranks, whose name carries what they must agree on.
-// `preparation`, when its turn has come, tells why this rank does not.
-class Agreement : public Request {
- public:
-  using Preparation = std::function<std::string()>;
-  using Conclusion = std::function<Status()>;
-
-  Agreement(Collective collective, std::string name, Preparation preparation, Conclusion conclusion)
-      : Request(spec_), preparation_(std::move(preparation)), conclusion_(std::move(conclusion)) {
-    spec_.collective = collective;
-    spec_.name = std::move(name);
-  }
-  std::string rejection(int) const override { return preparation_(); }
-  std::byte* allocate(size_t, int64_t) override { return nullptr; }
-  Status conclude() override { return conclusion_(); }
-  void complete(const Status&) override {}
-
- private:
-  Spec spec_;
-  const Preparation preparation_;
-  const Conclusion conclusion_;
-};
 
 }  // namespace
 

@@ -178,7 +178,7 @@ Status SharedSegment::compare_starts() const {
   return {};
 }
 
-// All ranks have ended it: nobody looks at its memory any longer, but at outputs.
+// All ranks have ended it: nobody looks at its memory any longer, but at outputs and windows.
 void SharedSegment::forget_last_generation() {
   if (rank_ != 0 || generation_ == 1) return;
   const auto forget = [&](uint64_t begin, uint64_t end) {
@@ -242,12 +242,20 @@ std::string SharedSegment::death(int rank) const {
 }
 
 std::string SharedSegment::trouble(int rank) const {
-  const Record& record = records_[rank];
   const std::string lost = loss(rank);
-  if (!lost.empty()) return lost;
-  if (record.generation.load() != generation_ || record.left_in.load() == generation_)
-    return "rank " + name(rank) + " has left: it called ringar.shutdown() or its program ended";
-  return "";
+  return lost.empty() ? departure(rank) : lost;
+}
+
+std::string SharedSegment::absence(int rank) const {
+  return is_alive(rank) ? departure(rank) : trouble(rank);
+}
+
+std::string SharedSegment::departure(int rank) const {
+  const Record& record = records_[rank];
+  const bool here = record.generation.load() == generation_ && record.left_in.load() != generation_;
+  return here
+             ? ""
+             : "rank " + name(rank) + " has left: it called ringar.shutdown() or its program ended";
 }
 
 std::string SharedSegment::loss(int rank) const {

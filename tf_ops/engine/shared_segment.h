@@ -4,9 +4,9 @@
 //
 //   0           one record per rank: has it joined, left, given up (and why)
 //   16 TiB * g  the process sets of generation g, one after the other, from a quarter on outputs
-//               (output_pool.h), and from the middle on messages (host_channel.h); a generation is
-//               the time from ringar_init to ringar_shutdown, so that init after shutdown starts
-//               clean
+//               (output_pool.h), then windows (window_memory.h), and from the middle on messages
+//               (host_channel.h); a generation is the time from ringar_init to ringar_shutdown, so
+//               that init after shutdown starts clean
 //
 // The file is sparse. Each rank reserves the pages that it writes before anybody touches them, so
 // they lie on its NUMA node. Where /dev/shm is too small, the kernel would kill (SIGBUS) the first
@@ -39,10 +39,11 @@ struct Extent {
 
 class SharedSegment {
  public:
-  // Where messages lie in a generation, up to its end, and outputs, up to the messages.
+  // Where messages lie in a generation, up to its end; windows, up to the messages; and outputs.
   static constexpr uint64_t kGenerationBytes = uint64_t{1} << 44;
   static constexpr uint64_t kMessages = kGenerationBytes / 2;
   static constexpr uint64_t kOutputs = kMessages / 2;
+  static constexpr uint64_t kWindows = kOutputs / 2 * 3;
 
   // `rank` of `size` on this host; `names` are their ranks in the job, if they have others.
   // While it joins, news on `news_fd` (0: none) say that a rank will not come.
@@ -66,6 +67,10 @@ class SharedSegment {
   std::string trouble(int rank) const;
   // The same, but of a rank that has died or given up: one that leaves has done its part.
   std::string loss(int rank) const;
+  // The same, of a rank that has ended: one that has given up may still live.
+  std::string absence(int rank) const;
+  // The same, of a rank that has left; costs no more than a look.
+  std::string departure(int rank) const;
   // The same, of a rank that has died without a word.
   std::string death(int rank) const;
 

@@ -195,7 +195,7 @@ std::string Signature::title() const {
 
 std::string Signature::describe() const {
   std::string s = title();
-  if (tensors > 0) {
+  if (tensors > 0 && collective != Collective::kOpenWindow) {
     s += " of " + std::string(name_of(dtype)) + "[";
     for (int i = 0; i < ndims; ++i)
       s += (i ? "," : "") + (dims[i] < 0 ? std::string("?") : std::to_string(dims[i]));

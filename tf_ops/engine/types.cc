@@ -32,8 +32,9 @@ constexpr std::array<std::string_view, static_cast<size_t>(ReduceOp::kCount)> kO
     "sum", "min", "max", "product"};
 
 constexpr std::array<std::string_view, static_cast<size_t>(Collective::kCount)> kCollectives{
-    "allreduce", "reducescatter", "allgather", "broadcast",       "alltoall",
-    "barrier",   "send",          "recv",      "add_process_set", "remove_process_set"};
+    "allreduce",   "reducescatter", "allgather", "broadcast",       "alltoall",
+    "barrier",     "send",          "recv",      "add_process_set", "remove_process_set",
+    "open_window", "close_window"};
 
 constexpr std::array<std::string_view, static_cast<size_t>(Algorithm::kCount)> kAlgorithms{
     "auto", "ring", "recursive_doubling", "halving_doubling", "hierarchical"};

@@ -42,6 +42,8 @@ enum class Collective : uint8_t {
   kRecv,
   kAddProcessSet,
   kRemoveProcessSet,
+  kOpenWindow,  // an allgather of where the ranks have their parts; see window.h
+  kCloseWindow,
   kCount,
 };
 
@@ -75,7 +77,7 @@ constexpr bool is_message(Collective c) {
 }
 // Only the exchange then tells how many rows the output has.
 constexpr bool rows_may_differ(Collective c) {
-  return c == Collective::kAllgather || c == Collective::kAlltoall;
+  return c == Collective::kAllgather || c == Collective::kAlltoall || c == Collective::kOpenWindow;
 }
 
 size_t size_of(DataType type);

@@ -148,6 +148,36 @@ typedef struct ringar_memory ringar_memory;
 RINGAR_EXPORT ringar_memory* ringar_take_memory(int64_t bytes, void** address);
 RINGAR_EXPORT void ringar_free_memory(ringar_memory* memory);
 
+// A window: memory that the ranks of a process set open together, and read and write without each
+// other's doing (engine/window.h). Opening is collective: `spec` has collective open_window, the
+// dtype, process set and name. Each rank brings a part of `length` elements, zero at first, which
+// is guarded in chunks of `chunk_bytes`; ranks are numbered as in the process set.
+typedef struct ringar_window ringar_window;
+RINGAR_EXPORT int ringar_open_window(const char* spec, int64_t length, int64_t chunk_bytes,
+                                     ringar_window** window);
+// This rank's part, until ringar_release_window.
+RINGAR_EXPORT void* ringar_window_local(const ringar_window* window);
+RINGAR_EXPORT int64_t ringar_window_length(const ringar_window* window, int32_t rank);
+
+typedef enum ringar_access {
+  RINGAR_GET,
+  RINGAR_PUT,
+  RINGAR_ADD,         // one writer of a chunk at a time
+  RINGAR_ATOMIC_ADD,  // elements of 4 and 8 bytes, each on its own
+  RINGAR_RACY_ADD,    // additions at the same time may be lost
+  RINGAR_FETCH_ADD,   // one element; the old value takes the place of the summand
+  RINGAR_VERSIONS,    // without `array`
+} ringar_access;
+// Reads or writes `count` elements of the part of `rank` from `start` on, by any thread.
+// `versions`, of RINGAR_GET and RINGAR_VERSIONS, takes the number of writes of each chunk; it may
+// be null.
+RINGAR_EXPORT int ringar_access_window(ringar_window* window, int32_t rank, int32_t access,
+                                       int64_t start, int64_t count, void* array,
+                                       int64_t* versions);
+// Collective. The memory stays until ringar_release_window.
+RINGAR_EXPORT int ringar_close_window(ringar_window* window);
+RINGAR_EXPORT void ringar_release_window(ringar_window* window);
+
 // Writes what this rank's collectives do from now on to a file (engine/timeline.h).
 RINGAR_EXPORT int ringar_start_timeline(const char* path, int32_t rank);
 RINGAR_EXPORT void ringar_stop_timeline(void);

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringar
-from tests.collectives import common
+from tests.collectives import common, test_window
 from tests.faults.job import attempt, record, works
 from tests.hosts.sent import bytes_between_hosts
 
@@ -302,6 +302,32 @@ def refused_messages() -> None:
             assert ringar.recv(spec, 0).numpy().tolist() == [i]
 
 
+def windows() -> None:
+    """As on one host; and parts of many messages, from all sides at once."""
+    test_window.test_get_and_put("float32")
+    test_window.test_ranges_and_versions()
+    test_window.test_accumulate("int64")
+    test_window.test_threads_draw_numbers()
+    size, rank = ringar.size(), ringar.rank()
+    for chunk_bytes in (64, 32768, 1 << 20):
+        with ringar.Window(LARGE, name="large", chunk_bytes=chunk_bytes) as window:
+            for r in range(size):
+                window.accumulate(r, common.values("float32", (LARGE,), r).round(), start=0)
+            ringar.barrier()
+            for r in range(size):
+                expected = common.values("float32", (LARGE,), r).round() * size + 0.0
+                common.assert_same(window.get(r), expected, (chunk_bytes, r))
+            ringar.barrier()
+            window.put((rank + 1) % size, np.full(LARGE - 3, rank, np.float32), start=2)
+            ringar.barrier()
+            assert (window.local[2:-1] == (rank - 1) % size).all()
+
+
+def windows_refuse() -> None:
+    """Range, rank and dtype; and a window that its rank has closed."""
+    test_window.test_errors_name_the_numbers()
+
+
 def beside_mpi() -> None:
     """The user's own code may use mpi4py at the same time, from another thread where MPI may."""
     from mpi4py import MPI
@@ -361,6 +387,8 @@ def main() -> None:
         messages,
         messages_in_a_function,
         refused_messages,
+        windows,
+        windows_refuse,
         beside_mpi,
         in_a_function,
     ):

@@ -1,0 +1,316 @@
+#include "engine/window_service.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "engine/leak_on_exit.h"
+#include "engine/thread.h"
+#include "engine/timeline.h"
+#include "engine/wait.h"
+
+namespace ringar {
+
+// Followed by `bytes` bytes: elements, and in replies versions, or words of an error.
+struct WindowService::Header {
+  int32_t generation;
+  Access kind;
+  uint64_t piece;  // of the rank that asks
+  int64_t number;  // of the window, where it is served
+  int64_t start, count;
+  uint64_t bytes;
+  int32_t wants_versions;
+  int32_t code;  // in replies
+};
+
+namespace {
+
+// Behind those of messages (link_channel.cc), which end with 31,712.
+constexpr int kRequestTag = 32000, kReplyTag = 32001;
+constexpr int kNoSet = -2;              // instead of a process set's id, in control messages
+constexpr int kExpected = 8;            // messages, of requests and of each rank's replies
+constexpr int kUnderWay = 24;           // pieces of an access
+constexpr size_t kPieceBytes = 60'000;  // MPI asks the receiver first for more than 64,000
+constexpr size_t kMostVersions = kPieceBytes / WindowLayout::kChunkUnit + 2;
+constexpr size_t kMostWords = 2000;  // of an error
+constexpr double kFarewell = 0.5;    // seconds
+
+bool sends_array(Access kind) {
+  return kind != Access::kGet && kind != Access::kVersions;
+}
+bool brings_array(Access kind) {
+  return kind == Access::kGet || kind == Access::kFetchAdd;
+}
+
+size_t chunks_of(const WindowLayout& layout, int64_t start, int64_t count) {
+  const int64_t chunk = layout.chunk_elements();
+  return count == 0 ? 0 : static_cast<size_t>((start + count - 1) / chunk - start / chunk + 1);
+}
+
+// The end of the piece that begins there: that of a chunk, if the access has not ended before.
+int64_t end_of_piece(const WindowLayout& layout, int64_t start, int64_t end) {
+  const int64_t chunk = layout.chunk_elements();
+  const auto most = static_cast<int64_t>(kPieceBytes / layout.chunk_bytes);
+  return std::min(end, (start / chunk + std::max<int64_t>(most, 1)) * chunk);
+}
+
+}  // namespace
+
+WindowService::WindowService(const World& world, int generation)
+    : world_(world), generation_(generation), requests_(kExpected) {
+  thread_ = std::thread([this] { thread_main(); });
+}
+
+WindowService::~WindowService() {
+  stop();
+  for (Transfer& request : requests_) leak_on_exit(std::move(request.memory));
+  for (auto& [rank, replies] : replies_)
+    for (Transfer& reply : replies) leak_on_exit(std::move(reply.memory));
+  for (Transfer& sent : sending_) leak_on_exit(std::move(sent.memory));
+}
+
+int64_t WindowService::draw_number() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return next_number_++;
+}
+
+void WindowService::add(int64_t number, ServedWindow& window, const WindowLayout& layout) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  windows_[number] = {&window, layout};
+}
+
+void WindowService::remove(int64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  windows_.erase(number);
+}
+
+Status WindowService::access(int rank, int64_t number, const WindowLayout& layout,
+                             const WindowAccess& all) {
+  Call call;
+  Status status;
+  WindowAccess piece = all;
+  const int64_t end = all.start + all.count;
+  for (int64_t at = all.start; at < end && status.ok(); at += piece.count) {
+    status = wait(rank, call, kUnderWay - 1);
+    piece.start = at;
+    piece.count = end_of_piece(layout, at, end) - at;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (status.ok()) status = ask(rank, number, layout, piece, &call);
+    if (piece.array) piece.array += static_cast<size_t>(piece.count) * size_of(layout.dtype);
+    if (piece.versions) piece.versions += chunks_of(layout, piece.start, piece.count);
+  }
+  if (status.ok()) status = wait(rank, call, 0);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto one = pending_.begin(); one != pending_.end();)
+    one = one->second.call == &call ? pending_.erase(one) : std::next(one);
+  return status;
+}
+
+Status WindowService::ask(int rank, int64_t number, const WindowLayout& layout,
+                          const WindowAccess& piece, Call* call) {
+  RINGAR_RETURN_IF_ERROR(contact(rank));
+  const size_t bytes =
+      sends_array(piece.kind) ? static_cast<size_t>(piece.count) * size_of(layout.dtype) : 0;
+  pending_[next_piece_] = {call, piece, chunks_of(layout, piece.start, piece.count)};
+  ++call->under_way;
+  std::byte* const body = make(bytes);
+  if (bytes > 0) std::memcpy(body, piece.array, bytes);
+  return send(rank, kRequestTag,
+              {generation_, piece.kind, next_piece_++, number, piece.start, piece.count, bytes,
+               piece.versions != nullptr, RINGAR_OK});
+}
+
+// The first time, the rank is asked to tell of its end. A receive that is expected from it fails
+// when the connection does.
+Status WindowService::contact(int rank) {
+  if (replies_.count(rank)) return {};
+  std::vector<Transfer>& replies = replies_[rank];
+  replies.resize(kExpected);
+  for (Transfer& reply : replies) RINGAR_RETURN_IF_ERROR(expect(reply, rank, kReplyTag));
+  world_.peers->waiting(kNoSet, 0, {rank}, 0);
+  return {};
+}
+
+Status WindowService::expect(Transfer& transfer, int from, int tag) {
+  constexpr size_t kBytes = sizeof(Header) + WindowLayout::kMostChunkBytes + 8 * kMostVersions;
+  if (transfer.memory.bytes == 0) transfer.memory = LinkMemory::make(kBytes);
+  return world_.link->receive(from, tag, transfer.memory.begin.get(), kBytes, Link::Length::kAtMost,
+                              &transfer.handle);
+}
+
+std::byte* WindowService::make(size_t bytes) {
+  Transfer& transfer = sending_.emplace_back();
+  transfer.memory = memory_.take(sizeof(Header) + bytes);
+  return transfer.memory.begin.get() + sizeof(Header);
+}
+
+// What was made last, with its body.
+Status WindowService::send(int to, int tag, const Header& header) {
+  Transfer& transfer = sending_.back();
+  std::memcpy(transfer.memory.begin.get(), &header, sizeof header);
+  RINGAR_RETURN_IF_ERROR(world_.link->send(to, tag, transfer.memory.begin.get(),
+                                           sizeof header + header.bytes, &transfer.handle));
+  return world_.link->progress();
+}
+
+Status WindowService::answer(int from, const std::byte* message) {
+  Header header;
+  std::memcpy(&header, message, sizeof header);
+  if (header.generation != generation_) return {};
+  const auto found = windows_.find(header.number);
+  const WindowLayout layout = found == windows_.end() ? WindowLayout{} : found->second.layout;
+  const size_t given = header.bytes, chunks = chunks_of(layout, header.start, header.count);
+  header.bytes =
+      (brings_array(header.kind) ? static_cast<size_t>(header.count) * size_of(layout.dtype) : 0);
+  const size_t begin_of_versions = header.bytes;
+  if (header.wants_versions) header.bytes += 8 * chunks;
+  std::byte* const body = make(std::max(header.bytes, kMostWords));
+  std::vector<int64_t> versions(header.wants_versions ? chunks : 0);
+  WindowAccess access{header.kind, header.start, header.count, body,
+                      versions.empty() ? nullptr : versions.data()};
+  // A put reads its elements where they have come; fetch_add leaves the old one in the reply.
+  auto* const elements = const_cast<std::byte*>(message) + sizeof header;
+  if (header.kind == Access::kFetchAdd) std::memcpy(body, elements, given);
+  if (sends_array(header.kind) && !brings_array(header.kind)) access.array = elements;
+  const Status status = found == windows_.end()
+                            ? Status(RINGAR_MISMATCH,
+                                     "expected an open window, received one that "
+                                     "its rank has closed")
+                            : found->second.window->serve(access);
+  header.code = status.code();
+  if (!status.ok()) {
+    header.bytes = fitting(status.message(), kMostWords);
+    std::memcpy(body, status.message().data(), header.bytes);
+  } else if (!versions.empty()) {
+    std::memcpy(body + begin_of_versions, versions.data(), 8 * chunks);
+  }
+  return send(from, kReplyTag, header);
+}
+
+// Replies to an access that has failed meanwhile have no piece any longer.
+void WindowService::take_reply(const std::byte* message) {
+  Header header;
+  std::memcpy(&header, message, sizeof header);
+  const auto found = pending_.find(header.piece);
+  if (header.generation != generation_ || found == pending_.end()) return;
+  const auto [call, piece, chunks] = found->second;
+  const std::byte* const body = message + sizeof header;
+  const size_t versions = piece.versions ? 8 * chunks : 0;
+  if (header.code != RINGAR_OK) {
+    call->status = {static_cast<ringar_code>(header.code),
+                    {reinterpret_cast<const char*>(body), header.bytes}};
+  } else {
+    if (header.bytes > versions) std::memcpy(piece.array, body, header.bytes - versions);
+    if (versions > 0) std::memcpy(piece.versions, body + header.bytes - versions, versions);
+  }
+  --call->under_way;
+  pending_.erase(found);
+}
+
+Status WindowService::drive(bool* moved) {
+  RINGAR_RETURN_IF_ERROR(world_.link->progress());
+  for (Transfer& request : requests_) {
+    bool done = request.handle < 0;
+    int from = -1;
+    if (!done) RINGAR_RETURN_IF_ERROR(world_.link->poll(request.handle, &done, &from));
+    if (!done) continue;
+    request.handle = -1;
+    if (from >= 0) RINGAR_RETURN_IF_ERROR(answer(from, request.memory.begin.get()));
+    *moved = true;
+    RINGAR_RETURN_IF_ERROR(expect(request, Link::kAnyone, kRequestTag));
+  }
+  for (auto& [rank, replies] : replies_)
+    for (Transfer& reply : replies) take_from(rank, reply, moved);
+  for (auto sent = sending_.begin(); sent != sending_.end();) {
+    bool done = sent->handle < 0;
+    // Why it has failed, the receive that is expected from that rank tells.
+    if (!done && !world_.link->poll(sent->handle, &done).ok()) done = true;
+    if (done) memory_.give(std::move(sent->memory));
+    sent = done ? sending_.erase(sent) : std::next(sent);
+  }
+  return {};
+}
+
+// A receive fails when the rank is lost. The others of that rank fail, too.
+void WindowService::take_from(int rank, Transfer& reply, bool* moved) {
+  bool done = false;
+  Status status = lost_.count(rank) ? lost_[rank] : world_.link->poll(reply.handle, &done);
+  if (status.ok() && done) {
+    take_reply(reply.memory.begin.get());
+    *moved = true;
+    status = expect(reply, rank, kReplyTag);
+  }
+  if (!status.ok()) lost_.emplace(rank, status);
+}
+
+Status WindowService::wait(int rank, Call& call, int at_most) {
+  const int64_t begin = monotonic_ns();
+  double look_at = Rest::kCheckEvery;
+  const auto look = [&](bool* done) -> Status {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    bool moved = false;
+    if (call.under_way > at_most) RINGAR_RETURN_IF_ERROR(drive(&moved));
+    *done = call.under_way <= at_most;
+    return call.status;
+  };
+  const auto check = [&]() -> Status {
+    const double waited = static_cast<double>(monotonic_ns() - begin) * 1e-9;
+    if (waited < look_at) return {};
+    look_at = waited + Rest::kCheckEvery;
+    return loss(rank, waited);
+  };
+  const Rest rest{world_.timeouts.spin()};
+  return wait_with(rest, [&](double seconds) { world_.link->sleep(seconds); }, look, check);
+}
+
+Status WindowService::loss(int rank, double seconds) {
+  const Timeouts& timeouts = world_.timeouts;
+  if (timeouts.stop->load()) return {RINGAR_NOT_INITIALIZED, "ringar was shut down meanwhile"};
+  RINGAR_RETURN_IF_ERROR(world_.peers->poll());
+  std::string why = world_.peers->trouble(rank, kNoSet, 0);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto lost = lost_.find(rank);
+  if (why.empty() && lost != lost_.end()) why = lost->second.message();
+  if (!why.empty())
+    return {RINGAR_PEER_LOST, "expected rank " + std::to_string(rank) + " to answer, but " + why};
+  if (seconds < timeouts.deadline) return {};
+  return {RINGAR_DEADLINE, "expected rank " + std::to_string(rank) +
+                               " to answer within the deadline of " +
+                               text_of_seconds(timeouts.deadline) +
+                               ". If it is only slow, raise the deadline "
+                               "(ringar.init(deadline=...), RINGAR_DEADLINE or ringarrun "
+                               "--deadline)."};
+}
+
+// An error of the link as a whole is told to whoever waits; here it only ends the service.
+void WindowService::thread_main() {
+  begin_thread("ringar window");
+  const auto look = [&](bool* moved) -> Status {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    RINGAR_RETURN_IF_ERROR(drive(moved));
+    *moved |= stopped_;
+    return {};
+  };
+  const auto sleep = [&](double seconds) { world_.link->sleep(seconds); };
+  for (bool more = true; more;) {
+    more = wait_with(Rest{}, sleep, look).ok();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    more &= !stopped_;
+  }
+}
+
+// What is still on its way to others is sent.
+void WindowService::stop() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = true;
+  }
+  if (!thread_.joinable()) return;
+  thread_.join();
+  (void)wait_at_most(kFarewell, {}, [&] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    bool moved = false;
+    return !drive(&moved).ok() || sending_.empty();
+  });
+}
+
+}  // namespace ringar

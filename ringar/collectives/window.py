@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -178,7 +178,7 @@ class Window:
         way = native.ATOMIC_ADD if atomic else native.ADD if lock else native.RACY_ADD
         self._write(way, rank, array, start)
 
-    def fetch_add(self, rank: int, index: int, value: float) -> Any:
+    def fetch_add(self, rank: int, index: int, value: float) -> int | float:
         """Add to one element atomically.
 
         Args:
@@ -187,11 +187,12 @@ class Window:
             value: the summand.
 
         Returns:
-            The value before, as a NumPy scalar.
+            The value before.
         """
         array = np.full(1, value, self.dtype)
         self._native.access(native.FETCH_ADD, rank, index, 1, array)
-        return array[0]
+        found: int | float = array[0].item()
+        return found
 
     def version(self, rank: int, chunk: int) -> int:
         """Return the number of writes to a chunk that are complete.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -133,8 +134,8 @@ def test_errors_name_the_numbers() -> None:
     with ringar.Window(10, name="w") as window:
         for rank in (-1, last + 1):
             received = f"expected a rank of the process set from 0 to {last}"
-            refused(lambda rank=rank: window.put(rank, three), received, str(rank))
-            refused(lambda rank=rank: window.length(rank), received, str(rank))
+            refused(partial(window.put, rank, three), received, str(rank))
+            refused(partial(window.length, rank), received, str(rank))
         outside = (
             'put in window "w": expected elements among the 10 of rank 0, received 3 from 8 on'
         )

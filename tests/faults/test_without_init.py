@@ -45,6 +45,10 @@ OTHERS = [
     "train",
     "differentiate",
     "shard",
+    "LocalSGD",
+    "DiLoCo",
+    "EASGD",
+    "Window",
 ]
 ON_GPUS = [
     "allreduce",

@@ -53,6 +53,10 @@ OBJECTS: dict[str, Callable[[], object]] = {
     "broadcast_object": lambda: ringar.broadcast_object("x"),
     "allgather_object": lambda: ringar.allgather_object("x"),
     "broadcast_variables": lambda: ringar.broadcast_variables([tf.Variable(ones(4))]),
+    "LocalSGD": lambda: ringar.LocalSGD("sgd"),
+    "DiLoCo": lambda: ringar.DiLoCo("sgd"),
+    "EASGD": lambda: ringar.EASGD("sgd"),
+    "Window": lambda: ringar.Window(4),
 }
 
 

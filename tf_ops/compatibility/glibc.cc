@@ -44,6 +44,9 @@ RINGAR_FORWARD(pthread_detach, "2.2.5");
 RINGAR_FORWARD(pthread_join, "2.2.5");
 RINGAR_FORWARD(pthread_mutex_trylock, "2.2.5");
 RINGAR_FORWARD(pthread_once, "2.2.5");
+RINGAR_FORWARD(pthread_rwlock_rdlock, "2.2.5");
+RINGAR_FORWARD(pthread_rwlock_unlock, "2.2.5");
+RINGAR_FORWARD(pthread_rwlock_wrlock, "2.2.5");
 RINGAR_FORWARD(pthread_setname_np, "2.12");
 
 extern "C" {

@@ -9,13 +9,15 @@ namespace ringar {
 namespace {
 
 constexpr double kPart = 1.0 / 8;  // of the time waited
-// A yield that took so long was to a thread that computes. Whether it still does is tried now and
-// then.
+// A yield that took so long was to a thread that computes. The next waits sleep at once: a few at
+// first, twice as many each time that others are found to compute again, and half as many after a
+// yield that came back soon. A thread that computes now and then should cost little: to be woken
+// takes longer than to poll.
 constexpr int64_t kSliceOfOthers = 500'000;  // nanoseconds
-constexpr int kSleepsAtOnce = 512;
+constexpr int kFewestSleeps = 8, kMostSleeps = 512;
 
-// So many waits of this thread, since others compute on its core.
-thread_local int sleeps_at_once = 0;
+thread_local int sleeps_at_once = 0;  // waits of this thread that are still to come
+thread_local int last_sleeps = 0;     // how many they were, or would be
 
 }  // namespace
 
@@ -36,7 +38,13 @@ bool Rests::spin() {
   const int64_t before = monotonic_ns();
   sched_yield();
   const int64_t after = monotonic_ns();
-  if (after - before > kSliceOfOthers) sleeps_at_once = kSleepsAtOnce;
+  if (after - before > kSliceOfOthers) {
+    last_sleeps = std::clamp(2 * last_sleeps, kFewestSleeps, kMostSleeps);
+    sleeps_at_once = last_sleeps;
+  } else if (!yielded_) {
+    last_sleeps /= 2;
+  }
+  yielded_ = true;
   sleeps_ = sleeps_at_once > 0 || static_cast<double>(after - begin_) > rest_.spin * 1e9;
   return true;
 }

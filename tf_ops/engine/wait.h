@@ -6,7 +6,7 @@
 //
 // Who yields to a thread that computes comes back after its time slice, some milliseconds; who
 // sleeps is woken at once. A yield that took so long shows the thread that its core is busy: its
-// next waits sleep at once.
+// next waits sleep at once, a few at first, more where the core stays busy.
 
 #pragma once
 
@@ -57,6 +57,7 @@ class Rests {
   const Rest& rest_;
   const int64_t begin_;
   bool sleeps_;
+  bool yielded_ = false;
   int looks_ = 0;
 };
 

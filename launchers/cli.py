@@ -60,6 +60,11 @@ def _run(request: Request) -> int:
     if elastic_plan.is_wanted(request):
         return _run_elastic(request)
     choice = choose(request, os.environ)
+    if request.max_failures and choice.launcher != "local":
+        raise UsageError(
+            "--max-failures: expected a job on this host, received one of "
+            f"{choice.launcher}, which ends with its first rank that fails"
+        )
     code = (_run_local if choice.launcher == "local" else _run_mpi)(request, choice)
     if request.timeline and not request.dry_run:
         # Also after a failure: what the ranks did last is then worth the most.

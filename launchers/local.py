@@ -8,7 +8,7 @@ run, and SIGKILL `graces.KILL` seconds later, until no process of the job is lef
 `--kill-grace` may leave the ranks more time, in which they save what they have.
 
 - All ranks have exited. Their background processes get `graces.LEFTOVER` seconds to follow.
-- A rank has failed. `failures.py` chooses the rank to name.
+- More ranks have failed than may (`--max-failures`). `failures.py` chooses the rank to name.
 - The launcher got a signal. A second signal means SIGKILL at once.
 - The reader of the output has closed it.
 
@@ -247,8 +247,18 @@ class LocalJob:
         if rank.status is None or rank.status.ok or rank.stopped or self.signal:
             return
         self.failures.append(rank)
+        if self._goes_on():
+            self._err.message(
+                f"rank {rank.number} of {len(self.ranks)} {failures.ending(rank)}; the others go "
+                "on (--max-failures)"
+            )
+            return
         grace = self._grace_after(rank)
         self._term_at = min(now + grace, self._term_at or now + grace)
+
+    def _goes_on(self) -> bool:
+        """Return whether the ranks that have failed may fail while others go on."""
+        return len(self.failures) <= min(self.job.max_failures, len(self.ranks) - 1)
 
     def _grace_after(self, failed: Rank) -> float:
         """Return the seconds that the other ranks may go on."""
@@ -348,7 +358,7 @@ class LocalJob:
     def _report(self) -> None:
         for stream in self._streams():  # what was read last
             self._warn_of_copy(stream)
-        if self.failures:
+        if self.failures and not self._goes_on():
             text, tail = failures.report(self._last_ranks(), self.failures)
             for line in tail:
                 self._err.line(line)
@@ -361,7 +371,7 @@ class LocalJob:
         return self.ranks
 
     def _exit_code(self) -> int:
-        if self.failures:
+        if self.failures and not self._goes_on():
             status = failures.cause(self.failures).status
             return status.exit_code if status else 1
         return 128 + self.signal if self.signal else 0

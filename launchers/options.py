@@ -29,7 +29,7 @@ Start a script, a module or a program on N ranks, and end them together.
 
 ranks    -np N                   number of ranks (default: slots of all hosts)
          -x NAME[=VALUE]         set a variable, or pass on the one set here
-         --bind-to core|numa|none, --gpus each|all
+         --bind-to core|numa|none, --gpus each|all, --max-failures N
 elastic  --min-np N, --max-np N, --host-discovery-script PROGRAM,
          --reset-limit N, --elastic-timeout S, --elastic-dir DIR
 hosts    -H HOST:N,...           hosts, and how many ranks each takes
@@ -443,6 +443,14 @@ def _add_timeouts(parser: argparse.ArgumentParser) -> None:
         "passed it on as SIGTERM, so that they save what they have (default: 3); see "
         "ringar.callbacks.SaveOnSignal",
     )
+    group.add_argument(
+        "--max-failures",
+        metavar="N",
+        type=_count,
+        default=0,
+        help="how many ranks may fail while the others go on (default: 0), for training that does "
+        "without them, as with ringar.Downpour; on one host",
+    )
 
 
 def request(options: argparse.Namespace) -> Request:
@@ -480,6 +488,7 @@ def request(options: argparse.Namespace) -> Request:
         stall_warning=options.stall_warning,
         failure_grace=options.failure_grace,
         kill_grace=options.kill_grace,
+        max_failures=options.max_failures,
         verbose=options.verbose,
         dry_run=options.dry_run,
         timeline=options.timeline_filename.resolve() if options.timeline_filename else None,

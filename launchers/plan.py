@@ -97,6 +97,7 @@ class JobPlan:
     verbose: bool = False
     notice: str = ""  # a message that is shown when the job starts
     kill_grace: float | None = None  # seconds from SIGTERM to SIGKILL, where the user has asked
+    max_failures: int = 0  # ranks that may fail while the others go on
 
     def rank_environment(self, rank: RankPlan, base: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of `rank`, on top of `base`, that of the launcher."""
@@ -160,6 +161,7 @@ def make(
         verbose=request.verbose,
         notice=gpus_module.describe(dict(enumerate(gpu))),
         kill_grace=request.kill_grace,
+        max_failures=request.max_failures,
     )
 
 

@@ -40,6 +40,7 @@ class Request:
     stall_warning: float | None = None
     failure_grace: float = 3.0
     kill_grace: float | None = None
+    max_failures: int = 0
     verbose: bool = False
     dry_run: bool = False
     timeline: Path | None = None

@@ -13,6 +13,8 @@ from ringar.collectives import call as calls
 from ringar.job import native
 from ringar.job.process_sets import ProcessSet
 
+_INT64 = np.dtype(np.int64)
+
 
 class Window:
     """Open memory on all ranks of a process set, which each of them reads and writes by itself.
@@ -175,8 +177,103 @@ class Window:
             atomic: whether to add each element atomically, without a lock. For float32, float64 and
                 integers of 32 and 64 bits.
         """
-        way = native.ATOMIC_ADD if atomic else native.ADD if lock else native.RACY_ADD
-        self._write(way, rank, array, start)
+        self._write(_adding(lock, atomic), rank, array, start)
+
+    def gather(
+        self,
+        rank: int,
+        rows: npt.ArrayLike,
+        width: int | None = None,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Read rows of the part of a rank, which is a matrix of rows of `width` elements.
+
+        Args:
+            rank: a rank of the process set.
+            rows: the numbers of the rows, integers, in any order; int64 arrays are fastest.
+            width: the number of elements of a row; None: single elements.
+            out: a C-contiguous array for the result, of the window's dtype and size.
+
+        Returns:
+            `out`, or a new array `[len(rows), width]`; without `width` `[len(rows)]`.
+        """
+        numbers = self._numbers(rows)
+        if out is None:
+            shape = (numbers.size,) if width is None else (numbers.size, max(width, 0))
+            out = np.empty(shape, self.dtype)
+        else:
+            if out.size != numbers.size * (width or 1):
+                expected = f"`out` of {numbers.size * (width or 1)} elements"
+                raise self._refusal(expected, f"{out.size} elements")
+            self._check_array("out", out, writable=True)
+        whole = 1 if width is None else width
+        self._native.access_rows(native.GET, rank, numbers, whole, out)
+        return out
+
+    def scatter_add(
+        self,
+        rank: int,
+        rows: npt.ArrayLike,
+        values: np.ndarray,
+        *,
+        lock: bool = True,
+        atomic: bool = False,
+    ) -> None:
+        """Add to rows of the part of a rank, as `accumulate` adds to elements side by side.
+
+        A row may be there several times. Without a lock, additions do not count in `version`.
+
+        Args:
+            rank: a rank of the process set.
+            rows: the numbers of the rows, integers, in any order; int64 arrays are fastest.
+            values: the summands, of the window's dtype: `[len(rows), width]`, or `[len(rows)]` for
+                single elements.
+            lock: whether one rank at a time adds to a chunk, and others see all or nothing of a row
+                in a chunk.
+            atomic: whether to add each element atomically, without a lock. For float32, float64 and
+                integers of 32 and 64 bits.
+        """
+        numbers = self._numbers(rows)
+        given = self._rows_of("values", values, numbers)
+        width = given.size // (numbers.size or 1) or 1
+        self._native.access_rows(_adding(lock, atomic), rank, numbers, width, given)
+
+    def update(
+        self,
+        rank: int,
+        rows: npt.ArrayLike,
+        before: np.ndarray,
+        after: np.ndarray,
+        *,
+        lock: bool = True,
+        atomic: bool = False,
+    ) -> np.ndarray:
+        """Change rows of the part of a rank from the values that were read to others.
+
+        Elements that still have their value of `before` get that of `after`, bit for bit. To those
+        that other ranks have changed meanwhile, the difference is added. For float32, float64 and
+        integers of 32 and 64 bits.
+
+        Args:
+            rank: a rank of the process set.
+            rows: the numbers of the rows, integers, in any order; int64 arrays are fastest.
+            before: the values that this rank has read, `[len(rows), width]` or `[len(rows)]`.
+            after: the values that it makes of them, of the same shape.
+            lock: as for `scatter_add`.
+            atomic: as for `scatter_add`.
+
+        Returns:
+            The values that the rows have now, of the shape of `after`.
+        """
+        numbers = self._numbers(rows)
+        old = self._rows_of("before", before, numbers)
+        self._check_array("after", after)
+        if after.size != old.size:
+            raise self._refusal(f"`after` of {old.size} elements", f"{after.size} elements")
+        now = np.array(after, order="C")  # a copy, which takes the result
+        width = old.size // max(numbers.size, 1)
+        self._native.access_rows(_adding(lock, atomic), rank, numbers, width or 1, now, old)
+        return now
 
     def fetch_add(self, rank: int, index: int, value: float) -> int | float:
         """Add to one element atomically.
@@ -231,6 +328,27 @@ class Window:
         self._check_array("array", given)
         self._native.access(way, rank, start, given.size, given)
 
+    def _numbers(self, rows: npt.ArrayLike) -> np.ndarray:
+        if type(rows) is np.ndarray and rows.dtype == _INT64 and rows.flags.c_contiguous:
+            return rows  # without another call: an update of a few rows takes some microseconds
+        numbers = np.asarray(rows)
+        if not np.issubdtype(numbers.dtype, np.integer) and numbers.size > 0:
+            raise self._refusal("`rows` of integers", f"dtype {numbers.dtype}")
+        return np.ascontiguousarray(numbers, np.int64)
+
+    def _rows_of(self, argument: str, values: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        given = values
+        if given.dtype != self.dtype or not given.flags.c_contiguous:
+            given = np.ascontiguousarray(values)
+            self._check_array(argument, given)
+        rows, size = numbers.size, given.size
+        if size != rows and (size % (rows or 1) or (size == 0) != (rows == 0)):
+            raise self._refusal(
+                f"`{argument}` with as many elements for each of {numbers.size} rows",
+                f"{given.size} elements",
+            )
+        return given
+
     def _versions_for(self, start: int, count: int) -> np.ndarray:
         chunks = -(-(start + count) // self._chunk_elements) - start // self._chunk_elements
         return np.zeros(max(chunks, 0) if count > 0 else 0, np.int64)
@@ -250,3 +368,7 @@ class Window:
     def _refusal(self, expected: str, received: str) -> errors.MismatchError:
         call = calls.Call("window", name=self.name)
         return errors.MismatchError(call.refusal(expected, received, "The window is unchanged."))
+
+
+def _adding(lock: bool, atomic: bool) -> int:
+    return native.ATOMIC_ADD if atomic else native.ADD if lock else native.RACY_ADD

@@ -171,6 +171,10 @@ def library() -> ctypes.CDLL:
         ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64,
         ctypes.c_void_p, ctypes.c_void_p,
     ]  # fmt: skip
+    lib.ringar_access_rows.argtypes = [
+        ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64,
+        ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p,
+    ]  # fmt: skip
     for name in ("ringar_close_window", "ringar_release_window"):
         getattr(lib, name).argtypes = [ctypes.c_void_p]
     lib.ringar_past_caches_bytes.restype = ctypes.c_int64
@@ -275,6 +279,7 @@ class Window:
         lib = library()
         self._handle = ctypes.c_void_p()
         self._access, self._release = lib.ringar_access_window, lib.ringar_release_window
+        self._access_rows = lib.ringar_access_rows
         check(
             lib.ringar_open_window(spec.encode(), length, chunk_bytes, ctypes.byref(self._handle))
         )
@@ -306,6 +311,30 @@ class Window:
             count,
             None if array is None else array.ctypes.data,
             None if versions is None else versions.ctypes.data,
+        )
+        if code:
+            check(code)
+
+    def access_rows(
+        self,
+        kind: int,
+        rank: int,
+        rows: np.ndarray,
+        width: int,
+        array: np.ndarray,
+        before: np.ndarray | None = None,
+    ) -> None:
+        """Read or change rows of the part of a rank."""
+        # Without an object of ctypes for each array: rows are often few.
+        code = self._access_rows(
+            self._handle,
+            rank,
+            kind,
+            rows.__array_interface__["data"][0],
+            rows.size,
+            width,
+            array.__array_interface__["data"][0],
+            None if before is None else before.__array_interface__["data"][0],
         )
         if code:
             check(code)

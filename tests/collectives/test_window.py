@@ -90,6 +90,95 @@ def test_racy_additions() -> None:
         ringar.barrier()
 
 
+WAYS: list[dict[str, bool]] = [{}, {"atomic": True}, {"lock": False}]
+
+
+@pytest.mark.parametrize("dtype", common.REDUCIBLE)
+def test_rows(dtype: str) -> None:
+    """All ranks add to rows of all parts, which have other lengths; a row may come twice."""
+    kind, rank, size = common.numpy_dtype(dtype), ringar.rank(), ringar.size()
+    ways = WAYS if np.dtype(kind).itemsize >= 4 else WAYS[:1]
+    numbers = np.array([7, 0, 3, 7])
+    for way in ways[: 2 if size > 1 else 3]:
+        for width in (None, 1, 5, 40):
+            columns = width or 1
+            length = 10 * columns + rank  # the last elements are no row
+            with ringar.Window(length, kind, name="rows", chunk_bytes=64) as window:
+                shape = (4,) if width is None else (4, width)
+                values = (np.arange(4 * columns) % 3).astype(window.dtype).reshape(shape)
+                for r in range(size):
+                    window.scatter_add(r, numbers, values, **way)
+                ringar.barrier()
+                expected = np.zeros((10, columns), np.int64)
+                np.add.at(expected, numbers, size * (np.arange(4 * columns) % 3).reshape(4, -1))
+                for r in range(size):
+                    found = window.gather(r, np.arange(9, -1, -1), width)
+                    assert found.shape == ((10,) if width is None else (10, width))
+                    wanted = expected[::-1].reshape(found.shape).astype(window.dtype)
+                    common.assert_same(found, wanted, (way, width))
+                assert not window.local[10 * columns :].astype(bool).any()
+                assert window.gather(0, [], width).size == 0
+                window.scatter_add(0, [], values[:0])
+                ringar.barrier()
+
+
+@pytest.mark.ranks(4)
+def test_a_million_atomic_updates_of_rows() -> None:
+    """All ranks change all rows at the same time."""
+    rng = np.random.default_rng(ringar.rank())
+    with ringar.Window(1000 if ringar.rank() == 0 else 0, "float64", name="sum") as window:
+        for _ in range(250):
+            window.scatter_add(0, rng.permutation(1000), np.ones(1000), atomic=True)
+        ringar.barrier()
+        assert (window.get(0) == 250 * ringar.size()).all()
+        ringar.barrier()
+
+
+def test_wide_rows() -> None:
+    """Rows that lie across chunks, and across messages; other integers; `out`."""
+    width, rows = 70_001, np.array([2, 0], np.uint8)
+    with ringar.Window(3 * width if ringar.rank() == 0 else 0, name="wide") as window:
+        last = ringar.size() - 1
+        values = np.arange(2 * width, dtype=np.float32).reshape(2, width) % 1000
+        if ringar.rank() == last:
+            window.scatter_add(0, rows, values)
+            before, after = values, values + np.float32(0.1)
+            for way in WAYS:
+                now = window.update(0, rows.tolist(), before, after, **way)
+                common.assert_same(now, after)
+                before, after = after, after * np.float32(1.1)
+            out = np.empty((2, width), np.float32)
+            assert window.gather(0, rows, width, out) is out
+            common.assert_same(out, before)
+        ringar.barrier()
+        if ringar.rank() == 0:
+            assert not window.local[width : 2 * width].any()
+
+
+def test_updates() -> None:
+    """Each rank moves its own elements exactly, and all move the same ones together."""
+    rank, size = ringar.rank(), ringar.size()
+    for way in WAYS[:2]:
+        with ringar.Window(100 * size if rank == 0 else 0, "float64", name="moved") as window:
+            own = np.arange(rank, 100 * size, size)
+            serial = np.zeros(100)
+            for step in range(20):
+                before = window.gather(0, own)
+                common.assert_same(before, serial)
+                serial = serial / 3 + np.sin(own + step)
+                common.assert_same(window.update(0, own, before, serial, **way), serial)
+            ringar.barrier()
+        with ringar.Window(8 if rank == 0 else 0, "int64", name="counted") as window:
+            more = np.array([1, 0, 2, 0])
+            for _ in range(200):
+                before = window.gather(0, [0, 1], 4)
+                now = window.update(0, [0, 1], before, before + more, **way)
+                assert (now >= before + more).all()
+            ringar.barrier()
+            assert window.get(0).tolist() == 2 * [200 * size, 0, 400 * size, 0]
+            ringar.barrier()
+
+
 def test_threads_draw_numbers() -> None:
     """No two threads of any rank get the same one."""
     drawn: list[list[int]] = [[], []]
@@ -153,6 +242,28 @@ def test_errors_name_the_numbers() -> None:
         refused(lambda: window.accumulate(0, three.astype("float16"), atomic=True), "float16")
     with ringar.Window(4, "bool", name="flags") as window:
         refused(lambda: window.accumulate(0, three.astype(bool)), "for an addition", "bool")
+
+
+def test_errors_name_the_rows() -> None:
+    last, two = ringar.size() - 1, np.ones((2, 3), np.float32)
+    with ringar.Window(10, name="w") as window:
+        outside = 'in window "w": expected rows among the 3 of width 3 of rank 0, received row'
+        refused(lambda: window.gather(0, [0, 3], 3), f"gather {outside} 3 at index 1")
+        refused(lambda: window.scatter_add(0, [-1, 0], two), f"scatter_add {outside} -1 at index 0")
+        refused(lambda: window.update(0, [0, 9], two, two), f"update {outside} 9 at index 1")
+        refused(lambda: window.gather(last + 1, [0]), f"from 0 to {last}, received {last + 1}")
+        refused(lambda: window.gather(0, [0], 0), "rows of at least one element", "width of 0")
+        refused(lambda: window.gather(0, [0.5]), "`rows` of integers", "float64")
+        refused(lambda: window.gather(0, [0], 3, out=two), "`out` of 3 elements", "6 elements")
+        refused(lambda: window.scatter_add(0, [0, 1, 2, 0], two), "each of 4 rows", "6 elements")
+        refused(lambda: window.scatter_add(0, [0, 1], two.astype("int8")), "dtype float32", "int8")
+        refused(lambda: window.update(0, [0, 1], two, two[:1]), "`after` of 6", "3 elements")
+        assert not window.local.any()
+    refused(lambda: window.gather(0, [0]), "expected an open window")
+    with ringar.Window(4, "float16", name="halves") as window:
+        half = np.ones(1, np.float16)
+        refused(lambda: window.scatter_add(0, [0], half, atomic=True), "float16")
+        refused(lambda: window.update(0, [0], half, half), "for an update", "float16")
 
 
 def test_all_ranks_must_agree() -> None:

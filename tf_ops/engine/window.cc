@@ -13,8 +13,8 @@ std::string text(int64_t number) {
 
 constexpr auto kLookEvery = static_cast<int64_t>(Rest::kCheckEvery * 1e9);
 
-const char* name_of(Access kind) {
-  switch (kind) {
+const char* name_of(const WindowAccess& access) {
+  switch (access.kind) {
     case Access::kGet:
       return "get";
     case Access::kPut:
@@ -29,6 +29,10 @@ const char* name_of(Access kind) {
       return "version";
   }
   return "";
+}
+
+const char* name_of(const WindowRows& access) {
+  return access.moves() ? "update" : access.kind == Access::kGet ? "gather" : "scatter_add";
 }
 
 }  // namespace
@@ -67,15 +71,19 @@ std::byte* Window::local() const {
   return parts_[mine_]->elements();
 }
 
-std::string Window::who(Access kind) const {
-  return "rank " + text(rank_) + " | " + name_of(kind) + " in window \"" + name_ + "\": ";
+std::string Window::who(const char* name) const {
+  return "rank " + text(rank_) + " | " + name + " in window \"" + name_ + "\": ";
+}
+
+std::string Window::refusal_of_rank(int rank) const {
+  const auto ranks = static_cast<int64_t>(members_.size());
+  if (rank >= 0 && rank < ranks) return "";
+  return "expected a rank of the process set from 0 to " + text(ranks - 1) + ", received " +
+         text(rank);
 }
 
 std::string Window::refusal(int rank, const WindowAccess& access) const {
-  const auto ranks = static_cast<int64_t>(members_.size());
-  if (rank < 0 || rank >= ranks)
-    return "expected a rank of the process set from 0 to " + text(ranks - 1) + ", received " +
-           text(rank);
+  if (std::string why = refusal_of_rank(rank); !why.empty()) return why;
   if (access.start < 0 || access.count < 0 || access.start > length(rank) - access.count)
     return "expected elements among the " + text(length(rank)) + " of rank " + text(rank) +
            ", received " + text(access.count) + " from " + text(access.start) + " on";
@@ -83,18 +91,42 @@ std::string Window::refusal(int rank, const WindowAccess& access) const {
   return why.empty() ? "" : why + ", received a window of " + std::string(name_of(layout_.dtype));
 }
 
+std::string Window::refusal(int rank, const WindowRows& access) const {
+  if (std::string why = refusal_of_rank(rank); !why.empty()) return why;
+  if (access.width < 1 || access.column < 0 || access.width > access.stride - access.column)
+    return "expected rows of at least one element, received a width of " + text(access.width);
+  const int64_t rows = length(rank) / access.stride;
+  for (int64_t i = 0; i < access.count; ++i)
+    if (access.rows[i] < 0 || access.rows[i] >= rows)
+      return "expected rows among the " + text(rows) + " of width " + text(access.stride) +
+             " of rank " + text(rank) + ", received row " + text(access.rows[i]) + " at index " +
+             text(i);
+  const std::string why = layout_.refusal(access);
+  return why.empty() ? "" : why + ", received a window of " + std::string(name_of(layout_.dtype));
+}
+
 Status Window::access(int rank, const WindowAccess& access) {
+  return access_any(rank, access);
+}
+
+Status Window::access(int rank, const WindowRows& access) {
+  return access_any(rank, access);
+}
+
+template <typename Any>
+Status Window::access_any(int rank, const Any& access) {
   const std::shared_lock<std::shared_mutex> lock(mutex_);
   const std::string why =
       closed_ ? "expected an open window, received one that was closed" : refusal(rank, access);
-  if (!why.empty()) return {RINGAR_MISMATCH, who(access.kind) + why};
+  if (!why.empty()) return {RINGAR_MISMATCH, who(name_of(access)) + why};
   const Status status = access_part(rank, access);
-  return status.ok() ? status : Status(status.code(), who(access.kind) + status.message());
+  return status.ok() ? status : Status(status.code(), who(name_of(access)) + status.message());
 }
 
 // The part of a rank that has died could still be read, but nobody looks after it any longer. That
 // of a rank that leaves in the middle of an access may have been given back.
-Status Window::access_part(int rank, const WindowAccess& access) {
+template <typename Any>
+Status Window::access_part(int rank, const Any& access) {
   const auto place = static_cast<size_t>(rank);
   const Member& member = members_[place];
   if (!member.memory) return service_->access(member.rank, member.place.number, layout_, access);
@@ -116,6 +148,15 @@ Status Window::loss(const Member& member, bool looks) {
 }
 
 Status Window::serve(const WindowAccess& access) {
+  return serve_any(access);
+}
+
+Status Window::serve(const WindowRows& access) {
+  return serve_any(access);
+}
+
+template <typename Any>
+Status Window::serve_any(const Any& access) {
   const std::string why = refusal(static_cast<int>(mine_), access);
   return why.empty() ? parts_[mine_]->access(access) : Status(RINGAR_MISMATCH, why);
 }

@@ -51,6 +51,7 @@ class Window : private WindowPart::Patience, private ServedWindow {
 
   // Any thread. `rank` is one of the process set.
   Status access(int rank, const WindowAccess& access);
+  Status access(int rank, const WindowRows& access);
 
   // Waits for the accesses of this process; later ones fail. False if it was closed before.
   bool close();
@@ -59,11 +60,19 @@ class Window : private WindowPart::Patience, private ServedWindow {
 
  private:
   Status serve(const WindowAccess& access) override;
+  Status serve(const WindowRows& access) override;
   Status look(int holder, double seconds) const override;
   std::string refusal(int rank, const WindowAccess& access) const;
-  Status access_part(int rank, const WindowAccess& access);
+  std::string refusal(int rank, const WindowRows& access) const;
+  std::string refusal_of_rank(int rank) const;
+  template <typename Any>
+  Status access_any(int rank, const Any& access);
+  template <typename Any>
+  Status access_part(int rank, const Any& access);
+  template <typename Any>
+  Status serve_any(const Any& access);
   Status loss(const Member& member, bool looks);
-  std::string who(Access kind) const;
+  std::string who(const char* name) const;
 
   const World& world_;
   const std::shared_ptr<WindowService> service_;

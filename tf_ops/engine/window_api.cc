@@ -58,8 +58,19 @@ int ringar_access_window(ringar_window* window, int32_t rank, int32_t kind, int6
                          int64_t count, void* array, int64_t* versions) {
   const auto running = window->running();
   if (!running) return was_shut_down(*window->window);
+  const Status status =
+      window->window->access(rank, WindowAccess{static_cast<Access>(kind), start, count,
+                                                static_cast<std::byte*>(array), versions});
+  return status.ok() ? RINGAR_OK : report(status);
+}
+
+int ringar_access_rows(ringar_window* window, int32_t rank, int32_t kind, const int64_t* rows,
+                       int64_t count, int64_t width, void* array, const void* before) {
+  const auto running = window->running();
+  if (!running) return was_shut_down(*window->window);
   const Status status = window->window->access(
-      rank, {static_cast<Access>(kind), start, count, static_cast<std::byte*>(array), versions});
+      rank, WindowRows{static_cast<Access>(kind), rows, count, width, 0, width,
+                       static_cast<std::byte*>(array), static_cast<const std::byte*>(before)});
   return status.ok() ? RINGAR_OK : report(status);
 }
 

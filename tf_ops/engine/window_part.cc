@@ -6,6 +6,7 @@
 #include "engine/atomic_add.h"
 #include "engine/copy.h"
 #include "engine/reduce.h"
+#include "engine/shared_change.h"
 #include "engine/tuning.h"
 #include "engine/wait.h"
 
@@ -20,15 +21,25 @@ struct alignas(64) WindowPart::Chunk {
 namespace {
 
 constexpr int kReadsWithoutLock = 8;
+constexpr int64_t kRowsAhead = 8;
 
 // A read that a write has overtaken is thrown away: this race is no error. ThreadSanitizer knows no
-// fences (and would not see the order anyway), so it must not see the copy.
+// fences (and would not see the order anyway), so it must not see the copy. Elements are copied as
+// a whole, as memcpy does: additions that take no lock may change them meanwhile.
 #if defined(__SANITIZE_THREAD__)
+template <typename Word>
+__attribute__((no_sanitize("thread"))) void copy_words(std::byte* to, const std::byte* from,
+                                                       size_t bytes) {
+  auto* const target = reinterpret_cast<volatile Word*>(to);
+  const auto* const source = reinterpret_cast<const volatile Word*>(from);
+  for (size_t i = 0; i < bytes / sizeof(Word); ++i) target[i] = source[i];
+}
 __attribute__((no_sanitize("thread"))) void copy_in_a_race(std::byte* to, const std::byte* from,
                                                            size_t bytes, bool) {
-  auto* const target = reinterpret_cast<volatile char*>(to);
-  const auto* const source = reinterpret_cast<const volatile char*>(from);
-  for (size_t i = 0; i < bytes; ++i) target[i] = source[i];
+  const auto ends = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes;
+  if (ends % sizeof(uint64_t) == 0) return copy_words<uint64_t>(to, from, bytes);
+  if (ends % sizeof(uint32_t) == 0) return copy_words<uint32_t>(to, from, bytes);
+  copy_words<char>(to, from, bytes);
 }
 void fence_loads() {}
 void fence_stores() {}
@@ -73,6 +84,12 @@ std::string WindowLayout::refusal(Access kind) const {
   return "";
 }
 
+std::string WindowLayout::refusal(const WindowRows& access) const {
+  if (access.moves() && !has_atomic_add(dtype))
+    return "expected float32, float64, int32, int64, uint32 or uint64 for an update";
+  return access.moves() ? "" : refusal(access.kind);
+}
+
 WindowPart::WindowPart(std::byte* memory, int64_t length, const WindowLayout& layout, int rank,
                        const Timeouts& timeouts, size_t past_caches_bytes, const Patience& patience)
     : chunks_(reinterpret_cast<Chunk*>(memory)),
@@ -96,7 +113,31 @@ Status WindowPart::access(const WindowAccess& all) const {
     one.count = std::min(end, (chunk + 1) * chunk_elements) - at;
     RINGAR_RETURN_IF_ERROR(access_chunk(chunks_[chunk], one, past_caches));
     if (one.array) one.array += bytes_of(one);
+    if (one.before) one.before += bytes_of(one);
     if (one.versions) ++one.versions;
+  }
+  return {};
+}
+
+Status WindowPart::access(const WindowRows& all) const {
+  const bool is_atomic = all.kind == Access::kAtomicAdd, is_racy = all.kind == Access::kRacyAdd;
+  if (is_atomic || (is_racy && has_atomic_add(layout_.dtype))) {
+    change_rows({layout_.dtype, is_atomic, all.array, all.before}, elements_, all.rows, all.count,
+                all.stride, all.column, all.width);
+    return {};
+  }
+  WindowAccess row{all.kind, 0, all.width, all.array, nullptr, all.before};
+  const auto start_of = [&](int64_t i) { return all.rows[i] * all.stride + all.column; };
+  for (int64_t i = 0; i < all.count; ++i) {
+    // Another core may have written the next rows last: their lines are asked for together.
+    if (i + kRowsAhead < all.count) __builtin_prefetch(at(start_of(i + kRowsAhead)));
+    row.start = start_of(i);
+    if (is_racy)
+      add(layout_.dtype, at(row.start), row.array, row.count);
+    else
+      RINGAR_RETURN_IF_ERROR(access(row));
+    row.array += bytes_of(row);
+    if (row.before) row.before += bytes_of(row);
   }
   return {};
 }
@@ -149,7 +190,10 @@ Status WindowPart::write(Chunk& chunk, const WindowAccess& access, bool past_cac
   RINGAR_RETURN_IF_ERROR(lock(chunk));
   chunk.version.fetch_add(1, std::memory_order_relaxed);
   fence_stores();
-  if (access.kind == Access::kAdd)
+  if (access.before)
+    change_elements({layout_.dtype, false, access.array, access.before}, at(access.start),
+                    access.count);
+  else if (access.kind == Access::kAdd)
     add(layout_.dtype, at(access.start), access.array, access.count);
   else if (past_caches)
     copy_past_caches(at(access.start), access.array, bytes_of(access));

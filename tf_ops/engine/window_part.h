@@ -15,6 +15,9 @@
 // Two ways of adding take no lock. kAtomicAdd loses no update of another kAtomicAdd or kFetchAdd,
 // kRacyAdd may. Both raise the version when they are done, but a read in the middle of one sees
 // some of its elements added and others not.
+//
+// Rows are many short accesses in one call. Those that take no lock leave versions alone, too: the
+// counters of a few chunks would go from core to core at each call, and elements hardly do.
 
 #pragma once
 
@@ -42,11 +45,25 @@ enum class Access : int32_t {
 
 struct WindowAccess {
   Access kind;
-  int64_t start, count;         // elements
-  std::byte* array;             // read or written, by kind
-  int64_t* versions = nullptr;  // of the chunks, before they were read; null: not wanted
+  int64_t start, count;               // elements
+  std::byte* array;                   // read or written, by kind
+  int64_t* versions = nullptr;        // of the chunks, before they were read; null: not wanted
+  const std::byte* before = nullptr;  // of kAdd: as in WindowRows
 
   bool reads() const { return kind == Access::kGet || kind == Access::kVersions; }
+};
+
+// An access to rows of a part that is a matrix of rows of `stride` elements: to `width` of them
+// from `column` on.
+struct WindowRows {
+  Access kind;          // kGet, kAdd, kAtomicAdd or kRacyAdd
+  const int64_t* rows;  // in any order, also several times
+  int64_t count;
+  int64_t stride, column, width;
+  std::byte* array;                   // count * width elements
+  const std::byte* before = nullptr;  // of an addition: `array` has values after (shared_change.h)
+
+  bool moves() const { return before != nullptr; }
 };
 
 // What parts of one window have in common.
@@ -66,6 +83,7 @@ struct WindowLayout {
   size_t begin_of_elements(int64_t length) const;
   // Why this kind of access is none for the dtype, or "".
   std::string refusal(Access kind) const;
+  std::string refusal(const WindowRows& access) const;
 };
 
 class WindowPart {
@@ -86,6 +104,7 @@ class WindowPart {
   std::byte* elements() const { return elements_; }
   // Of elements within the part, by a kind that fits the dtype. Any thread.
   Status access(const WindowAccess& access) const;
+  Status access(const WindowRows& access) const;
 
  private:
   struct Chunk;

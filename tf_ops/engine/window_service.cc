@@ -10,16 +10,24 @@
 
 namespace ringar {
 
-// Followed by `bytes` bytes: elements, and in replies versions, or words of an error.
+// Followed by `bytes` bytes: in requests the numbers of rows, elements, and those before a move; in
+// replies elements and versions, or words of an error.
 struct WindowService::Header {
   int32_t generation;
   Access kind;
   uint64_t piece;  // of the rank that asks
   int64_t number;  // of the window, where it is served
   int64_t start, count;
+  int64_t stride, width;  // of rows, where `start` is the column; else 0 and 1
   uint64_t bytes;
+  int32_t moves;
   int32_t wants_versions;
   int32_t code;  // in replies
+  int32_t unused;
+
+  size_t bytes_of_elements(DataType dtype) const {
+    return static_cast<size_t>(count * width) * size_of(dtype);
+  }
 };
 
 namespace {
@@ -90,14 +98,48 @@ Status WindowService::access(int rank, int64_t number, const WindowLayout& layou
   WindowAccess piece = all;
   const int64_t end = all.start + all.count;
   for (int64_t at = all.start; at < end && status.ok(); at += piece.count) {
-    status = wait(rank, call, kUnderWay - 1);
     piece.start = at;
     piece.count = end_of_piece(layout, at, end) - at;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (status.ok()) status = ask(rank, number, layout, piece, &call);
+    status = ask_when_few(rank, number, layout, piece, &call);
     if (piece.array) piece.array += static_cast<size_t>(piece.count) * size_of(layout.dtype);
     if (piece.versions) piece.versions += chunks_of(layout, piece.start, piece.count);
   }
+  return finish(rank, call, status);
+}
+
+Status WindowService::access(int rank, int64_t number, const WindowLayout& layout,
+                             const WindowRows& all) {
+  const auto bytes = static_cast<int64_t>(size_of(layout.dtype)) * (all.moves() ? 2 : 1);
+  constexpr auto kMost = static_cast<int64_t>(kPieceBytes);
+  const int64_t width = std::min(all.width, kMost / bytes);
+  const int64_t rows = width < all.width ? 1 : std::max<int64_t>(kMost / (8 + bytes * width), 1);
+  Call call;
+  Status status;
+  for (int64_t row = 0; row < all.count; row += rows)
+    for (int64_t column = 0; column < all.width && status.ok(); column += width) {
+      const size_t offset = static_cast<size_t>(row * all.width + column) * size_of(layout.dtype);
+      const WindowRows piece{all.kind,
+                             all.rows + row,
+                             std::min(rows, all.count - row),
+                             all.stride,
+                             all.column + column,
+                             std::min(width, all.width - column),
+                             all.array + offset,
+                             all.moves() ? all.before + offset : nullptr};
+      status = ask_when_few(rank, number, layout, piece, &call);
+    }
+  return finish(rank, call, status);
+}
+
+template <typename Any>
+Status WindowService::ask_when_few(int rank, int64_t number, const WindowLayout& layout,
+                                   const Any& piece, Call* call) {
+  RINGAR_RETURN_IF_ERROR(wait(rank, *call, kUnderWay - 1));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return ask(rank, number, layout, piece, call);
+}
+
+Status WindowService::finish(int rank, Call& call, Status status) {
   if (status.ok()) status = wait(rank, call, 0);
   const std::lock_guard<std::mutex> lock(mutex_);
   for (auto one = pending_.begin(); one != pending_.end();)
@@ -107,16 +149,51 @@ Status WindowService::access(int rank, int64_t number, const WindowLayout& layou
 
 Status WindowService::ask(int rank, int64_t number, const WindowLayout& layout,
                           const WindowAccess& piece, Call* call) {
+  Header header{};
+  header.kind = piece.kind;
+  header.number = number;
+  header.start = piece.start;
+  header.count = piece.count;
+  header.width = 1;
+  header.wants_versions = piece.versions != nullptr;
+  std::vector<Part> body;
+  if (sends_array(piece.kind))
+    body.push_back({piece.array, header.bytes_of_elements(layout.dtype)});
+  return post(rank, header, body,
+              {call, piece.array, piece.versions, chunks_of(layout, piece.start, piece.count)});
+}
+
+Status WindowService::ask(int rank, int64_t number, const WindowLayout& layout,
+                          const WindowRows& piece, Call* call) {
+  Header header{};
+  header.kind = piece.kind;
+  header.number = number;
+  header.start = piece.column;
+  header.count = piece.count;
+  header.stride = piece.stride;
+  header.width = piece.width;
+  header.moves = piece.moves();
+  const size_t bytes = header.bytes_of_elements(layout.dtype);
+  std::vector<Part> body = {{piece.rows, 8 * static_cast<size_t>(piece.count)}};
+  if (sends_array(piece.kind)) body.push_back({piece.array, bytes});
+  if (piece.moves()) body.push_back({piece.before, bytes});
+  return post(rank, header, body, {call, piece.array, nullptr, 0});
+}
+
+Status WindowService::post(int rank, Header header, const std::vector<Part>& body,
+                           const Pending& pending) {
   RINGAR_RETURN_IF_ERROR(contact(rank));
-  const size_t bytes =
-      sends_array(piece.kind) ? static_cast<size_t>(piece.count) * size_of(layout.dtype) : 0;
-  pending_[next_piece_] = {call, piece, chunks_of(layout, piece.start, piece.count)};
-  ++call->under_way;
-  std::byte* const body = make(bytes);
-  if (bytes > 0) std::memcpy(body, piece.array, bytes);
-  return send(rank, kRequestTag,
-              {generation_, piece.kind, next_piece_++, number, piece.start, piece.count, bytes,
-               piece.versions != nullptr, RINGAR_OK});
+  pending_[next_piece_] = pending;
+  ++pending.call->under_way;
+  header.generation = generation_;
+  header.piece = next_piece_++;
+  for (const Part& part : body) header.bytes += part.bytes;
+  std::byte* at = make(header.bytes);
+  for (const Part& part : body) {
+    if (part.bytes > 0) std::memcpy(at, part.begin, part.bytes);
+    at += part.bytes;
+  }
+  return send(rank, kRequestTag, header);
 }
 
 // The first time, the rank is asked to tell of its end. A receive that is expected from it fails
@@ -158,24 +235,20 @@ Status WindowService::answer(int from, const std::byte* message) {
   if (header.generation != generation_) return {};
   const auto found = windows_.find(header.number);
   const WindowLayout layout = found == windows_.end() ? WindowLayout{} : found->second.layout;
-  const size_t given = header.bytes, chunks = chunks_of(layout, header.start, header.count);
-  header.bytes =
-      (brings_array(header.kind) ? static_cast<size_t>(header.count) * size_of(layout.dtype) : 0);
+  const bool has_versions = header.wants_versions && found != windows_.end();
+  const size_t chunks = has_versions ? chunks_of(layout, header.start, header.count) : 0;
+  const bool brings = brings_array(header.kind) || header.moves;
+  header.bytes = brings ? header.bytes_of_elements(layout.dtype) : 0;
   const size_t begin_of_versions = header.bytes;
-  if (header.wants_versions) header.bytes += 8 * chunks;
+  header.bytes += 8 * chunks;
   std::byte* const body = make(std::max(header.bytes, kMostWords));
-  std::vector<int64_t> versions(header.wants_versions ? chunks : 0);
-  WindowAccess access{header.kind, header.start, header.count, body,
-                      versions.empty() ? nullptr : versions.data()};
-  // A put reads its elements where they have come; fetch_add leaves the old one in the reply.
-  auto* const elements = const_cast<std::byte*>(message) + sizeof header;
-  if (header.kind == Access::kFetchAdd) std::memcpy(body, elements, given);
-  if (sends_array(header.kind) && !brings_array(header.kind)) access.array = elements;
+  std::vector<int64_t> versions(chunks);
   const Status status = found == windows_.end()
                             ? Status(RINGAR_MISMATCH,
                                      "expected an open window, received one that "
                                      "its rank has closed")
-                            : found->second.window->serve(access);
+                            : serve(found->second, header, message + sizeof header, body,
+                                    versions.empty() ? nullptr : versions.data());
   header.code = status.code();
   if (!status.ok()) {
     header.bytes = fitting(status.message(), kMostWords);
@@ -186,21 +259,39 @@ Status WindowService::answer(int from, const std::byte* message) {
   return send(from, kReplyTag, header);
 }
 
+// A put reads its elements where they have come; what an access brings back it leaves in the reply.
+Status WindowService::serve(const Served& served, const Header& header, const std::byte* message,
+                            std::byte* reply, int64_t* versions) {
+  const size_t bytes = header.bytes_of_elements(served.layout.dtype);
+  const auto* const rows = reinterpret_cast<const int64_t*>(message);
+  if (header.stride > 0) message += 8 * header.count;
+  const bool brings = brings_array(header.kind) || header.moves;
+  if (brings && sends_array(header.kind)) std::memcpy(reply, message, bytes);
+  std::byte* const array =
+      brings || !sends_array(header.kind) ? reply : const_cast<std::byte*>(message);
+  if (header.stride == 0)
+    return served.window->serve(
+        WindowAccess{header.kind, header.start, header.count, array, versions});
+  return served.window->serve(WindowRows{header.kind, rows, header.count, header.stride,
+                                         header.start, header.width, array,
+                                         header.moves ? message + bytes : nullptr});
+}
+
 // Replies to an access that has failed meanwhile have no piece any longer.
 void WindowService::take_reply(const std::byte* message) {
   Header header;
   std::memcpy(&header, message, sizeof header);
   const auto found = pending_.find(header.piece);
   if (header.generation != generation_ || found == pending_.end()) return;
-  const auto [call, piece, chunks] = found->second;
+  const auto [call, array, own_versions, chunks] = found->second;
   const std::byte* const body = message + sizeof header;
-  const size_t versions = piece.versions ? 8 * chunks : 0;
+  const size_t versions = own_versions ? 8 * chunks : 0;
   if (header.code != RINGAR_OK) {
     call->status = {static_cast<ringar_code>(header.code),
                     {reinterpret_cast<const char*>(body), header.bytes}};
   } else {
-    if (header.bytes > versions) std::memcpy(piece.array, body, header.bytes - versions);
-    if (versions > 0) std::memcpy(piece.versions, body + header.bytes - versions, versions);
+    if (header.bytes > versions) std::memcpy(array, body, header.bytes - versions);
+    if (versions > 0) std::memcpy(own_versions, body + header.bytes - versions, versions);
   }
   --call->under_way;
   pending_.erase(found);

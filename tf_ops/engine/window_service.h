@@ -8,7 +8,9 @@
 // Each piece is answered when it is done, with the elements, the versions, or an error.
 //
 // Every rank with a window serves it in a thread of the engine, and so does whoever waits for a
-// reply. Pieces travel through buffers of the service: no transfer touches memory of the user.
+// reply. Pieces of rows have as many rows as fit into a message, with their numbers in front; a row
+// that does not fit is cut. Pieces travel through buffers of the service: no transfer touches
+// memory of the user.
 
 #pragma once
 
@@ -30,6 +32,7 @@ namespace ringar {
 class ServedWindow {
  public:
   virtual Status serve(const WindowAccess& access) = 0;
+  virtual Status serve(const WindowRows& access) = 0;
 
  protected:
   ~ServedWindow() = default;
@@ -50,6 +53,7 @@ class WindowService {
 
   // Of the part of a rank of the job on another host, which has this number there. Any thread.
   Status access(int rank, int64_t number, const WindowLayout& layout, const WindowAccess& access);
+  Status access(int rank, int64_t number, const WindowLayout& layout, const WindowRows& access);
 
   // Returns when no thread is at work here any longer. Accesses under way end with an error.
   void stop();
@@ -72,8 +76,13 @@ class WindowService {
   };
   struct Pending {
     Call* call;
-    WindowAccess piece;
+    std::byte* array;  // for elements of the reply
+    int64_t* versions;
     size_t chunks;
+  };
+  struct Part {
+    const void* begin;
+    size_t bytes;
   };
 
   // These are called with the lock held.
@@ -84,6 +93,15 @@ class WindowService {
   Status contact(int rank);
   Status ask(int rank, int64_t number, const WindowLayout& layout, const WindowAccess& piece,
              Call* call);
+  Status ask(int rank, int64_t number, const WindowLayout& layout, const WindowRows& piece,
+             Call* call);
+  Status post(int rank, Header header, const std::vector<Part>& body, const Pending& pending);
+  template <typename Any>
+  Status ask_when_few(int rank, int64_t number, const WindowLayout& layout, const Any& piece,
+                      Call* call);
+  Status finish(int rank, Call& call, Status status);
+  static Status serve(const Served& served, const Header& header, const std::byte* message,
+                      std::byte* reply, int64_t* versions);
   Status answer(int from, const std::byte* message);
   void take_reply(const std::byte* message);
   void take_from(int rank, Transfer& reply, bool* moved);

@@ -174,6 +174,14 @@ typedef enum ringar_access {
 RINGAR_EXPORT int ringar_access_window(ringar_window* window, int32_t rank, int32_t access,
                                        int64_t start, int64_t count, void* array,
                                        int64_t* versions);
+// The same for rows of the part, which is a matrix of rows of `width` elements: reads or adds to
+// `count` of them, whose numbers `rows` has. `access` is RINGAR_GET, RINGAR_ADD, RINGAR_ATOMIC_ADD
+// or RINGAR_RACY_ADD. With `before`, elements that are still as there become those of `array`, and
+// to others the difference is added; `array` gets what is there then. What takes no lock does not
+// count as a write of a chunk.
+RINGAR_EXPORT int ringar_access_rows(ringar_window* window, int32_t rank, int32_t access,
+                                     const int64_t* rows, int64_t count, int64_t width, void* array,
+                                     const void* before);
 // Collective. The memory stays until ringar_release_window.
 RINGAR_EXPORT int ringar_close_window(ringar_window* window);
 RINGAR_EXPORT void ringar_release_window(ringar_window* window);

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import ringar
@@ -308,6 +309,9 @@ def windows() -> None:
     test_window.test_ranges_and_versions()
     test_window.test_accumulate("int64")
     test_window.test_threads_draw_numbers()
+    test_window.test_rows("int64")
+    test_window.test_wide_rows()
+    test_window.test_updates()
     size, rank = ringar.size(), ringar.rank()
     for chunk_bytes in (64, 32768, 1 << 20):
         with ringar.Window(LARGE, name="large", chunk_bytes=chunk_bytes) as window:
@@ -326,6 +330,10 @@ def windows() -> None:
 def windows_refuse() -> None:
     """Range, rank and dtype; and a window that its rank has closed."""
     test_window.test_errors_name_the_numbers()
+    test_window.test_errors_name_the_rows()
+    if ringar.cross_size() > 1:
+        with pytest.raises(ringar.errors.UnsupportedError, match="expected ranks of one host"):
+            ringar.Hogwild("sgd")
 
 
 def beside_mpi() -> None:

@@ -55,6 +55,7 @@ class LocalSteps(Exchange):
         self._rule, self._mean, self._with_slots = rule, mean, with_slots
         self._optimizer: Any = None
         self._counts: _Counts | None = None
+        self._gradients: list[Any] = []  # of the step that is traced or runs
         self._end_period: Callable[[], tf.Tensor] = self._combine
 
     @property
@@ -110,7 +111,9 @@ class LocalSteps(Exchange):
         """Begin a period, if this step is its first; return this rank's own gradients."""
         assert self._counts is not None
         _if(self._counts.since.read_value() == 0, self._rule.begin)
-        return [None if g is None else self._mean.merged(g) for g in gradients]
+        merged = [None if g is None else self._mean.merged(g) for g in gradients]
+        self._gradients = [g for g in merged if g is not None]
+        return merged
 
     @tf.autograph.experimental.do_not_convert
     def after(self) -> None:
@@ -128,8 +131,11 @@ class LocalSteps(Exchange):
         )
         variables = self._rule.variables
         share.record(lambda _: end_period(), [None] * len(variables), variables)
-        taken = self._counts.add(rows if are_known else 1.0)
-        _if(self._counts.since.read_value() >= self._steps_of_period(taken), end_period)
+        # A graph whose iterator has ended runs what does not depend on the batch: no step to count.
+        with tf.control_dependencies(tf.nest.flatten(self._gradients, expand_composites=True)):
+            taken = self._counts.add(rows if are_known else 1.0)
+            _if(self._counts.since.read_value() >= self._steps_of_period(taken), end_period)
+        self._gradients = []
 
     def flush(self) -> None:
         """End a period that has begun."""

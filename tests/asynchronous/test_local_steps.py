@@ -227,3 +227,11 @@ def test_arguments() -> None:
         ringar.EASGD(sgd(), beta=2)
     with pytest.raises(ValueError, match=r"`beta` must be in \[0, 1\)"):
         ringar.SlowMo(1.0)
+
+
+def test_the_end_of_data_of_unknown_length_is_no_step(size: int) -> None:
+    data = uneven.dataset(batches_of(size)[0][:3], known=False)
+    model = common.dense_model()
+    model.compile(ringar.LocalSGD(sgd(), 2), "mse")
+    model.fit(data, epochs=2, verbose=0, callbacks=[ringar.callbacks.Distributed()])
+    assert model.optimizer._exchange.steps() == 6

@@ -20,6 +20,7 @@ from typing import Any
 import keras
 
 from ringar.collectives import allgather_object, broadcast_object
+from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import training_state
 from ringar.keras.backup import Backup, Settings, tell
@@ -110,6 +111,10 @@ class DistributedListMixin:
 
     def _add_backup(self) -> None:
         """Add the backup of the first rank, on all ranks; find the steps that all ranks have."""
+        if not self._distributed.meets:
+            self._refuse_backups()
+            self._common_steps = None
+            return
         own = [Settings.of(c) for c in self._given if isinstance(c, _K.BackupAndRestore)]
         ranks = [(own, self.params.get("steps"))]
         if or_all(self._process_set).size() > 1:
@@ -131,6 +136,16 @@ class DistributedListMixin:
         self._backup.set_params(self.params)
         self.callbacks.append(self._backup)
         self._async_train = False  # a backup in another thread would mix up the collectives
+
+    def _refuse_backups(self) -> None:
+        for callback in self._given:
+            if isinstance(callback, _K.BackupAndRestore | SaveOnSignal | Coordinated):
+                raise ValueError(
+                    f"rank {place.rank()} | {type(callback).__name__}: expected an optimizer whose "
+                    "ranks meet, received one of a ringar.ParameterServer, whose workers are at no "
+                    "common point. Give the server a `directory`: its shards are saved there, and "
+                    "a job that is started again goes on with them."
+                )
 
     def _go_on(self) -> None:
         """End the replay, at the point at which the backup was made."""
@@ -186,7 +201,7 @@ class DistributedListMixin:
         super().on_train_end(logs)  # type: ignore[misc]
         self.model._initial_epoch = None  # of this `fit` only
         ranks = or_all(self._process_set)
-        if ranks.size() > 1:
+        if ranks.size() > 1 and self._distributed.meets:
             kept = [c for c in self._given if isinstance(c, _K.ModelCheckpoint)]
             where: dict[str, Any] = {"name": "end of training", "process_set": self._process_set}
             state = broadcast_object(training_state.counters(kept), ranks.ranks[0], **where)
@@ -203,6 +218,7 @@ def manage(distributed: type[keras.callbacks.Callback]) -> None:
     def set_model(self: Any, model: keras.Model | None) -> None:
         found = next((c for c in self.callbacks if isinstance(c, distributed)), None)
         if model and found is not None and not isinstance(self, DistributedListMixin):
+            found.take_ranks(model)
             self.__class__ = _distributed_class(type(self))
             self.arrange(model, found)
         original(self, model)

@@ -12,13 +12,14 @@ import warnings
 
 import keras
 
+from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import callback_list, checks, losses, moving_statistics, share
 from ringar.keras.first_batch import FirstBatch
 from ringar.keras.joining import Epochs
 from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from ringar.keras.metrics import Metrics
-from ringar.keras.optimizer import grid_of
+from ringar.keras.optimizer import exchange_of, grid_of
 from ringar.keras.save_on_signal import SaveOnSignal
 from ringar.keras.seeds import separate_seeds
 from ringar.keras.synchronize import average_logs, broadcast_model, end_epoch
@@ -44,11 +45,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     the epoch, with a warning: until then they differ between ranks.
 
     Args:
-        root_rank: the rank whose state is taken.
+        root_rank: the rank of the job whose state is taken; by default the first that trains.
         process_set: the ranks that train together; by default all.
     """
 
-    def __init__(self, root_rank: int = 0, process_set: ProcessSet | None = None) -> None:
+    def __init__(self, root_rank: int | None = None, process_set: ProcessSet | None = None) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.process_set = process_set
@@ -83,7 +84,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if found == self._weights:
             return False
         self._weights = found
-        broadcast_model(self.model, self.root_rank, self.process_set)
+        root = self.root_rank
+        if root is None:
+            root = or_all(self.process_set).ranks[0]
+        broadcast_model(self.model, root, self.process_set)
         return True
 
 
@@ -142,9 +146,12 @@ class Distributed(BroadcastGlobalVariablesCallback):
     Keras' own callbacks may stand before it or after it. A callback of yours that stands before it
     sees the metrics of its own rank.
 
+    With `ringar.Downpour` workers do not wait for each other: behind the beginning, each has
+    metrics, a validation and an end of its own.
+
     Args:
-        root_rank: the rank whose state is taken.
-        process_set: the ranks that train together; by default all.
+        root_rank: the rank of the job whose state is taken; by default the first that trains.
+        process_set: the ranks that train together; by default those of the optimizer of `compile`.
         check: compare the ranks' learning rates after each epoch, and their trainable weights after
             the first and the last epoch.
         replay_data: when a backup is restored, draw the batches of the epochs before it again,
@@ -159,7 +166,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
 
     def __init__(
         self,
-        root_rank: int = 0,
+        root_rank: int | None = None,
         process_set: ProcessSet | None = None,
         check: bool = True,
         replay_data: bool = True,
@@ -173,6 +180,23 @@ class Distributed(BroadcastGlobalVariablesCallback):
         self._first_batch = FirstBatch(process_set)
         self._epochs: Epochs | None = None
         self._metrics = Metrics(process_set)
+        self._together: tuple[ProcessSet | None, Metrics] | None = None  # while it is alone
+        self.meets = True
+
+    def take_ranks(self, model: keras.Model) -> None:
+        """Take the ranks of the optimizer of `model`, if no others were given.
+
+        Args:
+            model: a model, compiled or not.
+        """
+        self._meet_again()
+        optimizer = getattr(model, "optimizer", None)
+        exchange = exchange_of(optimizer) if optimizer is not None else None
+        self.meets = exchange is None or exchange.meets
+        if self.process_set is None and exchange is not None and exchange.process_set is not None:
+            self.process_set = exchange.process_set
+            self._first_batch = FirstBatch(self.process_set)
+            self._metrics = Metrics(self.process_set)
 
     def set_model(self, model: keras.Model) -> None:
         """Observe the training step of `model`, which Keras builds next."""
@@ -193,14 +217,18 @@ class Distributed(BroadcastGlobalVariablesCallback):
         self._weights_compared = self._examples_compared = False
         steps = checks.check_start(self.model, self.params, self.process_set)
         checks.reset_examples(self.model)
+        super().on_train_begin(logs)
+        separate_seeds(self.model, self.process_set, grid_of(self.model.optimizer))
+        if self.meets:
+            self._first_batch.watch(self.model)
+        else:
+            self._go_alone()
+            steps = [self.params.get("steps")]
         self._metrics.begin_training(self.model)
         self._epochs = Epochs(self.model, steps, self.process_set)
         # Warm-ups and schedules after this callback count in steps of all ranks.
         if self._epochs.limit is not None:
             self.params["steps"] = self._epochs.limit
-        super().on_train_begin(logs)
-        separate_seeds(self.model, self.process_set, grid_of(self.model.optimizer))
-        self._first_batch.watch(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Begin to count the steps of the epoch."""
@@ -242,6 +270,18 @@ class Distributed(BroadcastGlobalVariablesCallback):
         """Check that all ranks hold the same weights."""
         if self.check:
             checks.check_weights(self.model, self.process_set)
+        self._meet_again()
+
+    def _go_alone(self) -> None:
+        """Meet no other rank until the end of the training."""
+        self._together = self.process_set, self._metrics
+        self.process_set = ProcessSet([place.rank()])
+        self._metrics = Metrics(self.process_set)
+
+    def _meet_again(self) -> None:
+        if self._together is not None:
+            self.process_set, self._metrics = self._together
+            self._together = None
 
     def _compare_examples(self) -> None:
         if not self._examples_compared:

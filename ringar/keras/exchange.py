@@ -30,11 +30,14 @@ class Exchange:
         process_set: the ranks that train together; None: all.
         in_every_step: whether ranks combine their gradients in every step. If not, their weights
             differ in between, until all ranks have come to `settle`.
+        meets: whether ranks meet in collectives while they train. If not, each goes through its
+            epochs alone, with metrics of its own, and the others go on without a rank that is lost.
     """
 
     op: ReduceOp
     process_set: ProcessSet | None
     in_every_step: ClassVar[bool] = True
+    meets: ClassVar[bool] = True
 
     @property
     def is_alone(self) -> bool:
@@ -88,6 +91,9 @@ class Exchange:
 
     def after(self) -> None:
         """Act after a step, whether the optimizer has taken or skipped it."""
+
+    def begin(self) -> None:
+        """Begin an epoch of `fit`. All ranks have come here, with the same weights."""
 
     def flush(self) -> None:
         """Take the exchange that is due at the end of this rank's data, if one is."""

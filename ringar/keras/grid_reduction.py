@@ -26,13 +26,10 @@ from ringar.keras.exchange import Exchange
 from ringar.keras.reduction import Reduction, all_finite
 from ringar.sharding.cut import cut_of
 from ringar.sharding.grid import Grid
-from ringar.sharding.slots import inner_optimizer, with_nested
+from ringar.sharding.slots import NOT_ELEMENTWISE, inner_optimizer, with_nested
 
 if TYPE_CHECKING:
     from ringar.job.process_sets import ProcessSet
-
-#: Optimizers that scale updates by norms of whole variables, or factor them.
-_NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
 
 #: The class, which early releases of Keras 3 lack.
 _MULTI_OPTIMIZER = getattr(keras.optimizers, "MultiOptimizer", ())
@@ -162,7 +159,7 @@ class GridReduction(Exchange):
 
     def _check(self, optimizer: keras.optimizers.Optimizer) -> None:
         name = optimizer.__class__.__name__
-        if name in _NOT_ELEMENTWISE:
+        if name in NOT_ELEMENTWISE:
             raise ValueError(
                 "`optimizer` must treat each element by itself where variables are cut: "
                 f"{name} uses norms of whole variables. Received: {name} on {self.grid}. Use Adam, "

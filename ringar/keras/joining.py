@@ -75,7 +75,10 @@ class Epochs:
 
     def begin(self) -> None:
         """Begin an epoch."""
-        self._begun_at = share.exchanges_of(self._model)[0].steps()
+        exchanges = share.exchanges_of(self._model)
+        for exchange in exchanges:
+            exchange.begin()
+        self._begun_at = exchanges[0].steps()
         self._has_left = False
 
     def look(self) -> None:
@@ -162,6 +165,10 @@ def join(*optimizers: keras.optimizers.Optimizer, process_set: ProcessSet | None
     ranks = or_all(process_set)
     records = _records(optimizers)
     exchanges = share.exchanges_among(optimizers)
+    if not any(exchange.meets for exchange in exchanges):
+        for exchange in exchanges:
+            exchange.settle()
+        return 0
     if not records and ranks.size() > 1:
         raise ValueError(
             "ringar.join() expected optimizers whose gradients were reduced on this rank before; "

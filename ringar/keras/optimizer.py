@@ -73,7 +73,8 @@ class DistributedMixin:
             loss_scale: the factor in `grads`, if it changes from step to step.
         """
         variables = self._variables_of(trainable_variables)
-        first_step.begin(variables, self._exchange.process_set, self)
+        if self._exchange.meets:
+            first_step.begin(variables, self._exchange.process_set, self)
         self._exchange.build(self, variables)
         return self._exchange(grads, variables, loss_scale)
 

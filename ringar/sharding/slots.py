@@ -14,6 +14,9 @@ import keras
 
 from ringar.sharding.cut import Cut, cut_of
 
+NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
+"""Optimizers that scale updates by norms of whole variables, or factor them."""
+
 
 def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Return the optimizer in a `LossScaleOptimizer`, or `optimizer` itself if it is another."""

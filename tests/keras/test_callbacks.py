@@ -222,3 +222,21 @@ def test_train_step_of_ones_own(rank: int, exchange: Exchange) -> None:
     own = tf.data.Dataset.from_tensors(common.regression(4, seed=rank)).repeat(3)
     model.fit(own, verbose=0, callbacks=[ringar.callbacks.Distributed()])
     assert len(set(exchange(common.digest(model)))) == 1
+
+
+@pytest.mark.ranks(4)
+def test_the_ranks_are_those_of_the_optimizer(rank: int, exchange: Exchange) -> None:
+    sets = [ringar.add_process_set([0, 1]), ringar.add_process_set([2, 3])]
+    model = common.dense_model(seed=rank)
+    optimizer = ringar.DistributedOptimizer(SGD(0.1), process_set=sets[rank // 2])
+    model.compile(optimizer, "mse")
+    data = tf.data.Dataset.from_tensors(common.regression(4, rank))
+    history = model.fit(data, verbose=0, callbacks=[ringar.callbacks.Distributed()]).history
+    for number, (weights, losses) in enumerate(
+        exchange(([v.tobytes() for v in common.values(model)], history["loss"]))
+    ):
+        is_ours = number // 2 == rank // 2
+        assert (weights == [v.tobytes() for v in common.values(model)]) == is_ours
+        assert (losses == history["loss"]) == is_ours
+    for process_set in sets:
+        ringar.remove_process_set(process_set)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
+from ringar.asynchronous.elastic_replication import ElasticReplication
 from ringar.asynchronous.local_steps import LocalSteps, Period
 from ringar.asynchronous.rules import (
     Averaging,
@@ -24,6 +25,8 @@ from ringar.keras.reduction import Reduction
 
 if TYPE_CHECKING:
     from typing import Literal
+
+    from ringar.asynchronous.parameter_server import ParameterServer
 
 
 @dataclass(frozen=True)
@@ -158,21 +161,28 @@ def EASGD(  # the paper's name
     period: Period = 16,
     *,
     beta: float = 0.9,
+    server: ParameterServer | None = None,
     compression: type[Compressor] | PowerSGD = Compression.none,
     algorithm: str | None = None,
     process_set: ProcessSet | None = None,
 ) -> keras.optimizers.Optimizer:
-    """Make `optimizer` train by elastic averaging, in step: synchronous EASGD (Zhang et al. 2015).
+    """Make `optimizer` train by elastic averaging: EASGD (Zhang et al. 2015).
 
     Ranks keep different parameters x, drawn to a common center. At the end of a period, with
     d = x - center: x <- x - alpha d, and center <- center + beta mean(d), where alpha = beta / p
     on p ranks. An epoch ends a period, and in it all ranks take the center, which `fit` evaluates
     and saves; so do those of a loop of your own in `ringar.join(optimizer)`.
 
+    With a `server` no worker waits for another one, and the server's parameters are the center:
+    behind a period a worker takes d = alpha (x - center), and x <- x - d, center <- center + d.
+
     Args:
         optimizer: a `keras.optimizers.Optimizer`, or the name of one.
-        period: the steps of a period (the paper's tau), as for `ringar.LocalSGD`.
+        period: the steps of a period (the paper's tau), as for `ringar.LocalSGD`; with a server a
+            number.
         beta: the moving rate of the center, positive and at most 1.
+        server: a `ringar.ParameterServer` with `keras.optimizers.SGD(1.0)`, on a rank that works.
+            The other arguments are for ranks in step.
         compression: the form in which d is sent, as for `ringar.DistributedOptimizer`.
         algorithm: as for `ringar.LocalSGD`.
         process_set: the ranks that train together; by default all.
@@ -187,9 +197,28 @@ def EASGD(  # the paper's name
     _check(period, 0)
     if not 0 < beta <= 1:
         raise ValueError(f"`beta` must be positive and at most 1. Received: beta={beta}")
+    if server is not None:
+        if callable(period):
+            raise ValueError("`period` must be a number with a server. Received: a function")
+        _check_center(server)
+        alpha = beta / server.workers.size()
+        exchange = ElasticReplication(server, period, alpha)
+        return distribute(optimizer, exchange, "ringar.EASGD")
     mean = Reduction(Average, compression, algorithm, process_set, None, 1.0, 1.0, False, "moves")
     rule = ElasticAveraging(beta, or_all(process_set).size())
     return distribute(optimizer, LocalSteps(period, 0, rule, mean, False), "ringar.EASGD")
+
+
+def _check_center(server: ParameterServer) -> None:
+    """Expect a server that adds what is pushed, times -1, and nothing else."""
+    config = server.optimizer.get_config()
+    plain = isinstance(server.optimizer, keras.optimizers.SGD) and not config["momentum"]
+    if not plain or config["learning_rate"] != 1.0 or server.control.factor(2) != 1.0:
+        raise ValueError(
+            "`server` must have the optimizer keras.optimizers.SGD(1.0) and a constant rate: its "
+            "parameters are the center, which moves by as much as the worker. Received: "
+            f"{server.optimizer.__class__.__name__}({config['learning_rate']}) and {server.control}"
+        )
 
 
 def _check(period: Period, warmup_steps: int) -> None:

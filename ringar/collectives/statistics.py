@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
+import weakref
 from dataclasses import dataclass
+from typing import Any
 
 from ringar.job import native
 
@@ -27,7 +30,25 @@ class Traffic:
         return Traffic(self.calls + other.calls, self.bytes + other.bytes)
 
 
-_KEYS = ("name", "layer", "collective")
+_KEYS = ("name", "layer", "collective", "staleness")
+# Parameter servers, with the counts that were there at the last reset.
+_servers: weakref.WeakKeyDictionary[Any, collections.Counter[int]] = weakref.WeakKeyDictionary()
+
+
+def count_staleness(server: Any) -> None:
+    """Let `stats(by="staleness")` count the pushes of a parameter server.
+
+    Args:
+        server: an object whose `staleness()` returns the number of pushes of each staleness.
+    """
+    _servers[server] = collections.Counter()
+
+
+def _by_staleness() -> dict[str, Traffic]:
+    counts = collections.Counter[int]()
+    for server, before in _servers.items():
+        counts += server.staleness() - before
+    return {str(tau): Traffic(counts[tau], 0) for tau in sorted(counts)}
 
 
 def stats(by: str = "name") -> dict[str, Traffic]:
@@ -36,7 +57,9 @@ def stats(by: str = "name") -> dict[str, Traffic]:
     Args:
         by: the key. "name": the name as in errors and timelines, or the kind of a collective
             without a name. "layer": the layer; the gradients of all variables are under
-            "gradients". "collective": the kind, such as "allreduce".
+            "gradients". "collective": the kind, such as "allreduce". "staleness": how many updates
+            a push was late, of the pushes that the shards of a `ringar.ParameterServer` on this
+            rank have applied; `calls` counts the pushes.
 
     Returns:
         For each name, layer or kind an object with two numbers. `calls` counts the collectives that
@@ -57,6 +80,8 @@ def stats(by: str = "name") -> dict[str, Traffic]:
     if by not in _KEYS:
         raise ValueError(f"`by` must be one of {', '.join(_KEYS)}. Received: by={by!r}")
     size = ctypes.c_int64()
+    if by == "staleness":
+        return _by_staleness()
     address = native.library().ringar_stats(ctypes.byref(size))
     found: dict[str, Traffic] = {}
     for line in ctypes.string_at(address, size.value).decode().split("\0")[:-1]:
@@ -70,4 +95,6 @@ def stats(by: str = "name") -> dict[str, Traffic]:
 
 def reset_stats() -> None:
     """Set the counts of `stats` to zero."""
+    for server in _servers:
+        _servers[server] = server.staleness()
     native.library().ringar_reset_stats()

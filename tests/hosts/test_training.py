@@ -51,3 +51,24 @@ def test_modules_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
     result = run_on_hosts(two, 1, program, variables=variables, deadline=120)
     result.check()
     assert "2 passed" in result.stdout
+
+
+def test_a_parameter_server_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
+    """Pulls and pushes between hosts, and in a host: replays have the same bits."""
+    suite = "tests/asynchronous/test_parameter_server.py"
+    names = [f"{suite}::test_replays_have_the_same_bits", f"{suite}::test_ranks_that_serve_only"]
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *names]
+    variables = {"RINGAR_TEST_HUB": str(tmp_path / "hub")}
+    result = run_on_hosts(two, 2, program, variables=variables, deadline=180)
+    result.check()
+    assert " passed" in result.stdout
+
+
+@pytest.mark.slow
+def test_groups_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
+    suite = ["tests/asynchronous/test_codistillation.py", "-k", "formula or batches or stop"]
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--slow", *suite]
+    variables = {"RINGAR_TEST_HUB": str(tmp_path / "hub")}
+    result = run_on_hosts(two, 2, program, variables=variables, deadline=180)
+    result.check()
+    assert "13 passed" in result.stdout

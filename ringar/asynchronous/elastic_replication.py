@@ -1,0 +1,75 @@
+"""Elastic averaging through a parameter server, which holds the center: asynchronous EASGD.
+
+Zhang, Choromanska and LeCun 2015, algorithm 1. A worker exchanges with the center by itself, after
+every period of its own steps: d = alpha (x - center), then x <- x - d, and center <- center + d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ringar.asynchronous.parameter_server import ParameterServer
+from ringar.asynchronous.replication import Replication, refuse_compiled
+
+
+class ElasticReplication(Replication):
+    """Draw a worker's parameters and the server's to each other.
+
+    Args:
+        server: the server. Its optimizer subtracts what is pushed, as `SGD(1.0)` does.
+        period: the steps between exchanges.
+        alpha: the part of the difference by which both move.
+    """
+
+    def __init__(self, server: ParameterServer, period: int, alpha: float) -> None:
+        super().__init__(server)
+        self._period, self._alpha = period, alpha
+        self._steps = 0
+        self._gradients: list[Any] = []  # of the step that is traced or runs
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any] | None = None,
+        loss_scale: tf.Tensor | None = None,
+    ) -> list[Any]:
+        """Return the gradients as they are."""
+        refuse_compiled()
+        self._gradients = [gradient for gradient in gradients if gradient is not None]
+        return list(gradients)
+
+    @tf.autograph.experimental.do_not_convert
+    def after(self) -> None:
+        """Count the step, and exchange behind the last one of a period."""
+
+        def count() -> np.bool_:
+            self._steps += 1
+            return np.bool_(self._steps % self._period == 0)
+
+        # A graph whose iterator has ended runs what does not depend on the batch: no step to count.
+        with tf.control_dependencies(tf.nest.flatten(self._gradients, expand_composites=True)):
+            is_due = tf.numpy_function(count, [], tf.bool)
+        self._gradients = []
+        self.replace(is_due, self._move, self._server.variables)
+
+    def newest(self) -> list[np.ndarray]:
+        """Return the center."""
+        return self._server.replica.pull().values
+
+    def steps(self) -> int:
+        """Return the number of steps of this worker."""
+        return self._steps
+
+    def _move(self, *values: np.ndarray) -> list[np.ndarray]:
+        """Move the center to these parameters, and return them moved to the center."""
+        center, versions = self._server.replica.pull()
+        moves = [
+            x.dtype.type(self._alpha) * (x - its) for x, its in zip(values, center, strict=True)
+        ]
+        self._server.replica.push([-move for move in moves], versions)
+        return [x - move for x, move in zip(values, moves, strict=True)]

@@ -1,0 +1,260 @@
+"""Where parameters and gradients lie between the workers and the shards of a parameter server.
+
+Each rank has a part of two windows. In that of a rank which serves shards lie, per shard:
+
+    data      values | values | mailbox of worker 0 | mailbox of worker 1 | ...
+    control   published | letter 0, answer 0 | letter 1, answer 1 | ...
+
+*Pull.* A shard has two buffers for its values, used in turn: each publication goes to the other
+one. `published` tells the newest publication and its version, and which publication is being
+written. So a worker has read one version, whole, if its buffer was not begun anew meanwhile.
+
+*Push.* A worker writes its gradients to its mailbox, then a letter with a new number to `control`,
+and rings. The shard reads the gradients where they lie, and answers with the number: the mailbox is
+free again. A worker that dies before the letter has pushed nothing, one that dies after it all.
+
+A letter, an answer and `published` are one chunk of the window each, and so seen whole or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ringar.asynchronous.gradients import Gradient, Rows
+from ringar.asynchronous.partition import Piece
+from ringar.collectives import Window
+from ringar.job.process_sets import ProcessSet
+
+_RECORD = 8  # numbers
+_RECORD_BYTES = 8 * _RECORD
+_ALIGNMENT = 64
+_ABSENT, _DENSE = -1, -2  # in place of a number of rows
+
+Arrays = list[np.ndarray]
+
+
+class Published(NamedTuple):
+    """Tell what lies in a shard's buffers.
+
+    Attributes:
+        version: that of the newest publication. A letter may make several updates, and so the
+            versions in between are not published.
+        publication: the number of the newest publication.
+        writing: the number of the one that is being written, or of the newest.
+        failed: whether the shard has failed.
+    """
+
+    version: int
+    publication: int
+    writing: int
+    failed: int
+
+    @property
+    def place(self) -> int:
+        """The buffer of the newest publication."""
+        return self.publication % 2
+
+    def is_overwritten(self, later: Published) -> bool:
+        """Return whether its buffer may have been written since, by what is published later."""
+        return later.writing >= self.publication + 2
+
+
+class Letter(NamedTuple):
+    """Tell of a push.
+
+    Attributes:
+        number: of the worker's letters to the shard, from 1.
+        version: that of the values which the gradients were computed from.
+        step: the number of the worker's push, from 0.
+        rate: the bits of the factor by which the worker has changed its learning rate.
+        has_ended: whether the worker pushes no more. Such a letter has no gradients.
+    """
+
+    number: int
+    version: int
+    step: int
+    rate: int
+    has_ended: int
+
+
+PULLED = 5
+"""The place, in the record of a letter, of the number of steps for which the worker has pulled.
+
+Only runs with a `ringar.asynchronous.Turnstile` write it.
+"""
+
+
+class Answer(NamedTuple):
+    """Tell a worker which of its letters was taken, and before which push it must wait."""
+
+    taken: int
+    limit: int
+
+
+class ShardPlace:
+    """Know where one shard lies in the windows of its rank.
+
+    Args:
+        rank: the rank that serves it.
+        pieces: what the shard holds.
+        workers: the number of workers.
+        data: the first byte of the shard in the rank's part of the data.
+        control: its first record.
+    """
+
+    def __init__(
+        self, rank: int, pieces: Sequence[Piece], workers: int, data: int, control: int
+    ) -> None:
+        self.rank, self.pieces, self.workers = rank, list(pieces), workers
+        ends = np.cumsum([0, *(_aligned(piece.bytes) for piece in pieces)])
+        self._begins, self.values_bytes = [int(end) for end in ends[:-1]], int(ends[-1])
+        self._mailbox_bytes = _aligned(8 * len(self.pieces)) + self.values_bytes
+        self._data, self._control = data, control
+        self.data_end = data + 2 * self.values_bytes + workers * self._mailbox_bytes
+        self.control_end = control + 1 + 2 * workers
+
+    def values_at(self, place: int) -> int:
+        """Return the first byte of the values in a place, 0 or 1."""
+        return self._data + place * self.values_bytes
+
+    def mailbox_at(self, worker: int) -> int:
+        """Return the first byte of a worker's mailbox."""
+        return self._data + 2 * self.values_bytes + worker * self._mailbox_bytes
+
+    def published_at(self) -> int:
+        """Return the first number of `published`."""
+        return self._control * _RECORD
+
+    def letter_at(self, worker: int) -> int:
+        """Return the first number of a worker's letter; its answer follows."""
+        return (self._control + 1 + 2 * worker) * _RECORD
+
+    def answer_at(self, worker: int) -> int:
+        """Return the first number of the answer to a worker."""
+        return self.letter_at(worker) + _RECORD
+
+    def views(self, memory: np.ndarray) -> Arrays:
+        """Return an array per piece on bytes that hold values."""
+        return [
+            memory[begin : begin + piece.bytes].view(piece.whole.dtype).reshape(piece.shape)
+            for begin, piece in zip(self._begins, self.pieces, strict=True)
+        ]
+
+    def offsets(self, values: Arrays) -> list[tuple[int, np.ndarray]]:
+        """Return what to write to a buffer for values: offsets in it, and bytes."""
+        return [(at, _bytes_of(value)) for at, value in zip(self._begins, values, strict=True)]
+
+    def parts(self, gradients: Sequence[Gradient]) -> list[tuple[int, np.ndarray]]:
+        """Return what to write to a mailbox for gradients: offsets in it, and bytes."""
+        counts = np.full(len(self.pieces), _ABSENT, np.int64)
+        body = _aligned(8 * len(self.pieces))
+        found: list[tuple[int, np.ndarray]] = [(0, counts.view(np.uint8))]
+        for i, (piece, gradient) in enumerate(zip(self.pieces, gradients, strict=True)):
+            at = body + self._begins[i]
+            if isinstance(gradient, Rows) and 8 * gradient.indices.size + gradient.values.nbytes > (
+                piece.bytes
+            ):
+                gradient = _dense(gradient, piece)
+            if isinstance(gradient, Rows):
+                counts[i] = gradient.indices.size
+                found.append((at, _bytes_of(gradient.indices)))
+                found.append((at + 8 * gradient.indices.size, _bytes_of(gradient.values)))
+            elif gradient is not None:
+                counts[i] = _DENSE
+                found.append((at, _bytes_of(gradient)))
+        return found
+
+    def gradients(self, mailbox: np.ndarray) -> list[Gradient]:
+        """Return the gradients in the bytes of a mailbox, as arrays on them."""
+        counts = mailbox[: 8 * len(self.pieces)].view(np.int64)
+        body = mailbox[_aligned(8 * len(self.pieces)) :]
+        return [
+            _read(body[begin:], piece, int(count))
+            for begin, piece, count in zip(self._begins, self.pieces, counts, strict=True)
+        ]
+
+    def mailbox(self, memory: np.ndarray, worker: int) -> np.ndarray:
+        """Return a worker's mailbox in the part of the rank that serves the shard."""
+        begin = self.mailbox_at(worker)
+        return memory[begin : begin + self._mailbox_bytes]
+
+
+class Mailboxes:
+    """Open the windows of a parameter server. Collective.
+
+    Args:
+        shards: the pieces of each shard.
+        servers: the rank of each shard, in the process set.
+        workers: the number of workers.
+        process_set: all ranks, those that serve and those that work.
+        name: the name of the windows.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Sequence[Piece]],
+        servers: Sequence[int],
+        workers: int,
+        process_set: ProcessSet,
+        name: str,
+    ) -> None:
+        self.shards: list[ShardPlace] = []
+        ends = dict.fromkeys(range(process_set.size()), (0, 1))  # the first record is the bell
+        for pieces, rank in zip(shards, servers, strict=True):
+            shard = ShardPlace(rank, pieces, workers, *ends[rank])
+            ends[rank] = shard.data_end, shard.control_end
+            self.shards.append(shard)
+        data, control = ends[process_set.rank()]
+        self.data = Window(data, "uint8", process_set, name=f"{name}/data")
+        self.control = Window(
+            control * _RECORD,
+            "int64",
+            process_set,
+            name=f"{name}/control",
+            chunk_bytes=_RECORD_BYTES,
+        )
+
+    def read(self, rank: int, at: int) -> list[int]:
+        """Read a record of a rank."""
+        return [int(number) for number in self.control.get(rank, at, _RECORD)]
+
+    def write(self, rank: int, at: int, record: Sequence[int]) -> None:
+        """Write the beginning of a record of a rank."""
+        self.control.put(rank, np.array(record, np.int64), at)
+
+    def tell_pulled(self, shard: ShardPlace, worker: int, steps: int) -> None:
+        """Tell a shard for how many steps a worker has pulled."""
+        at = shard.letter_at(worker) + PULLED
+        self.control.put(shard.rank, np.array([steps], np.int64), at)
+        self.ring(shard.rank)
+
+    def ring(self, rank: int) -> None:
+        """Tell a rank that there is a letter."""
+        self.control.fetch_add(rank, 0, 1)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _bytes_of(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _dense(rows: Rows, piece: Piece) -> np.ndarray:
+    dense = np.zeros(piece.shape, piece.whole.dtype)
+    dense[rows.indices] = rows.values
+    return dense
+
+
+def _read(body: np.ndarray, piece: Piece, count: int) -> Gradient:
+    if count == _ABSENT:
+        return None
+    if count == _DENSE:
+        return body[: piece.bytes].view(piece.whole.dtype).reshape(piece.shape)
+    row = piece.bytes // max(piece.end - piece.begin, 1)
+    values = body[8 * count : 8 * count + row * count].view(piece.whole.dtype)
+    return Rows(body[: 8 * count].view(np.int64), values.reshape(count, *piece.shape[1:]))

@@ -1,0 +1,404 @@
+"""`ParameterServer`: parameters on ranks that serve them, trained by ranks that do not wait."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import keras
+import numpy as np
+
+from ringar.asynchronous.gradients import Gradient
+from ringar.asynchronous.log import Entry
+from ringar.asynchronous.mailboxes import Mailboxes
+from ringar.asynchronous.partition import Description, Piece, describe, partition
+from ringar.asynchronous.replica import Replica
+from ringar.asynchronous.service import Service
+from ringar.asynchronous.shard import Shard
+from ringar.asynchronous.shard_files import ShardFiles
+from ringar.asynchronous.staleness import Asynchronous, StalenessControl
+from ringar.asynchronous.turnstile import Turnstile
+from ringar.collectives import allgather_object, barrier, broadcast_variables, statistics
+from ringar.collectives.call import Call
+from ringar.errors import DeadlineError, MismatchError, RingarError
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet, add_process_set, or_all
+from ringar.keras import checks
+from ringar.keras.optimizer import is_distributed
+from ringar.sharding.cut import cut_of
+from ringar.sharding.slots import NOT_ELEMENTWISE, inner_optimizer, with_nested
+
+
+class ParameterServer:
+    """Serve variables, sharded over ranks, to workers that pull and push without common steps.
+
+    All ranks of the process set make it, with the same arguments. The variables are cut into
+    shards of equal bytes. A thread of the rank that serves a shard applies the pushes to it, one
+    at a time, with an optimizer of its own; shards know nothing of each other. A worker writes its
+    gradients to memory of that rank, and reads values there (`ringar.Window`): within a host
+    nobody waits for anybody. Between hosts a thread of ringar passes them on.
+
+    Workers train by `ringar.Downpour`, or by `pull` and `push` in a loop of their own. Leave the
+    context, or call `close`, on every rank: it returns when all workers have ended.
+
+    Args:
+        model_or_variables: a built model, whose trainable variables are served, or the variables.
+            All ranks get the values of the first rank, or those in `directory`.
+        optimizer: a `keras.optimizers.Optimizer` that applies pushes. Each shard has a copy.
+        shards: the number of shards; default one for each rank that serves.
+        servers: the ranks of the process set that serve and do not work. Default: all ranks work,
+            and all serve.
+        control: what a shard does with a push, by its staleness (`ringar.asynchronous`); default
+            `Asynchronous()`: each push is an update.
+        directory: where shards keep their state: one file for each, written at the end, and in
+            between by `save_every`. A server that finds such files goes on from there.
+        save_every: a shard is saved after so many updates; default at the end only.
+        schedule: the log of another run with as many shards and workers, all of its entries. Pulls
+            and pushes then wait until they have the order that they had in it: both runs compute
+            the same, if workers do in step s what they did there.
+        process_set: the ranks that take part; default all.
+        name: that of the server, in errors; equal on all ranks.
+
+    Attributes:
+        workers: the process set of the workers.
+        is_worker: whether this rank works.
+        worker: the number of this worker, or -1.
+        shards: the shards of this rank, by number.
+        control: what shards do with pushes.
+        optimizer: the one whose copies the shards have.
+
+    Raises:
+        ValueError: an argument is out of range.
+        MismatchError: ranks differ in variables or shards, or in their files.
+
+    Example:
+    ```python
+    with ringar.ParameterServer(model, keras.optimizers.SGD(0.01), servers=[0]) as server:
+        if server.is_worker:
+            model.compile(ringar.Downpour(keras.optimizers.SGD(0.01), server), "mse")
+            model.fit(data, callbacks=[ringar.callbacks.Distributed()])
+    ```
+    """
+
+    def __init__(
+        self,
+        model_or_variables: keras.Model | Sequence[keras.Variable],
+        optimizer: keras.optimizers.Optimizer,
+        shards: int | None = None,
+        servers: Sequence[int] | None = None,
+        *,
+        control: StalenessControl | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        save_every: int | None = None,
+        schedule: Iterable[Entry] | None = None,
+        process_set: ProcessSet | None = None,
+        name: str = "parameters",
+    ) -> None:
+        self._deadline = place.require("ringar.ParameterServer()").deadline
+        self._ranks = or_all(process_set)
+        self._name = name
+        self.variables = _variables(model_or_variables)
+        serving, working = _roles(servers, self._ranks.size())
+        shards = len(serving) if shards is None else shards
+        control = Asynchronous() if control is None else control
+        _check(optimizer, shards, save_every)
+        control.judge(len(working))  # raises, if it does not fit
+        self.workers = self._worker_set(working)
+        self.is_worker = self.workers.included()
+        self.worker = self.workers.rank()
+        described = [describe(variable) for variable in self.variables]
+        self._pieces = partition(described, shards)
+        _check_cut(optimizer, self._pieces)
+        servers_of = [serving[number % len(serving)] for number in range(shards)]
+        self._agree(described, servers_of, control, optimizer)
+        broadcast_variables(self.variables, self._ranks.ranks[0], process_set=process_set)
+        self._mailboxes = Mailboxes(
+            self._pieces, servers_of, len(working), self._ranks, f"{name}/shards"
+        )
+        own = [n for n, rank in enumerate(servers_of) if rank == self._ranks.rank()]
+        values = [np.asarray(keras.ops.convert_to_numpy(v)) for v in self.variables]
+        self.control, self.optimizer = control, optimizer
+        self.shards = {number: self._make_shard(number, values, optimizer) for number in own}
+        statistics.count_staleness(self)
+        self._files = ShardFiles(directory, save_every, self._pieces, name)
+        self._files.load(self.shards, process_set)
+        rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+        for shard in self.shards.values():
+            shard.learning_rate = rate  # a file has what callbacks had made of it
+        entries = None if schedule is None else list(schedule)
+        turnstiles = [Turnstile(entries, n) for n in range(shards)] if entries is not None else []
+        self._service = Service(
+            self._mailboxes,
+            self.shards,
+            working,
+            self._ranks.rank(),
+            turnstiles,
+            self._files.after_update,
+        )
+        barrier(name=f"{name}/begin", process_set=process_set)  # all shards are published
+        self._replica: Replica | None = None
+        self._before_close: list[Callable[[], None]] = []
+        self._versions: list[int] | None = None
+        if self.is_worker:
+            self._replica = Replica(
+                self._mailboxes, described, self.worker, self._deadline, name, turnstiles
+            )
+            self.first_versions = self._update_variables()
+
+    @property
+    def replica(self) -> Replica:
+        """The end of this worker.
+
+        Raises:
+            MismatchError: this rank does not work.
+        """
+        if self._replica is None:
+            raise self._refusal(
+                "a rank that works, before `close`",
+                "another one",
+                "Ask for `server.is_worker` before training.",
+            )
+        return self._replica
+
+    def pull(self) -> list[np.ndarray]:
+        """Return the newest values of all variables. Any worker, at any time."""
+        values, self._versions = self.replica.pull()
+        return values
+
+    def _update_variables(self) -> list[int]:
+        """Give the variables of this worker their newest values; return the shards' versions."""
+        values, versions = self.replica.pull()
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(value)
+        return versions
+
+    def push(self, gradients: Sequence[Gradient], rate: float = 1.0) -> None:
+        """Push gradients. Any worker, after a `pull`, which tells what they were computed from.
+
+        It returns before the shards have applied them. A second push waits for that.
+
+        Args:
+            gradients: for each variable an array of its shape, None, or
+                `ringar.asynchronous.Rows`: the rows that have a gradient, and their values.
+            rate: a factor for the learning rate of the shards, from this push on.
+
+        Raises:
+            MismatchError: a gradient does not fit, or nothing was pulled before. Nothing is pushed.
+            PeerLostError: a rank that serves has died.
+            DeadlineError: a shard did not take this worker's last push in time.
+        """
+        if self._versions is None:
+            raise self._refusal(
+                "a pull before the first push", "none", "A push tells what it was computed from."
+            )
+        self.replica.push(gradients, self._versions, rate)
+
+    def log(self) -> list[Entry]:
+        """Return what the shards of this rank have done with pushes, in their order."""
+        return [entry for shard in self.shards.values() for entry in shard.log]
+
+    def staleness(self) -> collections.Counter[int]:
+        """Return how many pushes of each staleness the shards of this rank have applied."""
+        return collections.Counter(entry.staleness for entry in self.log() if entry.applied)
+
+    def before_close(self, act: Callable[[], None]) -> None:
+        """Let `close` call a function first, which pushes what is left."""
+        self._before_close.append(act)
+
+    def new_shards(
+        self, values: Sequence[np.ndarray], optimizer: keras.optimizers.Optimizer
+    ) -> list[Shard]:
+        """Return shards as those of this server, for `ringar.asynchronous.replay`.
+
+        Args:
+            values: of all variables, such as they were when the server was made.
+            optimizer: as the server's was then. Each shard has a copy.
+        """
+        return [self._make_shard(number, values, optimizer) for number in range(len(self._pieces))]
+
+    def close(self) -> None:
+        """End this rank's work, and wait until all workers have ended or died.
+
+        What this worker has left is pushed. The shared memory stays until `ringar.shutdown`.
+
+        Raises:
+            DeadlineError: workers have neither ended nor pushed within the deadline.
+        """
+        if self._replica is not None:
+            for act in self._before_close:
+                act()
+            self._replica.end()
+            self._replica = None
+        self._wait_for_workers()
+        if self._service.failure is not None:
+            raise self._service.failure
+        self._files.save(self.shards.values())
+
+    def __enter__(self) -> ParameterServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif self._replica is not None:  # the others go on without this rank
+            with suppress(RingarError):
+                self._replica.end(wait=False)
+            self._replica = None
+
+    def _wait_for_workers(self) -> None:
+        while not self._service.join(0.05):
+            silent = time.monotonic() - self._service.last_letter
+            if silent > self._deadline:
+                raise DeadlineError(
+                    Call("window", name=self._name).refusal(
+                        "all workers to push or end",
+                        f"nothing of rank {', '.join(map(str, self._service.missing))} "
+                        f"for {silent:.0f} s",
+                        "If they are only slow, raise the deadline (ringar.init(deadline=...), "
+                        "RINGAR_DEADLINE or ringarrun --deadline).",
+                    )
+                )
+
+    def _worker_set(self, working: Sequence[int]) -> ProcessSet:
+        ranks = [self._ranks.ranks[worker] for worker in working]
+        if ranks == self._ranks.ranks:
+            return self._ranks
+        return add_process_set(ranks)
+
+    def _agree(
+        self,
+        described: Sequence[Description],
+        servers: Sequence[int],
+        control: StalenessControl,
+        optimizer: keras.optimizers.Optimizer,
+    ) -> None:
+        own = {
+            "variables": [(v.shape, v.dtype) for v in described],
+            "shards": list(servers),
+            "control": repr(control),
+            "optimizer": f"{optimizer.__class__.__name__} {_settings(optimizer)}",
+        }
+        name = f"{self._name}/start"
+        of_ranks = allgather_object(own, name=name, process_set=self._ranks)
+        for key in own:
+            checks.require_equal(
+                [one[key] for one in of_ranks],
+                f"{key} of the parameter server",
+                "Make the same model, and pass the same arguments, on all ranks.",
+            )
+
+    def _make_shard(
+        self, number: int, values: Sequence[np.ndarray], optimizer: keras.optimizers.Optimizer
+    ) -> Shard:
+        pieces = self._pieces[number]
+        return Shard(
+            number,
+            [np.array(piece.of(values[piece.variable])) for piece in pieces],
+            copy.deepcopy(optimizer),
+            self.control,
+            self.workers.size(),
+            [piece.name for piece in pieces],
+        )
+
+    def check_variables(self, variables: Sequence[Any] | None) -> None:
+        """Raise a MismatchError unless these are the variables that are served, in this order."""
+        given = list(variables or ())
+        if [id(variable) for variable in given] != [id(variable) for variable in self.variables]:
+            raise self._refusal(
+                f"an optimizer of the {len(self.variables)} variables that are served",
+                f"one of {len(given)}: {', '.join(_name(v) for v in given[:5])}",
+                "Make the server of the model that is trained.",
+            )
+
+    def _refusal(self, expected: str, received: str, remedy: str) -> MismatchError:
+        return MismatchError(Call("window", name=self._name).refusal(expected, received, remedy))
+
+
+def _variables(given: keras.Model | Sequence[keras.Variable]) -> list[Any]:
+    if isinstance(given, keras.Model) and not given.built:
+        raise ValueError(
+            "ringar.ParameterServer expected a model that is built; received "
+            f"{given.name!r} without weights. Give it a keras.Input, or call it on a batch."
+        )
+    found = list(given.trainable_variables if isinstance(given, keras.Model) else given)
+    if not found:
+        raise ValueError("ringar.ParameterServer expected at least one variable; received none.")
+    if any(cut_of(variable) is not None for variable in found):
+        raise ValueError(
+            "ringar.ParameterServer expected variables that each rank has as a whole; received "
+            "some of layers that are split."
+        )
+    return found
+
+
+def _roles(servers: Sequence[int] | None, size: int) -> tuple[list[int], list[int]]:
+    """Return the ranks that serve, and those that work."""
+    if servers is None:
+        return list(range(size)), list(range(size))
+    serving = list(servers)
+    working = [rank for rank in range(size) if rank not in serving]
+    if not serving or len(set(serving)) != len(serving) or not set(serving) <= set(range(size)):
+        raise ValueError(
+            f"`servers` must be different ranks from 0 to {size - 1}, at least one. "
+            f"Received: {servers}"
+        )
+    if not working:
+        raise ValueError(f"`servers` must leave a rank that works. Received: {servers}")
+    return serving, working
+
+
+def _check(optimizer: object, shards: int, save_every: int | None) -> None:
+    if not isinstance(optimizer, keras.optimizers.Optimizer) or is_distributed(optimizer):
+        raise ValueError(
+            "`optimizer` must be an optimizer of Keras that is not distributed. "
+            f"Received: {optimizer!r}"
+        )
+    if optimizer.built or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "`optimizer` must be a new one, without slots and without a scale of the loss: each "
+            "shard has a copy of it. Received: "
+            f"{'one that was built' if optimizer.built else 'a LossScaleOptimizer'}"
+        )
+    if shards < 1:
+        raise ValueError(f"`shards` must be 1 or more. Received: {shards}")
+    if save_every is not None and save_every < 1:
+        raise ValueError(f"`save_every` must be 1 or more updates. Received: {save_every}")
+
+
+def _check_cut(optimizer: keras.optimizers.Optimizer, pieces: Sequence[Sequence[Piece]]) -> None:
+    """Expect no optimizer that needs what is on another shard."""
+    its = [inner_optimizer(one) for one in with_nested(optimizer)]
+    if len(pieces) > 1 and any(one.global_clipnorm for one in its):
+        raise ValueError(
+            "`global_clipnorm` must be None with several shards, which have a part of the gradient "
+            f"each. Received: {optimizer.global_clipnorm} and {len(pieces)} shards. Pass shards=1, "
+            "or `clipvalue`."
+        )
+    cut = [piece.name for of_shard in pieces for piece in of_shard if not piece.is_whole]
+    names = [one.__class__.__name__ for one in its if one.__class__.__name__ in NOT_ELEMENTWISE]
+    if cut and (names or any(one.clipnorm for one in its)):
+        raise ValueError(
+            "`optimizer` must treat each element by itself where variables are cut: "
+            f"{names[0] if names else '`clipnorm`'} uses norms of whole variables. Received: "
+            f"shards that cut {', '.join(cut[:4])}. Pass shards=1, or another optimizer."
+        )
+
+
+def _settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Return the arguments of an optimizer that are not its own choice on each rank."""
+    return {key: value for key, value in optimizer.get_config().items() if key != "name"}
+
+
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "path", variable.name))

@@ -1,0 +1,254 @@
+"""A worker's end of a parameter server: pulls values, pushes gradients, waits where it must."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+
+from ringar.asynchronous.gradients import Gradient, Rows
+from ringar.asynchronous.mailboxes import Answer, Letter, Mailboxes, Published, ShardPlace
+from ringar.asynchronous.partition import Description, whole_values
+from ringar.asynchronous.turnstile import Turnstile
+from ringar.collectives import empty
+from ringar.collectives.call import Call
+from ringar.errors import DeadlineError, MismatchError, PeerLostError
+
+_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between looks; in between, an eighth of the time waited
+
+
+class Pulled(NamedTuple):
+    """Hold the values of all variables, and the version of each shard that they are of."""
+
+    values: list[np.ndarray]
+    versions: list[int]
+
+
+class Replica:
+    """Pull from all shards, and push to them.
+
+    Args:
+        mailboxes: the windows.
+        variables: what is served.
+        worker: the number of this worker.
+        deadline: seconds that it waits for a shard.
+        name: that of the server, in errors.
+        turnstiles: for each shard the order of another run, if it is to be that of this one.
+    """
+
+    def __init__(
+        self,
+        mailboxes: Mailboxes,
+        variables: Sequence[Description],
+        worker: int,
+        deadline: float,
+        name: str,
+        turnstiles: Sequence[Turnstile] = (),
+    ) -> None:
+        self._mailboxes, self._variables, self._worker = mailboxes, list(variables), worker
+        self._deadline, self._call = deadline, Call("window", name=name)
+        self._turnstiles = turnstiles
+        self._letters = 0  # to each shard
+        self.pushes = 0
+
+    def pull(self) -> Pulled:
+        """Return the newest values of all variables, when it is this worker's turn.
+
+        They have the last push of this worker in them.
+        """
+        self.wait_until_taken()
+        self.wait_for_turn()
+        versions: list[int] = []
+        values: list[list[np.ndarray]] = []
+        for number, shard in enumerate(self._mailboxes.shards):
+            if self._turnstiles:
+                self._wait_for_scheduled(shard, self._turnstiles[number])
+            version, of_shard = self._pull(shard)
+            versions.append(version)
+            values.append(of_shard)
+            if self._turnstiles:
+                self._mailboxes.tell_pulled(shard, self._worker, self.pushes + 1)
+        pieces = [shard.pieces for shard in self._mailboxes.shards]
+        return Pulled(whole_values(pieces, values), versions)
+
+    def push(
+        self, gradients: Sequence[Gradient], versions: Sequence[int], rate: float = 1.0
+    ) -> None:
+        """Push gradients to all shards, when it is this worker's turn.
+
+        It returns before they are applied.
+
+        Args:
+            gradients: one for each variable; None if the loss does not depend on it.
+            versions: those of the shards which the gradients were computed from.
+            rate: the factor by which this worker's learning rate has changed since its beginning.
+
+        Raises:
+            MismatchError: on this rank, for a gradient that does not fit.
+        """
+        if len(gradients) != len(self._variables):
+            raise self._refusal(f"{len(self._variables)} gradients", str(len(gradients)))
+        gradients = [self._checked(g, v) for g, v in zip(gradients, self._variables, strict=True)]
+        self.wait_until_taken()
+        self.wait_for_turn()
+        bits = int(np.float64(rate).view(np.int64))
+        self._letters += 1
+        for shard, version in zip(self._mailboxes.shards, versions, strict=True):
+            own = [piece.of_gradient(gradients[piece.variable]) for piece in shard.pieces]
+            mailbox = shard.mailbox_at(self._worker)
+            for offset, array in shard.parts(own):
+                self._mailboxes.data.put(shard.rank, array, mailbox + offset)
+            self._send(shard, Letter(self._letters, version, self.pushes, bits, 0))
+        self.pushes += 1
+
+    def end(self, wait: bool = True) -> None:
+        """Tell all shards that this worker pushes no more.
+
+        Args:
+            wait: whether its last push has to count; else it may be left out.
+        """
+        if wait:
+            self.wait_until_taken()
+        self._letters += 1
+        for shard in self._mailboxes.shards:
+            self._send(shard, Letter(self._letters, 0, self.pushes, 0, 1))
+
+    def wait_until_taken(self) -> None:
+        """Wait until the shards have taken this worker's last push."""
+        for shard in self._mailboxes.shards:
+            self._wait(shard, lambda answer: answer.taken >= self._letters, "take a push")
+
+    def wait_for_turn(self) -> None:
+        """Wait until this worker may compute its next gradient: others may be too far behind."""
+        for shard in self._mailboxes.shards:
+            self._wait(
+                shard,
+                lambda answer: answer.limit > self.pushes,
+                "let this worker go on, which the others' pushes must do",
+            )
+
+    def wait_for_version(self, version: int) -> None:
+        """Wait until all shards have this version, as long as they come nearer."""
+        newest, since = -1, time.monotonic()
+        while True:
+            versions = [self._published(shard).version for shard in self._mailboxes.shards]
+            if min(versions) >= version:
+                return
+            if sum(versions) != newest:
+                newest, since = sum(versions), time.monotonic()
+            elif time.monotonic() - since > self._deadline:
+                slowest = versions.index(min(versions))
+                self._give_up(self._mailboxes.shards[slowest], f"come to version {version}")
+            time.sleep(_LONGEST)
+
+    def _send(self, shard: ShardPlace, letter: Letter) -> None:
+        self._mailboxes.write(shard.rank, shard.letter_at(self._worker), letter)
+        self._mailboxes.ring(shard.rank)
+
+    def _pull(self, shard: ShardPlace) -> tuple[int, list[np.ndarray]]:
+        memory = empty(shard.values_bytes, np.uint8)
+        while True:
+            before = self._published(shard)
+            begin = shard.values_at(before.place)
+            if memory.size:
+                self._mailboxes.data.get(shard.rank, begin, memory.size, out=memory)
+            if not before.is_overwritten(self._published(shard)):
+                return before.version, shard.views(memory)
+
+    def _wait_for_scheduled(self, shard: ShardPlace, turnstile: Turnstile) -> None:
+        """Wait for the version which this worker pulls for its next step."""
+        version = turnstile.version(self._worker, self.pushes)
+        if version is None:
+            return
+        begin = time.monotonic()
+        while (found := self._published(shard).version) < version:
+            if time.monotonic() - begin > self._deadline:
+                self._give_up(shard, f"come to version {version} of the schedule")
+            time.sleep(_SHORTEST)
+        if found > version:
+            raise self._refusal(
+                f"version {version} for step {self.pushes}, by the schedule",
+                f"a pull that was late: the shard has version {found}",
+            )
+
+    def _published(self, shard: ShardPlace) -> Published:
+        found = Published(*self._mailboxes.read(shard.rank, shard.published_at())[:4])
+        if found.failed:
+            raise PeerLostError(
+                self._call.refusal(
+                    f"the shard of rank {shard.rank} to serve",
+                    "an error of that rank",
+                    "See its message there.",
+                )
+            )
+        return found
+
+    def _wait(self, shard: ShardPlace, is_done: Callable[[Answer], bool], what: str) -> None:
+        begin = time.monotonic()
+        looks = 0
+        while True:
+            answer = Answer(*self._mailboxes.read(shard.rank, shard.answer_at(self._worker))[:2])
+            if is_done(answer):
+                return
+            waited = time.monotonic() - begin
+            looks += 1
+            if looks % 64 == 0:
+                self._published(shard)
+            if waited > self._deadline:
+                self._give_up(shard, what)
+            time.sleep(min(max(waited / 8, _SHORTEST), _LONGEST))
+
+    def _give_up(self, shard: ShardPlace, what: str) -> NoReturn:
+        raise DeadlineError(
+            self._call.refusal(
+                f"the shard of rank {shard.rank} to {what} within {self._deadline:g} s",
+                f"no answer to push {self.pushes}",
+                "If it is only slow, raise the deadline (ringar.init(deadline=...), "
+                "RINGAR_DEADLINE or ringarrun --deadline).",
+            )
+        )
+
+    def _checked(self, gradient: Gradient, variable: Description) -> Gradient:
+        """Return a gradient in the variable's dtype, after a look at its shape."""
+        if gradient is None:
+            return None
+        if isinstance(gradient, Rows):
+            gradient = self._merged(gradient, variable)
+            shape: tuple[int, ...] = (variable.rows, *gradient.values.shape[1:])
+            rows = gradient.indices
+            if rows.size and not 0 <= rows.min() <= rows.max() < variable.rows:
+                raise self._refusal(
+                    f"rows of {variable.name!r} from 0 to {variable.rows - 1}",
+                    f"rows from {rows.min()} to {rows.max()}",
+                )
+        else:
+            shape = gradient.shape
+        if shape != variable.shape:
+            raise self._refusal(
+                f"a gradient of {variable.name!r} of shape {variable.shape}", f"shape {shape}"
+            )
+        if isinstance(gradient, Rows):
+            return Rows(
+                gradient.indices.astype(np.int64, copy=False),
+                gradient.values.astype(variable.dtype, copy=False),
+            )
+        return gradient.astype(variable.dtype, copy=False)
+
+    def _merged(self, rows: Rows, variable: Description) -> Rows:
+        """Return rows with those of equal numbers added up."""
+        if rows.indices.ndim != 1 or len(rows.indices) != len(rows.values):
+            raise self._refusal(
+                f"as many rows of {variable.name!r} as numbers of rows",
+                f"values of shape {rows.values.shape} for numbers of shape {rows.indices.shape}",
+            )
+        indices, places = np.unique(rows.indices, return_inverse=True)
+        if indices.size == rows.indices.size:
+            return rows
+        values = np.zeros((indices.size, *rows.values.shape[1:]), rows.values.dtype)
+        np.add.at(values, places, rows.values)
+        return Rows(indices, values)
+
+    def _refusal(self, expected: str, received: str) -> MismatchError:
+        return MismatchError(self._call.refusal(expected, received, "Nothing was pushed."))

@@ -1,0 +1,279 @@
+"""The thread of a rank that serves shards: takes letters, applies them, publishes, answers.
+
+It waits for its bell, takes the letters that have come, one at a time, and hands each to its shard
+(`ringar.asynchronous.shard`), which applies, holds or drops it. New values are published before the
+answer, so that a worker that has got an answer finds them.
+
+The thread ends when all workers have ended or died. An error of a shard ends it, too, and tells the
+workers in `published`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from tensorflow.python.eager import context
+
+from ringar.asynchronous.mailboxes import (
+    PULLED,
+    Answer,
+    Letter,
+    Mailboxes,
+    Published,
+    ShardPlace,
+)
+from ringar.asynchronous.shard import Push, Shard
+from ringar.asynchronous.turnstile import Turnstile
+from ringar.errors import DeadlineError, NotInitializedError, PeerLostError
+from ringar.job import log
+
+_log = log.logger(__name__)
+
+_SHORTEST, _LONGEST = 50e-6, 2e-3  # seconds between looks at the bell; in between, an eighth
+_LOOK_AFTER_WORKERS = 0.5  # seconds
+
+
+class Service:
+    """Serve the shards of this rank in a thread.
+
+    Args:
+        mailboxes: the windows.
+        shards: the shards of this rank, by number.
+        workers: the rank of each worker in the process set of the windows.
+        rank: this rank.
+        turnstiles: for each shard of the server the order of another run, if it is to be that of
+            this one.
+        after_update: called with a shard after each of its updates.
+    """
+
+    def __init__(
+        self,
+        mailboxes: Mailboxes,
+        shards: dict[int, Shard],
+        workers: Sequence[int],
+        rank: int,
+        turnstiles: Sequence[Turnstile] = (),
+        after_update: Callable[[Shard], None] | None = None,
+    ) -> None:
+        self._mailboxes, self._rank, self._workers = mailboxes, rank, list(workers)
+        self._after_update = after_update
+        self._shards = [
+            _Served(mailboxes, shard, len(workers), turnstiles[number] if turnstiles else None)
+            for number, shard in shards.items()
+        ]
+        # Workers that have neither ended nor died. Who serves nothing waits for none.
+        self._missing = set(range(len(workers))) if shards else set()
+        self._dead: dict[int, PeerLostError] = {}  # found by the watch, not yet left out
+        self.failure: Exception | None = None
+        self.last_letter = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="ringar shards", daemon=True)
+        watch = threading.Thread(target=self._watch, name="ringar watch", daemon=True)
+        for served in self._shards:
+            served.publish()
+            served.answer()
+        self._thread.start()
+        watch.start()
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks of the workers that have neither ended nor died."""
+        return [self._workers[worker] for worker in sorted(self._missing)]
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the end of all workers; return whether it has come."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            # All ops of an update run in this thread: those of TensorFlow's pool may wait for it.
+            with context.function_executor_type("SINGLE_THREADED_EXECUTOR"):
+                self._serve()
+        except NotInitializedError:
+            return  # ringar was shut down
+        except Exception as error:
+            self.failure = error
+            _log.error("The shards of this rank have failed: %s", error, exc_info=error)
+            for served in self._shards:
+                served.tell_failure()
+
+    def _serve(self) -> None:
+        bell = self._mailboxes.control.local[:1]
+        heard, since = -1, time.monotonic()
+        while self._missing:
+            self._leave_out_dead()
+            rung = int(bell[0])
+            if rung != heard and self._take_letters():
+                since = self.last_letter = time.monotonic()
+                continue  # without having heard: there may be more
+            heard = rung
+            waited = time.monotonic() - since
+            time.sleep(min(max(waited / 8, _SHORTEST), _LONGEST))
+
+    def _take_letters(self) -> bool:
+        """Take a letter to each shard; return whether there was one."""
+        found = False
+        for served in self._shards:
+            worker = served.next()
+            if worker is not None:
+                found = True
+                self._take(served, worker)
+        return found
+
+    def _take(self, served: _Served, worker: int) -> None:
+        served.take(worker)
+        if self._after_update is not None:
+            self._after_update(served.shard)
+        if all(one.ended[worker] for one in self._shards):
+            self._missing.discard(worker)
+
+    def _leave_out_dead(self) -> None:
+        """Go on without workers that have died. What they have pushed whole counts."""
+        while self._dead:
+            worker, error = self._dead.popitem()
+            if worker not in self._missing:
+                continue
+            rank = self._workers[worker]
+            _log.warning("The shards of this rank go on without rank %d: %s", rank, error)
+            for served in self._shards:
+                if served.has_letter(worker):
+                    self._take(served, worker)
+                served.leave(worker)
+            self._missing.discard(worker)
+
+    def _watch(self) -> None:
+        """Look now and then whether workers are alive. Between hosts a look may take long."""
+        while self._missing and self._thread.is_alive():
+            for worker in list(self._missing):
+                rank = self._workers[worker]
+                try:
+                    if rank != self._rank:
+                        self._mailboxes.control.version(rank, 0)
+                except PeerLostError as error:
+                    self._dead[worker] = error
+                except DeadlineError:
+                    continue  # it is slow, or stopped
+                except NotInitializedError:
+                    return
+            time.sleep(_LOOK_AFTER_WORKERS)
+
+
+class _Served:
+    """Serve one shard."""
+
+    def __init__(
+        self, mailboxes: Mailboxes, shard: Shard, workers: int, turnstile: Turnstile | None
+    ) -> None:
+        self.shard = shard
+        self._turnstile = turnstile
+        self._scheduled = turnstile.next() if turnstile else None
+        self.ended = [False] * workers
+        self._mailboxes, self._workers = mailboxes, workers
+        self._place: ShardPlace = mailboxes.shards[shard.number]
+        self._taken = np.zeros(workers, np.int64)
+        self._last = -1  # the worker whose letter was taken last
+        self._published = Published(0, -1, -1, 0)
+        self._rate, self._factor = shard.learning_rate, 1.0
+        self._answers = [Answer(0, 0)] * workers
+        # The numbers of the workers' letters, where they are written.
+        first = self._place.letter_at(0)
+        letters = mailboxes.control.local[first : first + 16 * workers]
+        letters = letters.reshape(workers, 16)
+        self._numbers, self._pulled = letters[:, 0], letters[:, PULLED]
+
+    def next(self) -> int | None:
+        """Return the worker whose letter is taken next; None if there is none yet.
+
+        Workers take turns: the next one is the first behind the last one that has a letter.
+        """
+        waiting = [int(w) for w in np.flatnonzero(self._numbers != self._taken)]
+        waiting = [worker for worker in waiting if not self.ended[worker]]
+        if not waiting or self._turnstile is None:
+            return min(waiting, key=lambda w: (w <= self._last, w), default=None)
+        for worker in waiting:
+            if self._has_done_all(worker, self._turnstile):
+                return worker  # its last letter
+        if self._scheduled is None or self._scheduled[0] not in waiting:
+            return None
+        readers = self._turnstile.readers(self.shard.version)
+        if any(self._pulled[reader] <= step for reader, step in readers):
+            return None
+        worker, self._scheduled = self._scheduled[0], self._turnstile.next()
+        return worker
+
+    def has_letter(self, worker: int) -> bool:
+        """Return whether a worker has a letter that was not taken, and not ended."""
+        return bool(self._numbers[worker] != self._taken[worker]) and not self.ended[worker]
+
+    def take(self, worker: int) -> None:
+        """Take a worker's letter."""
+        place, memory = self._place, self._mailboxes.data.local
+        try:
+            letter = Letter(*self._mailboxes.read(place.rank, place.letter_at(worker))[:5])
+        except PeerLostError:
+            self._taken[worker] = self._numbers[worker]  # it has died in the middle of it
+            return
+        self._last, self._taken[worker] = worker, letter.number
+        if letter.has_ended:
+            self.leave(worker)
+            return
+        self._set_rate(_factor(letter.rate))
+        gradients = place.gradients(place.mailbox(memory, worker))
+        if self.shard.take(Push(worker, letter.step, letter.version, gradients)):
+            self.publish()
+        self.answer()
+
+    def leave(self, worker: int) -> None:
+        """Go on without a worker."""
+        if self.ended[worker]:
+            return
+        self.ended[worker] = True
+        if self.shard.leave(worker):
+            self.publish()
+        self.answer()
+
+    def publish(self) -> None:
+        """Write the values to the other buffer, and tell that they are there."""
+        place, number = self._place, self._published.publication + 1
+        self._tell(self._published._replace(writing=number))
+        begin = place.values_at(number % 2)
+        for offset, value in place.offsets(self.shard.arrays()):
+            self._mailboxes.data.put(place.rank, value, begin + offset)
+        self._tell(Published(self.shard.version, number, number, 0))
+
+    def tell_failure(self) -> None:
+        """Tell the workers that there will be no answer."""
+        self._tell(self._published._replace(failed=1))
+
+    def _has_done_all(self, worker: int, turnstile: Turnstile) -> bool:
+        """Return whether a worker has pushed all that the schedule has of it."""
+        pushed = self.shard.pushes(worker)
+        return (pushed == 0 and not turnstile.has(worker)) or (
+            pushed > 0 and turnstile.is_last(worker, pushed - 1)
+        )
+
+    def _set_rate(self, factor: float) -> None:
+        """Change the learning rate as a worker has changed its own."""
+        if factor != self._factor:
+            self._factor = factor
+            self.shard.learning_rate = self._rate * factor
+
+    def answer(self) -> None:
+        """Tell each worker which of its letters was taken, and before which push it must wait."""
+        for worker in range(self._workers):
+            answer = Answer(int(self._taken[worker]), self.shard.limit(worker))
+            if answer != self._answers[worker]:
+                self._answers[worker] = answer
+                self._mailboxes.write(self._place.rank, self._place.answer_at(worker), answer)
+
+    def _tell(self, published: Published) -> None:
+        self._published = published
+        self._mailboxes.write(self._place.rank, self._place.published_at(), published)
+
+
+def _factor(bits: int) -> float:
+    """Return the number that has these bits, a float64."""
+    return float(np.int64(bits).view(np.float64))

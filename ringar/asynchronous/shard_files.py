@@ -1,0 +1,129 @@
+"""The files of shards: one each, written whole, by the rank that serves the shard."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringar.asynchronous.partition import Piece
+from ringar.asynchronous.shard import Shard
+from ringar.job import log
+from ringar.job.process_sets import ProcessSet
+from ringar.keras.together import on_every_rank
+from ringar.keras.whole_file import written_whole
+
+_log = log.logger(__name__)
+
+
+class ShardFiles:
+    """Save shards to files of a directory, and load them.
+
+    Args:
+        directory: where they are; None: nowhere.
+        every: a shard is saved after so many updates; None: not by itself.
+        pieces: what each shard holds, which its file must fit.
+        name: that of the server, in errors.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None,
+        every: int | None,
+        pieces: Sequence[Sequence[Piece]],
+        name: str,
+    ) -> None:
+        self._directory = None if directory is None else Path(directory)
+        self._every, self._name = every, name
+        self._saved = collections.Counter[int]()  # the version of each shard that was saved
+        self._layouts = [
+            json.dumps([(p.shape, p.whole.dtype) for p in of_shard]) for of_shard in pieces
+        ]
+
+    def load(self, shards: Mapping[int, Shard], process_set: ProcessSet | None) -> None:
+        """Let shards go on from their files. Collective: all shards have files, or none.
+
+        Raises:
+            ValueError: on the rank whose file does not fit, or if some shards have none.
+            RankError: on the others.
+        """
+        if self._directory is None:
+            return
+        what = "to load its shards"
+
+        found = on_every_rank(
+            lambda: self._missing(shards), f"{self._name}/files", what, process_set
+        )
+        if not any(there for there, _ in found):
+            return
+        missing = sorted({name for _, names in found for name in names})
+        if missing:
+            raise ValueError(
+                f"ringar.ParameterServer expected a file of each of {len(self._layouts)} shards in "
+                f"{os.fspath(self._directory)!r}; it has files of shards, but not "
+                f"{', '.join(missing)}. All ranks must see the directory, and shards be as many as "
+                "when it was written; or remove the files."
+            )
+
+        def load() -> None:
+            for shard in shards.values():
+                self._load(shard)
+
+        on_every_rank(load, f"{self._name}/load", what, process_set)
+
+    def after_update(self, shard: Shard) -> None:
+        """Save a shard, if it is time. A file that cannot be written is a warning."""
+        if self._every is None or shard.version < self._saved[shard.number] + self._every:
+            return
+        try:
+            self.save([shard])
+        except OSError as error:
+            _log.warning("Shard %d was not saved, and goes on: %s", shard.number, error)
+
+    def save(self, shards: Iterable[Shard]) -> None:
+        """Save shards."""
+        if self._directory is None:
+            return
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for shard in shards:
+            arrays: dict[str, Any] = {_key(name): array for name, array in shard.state().items()}
+            arrays["layout"] = np.array(self._layouts[shard.number])
+            with written_whole(self._path(shard.number)) as path, open(path, "wb") as file:
+                np.savez(file, **arrays)
+            self._saved[shard.number] = shard.version
+
+    def _missing(self, shards: Mapping[int, Shard]) -> tuple[bool, list[str]]:
+        """Return whether there are files of any shards, and the names of those that are not."""
+        assert self._directory is not None
+        paths = [self._path(number) for number in shards]
+        there = any(self._directory.glob("shard-*-of-*.npz"))
+        return there, [path.name for path in paths if not path.exists()]
+
+    def _path(self, number: int) -> Path:
+        assert self._directory is not None
+        return self._directory / f"shard-{number}-of-{len(self._layouts)}.npz"
+
+    def _load(self, shard: Shard) -> None:
+        with np.load(self._path(shard.number)) as file:
+            if str(file["layout"]) != self._layouts[shard.number]:
+                raise ValueError(
+                    f"{os.fspath(self._path(shard.number))!r} was expected to hold "
+                    f"{self._layouts[shard.number]}; it holds {file['layout']}. Give the server "
+                    "the model that it was written with, or another directory."
+                )
+            state = {_name(key): file[key] for key in file.files if key != "layout"}
+        shard.load(state, restart=True)
+        self._saved[shard.number] = shard.version
+
+
+def _key(name: str) -> str:
+    return name.replace("/", ".")  # a slash would be a folder in the archive
+
+
+def _name(key: str) -> str:
+    return key.replace(".", "/")

@@ -1,0 +1,436 @@
+"""`ringar.ParameterServer` and `ringar.Downpour`: exact cases, replays, roles, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import ringar
+from ringar import asynchronous
+from tests import one_process
+from tests.keras import common
+from tests.plugin import fast_if
+
+pytestmark = pytest.mark.usefixtures("initialized")
+
+STEPS = 6
+CONTROLS: dict[str, asynchronous.StalenessControl] = {
+    "asynchronous": ringar.Asynchronous("staleness"),
+    "softsync": ringar.SoftSync(1),
+    "hardsync": ringar.HardSync(),
+    "ssp": ringar.StaleSynchronous(1),
+    "backup": ringar.BackupWorkers(0),
+}
+
+
+def sgd() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.05)
+
+
+def adam() -> keras.optimizers.Optimizer:
+    return keras.optimizers.Adam(0.02)
+
+
+def batch_of(worker: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([worker, step])
+    x = rng.standard_normal((8, 6)).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def dense_model() -> keras.Model:
+    model = common.dense_model()
+    model.compile("sgd", "mse")
+    return model
+
+
+def words_of(worker: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([worker, step, 1])
+    words = rng.integers(0, 50, (6, 3))
+    return words, words.sum(axis=1, keepdims=True).astype("float32") / 50
+
+
+def word_model() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Embedding(50, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    model.compile("sgd", "mse")
+    return model
+
+
+def whole_log(server: ringar.ParameterServer) -> list[asynchronous.Entry]:
+    """The log of all shards, on all ranks."""
+    logs = ringar.allgather_object(server.log())
+    return [asynchronous.Entry(*entry) for log in logs for entry in log]
+
+
+def final_values(server: ringar.ParameterServer) -> dict[int, list[np.ndarray]]:
+    """The values of all shards, on all ranks."""
+    own = {number: shard.values() for number, shard in server.shards.items()}
+    return {k: v for of_rank in ringar.allgather_object(own) for k, v in of_rank.items()}
+
+
+def equal(found: dict[int, list[np.ndarray]], expected: Sequence[Sequence[np.ndarray]]) -> None:
+    assert len(found) == len(expected)
+    for number, arrays in enumerate(expected):
+        for one, other in zip(found[number], arrays, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def run(
+    model: keras.Model,
+    batches: Callable[[int, int], Any],
+    make: Callable[[], Any] = sgd,
+    shards: int = 2,
+    **options: Any,
+) -> tuple[list[asynchronous.Entry], dict[int, list[np.ndarray]], list[list[np.ndarray]]]:
+    """Train with a server; return its log and values, and those of a replay in one process."""
+    gradients = asynchronous.gradients_of(model, batches)
+    with ringar.ParameterServer(model, make(), shards, **options) as server:
+        before = server.new_shards([np.array(v) for v in server.variables], make())
+        for step in range(STEPS if server.is_worker else 0):
+            server.push(gradients(server.worker, step, [server.pull()])[0])
+    log, values = whole_log(server), final_values(server)
+    of_shards = asynchronous.gradients_of(model, batches)
+    return log, values, one_process.compute(lambda: asynchronous.replay(log, before, of_shards))
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_replays_have_the_same_bits(control: str, size: int) -> None:
+    log, values, replayed = run(dense_model(), batch_of, control=CONTROLS[control])
+    equal(values, replayed)
+    assert sorted((e.shard, e.worker, e.step) for e in log) == [
+        (shard, worker, step)
+        for shard in range(2)
+        for worker in range(size)
+        for step in range(STEPS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "shards"), [(adam, 3), fast_if(False, sgd, 1), fast_if(False, adam, 4)]
+)
+def test_replays_of_embeddings_and_other_shards(make: Callable[[], Any], shards: int) -> None:
+    _, values, replayed = run(word_model(), words_of, make, shards)
+    equal(values, replayed)
+
+
+def test_a_schedule_forces_the_order_of_another_run() -> None:
+    log, values, _ = run(dense_model(), batch_of)
+    again, repeated, _ = run(dense_model(), batch_of, schedule=log)
+    assert sorted(log) == sorted(again)
+    equal(repeated, [values[number] for number in sorted(values)])
+
+
+@pytest.mark.parametrize(
+    "control",
+    [ringar.HardSync(), ringar.StaleSynchronous(0)],
+    ids=["hardsync", "bulk"],
+)
+def test_synchronous_limits(control: asynchronous.StalenessControl, size: int) -> None:
+    """HardSync is SGD with the mean of all gradients, SSP with bound 0 that with their sum."""
+    _, values, _ = run(dense_model(), batch_of, shards=1, control=control)
+    rate = 0.05 if isinstance(control, ringar.HardSync) else 0.05 * size
+
+    def synchronous() -> list[np.ndarray]:
+        model = dense_model()
+        model.compile(keras.optimizers.SGD(rate), "mse")
+        for step in range(STEPS):
+            batches = [batch_of(worker, step) for worker in range(size)]
+            model.train_on_batch(*(np.concatenate(part) for part in zip(*batches, strict=True)))
+        return [np.array(v) for v in model.trainable_variables]
+
+    for one, other in zip(values[0], one_process.compute(synchronous), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def data_of(worker: int, batches: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
+    x, y = zip(*(batch_of(worker, step) for step in range(batches)), strict=True)
+    return np.concatenate(x), np.concatenate(y)
+
+
+def fit(server: ringar.ParameterServer, model: keras.Model, epochs: int = 1, **options: Any) -> Any:
+    callbacks = options.pop("callbacks", [])
+    model.compile(ringar.Downpour(sgd(), server, **options), "mse")
+    return model.fit(
+        *data_of(server.worker),
+        batch_size=8,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=[ringar.callbacks.Distributed(), *callbacks],
+    )
+
+
+@pytest.mark.ranks(1)
+def test_one_replica_is_serial_sgd() -> None:
+    model, serial = dense_model(), dense_model()
+    with ringar.ParameterServer(model, sgd(), shards=3) as server:
+        history = fit(server, model, epochs=2)
+    serial.compile(sgd(), "mse")
+    expected = serial.fit(*data_of(0), batch_size=8, epochs=2, shuffle=False, verbose=0)
+    assert history.history == expected.history
+    for one, other in zip(model.get_weights(), serial.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"n_fetch": 2, "n_push": 3},
+        {"overlap": True},
+        fast_if(False, {"n_fetch": 3, "overlap": True}),
+        fast_if(False, {"warm_start": 2}),
+    ],
+    ids=str,
+)
+def test_downpour_trains_and_all_end_with_the_servers_values(
+    options: dict[str, Any], size: int
+) -> None:
+    model = dense_model()
+    with ringar.ParameterServer(model, sgd()) as server:
+        history = fit(server, model, epochs=3, **options)
+        assert history.history["loss"][-1] < history.history["loss"][0]
+    pushes = [(e.worker, e.step) for e in whole_log(server) if e.shard == 0 and e.applied]
+    left_out = size - 1 if "warm_start" in options else 0
+    assert (
+        len(pushes) == len(set(pushes)) == size * 3 * STEPS // options.get("n_push", 1) - left_out
+    )
+
+
+def test_easgd_moves_the_center_as_the_paper_says(size: int) -> None:
+    model, twin = dense_model(), dense_model()
+    with ringar.ParameterServer(model, keras.optimizers.SGD(1.0)) as server:
+        model.compile(ringar.EASGD(sgd(), 2, beta=0.8, server=server), "mse")
+        twin.compile(sgd(), "mse")
+        for worker in range(size):  # one after the other
+            if worker == server.worker:
+                center = server.pull()
+                twin.set_weights(model.get_weights())
+                for step in range(2):
+                    twin.train_on_batch(*batch_of(worker, step))
+                    model.train_on_batch(*batch_of(worker, step))
+                moves = [
+                    0.8 / size * (x - c) for x, c in zip(twin.get_weights(), center, strict=True)
+                ]
+                close(model.get_weights(), np.subtract, twin.get_weights(), moves)
+                close(server.pull(), np.add, center, moves)
+            ringar.barrier()
+
+
+def close(found: Any, combine: Callable[..., np.ndarray], some: Any, others: Any) -> None:
+    for one, first, second in zip(found, some, others, strict=True):
+        np.testing.assert_allclose(one, combine(first, second), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_ranks_that_serve_only(size: int, rank: int) -> None:
+    model = dense_model()
+    with ringar.ParameterServer(model, sgd(), servers=[size - 1]) as server:
+        assert server.is_worker == (rank < size - 1)
+        if server.is_worker:
+            fit(server, model, epochs=2)
+        else:
+            with pytest.raises(ringar.errors.MismatchError, match="a rank that works"):
+                server.pull()
+    assert len(server.log()) == (0 if server.is_worker else (size - 1) * 2 * STEPS)
+
+
+def test_learning_rates_of_callbacks_reach_the_shards() -> None:
+    model = dense_model()
+    halve = keras.callbacks.LearningRateScheduler(
+        lambda epoch, rate: rate if epoch == 0 else rate / 2
+    )
+    with ringar.ParameterServer(model, sgd()) as server:
+        fit(server, model, epochs=2, callbacks=[halve])
+    for shard in server.shards.values():
+        assert shard.learning_rate == pytest.approx(0.025)
+
+
+def test_shards_go_on_from_their_files(shared_tmp_path: Path) -> None:
+    model = dense_model()
+    with ringar.ParameterServer(model, adam(), 3, directory=shared_tmp_path / "s") as server:
+        fit(server, model)
+    before = final_values(server)
+    other = dense_model()
+    again = ringar.ParameterServer(other, adam(), 3, directory=shared_tmp_path / "s")
+    equal(final_values(again), [before[number] for number in sorted(before)])
+    of_ranks = ringar.allgather_object([np.array(v) for v in other.trainable_variables])
+    assert all(np.array_equal(a, b) for v in of_ranks for a, b in zip(v, of_ranks[0], strict=True))
+    again.close()
+    with pytest.raises((ValueError, ringar.errors.RankError), match="expected a file of each of 2"):
+        ringar.ParameterServer(other, adam(), 2, directory=shared_tmp_path / "s")
+
+
+def test_histogram_in_stats(size: int) -> None:
+    ringar.reset_stats()
+    model = dense_model()
+    with ringar.ParameterServer(model, sgd(), 1) as server:
+        fit(server, model)
+    found = ringar.stats(by="staleness")
+    counts = asynchronous.staleness_histogram(server.log())
+    assert [found[str(tau)].calls for tau in range(len(counts)) if counts[tau]] == [
+        count for count in counts if count
+    ]
+    assert sum(sum(one) for one in ringar.allgather_object(counts.tolist())) == size * STEPS
+
+
+@pytest.mark.ranks(1)
+def test_a_pull_during_a_publication_has_the_one_before() -> None:
+    """A letter may make several updates: the version jumps, and those in between are no ones."""
+    model = dense_model()
+    with ringar.ParameterServer(model, sgd(), 1) as server:
+        for _ in range(2):
+            server.push([np.ones(v.shape, "float32") for v in server.pull()])
+        before = server.pull()
+        (served,) = server._service._shards
+        put, seen = server._mailboxes.data.put, []
+
+        def slow_put(*args: Any, **kwargs: Any) -> None:
+            put(*args, **kwargs)
+            seen.append(server.replica.pull())
+
+        served.shard.version = 5  # as if three updates had been made
+        served.shard._variables._variables[0].assign_add(1.0 + 0 * before[0])
+        server._mailboxes.data.put = slow_put  # type: ignore[method-assign]
+        served.publish()
+        server._mailboxes.data.put = put  # type: ignore[method-assign]
+        assert len(seen) >= 2
+        for values, versions in seen:
+            assert versions == [2]
+            np.testing.assert_array_equal(values[0], before[0])
+        assert server.replica.pull().versions == [5]
+        np.testing.assert_allclose(server.pull()[0], before[0] + 1.0, rtol=1e-6)
+
+
+def test_closing_pushes_what_has_accrued() -> None:
+    model = dense_model()
+    with ringar.ParameterServer(model, sgd(), 1) as server:
+        model.compile(ringar.Downpour(sgd(), server, n_push=4, n_fetch=4), "mse")
+        for step in range(6):
+            model.train_on_batch(*batch_of(server.worker, step))
+    of_ranks = ringar.allgather_object(len(server.log()))
+    assert sum(of_ranks) == 2 * ringar.size()
+
+
+def test_rows_of_equal_numbers_are_added() -> None:
+    model = word_model()
+    table = model.trainable_variables[0]
+    with ringar.ParameterServer(model, keras.optimizers.SGD(1.0), 2) as server:
+        before = server.pull()[0]
+        others = [None] * (len(server.variables) - 1)
+        wrong = asynchronous.Rows(np.array([1, 2, 3]), np.ones((2, 4), "float32"))
+        with pytest.raises(ringar.errors.MismatchError, match="as many rows of"):
+            server.push([wrong, *others])
+        twice = np.array([7, 40, 7])
+        server.push([asynchronous.Rows(twice, np.ones((3, 4), "float32")), *others])
+        server.pull()
+    (after,) = one_of_all(server, before, table)
+    expected = before.copy()
+    expected[7] -= 2 * ringar.size()
+    expected[40] -= ringar.size()
+    np.testing.assert_allclose(after, expected, rtol=1e-5)
+
+
+def one_of_all(server: ringar.ParameterServer, before: np.ndarray, table: Any) -> list[np.ndarray]:
+    """The table in the end, from the shards that have its rows."""
+    values = final_values(server)
+    parts = [values[number][0] for number in sorted(values)]
+    whole = np.concatenate([part for part in parts if part.shape[1:] == before.shape[1:]])
+    return [whole[: len(before)]]
+
+
+BAD: dict[str, tuple[Callable[[keras.Model], Any], str]] = {
+    "control": (
+        lambda m: ringar.ParameterServer(m, sgd(), servers=None, control=ringar.BackupWorkers(9)),
+        "`backups` must be less than the number of workers",
+    ),
+    "shards": (lambda m: ringar.ParameterServer(m, sgd(), 0), "`shards` must be 1 or more"),
+    "servers": (lambda m: ringar.ParameterServer(m, sgd(), servers=[9]), "different ranks"),
+    "nobody works": (
+        lambda m: ringar.ParameterServer(m, sgd(), servers=range(ringar.size())),
+        "leave a rank that works",
+    ),
+    "no optimizer": (lambda m: ringar.ParameterServer(m, "sgd"), "optimizer of Keras"),
+    "global norm": (
+        lambda m: ringar.ParameterServer(m, keras.optimizers.SGD(global_clipnorm=1.0), 2),
+        "`global_clipnorm` must be None",
+    ),
+    "norm": (
+        lambda m: ringar.ParameterServer(m, keras.optimizers.SGD(clipnorm=1.0), 2),
+        "`clipnorm` uses norms of whole variables",
+    ),
+    "lamb": (
+        lambda m: ringar.ParameterServer(m, keras.optimizers.Lamb(), 2),
+        "Lamb uses norms of whole variables",
+    ),
+    "nothing": (lambda m: ringar.ParameterServer([], sgd()), "at least one variable"),
+    "not built": (
+        lambda m: ringar.ParameterServer(keras.Sequential([keras.layers.Dense(1)]), sgd()),
+        "a model that is built",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments(case: str) -> None:
+    act, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        act(dense_model())
+
+
+def test_bad_pushes_leave_the_server_usable() -> None:
+    model = dense_model()
+    with ringar.ParameterServer(model, sgd(), 2) as server:
+        gradients = [np.ones(v.shape, "float32") for v in model.trainable_variables]
+        with pytest.raises(ringar.errors.MismatchError, match="a pull before the first push"):
+            server.push(gradients)
+        server.pull()
+        with pytest.raises(ringar.errors.MismatchError, match="gradient of .* of shape"):
+            server.push([gradients[0][:1], *gradients[1:]])
+        with pytest.raises(ringar.errors.MismatchError, match="gradients"):
+            server.push(gradients[:1])
+        with pytest.raises(ValueError, match="`n_push` must be a number of steps, 1 or more"):
+            ringar.Downpour(sgd(), server, n_push=0)
+        with pytest.raises(
+            ValueError, match=r"must have the optimizer keras.optimizers.SGD\(1.0\)"
+        ):
+            ringar.EASGD(sgd(), 2, server=server)
+        other = dense_model()
+        other.compile(ringar.Downpour(sgd(), server), "mse")
+        with pytest.raises(ringar.errors.MismatchError, match="variables that are served"):
+            other.train_on_batch(*batch_of(0, 0))
+        model.compile(ringar.Downpour(sgd(), server), "mse", jit_compile=True)
+        with pytest.raises(ringar.errors.UnsupportedError, match="jit_compile=False"):
+            model.train_on_batch(*batch_of(0, 0))
+        server.push(gradients)
+
+
+@pytest.mark.parametrize(
+    ("control", "options", "message"),
+    [
+        (ringar.HardSync(), {"n_fetch": 2}, "needs gradients of the newest version"),
+        (ringar.BackupWorkers(0), {"overlap": True}, "needs gradients of the newest version"),
+        (ringar.StaleSynchronous(2), {"warm_start": 9}, "`warm_start` must be 0 with"),
+    ],
+    ids=str,
+)
+def test_controls_that_wait_refuse_what_would_hang(
+    control: asynchronous.StalenessControl, options: dict[str, Any], message: str
+) -> None:
+    server = ringar.ParameterServer(dense_model(), sgd(), 1, control=control)
+    with server, pytest.raises(ValueError, match=message):
+        ringar.Downpour(sgd(), server, **options)
+
+
+@pytest.mark.ranks(2, 3)
+def test_other_variables_on_a_rank_are_an_error_on_all(rank: int) -> None:
+    width = 2 if rank == 0 else 3
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(width)])
+    with pytest.raises(ValueError, match="variables of the parameter server on every rank"):
+        ringar.ParameterServer(model, sgd())

@@ -1,0 +1,164 @@
+"""Parameter servers when ranks die, stop, are slow, or fail."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from tests.plugin import fast_if, run_job
+
+pytestmark = pytest.mark.job
+
+# Ranks push to two shards of rank 0 in a loop; what one of them does in its step 5 is FAULT.
+PROGRAM = """
+import json, os, signal, subprocess, time
+import keras, numpy as np
+import ringar
+from ringar.asynchronous import StaleSynchronous
+ringar.init(deadline=20)
+rank, steps = ringar.rank(), 12
+model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+control = {control}
+server = ringar.ParameterServer(model, keras.optimizers.SGD(1.0), 2, servers=[0], control=control)
+clocks = []
+try:
+    if server.is_worker:
+        for step in range(steps):
+            server.pull()
+            gradients = [np.full(v.shape, -1.0, "float32") for v in server.variables]
+            if rank == 1 and step == 5:
+                {fault}
+            clocks.append(time.monotonic())
+            server.push(gradients)
+            time.sleep(0.02)
+    server.close()
+except ringar.errors.RingarError as error:
+    print("RESULT", json.dumps(dict(rank=rank, error=str(error))), flush=True)
+    raise SystemExit(0)
+values = [float(v) for shard in server.shards.values() for v in np.unique(shard.values()[-1])]
+log = [list(entry) for entry in server.log()]
+versions = [shard.version for shard in server.shards.values()]
+result = dict(rank=rank, log=log, values=values, versions=versions, clocks=clocks)
+print("RESULT", json.dumps(result), flush=True)
+"""
+
+DIES_IN_MID_PUSH = """
+                write = server._mailboxes.data.put
+                def put(*args, **kwargs):
+                    put.calls = getattr(put, "calls", 0) + 1
+                    if put.calls == CALL:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    write(*args, **kwargs)
+                server._mailboxes.data.put = put
+"""
+
+DIES_AFTER_ITS_LETTER = """
+                server._mailboxes.ring = lambda rank: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+# Under `fit`, rank 1 dies in the middle of an epoch.
+FIT = """
+import json, os, signal
+import keras, numpy as np
+import ringar
+ringar.init(deadline=20)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+x = np.ones((40, 4), "float32")
+
+class Dies(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if ringar.rank() == 1 and batch == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+with ringar.ParameterServer(model, keras.optimizers.SGD(0.01), servers=[0]) as server:
+    if server.is_worker:
+        model.compile(ringar.Downpour("sgd", server), "mse")
+        callbacks = [ringar.callbacks.Distributed(), Dies()]
+        model.fit(x, x.sum(1), batch_size=4, epochs=3, verbose=0, callbacks=callbacks)
+print("RESULT", json.dumps(dict(rank=ringar.rank(), log=[list(e) for e in server.log()])))
+"""
+
+STOPS = """
+                subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
+                os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def results(control: str, fault: str) -> dict[int, dict[str, Any]]:
+    """Run the program on three ranks; return what each printed."""
+    return run(PROGRAM.replace("{control}", control).replace("{fault}", fault.strip()))
+
+
+def run(text: str) -> dict[int, dict[str, Any]]:
+    job = run_job(
+        3,
+        text,
+        launcher_args=["--no-prefix", "--max-failures", "1"],
+        deadline=80,
+    )
+    assert job.code == 0, job.stderr
+    assert not job.leftovers, job.leftovers
+    found = [json.loads(x[7:]) for x in job.stdout.splitlines() if x.startswith("RESULT")]
+    return {one["rank"]: one for one in found}
+
+
+@pytest.mark.parametrize("call", [fast_if(False, 1), 2, fast_if(False, 4)])
+def test_a_worker_killed_in_mid_push_pushes_all_or_nothing_to_a_shard(call: int) -> None:
+    """Two shards: call 1 writes the head for the first one, call 4 is for the second one."""
+    found = results("None", DIES_IN_MID_PUSH.replace("CALL", str(call)))
+    assert sorted(found) == [0, 2]
+    server = found[0]
+    for shard in (0, 1):
+        pushes = [e for e in server["log"] if e[1] == shard]
+        of_worker = {w: [e[3] for e in pushes if e[2] == w] for w in (0, 1)}
+        assert of_worker[1] == list(range(12))
+        assert of_worker[0] in (list(range(5)), list(range(6)))
+        assert server["versions"][shard] == len(pushes)
+
+
+def test_a_letter_of_a_worker_that_has_died_counts() -> None:
+    """It dies between the letter and the bell, to the first shard."""
+    found = results("None", DIES_AFTER_ITS_LETTER)
+    of_dead = [[e[3] for e in found[0]["log"] if e[1:3] == [shard, 0]] for shard in (0, 1)]
+    assert of_dead == [list(range(6)), list(range(5))]
+    assert found[0]["versions"] == [18, 17]
+
+
+def test_fit_goes_on_without_a_worker() -> None:
+    found = run(FIT)
+    assert sorted(found) == [0, 2]
+    of_worker = {w: [e[3] for e in found[0]["log"] if e[2] == w] for w in (0, 1)}
+    assert of_worker == {0: [0, 1, 2], 1: list(range(30))}
+
+
+@pytest.mark.slow
+def test_a_worker_that_stops_holds_the_others_at_the_bound() -> None:
+    found = results("StaleSynchronous(2)", STOPS)
+    clocks = found[2]["clocks"]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(clocks)]
+    assert sum(pause > 1.0 for pause in pauses) == 1
+    assert found[0]["versions"] == [24, 24]
+
+
+@pytest.mark.slow
+def test_no_worker_waits_for_one_that_stops_without_a_bound() -> None:
+    found = results("None", STOPS)
+    clocks = found[2]["clocks"]
+    assert max(later - earlier for earlier, later in itertools.pairwise(clocks)) < 1.0
+    assert found[0]["versions"] == [24, 24]
+
+
+def test_a_server_that_dies_is_named_by_all_workers() -> None:
+    fault = "os.kill(int(server_pid[0]), signal.SIGKILL)"
+    text = PROGRAM.replace(
+        "clocks = []", "clocks = []; server_pid = ringar.allgather(np.array([os.getpid()]))"
+    )
+    text = text.replace("{control}", "None").replace("{fault}", fault)
+    job = run_job(3, text, launcher_args=["--no-prefix", "--max-failures", "1"], deadline=80)
+    found = [json.loads(x[7:]) for x in job.stdout.splitlines() if x.startswith("RESULT")]
+    assert {one["rank"] for one in found} == {1, 2}
+    for one in found:
+        assert "expected rank 0 to be there" in one["error"], one

@@ -1,5 +1,6 @@
 """Keras layers: split over ranks, with statistics of all ranks, with native recurrences."""
 
+from ringar.asynchronous import HogwildEmbedding
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
@@ -10,6 +11,7 @@ __all__ = [
     "Gather",
     "GroupedConv2D",
     "GroupedDense",
+    "HogwildEmbedding",
     "LocalResponseNormalization",
     "ReturnExamples",
     "ScanGRU",

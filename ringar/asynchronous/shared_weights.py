@@ -1,0 +1,309 @@
+"""Weights in memory that the ranks of a host share, and that each of them changes by itself.
+
+Each trainable variable has a window, whose elements lie on the first rank. A rank computes with
+variables of its own, which are copies of what it has read last. Around a step:
+
+    read    of a table the rows of the batch, in its lookup; other variables were read behind the
+            step before
+    step    the optimizer changes this rank's variables
+    add     what it has changed is added to the windows, and the sums are read
+
+The addition is `ringar.Window.update`: an element that nobody has changed since it was read gets
+the new value bit for bit. So ranks whose steps touch different elements, or one rank, compute what
+plain Keras computes.
+
+When an epoch ends, all ranks meet and read all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ringar.collectives import Average, Window, barrier
+from ringar.collectives.compiled import is_compiling
+from ringar.errors import UnsupportedError
+from ringar.job import membership
+from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras import share, sparse
+from ringar.keras.exchange import Exchange
+from ringar.sharding import slots
+from ringar.sharding.cut import cut_of
+
+FIRST = 0
+"""The rank of the process set with which the elements of all windows lie."""
+DTYPES = ("float32", "float64", "int32", "int64")
+"""The dtypes of variables that can be shared."""
+
+_WHOLE = np.zeros(1, np.int64)
+
+
+class SharedVariable:
+    """Hold the elements of a variable in a window, which has them in rows.
+
+    Args:
+        variable: a variable of Keras.
+        number: its number in the model, which names the window.
+        process_set: the ranks that share it.
+        lock: as for `ringar.Window.update`.
+        atomic: as for `ringar.Window.update`.
+
+    Attributes:
+        is_table: whether a step reads and changes some of its rows only.
+    """
+
+    def __init__(
+        self,
+        variable: Any,
+        number: int,
+        process_set: ProcessSet | None,
+        lock: bool,
+        atomic: bool,
+    ) -> None:
+        self.variable = variable
+        self.is_table = is_table(variable)
+        self._shape = tuple(int(length) for length in variable.shape)
+        size = int(np.prod(self._shape, dtype=np.int64))
+        self._width = self._shape[-1] if self.is_table else size
+        length = size if or_all(process_set).rank() == FIRST else 0
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        self._window = Window(length, dtype, process_set, name=f"hogwild/{number}")
+        self._way = {"lock": lock, "atomic": atomic}
+
+    def read_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows as they are now."""
+        return self._window.gather(FIRST, rows, self._width)
+
+    def update(self, rows: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+        """Add what has changed in rows, and return them as they are then."""
+        return self._window.update(FIRST, rows, before, after, **self._way)
+
+    def write(self) -> None:
+        """Put the values of this rank into the window."""
+        self._window.put(FIRST, np.asarray(keras.ops.convert_to_numpy(self.variable)))
+
+    def read(self) -> None:
+        """Give this rank the values of the window."""
+        self.variable.assign(self._window.get(FIRST).reshape(self._shape))
+
+
+class _Change(NamedTuple):
+    """What a step may change: rows of a variable, and their values before it."""
+
+    shared: SharedVariable
+    rows: Any
+    before: Any
+
+
+class SharedWeights(Exchange):
+    """Let ranks train one model, whose weights lie in shared memory.
+
+    Args:
+        lock: whether one rank at a time adds to a chunk.
+        atomic: whether each element is added atomically.
+        process_set: the ranks that train together; None: all.
+    """
+
+    in_every_step = False
+
+    def __init__(self, lock: bool, atomic: bool, process_set: ProcessSet | None) -> None:
+        self.op, self.process_set = Average, process_set
+        self._lock, self._atomic = lock, atomic
+        self._optimizer: Any = None
+        self._steps: tf.Variable | None = None
+        self._shared: dict[int, SharedVariable] = {}
+        self._changes: list[_Change] = []
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one rank."""
+        return or_all(self.process_set).size() == 1
+
+    def renewed(self) -> SharedWeights:
+        """Return an exchange with these settings, and without the state of this one."""
+        return SharedWeights(self._lock, self._atomic, self.process_set)
+
+    def build(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
+        """Open a window for each of `variables`, which are those of all steps. Collective, once."""
+        if self._steps is not None:
+            return
+        _check(optimizer, variables)
+        assert variables is not None
+        self._optimizer = optimizer
+        with tf.init_scope():
+            self._steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="hogwild_steps")
+            for number, variable in enumerate(variables):
+                shared = SharedVariable(
+                    variable, number, self.process_set, self._lock, self._atomic
+                )
+                self._shared[id(variable)] = shared
+                variable._ringar_shared = shared
+            self.begin()
+
+    def variables(self) -> list[Any]:
+        """Return the counter of steps."""
+        return [] if self._steps is None else [self._steps]
+
+    def begin(self) -> None:
+        """Share the weights of the first rank."""
+        if or_all(self.process_set).rank() == FIRST:
+            for shared in self._shared.values():
+                shared.write()
+        self.settle()
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any] | None = None,
+        loss_scale: tf.Tensor | None = None,
+    ) -> list[Any]:
+        """Note the values before the step; return this rank's gradients, one slice per row."""
+        if is_compiling():
+            raise refuse_compiling()
+        merged = [sparse.merged(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+        both = zip(merged, variables or (), strict=True)
+        changes = (self._change(gradient, variable) for gradient, variable in both)
+        self._changes = [change for change in changes if change is not None]
+        return merged
+
+    @tf.autograph.experimental.do_not_convert
+    def after(self) -> None:
+        """Add what the step has changed to the shared weights; read those that are no tables."""
+        assert self._steps is not None
+        changes, self._changes = self._changes, []
+        whole = [change.shared.variable for change in changes if not change.shared.is_table]
+        tensors = [
+            tensor
+            for change in changes
+            for tensor in (change.rows, change.before, _values(change.shared, change.rows))
+        ]
+        # Functions in the graph must not hold tensors of it.
+        act = _Act([change.shared for change in changes])
+        now = tf.numpy_function(act, tensors, [variable.dtype for variable in whole])
+        now = tf.nest.flatten(now)[
+            : len(whole)
+        ]  # a tensor, a list, or an operation without results
+        for variable, value in zip(whole, now, strict=True):
+            variable.assign(tf.ensure_shape(value, variable.shape))
+        size = float(or_all(self.process_set).size())
+        share.record(  # no rank waits for another one in a step: all are idle at once
+            lambda _: tf.constant(size), [None], [next(iter(self._shared.values())).variable]
+        )
+        self._steps.assign_add(1)
+
+    def settle(self) -> None:
+        """Read all shared weights, when no rank changes them."""
+        if self._steps is None:
+            return
+        barrier(name="hogwild", process_set=self.process_set)
+        for shared in self._shared.values():
+            shared.read()
+        barrier(name="hogwild", process_set=self.process_set)
+
+    def steps(self) -> int:
+        """Return the number of steps that this rank has taken."""
+        return 0 if self._steps is None else int(self._steps)
+
+    def counters(self) -> list[Any]:
+        """Return the counters of steps: this one's and the optimizer's."""
+        if self._steps is None:
+            return []
+        return [self._steps, *(one.iterations for one in slots.with_nested(self._optimizer))]
+
+    def _change(self, gradient: Any, variable: Any) -> _Change | None:
+        shared = self._shared.get(id(variable))
+        if shared is None:
+            raise ValueError(
+                "`trainable_variables` must be those of the first step, whose values the ranks "
+                f"share. Received: {getattr(variable, 'path', variable)!r}, which is new"
+            )
+        rows: Any = _WHOLE
+        if shared.is_table:
+            if gradient is None:
+                return None
+            if not isinstance(gradient, tf.IndexedSlices):
+                raise UnsupportedError(
+                    f"The weights of a ringar.layers.HogwildEmbedding, {variable.path!r}, are used "
+                    "otherwise than by lookups (by a regularizer, for example): a step would "
+                    "change all rows. Use keras.layers.Embedding there."
+                )
+            rows = tf.cast(gradient.indices, tf.int64)
+        return _Change(shared, rows, _values(shared, rows))
+
+
+class _Act:
+    """Update shared variables with the arrays of a step; return those that are no tables."""
+
+    def __init__(self, shared: Sequence[SharedVariable]) -> None:
+        self._shared = list(shared)
+
+    def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        found = []
+        for number, shared in enumerate(self._shared):
+            now = shared.update(*arrays[3 * number : 3 * number + 3])
+            if not shared.is_table:
+                found.append(now)
+        return found
+
+
+def is_table(variable: Any) -> bool:
+    """Return whether a layer reads some rows of `variable` only, and reads them in each step."""
+    return getattr(variable, "_ringar_is_table", False)
+
+
+def shared_of(variable: Any) -> SharedVariable | None:
+    """Return the shared elements of `variable`, once ranks share them."""
+    return getattr(variable, "_ringar_shared", None)
+
+
+def refuse_compiling() -> UnsupportedError:
+    """Return the error of a step that XLA compiles."""
+    return UnsupportedError(
+        "XLA cannot compile a step of ringar.Hogwild: it reads and changes memory that other ranks "
+        "change at the same time. Compile the model with jit_compile=False."
+    )
+
+
+def _values(shared: SharedVariable, rows: Any) -> tf.Tensor:
+    """Return this rank's values of what a step may change."""
+    if shared.is_table:
+        return tf.gather(shared.variable.value, rows)
+    return tf.convert_to_tensor(shared.variable)
+
+
+def _check(optimizer: Any, variables: Sequence[Any] | None) -> None:
+    """Raise if `variables` cannot be shared."""
+    if variables is None:
+        raise ValueError(
+            "`trainable_variables` must be passed with the gradients, or the optimizer be built: "
+            "the ranks share their values. Received: trainable_variables=None"
+        )
+    if membership.is_elastic():
+        raise UnsupportedError(
+            "An elastic job (ringarrun --min-np) has no shared weights: they lie with one rank. "
+            "Use ringar.DistributedOptimizer there."
+        )
+    if any(cut_of(variable) is not None for variable in variables):
+        raise UnsupportedError(
+            "A model whose layers are cut has no shared weights: ranks hold parts of it. Use "
+            "ringar.DistributedOptimizer(..., grid=grid) there."
+        )
+    for variable in variables:
+        if variable.dtype not in DTYPES:
+            raise UnsupportedError(
+                f"ringar.Hogwild expected weights of {', '.join(DTYPES)}, received "
+                f"{variable.path!r} of {variable.dtype}: use a dtype policy such as "
+                '"mixed_bfloat16", whose weights are float32.'
+            )
+    accumulates = getattr(optimizer, "gradient_accumulation_steps", None)
+    if accumulates and any(map(is_table, variables)):
+        raise UnsupportedError(
+            "ringar.Hogwild expected an optimizer without gradient_accumulation_steps beside a "
+            f"ringar.layers.HogwildEmbedding, received {accumulates}: a step would change rows of "
+            "former batches. Use larger batches, or keras.layers.Embedding."
+        )

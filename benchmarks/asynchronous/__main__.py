@@ -5,8 +5,10 @@
 
 Trains a model on two hosts of this machine (tests/hosts: namespaces whose link has a rate) in three
 ways that take turns: without any exchange, with gradients in every step, and by `ringar.LocalSGD`.
-A figure is the time of a step, the mean of a period, on all ranks. Weights are compared in the end.
-Exits with 1 if they differ or the job failed; a missed target changes nothing.
+PyTorch, with its PostLocalSGDOptimizer, then does the same in a job of its own on these hosts; the
+report names it if it cannot be installed. A figure is the time of a step, the mean of a period, on
+all ranks. Weights are compared in the end. Exits with 1 if they differ or ringar's job failed; a
+missed target changes nothing.
 """
 
 from __future__ import annotations
@@ -15,25 +17,43 @@ import sys
 from statistics import median
 from typing import Any
 
+from benchmarks.asynchronous import pytorch
 from benchmarks.harness import command, launch, machine, report, results
-from benchmarks.harness.jobs import run_worker
+from benchmarks.harness.jobs import Reports, run_worker
 from benchmarks.harness.processes import JobFailedError
 from benchmarks.harness.targets import Target, table
 from tests.hosts import Hosts, unavailable
 
 WORKER = "benchmarks.asynchronous.local_worker"
+PYTORCH_WORKER = "benchmarks.asynchronous.local_pytorch"
+
+Found = dict[str, dict[str, Any]]
+"""By way: `seconds` of a step, a figure per turn; `bytes` of a step; `wrong`, a number."""
 
 
-def measure(job: dict[str, Any], rate: float, hosts: int) -> dict[str, dict[str, Any]]:
-    """Runs the job; returns the seconds of a step, of each turn, and its bytes, by way.
+def measure(job: dict[str, Any], rate: float, hosts: int) -> tuple[Found, dict[str, str]]:
+    """Runs the jobs of ringar and of PyTorch; returns the figures, and why PyTorch has none.
 
     Raises:
-        JobFailedError: the job failed.
+        JobFailedError: ringar's job failed.
     """
+    missing: dict[str, str] = {}
     with Hosts(hosts, rate_mbit=rate) as places:
         deadline = 120.0 + 30.0 * job["rounds"]
         on_hosts = launch.on_hosts(places, 1, "tcp", ())
-        reports = run_worker(WORKER, job, hosts, deadline=deadline, command=on_hosts)
+        found = by_way(run_worker(WORKER, job, hosts, deadline=deadline, command=on_hosts))
+        try:
+            reports = pytorch.run_worker(
+                PYTORCH_WORKER, job, hosts, deadline=deadline, command=on_hosts
+            )
+            found |= by_way(reports)
+        except JobFailedError as error:
+            missing[pytorch.TITLE] = str(error)
+    return found, missing
+
+
+def by_way(reports: Reports) -> Found:
+    """Returns the figures of a job; the seconds are those of the slowest rank."""
     return {
         name: {
             "seconds": [
@@ -46,7 +66,7 @@ def measure(job: dict[str, Any], rate: float, hosts: int) -> dict[str, dict[str,
     }
 
 
-def targets(found: dict[str, dict[str, Any]], period: int) -> list[Target]:
+def targets(found: Found, period: int) -> list[Target]:
     """Returns the targets of local steps."""
     turns = zip(found["local steps"]["seconds"], found["no exchange"]["seconds"], strict=True)
     more = median(100 * (local / alone - 1) for local, alone in turns)
@@ -57,7 +77,7 @@ def targets(found: dict[str, dict[str, Any]], period: int) -> list[Target]:
     ]
 
 
-def text(found: dict[str, dict[str, Any]], period: int) -> str:
+def text(found: Found, period: int) -> str:
     """Returns the targets, then the figures."""
     rows = [
         [name, *map(report.time_text, (median(s), min(s), max(s))), f"{one['bytes'] / 1e6:.3g} MB"]
@@ -83,14 +103,16 @@ def main(arguments: list[str] | None = None) -> int:
     here = machine.describe()
     job = {"model": options.model, "period": options.period, "rounds": options.rounds}
     try:
-        found = measure(job, options.rate, options.hosts)
+        found, missing = measure(job, options.rate, options.hosts)
     except JobFailedError as error:
         print(error, file=sys.stderr)
         return 1
     print(f"# Local steps, {options.hosts} hosts of {options.rate:g} Mbit/s, {options.model}: "
           f"{machine.headline(here)}\n{text(found, options.period)}")  # fmt: skip
+    print(report.missing_lines(missing), end="")
     tried = {"hosts": [options.hosts], "rounds": [options.rounds], "model": [options.model]}
-    results.keep("asynchronous", here, {"tried": tried, "missing": {}, **found}, options.output)
+    data = {"tried": tried, "missing": missing, **found}
+    results.keep("asynchronous", here, data, options.output)
     return 1 if any(one["wrong"] for one in found.values()) else 0
 
 

@@ -50,10 +50,14 @@ def intel_mpi(environment: Path, ranks: int, program: list[str]) -> list[str]:
 
 def plain(environment: Path, ranks: int, program: list[str]) -> list[str]:
     """Starts processes side by side, told apart by RANK and WORLD_SIZE."""
-    python = environment / "bin/python"
-    python = python if python.exists() else Path(sys.executable)
     spawn = Path(__file__).with_name("spawn.py")
-    return [sys.executable, str(spawn), str(ranks), str(python), *program]
+    return [sys.executable, str(spawn), str(ranks), _python(environment), *program]
+
+
+def _python(environment: Path) -> str:
+    """Returns the Python of an environment, or the one that runs the harness if it has none."""
+    python = environment / "bin/python"
+    return str(python) if python.exists() else sys.executable
 
 
 def one_process(environment: Path, ranks: int, program: list[str]) -> list[str]:
@@ -66,13 +70,16 @@ def on_hosts(
 ) -> Callable[[Path, int, list[str]], list[str]]:
     """Returns a function that starts ranks on hosts of `tests.hosts`.
 
-    With the link "tcp" ringarrun does, else the mpirun of Open MPI with `options`.
+    With the link "tcp" ringarrun does, else the mpirun of Open MPI with `options`. Ranks run in the
+    given environment.
     """
     from tests.hosts import by_tcp, open_mpi
 
     def command(environment: Path, ranks: int, program: list[str]) -> list[str]:
         variables = {"PYTHONPATH": str(machine.ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-        words = [sys.executable, *program]
+        python = _python(environment)
+        # Behind `env`, ringarrun does not expect ringar in an environment that may lack it.
+        words = [*([] if python == sys.executable else ["env"]), python, *program]
         if link == "tcp":
             words = by_tcp(hosts, ranks_per_host, words, variables)
         else:

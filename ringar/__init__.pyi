@@ -1,3 +1,4 @@
+from . import asynchronous as asynchronous
 from . import callbacks as callbacks
 from . import cupy as cupy
 from . import data as data
@@ -6,9 +7,18 @@ from . import errors as errors
 from . import layers as layers
 from . import parallel as parallel
 from .asynchronous import EASGD as EASGD
+from .asynchronous import Asynchronous as Asynchronous
+from .asynchronous import BackupWorkers as BackupWorkers
+from .asynchronous import Codistillation as Codistillation
 from .asynchronous import DiLoCo as DiLoCo
+from .asynchronous import Downpour as Downpour
+from .asynchronous import HardSync as HardSync
+from .asynchronous import Hogwild as Hogwild
 from .asynchronous import LocalSGD as LocalSGD
+from .asynchronous import ParameterServer as ParameterServer
 from .asynchronous import SlowMo as SlowMo
+from .asynchronous import SoftSync as SoftSync
+from .asynchronous import StaleSynchronous as StaleSynchronous
 from .collectives import Average as Average
 from .collectives import Max as Max
 from .collectives import Min as Min

@@ -1,9 +1,48 @@
 """Training without an exchange in every step.
 
-Each function takes an optimizer of Keras, as `ringar.DistributedOptimizer` does, and returns it
-with another way of exchanging. `compile`, `fit`, callbacks and files work as with that one.
+Functions such as `ringar.LocalSGD` take an optimizer of Keras, as `ringar.DistributedOptimizer`
+does, and return it with another way of exchanging. `compile`, `fit`, callbacks and files work as
+with that one. `ringar.Codistillation` takes a model, and exchanges between groups of ranks.
+
+Controls such as `ringar.SoftSync` say what a shard of a parameter server does with the pushes of
+workers. Runs of such shards can be replayed and simulated in one process, by the functions here.
 """
 
-from ringar.asynchronous.local_sgd import EASGD, DiLoCo, LocalSGD, SlowMo
+from ringar.asynchronous.codistillation import Codistillation as Codistillation
+from ringar.asynchronous.downpour import Downpour as Downpour
+from ringar.asynchronous.gradients import Gradient, Rows
+from ringar.asynchronous.hogwild import Hogwild as Hogwild
+from ringar.asynchronous.hogwild_embedding import HogwildEmbedding as HogwildEmbedding
+from ringar.asynchronous.local_sgd import EASGD as EASGD
+from ringar.asynchronous.local_sgd import DiLoCo as DiLoCo
+from ringar.asynchronous.local_sgd import LocalSGD as LocalSGD
+from ringar.asynchronous.local_sgd import SlowMo as SlowMo
+from ringar.asynchronous.log import Entry, staleness_histogram
+from ringar.asynchronous.model_gradients import gradients_of
+from ringar.asynchronous.parameter_server import ParameterServer as ParameterServer
+from ringar.asynchronous.replay import replay
+from ringar.asynchronous.shard import Push, Shard
+from ringar.asynchronous.simulation import Gradients, simulate
+from ringar.asynchronous.staleness import Asynchronous as Asynchronous
+from ringar.asynchronous.staleness import BackupWorkers as BackupWorkers
+from ringar.asynchronous.staleness import HardSync as HardSync
+from ringar.asynchronous.staleness import SoftSync as SoftSync
+from ringar.asynchronous.staleness import StalenessControl
+from ringar.asynchronous.staleness import StaleSynchronous as StaleSynchronous
+from ringar.asynchronous.turnstile import Turnstile
 
-__all__ = ["EASGD", "DiLoCo", "LocalSGD", "SlowMo"]
+# Beside those that are names of `ringar` itself.
+__all__ = [
+    "Entry",
+    "Gradient",
+    "Gradients",
+    "Push",
+    "Rows",
+    "Shard",
+    "StalenessControl",
+    "Turnstile",
+    "gradients_of",
+    "replay",
+    "simulate",
+    "staleness_histogram",
+]

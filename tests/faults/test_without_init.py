@@ -48,6 +48,9 @@ OTHERS = [
     "LocalSGD",
     "DiLoCo",
     "EASGD",
+    "Codistillation",
+    "Hogwild",
+    "ParameterServer",
     "Window",
 ]
 ON_GPUS = [
@@ -66,8 +69,8 @@ ON_GPUS = [
 FREE = {
     *("init", "shutdown", "is_initialized", "stop_timeline", "DistributedOptimizer"),
     *("stats", "reset_stats", "run", "empty"),
-    # These begin with a collective or ask for the rank.
-    *("join", "load_model", "predict", "separate_seeds", "set_random_seed"),
+    # These take what there is after init only, begin with a collective, or ask for the rank.
+    *("Downpour", "join", "load_model", "predict", "separate_seeds", "set_random_seed"),
 }
 #: Of ringar.cupy.
 FREE_ON_GPUS = {"scan"}

@@ -11,6 +11,7 @@ SCRIPT = ROOT / "tests" / "types" / "user_script.py"
 
 #: Modules below `ringar`, and their files: each name in `__all__` is public.
 MODULES = {
+    "asynchronous": "ringar/asynchronous/__init__.py",
     "callbacks": "ringar/callbacks.py",
     "cost_model": "ringar/job/cost_model.py",
     "data": "ringar/data/__init__.py",

@@ -13,7 +13,17 @@ import numpy as np
 import tensorflow as tf
 
 import ringar
-from ringar import callbacks, cost_model, data, elastic, errors, layers, parallel, threads
+from ringar import (
+    asynchronous,
+    callbacks,
+    cost_model,
+    data,
+    elastic,
+    errors,
+    layers,
+    parallel,
+    threads,
+)
 
 if TYPE_CHECKING:
     import cupy
@@ -45,6 +55,8 @@ def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
     ringar.LocalSGD("adam", lambda step: 1 + step // 10, average="parameters+slots")
     ringar.DiLoCo("adam", 500, compression=ringar.Compression.bf16)
     assert_type(ringar.EASGD("sgd", beta=0.9), keras.optimizers.Optimizer)
+    ringar.Codistillation(model, 2, alpha=0.5, distance="mse", burn_in=10, exchange_period=20)
+    ringar.Hogwild("sgd", atomic=False, lock=True)
     ringar.set_random_seed(1)
     several: list[keras.callbacks.Callback] = [
         callbacks.Distributed(),
@@ -62,6 +74,34 @@ def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
     assert_type(ringar.join(model.optimizer), int)
     ringar.load_model("saved.keras", op=ringar.Sum, bucket_bytes=1 << 20)
     return {name: [float(value) for value in values] for name, values in history.history.items()}
+
+
+def simulate(model: keras.Model, control: ringar.SoftSync | ringar.HardSync) -> None:
+    values = [np.zeros((4, 2), np.float32)]
+    shards = [asynchronous.Shard(0, values, keras.optimizers.SGD(), control, workers=2)]
+    rows = asynchronous.Rows(np.array([1]), np.ones((1, 2), np.float32))
+    changes = shards[0].take(asynchronous.Push(0, 0, 0, [rows]))
+    assert_type(changes, bool)
+    gradients = asynchronous.gradients_of(model, lambda worker, step: (values, None))
+    log = asynchronous.simulate(shards, gradients, 2, lambda rng, worker: rng.normal(), 1, 10)
+    assert_type(log, list[asynchronous.Entry])
+    assert_type(asynchronous.replay(log, shards, gradients), list[list[np.ndarray]])
+    assert_type(asynchronous.staleness_histogram(log), np.ndarray)
+    assert_type(asynchronous.Turnstile(log, shard=0).next(), tuple[int, int] | None)
+    print(ringar.Asynchronous("staleness"), ringar.StaleSynchronous(3), ringar.BackupWorkers(1))
+
+
+def serve(model: keras.Model) -> keras.optimizers.Optimizer:
+    server = ringar.ParameterServer(
+        model, keras.optimizers.SGD(), 2, servers=[0], control=ringar.StaleSynchronous(3)
+    )
+    with server:
+        if server.is_worker:
+            values = server.pull()
+            assert_type(values, list[np.ndarray])
+            server.push([np.zeros_like(value) for value in values])
+        assert_type(server.log(), list[asynchronous.Entry])
+    return ringar.Downpour("sgd", server, n_fetch=2, n_push=2, warm_start=10, overlap=True)
 
 
 @elastic.run
@@ -113,6 +153,10 @@ def collectives(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Non
         window.accumulate(0, window.local, atomic=True)
         window.accumulate(0, window.local, lock=False)
         window.fetch_add(0, 1, 2.5)
+        rows = np.array([3, 1])
+        read = window.gather(0, rows, 2, out=np.empty((2, 2)))
+        window.scatter_add(0, [3, 1], read, atomic=True)
+        assert_type(window.update(0, rows, read, read + 1, lock=False), np.ndarray)
     received = ringar.recv(tf.TensorSpec([2], tf.float32), 1)
     print(received)
 
@@ -143,6 +187,7 @@ def cut(model: keras.Model) -> keras.Model:
             layers.GroupedConv2D(8, (3, 3), groups=2),
             layers.Gather(),
             layers.GroupedDense(4, groups=2),
+            layers.HogwildEmbedding(10, 4),
             layers.SplitDense(4, writes="addend"),
             layers.Sum(),
             layers.ReturnExamples(),

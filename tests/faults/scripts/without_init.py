@@ -56,6 +56,9 @@ OBJECTS: dict[str, Callable[[], object]] = {
     "LocalSGD": lambda: ringar.LocalSGD("sgd"),
     "DiLoCo": lambda: ringar.DiLoCo("sgd"),
     "EASGD": lambda: ringar.EASGD("sgd"),
+    "Codistillation": lambda: ringar.Codistillation(keras.Sequential()),
+    "Hogwild": lambda: ringar.Hogwild("sgd"),
+    "ParameterServer": lambda: ringar.ParameterServer([], keras.optimizers.SGD()),
     "Window": lambda: ringar.Window(4),
 }
 

@@ -27,6 +27,8 @@ class Variables:
         values: the values to begin with.
         optimizer: an optimizer of Keras that is not built.
         names: the variables' names, as in the model.
+        traced: whether an update is a `tf.function`, which needs a free thread of TensorFlow's
+            pool. Else its ops run one by one, in the caller's thread.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Variables:
         values: Sequence[np.ndarray],
         optimizer: keras.optimizers.Optimizer,
         names: Sequence[str],
+        traced: bool = True,
     ) -> None:
         _check(optimizer)
         names = names or [f"variable_{index}" for index in range(len(values))]
@@ -42,7 +45,7 @@ class Variables:
                 "`names` must have a name per array of `values`. "
                 f"Received: {len(names)} names, {len(values)} arrays"
             )
-        self.optimizer = optimizer
+        self.optimizer, self._traced = optimizer, traced
         with tf.init_scope():
             self._variables = [_variable(*pair) for pair in zip(values, names, strict=True)]
             optimizer.build(self._variables)
@@ -131,6 +134,8 @@ class Variables:
                     counter = getattr(self.optimizer, "_iterations", self.optimizer.iterations)
                     counter.assign_add(1)
 
+        if not self._traced:
+            return step
         traced: Callable[..., None] = tf.function(step, input_signature=signature, autograph=False)
         return traced
 

@@ -3,17 +3,18 @@
 Each rank has a part of two windows. In that of a rank which serves shards lie, per shard:
 
     data      values | values | mailbox of worker 0 | mailbox of worker 1 | ...
-    control   published | letter 0, answer 0 | letter 1, answer 1 | ...
+    control   published | header 0, ack 0 | header 1, ack 1 | ...
 
 *Pull.* A shard has two buffers for its values, used in turn: each publication goes to the other
 one. `published` tells the newest publication and its version, and which publication is being
 written. So a worker has read one version, whole, if its buffer was not begun anew meanwhile.
 
-*Push.* A worker writes its gradients to its mailbox, then a letter with a new number to `control`,
-and rings. The shard reads the gradients where they lie, and answers with the number: the mailbox is
-free again. A worker that dies before the letter has pushed nothing, one that dies after it all.
+*Push.* A worker writes its gradients to its mailbox, then a header with a new number to `control`,
+and rings. The shard reads the gradients where they lie, and acknowledges the number: the mailbox
+is free again. A worker that dies before the header has pushed nothing, one that dies after it all.
 
-A letter, an answer and `published` are one chunk of the window each, and so seen whole or not.
+A header, an acknowledgement (ack) and `published` are a chunk of the window each, and so seen whole
+or not at all.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Published(NamedTuple):
     """Tell what lies in a shard's buffers.
 
     Attributes:
-        version: that of the newest publication. A letter may make several updates, and so the
+        version: that of the newest publication. A push may make several updates, and so the
             versions in between are not published.
         publication: the number of the newest publication.
         writing: the number of the one that is being written, or of the newest.
@@ -62,15 +63,15 @@ class Published(NamedTuple):
         return later.writing >= self.publication + 2
 
 
-class Letter(NamedTuple):
+class Header(NamedTuple):
     """Tell of a push.
 
     Attributes:
-        number: of the worker's letters to the shard, from 1.
+        number: of the worker's headers to the shard, from 1.
         version: that of the values which the gradients were computed from.
         step: the number of the worker's push, from 0.
         rate: the bits of the factor by which the worker has changed its learning rate.
-        has_ended: whether the worker pushes no more. Such a letter has no gradients.
+        has_ended: whether the worker pushes no more. Such a header comes without gradients.
     """
 
     number: int
@@ -81,14 +82,14 @@ class Letter(NamedTuple):
 
 
 PULLED = 5
-"""The place, in the record of a letter, of the number of steps for which the worker has pulled.
+"""The place, in the record of a header, of the number of steps for which the worker has pulled.
 
 Only runs with a `ringar.asynchronous.Turnstile` write it.
 """
 
 
-class Answer(NamedTuple):
-    """Tell a worker which of its letters was taken, and before which push it must wait."""
+class Ack(NamedTuple):
+    """Tell a worker which of its headers was taken, and before which push it must wait."""
 
     taken: int
     limit: int
@@ -128,13 +129,13 @@ class ShardPlace:
         """Return the first number of `published`."""
         return self._control * _RECORD
 
-    def letter_at(self, worker: int) -> int:
-        """Return the first number of a worker's letter; its answer follows."""
+    def header_at(self, worker: int) -> int:
+        """Return the first number of a worker's header; its acknowledgement follows."""
         return (self._control + 1 + 2 * worker) * _RECORD
 
-    def answer_at(self, worker: int) -> int:
-        """Return the first number of the answer to a worker."""
-        return self.letter_at(worker) + _RECORD
+    def ack_at(self, worker: int) -> int:
+        """Return the first number of the acknowledgement to a worker."""
+        return self.header_at(worker) + _RECORD
 
     def views(self, memory: np.ndarray) -> Arrays:
         """Return an array per piece on bytes that hold values."""
@@ -202,7 +203,7 @@ class Mailboxes:
         name: str,
     ) -> None:
         self.shards: list[ShardPlace] = []
-        ends = dict.fromkeys(range(process_set.size()), (0, 1))  # the first record is the bell
+        ends = dict.fromkeys(range(process_set.size()), (0, 1))  # the first record is the doorbell
         for pieces, rank in zip(shards, servers, strict=True):
             shard = ShardPlace(rank, pieces, workers, *ends[rank])
             ends[rank] = shard.data_end, shard.control_end
@@ -227,12 +228,12 @@ class Mailboxes:
 
     def tell_pulled(self, shard: ShardPlace, worker: int, steps: int) -> None:
         """Tell a shard for how many steps a worker has pulled."""
-        at = shard.letter_at(worker) + PULLED
+        at = shard.header_at(worker) + PULLED
         self.control.put(shard.rank, np.array([steps], np.int64), at)
         self.ring(shard.rank)
 
     def ring(self, rank: int) -> None:
-        """Tell a rank that there is a letter."""
+        """Tell a rank that there is a push."""
         self.control.fetch_add(rank, 0, 1)
 
 

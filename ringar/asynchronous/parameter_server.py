@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
 
 import keras
 import numpy as np
 
+from ringar.asynchronous import server_arguments
 from ringar.asynchronous.gradients import Gradient
 from ringar.asynchronous.log import Entry
 from ringar.asynchronous.mailboxes import Mailboxes
-from ringar.asynchronous.partition import Description, Piece, describe, partition
+from ringar.asynchronous.partition import Description, describe, partition
 from ringar.asynchronous.replica import Replica
 from ringar.asynchronous.service import Service
 from ringar.asynchronous.shard import Shard
@@ -30,9 +30,6 @@ from ringar.errors import DeadlineError, MismatchError, RingarError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, add_process_set, or_all
 from ringar.keras import checks
-from ringar.keras.optimizer import is_distributed
-from ringar.sharding.cut import cut_of
-from ringar.sharding.slots import NOT_ELEMENTWISE, inner_optimizer, with_nested
 
 
 class ParameterServer:
@@ -103,18 +100,20 @@ class ParameterServer:
         self._deadline = place.require("ringar.ParameterServer()").deadline
         self._ranks = or_all(process_set)
         self._name = name
-        self.variables = _variables(model_or_variables)
-        serving, working = _roles(servers, self._ranks.size())
+        self.variables = server_arguments.variables_of(model_or_variables)
+        serving, working = server_arguments.roles(servers, self._ranks.size())
+        # Else a worker that waits in a step for shards of its rank holds threads of TensorFlow.
+        self._serves_only = servers is not None
         shards = len(serving) if shards is None else shards
         control = Asynchronous() if control is None else control
-        _check(optimizer, shards, save_every)
+        server_arguments.check(optimizer, shards, save_every)
         control.judge(len(working))  # raises, if it does not fit
         self.workers = self._worker_set(working)
         self.is_worker = self.workers.included()
         self.worker = self.workers.rank()
         described = [describe(variable) for variable in self.variables]
         self._pieces = partition(described, shards)
-        _check_cut(optimizer, self._pieces)
+        server_arguments.check_cut(optimizer, self._pieces)
         servers_of = [serving[number % len(serving)] for number in range(shards)]
         self._agree(described, servers_of, control, optimizer)
         broadcast_variables(self.variables, self._ranks.ranks[0], process_set=process_set)
@@ -258,7 +257,7 @@ class ParameterServer:
 
     def _wait_for_workers(self) -> None:
         while not self._service.join(0.05):
-            silent = time.monotonic() - self._service.last_letter
+            silent = time.monotonic() - self._service.last_push
             if silent > self._deadline:
                 raise DeadlineError(
                     Call("window", name=self._name).refusal(
@@ -287,7 +286,7 @@ class ParameterServer:
             "variables": [(v.shape, v.dtype) for v in described],
             "shards": list(servers),
             "control": repr(control),
-            "optimizer": f"{optimizer.__class__.__name__} {_settings(optimizer)}",
+            "optimizer": f"{optimizer.__class__.__name__} {server_arguments.settings(optimizer)}",
         }
         name = f"{self._name}/start"
         of_ranks = allgather_object(own, name=name, process_set=self._ranks)
@@ -309,96 +308,18 @@ class ParameterServer:
             self.control,
             self.workers.size(),
             [piece.name for piece in pieces],
+            traced=self._serves_only,
         )
 
-    def check_variables(self, variables: Sequence[Any] | None) -> None:
+    def check_variables(self, variables: Sequence[keras.Variable] | None) -> None:
         """Raise a MismatchError unless these are the variables that are served, in this order."""
         given = list(variables or ())
         if [id(variable) for variable in given] != [id(variable) for variable in self.variables]:
             raise self._refusal(
                 f"an optimizer of the {len(self.variables)} variables that are served",
-                f"one of {len(given)}: {', '.join(_name(v) for v in given[:5])}",
+                f"one of {len(given)}: {', '.join(describe(v).name for v in given[:5])}",
                 "Make the server of the model that is trained.",
             )
 
     def _refusal(self, expected: str, received: str, remedy: str) -> MismatchError:
         return MismatchError(Call("window", name=self._name).refusal(expected, received, remedy))
-
-
-def _variables(given: keras.Model | Sequence[keras.Variable]) -> list[Any]:
-    if isinstance(given, keras.Model) and not given.built:
-        raise ValueError(
-            "ringar.ParameterServer expected a model that is built; received "
-            f"{given.name!r} without weights. Give it a keras.Input, or call it on a batch."
-        )
-    found = list(given.trainable_variables if isinstance(given, keras.Model) else given)
-    if not found:
-        raise ValueError("ringar.ParameterServer expected at least one variable; received none.")
-    if any(cut_of(variable) is not None for variable in found):
-        raise ValueError(
-            "ringar.ParameterServer expected variables that each rank has as a whole; received "
-            "some of layers that are split."
-        )
-    return found
-
-
-def _roles(servers: Sequence[int] | None, size: int) -> tuple[list[int], list[int]]:
-    """Return the ranks that serve, and those that work."""
-    if servers is None:
-        return list(range(size)), list(range(size))
-    serving = list(servers)
-    working = [rank for rank in range(size) if rank not in serving]
-    if not serving or len(set(serving)) != len(serving) or not set(serving) <= set(range(size)):
-        raise ValueError(
-            f"`servers` must be different ranks from 0 to {size - 1}, at least one. "
-            f"Received: {servers}"
-        )
-    if not working:
-        raise ValueError(f"`servers` must leave a rank that works. Received: {servers}")
-    return serving, working
-
-
-def _check(optimizer: object, shards: int, save_every: int | None) -> None:
-    if not isinstance(optimizer, keras.optimizers.Optimizer) or is_distributed(optimizer):
-        raise ValueError(
-            "`optimizer` must be an optimizer of Keras that is not distributed. "
-            f"Received: {optimizer!r}"
-        )
-    if optimizer.built or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "`optimizer` must be a new one, without slots and without a scale of the loss: each "
-            "shard has a copy of it. Received: "
-            f"{'one that was built' if optimizer.built else 'a LossScaleOptimizer'}"
-        )
-    if shards < 1:
-        raise ValueError(f"`shards` must be 1 or more. Received: {shards}")
-    if save_every is not None and save_every < 1:
-        raise ValueError(f"`save_every` must be 1 or more updates. Received: {save_every}")
-
-
-def _check_cut(optimizer: keras.optimizers.Optimizer, pieces: Sequence[Sequence[Piece]]) -> None:
-    """Expect no optimizer that needs what is on another shard."""
-    its = [inner_optimizer(one) for one in with_nested(optimizer)]
-    if len(pieces) > 1 and any(one.global_clipnorm for one in its):
-        raise ValueError(
-            "`global_clipnorm` must be None with several shards, which have a part of the gradient "
-            f"each. Received: {optimizer.global_clipnorm} and {len(pieces)} shards. Pass shards=1, "
-            "or `clipvalue`."
-        )
-    cut = [piece.name for of_shard in pieces for piece in of_shard if not piece.is_whole]
-    names = [one.__class__.__name__ for one in its if one.__class__.__name__ in NOT_ELEMENTWISE]
-    if cut and (names or any(one.clipnorm for one in its)):
-        raise ValueError(
-            "`optimizer` must treat each element by itself where variables are cut: "
-            f"{names[0] if names else '`clipnorm`'} uses norms of whole variables. Received: "
-            f"shards that cut {', '.join(cut[:4])}. Pass shards=1, or another optimizer."
-        )
-
-
-def _settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """Return the arguments of an optimizer that are not its own choice on each rank."""
-    return {key: value for key, value in optimizer.get_config().items() if key != "name"}
-
-
-def _name(variable: Any) -> str:
-    return str(getattr(variable, "path", variable.name))

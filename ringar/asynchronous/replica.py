@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from ringar.asynchronous.gradients import Gradient, Rows
-from ringar.asynchronous.mailboxes import Answer, Letter, Mailboxes, Published, ShardPlace
+from ringar.asynchronous.mailboxes import Ack, Header, Mailboxes, Published, ShardPlace
 from ringar.asynchronous.partition import Description, whole_values
 from ringar.asynchronous.turnstile import Turnstile
 from ringar.collectives import empty
@@ -50,7 +50,7 @@ class Replica:
         self._mailboxes, self._variables, self._worker = mailboxes, list(variables), worker
         self._deadline, self._call = deadline, Call("window", name=name)
         self._turnstiles = turnstiles
-        self._letters = 0  # to each shard
+        self._headers = 0  # to each shard
         self.pushes = 0
 
     def pull(self) -> Pulled:
@@ -94,13 +94,13 @@ class Replica:
         self.wait_until_taken()
         self.wait_for_turn()
         bits = int(np.float64(rate).view(np.int64))
-        self._letters += 1
+        self._headers += 1
         for shard, version in zip(self._mailboxes.shards, versions, strict=True):
             own = [piece.of_gradient(gradients[piece.variable]) for piece in shard.pieces]
             mailbox = shard.mailbox_at(self._worker)
             for offset, array in shard.parts(own):
                 self._mailboxes.data.put(shard.rank, array, mailbox + offset)
-            self._send(shard, Letter(self._letters, version, self.pushes, bits, 0))
+            self._send(shard, Header(self._headers, version, self.pushes, bits, 0))
         self.pushes += 1
 
     def end(self, wait: bool = True) -> None:
@@ -111,21 +111,21 @@ class Replica:
         """
         if wait:
             self.wait_until_taken()
-        self._letters += 1
+        self._headers += 1
         for shard in self._mailboxes.shards:
-            self._send(shard, Letter(self._letters, 0, self.pushes, 0, 1))
+            self._send(shard, Header(self._headers, 0, self.pushes, 0, 1))
 
     def wait_until_taken(self) -> None:
         """Wait until the shards have taken this worker's last push."""
         for shard in self._mailboxes.shards:
-            self._wait(shard, lambda answer: answer.taken >= self._letters, "take a push")
+            self._wait(shard, lambda ack: ack.taken >= self._headers, "take a push")
 
     def wait_for_turn(self) -> None:
         """Wait until this worker may compute its next gradient: others may be too far behind."""
         for shard in self._mailboxes.shards:
             self._wait(
                 shard,
-                lambda answer: answer.limit > self.pushes,
+                lambda ack: ack.limit > self.pushes,
                 "let this worker go on, which the others' pushes must do",
             )
 
@@ -143,8 +143,8 @@ class Replica:
                 self._give_up(self._mailboxes.shards[slowest], f"come to version {version}")
             time.sleep(_LONGEST)
 
-    def _send(self, shard: ShardPlace, letter: Letter) -> None:
-        self._mailboxes.write(shard.rank, shard.letter_at(self._worker), letter)
+    def _send(self, shard: ShardPlace, header: Header) -> None:
+        self._mailboxes.write(shard.rank, shard.header_at(self._worker), header)
         self._mailboxes.ring(shard.rank)
 
     def _pull(self, shard: ShardPlace) -> tuple[int, list[np.ndarray]]:
@@ -185,12 +185,12 @@ class Replica:
             )
         return found
 
-    def _wait(self, shard: ShardPlace, is_done: Callable[[Answer], bool], what: str) -> None:
+    def _wait(self, shard: ShardPlace, is_done: Callable[[Ack], bool], what: str) -> None:
         begin = time.monotonic()
         looks = 0
         while True:
-            answer = Answer(*self._mailboxes.read(shard.rank, shard.answer_at(self._worker))[:2])
-            if is_done(answer):
+            ack = Ack(*self._mailboxes.read(shard.rank, shard.ack_at(self._worker))[:2])
+            if is_done(ack):
                 return
             waited = time.monotonic() - begin
             looks += 1
@@ -204,7 +204,7 @@ class Replica:
         raise DeadlineError(
             self._call.refusal(
                 f"the shard of rank {shard.rank} to {what} within {self._deadline:g} s",
-                f"no answer to push {self.pushes}",
+                f"no acknowledgement of push {self.pushes}",
                 "If it is only slow, raise the deadline (ringar.init(deadline=...), "
                 "RINGAR_DEADLINE or ringarrun --deadline).",
             )

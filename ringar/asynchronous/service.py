@@ -1,8 +1,8 @@
-"""The thread of a rank that serves shards: takes letters, applies them, publishes, answers.
+"""The thread of a rank that serves shards: takes pushes, applies, publishes, acknowledges.
 
-It waits for its bell, takes the letters that have come, one at a time, and hands each to its shard
-(`ringar.asynchronous.shard`), which applies, holds or drops it. New values are published before the
-answer, so that a worker that has got an answer finds them.
+It waits for its doorbell, takes the pushes that have come, one at a time, and hands each to its
+shard (`ringar.asynchronous.shard`), which applies, holds or drops it. New values are published
+before the acknowledgement, so that a worker that has got one finds them.
 
 The thread ends when all workers have ended or died. An error of a shard ends it, too, and tells the
 workers in `published`.
@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from tensorflow.python.eager import context
 
 from ringar.asynchronous.mailboxes import (
     PULLED,
-    Answer,
-    Letter,
+    Ack,
+    Header,
     Mailboxes,
     Published,
     ShardPlace,
@@ -32,7 +31,7 @@ from ringar.job import log
 
 _log = log.logger(__name__)
 
-_SHORTEST, _LONGEST = 50e-6, 2e-3  # seconds between looks at the bell; in between, an eighth
+_SHORTEST, _LONGEST = 50e-6, 2e-3  # seconds between looks at the doorbell; in between, an eighth
 _LOOK_AFTER_WORKERS = 0.5  # seconds
 
 
@@ -68,12 +67,12 @@ class Service:
         self._missing = set(range(len(workers))) if shards else set()
         self._dead: dict[int, PeerLostError] = {}  # found by the watch, not yet left out
         self.failure: Exception | None = None
-        self.last_letter = time.monotonic()
+        self.last_push = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="ringar shards", daemon=True)
         watch = threading.Thread(target=self._watch, name="ringar watch", daemon=True)
         for served in self._shards:
             served.publish()
-            served.answer()
+            served.acknowledge()
         self._thread.start()
         watch.start()
 
@@ -89,9 +88,7 @@ class Service:
 
     def _run(self) -> None:
         try:
-            # All ops of an update run in this thread: those of TensorFlow's pool may wait for it.
-            with context.function_executor_type("SINGLE_THREADED_EXECUTOR"):
-                self._serve()
+            self._serve()
         except NotInitializedError:
             return  # ringar was shut down
         except Exception as error:
@@ -101,20 +98,20 @@ class Service:
                 served.tell_failure()
 
     def _serve(self) -> None:
-        bell = self._mailboxes.control.local[:1]
+        doorbell = self._mailboxes.control.local[:1]
         heard, since = -1, time.monotonic()
         while self._missing:
             self._leave_out_dead()
-            rung = int(bell[0])
-            if rung != heard and self._take_letters():
-                since = self.last_letter = time.monotonic()
+            rung = int(doorbell[0])
+            if rung != heard and self._take_pushes():
+                since = self.last_push = time.monotonic()
                 continue  # without having heard: there may be more
             heard = rung
             waited = time.monotonic() - since
             time.sleep(min(max(waited / 8, _SHORTEST), _LONGEST))
 
-    def _take_letters(self) -> bool:
-        """Take a letter to each shard; return whether there was one."""
+    def _take_pushes(self) -> bool:
+        """Take a push to each shard; return whether there was one."""
         found = False
         for served in self._shards:
             worker = served.next()
@@ -139,7 +136,7 @@ class Service:
             rank = self._workers[worker]
             _log.warning("The shards of this rank go on without rank %d: %s", rank, error)
             for served in self._shards:
-                if served.has_letter(worker):
+                if served.has_push(worker):
                     self._take(served, worker)
                 served.leave(worker)
             self._missing.discard(worker)
@@ -174,20 +171,20 @@ class _Served:
         self._mailboxes, self._workers = mailboxes, workers
         self._place: ShardPlace = mailboxes.shards[shard.number]
         self._taken = np.zeros(workers, np.int64)
-        self._last = -1  # the worker whose letter was taken last
+        self._last = -1  # the worker whose push was taken last
         self._published = Published(0, -1, -1, 0)
         self._rate, self._factor = shard.learning_rate, 1.0
-        self._answers = [Answer(0, 0)] * workers
-        # The numbers of the workers' letters, where they are written.
-        first = self._place.letter_at(0)
-        letters = mailboxes.control.local[first : first + 16 * workers]
-        letters = letters.reshape(workers, 16)
-        self._numbers, self._pulled = letters[:, 0], letters[:, PULLED]
+        self._acks = [Ack(0, 0)] * workers
+        # The numbers of the workers' headers, where they are written.
+        first = self._place.header_at(0)
+        headers = mailboxes.control.local[first : first + 16 * workers]
+        headers = headers.reshape(workers, 16)
+        self._numbers, self._pulled = headers[:, 0], headers[:, PULLED]
 
     def next(self) -> int | None:
-        """Return the worker whose letter is taken next; None if there is none yet.
+        """Return the worker whose push is taken next; None if there is none yet.
 
-        Workers take turns: the next one is the first behind the last one that has a letter.
+        Workers take turns: the next one is the first behind the last one that has pushed.
         """
         waiting = [int(w) for w in np.flatnonzero(self._numbers != self._taken)]
         waiting = [worker for worker in waiting if not self.ended[worker]]
@@ -195,7 +192,7 @@ class _Served:
             return min(waiting, key=lambda w: (w <= self._last, w), default=None)
         for worker in waiting:
             if self._has_done_all(worker, self._turnstile):
-                return worker  # its last letter
+                return worker  # its last header
         if self._scheduled is None or self._scheduled[0] not in waiting:
             return None
         readers = self._turnstile.readers(self.shard.version)
@@ -204,27 +201,27 @@ class _Served:
         worker, self._scheduled = self._scheduled[0], self._turnstile.next()
         return worker
 
-    def has_letter(self, worker: int) -> bool:
-        """Return whether a worker has a letter that was not taken, and not ended."""
+    def has_push(self, worker: int) -> bool:
+        """Return whether a worker has a push that was not taken, and has not ended."""
         return bool(self._numbers[worker] != self._taken[worker]) and not self.ended[worker]
 
     def take(self, worker: int) -> None:
-        """Take a worker's letter."""
+        """Take a worker's push, or its end."""
         place, memory = self._place, self._mailboxes.data.local
         try:
-            letter = Letter(*self._mailboxes.read(place.rank, place.letter_at(worker))[:5])
+            header = Header(*self._mailboxes.read(place.rank, place.header_at(worker))[:5])
         except PeerLostError:
             self._taken[worker] = self._numbers[worker]  # it has died in the middle of it
             return
-        self._last, self._taken[worker] = worker, letter.number
-        if letter.has_ended:
+        self._last, self._taken[worker] = worker, header.number
+        if header.has_ended:
             self.leave(worker)
             return
-        self._set_rate(_factor(letter.rate))
+        self._set_rate(_factor(header.rate))
         gradients = place.gradients(place.mailbox(memory, worker))
-        if self.shard.take(Push(worker, letter.step, letter.version, gradients)):
+        if self.shard.take(Push(worker, header.step, header.version, gradients)):
             self.publish()
-        self.answer()
+        self.acknowledge()
 
     def leave(self, worker: int) -> None:
         """Go on without a worker."""
@@ -233,7 +230,7 @@ class _Served:
         self.ended[worker] = True
         if self.shard.leave(worker):
             self.publish()
-        self.answer()
+        self.acknowledge()
 
     def publish(self) -> None:
         """Write the values to the other buffer, and tell that they are there."""
@@ -245,7 +242,7 @@ class _Served:
         self._tell(Published(self.shard.version, number, number, 0))
 
     def tell_failure(self) -> None:
-        """Tell the workers that there will be no answer."""
+        """Tell the workers that there will be no acknowledgement."""
         self._tell(self._published._replace(failed=1))
 
     def _has_done_all(self, worker: int, turnstile: Turnstile) -> bool:
@@ -261,13 +258,13 @@ class _Served:
             self._factor = factor
             self.shard.learning_rate = self._rate * factor
 
-    def answer(self) -> None:
-        """Tell each worker which of its letters was taken, and before which push it must wait."""
+    def acknowledge(self) -> None:
+        """Tell each worker which of its headers was taken, and before which push it must wait."""
         for worker in range(self._workers):
-            answer = Answer(int(self._taken[worker]), self.shard.limit(worker))
-            if answer != self._answers[worker]:
-                self._answers[worker] = answer
-                self._mailboxes.write(self._place.rank, self._place.answer_at(worker), answer)
+            ack = Ack(int(self._taken[worker]), self.shard.limit(worker))
+            if ack != self._acks[worker]:
+                self._acks[worker] = ack
+                self._mailboxes.write(self._place.rank, self._place.ack_at(worker), ack)
 
     def _tell(self, published: Published) -> None:
         self._published = published

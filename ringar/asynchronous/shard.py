@@ -54,6 +54,8 @@ class Shard:
         control: which pushes make an update, and who waits.
         workers: the number of workers, which are numbered from 0.
         names: the variables' names, as in the model.
+        traced: whether an update is a `tf.function`. False is for a thread of a process whose
+            TensorFlow may have no thread left for it.
 
     Attributes:
         number: the shard's number.
@@ -73,6 +75,7 @@ class Shard:
         control: StalenessControl,
         workers: int,
         names: Sequence[str] = (),
+        traced: bool = True,
     ) -> None:
         self.number = number
         self.control = control
@@ -81,7 +84,7 @@ class Shard:
         self.rates: list[tuple[int, float]] = []
         self._workers = workers
         self._judge = control.judge(workers)
-        self._variables = Variables(values, optimizer, names)
+        self._variables = Variables(values, optimizer, names, traced)
         self._taken = 0
         self._held: dict[Arrival, tuple[int, Push]] = {}  # with their sequence
 

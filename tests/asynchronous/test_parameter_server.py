@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,26 @@ def test_shards_go_on_from_their_files(shared_tmp_path: Path) -> None:
         ringar.ParameterServer(other, adam(), 2, directory=shared_tmp_path / "s")
 
 
+def test_checkpoints_of_the_first_worker(shared_tmp_path: Path, size: int) -> None:
+    """They hold what the server has at the end of its epoch, and load as any file of Keras."""
+    model = dense_model()
+    path = shared_tmp_path / "model.keras"
+    after: list[list[np.ndarray]] = []
+    note = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: after.append(model.get_weights())
+    )
+    with ringar.ParameterServer(model, sgd()) as server:
+        callbacks = [keras.callbacks.ModelCheckpoint(path), note]
+        fit(server, model, epochs=2, callbacks=callbacks)
+    ringar.barrier()
+    loaded = keras.saving.load_model(path)
+    assert type(loaded.optimizer) is keras.optimizers.SGD
+    of_first = ringar.broadcast_object(after[-1])
+    for one, other in zip(loaded.get_weights(), of_first, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(os.listdir(shared_tmp_path)) == 1
+
+
 def test_histogram_in_stats(size: int) -> None:
     ringar.reset_stats()
     model = dense_model()
@@ -282,7 +303,7 @@ def test_histogram_in_stats(size: int) -> None:
 
 @pytest.mark.ranks(1)
 def test_a_pull_during_a_publication_has_the_one_before() -> None:
-    """A letter may make several updates: the version jumps, and those in between are no ones."""
+    """A header may make several updates: the version jumps, and those in between are no ones."""
     model = dense_model()
     with ringar.ParameterServer(model, sgd(), 1) as server:
         for _ in range(2):

@@ -55,7 +55,7 @@ DIES_IN_MID_PUSH = """
                 server._mailboxes.data.put = put
 """
 
-DIES_AFTER_ITS_LETTER = """
+DIES_AFTER_ITS_HEADER = """
                 server._mailboxes.ring = lambda rank: os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -119,9 +119,9 @@ def test_a_worker_killed_in_mid_push_pushes_all_or_nothing_to_a_shard(call: int)
         assert server["versions"][shard] == len(pushes)
 
 
-def test_a_letter_of_a_worker_that_has_died_counts() -> None:
-    """It dies between the letter and the bell, to the first shard."""
-    found = results("None", DIES_AFTER_ITS_LETTER)
+def test_a_header_of_a_worker_that_has_died_counts() -> None:
+    """It dies between the header and the doorbell, to the first shard."""
+    found = results("None", DIES_AFTER_ITS_HEADER)
     of_dead = [[e[3] for e in found[0]["log"] if e[1:3] == [shard, 0]] for shard in (0, 1)]
     assert of_dead == [list(range(6)), list(range(5))]
     assert found[0]["versions"] == [18, 17]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.plugin import run_job
@@ -38,6 +40,7 @@ def test_a_job_whose_ranks_have_all_failed_has_failed() -> None:
 
 
 def test_on_several_hosts_it_is_refused() -> None:
-    job = run_job(None, ["ringarrun", "-H", "a:1,b:1", "--max-failures", "1", "true"])
+    options = ["-H", "a:1,b:1", "--max-failures", "1", "true"]
+    job = run_job(None, [sys.executable, "-m", "ringar.launchers", *options])
     assert job.code == 2
     assert "--max-failures: expected a job on this host" in job.stderr

@@ -91,6 +91,17 @@ def simulate(model: keras.Model, control: ringar.SoftSync | ringar.HardSync) -> 
     print(ringar.Asynchronous("staleness"), ringar.StaleSynchronous(3), ringar.BackupWorkers(1))
 
 
+def no_gradients(
+    worker: int, step: int, values: list[list[np.ndarray]]
+) -> list[list[asynchronous.Gradient]]:
+    return [[None for _ in arrays] for arrays in values]
+
+
+def names(control: asynchronous.StalenessControl) -> asynchronous.Gradients:
+    control.check(2)
+    return no_gradients
+
+
 def serve(model: keras.Model) -> keras.optimizers.Optimizer:
     server = ringar.ParameterServer(
         model, keras.optimizers.SGD(), 2, servers=[0], control=ringar.StaleSynchronous(3)

@@ -1,0 +1,90 @@
+"""The arguments of `ringar.ParameterServer`: what they must be, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from ringar.asynchronous.partition import Piece
+from ringar.keras.optimizer import is_distributed
+from ringar.sharding.cut import cut_of
+from ringar.sharding.slots import NOT_ELEMENTWISE, inner_optimizer, with_nested
+
+
+def variables_of(given: keras.Model | Sequence[keras.Variable]) -> list[Any]:
+    """Return the variables of a model, or those given."""
+    if isinstance(given, keras.Model) and not given.built:
+        raise ValueError(
+            "ringar.ParameterServer expected a model that is built; received "
+            f"{given.name!r} without weights. Give it a keras.Input, or call it on a batch."
+        )
+    found = list(given.trainable_variables if isinstance(given, keras.Model) else given)
+    if not found:
+        raise ValueError("ringar.ParameterServer expected at least one variable; received none.")
+    if any(cut_of(variable) is not None for variable in found):
+        raise ValueError(
+            "ringar.ParameterServer expected variables that each rank has as a whole; received "
+            "some of layers that are split."
+        )
+    return found
+
+
+def roles(servers: Sequence[int] | None, size: int) -> tuple[list[int], list[int]]:
+    """Return the ranks that serve, and those that work."""
+    if servers is None:
+        return list(range(size)), list(range(size))
+    serving = list(servers)
+    working = [rank for rank in range(size) if rank not in serving]
+    if not serving or len(set(serving)) != len(serving) or not set(serving) <= set(range(size)):
+        raise ValueError(
+            f"`servers` must be different ranks from 0 to {size - 1}, at least one. "
+            f"Received: {servers}"
+        )
+    if not working:
+        raise ValueError(f"`servers` must leave a rank that works. Received: {servers}")
+    return serving, working
+
+
+def check(optimizer: object, shards: int, save_every: int | None) -> None:
+    """Expect a new optimizer, and numbers in their range."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer) or is_distributed(optimizer):
+        raise ValueError(
+            "`optimizer` must be an optimizer of Keras that is not distributed. "
+            f"Received: {optimizer!r}"
+        )
+    if optimizer.built or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "`optimizer` must be a new one, without slots and without a scale of the loss: each "
+            "shard has a copy of it. Received: "
+            f"{'one that was built' if optimizer.built else 'a LossScaleOptimizer'}"
+        )
+    if shards < 1:
+        raise ValueError(f"`shards` must be 1 or more. Received: {shards}")
+    if save_every is not None and save_every < 1:
+        raise ValueError(f"`save_every` must be 1 or more updates. Received: {save_every}")
+
+
+def check_cut(optimizer: keras.optimizers.Optimizer, pieces: Sequence[Sequence[Piece]]) -> None:
+    """Expect no optimizer that needs what is on another shard."""
+    its = [inner_optimizer(one) for one in with_nested(optimizer)]
+    if len(pieces) > 1 and any(one.global_clipnorm for one in its):
+        raise ValueError(
+            "`global_clipnorm` must be None with several shards, which have a part of the gradient "
+            f"each. Received: {optimizer.global_clipnorm} and {len(pieces)} shards. Pass shards=1, "
+            "or `clipvalue`."
+        )
+    cut = [piece.name for of_shard in pieces for piece in of_shard if not piece.is_whole]
+    names = [one.__class__.__name__ for one in its if one.__class__.__name__ in NOT_ELEMENTWISE]
+    if cut and (names or any(one.clipnorm for one in its)):
+        raise ValueError(
+            "`optimizer` must treat each element by itself where variables are cut: "
+            f"{names[0] if names else '`clipnorm`'} uses norms of whole variables. Received: "
+            f"shards that cut {', '.join(cut[:4])}. Pass shards=1, or another optimizer."
+        )
+
+
+def settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Return the arguments of an optimizer that are not its own choice on each rank."""
+    return {key: value for key, value in optimizer.get_config().items() if key != "name"}

@@ -187,14 +187,14 @@ void nap(int milliseconds) {
 
 TEST(faults_a_late_rank_is_named_and_then_all_is_well) {
   on_processes(3, [](Rank& me) {
-    me.config.stall_warning = 0.1;
+    me.config.stall_warning = 0.3;
     Engine engine(me.config);
     EXPECT_OK(engine.start());
     const Captured captured;
     for (const char* name : {"first", "second"}) {
       if (me.rank == 2) me.await(name[0] == 'f' ? 0 : 1, 2);
       if (me.rank != 2) me.add(name[0] == 'f' ? 0 : 1);
-      if (me.rank == 2) nap(400);
+      if (me.rank == 2) nap(900);
       TestRequest request(allreduce_spec(name));
       add_ones(request, me.rank, 10);
       EXPECT_OK(engine.run(request));
@@ -203,7 +203,7 @@ TEST(faults_a_late_rank_is_named_and_then_all_is_well) {
     me.meet(2);
     if (me.rank == 2) return EXPECT_EQ(captured.text(), "");
     const std::string who = "rank " + std::to_string(me.rank) + " | allreduce ";
-    EXPECT_CONTAINS(captured.text(), who + "\"first\" of float32[10], op=sum: has waited 0.1");
+    EXPECT_CONTAINS(captured.text(), who + "\"first\" of float32[10], op=sum: has waited 0.");
     EXPECT_CONTAINS(captured.text(), "s for rank 2\n");
     EXPECT_CONTAINS(captured.text(), "for rank 2 (last seen in allreduce \"first\" of float32[10]");
   });
@@ -212,18 +212,25 @@ TEST(faults_a_late_rank_is_named_and_then_all_is_well) {
 // The same with threads, where the sanitizer sees what a warning reads of the late one's signature.
 TEST(faults_a_late_rank_among_threads) {
   const Captured captured;
-  on_threads(3, [](Rank& me) {
+  on_threads(3, [&](Rank& me) {
     me.config.stall_warning = 0.03;
     Engine engine(me.config);
     EXPECT_OK(engine.start());
     for (int i = 0; i < 6; ++i) {
-      if (me.rank == i % 3) nap(70);
+      // The late one comes when the others have told of it, however busy the machine is.
+      const std::string warning = "rank " + std::to_string(me.rank) +
+                                  " (last seen in allreduce \"turn " + std::to_string(i - 1) +
+                                  "\" of float32[";
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (i > 0 && me.rank == i % 3 && captured.text().find(warning) == std::string::npos) {
+        EXPECT(std::chrono::steady_clock::now() < end);
+        nap(1);
+      }
       TestRequest request(allreduce_spec("turn " + std::to_string(i)));
       add_ones(request, me.rank, i % 2 ? 10 : 100'000);
       EXPECT_OK(engine.run(request));
     }
   });
-  EXPECT_CONTAINS(captured.text(), "for rank 2 (last seen in allreduce \"turn 1\" of float32[10]");
 }
 
 TEST(faults_a_rank_that_misses_the_deadline) {

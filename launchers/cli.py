@@ -58,12 +58,17 @@ def _calibration(request: Request) -> Request:
 
 def _run(request: Request) -> int:
     if elastic_plan.is_wanted(request):
+        if request.max_failures:
+            raise UsageError(
+                "--max-failures: expected a job that is not elastic; --min-np says how few ranks "
+                "an elastic job goes on with"
+            )
         return _run_elastic(request)
     choice = choose(request, os.environ)
-    if request.max_failures and choice.launcher != "local":
+    if request.max_failures and choice.launcher not in ("local", "ssh"):
         raise UsageError(
-            "--max-failures: expected a job on this host, received one of "
-            f"{choice.launcher}, which ends with its first rank that fails"
+            "--max-failures: expected a job on this host or one of --launcher ssh, received one "
+            f"of {choice.launcher}, which ends with its first rank that fails"
         )
     code = (_run_local if choice.launcher == "local" else _run_mpi)(request, choice)
     if request.timeline and not request.dry_run:

@@ -15,6 +15,8 @@ from ringar.launchers.ranks import Rank
 #: long error of a graph ends with it.
 _LOST_PEER = (b"PeerLostError", b"AbortedError", b"expected all ranks to take part, but rank")
 
+OTHERS_GO_ON = "the others go on (--max-failures)"
+
 
 def is_consequence(rank: Rank) -> bool:
     """Return whether the last lines of `rank` report a lost peer."""

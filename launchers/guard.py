@@ -35,6 +35,7 @@ from ringar.launchers.errors import UsageError
 from ringar.launchers.local import LocalJob
 from ringar.launchers.plan import JobPlan, RankPlan
 from ringar.launchers.program import check_executable
+from ringar.launchers.ranks import Rank
 
 _PARENT_CHECK = 1.0  # seconds between two checks that mpirun's daemon still lives
 _TICK = 0.01  # seconds between two checks that it has read all output
@@ -56,6 +57,11 @@ def reports(job: str) -> re.Pattern[bytes]:
     with exit code 0, and only the missing report tells.
     """
     return re.compile(_REPORT % re.escape(job.encode()))
+
+
+def report(job: str, rank: int, size: int, host: str, ending: str) -> str:
+    """Return the line that reports the end of a rank; `job` is the guard's, with its number."""
+    return f"ringarrun {job}: rank {rank} of {size} on {host} {ending}"
 
 
 @dataclass(frozen=True)
@@ -133,26 +139,34 @@ class GuardedJob(LocalJob):
         timeout = super()._timeout(now)
         return _PARENT_CHECK if timeout is None else min(timeout, _PARENT_CHECK)
 
+    def _on_allowed_failure(self, rank: Rank) -> None:
+        self._report_failure(rank)  # the supervisor counts those of all hosts
+
     def _report(self) -> None:
-        if not self.failures:
+        if self._goes_on():
             if self.signal in (0, signal.SIGUSR1):
+                failed = {rank.number for rank in self.failures}
                 for plan in self.job.ranks:
-                    self._say_to_supervisor(plan, "ended well")
+                    if plan.rank not in failed:
+                        self._say_to_supervisor(plan, "ended well")
             if self.signal == signal.SIGUSR1:
                 self._linger(self._kill_grace())  # mpirun kills all ranks when one guard ends
             return
-        rank = failures.cause(self.failures)
+        rank = failures.cause(self.failures[self.job.max_failures :])  # the others are reported
         if rank.status is not None and rank.status.signal == signal.SIGTERM:
             # srun stops rank and guard at once, and the guard may see the rank's end first.
             self._linger(_PARENT_CHECK)
             if self.signal:
                 return
+        self._report_failure(rank)
+        self._flush()
+        self._linger(self._grace)
+
+    def _report_failure(self, rank: Rank) -> None:
         text = failures.ending(rank)
         if failures.is_consequence(rank):
             text += f"; {CONSEQUENCE}"
         self._say_to_supervisor(rank.plan, text)
-        self._flush()
-        self._linger(self._grace)
 
     def _kill_grace(self) -> float:
         return super()._kill_grace() if self.signal == signal.SIGUSR1 else graces.KILL
@@ -167,7 +181,7 @@ class GuardedJob(LocalJob):
         end = time.monotonic() + _PARENT_CHECK
         while _unread(self._err.fd) and not self.signal and time.monotonic() < end:
             time.sleep(_TICK)
-        text = f"ringarrun {self.job.job}: rank {rank.rank} of {rank.size} on {self._host} {ending}"
+        text = report(self.job.job, rank.rank, rank.size, self._host, ending)
         self._err.line(text.encode(errors="replace"))
 
     def _linger(self, seconds: float) -> None:
@@ -238,6 +252,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--bind-to", help="as ringarrun's")
     parser.add_argument("--grace", type=float, default=3.0, help="seconds after a failure")
     parser.add_argument("--kill-grace", type=float, help="as ringarrun's")
+    parser.add_argument("--max-failures", type=int, default=0, help="as ringarrun's")
     parser.add_argument("command", nargs="+", help="what to run")
     return parser
 

@@ -98,6 +98,9 @@ class HostJob(GuardedJob):
         given = self._stdin_of_rank_0
         return given if plan.rank == 0 and given is not None else subprocess.DEVNULL
 
+    def _goes_on(self) -> bool:
+        return len(self.failures) <= self.job.max_failures  # ranks of other hosts may be left
+
     def _grace_after(self, failed: Rank) -> float:
         return self._grace  # in which they say what they have lost, as those of other hosts do
 
@@ -255,6 +258,7 @@ def plan_of(options: argparse.Namespace, here: Here, files: Sequence[Mapping[str
         output_folder=options.output_filename,
         notice=f"on {socket.gethostname()}, {notice}" if notice else "",
         kill_grace=options.kill_grace,
+        max_failures=options.max_failures,
     )
 
 

@@ -248,13 +248,14 @@ class LocalJob:
             return
         self.failures.append(rank)
         if self._goes_on():
-            self._err.message(
-                f"rank {rank.number} of {len(self.ranks)} {failures.ending(rank)}; the others go "
-                "on (--max-failures)"
-            )
+            self._on_allowed_failure(rank)
             return
         grace = self._grace_after(rank)
         self._term_at = min(now + grace, self._term_at or now + grace)
+
+    def _on_allowed_failure(self, rank: Rank) -> None:
+        text = f"rank {rank.number} of {len(self.ranks)} {failures.ending(rank)}"
+        self._err.message(f"{text}; {failures.OTHERS_GO_ON}")
 
     def _goes_on(self) -> bool:
         """Return whether the ranks that have failed may fail while others go on."""

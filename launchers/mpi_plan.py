@@ -51,6 +51,7 @@ class MpiJob:
         failure_grace: seconds that ranks have for their own errors after one has failed.
         arguments: the user's own arguments of that command.
         kill_grace: seconds that ranks have to save after a signal; None for the usual 3.
+        max_failures: how many ranks may fail while the others go on.
     """
 
     job: str
@@ -67,6 +68,7 @@ class MpiJob:
     arguments: tuple[str, ...] = ()
     verbose: bool = False
     kill_grace: float | None = None
+    max_failures: int = 0
 
     def shell(self) -> str:
         """Return the shell command for the same job, as `--dry-run` prints it."""
@@ -138,6 +140,7 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob
         agent=agent,
         failure_grace=request.failure_grace,
         kill_grace=request.kill_grace,
+        max_failures=request.max_failures,
         arguments=request.mpi_args,
         verbose=request.verbose,
     )
@@ -177,6 +180,8 @@ def _guard(request: Request, choice: Choice, job: str, words: list[str]) -> list
         words += ["--bind-to", request.bind_to]
     if request.kill_grace is not None:
         words += ["--kill-grace", f"{request.kill_grace:.12g}"]
+    if request.max_failures:
+        words += ["--max-failures", str(request.max_failures)]
     return [*words, "--grace", f"{request.failure_grace:.12g}", "--"]
 
 

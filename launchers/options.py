@@ -449,7 +449,7 @@ def _add_timeouts(parser: argparse.ArgumentParser) -> None:
         type=_count,
         default=0,
         help="how many ranks may fail while the others go on (default: 0), for training that does "
-        "without them, as with ringar.Downpour; on one host",
+        "without them, as with ringar.Downpour; on one host, or on several with --launcher ssh",
     )
 
 

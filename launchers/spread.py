@@ -5,7 +5,9 @@
 All that hosts need to know goes through the pipes of ssh, as `host_guard.py` tells: first the job,
 then, when every host has answered with its addresses, all of these and the secret. After that
 spread passes output on in whole lines and signals to the hosts, and ends the other hosts when one
-has ended with an error. If it is killed, its pipes end, and with them the ranks.
+has ended with an error; not after the loss of a host whose ranks may all fail (`--max-failures`),
+which it reports in the place of that host's guard. If it is killed, its pipes end, and with them
+the ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ringar.launchers import failures, graces, srun
+from ringar.launchers import failures, graces, guard, srun
 from ringar.launchers import hosts as hosts_module
 from ringar.launchers.command import Command, Start
 from ringar.launchers.errors import UsageError
@@ -72,6 +74,8 @@ class SpreadJob(LocalJob):
         commands: the command for each process: one for each host, or one for all of them.
         first_line: the job, as guards expect it.
         for_ranks: what each rank is told beside the addresses.
+        job: its name.
+        max_failures: how many ranks may fail while the others go on.
     """
 
     #: What the supervisor sends if the ranks have time to save: hosts get it, and end in time.
@@ -83,12 +87,14 @@ class SpreadJob(LocalJob):
         commands: Sequence[Sequence[str]],
         first_line: dict[str, object],
         for_ranks: dict[str, object],
+        job: str = "",
+        max_failures: int = 0,
     ) -> None:
         count = len(commands)
         ways = tuple(RankPlan(i, count, i, count) for i in range(count))
         super().__init__(JobPlan("spread", ("ringarrun",), ways))
         self._hosts, self._commands, self._first_line = hosts, commands, first_line
-        self._for_ranks = for_ranks
+        self._for_ranks, self._name, self._max_failures = for_ranks, job, max_failures
         self._addresses: dict[int, list[str]] = {}  # by host
         self._answers_until = time.monotonic() + ANSWER_TIMEOUT
         self._stdin_of_rank_0 = os.dup(0)
@@ -186,15 +192,37 @@ class SpreadJob(LocalJob):
 
     # The end
 
+    def _goes_on(self) -> bool:
+        lost = sum(self._hosts[way.number].slots for way in self.failures if _is_lost(way))
+        guards_failed = not all(map(_is_lost, self.failures))
+        return not guards_failed and lost <= self._max_failures and len(self._commands) > 1
+
+    def _on_allowed_failure(self, rank: Rank) -> None:
+        """Report the ranks of a host that is lost; the supervisor may know of some."""
+        self._report_way(rank)
+        ranks = [number for number, host in enumerate(self._hosts) for _ in range(host.slots)]
+        for one in (one for one, number in enumerate(ranks) if number == rank.number):
+            way = f"{self._name}.{rank.number}", one, len(ranks), self._hosts[rank.number].name
+            ending = f"failed with its host: the way to it {failures.ending(rank)}"
+            self._err.line(guard.report(*way, ending).encode())
+
     def _report(self) -> None:
         """Name the hosts whose connection has ended; guards report all else by themselves."""
-        for rank in self.failures:
-            if rank.status is not None and (rank.status.code == 255 or rank.status.signal):
-                name = self._hosts[rank.number].name if len(self._commands) > 1 else "srun"
-                self._err.message(
-                    f"{name}: the way to it {failures.ending(rank)}; the host or the connection "
-                    "to it may be gone"
-                )
+        if not self._goes_on():
+            for rank in filter(_is_lost, self.failures):
+                self._report_way(rank)
+
+    def _report_way(self, way: Rank) -> None:
+        name = self._hosts[way.number].name if len(self._commands) > 1 else "srun"
+        self._err.message(
+            f"{name}: the way to it {failures.ending(way)}; the host or the connection "
+            "to it may be gone"
+        )
+
+
+def _is_lost(way: Rank) -> bool:
+    """Return whether the way to a host has ended, and not its guard."""
+    return way.status is not None and (way.status.code == 255 or bool(way.status.signal))
 
 
 def _commands(options: argparse.Namespace) -> list[list[str]]:
@@ -271,7 +299,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a job to its end and return its exit code."""
     options = parse(arguments)
     try:
-        job = SpreadJob(options.hosts, _commands(options), first_line(options), for_ranks())
+        commands, line = _commands(options), first_line(options)
+        guards = guard.parser(None).parse_args(options.guard[3:])  # behind "python -m MODULE"
+        job = SpreadJob(options.hosts, commands, line, for_ranks(), guards.job, guards.max_failures)
         return job.run()
     except UsageError as error:
         print(f"ringarrun: error: {error}", file=sys.stderr)

@@ -29,6 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ringar.launchers import graces
+from ringar.launchers.failures import OTHERS_GO_ON
 from ringar.launchers.guard import CONSEQUENCE, reports
 from ringar.launchers.local import rank_stdin
 from ringar.launchers.mpi_plan import MpiJob
@@ -159,20 +160,23 @@ class Supervisor:
         self._pass_on(line[: match.start()])  # the unfinished line of another rank
         if match["well"]:
             self.ended.add(int(match["rank"]))
-            if self.signal and len(self.ended) == self.job.size:
+            if self.signal and len(self._over()) == self.job.size:
                 self._term_at = time.monotonic()
-        else:
+        elif int(match["rank"]) not in self._over():  # its guard and the way to it may report
             self._on_failure(match)
 
     def _on_failure(self, match: re.Match[bytes]) -> None:
-        line = self._last = b"ringarrun: " + match["text"]
-        self._screen.line(line)
+        line = b"ringarrun: " + match["text"]
         number = int(match["number"])
         by_signal = match["kind"] == b"signal"
         status = ExitStatus(signal=number) if by_signal else ExitStatus(code=number)
         consequence = CONSEQUENCE.encode() in match["rest"]
         self.failures.append(Failure(line, int(match["rank"]), status, consequence))
-        if self._term_at is None:
+        if self._goes_on():
+            line += f"; {OTHERS_GO_ON}".encode()
+        self._last = line
+        self._screen.line(line)
+        if self._term_at is None and not self._goes_on():
             self._term_at = time.monotonic() + self.job.failure_grace + graces.SETTLE
 
     def _on_signal(self, number: int) -> None:
@@ -213,15 +217,25 @@ class Supervisor:
         except ProcessLookupError:
             return
 
+    def _goes_on(self) -> bool:
+        return len(self.failures) <= min(self.job.max_failures, self.job.size - 1)
+
     def _cause(self) -> Failure | None:
+        """Return the failure that has ended the job."""
+        if self._goes_on():
+            return None
         own = [failure for failure in self.failures if not failure.consequence]
         return next(iter(own or self.failures), None)
 
     def _lost(self, status: int) -> list[int]:
         """Return the ranks without a report of their end, though the command ended with 0."""
-        if status != 0 or self.failures or self.signal:
+        if status != 0 or not self._goes_on() or self.signal:
             return []
-        return sorted(set(range(self.job.size)) - self.ended)
+        return sorted(set(range(self.job.size)) - self._over())
+
+    def _over(self) -> set[int]:
+        """Return the ranks that have ended, well or not."""
+        return self.ended | {failure.rank for failure in self.failures}
 
     def _report(self, status: int) -> None:
         cause = self._cause()

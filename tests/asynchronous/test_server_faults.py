@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.plugin import fast_if, run_job
+from tests.plugin import JobResult, fast_if, run_job
 
 pytestmark = pytest.mark.job
 
@@ -87,28 +87,31 @@ STOPS = """
 """
 
 
-def results(control: str, fault: str) -> dict[int, dict[str, Any]]:
-    """Run the program on three ranks; return what each printed."""
-    return run(PROGRAM.replace("{control}", control).replace("{fault}", fault.strip()))
+def program(control: str, fault: str, **values: str) -> str:
+    """The program, with what rank 1 does in its step 5."""
+    for name, value in values.items():
+        fault = fault.replace(name, value)
+    return PROGRAM.replace("{control}", control).replace("{fault}", fault.strip())
+
+
+def results(job: JobResult) -> dict[int, dict[str, Any]]:
+    """What each rank of a job has printed."""
+    found = [json.loads(x[7:]) for x in job.stdout.splitlines() if x.startswith("RESULT")]
+    return {one["rank"]: one for one in found}
 
 
 def run(text: str) -> dict[int, dict[str, Any]]:
-    job = run_job(
-        3,
-        text,
-        launcher_args=["--no-prefix", "--max-failures", "1"],
-        deadline=80,
-    )
+    """Run a program on three ranks, one of which may fail; return what each has printed."""
+    job = run_job(3, text, launcher_args=["--no-prefix", "--max-failures", "1"], deadline=80)
     assert job.code == 0, job.stderr
     assert not job.leftovers, job.leftovers
-    found = [json.loads(x[7:]) for x in job.stdout.splitlines() if x.startswith("RESULT")]
-    return {one["rank"]: one for one in found}
+    return results(job)
 
 
 @pytest.mark.parametrize("call", [fast_if(False, 1), 2, fast_if(False, 4)])
 def test_a_worker_killed_in_mid_push_pushes_all_or_nothing_to_a_shard(call: int) -> None:
     """Two shards: call 1 writes the head for the first one, call 4 is for the second one."""
-    found = results("None", DIES_IN_MID_PUSH.replace("CALL", str(call)))
+    found = run(program("None", DIES_IN_MID_PUSH, CALL=str(call)))
     assert sorted(found) == [0, 2]
     server = found[0]
     for shard in (0, 1):
@@ -121,7 +124,7 @@ def test_a_worker_killed_in_mid_push_pushes_all_or_nothing_to_a_shard(call: int)
 
 def test_a_header_of_a_worker_that_has_died_counts() -> None:
     """It dies between the header and the doorbell, to the first shard."""
-    found = results("None", DIES_AFTER_ITS_HEADER)
+    found = run(program("None", DIES_AFTER_ITS_HEADER))
     of_dead = [[e[3] for e in found[0]["log"] if e[1:3] == [shard, 0]] for shard in (0, 1)]
     assert of_dead == [list(range(6)), list(range(5))]
     assert found[0]["versions"] == [18, 17]
@@ -136,7 +139,7 @@ def test_fit_goes_on_without_a_worker() -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_stops_holds_the_others_at_the_bound() -> None:
-    found = results("StaleSynchronous(2)", STOPS)
+    found = run(program("StaleSynchronous(2)", STOPS))
     clocks = found[2]["clocks"]
     pauses = [later - earlier for earlier, later in itertools.pairwise(clocks)]
     assert sum(pause > 1.0 for pause in pauses) == 1
@@ -145,7 +148,7 @@ def test_a_worker_that_stops_holds_the_others_at_the_bound() -> None:
 
 @pytest.mark.slow
 def test_no_worker_waits_for_one_that_stops_without_a_bound() -> None:
-    found = results("None", STOPS)
+    found = run(program("None", STOPS))
     clocks = found[2]["clocks"]
     assert max(later - earlier for earlier, later in itertools.pairwise(clocks)) < 1.0
     assert found[0]["versions"] == [24, 24]
@@ -158,7 +161,7 @@ def test_a_server_that_dies_is_named_by_all_workers() -> None:
     )
     text = text.replace("{control}", "None").replace("{fault}", fault)
     job = run_job(3, text, launcher_args=["--no-prefix", "--max-failures", "1"], deadline=80)
-    found = [json.loads(x[7:]) for x in job.stdout.splitlines() if x.startswith("RESULT")]
-    assert {one["rank"] for one in found} == {1, 2}
-    for one in found:
+    found = results(job)
+    assert set(found) == {1, 2}
+    for one in found.values():
         assert "expected rank 0 to be there" in one["error"], one

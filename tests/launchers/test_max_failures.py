@@ -39,8 +39,15 @@ def test_a_job_whose_ranks_have_all_failed_has_failed() -> None:
     assert job.code == 7
 
 
-def test_on_several_hosts_it_is_refused() -> None:
-    options = ["-H", "a:1,b:1", "--max-failures", "1", "true"]
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["-H", "a:1,b:1", "--launcher", "mpirun"], "expected a job on this host or one of"),
+        (["--min-np", "1", "-np", "2"], "expected a job that is not elastic"),
+    ],
+)
+def test_where_it_cannot_be_is_refused(options: list[str], error: str) -> None:
+    options = [*options, "--max-failures", "1", "true"]
     job = run_job(None, [sys.executable, "-m", "ringar.launchers", *options])
     assert job.code == 2
-    assert "--max-failures: expected a job on this host" in job.stderr
+    assert f"--max-failures: {error}" in job.stderr

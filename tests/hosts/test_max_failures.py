@@ -1,0 +1,96 @@
+"""`--max-failures` between hosts: ranks and whole hosts may fail while the others go on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.asynchronous.test_server_faults import DIES_IN_MID_PUSH, FIT, program, results
+from tests.hosts import SUBNET, Hosts
+from tests.plugin import JobResult, fast_if, run_job
+
+pytestmark = [pytest.mark.job, pytest.mark.deadline(120)]
+
+# Ranks that are named fail at once, or end the way to their host; the others sleep.
+SLEEPS = """
+import os, signal, sys, time
+rank, how, named, seconds = os.environ["RINGAR_RANK"], *sys.argv[1:]
+if rank in named.split(","):
+    if how == "way":
+        guard = os.getppid()
+        way = int(open(f"/proc/{guard}/stat").read().rsplit(")", 1)[1].split()[1])
+        os.kill(way, signal.SIGKILL)
+        os.kill(guard, signal.SIGKILL)
+    sys.exit(7)
+time.sleep(float(seconds))
+print("done", rank)
+"""
+
+
+def run(hosts: Hosts, failures: int, slots: str, script: Path, *args: str) -> JobResult:
+    """Run a script on the slots of two hosts, where `failures` ranks may fail."""
+    names = ",".join(f"{host.name}:{n}" for host, n in zip(hosts, slots.split(","), strict=True))
+    command = [sys.executable, "-m", "ringar.launchers", "-H", names, "--no-prefix"]
+    command += ["--ssh-command", str(hosts.agent), "--network-interface", SUBNET]
+    command += ["--launcher", "ssh", "--max-failures", str(failures)]
+    command += [sys.executable, str(script), *args]
+    env = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    result = run_job(None, hosts[0].command(*command), deadline=80, env=env)
+    assert not result.leftovers, result
+    assert not hosts.processes(), result
+    return result
+
+
+@pytest.fixture
+def sleeps(tmp_path: Path) -> Path:
+    """A script whose ranks fail as its arguments say."""
+    script = tmp_path / "sleeps.py"
+    script.write_text(SLEEPS)
+    return script
+
+
+def test_the_others_go_on_and_the_job_ends_well(two: Hosts, sleeps: Path) -> None:
+    job = run(two, 2, "2,2", sleeps, "exit", "1,3", "1")
+    assert job.code == 0, job
+    assert sorted(job.stdout.split("\n")[:2]) == ["done 0", "done 2"]
+    for place in ("rank 1 of 4 on host0", "rank 3 of 4 on host1"):
+        assert f"{place} failed with exit code 7; the others go on (--max-failures)" in job.stderr
+
+
+def test_one_failure_too_many_ends_the_job(two: Hosts, sleeps: Path) -> None:
+    """Each host alone has as many as the job may have."""
+    job = run(two, 1, "2,2", sleeps, "exit", "1,3", "60")
+    assert job.code == 7, job
+    assert "done" not in job.stdout
+
+
+@pytest.mark.parametrize("failures", [2, fast_if(False, 1)])
+def test_a_host_is_as_many_failures_as_it_has_ranks(
+    two: Hosts, sleeps: Path, failures: int
+) -> None:
+    job = run(two, failures, "2,2", sleeps, "way", "3", "1" if failures == 2 else "60")
+    assert "host1: the way to it was killed by signal 9" in job.stderr, job
+    if failures == 1:
+        assert job.code != 0, job
+        return
+    assert job.code == 0, job
+    for rank in (2, 3):
+        assert f"rank {rank} of 4 on host1 failed with its host" in job.stderr, job
+
+
+@pytest.mark.parametrize("what", [fast_if(False, "loop"), "fit"])
+def test_shards_go_on_without_a_worker_of_another_host(
+    two: Hosts, tmp_path: Path, what: str
+) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(FIT if what == "fit" else program("None", DIES_IN_MID_PUSH, CALL="2"))
+    job = run(two, 1, "1,2", script)
+    assert job.code == 0, job
+    found = results(job)
+    assert sorted(found) == [0, 2]
+    of_worker = {w: [e[3] for e in found[0]["log"] if e[1] == 0 and e[2] == w] for w in (0, 1)}
+    count = 30 if what == "fit" else 12
+    assert of_worker[1] == list(range(count))
+    assert len(of_worker[0]) in ((3,) if what == "fit" else (5, 6)), of_worker

@@ -59,6 +59,8 @@ class ParameterServer:
         schedule: the log of another run with as many shards and workers, all of its entries. Pulls
             and pushes then wait until they have the order that they had in it: both runs compute
             the same, if workers do in step s what they did there.
+        log_size: how many pushes the log of each shard keeps, the newest ones. None: all, which
+            `ringar.asynchronous.replay` and `schedule` need; some 150 bytes each.
         process_set: the ranks that take part; default all.
         name: that of the server, in errors; equal on all ranks.
 
@@ -94,6 +96,7 @@ class ParameterServer:
         directory: str | os.PathLike[str] | None = None,
         save_every: int | None = None,
         schedule: Iterable[Entry] | None = None,
+        log_size: int | None = 1_000_000,
         process_set: ProcessSet | None = None,
         name: str = "parameters",
     ) -> None:
@@ -106,7 +109,8 @@ class ParameterServer:
         self._serves_only = servers is not None
         shards = len(serving) if shards is None else shards
         control = Asynchronous() if control is None else control
-        server_arguments.check(optimizer, shards, save_every)
+        server_arguments.check(optimizer, shards, save_every, log_size)
+        self._log_size = log_size
         control.judge(len(working))  # raises, if it does not fit
         self.workers = self._worker_set(working)
         self.is_worker = self.workers.included()
@@ -130,8 +134,7 @@ class ParameterServer:
         rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
         for shard in self.shards.values():
             shard.learning_rate = rate  # a file has what callbacks had made of it
-        entries = None if schedule is None else list(schedule)
-        turnstiles = [Turnstile(entries, n) for n in range(shards)] if entries is not None else []
+        turnstiles = [] if schedule is None else self._turnstiles(list(schedule))
         self._service = Service(
             self._mailboxes,
             self.shards,
@@ -204,7 +207,7 @@ class ParameterServer:
 
     def staleness(self) -> collections.Counter[int]:
         """Return how many pushes of each staleness the shards of this rank have applied."""
-        return collections.Counter(entry.staleness for entry in self.log() if entry.applied)
+        return sum((shard.staleness for shard in self.shards.values()), collections.Counter())
 
     def before_close(self, act: Callable[[], None]) -> None:
         """Let `close` call a function first, which pushes what is left."""
@@ -269,6 +272,14 @@ class ParameterServer:
                     )
                 )
 
+    def _turnstiles(self, schedule: Sequence[Entry]) -> list[Turnstile]:
+        taken: dict[int, int] = {}
+        own = {number: shard.taken for number, shard in self.shards.items()}
+        for of_rank in allgather_object(own, name=f"{self._name}/taken", process_set=self._ranks):
+            taken |= of_rank
+        server_arguments.check_schedule(schedule, taken)
+        return [Turnstile(schedule, number) for number in range(len(self._pieces))]
+
     def _worker_set(self, working: Sequence[int]) -> ProcessSet:
         ranks = [self._ranks.ranks[worker] for worker in working]
         if ranks == self._ranks.ranks:
@@ -309,6 +320,7 @@ class ParameterServer:
             self.workers.size(),
             [piece.name for piece in pieces],
             traced=self._serves_only,
+            log_size=self._log_size,
         )
 
     def check_variables(self, variables: Sequence[keras.Variable] | None) -> None:

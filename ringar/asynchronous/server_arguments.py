@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
+from ringar.asynchronous.log import Entry
 from ringar.asynchronous.partition import Piece
 from ringar.keras.optimizer import is_distributed
 from ringar.sharding.cut import cut_of
@@ -47,7 +48,9 @@ def roles(servers: Sequence[int] | None, size: int) -> tuple[list[int], list[int
     return serving, working
 
 
-def check(optimizer: object, shards: int, save_every: int | None) -> None:
+def check(
+    optimizer: object, shards: int, save_every: int | None, log_size: int | None = None
+) -> None:
     """Expect a new optimizer, and numbers in their range."""
     if not isinstance(optimizer, keras.optimizers.Optimizer) or is_distributed(optimizer):
         raise ValueError(
@@ -64,6 +67,22 @@ def check(optimizer: object, shards: int, save_every: int | None) -> None:
         raise ValueError(f"`shards` must be 1 or more. Received: {shards}")
     if save_every is not None and save_every < 1:
         raise ValueError(f"`save_every` must be 1 or more updates. Received: {save_every}")
+    if log_size is not None and log_size < 0:
+        raise ValueError(f"`log_size` must be 0 or more pushes, or None. Received: {log_size}")
+
+
+def check_schedule(entries: Sequence[Entry], taken: Mapping[int, int]) -> None:
+    """Expect a schedule to go on where the shards are: `taken` pushes have come to each."""
+    first = dict(taken)
+    for entry in sorted(entries, reverse=True):
+        first[entry.shard] = entry.sequence
+    for shard, sequence in first.items():
+        if sequence != taken.get(shard):
+            raise ValueError(
+                f"`schedule` must begin with push {taken.get(shard)} to shard {shard}. Received: a "
+                f"log that begins with push {sequence}. Record it with log_size=None, and as many "
+                "shards."
+            )
 
 
 def check_cut(optimizer: keras.optimizers.Optimizer, pieces: Sequence[Sequence[Piece]]) -> None:

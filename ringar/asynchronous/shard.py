@@ -6,6 +6,7 @@ simulation, which therefore compute the same bits.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -56,11 +57,12 @@ class Shard:
         names: the variables' names, as in the model.
         traced: whether an update is a `tf.function`. False is for a thread of a process whose
             TensorFlow may have no thread left for it.
+        log_size: how many entries the log keeps, the newest; None for all, which a replay needs.
 
     Attributes:
         number: the shard's number.
         version: the number of updates applied.
-        log: an entry per push, in the order in which pushes were taken.
+        staleness: how many pushes of each staleness were applied.
         rates: the learning rates that were set, as pairs of a version and the rate from it on.
 
     Raises:
@@ -76,17 +78,29 @@ class Shard:
         workers: int,
         names: Sequence[str] = (),
         traced: bool = True,
+        log_size: int | None = None,
     ) -> None:
         self.number = number
         self.control = control
         self.version = 0
-        self.log: list[Entry] = []
+        self.staleness = collections.Counter[int]()
         self.rates: list[tuple[int, float]] = []
+        self._entries = collections.deque[Entry](maxlen=log_size)
         self._workers = workers
         self._judge = control.judge(workers)
         self._variables = Variables(values, optimizer, names, traced)
         self._taken = 0
         self._held: dict[Arrival, tuple[int, Push]] = {}  # with their sequence
+
+    @property
+    def log(self) -> list[Entry]:
+        """An entry per push, in the order in which pushes were taken."""
+        return list(self._entries)
+
+    @property
+    def taken(self) -> int:
+        """The number of pushes taken."""
+        return self._taken
 
     def take(self, push: Push) -> bool:
         """Take the next push of a worker: apply it, hold it for a later update, or drop it.
@@ -218,7 +232,9 @@ class Shard:
             )
         self._variables.assign(values, slots)
         self.version, self._taken = int(state["version"]), int(state["taken"])
-        self.log, self.rates, self._held = [], [], {}
+        self.rates, self._held = [], {}
+        self._entries.clear()
+        self.staleness.clear()
         self._judge = self.control.judge(self._workers)
         if not restart:
             self._judge.clocks = [int(clock) for clock in state["clocks"]]
@@ -273,14 +289,17 @@ class Shard:
     def _log(self, sequence: int, push: Push, update: int) -> None:
         """Add an entry for a push that is no part of an update, or not yet."""
         staleness = self.version - push.version
-        self.log.append(Entry(sequence, self.number, *push.arrival, staleness, False, update))
+        entry = Entry(sequence, self.number, *push.arrival, staleness, False, update)
+        self._entries.append(entry)
 
     def _record(self, sequence: int, update: int, staleness: int) -> None:
-        """Complete the entry of a push, if it is still in the log."""
-        for index in range(len(self.log) - 1, -1, -1):
-            entry = self.log[index]
+        """Count a push that is part of an update, and complete its entry in the log."""
+        self.staleness[staleness] += 1
+        for index in range(len(self._entries) - 1, -1, -1):
+            entry = self._entries[index]
             if entry.sequence == sequence:
-                self.log[index] = entry._replace(staleness=staleness, applied=True, update=update)
+                entry = entry._replace(staleness=staleness, applied=True, update=update)
+                self._entries[index] = entry
             if entry.sequence <= sequence:
                 return
 

@@ -125,6 +125,18 @@ def test_a_schedule_forces_the_order_of_another_run() -> None:
     again, repeated, _ = run(dense_model(), batch_of, schedule=log)
     assert sorted(log) == sorted(again)
     equal(repeated, [values[number] for number in sorted(values)])
+    of_last_shard = [entry for entry in log if entry.shard == 1]
+    with pytest.raises(ValueError, match="`schedule` must begin with push 0 to shard 1"):
+        ringar.ParameterServer(dense_model(), sgd(), 2, schedule=of_last_shard[1:])
+
+
+def test_a_log_keeps_its_newest_entries(size: int) -> None:
+    model = dense_model()
+    with ringar.ParameterServer(model, sgd(), 1, log_size=2) as server:
+        fit(server, model)
+    if server.shards:
+        assert [entry.sequence for entry in server.log()] == [size * STEPS - 2, size * STEPS - 1]
+        assert sum(server.staleness().values()) == size * STEPS
 
 
 @pytest.mark.parametrize(
@@ -389,6 +401,10 @@ BAD: dict[str, tuple[Callable[[keras.Model], Any], str]] = {
     "lamb": (
         lambda m: ringar.ParameterServer(m, keras.optimizers.Lamb(), 2),
         "Lamb uses norms of whole variables",
+    ),
+    "log": (
+        lambda m: ringar.ParameterServer(m, sgd(), log_size=-1),
+        "`log_size` must be 0 or more",
     ),
     "nothing": (lambda m: ringar.ParameterServer([], sgd()), "at least one variable"),
     "not built": (

@@ -67,6 +67,7 @@ def test_asynchronous(rate: Any) -> None:
     assert shard.log[3] == Entry(3, 0, 0, 1, 1, 2, True, 3)
     assert shard.limit(0) == UNLIMITED
     assert staleness_histogram(shard.log).tolist() == [2, 1, 2]
+    assert shard.staleness == {0: 2, 1: 1, 2: 2}
 
 
 def test_a_factor_multiplies_the_rate_and_not_the_gradient() -> None:

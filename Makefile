@@ -59,7 +59,7 @@ PYTEST = $(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m pytest -q
 
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: all demo test test-plain test-ranks test-long chaos test-native test-native-aarch64 test-gpu \
+.PHONY: all demo test test-plain test-ranks test-long chaos test-native test-native-aarch64 test-gpu test-clusters \
   test-matrix check-wheels lint docs rooms performance format bench bench-targets bench-gpu \
   bench-hosts wheel wheel-aarch64 clean distclean
 .DELETE_ON_ERROR:
@@ -118,6 +118,7 @@ test-long: $(LIBRARY)
 	$(MAKE) build/native-thread.passed SELECTED='$(RARE_RACES)'
 	$(MAKE) chaos CHAOS='--count 60'
 	$(MAKE) test-native-aarch64
+	$(MAKE) test-clusters
 	$(MAKE) test-matrix
 
 CHAOS ?= --count 1000
@@ -178,6 +179,12 @@ test-gpu: $(LIBRARY)
 	$(BIN)/python -m tests.run_on_gpus --check
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[$(GPU_EXTRA)]'
 	$(LIMIT) $(PLAIN_LIMIT) $(BIN)/python -m tests.run_on_gpus
+
+# On Ray and Spark as they come from PyPI; Spark wants a Java.
+test-clusters: $(LIBRARY)
+	$(call need,java,default-jre-headless)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[ray,spark]'
+	$(LIMIT) 900 $(PYTEST) --slow tests/clusters
 
 test-matrix: $(WHEEL)
 	$(LIMIT) 1500 $(BIN)/python -m tests.matrix $(WHEEL) $(TENSORFLOW)

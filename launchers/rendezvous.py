@@ -1,7 +1,8 @@
-"""The connection between the caller of `ringar.run` and its ranks.
+"""The connections between the caller of `ringar.run`, or an executor, and its ranks.
 
-The caller listens on a port. Each rank connects to it, receives the function, and sends its outcome
-when the function has ended. Nothing is written to a disk, so that hosts need not share one.
+The caller listens on a port. Each rank connects to it, receives functions, one after the other, and
+sends the outcome of each when it has ended. Nothing is written to a disk, so that hosts need not
+share one.
 
 Both sides prove that they know the key in the rank's environment, before either unpickles anything
 (the challenges of `multiprocessing.connection`). A job on this host uses the loopback interface.
@@ -10,22 +11,27 @@ Between hosts messages are not encrypted, like those of MPI.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import secrets
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ringar.launchers import addresses
 
 VARIABLE = "RINGAR_RUN"
-"""Tells a rank of `ringar.run` the key, the port and the addresses of its caller."""
+"""Tells a rank the key, the port and the addresses of its caller."""
 
 _CONNECT_TIMEOUT = 10.0  # seconds for each address
+
+_MORE, _LAST = b"more", b"last"
+
+Self = TypeVar("Self", bound="Meeting")
 
 
 class Outcome(NamedTuple):
@@ -40,36 +46,36 @@ class Outcome(NamedTuple):
     value: bytes
 
 
-class Server:
-    """The caller's side: gives each rank the function, and collects the outcomes.
+class Meeting(abc.ABC):
+    """A port at which processes that know a key connect. A context; its end is that of the port.
 
     Args:
-        payload: the message for each rank.
-        hosts: the other hosts that ranks run on.
-        local: whether all ranks run on this host.
+        hosts: the other hosts that processes come from.
+        local: whether all come from this host.
     """
 
-    def __init__(self, payload: bytes, hosts: Sequence[str], *, local: bool) -> None:
-        #: By rank, in the order of their arrival.
-        self.outcomes: dict[int, Outcome] = {}
-        self._payload = payload
+    def __init__(self, hosts: Sequence[str], *, local: bool) -> None:
         self._key = secrets.token_bytes(32)
         self._socket = socket.create_server(("127.0.0.1" if local else "", 0))
         self._addresses = ["127.0.0.1"] if local else _addresses(hosts)
 
     @property
     def variable(self) -> str:
-        """The value of `VARIABLE` for the ranks."""
+        """What `meet` expects: the key, the port and the addresses."""
         port = self._socket.getsockname()[1]
         return f"{self._key.hex()} {port} {','.join(self._addresses)}"
 
-    def __enter__(self) -> Server:
+    def __enter__(self: Self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)  # ends `accept` in the thread
         self._socket.close()
+
+    @abc.abstractmethod
+    def serve(self, connection: Connection) -> None:
+        """Serve a process that has connected, up to the end; in a thread of its own."""
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -79,50 +85,34 @@ class Server:
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
-        # A rank that dies ends its connection. The launcher reports it.
         with connection, contextlib.suppress(AuthenticationError, EOFError, OSError):
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)
-            rank = int(connection.recv_bytes())
-            connection.send_bytes(self._payload)
-            outcome = Outcome(connection.recv_bytes().decode(), connection.recv_bytes())
-            self.outcomes[rank] = outcome
-            connection.send_bytes(b"received")
+            self.serve(connection)
 
 
 def _addresses(hosts: Sequence[str]) -> list[str]:
-    """Return addresses of this host that ranks on `hosts` may reach, the likeliest first."""
+    """Return addresses of this host that processes on `hosts` may reach, the likeliest first."""
     everywhere = [one for ones in addresses.of_interfaces().values() for one in ones]
     found = [*map(addresses.towards, hosts), *addresses.not_loopback(everywhere)]
     found.append(socket.gethostname())
     return [one for one in dict.fromkeys(found) if one and ":" not in one]  # listens by IPv4
 
 
-class Client:
-    """A rank's side of the connection.
+def meet(variable: str) -> Connection:
+    """Connect to a `Meeting`.
 
     Args:
-        rank: the number of this rank.
+        variable: its `variable`.
 
     Raises:
-        ConnectionError: no address of the caller answers; the message names all of them.
+        ConnectionError: none of its addresses answers; the message names all of them.
     """
-
-    def __init__(self, rank: int) -> None:
-        # Programs that this rank starts are no ranks.
-        key, port, addresses = os.environ.pop(VARIABLE).split()
-        self._connection = _connect(addresses.split(","), int(port))
-        answer_challenge(self._connection, bytes.fromhex(key))
-        deliver_challenge(self._connection, bytes.fromhex(key))
-        self._connection.send_bytes(b"%d" % rank)
-        self.payload = self._connection.recv_bytes()
-
-    def send(self, outcome: Outcome) -> None:
-        """Send this rank's outcome, and wait until the caller has all of it."""
-        self._connection.send_bytes(outcome.trace.encode(errors="replace"))
-        self._connection.send_bytes(outcome.value)
-        self._connection.recv_bytes()
-        self._connection.close()
+    key, port, addresses = variable.split()
+    connection = _connect(addresses.split(","), int(port))
+    answer_challenge(connection, bytes.fromhex(key))
+    deliver_challenge(connection, bytes.fromhex(key))
+    return connection
 
 
 def _connect(addresses: Sequence[str], port: int) -> Connection:
@@ -139,3 +129,94 @@ def _connect(addresses: Sequence[str], port: int) -> Connection:
         f"{socket.gethostname()}: expected to reach the caller of ringar.run at port {port}, "
         f"received {'; '.join(faults)}; open the ports between these hosts"
     )
+
+
+class Server(Meeting):
+    """The caller's side: gives ranks functions, and collects the outcomes.
+
+    Args:
+        hosts: the other hosts that ranks run on.
+        local: whether all ranks run on this host.
+        last: the message of the only call; without it there may be any number.
+    """
+
+    def __init__(self, hosts: Sequence[str], *, local: bool, last: bytes | None = None) -> None:
+        super().__init__(hosts, local=local)
+        #: The outcomes of the last call, by rank, in the order of their arrival.
+        self.outcomes: dict[int, Outcome] = {}
+        self._changed = threading.Condition()
+        self._calls = 0 if last is None else 1
+        self._message, self._is_last = last or b"", last is not None
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        super().__exit__()
+
+    def call(self, message: bytes) -> None:
+        """Give the ranks the next function; `outcomes` are then of this one."""
+        with self._changed:
+            self._calls, self._message, self.outcomes = self._calls + 1, message, {}
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Tell the ranks that there will be no other function: they end."""
+        with self._changed:
+            self._is_last = True
+            self._changed.notify_all()
+
+    def wait(self, count: int, seconds: float) -> bool:
+        """Wait until so many outcomes have come; return whether they have."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self.outcomes) >= count, seconds)
+
+    def serve(self, connection: Connection) -> None:
+        """Serve a rank. One that dies ends its connection; the launcher reports it."""
+        rank, done = int(connection.recv_bytes()), 0
+        while done := self._next(done):
+            message, outcomes = self._message, self.outcomes
+            connection.send_bytes(_MORE)
+            connection.send_bytes(message)
+            outcome = Outcome(connection.recv_bytes().decode(), connection.recv_bytes())
+            with self._changed:
+                outcomes[rank] = outcome
+                self._changed.notify_all()
+            connection.send_bytes(b"received")
+        connection.send_bytes(_LAST)
+
+    def _next(self, done: int) -> int:
+        """Wait for a call after number `done`; return its number, or 0 at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._calls > done or self._is_last)
+            return self._calls if self._calls > done else 0
+
+
+class Client:
+    """A rank's side of the connection.
+
+    Args:
+        rank: the number of this rank.
+
+    Raises:
+        ConnectionError: no address of the caller answers; the message names all of them.
+    """
+
+    def __init__(self, rank: int) -> None:
+        # Programs that this rank starts are no ranks.
+        self._connection = meet(os.environ.pop(VARIABLE))
+        self._connection.send_bytes(b"%d" % rank)
+
+    def messages(self) -> Iterator[bytes]:
+        """Wait for the functions, one after the other; `send` the outcome of each before the next.
+
+        It ends with the last one, or with the caller.
+        """
+        with contextlib.suppress(EOFError, ConnectionError):
+            while self._connection.recv_bytes() == _MORE:
+                yield self._connection.recv_bytes()
+        self._connection.close()
+
+    def send(self, outcome: Outcome) -> None:
+        """Send this rank's outcome, and wait until the caller has all of it."""
+        self._connection.send_bytes(outcome.trace.encode(errors="replace"))
+        self._connection.send_bytes(outcome.value)
+        self._connection.recv_bytes()

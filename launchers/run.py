@@ -1,50 +1,29 @@
 """Run a function on ranks, from a script or a notebook: `ringar.run`.
 
-The launcher runs as a process of its own: it needs signals, forks and one thread, and a notebook's
-process has many. Its output comes through pipes and goes to `sys.stdout` and `sys.stderr`, which a
-notebook shows below the cell; descriptor 1 of a notebook's process leads elsewhere. The function
-and its results go through `rendezvous.py`.
+The launcher runs as a process of its own (`process.py`). The function and its results go through
+`rendezvous.py`.
 """
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import io
-import math
 import os
-import pickle
-import re
-import selectors
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
-from ringar.errors import DeadlineError, RankError
+from ringar.errors import DeadlineError
 from ringar.job import nvidia
-from ringar.launchers import allocation
+from ringar.launchers import allocation, outcomes
 from ringar.launchers import hosts as hosts_module
 from ringar.launchers import options as options_module
 from ringar.launchers.choose import Choice, choose
 from ringar.launchers.errors import UsageError
-from ringar.launchers.rendezvous import VARIABLE, Outcome, Server
+from ringar.launchers.process import Launcher
+from ringar.launchers.rendezvous import VARIABLE, Server
+from ringar.launchers.request import Request
 
 Result = TypeVar("Result")
-
-# The launcher ends with this process, or with the thread that waits for it.
-_LAUNCHER = """
-import signal, sys
-from ringar.launchers.ranks import bound_to_launcher
-bound_to_launcher(signal.SIGTERM, int(sys.argv.pop(1)))()
-from ringar.launchers.cli import main
-sys.exit(main())
-"""
-
-#: The launcher's message that names the rank whose failure ended the job.
-_CAUSE = re.compile(r"rank (\d+) of \d+ ")
 
 
 def run(
@@ -93,22 +72,19 @@ def run(
             `RankError`, has the rank and its traceback.
     """
     _refuse_inside_a_job()
-    payload = pickle.dumps((sys.path, _pickled(function, args, kwargs)))
+    message = outcomes.message(function, args, kwargs)
     arguments = _arguments(np, hosts, env, options)
-    choice = _choice(arguments)
+    _, choice = parsed(arguments)
     others = [host.name for host in choice.hosts if not hosts_module.is_this_host(host.name)]
-    with Server(payload, others, local=choice.launcher == "local") as server:
-        launcher = _Launcher(arguments, {**os.environ, **(env or {}), VARIABLE: server.variable})
+    with Server(others, local=choice.launcher == "local", last=message) as server:
+        launcher = Launcher(arguments, {**os.environ, **(env or {}), VARIABLE: server.variable})
         if not launcher.wait(timeout):
             late = sorted(set(range(choice.num_proc)) - server.outcomes.keys())
             raise DeadlineError(
                 f"ringar.run: expected the function to end within {timeout:g} s on every rank, "
                 f"still waiting for rank {', '.join(map(str, late))}"
             )
-    outcomes = [server.outcomes.get(rank) for rank in range(choice.num_proc)]
-    if launcher.code or any(outcome is None or outcome.trace for outcome in outcomes):
-        _raise_first(server.outcomes, outcomes, launcher)
-    return [_unpickled(rank, outcome) for rank, outcome in enumerate(outcomes)]
+    return outcomes.results(server.outcomes, choice.num_proc, launcher)
 
 
 def _refuse_inside_a_job() -> None:
@@ -119,22 +95,6 @@ def _refuse_inside_a_job() -> None:
             "ringar.run: expected a process outside of any job, but this one is a rank "
             "(ringarrun, ringar.run, mpirun or srun has started it); call the function itself"
         )
-
-
-def _pickled(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, object] | None
-) -> bytes:
-    import cloudpickle
-
-    if not callable(function):
-        raise TypeError(f"ringar.run: expected a function, received {function!r}")
-    try:
-        return bytes(cloudpickle.dumps((function, tuple(args), dict(kwargs or {}))))
-    except Exception as error:
-        raise TypeError(
-            f"ringar.run: expected a function and arguments that can be pickled: {error}; make "
-            "objects such as locks, files and compiled functions inside the function"
-        ) from error
 
 
 def _arguments(
@@ -151,8 +111,8 @@ def _arguments(
     return [*words, *options, "-m", "ringar.launchers.worker"]
 
 
-def _choice(arguments: Sequence[str]) -> Choice:
-    """Return the choice that the launcher will make: whether on this host, and how many ranks.
+def parsed(arguments: Sequence[str]) -> tuple[Request, Choice]:
+    """Return what the launcher will read in its arguments, and its choice of hosts and ranks.
 
     Raises:
         ValueError: the launcher would refuse `arguments`.
@@ -161,127 +121,9 @@ def _choice(arguments: Sequence[str]) -> Choice:
     try:
         with contextlib.redirect_stderr(said):
             request = options_module.request(options_module.parser().parse_args(arguments))
-        return choose(request, os.environ)
+        return request, choose(request, os.environ)
     except UsageError as error:
         raise ValueError(f"ringar.run: {error}") from None
     except SystemExit:
         text = said.getvalue().strip().removeprefix("ringarrun: error: ")
         raise ValueError(f"ringar.run: {text}") from None
-
-
-class _Launcher:
-    """The process of `ringarrun`, whose output goes to `sys.stdout` and `sys.stderr`.
-
-    Attributes:
-        code: its exit code, once it has ended.
-        last: the last message of its own.
-    """
-
-    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-        self.code = 0
-        self.last = ""
-        # A session of its own: Ctrl-C reaches it once, by way of this process.
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCHER, str(os.getpid()), *arguments],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._line = ""
-        self._decoders = {
-            name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")
-        }
-
-    def wait(self, timeout: float | None) -> bool:
-        """Show the output up to the end; return False if it did not come within `timeout`.
-
-        Whatever is raised meanwhile, such as KeyboardInterrupt, all ranks have ended afterwards.
-        """
-        end = math.inf if timeout is None else time.monotonic() + timeout
-        try:
-            in_time = self._show(end)
-            if not in_time:
-                self._stop(signal.SIGTERM)
-        except BaseException as error:
-            self._stop(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
-            raise
-        finally:
-            for pipe in (self._process.stdout, self._process.stderr):
-                assert pipe is not None
-                pipe.close()  # the launcher ends all ranks if nobody reads
-            self.code = self._process.wait()
-        return in_time
-
-    def _stop(self, number: int) -> None:
-        self._process.send_signal(number)
-        try:
-            self._show(math.inf)
-        except KeyboardInterrupt:
-            self._stop(number)  # at the second signal the launcher kills
-        except Exception:
-            return  # what could not be shown before cannot be shown now
-
-    def _show(self, end: float) -> bool:
-        """Pass the output on until both pipes have ended; return False at the time `end`."""
-        with selectors.DefaultSelector() as poll:
-            for name in ("stdout", "stderr"):
-                poll.register(getattr(self._process, name), selectors.EVENT_READ, name)
-            while poll.get_map():
-                left = end - time.monotonic()
-                if left <= 0:
-                    return False
-                for key, _ in poll.select(None if left == math.inf else left):
-                    data = os.read(key.fd, 1 << 16)
-                    self._write(key.data, self._decoders[key.data].decode(data, final=not data))
-                    if not data:
-                        poll.unregister(key.fileobj)
-        return True
-
-    def _write(self, name: str, text: str) -> None:
-        if name == "stderr":
-            *lines, self._line = (self._line + text).split("\n")
-            for line in lines:
-                if line.startswith("ringarrun: "):
-                    self.last = line.removeprefix("ringarrun: ")
-        stream = getattr(sys, name)
-        stream.write(text)
-        stream.flush()
-
-
-def _raise_first(
-    arrived: Mapping[int, Outcome], outcomes: Sequence[Outcome | None], launcher: _Launcher
-) -> NoReturn:
-    """Raise the error of the rank that the launcher calls the cause, or of the first to report."""
-    size = len(outcomes)
-    errors = [rank for rank, outcome in arrived.items() if outcome.trace]
-    match = _CAUSE.match(launcher.last)
-    first = int(match[1]) if match else next(iter(errors), None)
-    if first is not None and first in errors:
-        outcome = arrived[first]
-        cause = RankError(f"rank {first} of {size} failed:\n{outcome.trace}")
-        try:
-            error = pickle.loads(outcome.value) if outcome.value else None
-        except Exception:  # a class that only ranks can import
-            error = None
-        if error is None:
-            raise cause
-        raise error from cause
-    silent = ", ".join(str(rank) for rank, outcome in enumerate(outcomes) if outcome is None)
-    raise RankError(
-        launcher.last
-        or f"expected the results of {size} ranks, but rank {silent} ended without one "
-        f"(the exit code of the job is {launcher.code})"
-    )
-
-
-def _unpickled(rank: int, outcome: Outcome | None) -> Any:
-    assert outcome is not None
-    try:
-        return pickle.loads(outcome.value)
-    except Exception as error:
-        raise RankError(
-            f"expected a result of rank {rank} that can be unpickled here: {error}; return "
-            "numbers, NumPy arrays or containers of them"
-        ) from error

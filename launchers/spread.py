@@ -213,7 +213,8 @@ class SpreadJob(LocalJob):
                 self._report_way(rank)
 
     def _report_way(self, way: Rank) -> None:
-        name = self._hosts[way.number].name if len(self._commands) > 1 else "srun"
+        of_each = len(self._commands) == len(self._hosts)
+        name = self._hosts[way.number].name if of_each else "srun"
         self._err.message(
             f"{name}: the way to it {failures.ending(way)}; the host or the connection "
             "to it may be gone"

@@ -1,4 +1,4 @@
-"""A rank of `ringar.run`: it receives the function, calls it, and sends the outcome.
+"""A rank of `ringar.run`, or of an executor: it receives functions, calls them, sends the outcomes.
 
 The launcher starts it like any module (`ringarrun -np N ... -m ringar.launchers.worker`).
 """
@@ -13,29 +13,31 @@ from types import TracebackType
 
 import cloudpickle
 
-from ringar.launchers import guard
+from ringar.launchers import executable, guard
 from ringar.launchers.rendezvous import Client, Outcome
 
 
 def main() -> None:
-    """Run the function of the caller on this rank; raise its error."""
+    """Run the functions of the caller on this rank; raise their error."""
     rank = int(os.environ.get("RINGAR_RANK") or guard.place(os.environ).rank)
+    executable.rank = rank
     client = Client(rank)
-    try:
-        value = _call(client.payload, rank)
-    except BaseException as error:
-        client.send(Outcome(_trace(error), _pickled(error)))
-        # Raised, so that the rank ends as a script does. The caller shows the traceback.
-        sys.excepthook = _print_last_line
-        if isinstance(error, SystemExit):
-            raise RuntimeError(f"the function called sys.exit({error.code!r})") from None
-        raise
-    client.send(Outcome("", value))
+    for message in client.messages():
+        try:
+            value = _call(message, rank)
+        except BaseException as error:
+            client.send(Outcome(_trace(error), _pickled(error)))
+            # Raised, so that the rank ends as a script does. The caller shows the traceback.
+            sys.excepthook = _print_last_line
+            if isinstance(error, SystemExit):
+                raise RuntimeError(f"the function called sys.exit({error.code!r})") from None
+            raise
+        client.send(Outcome("", value))
 
 
-def _call(payload: bytes, rank: int) -> bytes:
-    """Call the function in `payload` and return its pickled result."""
-    folders, packed = pickle.loads(payload)
+def _call(message: bytes, rank: int) -> bytes:
+    """Call the function in `message` and return its pickled result."""
+    folders, packed = pickle.loads(message)
     # Modules that lie beside the caller's script.
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     function, args, kwargs = pickle.loads(packed)

@@ -6,6 +6,8 @@ from . import elastic as elastic
 from . import errors as errors
 from . import layers as layers
 from . import parallel as parallel
+from . import ray as ray
+from . import spark as spark
 from .asynchronous import EASGD as EASGD
 from .asynchronous import Asynchronous as Asynchronous
 from .asynchronous import BackupWorkers as BackupWorkers

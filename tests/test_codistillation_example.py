@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.plugin import JobResult, fast_if, run_job
+from tests.plugin import JobResult, run_job
 from tests.plugin.jobs import ROOT
 
 pytestmark = pytest.mark.job
@@ -22,8 +22,9 @@ def table(result: JobResult) -> dict[str, tuple[float, float]]:
     return {name: (float(right), float(different)) for name, right, different in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.deadline(200)
-@pytest.mark.parametrize(("ranks", "distance"), [(2, "kl"), fast_if(False, 4, "mse")])
+@pytest.mark.parametrize(("ranks", "distance"), [(2, "kl"), (4, "mse")])
 def test_groups_come_to_agree(ranks: int, distance: str) -> None:
     found = table(run_job(ranks, SCRIPT, args=["--distance", distance], deadline=180))
     assert found["codistilled"][0] >= max(85.0, found["independent"][0] - 1)

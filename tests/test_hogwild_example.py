@@ -21,6 +21,7 @@ def row(result: JobResult) -> tuple[int, str, float, float]:
     return int(found[1]), found[2], float(found[3].replace(",", "")), float(found[4])
 
 
+@pytest.mark.slow
 @pytest.mark.deadline(200)
 def test_two_ranks_learn_the_digits() -> None:
     result = run_job(2, SCRIPT, deadline=180)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.plugin import fast_if
 from tests.plugin.jobs import JobResult, run_job
 
 pytestmark = [pytest.mark.job, pytest.mark.deadline(180)]
@@ -40,7 +41,7 @@ def test_ranks_that_die_in_turn_are_replaced() -> None:
     assert re.search(told, job.stderr, re.MULTILINE), job
 
 
-@pytest.mark.parametrize("how", ["plain", "compiled"])
+@pytest.mark.parametrize("how", [fast_if(False, "plain"), "compiled"])
 def test_fit_goes_on_and_sees_each_row_once(how: str, tmp_path: Path) -> None:
     """And traces the step once, though the number of ranks changes twice; see scripts/fit.py."""
     killed = str(tmp_path / "killed")

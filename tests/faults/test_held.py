@@ -23,6 +23,7 @@ def test_a_short_one_behind_a_long_one_holds_no_thread(tmp_path: Path) -> None:
         outcomes.expect_success(scenario)
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_ends_although_a_collective_of_it_is_held(tmp_path: Path) -> None:
     outcomes = run(tmp_path, threads=2)
     outcomes.expect_success("in order")

@@ -52,6 +52,7 @@ def test_mpich(tmp_path: Path) -> None:
     check(read_outcomes(result, tmp_path, 3))
 
 
+@pytest.mark.slow
 def test_a_launcher_of_another_mpi_is_named(has_open_mpi: None, tmp_path: Path) -> None:
     """MPICH's mpirun with this environment's mpi4py, which is on Open MPI: jobs of one rank."""
     mpirun = mpich_environment() / "bin" / "mpirun"

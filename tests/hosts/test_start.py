@@ -140,6 +140,7 @@ def test_the_environment_forces_an_algorithm(tmp_path: Path) -> None:
     assert forced == pytest.approx(1.0, rel=0.03), "the argument goes before"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("can_make_hosts")
 def test_the_cost_model_is_obeyed(tmp_path: Path) -> None:
     """Where a message took a second, few long ones would win: two of all bytes, not of 3/4."""
@@ -166,6 +167,7 @@ def test_mpi_of_one_thread_is_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_mpi_of_serialized_threads_warns(tmp_path: Path) -> None:
     outcomes = run_scenarios_on(
         None, 2, SCRIPTS / "thread_level.py", tmp_path, args=["serialized"], deadline=60

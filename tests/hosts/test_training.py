@@ -44,6 +44,7 @@ def test_the_suite_of_one_host(two: Hosts, tmp_path: Path) -> None:
     assert " passed" in result.stdout
 
 
+@pytest.mark.slow
 def test_modules_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
     suite = "tests/parallel/pipeline/test_delayed.py::test_is_the_papers_rule"
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", suite]

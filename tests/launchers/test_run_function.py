@@ -137,16 +137,18 @@ def test_a_rank_starts_no_job(variable: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_strangers_get_no_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Server(b"function", ["127.0.0.2"], local=False) as server:
+    with Server(["127.0.0.2"], local=False, last=b"function") as server:
         key, rest = server.variable.split(" ", 1)
         monkeypatch.setenv("RINGAR_RUN", f"{'00' * 32} {rest}")
         with pytest.raises(AuthenticationError, match="rejected"):
             Client(0)
         monkeypatch.setenv("RINGAR_RUN", f"{key} {rest}")
         client = Client(3)
-        assert client.payload == b"function"
+        messages = client.messages()
+        assert next(messages) == b"function"
         client.send(Outcome("", b"result"))
         assert server.outcomes == {3: Outcome("", b"result")}
+        assert not list(messages)
 
 
 SCRIPT = """

@@ -20,6 +20,8 @@ MODULES = {
     "layers": "ringar/layers.py",
     "parallel": "ringar/parallel/__init__.py",
     "parallel.scan": "ringar/parallel/scan/__init__.py",
+    "ray": "ringar/ray.py",
+    "spark": "ringar/spark.py",
     "threads": "ringar/job/threads.py",
 }
 

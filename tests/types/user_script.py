@@ -227,6 +227,10 @@ def on_gpu(array: cupy.ndarray) -> list[cupy.ndarray]:
 def main() -> None:
     results = ringar.run(train, (keras.Sequential(), 2), np=2, env={"A": "1"}, timeout=60)
     assert_type(results, list[dict[str, list[float]]])
+    with ringar.ray.RayExecutor(2, cpus_per_worker=2, options=["--deadline", "60"]) as executor:
+        assert_type(executor.run(train, [keras.Sequential(), 2]), list[dict[str, list[float]]])
+        assert_type(executor.execute_single(len), int)
+    assert_type(ringar.spark.run(len, ["abc"], num_proc=2), list[int])
     try:
         ringar.shutdown()
     except (

@@ -58,6 +58,7 @@ def test_a_turn_adds_figures_and_counts_wrong_losses() -> None:
     assert found["wrong"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.job
 @pytest.mark.deadline(200)
 def test_a_small_run_names_a_peer_that_cannot_be_installed(

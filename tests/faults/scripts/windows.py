@@ -50,4 +50,6 @@ attempt("loop", lambda: for_ever(lambda: window.accumulate(1, ones)))
 say(f"rank {RANK} knows")
 wait_for(f"rank {2 - RANK} knows")
 attempt("others", lambda: window.put(0, ones))
+say(f"rank {RANK} has put")
+wait_for(f"rank {2 - RANK} has put")  # before rank 0 ends
 attempt("close", window.close)

@@ -1,0 +1,133 @@
+"""Jobs on processes that somebody else has started, as Ray and Spark do: here the test itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
+
+import cloudpickle
+import pytest
+
+from ringar.errors import DeadlineError, RankError
+from ringar.launchers import executable
+from ringar.launchers.cluster import Cluster
+from ringar.launchers.rendezvous import meet
+from tests.plugin.jobs import PYTHONPATH
+
+pytestmark = [pytest.mark.job, pytest.mark.deadline(90)]
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks do not import the tests
+
+SERVES = "import sys; from ringar.launchers.cluster_member import serve; serve({}, {}, {})"
+
+
+def whoami(word: str) -> tuple[str, int, str | None]:
+    print("I am", os.environ["RINGAR_RANK"])
+    return word + os.environ["RINGAR_RANK"], os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def fails() -> None:
+    if os.environ["RINGAR_RANK"] == "1":
+        raise KeyError("a word that is not there")
+    time.sleep(30)
+
+
+def dies() -> None:
+    if os.environ["RINGAR_RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(30)
+
+
+class Counter:
+    """What an executor makes on each rank."""
+
+    def __init__(self, count: int, *, step: int) -> None:
+        self.count, self.step = count, step
+
+    def advance(self) -> int:
+        self.count += self.step
+        return self.count
+
+
+@contextlib.contextmanager
+def members(cluster: Cluster, count: int) -> Iterator[list[int]]:
+    """Start members; yield their processes."""
+    processes = []
+    for index in range(count):
+        text = SERVES.format(repr(cluster.variable), index, repr("127.0.0.1"))
+        env = {**os.environ, "PYTHONPATH": PYTHONPATH, "CUDA_VISIBLE_DEVICES": str(index)}
+        processes.append(subprocess.Popen([sys.executable, "-c", text], env=env))
+    try:
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_functions_are_called_one_after_the_other(capfd: pytest.CaptureFixture[str]) -> None:
+    with Cluster(2) as cluster, members(cluster, 2):
+        with cluster.start({"RINGAR_TEST_WORD": "x"}, [], 30) as pool:
+            first = pool.call(whoami, ["a"])
+            second = pool.call(whoami, ["b"])
+            assert [word for word, *_ in first] == ["a0", "a1"]
+            assert [word for word, *_ in second] == ["b0", "b1"]
+            assert [pid for _, pid, _ in first] == [pid for _, pid, _ in second]
+            assert {gpus for *_, gpus in first} <= {"0", "1", "0,1"}
+            pool.call(executable.make, [Counter, (5,), {"step": 2}])
+            assert pool.call(executable.call, [Counter.advance]) == [7, 7]
+            assert pool.call(executable.call, [Counter.advance, 1]) == [None, 9]
+            with pytest.raises(TypeError, match="expected a function"):
+                pool.call(None)  # type: ignore[arg-type]
+        assert not pool.is_alive
+    assert "[1] I am 1" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "text"),
+    [(fails, KeyError, "a word that is not there"), (dies, RankError, "rank 1 of 2")],
+)
+def test_a_rank_that_fails_ends_the_job(
+    function: object, error: type[Exception], text: str
+) -> None:
+    with Cluster(2) as cluster, members(cluster, 2):
+        pool = cluster.start({}, [], 30)
+        with pytest.raises(error, match=text):
+            pool.call(function)  # type: ignore[arg-type]
+        with pytest.raises(RankError, match="they have ended"):
+            pool.call(whoami, ["a"])
+
+
+def test_a_member_that_dies_ends_the_job() -> None:
+    with Cluster(2) as cluster, members(cluster, 2) as pids:
+        pool = cluster.start({}, [], 30)
+        pool.call(whoami, ["a"])
+        os.kill(pids[0], signal.SIGKILL)
+        with pytest.raises(RankError, match="127.0.0.1: the way to it"):
+            pool.call(time.sleep, [30])
+
+
+def test_a_function_that_takes_too_long() -> None:
+    with Cluster(2) as cluster, members(cluster, 2):
+        pool = cluster.start({}, [], 30)
+        with pytest.raises(DeadlineError, match="still waiting for rank 0, 1"):
+            pool.call(time.sleep, [30], timeout=1)
+        with pytest.raises(ValueError, match="options of an elastic job"):
+            cluster.start({}, ["--min-np", "1"], 30)
+        with pytest.raises(ValueError, match="unknown option --no-such"):
+            cluster.start({}, ["--no-such"], 30)
+
+
+def test_members_that_do_not_come() -> None:
+    with Cluster(2) as cluster, members(cluster, 1):
+        with pytest.raises(DeadlineError, match="expected 2 processes .* within 3 s, received 1"):
+            cluster.start({}, [], 3)
+        key, rest = cluster.variable.split(" ", 1)
+        with pytest.raises(AuthenticationError):
+            meet(f"{'00' * (len(key) // 2)} {rest}")

@@ -67,6 +67,18 @@ TEST(recurrent_every_size) {
   });
 }
 
+// Kernels that are not in L1, nor in L2: products go in pieces, blocks have more examples, outer
+// products are packed.
+TEST(recurrent_large) {
+  for_all([](auto* cell, const Recurrent& level) {
+    using Cell = std::remove_pointer_t<decltype(cell)>;
+    if (CellOf<Cell>::kGates == 4) check_against_reference<Cell>(level, {{17, 2, 33, 385}});
+    Layer layer{{66, 2, 97, 190}};
+    layer.masking = Masking::kRandom;
+    if (std::string(level.name) != "baseline") check_against_reference<Cell>(level, layer);
+  });
+}
+
 TEST(recurrent_every_length) {
   for_all([](auto* cell, const Recurrent& level) {
     using Cell = std::remove_pointer_t<decltype(cell)>;

@@ -153,6 +153,7 @@ def parser() -> argparse.ArgumentParser:
     option("--rounds", type=int, default=5, help="turns of each way (default %(default)s)")
     option("--budget", type=float, default=0.05, help="seconds of a turn (default %(default)s)")
     option("--layer", choices=LAYERS, default=LAYERS[0], help="(default %(default)s)")
+    option("--place", choices=list(PLACES), help="only there")
     option("--quick", action="store_true", help="few small cells, one round: does it run?")
     option("--fault", choices=list(WAYS), help="spoils the results of a way: is it found?")
     return result
@@ -163,7 +164,8 @@ def main(arguments: list[str] | None = None) -> int:
     rounds = 1 if options.quick else options.rounds
     layer = options.layer
     common = {"budget": options.budget, "fault": options.fault, "layer": layer}
-    jobs = plan(options.quick, layer)
+    jobs = [job for job in plan(options.quick, layer)
+            if options.place in (None, job.place.title)]  # fmt: skip
     found = measure(jobs, {"rounds": rounds, **common})
     here = machine.describe()
     of_layer = scan_report.lstm_targets if layer == "LSTM" else scan_report.targets
@@ -183,6 +185,8 @@ def main(arguments: list[str] | None = None) -> int:
         "targets": [target.row() for target in targets],
     }
     name = "scan" if layer == LAYERS[0] else f"scan-{layer.lower()}"
+    if options.place:
+        name += "-" + options.place.replace(" ", "-")
     results.keep(f"{name}-quick" if options.quick else name, here, data, options.output)
     for line in found.wrong:
         print(f"wrong: {line}", file=sys.stderr)

@@ -320,6 +320,17 @@ def test_an_lstm_begins_with_the_weights_of_keras() -> None:
         np.testing.assert_array_equal(weights[1][1][5:10], float(unit_forget_bias))
 
 
+@pytest.mark.parametrize("steps", [1, 2, 47, 300])
+def test_an_lstm_of_any_length(steps: int) -> None:
+    options = {"return_sequences": True, "return_state": True}
+    peer, layer = build("LSTM", 19, options=options)
+    x, initial = sequences(5, steps), initial_states("LSTM", 5, 19)
+    mask = np.random.default_rng(steps).random((5, steps)) < 0.8
+    for call in ({"initial_state": initial}, {"mask": tf.constant(mask)}):
+        expected = results(peer, x, compiled=False, **call)
+        assert_same(results(layer, x, compiled=False, **call), expected, 1e-5)
+
+
 def test_each_state_of_an_lstm_has_a_gradient() -> None:
     """Of a loss of one of them, or of one output, alone: the others are absent or 0."""
     x, initial = sequences(3, 7), initial_states("LSTM", 3, 5)
@@ -343,7 +354,7 @@ def test_gradients_of_an_lstm_are_what_finite_differences_say() -> None:
     mask = tf.constant(rng.random((2, 6)) < 0.7)
     sources = [rng.normal(size=shape) for shape in ((2, 6, 3), (2, 4), (2, 4))]
 
-    def loss(*values: Any) -> tf.Tensor:
+    def loss(*values: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
         x, *initial = (tf.constant(value) for value in values)
         with tf.GradientTape() as tape:
             tape.watch([x, *initial])

@@ -113,8 +113,9 @@ def states(sequence: Sequence, options: Options) -> tuple[tf.Tensor, tf.Tensor]:
                 d_last = tf.concat([tf.zeros_like(d_states[:, -1]), *d_rest], axis=1)
             return backward(own, saved, d_states, d_last, options)
 
-        rest = final_state(sequence.cell, saved)[:, saved[0].shape[2] :]
-        return (saved[0], rest) if sequence.cell.vectors > 1 else (saved[0],), gradient
+        if own.cell.vectors == 1:
+            return (saved[0],), gradient
+        return (saved[0], final_state(own.cell, saved)[:, saved[0].shape[2] :]), gradient
 
     h, *rest = tf.custom_gradient(run)(*sequence.given())
     return h, tf.concat([h[:, -1], *rest], axis=1)

@@ -72,10 +72,11 @@ TEST(recurrent_every_size) {
 TEST(recurrent_large) {
   for_all([](auto* cell, const Recurrent& level) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
+    if (std::string(level.name) != recurrent_levels().back().name) return;  // the others take long
     if (CellOf<Cell>::kGates == 4) check_against_reference<Cell>(level, {{17, 2, 33, 385}});
     Layer layer{{66, 2, 97, 190}};
     layer.masking = Masking::kRandom;
-    if (std::string(level.name) != "baseline") check_against_reference<Cell>(level, layer);
+    check_against_reference<Cell>(level, layer);
   });
 }
 

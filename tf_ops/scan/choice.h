@@ -14,8 +14,8 @@ struct ChainSize {
 // levels = 0 is the serial chain.
 double scan_seconds(const ChainSize& chain, int levels, int threads);
 
-// The same for a recurrent layer of `gates` gates (SimpleRNN 1, GRU 3), whose Jacobians are made on
-// the way, and whose serial chain multiplies with the kernel that all examples share.
+// The same for a recurrent layer of `gates` gates (SimpleRNN 1, GRU 3, LSTM 4), whose Jacobians are
+// made on the way, and whose serial chain multiplies with the kernel that all examples share.
 double recurrent_seconds(const ChainSize& chain, int gates, int levels, int threads);
 
 // How many of the threads are worth waking for work that takes one of them so long.

@@ -132,7 +132,8 @@ std::vector<Dims> gradient_shapes(const Options&, const std::vector<Dims>& in) {
           in[kRecurrent], bias,         kGates == 1 ? Dims{0} : bias};
 }
 
-// Weight gradients of each thread, added up in the order of the threads.
+// Weight gradients of each thread, added up in the order of the threads. A single thread writes them
+// where they belong.
 template <typename T>
 class Sums {
  public:
@@ -146,6 +147,7 @@ class Sums {
   }
 
   Backward<T> own(int64_t task) {
+    if (parts_.size() == 1) return whole_;
     std::vector<T>& memory = parts_[static_cast<size_t>(task)];
     memory.resize(static_cast<size_t>(elements()));
     Backward<T> part = whole_;
@@ -158,6 +160,7 @@ class Sums {
   }
 
   void add_up() const {
+    if (parts_.size() == 1) return;
     size_t offset = 0;
     for (const auto& [array, size] : arrays_) {
       T* sum = whole_.*array;

@@ -4,7 +4,7 @@ from ringar.asynchronous import HogwildEmbedding
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
-from ringar.parallel.scan.layers import ScanGRU, ScanSimpleRNN
+from ringar.parallel.scan.layers import ScanGRU, ScanLSTM, ScanSimpleRNN
 from ringar.parallel.split import Gather, ReturnExamples, SplitConv2D, SplitDense, Sum
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "LocalResponseNormalization",
     "ReturnExamples",
     "ScanGRU",
+    "ScanLSTM",
     "ScanSimpleRNN",
     "SplitConv2D",
     "SplitDense",

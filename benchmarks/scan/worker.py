@@ -144,7 +144,7 @@ class Job:
         if self.cell.jacobian_bytes // self.ranks > MOST_JACOBIAN_BYTES:
             return None
         initial = tf.zeros([self.x.shape[0], self.cell.units])
-        sequence = case.layer._sequence(self.x, initial, None, False)
+        sequence = case.layer._sequence(self.x, [initial], None, False)
         saved = recurrent.forward(sequence, self.threads)
 
         @tf.function(autograph=False)

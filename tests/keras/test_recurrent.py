@@ -1,4 +1,4 @@
-"""ScanSimpleRNN and ScanGRU are Keras' SimpleRNN and GRU: outputs, gradients, weights, masks."""
+"""The Scan layers are Keras' SimpleRNN, GRU and LSTM: outputs, gradients, weights, masks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,21 @@ pytestmark = [pytest.mark.ranks(1)]
 PAIRS = {
     "SimpleRNN": (keras.layers.SimpleRNN, ringar.layers.ScanSimpleRNN),
     "GRU": (keras.layers.GRU, ringar.layers.ScanGRU),
+    "LSTM": (keras.layers.LSTM, ringar.layers.ScanLSTM),
 }
+SCANNED = ("SimpleRNN", "GRU")
 kinds = pytest.mark.parametrize("kind", PAIRS)
-ways_back = pytest.mark.parametrize("backward", [fast_if(False, "auto"), "scan", 2])
+ways_back = pytest.mark.parametrize(
+    ("kind", "backward"),
+    [
+        *(fast_if(False, kind, "auto") for kind in SCANNED),
+        *itertools.product(SCANNED, ("scan", 2)),
+        ("LSTM", "auto"),
+    ],
+)
+serial_or_scan = pytest.mark.parametrize(
+    ("kind", "backward"), [*itertools.product(SCANNED, ("serial", "scan")), ("LSTM", "serial")]
+)
 
 
 def build(
@@ -38,6 +50,11 @@ def build(
     pair[0].set_weights([scale * rng.normal(size=w.shape) for w in pair[0].get_weights()])
     pair[1].set_weights(pair[0].get_weights())
     return pair
+
+
+def initial_states(kind: str, batch: int, units: int) -> list[tf.Tensor]:
+    values = (0.3, -0.8) if kind == "LSTM" else (0.3,)
+    return [tf.fill((batch, units), value) for value in values]
 
 
 def sequences(batch: int, steps: int, features: int = 3, dtype: str = "float32") -> tf.Tensor:
@@ -75,7 +92,6 @@ def assert_same(found: list[Any], expected: list[Any], tolerance: float = 1e-4) 
         assert np.abs(one - other).max(initial=0.0) <= tolerance * scale, f"result {index}"
 
 
-@kinds
 @ways_back
 @pytest.mark.parametrize("sequences_out", [False, True])
 def test_results_are_those_of_keras(kind: str, backward: Any, sequences_out: bool) -> None:
@@ -84,7 +100,7 @@ def test_results_are_those_of_keras(kind: str, backward: Any, sequences_out: boo
         peer, layer = build(kind, units, options=options, backward=backward)
         x = sequences(batch, steps)
         assert_same(results(layer, x), results(peer, x))
-        initial = [tf.ones((batch, units)) * 0.3]
+        initial = initial_states(kind, batch, units)
         assert_same(
             results(layer, x, initial_state=initial), results(peer, x, initial_state=initial)
         )
@@ -96,19 +112,18 @@ def test_long_sequences(kind: str, steps: int) -> None:
     peer, layer = build(kind, 20, features=1, options={"return_sequences": True})
     x = sequences(4, steps, 1)
     expected = results(peer, x, compiled=True)
-    for backward in (0, 62):
+    for backward in (0, 62) if kind in SCANNED else (0,):
         layer._levels = backward
         assert_same(results(layer, x, compiled=False), expected)
 
 
-@kinds
 @ways_back
 @pytest.mark.parametrize("zero", [False, True])
 def test_masks(kind: str, backward: Any, zero: bool) -> None:
     x = sequences(6, 9)
     mask = np.random.default_rng(3).random((6, 9)) < 0.6
     mask[0], mask[1], mask[2, :4], mask[3, 5:] = True, False, False, False
-    initial = [tf.ones((6, 5)) * 0.3]
+    initial = initial_states(kind, 6, 5)
     for sequences_out in (False, True):
         options = {"return_sequences": sequences_out, "return_state": True}
         peer, layer = build(kind, options=options, backward=backward)
@@ -118,9 +133,8 @@ def test_masks(kind: str, backward: Any, zero: bool) -> None:
         assert_same(results(layer, x, **call), results(peer, x, **call))
 
 
-@kinds
+@serial_or_scan
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("backward", ["serial", "scan"])
 def test_functions(kind: str, compiled: bool, backward: str) -> None:
     peer, layer = build(kind, options={"return_sequences": True}, backward=backward)
     x = sequences(4, 11)
@@ -140,13 +154,12 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@kinds
 @pytest.mark.parametrize(
-    ("options", "backward"),
+    ("kind", "backward", "options"),
     [
-        fast_if(backward == "scan" or "go_backwards" in options, options, backward)
+        fast_if(backward != "serial" or "go_backwards" in options, kind, backward, options)
         for options in OPTIONS
-        for backward in ("serial", "scan")
+        for kind, backward in [*itertools.product(SCANNED, ("serial", "scan")), ("LSTM", "auto")]
     ],
     ids=str,
 )
@@ -161,9 +174,10 @@ def test_options(kind: str, backward: str, options: dict[str, Any]) -> None:
         assert_same(results(layer, x, mask=mask), results(peer, x, mask=mask), tolerance)
 
 
+@pytest.mark.parametrize(("kind", "backward"), [("GRU", "scan"), ("LSTM", "serial")])
 @pytest.mark.parametrize("gates", ["tanh", "relu", "hard_sigmoid", None])
-def test_gates_may_have_another_activation(gates: str | None) -> None:
-    peer, layer = build("GRU", options={"recurrent_activation": gates}, backward="scan")
+def test_gates_may_have_another_activation(kind: str, backward: str, gates: str | None) -> None:
+    peer, layer = build(kind, options={"recurrent_activation": gates}, backward=backward)
     assert_same(results(layer, sequences(3, 6)), results(peer, sequences(3, 6)))
 
 
@@ -210,8 +224,11 @@ def test_half_precision(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "backward"),
     [
-        fast_if(pair in (("SimpleRNN", "serial"), ("GRU", "scan")), *pair)
-        for pair in itertools.product(PAIRS, ["serial", "scan"])
+        ("LSTM", "serial"),
+        *(
+            fast_if(pair in (("SimpleRNN", "serial"), ("GRU", "scan")), *pair)
+            for pair in itertools.product(SCANNED, ["serial", "scan"])
+        ),
     ],
 )
 def test_training_has_the_same_curve(kind: str, backward: str) -> None:
@@ -229,12 +246,13 @@ def test_training_has_the_same_curve(kind: str, backward: str) -> None:
 
 @kinds
 def test_weights_and_models_are_saved(kind: str, tmp_path: Path) -> None:
-    peer, layer = build(kind, backward=3, threads=2)
+    backward = 3 if kind in SCANNED else "serial"
+    peer, layer = build(kind, backward=backward, threads=2)
     x = sequences(4, 6)
     model = keras.Sequential([keras.Input((6, 3)), layer])
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert (loaded.layers[0].backward, loaded.layers[0].threads) == (3, 2)
+    assert (loaded.layers[0].backward, loaded.layers[0].threads) == (backward, 2)
     assert_same([loaded(x)], [peer(x)])
     fresh = build(kind, 5)
     for one in fresh:
@@ -248,9 +266,9 @@ def test_weights_and_models_are_saved(kind: str, tmp_path: Path) -> None:
 
 @kinds
 def test_threads_change_nothing_but_rounding(kind: str) -> None:
-    x = sequences(5, 50)
+    x, backward = sequences(5, 50), "scan" if kind in SCANNED else "serial"
     outcomes = [
-        results(build(kind, 8, backward="scan", threads=threads)[1], x) for threads in (1, 2, 3)
+        results(build(kind, 8, backward=backward, threads=threads)[1], x) for threads in (1, 2, 3)
     ]
     for outcome in outcomes[1:]:
         assert_same(outcome, outcomes[0], 1e-6)
@@ -270,7 +288,81 @@ def test_threads_change_nothing_but_rounding(kind: str) -> None:
     ],
 )
 def test_bad_arguments_are_refused(kind: str, options: dict[str, Any], text: str) -> None:
-    if kind == "SimpleRNN" and {"reset_after", "recurrent_activation"} & options.keys():
-        pytest.skip("an argument of GRU")
+    known = {"SimpleRNN": set(), "GRU": {"reset_after", "recurrent_activation"}}
+    known["LSTM"] = {"recurrent_activation"}
+    if {"reset_after", "recurrent_activation"} & options.keys() - known[kind]:
+        pytest.skip(f"no argument of {kind}")
     with pytest.raises(ValueError, match=text):
         PAIRS[kind][1](4, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"backward": "scan"}, '`backward` must be "auto" or "serial"'),
+        ({"backward": 2}, '`backward` must be "auto" or "serial"'),
+        ({"process_set": ringar.global_process_set}, "`process_set` must be None"),
+    ],
+)
+def test_an_lstm_has_no_scan(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ringar.layers.ScanLSTM(4, **options)
+
+
+def test_an_lstm_begins_with_the_weights_of_keras() -> None:
+    for unit_forget_bias in (True, False):
+        weights = []
+        for kind in PAIRS["LSTM"]:
+            layer = kind(5, unit_forget_bias=unit_forget_bias, kernel_initializer="ones")
+            layer.build((None, None, 3))
+            weights.append([w for w in layer.get_weights() if w.shape != (5, 20)])  # drawn
+        assert_same(weights[1], weights[0], 0.0)
+        np.testing.assert_array_equal(weights[1][1][5:10], float(unit_forget_bias))
+
+
+def test_each_state_of_an_lstm_has_a_gradient() -> None:
+    """Of a loss of one of them, or of one output, alone: the others are absent or 0."""
+    x, initial = sequences(3, 7), initial_states("LSTM", 3, 5)
+    for sequences_out in (False, True):
+        options = {"return_sequences": sequences_out, "return_state": True}
+        peer, layer = build("LSTM", options=options)
+        for index in range(3):
+            found = []
+            for one in (layer, peer):
+                with tf.GradientTape() as tape:
+                    tape.watch([x, *initial])
+                    loss = tf.reduce_sum(tf.sin(one(x, initial_state=initial)[index]))
+                found.append(tape.gradient(loss, [x, *initial]))
+            assert_same(found[0], found[1], 1e-5)
+
+
+def test_gradients_of_an_lstm_are_what_finite_differences_say() -> None:
+    _, layer = build("LSTM", 4, options={"return_sequences": True, "return_state": True,
+                                         "dtype": "float64"})  # fmt: skip
+    rng = np.random.default_rng(0)
+    mask = tf.constant(rng.random((2, 6)) < 0.7)
+    sources = [rng.normal(size=shape) for shape in ((2, 6, 3), (2, 4), (2, 4))]
+
+    def loss(*values: Any) -> tf.Tensor:
+        x, *initial = (tf.constant(value) for value in values)
+        with tf.GradientTape() as tape:
+            tape.watch([x, *initial])
+            outputs = layer(x, initial_state=initial, mask=mask)
+            total = tf.add_n([_weighed(output, i) for i, output in enumerate(outputs)])
+        weights = [weight.value for weight in layer.trainable_variables]
+        return total, tape.gradient(total, [x, *initial, *weights])
+
+    weights = layer.get_weights()
+    _, gradients = loss(*sources)
+    for index, gradient in enumerate(gradients):
+        array = [*sources, *weights][index]
+        for at in rng.choice(array.size, min(array.size, 6), replace=False):
+            saved, sums = array.flat[at], []
+            for step in (1e-6, -1e-6):
+                array.flat[at] = saved + step
+                layer.set_weights(weights)
+                sums.append(float(loss(*sources)[0]))
+            array.flat[at] = saved
+            layer.set_weights(weights)
+            difference = (sums[0] - sums[1]) / 2e-6
+            assert abs(difference - gradient.numpy().flat[at]) < 1e-7, f"gradient {index}"

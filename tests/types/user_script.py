@@ -203,6 +203,7 @@ def cut(model: keras.Model) -> keras.Model:
             layers.Sum(),
             layers.ReturnExamples(),
             layers.ScanGRU(4),
+            layers.ScanLSTM(4),
             layers.ScanSimpleRNN(4),
         ]
     )

@@ -71,5 +71,7 @@ const Computation& simple_rnn_jacobians_computation();
 const Computation& gru_computation();
 const Computation& gru_gradient_computation();
 const Computation& gru_jacobians_computation();
+const Computation& lstm_computation();
+const Computation& lstm_gradient_computation();
 
 }  // namespace ringar

@@ -1,4 +1,5 @@
-// SimpleRNN and GRU, forward, backward, and their Jacobians (scan/recurrent.h has the formulas).
+// SimpleRNN, GRU and LSTM, forward, backward, and the Jacobians of the first two (scan/recurrent.h
+// has the formulas).
 //
 //   all take first          h0, recurrent, mask, then
 //   Ringar…                 inputs, kernel, bias, recurrent_bias        -> h, (kept)
@@ -6,8 +7,10 @@
 //                 -> d_inputs, d_h0, d_kernel, d_recurrent, d_bias, d_recurrent_bias
 //   Ringar…Jacobians        h, (kept)                       -> (steps, batch, units, units)
 //
-// `kept` is a GRU's. mask, both biases, d_states and d_last may be absent. Options: activation,
-// recurrent_activation, levels (of the way back; 0 is the serial kernel, -1 chosen), threads.
+// h0, d_last and d_h0 have both vectors of an LSTM's state, h and c. `kept` is a GRU's and an
+// LSTM's, recurrent_bias a GRU's. mask, both biases, d_states and d_last may be absent. Options:
+// activation, recurrent_activation, levels (of the way back; 0 is the serial kernel, -1 chosen),
+// threads.
 
 #include "scan/recurrent.h"
 
@@ -15,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/recurrent_cells.h"
 #include "kernels/recurrent_inputs.h"
 #include "scan/choice.h"
 #include "scan/recurrent_chain.h"
@@ -23,57 +27,6 @@
 
 namespace ringar {
 namespace {
-
-Activation activation_of(const Options& options, const char* name) {
-  return static_cast<Activation>(options.number(name));
-}
-
-template <typename T>
-Projection<T> projection(const Inputs& in) {
-  return {in.at<T>(kInputs), in.at<T>(kKernel), in.at<T>(kBias)};
-}
-
-// What differs from cell to cell. `written` is h and, for a GRU, what is kept; the way back needs
-// no recurrent bias, nor do Jacobians a projection.
-template <typename T>
-struct SimpleRnnTraits {
-  using Cell = SimpleRnn<T>;
-  static constexpr int64_t kGates = 1;
-  static const SimpleRnnKernels<T>& kernels() { return simple_rnn_kernels<T>(); }
-
-  static Cell cell(const Options& options, const RecurrentShape& shape, const Inputs& in,
-                   const Projection<T>& projection, const T*, const std::vector<T*>& written) {
-    return {shape,
-            activation_of(options, "activation"),
-            projection,
-            in.at<T>(kInitial),
-            in.at<T>(kRecurrent),
-            in.at<uint8_t>(kMask),
-            written[0]};
-  }
-};
-
-template <typename T>
-struct GruTraits {
-  using Cell = Gru<T>;
-  static constexpr int64_t kGates = 3;
-  static const GruKernels<T>& kernels() { return gru_kernels<T>(); }
-
-  static Cell cell(const Options& options, const RecurrentShape& shape, const Inputs& in,
-                   const Projection<T>& projection, const T* recurrent_bias,
-                   const std::vector<T*>& written) {
-    return {shape,
-            activation_of(options, "activation"),
-            activation_of(options, "recurrent_activation"),
-            projection,
-            in.at<T>(kInitial),
-            in.at<T>(kRecurrent),
-            recurrent_bias,
-            in.at<uint8_t>(kMask),
-            written[0],
-            written[1]};
-  }
-};
 
 // What forward has written is an input of the others, which only read it.
 template <typename T>
@@ -84,8 +37,8 @@ std::vector<T*> written_at(const Inputs& in, size_t index) {
 }
 
 RecurrentShape shape_of(const Inputs& in) {
-  const Dims &inputs = in.dims[kInputs], &initial = in.dims[kInitial];
-  return {inputs[0], inputs[1], inputs[2], initial[1]};
+  const Dims& inputs = in.dims[kInputs];
+  return {inputs[0], inputs[1], inputs[2], in.dims[kRecurrent][0]};
 }
 
 // Calls work(first, last, index of the task) for stretches of the batch.
@@ -98,11 +51,11 @@ void for_examples(const RecurrentShape& shape, int threads, const Work& work) {
 
 // --- forward ---
 
-template <int64_t kGates>
+template <const CellArrays& kCell>
 std::vector<Dims> forward_shapes(const Options&, const std::vector<Dims>& in) {
-  const int64_t batch = in[kInputs][0], steps = in[kInputs][1], units = in[kInitial][1];
-  if (kGates == 1) return {{batch, steps, units}};
-  return {{batch, steps, units}, {batch, steps, 4 * units}};
+  const int64_t batch = in[kInputs][0], steps = in[kInputs][1], units = in[kRecurrent][0];
+  if (kCell.kept == 0) return {{batch, steps, units}};
+  return {{batch, steps, units}, {batch, steps, kCell.kept * units}};
 }
 
 // As many of the threads as are worth waking.
@@ -117,7 +70,7 @@ void forward(const Options& options, const Inputs& in, const Outputs& outputs) {
   for (void* output : outputs) written.push_back(static_cast<T*>(output));
   const auto cell = Traits<T>::cell(options, shape_of(in), in, projection<T>(in),
                                     in.at<T>(kRecurrentBias), written);
-  const int threads = threads_for(options, cell.shape, Traits<T>::kGates, 0);
+  const int threads = threads_for(options, cell.shape, Traits<T>::kArrays.gates, 0);
   for_examples(cell.shape, threads, [&](int64_t first, int64_t last, int64_t) {
     Traits<T>::kernels().forward(cell, first, last);
   });
@@ -125,11 +78,11 @@ void forward(const Options& options, const Inputs& in, const Outputs& outputs) {
 
 // --- the way back ---
 
-template <int64_t kGates>
+template <const CellArrays& kCell>
 std::vector<Dims> gradient_shapes(const Options&, const std::vector<Dims>& in) {
   const Dims& bias = in[kBias];
   return {in[kInputs],    in[kInitial], in[kKernel],
-          in[kRecurrent], bias,         kGates == 1 ? Dims{0} : bias};
+          in[kRecurrent], bias,         kCell.recurrent_bias ? bias : Dims{0}};
 }
 
 // Weight gradients of each thread, added up in the order of the threads. A single thread writes them
@@ -185,7 +138,7 @@ class Sums {
 
 // dL/dh of all steps, by the scan; the last of them is what comes from outside alone.
 template <typename Cell, typename T>
-std::vector<T> scan_states(const Cell& cell, const CellKernels<Cell, T>& kernels,
+std::vector<T> scan_states(const Cell& cell, const ScannedKernels<Cell, T>& kernels,
                            const Backward<T>& back, int levels, int threads) {
   const auto [batch, steps, features, units] = cell.shape;
   std::vector<T> d_h(static_cast<size_t>(batch * steps * units));
@@ -201,35 +154,42 @@ std::vector<T> scan_states(const Cell& cell, const CellKernels<Cell, T>& kernels
   return d_h;
 }
 
+// Of the scan; 0 is the serial kernel.
+int levels_for(const Options& options, const RecurrentShape& shape, int gates) {
+  if (shape.steps == 0 || shape.batch == 0) return 0;
+  const int64_t levels = options.number("levels");
+  if (levels >= 0) return static_cast<int>(std::min<int64_t>(levels, 62));
+  const ChainSize chain{shape.steps, shape.batch, shape.units};
+  return choose_recurrent_levels(chain, gates, options.threads());
+}
+
 template <template <typename> class Traits, typename T>
 void gradient(const Options& options, const Inputs& in, const Outputs& outputs) {
-  constexpr int64_t kGates = Traits<T>::kGates;
+  constexpr CellArrays kArrays = Traits<T>::kArrays;
+  constexpr int kGates = static_cast<int>(kArrays.gates);
   const auto& kernels = Traits<T>::kernels();
   const auto cell = Traits<T>::cell(options, shape_of(in), in, projection<T>(in), nullptr,
                                     written_at<T>(in, kDLast + 1));
   const RecurrentShape& shape = cell.shape;
   const auto output = [&](size_t index) { return static_cast<T*>(outputs[index]); };
   const bool has_bias = in.at<T>(kBias) != nullptr;
-  const Backward<T> back{in.at<T>(kDStates), in.at<T>(kDLast),
-                         output(0),          output(1),
-                         output(2),          has_bias ? output(4) : nullptr,
-                         output(3),          has_bias && kGates > 1 ? output(5) : nullptr};
-  auto levels = static_cast<int>(std::min<int64_t>(options.number("levels"), 62));
-  if (levels < 0)
-    levels =
-        choose_recurrent_levels({shape.steps, shape.batch, shape.units}, kGates, options.threads());
-  if (shape.steps == 0 || shape.batch == 0) levels = 0;
+  const Backward<T> back{
+      in.at<T>(kDStates), in.at<T>(kDLast),
+      output(0),          output(1),
+      output(2),          has_bias ? output(4) : nullptr,
+      output(3),          has_bias && kArrays.recurrent_bias ? output(5) : nullptr};
+  const int levels = kArrays.scanned ? levels_for(options, shape, kGates) : 0;
   const int threads = threads_for(options, shape, kGates, levels);
 
   std::vector<T> d_h;
-  if (levels > 0) d_h = scan_states(cell, kernels, back, levels, threads);
+  if constexpr (kArrays.scanned)
+    if (levels > 0) d_h = scan_states(cell, kernels, back, levels, threads);
   Sums<T> sums(back, shape, kGates, std::min<int64_t>(threads, shape.batch));
   for_examples(shape, threads, [&](int64_t first, int64_t last, int64_t task) {
     const Backward<T> own = sums.own(task);
-    if (levels > 0)
-      kernels.gradients(cell, own, d_h.data(), first, last);
-    else
-      kernels.backward(cell, own, first, last);
+    if constexpr (kArrays.scanned)
+      if (levels > 0) return kernels.gradients(cell, own, d_h.data(), first, last);
+    kernels.backward(cell, own, first, last);
   });
   sums.add_up();
 }
@@ -264,38 +224,34 @@ void jacobians(const Options& options, const Inputs& in, const Outputs& outputs)
 const Computation& simple_rnn_computation() {
   static const Computation computation{"RingarSimpleRnn",
                                        "ringar_simple_rnn",
-                                       check_forward<1>,
-                                       forward_shapes<1>,
+                                       check_forward<kSimpleRnn>,
+                                       forward_shapes<kSimpleRnn>,
                                        forward<SimpleRnnTraits, float>,
                                        forward<SimpleRnnTraits, double>};
   return computation;
 }
 
 const Computation& simple_rnn_gradient_computation() {
-  static const Computation computation{"RingarSimpleRnnGradient",
-                                       "ringar_simple_rnn_gradient",
-                                       check_gradient<1>,
-                                       gradient_shapes<1>,
-                                       gradient<SimpleRnnTraits, float>,
-                                       gradient<SimpleRnnTraits, double>};
+  static const Computation computation{
+      "RingarSimpleRnnGradient",        "ringar_simple_rnn_gradient",
+      check_gradient<kSimpleRnn>,       gradient_shapes<kSimpleRnn>,
+      gradient<SimpleRnnTraits, float>, gradient<SimpleRnnTraits, double>};
   return computation;
 }
 
 const Computation& simple_rnn_jacobians_computation() {
-  static const Computation computation{"RingarSimpleRnnJacobians",
-                                       "ringar_simple_rnn_jacobians",
-                                       check_jacobians<1>,
-                                       jacobians_shapes,
-                                       jacobians<SimpleRnnTraits, float>,
-                                       jacobians<SimpleRnnTraits, double>};
+  static const Computation computation{
+      "RingarSimpleRnnJacobians",        "ringar_simple_rnn_jacobians",
+      check_jacobians<kSimpleRnn>,       jacobians_shapes,
+      jacobians<SimpleRnnTraits, float>, jacobians<SimpleRnnTraits, double>};
   return computation;
 }
 
 const Computation& gru_computation() {
   static const Computation computation{"RingarGru",
                                        "ringar_gru",
-                                       check_forward<3>,
-                                       forward_shapes<3>,
+                                       check_forward<kGru>,
+                                       forward_shapes<kGru>,
                                        forward<GruTraits, float>,
                                        forward<GruTraits, double>};
   return computation;
@@ -303,15 +259,32 @@ const Computation& gru_computation() {
 
 const Computation& gru_gradient_computation() {
   static const Computation computation{"RingarGruGradient",        "ringar_gru_gradient",
-                                       check_gradient<3>,          gradient_shapes<3>,
+                                       check_gradient<kGru>,       gradient_shapes<kGru>,
                                        gradient<GruTraits, float>, gradient<GruTraits, double>};
   return computation;
 }
 
 const Computation& gru_jacobians_computation() {
   static const Computation computation{"RingarGruJacobians",        "ringar_gru_jacobians",
-                                       check_jacobians<3>,          jacobians_shapes,
+                                       check_jacobians<kGru>,       jacobians_shapes,
                                        jacobians<GruTraits, float>, jacobians<GruTraits, double>};
+  return computation;
+}
+
+const Computation& lstm_computation() {
+  static const Computation computation{"RingarLstm",
+                                       "ringar_lstm",
+                                       check_forward<kLstm>,
+                                       forward_shapes<kLstm>,
+                                       forward<LstmTraits, float>,
+                                       forward<LstmTraits, double>};
+  return computation;
+}
+
+const Computation& lstm_gradient_computation() {
+  static const Computation computation{"RingarLstmGradient",        "ringar_lstm_gradient",
+                                       check_gradient<kLstm>,       gradient_shapes<kLstm>,
+                                       gradient<LstmTraits, float>, gradient<LstmTraits, double>};
   return computation;
 }
 

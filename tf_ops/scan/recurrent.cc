@@ -32,5 +32,13 @@ template <>
 const GruKernels<double>& gru_kernels<double>() {
   return level().gru_double;
 }
+template <>
+const LstmKernels<float>& lstm_kernels<float>() {
+  return level().lstm_float;
+}
+template <>
+const LstmKernels<double>& lstm_kernels<double>() {
+  return level().lstm_double;
+}
 
 }  // namespace ringar

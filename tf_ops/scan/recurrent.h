@@ -1,11 +1,12 @@
-// SimpleRNN and GRU, forward and backward: whole sequences in one call, a few examples at a time.
+// SimpleRNN, GRU and LSTM, forward and backward: whole sequences in one call, a few examples at a
+// time.
 //
 // Arrays are row-major and batch-major, as Keras has them: (batch, steps, units). `h0` is the state
 // before the first step, h[:, t] the one after step t. Every function works on the examples
 // [first, last) of the batch, all steps, and is called for different examples by different threads.
 //
-// A masked step (mask[b, t] == 0) hands the state on: h_t = h_{t-1}, whose Jacobian is the
-// identity, and the gradient of what it read is 0. Without a mask, `mask` is null.
+// A masked step (mask[b, t] == 0) hands the state on: h_t = h_{t-1} (and c_t = c_{t-1}), whose
+// Jacobian is the identity, and the gradient of what it read is 0. Without a mask, `mask` is null.
 
 #pragma once
 
@@ -56,6 +57,25 @@ struct Gru {
   T* kept;  // (batch, steps, 4 units): z, r, c, i_c of every step, for the way back
 };
 
+// Keras' LSTM; U of (units, 4 units), gates in the order i (input), f (forget), g (candidate), o
+// (output):
+//   [z_i, z_f, z_g, z_o] = x_t W + b + h_{t-1} U
+//   i, f, o = sigma(z_i), sigma(z_f), sigma(z_o), g = activation(z_g)
+//   c_t = f c_{t-1} + i g
+//   h_t = o activation(c_t)
+// Its state is both h and c. `h0`, and d_h0 and d_last on the way back, have rows of 2 units: h,
+// then c.
+template <typename T>
+struct Lstm {
+  RecurrentShape shape;
+  Activation activation, recurrent_activation;
+  Projection<T> z;
+  const T *h0, *recurrent;
+  const uint8_t* mask;
+  T* h;
+  T* kept;  // (batch, steps, 5 units): i, f, g, o, c_t of every step
+};
+
 // What the way back gets and gives. `d_states`, gradients with respect to each h_t from outside of
 // the chain, may be null (none but the last); `d_last` (batch, units), one more with respect to the
 // last state, may be null, too. d_inputs, of the shape of the inputs, may be null: not wanted.
@@ -68,14 +88,19 @@ struct Backward {
   T *d_inputs, *d_h0, *d_kernel, *d_bias, *d_recurrent, *d_recurrent_bias;
 };
 
-// The same for every cell; `Cell<T>` is SimpleRnn<T> or Gru<T>.
+// The same for every cell; `Cell` is SimpleRnn<T>, Gru<T> or Lstm<T>.
 template <typename Cell, typename T>
 struct CellKernels {
   void (*forward)(const Cell& cell, int64_t first, int64_t last);
 
   // The vector through the chain, from the last step to the first: writes all of `backward`.
   void (*backward)(const Cell& cell, const Backward<T>& backward, int64_t first, int64_t last);
+};
 
+// Those of a cell whose way back may be a scan, too. An LSTM's is not: its Jacobians are those of
+// (h, c), 2 units x 2 units, and a product of two costs eight times that of a GRU's.
+template <typename Cell, typename T>
+struct ScannedKernels : CellKernels<Cell, T> {
   // The Jacobians of step t, dh_t/dh_{t-1}, one after the other for the examples [first, last):
   // to[b - first][i][j] = d h_t[b, i] / d h_{t-1}[b, j]. `scratch` has jacobian_scratch(cell)
   // elements, the same contents in all calls of a thread: prepared once by `prepare_jacobians`.
@@ -101,14 +126,18 @@ int64_t jacobian_scratch(const Gru<T>& cell) {
 }
 
 template <typename T>
-using SimpleRnnKernels = CellKernels<SimpleRnn<T>, T>;
+using SimpleRnnKernels = ScannedKernels<SimpleRnn<T>, T>;
 template <typename T>
-using GruKernels = CellKernels<Gru<T>, T>;
+using GruKernels = ScannedKernels<Gru<T>, T>;
+template <typename T>
+using LstmKernels = CellKernels<Lstm<T>, T>;
 
 // Of the best instruction set of this processor (engine/cpu_level.h), T float or double.
 template <typename T>
 const SimpleRnnKernels<T>& simple_rnn_kernels();
 template <typename T>
 const GruKernels<T>& gru_kernels();
+template <typename T>
+const LstmKernels<T>& lstm_kernels();
 
 }  // namespace ringar

@@ -15,8 +15,8 @@ namespace ringar {
 template <typename Cell, typename T>
 class RecurrentChain : public Chain<T> {
  public:
-  RecurrentChain(const Cell& cell, const CellKernels<Cell, T>& kernels, const T* d_states, T* d_h,
-                 T* d_h0)
+  RecurrentChain(const Cell& cell, const ScannedKernels<Cell, T>& kernels, const T* d_states,
+                 T* d_h, T* d_h0)
       : Chain<T>(cell.shape.steps, cell.shape.batch, cell.shape.units, true),
         cell_(cell),
         kernels_(kernels),
@@ -44,7 +44,7 @@ class RecurrentChain : public Chain<T> {
 
  private:
   const Cell& cell_;
-  const CellKernels<Cell, T>& kernels_;
+  const ScannedKernels<Cell, T>& kernels_;
   const T* d_states_;
   T *d_h_, *d_h0_;
   std::vector<T> prepared_;

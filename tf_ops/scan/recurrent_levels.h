@@ -1,4 +1,4 @@
-// The kernels of SimpleRNN and GRU, once per instruction set. Plain data only: see
+// The kernels of SimpleRNN, GRU and LSTM, once per instruction set. Plain data only: see
 // recurrent_kernels.inc.
 
 #pragma once
@@ -12,6 +12,8 @@ struct RecurrentLevel {
   SimpleRnnKernels<double> simple_rnn_double;
   GruKernels<float> gru_float;
   GruKernels<double> gru_double;
+  LstmKernels<float> lstm_float;
+  LstmKernels<double> lstm_double;
 };
 
 extern const RecurrentLevel recurrent_baseline;

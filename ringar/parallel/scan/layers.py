@@ -1,4 +1,4 @@
-"""Keras' SimpleRNN and GRU, with a native kernel in place of a loop of TensorFlow ops.
+"""Keras' SimpleRNN, GRU and LSTM, with a native kernel in place of a loop of TensorFlow ops.
 
 A layer here replaces only the inner loop of the Keras layer. Arguments, weights, config, states and
 masks are Keras', and weights load from one into the other. Keras also handles initial and stateful
@@ -23,7 +23,7 @@ _Layer: Any = object  # the Keras layer that follows in the order of bases
 
 
 class _ScanRecurrent(_Layer):
-    """Replace the inner loop of SimpleRNN or GRU; comes before them in the order of bases."""
+    """Replace the inner loop of a Keras layer; comes before them in the order of bases."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class _ScanRecurrent(_Layer):
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """Run all steps; called by `keras.layers.RNN.call`."""
         if training and self._steps_differ():
-            # Not super(): for cuDNN, keras.layers.GRU expects one mask for all gates.
+            # Not super(): for cuDNN, GRU and LSTM expect one mask for all gates.
             return keras.layers.RNN.inner_loop(
                 self, sequences, initial_state, mask, training=training
             )
-        state = initial_state[0] if isinstance(initial_state, (list, tuple)) else initial_state
+        states = initial_state if isinstance(initial_state, (list, tuple)) else [initial_state]
         mask = mask[0] if isinstance(mask, (list, tuple)) else mask
         if mask is not None:
             self._check_no_cut("a mask")
@@ -64,26 +64,31 @@ class _ScanRecurrent(_Layer):
         if self.go_backwards:
             sequences = tf.reverse(sequences, [1])
             mask = None if mask is None else tf.reverse(mask, [1])
-        sequence = self._sequence(sequences, state, mask, training)
+        sequence = self._sequence(sequences, list(states), mask, training)
         options = Options(self._levels, computation.usable_threads(self.threads))
         cut = () if self.process_set is None else (self.process_set,)
         cell_ops = sequence_shards if cut else recurrent
         if not self.return_sequences:
-            last = cell_ops.last_state(sequence, options, *cut)
-            shown = self._shown(last, mask)
-            return shown, shown[:, None], [last]
-        states = cell_ops.states(sequence, options, *cut)
-        outputs = self._shown_each(states, mask)
-        return outputs[:, -1], outputs, [states[:, -1]]
+            last = self._vectors(cell_ops.last_state(sequence, options, *cut))
+            shown = self._shown(last[0], mask)
+            return shown, shown[:, None], last
+        each, last = cell_ops.states(sequence, options, *cut)
+        outputs = self._shown_each(each, mask)
+        return outputs[:, -1], outputs, self._vectors(last)
 
     def get_config(self) -> dict[str, object]:
         """Return the Keras layer's config, `backward` and `threads`."""
         return {**super().get_config(), "backward": self.backward, "threads": self.threads}
 
     def _sequence(
-        self, inputs: tf.Tensor, state: tf.Tensor, mask: tf.Tensor | None, training: bool
+        self,
+        inputs: tf.Tensor,
+        states: list[tf.Tensor],
+        mask: tf.Tensor | None,
+        training: bool,
     ) -> recurrent.Sequence:
         cell = self.cell
+        state = states[0] if len(states) == 1 else tf.concat(states, axis=1)
         bias, recurrent_bias = self._biases()
         tensors = (
             self._drop(inputs) if training else inputs,
@@ -96,6 +101,11 @@ class _ScanRecurrent(_Layer):
         dtype = tf.float64 if inputs.dtype == tf.float64 else tf.float32
         cast = [None if t is None else tf.cast(tf.convert_to_tensor(t), dtype) for t in tensors]
         return recurrent.Sequence(self._cell_kind, *[*cast, mask])
+
+    def _vectors(self, state: tf.Tensor) -> list[tf.Tensor]:
+        """Return the list of a state's vectors, as Keras has it."""
+        count = self._cell_kind.vectors
+        return [state] if count == 1 else tf.split(state, count, axis=1)
 
     def _steps_differ(self) -> bool:
         """Return whether dropout needs more than one mask of the inputs."""
@@ -221,12 +231,54 @@ class ScanGRU(_ScanRecurrent, keras.layers.GRU):
         return bias[0], bias[1]
 
 
+@keras.saving.register_keras_serializable(package="ringar", name="ScanLSTM")
+class ScanLSTM(_ScanRecurrent, keras.layers.LSTM):
+    """Run Keras' LSTM with native kernels.
+
+    Args:
+        units: the number of units.
+        *args: as of the Keras layer.
+        backward: "serial", or "auto", which is the same here. A scan is not offered: its Jacobians
+            would be those of both vectors of the state, `2 * units` rows and columns, of which a
+            product costs eight times that of a GRU's, where the serial step costs a third more.
+        threads: as of `ringar.layers.ScanSimpleRNN`.
+        process_set: None. Sequences cannot be sharded over ranks, which needs those Jacobians.
+        **kwargs: as of the Keras layer.
+
+    Activations, shapes, masks and dtypes are as in `ringar.layers.ScanSimpleRNN`.
+
+    Raises:
+        ValueError: as of `ringar.layers.ScanSimpleRNN`, and for another `backward` and any
+            `process_set`.
+    """
+
+    def _kind(self) -> recurrent.Cell:
+        if self._levels > 0:
+            raise ValueError(
+                f'ScanLSTM: `backward` must be "auto" or "serial". Received: {self.backward!r}. '
+                "A scan would multiply Jacobians of both vectors of the state, 2 * units rows and "
+                "columns, which takes more workers than 2 * units for each example to be faster "
+                "than the serial kernel. ScanGRU and ScanSimpleRNN have one."
+            )
+        return recurrent.lstm(
+            _activation(self, "activation"), _activation(self, "recurrent_activation")
+        )
+
+    def _check_cut(self) -> None:
+        raise ValueError(
+            "ScanLSTM: `process_set` must be None. Shards of a sequence exchange Jacobians of the "
+            "state, which an LSTM's kernel does not make. Shard the batch over the ranks, or use "
+            "ScanGRU."
+        )
+
+
 # In files of weights Keras finds a layer by its index and the name of its class, so weights load
 # from one into the other. Models are saved with the registered name.
 ScanSimpleRNN.__name__ = keras.layers.SimpleRNN.__name__
 ScanGRU.__name__ = keras.layers.GRU.__name__
+ScanLSTM.__name__ = keras.layers.LSTM.__name__
 # Keras 3.3 looks up these names when it loads a model.
-SimpleRNN, GRU = ScanSimpleRNN, ScanGRU
+SimpleRNN, GRU, LSTM = ScanSimpleRNN, ScanGRU, ScanLSTM
 
 
 def _activation(layer: keras.layers.Layer, name: str) -> int:

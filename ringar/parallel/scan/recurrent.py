@@ -1,15 +1,18 @@
-"""SimpleRNN and GRU over a whole sequence: one op forward and one backward.
+"""SimpleRNN, GRU and LSTM over a whole sequence: one op forward and one backward.
 
 The op multiplies the inputs with the kernel, too, a few steps at a time, so that nothing larger
-than the states is written. tf_ops/scan/recurrent.h has the formulas of both cells and of their
-Jacobians. The backward op computes `dL/dh_t` of each step from that of the next, either by a serial
-kernel for the whole batch, or by the scan of `tf_ops/scan/scan.cc` over Jacobians that are made as
-they are needed.
+than the states is written. tf_ops/scan/recurrent.h has the formulas of the cells. The backward op
+computes `dL/dh_t` of each step from that of the next, either by a serial kernel for the whole
+batch, or, of a SimpleRNN and a GRU, by the scan of `tf_ops/scan/scan.cc` over Jacobians that are
+made as they are needed.
+
+The state of an LSTM has two vectors, h and c, in one row. Its states of all steps are those of h.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -28,6 +31,7 @@ class Cell:
             multiples of the units.
         activation: the index of its activation in ACTIVATIONS of ringar/parallel/scan/layers.py.
         recurrent_activation: the index of the activation of its gates.
+        vectors: the vectors of a state, of `units` numbers each: 2 for an LSTM.
     """
 
     name: str
@@ -35,6 +39,7 @@ class Cell:
     saved_units: int
     activation: int
     recurrent_activation: int = 0
+    vectors: int = 1
 
 
 def simple_rnn(activation: int) -> Cell:
@@ -47,6 +52,11 @@ def gru(activation: int, recurrent_activation: int) -> Cell:
     return Cell("gru", 3, 4, activation, recurrent_activation)
 
 
+def lstm(activation: int, recurrent_activation: int) -> Cell:
+    """Describe the cell of Keras' LSTM."""
+    return Cell("lstm", 4, 5, activation, recurrent_activation, vectors=2)
+
+
 @dataclasses.dataclass(frozen=True)
 class Sequence:
     """Hold the arguments of one call of a cell.
@@ -54,7 +64,7 @@ class Sequence:
     Attributes:
         cell: the kind of cell.
         inputs: (batch, steps, features).
-        initial: the state before the first step, (batch, units).
+        initial: the state before the first step, (batch, vectors * units).
         kernel: (features, gates * units).
         recurrent_kernel: (units, gates * units).
         bias: (gates * units,), or None.
@@ -90,29 +100,62 @@ class Sequence:
         )
 
 
-def states(sequence: Sequence, options: Options) -> tf.Tensor:
-    """Return the states after each step, (batch, steps, units)."""
-    return _run(sequence, options, last_only=False)
+def states(sequence: Sequence, options: Options) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return h after each step, (batch, steps, units), and what `last_state` returns."""
+
+    def run(*given: tf.Tensor) -> tuple[tuple[tf.Tensor, ...], Callable[..., list[tf.Tensor]]]:
+        own = sequence.of(*given)
+        saved = forward(own, options.threads)
+
+        def gradient(d_states: tf.Tensor, *d_rest: tf.Tensor) -> list[tf.Tensor]:
+            d_last = None
+            if d_rest:  # the upstream gradient of the last h is in `d_states`
+                d_last = tf.concat([tf.zeros_like(d_states[:, -1]), *d_rest], axis=1)
+            return backward(own, saved, d_states, d_last, options)
+
+        rest = final_state(sequence.cell, saved)[:, saved[0].shape[2] :]
+        return (saved[0], rest) if sequence.cell.vectors > 1 else (saved[0],), gradient
+
+    h, *rest = tf.custom_gradient(run)(*sequence.given())
+    return h, tf.concat([h[:, -1], *rest], axis=1)
 
 
 def last_state(sequence: Sequence, options: Options) -> tf.Tensor:
-    """Return the state after the last step, (batch, units); there must be one.
+    """Return the state after the last step, (batch, vectors * units); there must be one.
 
     Its backward pass is cheaper than that of `states`: other steps have no upstream gradients.
     """
-    return _run(sequence, options, last_only=True)
+
+    def run(*given: tf.Tensor) -> Differentiable:
+        own = sequence.of(*given)
+        saved = forward(own, options.threads)
+
+        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+            return backward(own, saved, None, upstream, options)
+
+        return final_state(own.cell, saved), gradient
+
+    return tf.custom_gradient(run)(*sequence.given())
 
 
 def forward(sequence: Sequence, threads: int) -> list[tf.Tensor]:
     """Return the states and the saved values for `backward`; not differentiable."""
     cell, dtype = sequence.cell, sequence.inputs.dtype
     batch, steps = sequence.inputs.shape[:2]
-    units = sequence.initial.shape[1]
+    units = sequence.recurrent_kernel.shape[0]
     outputs = [tf.TensorSpec([batch, steps, units], dtype)]
     if cell.saved_units:
         outputs.append(tf.TensorSpec([batch, steps, cell.saved_units * units], dtype))
     inputs = [*_fixed(sequence), *_projection(sequence), _or_absent(sequence.recurrent_bias, dtype)]
     return computation.compute(cell.name, inputs, outputs, **_cell_options(cell, threads))
+
+
+def final_state(cell: Cell, saved: list[tf.Tensor]) -> tf.Tensor:
+    """Return the state after the last step, (batch, vectors * units), given `forward`'s result."""
+    h, *kept = saved
+    if cell.vectors == 1:
+        return h[:, -1]
+    return tf.concat([h[:, -1], kept[0][:, -1, -h.shape[2] :]], axis=1)
 
 
 def backward(
@@ -128,7 +171,7 @@ def backward(
         sequence: the call.
         saved: the result of `forward`.
         d_states: gradients with respect to the states, (batch, steps, units), or None.
-        d_last: an additional gradient with respect to the last state, (batch, units), or None.
+        d_last: an additional gradient with respect to the last state, of its shape, or None.
         options: the options of the scan.
     """
     cell, h = sequence.cell, saved[0]
@@ -146,7 +189,7 @@ def backward(
 
 
 def jacobians(sequence: Sequence, saved: list[tf.Tensor], threads: int) -> tf.Tensor:
-    """Return `dh_t/dh_{t-1}`, (steps, batch, units, units).
+    """Return `dh_t/dh_{t-1}`, (steps, batch, units, units), of a SimpleRNN or GRU.
 
     Args:
         sequence: the call.
@@ -161,20 +204,6 @@ def jacobians(sequence: Sequence, saved: list[tf.Tensor], threads: int) -> tf.Te
         **_cell_options(sequence.cell, threads),
     )
     return matrices
-
-
-def _run(sequence: Sequence, options: Options, *, last_only: bool) -> tf.Tensor:
-    def run(*given: tf.Tensor) -> Differentiable:
-        own = sequence.of(*given)
-        saved = forward(own, options.threads)
-
-        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-            d_states, d_last = (None, upstream) if last_only else (upstream, None)
-            return backward(own, saved, d_states, d_last, options)
-
-        return (saved[0][:, -1] if last_only else saved[0]), gradient
-
-    return tf.custom_gradient(run)(*sequence.given())
 
 
 # The order of the computations' inputs: tf_ops/kernels/recurrent.cc.

@@ -27,9 +27,10 @@ from ringar.parallel.scan.chain import Differentiable, Options
 from ringar.parallel.scan.recurrent import Sequence
 
 
-def states(sequence: Sequence, options: Options, ranks: ProcessSet) -> tf.Tensor:
-    """Return the states after each step of this rank's shard, (batch, steps, units)."""
-    return _run(sequence, options, ranks, last_only=False)
+def states(sequence: Sequence, options: Options, ranks: ProcessSet) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the states after each step of this rank's shard, and the last of them."""
+    own = _run(sequence, options, ranks, last_only=False)
+    return own, own[:, -1]
 
 
 def last_state(sequence: Sequence, options: Options, ranks: ProcessSet) -> tf.Tensor:

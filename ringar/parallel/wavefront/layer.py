@@ -96,11 +96,9 @@ class Wavefront(keras.layers.Layer):
         self._label, self._usable = self.name, 0
         self._costs: Costs | None = None
         self._reads_model_input = False
-        self._observer: stack.Observer | None = None
+        self._events: list[stack.Event] | None = None
 
-    def build(
-        self, inputs_shape: Sequence[int | None], initial_state_shape: object = None
-    ) -> None:
+    def build(self, inputs_shape: Sequence[int | None], initial_state_shape: object = None) -> None:
         """Make the weights of all layers, and compare the ranks."""
         checks.check_inputs(inputs_shape)
         shape = tuple(inputs_shape)
@@ -169,6 +167,15 @@ class Wavefront(keras.layers.Layer):
             self._costs = costs.of_stack(self._shapes(), self.grid)
         return plan.choose(self._costs, steps, batch, ranks, lanes)
 
+    def record(self, on: bool = True) -> list[stack.Event]:
+        """Start or stop recording the cells that run in eager code; return those recorded so far.
+
+        Args:
+            on: whether to go on, from an empty list.
+        """
+        recorded, self._events = self._events or [], [] if on else None
+        return list(recorded)
+
     def compute_output_shape(
         self, inputs_shape: Sequence[int | None], initial_state_shape: object = None
     ) -> Any:
@@ -217,7 +224,9 @@ class Wavefront(keras.layers.Layer):
 
     def _threads(self) -> int:
         """Return the number of threads; on a grid, where all must plan alike, that of rank 0."""
-        return self._usable or min(computation.usable_threads(layer.threads) for layer in self.layers)
+        return self._usable or min(
+            computation.usable_threads(layer.threads) for layer in self.layers
+        )
 
     def _plan_of(self, steps: int | None, batch: int | None) -> Plan:
         plain = plan.layer_by_layer(steps, len(self.layers), self._ranks, self._threads())
@@ -291,7 +300,7 @@ class Wavefront(keras.layers.Layer):
                 plan=chosen,
                 links=links,
                 spreads=(not self._reads_model_input, not starts_with_zeros),
-                observer=self._observer,
+                events=self._events,
             )
         )
         return outputs, states

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
@@ -41,8 +42,24 @@ from ringar.sharding.grid import Grid
 
 Gradient = Callable[..., list[tf.Tensor]]
 
-#: Called with ("forward" or "backward", layer, chunk, end) before and after each cell.
-Observer = Callable[[str, int, int, bool], None]
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Hold what a rank did, and when.
+
+    Attributes:
+        what: "forward" or "backward", a cell; "wait", for the chunk of another rank.
+        layer: the layer, from 0; of a wait the one that needs the chunk.
+        chunk: the chunk, from 0.
+        begin: the begin, in seconds of `time.monotonic`.
+        end: the end.
+    """
+
+    what: str
+    layer: int
+    chunk: int
+    begin: float
+    end: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +110,7 @@ class Stack:
         links: None in one process.
         spreads: whether the gradient of the inputs is wanted on all ranks, and that of the states
             before the first step.
-        observer: is told of each cell, in eager code.
+        events: gets the events, in eager code; None to record none.
     """
 
     layers: Sequence[recurrent.Sequence]
@@ -105,7 +122,7 @@ class Stack:
     plan: Plan
     links: Links | None = None
     spreads: tuple[bool, bool] = (True, True)
-    observer: Observer | None = None
+    events: list[Event] | None = None
 
     @property
     def part(self) -> int:
@@ -212,7 +229,7 @@ class _Evaluation:
             initial=states[layer],
             mask=None if stack.mask is None else stack.mask[:, begin:end],
         )
-        with self._observed("forward", layer, number):
+        with self._recorded("forward", layer, number):
             saved = recurrent.forward(call, stack.plan.threads)
             states[layer] = recurrent.final_state(call.cell, saved)
         self._calls[layer].append(call)
@@ -231,7 +248,7 @@ class _Evaluation:
         factors = stack.dropped[layer]
         options = Options(stack.levels[layer], stack.plan.threads)
         call, saved = self._calls[layer][number], self._saved[layer][number]
-        with self._observed("backward", layer, number):
+        with self._recorded("backward", layer, number):
             d_x, carried[layer], *own = recurrent.backward(
                 call, saved, d_h, carried[layer], options
             )
@@ -241,13 +258,12 @@ class _Evaluation:
         return d_x if factors is None else d_x * factors[:, None]
 
     @contextlib.contextmanager
-    def _observed(self, what: str, layer: int, number: int) -> Iterator[None]:
-        observer = self._stack.observer if tf.executing_eagerly() else None
-        if observer is not None:
-            observer(what, layer, number, False)
+    def _recorded(self, what: str, layer: int, number: int) -> Iterator[None]:
+        begin = time.monotonic()
         yield
-        if observer is not None:
-            observer(what, layer, number, True)
+        events = self._stack.events
+        if events is not None and tf.executing_eagerly():
+            events.append(Event(what, layer, number, begin, time.monotonic()))
 
     # --- between the ranks ---
 
@@ -258,7 +274,8 @@ class _Evaluation:
     def _receive(self, number: int, layer: int) -> tf.Tensor:
         """Receive a chunk of a layer's states from the previous rank."""
         spec = self._spec(number, layer)
-        return self._links.recv(spec, self._stack.part - 1, "states")
+        with self._recorded("wait", layer + 1, number):
+            return self._links.recv(spec, self._stack.part - 1, "states")
 
     def _upstream(self, number: int, d_outputs: tf.Tensor, last: bool) -> tf.Tensor | None:
         """Return the gradient of a chunk of the block's outputs; None for zeros."""
@@ -267,7 +284,8 @@ class _Evaluation:
             begin, end = self._chunks[number]
             return None if stack.last_only else d_outputs[:, begin:end]
         spec = self._spec(number, stack.block[-1])
-        return self._links.recv(spec, stack.part + 1, "gradients")
+        with self._recorded("wait", stack.block[-1], number):
+            return self._links.recv(spec, stack.part + 1, "gradients")
 
     def _spec(self, number: int, layer: int) -> tf.TensorSpec:
         begin, end = self._chunks[number]
@@ -341,4 +359,3 @@ def _after(left: list[tf.Tensor], number: int) -> AbstractContextManager[object]
         return contextlib.nullcontext()
     context: AbstractContextManager[object] = tf.control_dependencies([left[number]])
     return context
-

@@ -17,8 +17,8 @@ from ringar.parallel.scan import computation, recurrent
 from ringar.parallel.scan.chain import Options
 from ringar.parallel.wavefront import checks, costs, plan, stack
 from ringar.parallel.wavefront.plan import Costs, Plan
-from ringar.sharding import lineage
 from ringar.sharding import grid as grids
+from ringar.sharding import lineage
 from ringar.sharding.examples import Digest
 from ringar.sharding.grid import Grid
 

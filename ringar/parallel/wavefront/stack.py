@@ -168,8 +168,8 @@ class _Evaluation:
         self._stack, self._chunks = stack, stack.plan.chunks
         self._batch = tf.shape(stack.layers[0].inputs)[0]
         # By layer, of each chunk: the call, and what `recurrent.forward` has returned.
-        self._calls: dict[int, list[recurrent.Sequence]] = {l: [] for l in stack.block}
-        self._saved: dict[int, list[list[tf.Tensor]]] = {l: [] for l in stack.block}
+        self._calls: dict[int, list[recurrent.Sequence]] = {layer: [] for layer in stack.block}
+        self._saved: dict[int, list[list[tf.Tensor]]] = {layer: [] for layer in stack.block}
 
     def forward(self) -> list[tf.Tensor]:
         stack = self._stack

@@ -112,6 +112,17 @@ class Plan:
         steps, chunk = self.steps or 0, self.chunk
         return [(begin, min(begin + chunk, steps)) for begin in range(0, steps, chunk)]
 
+    def describe(self) -> str:
+        """Return the plan in a sentence."""
+        if not self.is_wavefront:
+            return "layer by layer"
+        layers = ", ".join(
+            f"{first} to {last - 1}" if last > first + 1 else str(first)
+            for first, last in self.blocks
+            if last > first
+        )
+        return f"{len(self.chunks)} chunks of {self.chunk} steps; layers by rank: {layers}"
+
     def owner(self, layer: int) -> int:
         """Return the index of the rank that has a layer."""
         return next(i for i, (first, last) in enumerate(self.blocks) if first <= layer < last)
@@ -216,7 +227,7 @@ def choose(costs: Costs, steps: int, batch: int | None, ranks: int, threads: int
         plan = in_chunks(costs, steps, chunk, ranks, threads)
         times = [plan.seconds(costs, b) for b in batches]
         relative = sum(time / limit for time, limit in zip(times, limits, strict=True))
-        if all(time < limit for time, limit in zip(times, limits, strict=True)):
-            if relative < least:
-                found, least = plan, relative
+        pays = all(time < limit for time, limit in zip(times, limits, strict=True))
+        if pays and relative < least:
+            found, least = plan, relative
     return found

@@ -3,8 +3,8 @@
 Each case is a chunk, "auto" for ringar's choice, or "layers" for the same layers one after the
 other in a `keras.Sequential`, which one rank runs. All cases of a job begin with the same weights
 and the same sequences. Before they are timed, the loss and the gradients of each must be those of
-"layers". Then they are timed in turn, some rounds, whole steps of training: forward, loss, backward,
-the reduction of gradients and the optimizer's update.
+"layers". Then whole steps of training are timed in turn, some rounds: forward, loss, backward, the
+reduction of gradients and the optimizer's update.
 """
 
 from __future__ import annotations
@@ -106,22 +106,14 @@ def different(one: list[Any], other: list[Any]) -> float:
     return max(float(np.linalg.norm(a - b) / (np.linalg.norm(b) + 1e-12)) for a, b in pairs)
 
 
-def timed(step: Step, seconds: float, least: int = 3) -> float:
-    """Returns the median time of a step, of as many as fit."""
-    times: list[float] = []
-    begin = time.perf_counter()
-    while len(times) < least or time.perf_counter() - begin < seconds:
-        start_of_step = time.perf_counter()
-        float(step())
-        times.append(time.perf_counter() - start_of_step)
-        if len(times) >= 200:
-            break
-    return median(times)
-
-
-def counted(step: Step, count: int) -> float:
+def timed(step: Step, count: int) -> float:
     """Returns the median time of so many steps."""
-    return timed(step, 0.0, count)
+    times = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        float(step())
+        times.append(time.perf_counter() - begin)
+    return median(times)
 
 
 def timeline(job: Job, chunk: int) -> list[dict[str, Any]]:
@@ -150,14 +142,12 @@ def measure(job: Job) -> Report:
         if case == "auto":
             plan = model.layers[-1].plan(options["steps"], options["batch"])
             report["plans"][case] = {"chunk": plan.chunk, "blocks": plan.blocks}
-        counted(step, 3)
+        timed(step, 3)
     rounds: dict[str, list[float]] = {case: [] for case in cases}
-    # As many steps on all ranks: a step of one needs a step of the others.
-    counts = options["counts"]
     for _ in range(options["rounds"]):
         for case, (_, _, step) in cases.items():
             gc.collect()
-            rounds[case].append(counted(step, counts))
+            rounds[case].append(timed(step, options["counts"]))
     report["seconds"] = rounds
     if options.get("timeline"):
         report["timeline"] = timeline(job, options["timeline"])

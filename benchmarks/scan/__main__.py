@@ -1,6 +1,7 @@
 """Where is a backward pass by a scan faster, and how fast are ringar's recurrent layers?
 
     python -m benchmarks.scan --output build/scan
+    python -m benchmarks.scan --layer LSTM --output build/scan-lstm
     python -m benchmarks.scan --quick
 
 The grid of the paper (Wang, Bai, Pekhimenko, BPPSA, arXiv:1907.10134): a tanh RNN of 20 units that
@@ -9,6 +10,9 @@ to 256 examples with 1000 steps. Measures Keras' SimpleRNN in `tf.function`, alo
 jit_compile=True, and `ringar.layers.ScanSimpleRNN` with its serial kernel, the scan, the hybrid of
 3 levels and the automatic choice, the last also compiled. Each runs in one process with one thread
 and with two, bound to as many cores, and on two ranks that share the batch, or the steps.
+
+With `--layer LSTM` the same of Keras' LSTM and `ringar.layers.ScanLSTM`, whose way back is the
+serial kernel, and of some sizes with hundreds of units.
 
 Forward: the layer alone, without a tape. Step: forward, the loss, the gradients of all weights.
 Backward: a step less a forward pass, both called one after the other; Jacobians, which the scan
@@ -43,11 +47,12 @@ from benchmarks.scan.cells import (
     Found,
     Place,
     grid,
+    large_cells,
     slowest,
     small_cells,
     to_rows,
 )
-from benchmarks.scan.worker import TOLERANCE, WAYS
+from benchmarks.scan.worker import LAYERS, TOLERANCE, WAYS
 
 LIMIT = 900.0
 
@@ -74,8 +79,12 @@ class Measured:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def plan(quick: bool = False) -> list[Job]:
+def plan(quick: bool = False, layer: str = LAYERS[0]) -> list[Job]:
     """Returns all jobs."""
+    if layer == "LSTM":
+        places = (ONE, RANKS) if quick else PLACES.values()
+        alone = {ONE: large_cells(quick)}
+        return [Job(place, grid(quick) + alone.get(place, [])) for place in places]
     if quick:
         few = grid(quick)
         return [Job(ONE, few + small_cells(quick), (1, 20)), Job(RANKS, few[-1:])]
@@ -143,6 +152,7 @@ def parser() -> argparse.ArgumentParser:
     option = result.add_argument
     option("--rounds", type=int, default=5, help="turns of each way (default %(default)s)")
     option("--budget", type=float, default=0.05, help="seconds of a turn (default %(default)s)")
+    option("--layer", choices=LAYERS, default=LAYERS[0], help="(default %(default)s)")
     option("--quick", action="store_true", help="few small cells, one round: does it run?")
     option("--fault", choices=list(WAYS), help="spoils the results of a way: is it found?")
     return result
@@ -151,12 +161,14 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     rounds = 1 if options.quick else options.rounds
-    common = {"budget": options.budget, "fault": options.fault}
-    jobs = plan(options.quick)
+    layer = options.layer
+    common = {"budget": options.budget, "fault": options.fault, "layer": layer}
+    jobs = plan(options.quick, layer)
     found = measure(jobs, {"rounds": rounds, **common})
     here = machine.describe()
-    targets = scan_report.targets(found.times)
-    print(f"# An RNN of 20 units, forward and backward, {machine.headline(here)}\n")
+    of_layer = scan_report.lstm_targets if layer == "LSTM" else scan_report.targets
+    targets = of_layer(found.times)
+    print(f"# {layer} of 20 units, forward and backward, {machine.headline(here)}\n")
     print(scan_report.text(found.times, found.costs))
     print(bounds.table(targets))
     print(report.missing_lines(found.missing), end="")
@@ -164,12 +176,14 @@ def main(arguments: list[str] | None = None) -> int:
         "tried": {"places": [job.place.title for job in jobs]},
         "missing": found.missing,
         "wrong": found.wrong,
+        "layer": layer,
         "rounds": rounds,
         "cells": to_rows(found.times),
         "costs": found.costs,
         "targets": [target.row() for target in targets],
     }
-    results.keep("scan-quick" if options.quick else "scan", here, data, options.output)
+    name = "scan" if layer == LAYERS[0] else f"scan-{layer.lower()}"
+    results.keep(f"{name}-quick" if options.quick else name, here, data, options.output)
     for line in found.wrong:
         print(f"wrong: {line}", file=sys.stderr)
     return 1 if found.wrong or found.missing else 0

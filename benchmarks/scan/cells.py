@@ -10,6 +10,7 @@ from typing import Any
 STEPS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)
 BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 UNITS, SMALL = 20, (1, 2, 4, 8)
+LARGE = ((100, 16, 256), (100, 64, 256), (20, 64, 1024))
 WHATS = ("forward", "backward", "step")
 SHORTEST = 1e-6
 """Seconds: the backward pass where noise makes a step shorter than its forward pass."""
@@ -65,6 +66,11 @@ def small_cells(quick: bool = False) -> list[Cell]:
         return [Cell(60, 16, 2)]
     sizes = [(1000, 16), (10, 16), (1000, 2), (1000, 256)]
     return [Cell(*size, units) for size in sizes for units in SMALL]
+
+
+def large_cells(quick: bool = False) -> list[Cell]:
+    """Returns cells whose time is that of products of matrices."""
+    return [Cell(10, 16, 64)] if quick else [Cell(*size) for size in LARGE]
 
 
 def is_by_steps(cell: Cell) -> bool:

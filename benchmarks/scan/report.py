@@ -47,9 +47,14 @@ def times_text(cells: Mapping[Cell, Times], what: str) -> str:
     return report.table(headers + (["Jacobians"] if what == "backward" else []), rows)
 
 
+def large_text(cells: Mapping[Cell, Times]) -> str:
+    """Returns the table of many units: whole steps."""
+    return times_text({cell: times for cell, times in cells.items() if cell.units > UNITS}, "step")
+
+
 def small_text(cells: Mapping[Cell, Times]) -> str:
     """Returns the table of few units: the scan itself against Keras."""
-    small = {cell: times for cell, times in cells.items() if cell.units != UNITS}
+    small = {cell: times for cell, times in cells.items() if cell.units in SMALL}
     ways = known_ways(small)
     headers = ["backward, ms", *(WAYS[way].title for way in ways), "scan faster than Keras"]
     rows = [
@@ -119,11 +124,14 @@ def text(found: Found, costs: Mapping[int, tuple[float, float]]) -> str:
         parts.append(f"## {place.title}")
         parts += [times_text(on_grid(cells), what) for what in WHATS]
     alone = found.get(ONE, {})
-    if any(cell.units != UNITS for cell in alone):
+    if any(cell.units in SMALL for cell in alone):
         parts += ["## Few units", small_text(alone)]
-    if on_grid(alone):
+    if any(cell.units > UNITS for cell in alone):
+        parts += ["## Many units", large_text(alone)]
+    if on_grid(alone) and "scan" in known_ways(on_grid(alone)):
         parts += ["## The scan and its operations", prediction_text(alone)]
-    parts += ["## When a scan pays", crossover_text(costs)]
+    if costs:
+        parts += ["## When a scan pays", crossover_text(costs)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -152,6 +160,22 @@ def targets(found: Found) -> list[Target]:
              [max(misses, default=math.nan)], at_most=True),
         Target(f"backward by the scan itself, H = {', '.join(map(str, SMALL))}, over Keras' "
              f"tf.function (least, at {weakest})", 1, "x", [small.get(weakest, math.nan)]),
+    ]  # fmt: skip
+
+
+def lstm_targets(found: Found) -> list[Target]:
+    """Returns the targets of an LSTM; the first two are of one thread."""
+    cells = found.get(ONE, {})
+    center = cells[CENTER].faster(AUTOMATIC, KERAS[0], "step") if CENTER in cells else math.nan
+    large = {cell: times.faster(AUTOMATIC, KERAS[0], "step") for cell, times in cells.items()
+             if cell.units > UNITS}  # fmt: skip
+    weakest = min(large, key=lambda cell: large[cell], default=None)
+    automatic = [least_automatic(place, cells) for place, cells in found.items() if CENTER in cells]
+    return [
+        Target(f"step, {CENTER}, over Keras' tf.function", 3, "x", [center]),
+        Target(f"step, many units, over Keras' tf.function (least, at {weakest})", 1, "x",
+               [large[weakest] if weakest else math.nan]),
+        *(automatic or [Target("automatic choice", 1, "x", [math.nan])]),
     ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Runs and times a recurrent layer on one rank: `python -m benchmarks.scan.worker OPTIONS`.
 
-For each cell every way to run the paper's network (examples/bits.py) begins with the same weights
+For each cell every way to run the paper's network (examples/bits.py), or the same with an LSTM in
+the place of its RNN, begins with the same weights
 and the same bits; loss and gradients must be those of Keras' `tf.function`. Then all are timed in
 turn, some rounds: a call of the forward pass and a call of the whole step one after the other, as
 often as fits into the time of a turn. The backward pass is the difference of such a pair. Figures
@@ -52,12 +53,16 @@ WAYS = {
     "hybrid": Way("hybrid", HYBRID_LEVELS),
     "over": Way("cut over ranks", "auto", over=True),
 }
+LAYERS = ("SimpleRNN", "LSTM")
 OWN = tuple(name for name, way in WAYS.items() if way.backward is not None)
 REFERENCE = "keras"
 
 
-def ways(ranks: int) -> dict[str, Way]:
-    """Returns the ways that exist with so many ranks."""
+def ways(ranks: int, layer: str = LAYERS[0]) -> dict[str, Way]:
+    """Returns the ways that exist with so many ranks. An LSTM has no scan, only a serial kernel."""
+    if layer == "LSTM":
+        return {name: way for name, way in WAYS.items() if way.backward in (None, "auto")
+                and not way.over}  # fmt: skip
     return {name: way for name, way in WAYS.items() if not way.over or ranks > 1}
 
 
@@ -79,6 +84,7 @@ class Job:
 
         from examples import bits
 
+        self.kind = options["layer"]
         self.threads, self.ranks, self.rank = options["threads"], options["ranks"], options["rank"]
         keras.utils.set_random_seed(1)
         self.cell, part = cell, cell.batch // self.ranks
@@ -88,7 +94,7 @@ class Job:
         begin, end = (place * cell.steps // self.ranks for place in (self.rank, self.rank + 1))
         self.shard, self.all_y = tf.constant(x[:, begin:end]), tf.constant(y)
         self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        first = keras.layers.SimpleRNN(cell.units)
+        first = getattr(keras.layers, self.kind)(cell.units)
         self.dense = keras.layers.Dense(bits.CLASSES)
         first.build(x.shape)
         self.dense.build((part, cell.units))
@@ -101,11 +107,11 @@ class Job:
         import ringar
 
         if way.backward is None:
-            layer = keras.layers.SimpleRNN(self.cell.units, **options)
+            layer = getattr(keras.layers, self.kind)(self.cell.units, **options)
         else:
             if way.over:
                 options["process_set"] = ringar.global_process_set
-            layer = ringar.layers.ScanSimpleRNN(
+            layer = getattr(ringar.layers, f"Scan{self.kind}")(
                 self.cell.units, backward=way.backward, threads=self.threads, **options
             )
         layer.build(self.x.shape)
@@ -247,10 +253,10 @@ def check(job: Job, cases: dict[str, Case], fault: str | None) -> tuple[dict[str
 def measure(cell: Cell, options: Options) -> Report:
     """Measures a cell by all ways."""
     job, budget = Job(cell, options), options["budget"]
-    cases = {name: job.case(way) for name, way in ways(job.ranks).items()}
+    cases = {name: job.case(way) for name, way in ways(job.ranks, job.kind).items()}
     wrong, norms = check(job, cases, options["fault"])
     calls = {name: job.calls([case.forward, case.step], budget) for name, case in cases.items()}
-    make = job.jacobians(cases["scan"])
+    make = job.jacobians(cases["scan"]) if "scan" in cases else None
     makings = job.calls([make], budget) if make else 0
     rounds: dict[str, list[list[float]]] = {name: [] for name in cases}
     jacobians = []

@@ -38,30 +38,47 @@ const auto& kernels_of(const RecurrentLevel& level) {
     return level.simple_rnn_float;
   else if constexpr (CellOf<Cell>::kGates == 1)
     return level.simple_rnn_double;
-  else if constexpr (kFloat)
+  else if constexpr (CellOf<Cell>::kGates == 3 && kFloat)
     return level.gru_float;
-  else
+  else if constexpr (CellOf<Cell>::kGates == 3)
     return level.gru_double;
+  else if constexpr (kFloat)
+    return level.lstm_float;
+  else
+    return level.lstm_double;
 }
 
 template <typename Cell>
 std::string describe(const Recurrent& level, const Layer& layer) {
   using T = typename CellOf<Cell>::T;
-  return std::string(level.name) + (CellOf<Cell>::kGates == 1 ? " SimpleRNN" : " GRU") +
+  constexpr int kGates = CellOf<Cell>::kGates;
+  return std::string(level.name) +
+         (kGates == 1   ? " SimpleRNN"
+          : kGates == 3 ? " GRU"
+                        : " LSTM") +
          (std::is_same_v<T, float> ? " float " : " double ") + show(layer.shape.batch) + " x " +
          show(layer.shape.steps) + " x " + show(layer.shape.units) + ", features " +
          show(layer.shape.features) + ", activation " + show(layer.activation) + ", masking " +
          show(layer.masking);
 }
 
-// `body(cell tag, level)` for both cells, both types, and every level.
+// `body(cell tag, level)` for the cells whose way back may be a scan, both types, and every level.
 template <typename Body>
-void for_all(Body body) {
+void for_all_scanned(Body body) {
   for (const Recurrent& level : recurrent_levels()) {
     body(static_cast<SimpleRnn<float>*>(nullptr), level);
     body(static_cast<SimpleRnn<double>*>(nullptr), level);
     body(static_cast<Gru<float>*>(nullptr), level);
     body(static_cast<Gru<double>*>(nullptr), level);
+  }
+}
+// The same for all cells.
+template <typename Body>
+void for_all(Body body) {
+  for_all_scanned(body);
+  for (const Recurrent& level : recurrent_levels()) {
+    body(static_cast<Lstm<float>*>(nullptr), level);
+    body(static_cast<Lstm<double>*>(nullptr), level);
   }
 }
 

@@ -1,5 +1,5 @@
-// SimpleRNN and GRU as plainly as they can be written, in double, one example at a time; and what a
-// test of their kernels needs: a problem of random numbers in T, and its cell.
+// SimpleRNN, GRU and LSTM as plainly as they can be written, in double, one example at a time; and
+// what a test of their kernels needs: a problem of random numbers in T, and its cell.
 
 #pragma once
 
@@ -16,12 +16,17 @@ struct CellOf;
 template <typename U>
 struct CellOf<SimpleRnn<U>> {
   using T = U;
-  static constexpr int kGates = 1;
+  static constexpr int kGates = 1, kStates = 1, kKept = 0;
 };
 template <typename U>
 struct CellOf<Gru<U>> {
   using T = U;
-  static constexpr int kGates = 3;
+  static constexpr int kGates = 3, kStates = 1, kKept = 4;
+};
+template <typename U>
+struct CellOf<Lstm<U>> {
+  using T = U;
+  static constexpr int kGates = 4, kStates = 2, kKept = 5;
 };
 
 enum class Masking { kNone, kRandom, kLeading, kAll };
@@ -59,7 +64,7 @@ inline std::vector<uint8_t> random_mask(const Layer& layer) {
 template <typename Cell>
 struct Problem {
   using T = typename CellOf<Cell>::T;
-  static constexpr int kGates = CellOf<Cell>::kGates;
+  static constexpr int kGates = CellOf<Cell>::kGates, kStates = CellOf<Cell>::kStates;
 
   Layer layer;
   int64_t units;
@@ -74,15 +79,15 @@ struct Problem {
     inputs = random_numbers<T>(rows * features, 1.0, 1);
     kernel = random_numbers<T>(features * kGates * n,
                                1 / std::sqrt(static_cast<double>(features) + 1), 8);
-    h0 = random_numbers<T>(layer.shape.batch * n, 0.5, 2);
+    h0 = random_numbers<T>(layer.shape.batch * kStates * n, 0.5, 2);
     recurrent = random_numbers<T>(n * kGates * n, scale, 3);
     if (layer.bias) bias = random_numbers<T>(kGates * n, 0.5, 9);
     if (layer.bias && kGates == 3) recurrent_bias = random_numbers<T>(kGates * n, 0.5, 4);
     if (layer.d_states) d_states = random_numbers<T>(rows * n, 1.0, 5);
-    if (layer.d_last) d_last = random_numbers<T>(layer.shape.batch * n, 1.0, 6);
+    if (layer.d_last) d_last = random_numbers<T>(layer.shape.batch * kStates * n, 1.0, 6);
     mask = random_mask(layer);
     h.assign(static_cast<size_t>(rows * n), kUnwritten);
-    kept.assign(static_cast<size_t>(kGates == 3 ? rows * 4 * n : 0), kUnwritten);
+    kept.assign(static_cast<size_t>(rows * CellOf<Cell>::kKept * n), kUnwritten);
     forget_gradients();
   }
 
@@ -102,10 +107,14 @@ struct Problem {
     if constexpr (kGates == 1)
       return {layer.shape,      layer.activation, projection, h0.data(),
               recurrent.data(), or_null(mask),    h.data()};
-    else
+    else if constexpr (kGates == 3)
       return {layer.shape, layer.activation, layer.recurrent_activation, projection,
               h0.data(),   recurrent.data(), or_null(recurrent_bias),    or_null(mask),
               h.data(),    kept.data()};
+    else
+      return {layer.shape,   layer.activation, layer.recurrent_activation,
+              projection,    h0.data(),        recurrent.data(),
+              or_null(mask), h.data(),         kept.data()};
   }
   Backward<T> backward() {
     return {or_null(d_states), or_null(d_last), or_null(d_inputs),  d_h0.data(),
@@ -157,7 +166,7 @@ using Doubles = std::vector<double>;
 // A cell in double, with gradients of each step added up by `back`.
 template <typename Cell>
 struct Reference {
-  static constexpr int kGates = CellOf<Cell>::kGates;
+  static constexpr size_t kGates = CellOf<Cell>::kGates, kStates = CellOf<Cell>::kStates;
 
   Layer layer;
   size_t n, features;
@@ -198,7 +207,7 @@ struct Reference {
     return x;
   }
 
-  // z, r, c, i_c, each of n; SimpleRNN has its new state in the place of c.
+  // z, r, c, i_c, each of n; SimpleRNN has its new state in the place of c. LSTM: i, f, g, o.
   Doubles gates(const Doubles& previous, size_t row) const {
     const Doubles x = projected(row);
     Doubles inner(kGates * n), out(4 * n);
@@ -206,7 +215,10 @@ struct Reference {
       inner[j] = recurrent_bias.empty() ? 0 : recurrent_bias[j];
       for (size_t k = 0; k < n; ++k) inner[j] += previous[k] * recurrent[k * kGates * n + j];
     }
-    for (size_t j = 0; j < n; ++j) {
+    for (size_t j = 0; j < kGates * n && kGates == 4; ++j)
+      out[j] =
+          value_of(j / n == 2 ? layer.activation : layer.recurrent_activation, x[j] + inner[j]);
+    for (size_t j = 0; j < n && kGates < 4; ++j) {
       if (kGates == 1) {
         out[2 * n + j] = value_of(layer.activation, x[j] + inner[j]);
         continue;
@@ -222,17 +234,24 @@ struct Reference {
   Doubles next(const Doubles& previous, size_t row) const {
     if (!mask.empty() && !mask[row]) return previous;
     const Doubles g = gates(previous, row);
-    Doubles h(n);
-    for (size_t j = 0; j < n; ++j) h[j] = g[j] * previous[j] + (1 - g[j]) * g[2 * n + j];
+    Doubles h(kStates * n);
+    for (size_t j = 0; j < n; ++j) {
+      if (kGates < 4) {
+        h[j] = g[j] * previous[j] + (1 - g[j]) * g[2 * n + j];
+      } else {
+        h[n + j] = g[n + j] * previous[n + j] + g[j] * g[2 * n + j];
+        h[j] = g[3 * n + j] * value_of(layer.activation, h[n + j]);
+      }
+    }
     return h;
   }
 
   Doubles first(int64_t b) const {
-    const auto from = h0.begin() + b * static_cast<int64_t>(n);
-    return Doubles(from, from + static_cast<int64_t>(n));
+    const auto size = static_cast<int64_t>(kStates * n);
+    return Doubles(h0.begin() + b * size, h0.begin() + (b + 1) * size);
   }
 
-  // The states of one example, the first one before the first step.
+  // The states of one example, the first one before the first step. Those of an LSTM: h, then c.
   std::vector<Doubles> states(int64_t b) const {
     std::vector<Doubles> all{first(b)};
     for (int64_t t = 0; t < layer.shape.steps; ++t) all.push_back(next(all.back(), row(b, t)));
@@ -243,11 +262,11 @@ struct Reference {
     double sum = 0;
     for (int64_t b = 0; b < layer.shape.batch; ++b) {
       const std::vector<Doubles> h = states(b);
-      for (size_t j = 0; j < n; ++j) {
-        if (!d_last.empty()) sum += d_last[static_cast<size_t>(b) * n + j] * h.back()[j];
+      for (size_t j = 0; j < kStates * n && !d_last.empty(); ++j)
+        sum += d_last[static_cast<size_t>(b) * kStates * n + j] * h.back()[j];
+      for (size_t j = 0; j < n; ++j)
         for (int64_t t = 0; t < layer.shape.steps && !d_states.empty(); ++t)
           sum += d_states[row(b, t) * n + j] * h[static_cast<size_t>(t) + 1][j];
-      }
     }
     return sum;
   }
@@ -255,8 +274,27 @@ struct Reference {
   // Of one step, from the gradient with respect to its state to that of the one before.
   Doubles back(const Doubles& gradient, const Doubles& previous, size_t row) {
     if (!mask.empty() && !mask[row]) return gradient;
+    Doubles inner(kGates * n), d_x(kGates * n), to(kStates * n);
+    back_to_gates(gradient, previous, row, inner, d_x, to);
+    for (size_t k = 0; k < n; ++k)
+      for (size_t j = 0; j < kGates * n; ++j) {
+        to[k] += inner[j] * recurrent[k * kGates * n + j];
+        d_recurrent[k * kGates * n + j] += previous[k] * inner[j];
+      }
+    for (size_t j = 0; j < d_recurrent_bias.size(); ++j) d_recurrent_bias[j] += inner[j];
+    project_back(d_x, row);
+    return to;
+  }
+
+  // What goes through the recurrent kernel, to x W + b, and past both to the state before.
+  void back_to_gates(const Doubles& gradient, const Doubles& previous, size_t row, Doubles& inner,
+                     Doubles& d_x, Doubles& to) const {
     const Doubles g = gates(previous, row);
-    Doubles inner(kGates * n), d_x(kGates * n), to(n);
+    if constexpr (kGates == 4) {
+      lstm_back_to_gates(gradient, previous, g, inner, to);
+      d_x = inner;
+      return;
+    }
     for (size_t j = 0; j < n; ++j) {
       const double z = g[j], r = g[n + j], c = g[2 * n + j];
       const double d_c = gradient[j] * (1 - z) * slope_of(layer.activation, c);
@@ -268,14 +306,21 @@ struct Reference {
       d_x[j] = inner[j] = d_z * slope_of(layer.recurrent_activation, z);
       d_x[n + j] = inner[n + j] = d_c * g[3 * n + j] * slope_of(layer.recurrent_activation, r);
     }
-    for (size_t k = 0; k < n; ++k)
-      for (size_t j = 0; j < kGates * n; ++j) {
-        to[k] += inner[j] * recurrent[k * kGates * n + j];
-        d_recurrent[k * kGates * n + j] += previous[k] * inner[j];
-      }
-    for (size_t j = 0; j < d_recurrent_bias.size(); ++j) d_recurrent_bias[j] += inner[j];
-    project_back(d_x, row);
-    return to;
+  }
+
+  void lstm_back_to_gates(const Doubles& gradient, const Doubles& previous, const Doubles& g,
+                          Doubles& d_z, Doubles& to) const {
+    const Activation activation = layer.activation, sigma = layer.recurrent_activation;
+    for (size_t j = 0; j < n; ++j) {
+      const double i = g[j], f = g[n + j], c = g[2 * n + j], o = g[3 * n + j];
+      const double shown = value_of(activation, f * previous[n + j] + i * c);
+      const double d_c = gradient[n + j] + gradient[j] * o * slope_of(activation, shown);
+      to[n + j] = d_c * f;
+      d_z[j] = d_c * c * slope_of(sigma, i);
+      d_z[n + j] = d_c * previous[n + j] * slope_of(sigma, f);
+      d_z[2 * n + j] = d_c * i * slope_of(activation, c);
+      d_z[3 * n + j] = gradient[j] * shown * slope_of(sigma, o);
+    }
   }
 
   void project_back(const Doubles& d_x, size_t row) {
@@ -290,15 +335,16 @@ struct Reference {
   void backward(int64_t first_example, int64_t last_example) {
     for (int64_t b = first_example; b < last_example; ++b) {
       const std::vector<Doubles> h = states(b);
-      Doubles gradient(n);
-      for (size_t j = 0; j < n && !d_last.empty(); ++j)
-        gradient[j] = d_last[static_cast<size_t>(b) * n + j];
+      Doubles gradient(kStates * n);
+      for (size_t j = 0; j < gradient.size() && !d_last.empty(); ++j)
+        gradient[j] = d_last[static_cast<size_t>(b) * gradient.size() + j];
       for (int64_t t = layer.shape.steps - 1; t >= 0; --t) {
         for (size_t j = 0; j < n && !d_states.empty(); ++j)
           gradient[j] += d_states[row(b, t) * n + j];
         gradient = back(gradient, h[static_cast<size_t>(t)], row(b, t));
       }
-      for (size_t j = 0; j < n; ++j) d_h0[static_cast<size_t>(b) * n + j] = gradient[j];
+      for (size_t j = 0; j < gradient.size(); ++j)
+        d_h0[static_cast<size_t>(b) * gradient.size() + j] = gradient[j];
     }
   }
 };

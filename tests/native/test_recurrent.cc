@@ -1,5 +1,5 @@
-// The kernels of SimpleRNN and GRU, of every instruction set, in float and double, against a plain
-// reference, which is itself held against finite differences.
+// The kernels of SimpleRNN, GRU and LSTM, of every instruction set, in float and double, against a
+// plain reference, which is itself held against finite differences.
 
 #include <algorithm>
 #include <array>
@@ -23,13 +23,35 @@ void check_against_reference(const Recurrent& level, const Layer& layer) {
   for (int64_t b = 0; b < layer.shape.batch; ++b) {
     const std::vector<Doubles> states = reference.states(b);
     for (size_t t = 1; t < states.size(); ++t)
-      h.insert(h.end(), states[t].begin(), states[t].end());
+      h.insert(h.end(), states[t].begin(), states[t].begin() + layer.shape.units);
   }
   expect_close(p.h, h, name + ", h");
   run_backward(p, level);
   reference.backward(0, layer.shape.batch);
   expect_same_gradients(p, reference, name);
   expect_close(p.d_h0, reference.d_h0, name + ", d_h0");
+}
+
+// c_t, which is a part of an LSTM's state, is kept for every step, masked ones included.
+TEST(recurrent_lstm_keeps_its_carry) {
+  for (const Recurrent& level : recurrent_levels())
+    for (Masking masking : {Masking::kNone, Masking::kRandom, Masking::kLeading, Masking::kAll}) {
+      const Layer layer{{17, 9, 2, 20}, Activation::kTanh, Activation::kSigmoid, masking};
+      Problem<Lstm<double>> p(layer);
+      const Reference<Lstm<double>> reference(p);
+      run_forward(p, level);
+      Doubles received, wanted;
+      for (int64_t b = 0; b < 17; ++b) {
+        const std::vector<Doubles> states = reference.states(b);
+        for (int64_t t = 0; t < 9; ++t) {
+          const Doubles& state = states[static_cast<size_t>(t) + 1];
+          wanted.insert(wanted.end(), state.begin() + 20, state.end());
+          const auto c = p.kept.begin() + ((b * 9 + t) * 5 + 4) * 20;
+          received.insert(received.end(), c, c + 20);
+        }
+      }
+      expect_close(received, wanted, describe<Lstm<double>>(level, layer) + ", c");
+    }
 }
 
 TEST(recurrent_every_size) {
@@ -42,6 +64,18 @@ TEST(recurrent_every_size) {
       check_against_reference<Cell>(level, {{batch, 3, 2, 9}});
     for (int64_t units = 9; units < 32; ++units)
       check_against_reference<Cell>(level, {{4, 3, 1, units}});
+  });
+}
+
+// Kernels that are not in L1, nor in L2: products go in pieces, blocks have more examples, outer
+// products are packed.
+TEST(recurrent_large) {
+  for_all([](auto* cell, const Recurrent& level) {
+    using Cell = std::remove_pointer_t<decltype(cell)>;
+    if (CellOf<Cell>::kGates == 4) check_against_reference<Cell>(level, {{17, 2, 33, 385}});
+    Layer layer{{66, 2, 97, 190}};
+    layer.masking = Masking::kRandom;
+    if (std::string(level.name) != "baseline") check_against_reference<Cell>(level, layer);
   });
 }
 
@@ -190,7 +224,8 @@ TEST(recurrent_ranges_keep_to_themselves) {
         reference.d_inputs.assign(part.d_inputs.begin(), part.d_inputs.end());
         expect_same_gradients(part, reference, describe<Cell>(level, layer));
         part.forget_gradients();
-        kernels.gradients(part.cell(), part.backward(), whole.h.data(), first, last);
+        if constexpr (CellOf<Cell>::kStates == 1)
+          kernels.gradients(part.cell(), part.backward(), whole.h.data(), first, last);
         expect_rows(part.d_inputs, part.d_inputs, 23, first, last, part.kUnwritten);
         static_assert(std::is_floating_point_v<T>);
       }
@@ -288,6 +323,8 @@ TEST(recurrent_dispatches_to_a_known_level) {
       EXPECT(&simple_rnn_kernels<double>() == &level.kernels->simple_rnn_double);
       EXPECT(&gru_kernels<float>() == &level.kernels->gru_float);
       EXPECT(&gru_kernels<double>() == &level.kernels->gru_double);
+      EXPECT(&lstm_kernels<float>() == &level.kernels->lstm_float);
+      EXPECT(&lstm_kernels<double>() == &level.kernels->lstm_double);
     }
 }
 

@@ -27,7 +27,7 @@ auto jacobians_of(Problem<Cell>& p, const Recurrent& level) {
 }
 
 TEST(recurrent_jacobians_are_what_finite_differences_say) {
-  for_all([](auto* cell, const Recurrent& level) {
+  for_all_scanned([](auto* cell, const Recurrent& level) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
     constexpr double kStep = 1e-6;
     for (int64_t units : {1, 3, 8, 17, 20})
@@ -97,7 +97,7 @@ void check_jacobians_and_gradients(const Recurrent& level, const Layer& layer) {
 }
 
 TEST(recurrent_jacobians_and_gradients_are_backward) {
-  for_all([](auto* cell, const Recurrent& level) {
+  for_all_scanned([](auto* cell, const Recurrent& level) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
     for (int64_t units : {1, 5, 16, 20, 33})
       for (int64_t batch : {1, 17})

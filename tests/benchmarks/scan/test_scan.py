@@ -42,6 +42,11 @@ def test_jobs() -> None:
     assert [bool(job.costs) for job in jobs] == [True, False, False]
     assert all(cell.batch % 2 == 0 for cell in jobs[2].cells), "two ranks share it"
     assert sum(len(job.cells) for job in scan.plan(quick=True)) < 6
+    jobs = scan.plan(layer="LSTM")
+    assert [len(job.cells) for job in jobs] == [18, 15, 15]
+    assert not any(job.costs for job in jobs), "it has no scan"
+    assert sum(len(job.cells) for job in scan.plan(quick=True, layer="LSTM")) < 8
+    assert list(scan_worker.ways(2, "LSTM")) == ["keras", "keras_jit", "auto", "auto_jit"]
 
 
 # --- operations
@@ -209,6 +214,28 @@ def test_targets() -> None:
     assert all("not measured" in target.row() for target in scan_report.targets({}))
 
 
+def measured_lstm() -> scan_cells.Found:
+    """What a run of an LSTM gives; Keras' graph is the faster one at H = 1024."""
+    found: scan_cells.Found = {}
+    for cell in scan_cells.grid() + scan_cells.large_cells():
+        one = times(keras=1e-3 if cell.units == 1024 else 20e-3)
+        own = {way: one.rounds[way] for way in scan_worker.ways(1, "LSTM")}
+        found.setdefault(ONE, {})[cell] = Times(own)
+    return found
+
+
+def test_targets_and_tables_of_an_lstm() -> None:
+    found = scan_report.lstm_targets(measured_lstm())
+    assert [target.row()[-1] for target in found] == ["yes", "no", "yes"]
+    assert [len(target.measured) for target in found] == [1, 1, 2]
+    assert "least, at T = 20, B = 64, H = 1024" in found[1].what
+    assert all("not measured" in target.row() for target in scan_report.lstm_targets({}))
+    text = scan_report.text(measured_lstm(), {})
+    assert "## Many units" in text
+    assert "scan" not in text
+    assert scan_plot.winner(measured_lstm()[ONE][CENTER], "step") == ("auto_jit", "10x")
+
+
 def test_tables() -> None:
     text = scan_report.text(measured(), {1: (1e-8, 1e-8), 256: (2e-4, 3e-6)})
     assert "| T = 1000, B = 16 " in text
@@ -290,10 +317,26 @@ def test_a_quick_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.job
+@pytest.mark.deadline(150)
+def test_a_quick_run_of_an_lstm(tmp_path: Path) -> None:
+    own = ["--quick", "--layer", "LSTM", "--output", str(tmp_path / "lstm")]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.scan", *own],
+        cwd=ROOT, capture_output=True, text=True, timeout=140,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = json.loads((tmp_path / "lstm.json").read_text())
+    assert (data["layer"], data["missing"], data["wrong"]) == ("LSTM", {}, [])
+    for row in data["cells"]:
+        assert list(row["ways"]) == list(scan_worker.ways(1, "LSTM"))
+
+
+@pytest.mark.slow
+@pytest.mark.job
 def test_a_wrong_result_makes_it_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(scan, "plan", lambda quick: [scan.Job(ONE, [Cell(12, 2, 3)])])
+    monkeypatch.setattr(scan, "plan", lambda quick, layer: [scan.Job(ONE, [Cell(12, 2, 3)])])
     assert scan.main(["--quick", "--fault", "hybrid"]) == 1
     assert (
         "wrong: 1 thread, T = 12, B = 2, H = 3, hybrid: loss is off by 0.01"

@@ -22,6 +22,8 @@ from ringar.sharding import lineage
 from ringar.sharding.examples import Digest
 from ringar.sharding.grid import Grid
 
+Shape = tuple[int | None, ...]
+
 
 @keras.saving.register_keras_serializable(package="ringar")
 class Wavefront(keras.layers.Layer):
@@ -178,7 +180,7 @@ class Wavefront(keras.layers.Layer):
 
     def compute_output_shape(
         self, inputs_shape: Sequence[int | None], initial_state_shape: object = None
-    ) -> Any:
+    ) -> Shape | list[Shape]:
         """Return the shape of the outputs, and with `return_state` those of the states."""
         batch, steps = inputs_shape[:2]
         top = self.layers[-1]
@@ -187,19 +189,23 @@ class Wavefront(keras.layers.Layer):
             return shape
         return [shape, *((batch, units) for units in self._state_units())]
 
-    def compute_output_spec(self, inputs: keras.KerasTensor, *args: Any, **kwargs: Any) -> Any:
+    def compute_output_spec(
+        self, inputs: keras.KerasTensor, *args: Any, **kwargs: Any
+    ) -> keras.KerasTensor | list[keras.KerasTensor]:
         """Note whether the inputs are those of the model, whose gradients nobody needs."""
         self._reads_model_input = (
             getattr(inputs, "_keras_history", None) is not None and lineage.producer(inputs) is None
         )
         return super().compute_output_spec(inputs, *args, **kwargs)
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+    def compute_mask(
+        self, inputs: tf.Tensor, mask: tf.Tensor | None = None
+    ) -> tf.Tensor | list[tf.Tensor | None] | None:
         """Return the mask of the outputs."""
         own = mask if self.layers[-1].return_sequences else None
         return [own, *[None] * len(self._state_units())] if self.return_state else own
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the config: layers, chunk and `return_state`, without the grid."""
         return {
             **super().get_config(),
@@ -209,12 +215,12 @@ class Wavefront(keras.layers.Layer):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Wavefront:
+    def from_config(cls, config: dict[str, object]) -> Wavefront:
         """Make the layer, on the current grid."""
-        config = dict(config)
-        saved = config.pop("layers")
+        options: dict[str, Any] = dict(config)
+        saved = options.pop("layers")
         layers = [keras.saving.deserialize_keras_object(layer) for layer in saved]
-        return cls(layers, **config)
+        return cls(layers, **options)
 
     # --- the call ---
 

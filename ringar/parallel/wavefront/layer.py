@@ -97,7 +97,7 @@ class Wavefront(keras.layers.Layer):
         self._messages: Messages | None = None
         self._label, self._usable = self.name, 0
         self._costs: Costs | None = None
-        self._reads_model_input = False
+        self._sources: set[bool] = set()  # of each symbolic call: whether it reads a model's input
         self._events: list[stack.Event] | None = None
 
     def build(self, inputs_shape: Sequence[int | None], initial_state_shape: object = None) -> None:
@@ -192,10 +192,9 @@ class Wavefront(keras.layers.Layer):
     def compute_output_spec(
         self, inputs: keras.KerasTensor, *args: Any, **kwargs: Any
     ) -> keras.KerasTensor | list[keras.KerasTensor]:
-        """Note whether the inputs are those of the model, whose gradients nobody needs."""
-        self._reads_model_input = (
-            getattr(inputs, "_keras_history", None) is not None and lineage.producer(inputs) is None
-        )
+        """Note whether all inputs are those of a model, whose gradients need not be sent."""
+        if getattr(inputs, "_keras_history", None) is not None:
+            self._sources.add(lineage.producer(inputs) is None)
         return super().compute_output_spec(inputs, *args, **kwargs)
 
     def compute_mask(
@@ -223,6 +222,10 @@ class Wavefront(keras.layers.Layer):
         return cls(layers, **options)
 
     # --- the call ---
+
+    @property
+    def _reads_model_input(self) -> bool:
+        return self._sources == {True}
 
     @property
     def _ranks(self) -> int:
@@ -293,7 +296,7 @@ class Wavefront(keras.layers.Layer):
         links = None
         if self.grid is not None:
             assert self._messages is not None, "built"
-            links = stack.Links(self.grid, self._messages, self._label)
+            links = stack.Links(grids.resolve(self.grid, "Wavefront"), self._messages, self._label)
         dtype = calls[0].inputs.dtype
         outputs, *states = stack.evaluate(
             stack.Stack(

@@ -17,8 +17,8 @@ process the inter-op pool runs the diagonal.
 **Gradients.** Only a layer's owner has the gradients of its weights. It multiplies them by the
 number of ranks, and all others have zeros: the *average* over the ranks, as
 `ringar.DistributedOptimizer` takes it, is the gradient. So there is no second exchange, and the
-weights stay equal on all ranks. The gradient of the inputs and of given states goes on to layers
-that every rank has whole; it is broadcast by its owner.
+weights stay equal on all ranks. The gradients of the inputs and of given states go on to layers
+whose rules are unknown here. Their owners broadcast them, so that all ranks have them whole.
 
 Chunks send 4 B k U bytes each way for a batch of B and U units (float32), T / k of them.
 """
@@ -108,8 +108,8 @@ class Stack:
         with_states: whether the states after the last step are results, too.
         plan: the plan, a wavefront.
         links: None in one process.
-        spreads: whether the gradient of the inputs is wanted on all ranks, and that of the states
-            before the first step.
+        spreads: whether the gradient of the inputs is wanted whole on all ranks, and that of the
+            states before the first step; otherwise they are treated as those of weights are.
         events: gets the events, in eager code; None to record none.
     """
 
@@ -319,7 +319,6 @@ class _Evaluation:
         inputs = stack.layers[0].inputs
         d_inputs = tf.concat(left, axis=1) if stack.part == 0 else None
         gradients = [self._shared(d_inputs, inputs, 0, wants_inputs)]
-        times = 1 if stack.links is None else stack.links.grid.model
         for number, layer in enumerate(stack.layers):
             owner = stack.plan.owner(number)
             gradients.append(self._shared(carried.get(number), layer.initial, owner, wants_states))
@@ -327,18 +326,24 @@ class _Evaluation:
             if own is None:
                 gradients += [tf.zeros_like(tensor) for tensor in layer.given()[2:]]
             else:
-                gradients += [g if times == 1 else g * tf.cast(times, g.dtype) for g in own]
+                gradients += [self._for_average(gradient) for gradient in own]
         return gradients
 
     def _shared(
-        self, gradient: tf.Tensor | None, like: tf.Tensor, owner: int, wanted: bool
+        self, gradient: tf.Tensor | None, like: tf.Tensor, owner: int, whole: bool
     ) -> tf.Tensor:
-        """Return a gradient that all ranks need, or zeros where nobody uses it."""
-        if self._stack.links is None or not wanted:
-            return tf.zeros_like(like) if gradient is None else gradient
-        return self._links.spread(
-            tf.zeros_like(like) if gradient is None else gradient, owner, "gradient"
-        )
+        """Return the gradient of what came before the stack; `whole`: the same on all ranks."""
+        if gradient is not None and not whole:
+            gradient = self._for_average(gradient)
+        own = tf.zeros_like(like) if gradient is None else gradient
+        if self._stack.links is None or not whole:
+            return own
+        return self._links.spread(own, owner, "gradient")
+
+    def _for_average(self, gradient: tf.Tensor) -> tf.Tensor:
+        """Return the owner's gradient, so that its average with the others' zeros is right."""
+        links = self._stack.links
+        return gradient if links is None else gradient * tf.cast(links.grid.model, gradient.dtype)
 
     def _spread(
         self, tensor: tf.Tensor | None, dims: list[int], owner: int, what: str

@@ -26,8 +26,13 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return words, rng.integers(0, CLASSES, 24)
 
 
-def model(stack: list[Any], *, embed: bool = True) -> keras.Model:
-    """A classifier of masked sequences; `embed`: weights and a mask come before the stack."""
+def model(stack: list[Any], *, embed: bool = True, nested: bool = False) -> keras.Model:
+    """A classifier of masked sequences; `embed`: weights and a mask come before the stack.
+
+    `nested`: the stack is a model of its own, whose input is none of the whole model's.
+    """
+    if nested:
+        stack = [keras.Sequential([keras.Input((STEPS, 2)), *stack])]
     before = [keras.Input((STEPS,)), layers.Embedding(WORDS, 2, mask_zero=True)]
     if not embed:
         before = [keras.Input((STEPS, 2))]
@@ -46,7 +51,7 @@ def compiled(model: keras.Model, optimizer: Any, *, eager: bool = False) -> kera
 
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_fit(open_grid: OpenGrid, size: int) -> None:
-    fit(open_grid(size), embed=size != 2)
+    fit(open_grid(size), embed=size != 2, nested=size == 3)
 
 
 @pytest.mark.ranks(4)
@@ -54,17 +59,21 @@ def test_fit_with_two_model_groups(open_grid: OpenGrid) -> None:
     fit(open_grid(2), embed=True)
 
 
-def fit(grid: ringar.parallel.Grid, *, embed: bool) -> None:
+def fit(grid: ringar.parallel.Grid, *, embed: bool, nested: bool = False) -> None:
     x, y = data()
     if not embed:
         x = np.random.default_rng(8).normal(size=(24, STEPS, 2)).astype("float32")
     kinds = "LG"
     plain = compiled(
-        model(stacks.layers(kinds, 0, sequences=False), embed=embed), "sgd", eager=True
+        model(stacks.layers(kinds, 0, sequences=False), embed=embed, nested=nested),
+        "sgd",
+        eager=True,
     )
     history = one_process.fit(plain, x, y, batch_size=12, epochs=2, shuffle=False)
     stack = ringar.parallel.Wavefront(stacks.layers(kinds, 1, sequences=False), 4)
-    mine = compiled(model([stack], embed=embed), ringar.DistributedOptimizer("sgd", grid=grid))
+    mine = compiled(
+        model([stack], embed=embed, nested=nested), ringar.DistributedOptimizer("sgd", grid=grid)
+    )
     # Each model group has a part of each batch, in the order that makes up the whole ones.
     rows = np.arange(24).reshape(2, grid.data, -1)[:, grid.group].ravel()
     found = mine.fit(

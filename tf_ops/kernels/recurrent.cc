@@ -85,8 +85,8 @@ std::vector<Dims> gradient_shapes(const Options&, const std::vector<Dims>& in) {
           in[kRecurrent], bias,         kCell.recurrent_bias ? bias : Dims{0}};
 }
 
-// Weight gradients of each thread, added up in the order of the threads. A single thread writes them
-// where they belong.
+// Weight gradients of each thread, added up in the order of the threads. A single thread writes
+// them where they belong.
 template <typename T>
 class Sums {
  public:

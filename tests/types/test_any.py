@@ -13,15 +13,22 @@ import ringar
 from ringar.collectives.statistics import Traffic
 from ringar.keras.optimizer import DistributedMixin
 from ringar.parallel.pipeline.module import Event
+from ringar.parallel.wavefront import Plan
 from tests.types.test_names import public_names
 
 #: Classes of objects that public functions return.
-RETURNED = {"an optimizer": DistributedMixin, "an event": Event, "a traffic": Traffic}
+RETURNED = {
+    "an optimizer": DistributedMixin,
+    "an event": Event,
+    "a plan": Plan,
+    "a traffic": Traffic,
+}
 
 #: Parameters, results and attributes that are `Any`, as patterns, and why.
 ALLOWED = {
     r"ringar\.layers\.\w+\.\w+:\*+(args|kwargs)": "Keras' layer decides what it takes",
     r"ringar\.parallel\.Pipelined\.\w+:\*+(args|kwargs)": "Keras' model decides what it takes",
+    r"ringar\.parallel\.Wavefront\.\w+:\*+(args|kwargs)": "Keras' layer decides what it takes",
     r"ringar\.parallel\.Pipelined\.(evaluate|predict):return": "model and arguments decide it; "
     "with a union, each caller would have to tell its members apart",
     r"ringar\.predict:return": "as above",

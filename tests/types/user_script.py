@@ -209,6 +209,8 @@ def cut(model: keras.Model) -> keras.Model:
     )
     pipelined = parallel.Pipelined(model, modules=2)
     pipelined.compile("adam", "mse")
+    stack = parallel.Wavefront([layers.ScanGRU(4)], chunk=2, return_state=True, grid=grid)
+    print(stack.plan(steps=10, batch=4).describe(), stack.record())
     print(whole, parallel.own, parallel.merge, parallel.split)
     print(parallel.scan.Sequential([whole]), parallel.scan.scan, parallel.scan.scan_across)
     return pipelined

@@ -85,7 +85,8 @@ std::vector<Dims> gradient_shapes(const Options&, const std::vector<Dims>& in) {
           in[kRecurrent], bias,         kCell.recurrent_bias ? bias : Dims{0}};
 }
 
-// Weight gradients of each thread, added up in the order of the threads.
+// Weight gradients of each thread, added up in the order of the threads. A single thread writes
+// them where they belong.
 template <typename T>
 class Sums {
  public:
@@ -99,6 +100,7 @@ class Sums {
   }
 
   Backward<T> own(int64_t task) {
+    if (parts_.size() == 1) return whole_;
     std::vector<T>& memory = parts_[static_cast<size_t>(task)];
     memory.resize(static_cast<size_t>(elements()));
     Backward<T> part = whole_;
@@ -111,6 +113,7 @@ class Sums {
   }
 
   void add_up() const {
+    if (parts_.size() == 1) return;
     size_t offset = 0;
     for (const auto& [array, size] : arrays_) {
       T* sum = whole_.*array;

@@ -1,0 +1,1 @@
+"""How fast do stacked recurrent layers train in wavefronts, over ranks and over threads?"""

@@ -1,0 +1,150 @@
+"""The costs for the choice of a chunk, measured: the start and the steps of a chunk, and a message.
+
+Each kind of layer runs a few chunks, forward and backward, on one thread. From chunks of two
+lengths and two batches follow the start of a chunk and its time per step. The first two ranks of a
+model group exchange messages of two sizes. All ranks then take the greatest of their times, so that
+they choose alike: a job is as fast as its slowest rank.
+
+With RINGAR_CALIBRATION=off nothing is measured, and `nominal` stands for any machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from ringar.collectives import allgather_object, recv, send
+from ringar.job import calibration
+from ringar.parallel.scan import recurrent
+from ringar.parallel.scan.chain import Options
+from ringar.parallel.wavefront.plan import Costs, LayerCost, Line
+from ringar.sharding.grid import Grid
+
+_FEW, _MANY = 1, 9
+_BATCHES = (1, 16)
+_NUMBERS = (1 << 8, 1 << 16)
+_REPEATS = 3
+
+#: Of a machine that was not measured: seconds of any chunk and message, and per operation and byte.
+_START, _FLOPS, _BYTES = 1e-4, 2e10, 2e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Describe a layer as far as it matters for its costs."""
+
+    cell: recurrent.Cell
+    features: int
+    units: int
+
+    @property
+    def weights(self) -> int:
+        """The number of weights in both kernels."""
+        return (self.features + self.units) * self.cell.gates * self.units
+
+
+def of_stack(shapes: Sequence[Shape], grid: Grid | None) -> Costs:
+    """Return the costs of a stack. Collective over all ranks if there is a grid.
+
+    Args:
+        shapes: the layers.
+        grid: the grid of the stack; None in one process.
+    """
+    if os.environ.get(calibration.VARIABLE) == "off":
+        return nominal(shapes)
+    with tf.init_scope():
+        layers = {shape: _layer(shape) for shape in shapes}
+        message = Line(0.0, 0.0) if grid is None else _message(grid)
+    lines = [line for shape in shapes for line in (layers[shape].start, layers[shape].step)]
+    lines.append(message)
+    if grid is not None:
+        everyone = allgather_object(lines, name="wavefront/costs")
+        lines = [_slowest(these) for these in zip(*everyone, strict=True)]
+    pairs = zip(lines[0:-1:2], lines[1:-1:2], strict=True)
+    costs = tuple(LayerCost(start, step) for start, step in pairs)
+    return Costs(costs, tuple(shape.units for shape in shapes), lines[-1])
+
+
+def nominal(shapes: Sequence[Shape]) -> Costs:
+    """Return costs that follow from the sizes alone, the same on every machine."""
+    layers = tuple(
+        # A start reads, writes and adds up all weights a few times. Backward is twice forward.
+        LayerCost(Line(_START + 32 * shape.weights / _BYTES, 0.0),
+                  Line(1e-6, 6 * shape.weights / _FLOPS))
+        for shape in shapes
+    )  # fmt: skip
+    return Costs(layers, tuple(shape.units for shape in shapes), Line(_START, 4 / _BYTES))
+
+
+def _layer(shape: Shape) -> LayerCost:
+    starts, steps = [], []
+    for batch in _BATCHES:
+        few, many = (_chunk(shape, batch, count) for count in (_FEW, _MANY))
+        step = max(many - few, 1e-9) / (_MANY - _FEW)
+        steps.append(step)
+        starts.append(max(few - _FEW * step, 0.0))
+    return LayerCost(_line(_BATCHES, starts), _line(_BATCHES, steps))
+
+
+def _chunk(shape: Shape, batch: int, steps: int) -> float:
+    """Return the seconds of a chunk, forward and backward."""
+    columns = shape.cell.gates * shape.units
+    sequence = recurrent.Sequence(
+        shape.cell,
+        tf.random.normal([batch, steps, shape.features]),
+        tf.zeros([batch, shape.cell.vectors * shape.units]),
+        tf.random.normal([shape.features, columns], stddev=0.05),
+        tf.random.normal([shape.units, columns], stddev=0.05),
+    )
+    upstream = tf.ones([batch, steps, shape.units])
+
+    def both() -> None:
+        saved = recurrent.forward(sequence, 1)
+        recurrent.backward(sequence, saved, upstream, None, Options(0, 1))
+
+    return _shortest(both)
+
+
+def _message(grid: Grid) -> Line:
+    """Return the seconds of a message, half of the way there and back; 0 on the other ranks."""
+    ranks = grid.model_set
+    if grid.part > 1:
+        return Line(0.0, 0.0)
+    other = 1 - grid.part
+    seconds = []
+    for numbers in _NUMBERS:
+        tensor = tf.zeros([numbers])
+        spec = tf.TensorSpec([numbers], tf.float32)
+
+        def there_and_back(tensor: tf.Tensor = tensor, spec: tf.TensorSpec = spec) -> None:
+            if grid.part == 0:
+                send(tensor, other, name="wavefront/cost", process_set=ranks)
+            recv(spec, other, name="wavefront/cost", process_set=ranks)
+            if grid.part == 1:
+                send(tensor, other, name="wavefront/cost", process_set=ranks)
+
+        seconds.append(_shortest(there_and_back) / 2)
+    return _line(_NUMBERS, seconds)
+
+
+def _shortest(function: Callable[[], None]) -> float:
+    times = []
+    for _ in range(1 + _REPEATS):  # the first call is slower
+        begin = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - begin)
+    return min(times[1:])
+
+
+def _line(counts: tuple[int, int], seconds: Sequence[float]) -> Line:
+    """Return the line through two points; never one that falls."""
+    each = max(seconds[1] - seconds[0], 0.0) / (counts[1] - counts[0])
+    return Line(max(seconds[0] - each * counts[0], 0.0), each)
+
+
+def _slowest(lines: Sequence[Line]) -> Line:
+    return Line(max(line.start for line in lines), max(line.each for line in lines))

@@ -1,0 +1,104 @@
+"""What cannot be a stack is refused with its layer's name; ranks that disagree all get an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from tests.parallel.conftest import OpenGrid
+from tests.parallel.wavefront import stacks
+
+pytestmark = pytest.mark.usefixtures("initialized")
+
+
+def gru(**options: Any) -> Any:
+    return ringar.layers.ScanGRU(4, **{"return_sequences": True, "name": "odd", **options})
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([], "`layers` must be a list of .* at least one"),
+        (None, "`layers` must be a list of"),
+        ([keras.layers.GRU(4)], 'layer 0 is a GRU "gru.*ScanGRU.from_config'),
+        ([keras.layers.Dense(4)], "layer 0 is a Dense"),
+    ],
+)
+def test_what_is_no_stack(layers: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ringar.parallel.Wavefront(layers)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"return_sequences": False}, "Layer 0 of a Wavefront, odd, must not have return_seq"),
+        ({"return_state": True}, "must not have return_state=True: pass it to the Wavefront"),
+        ({"stateful": True}, "must not have stateful=True"),
+        ({"go_backwards": True}, "must not have go_backwards=True"),
+        ({"recurrent_dropout": 0.5}, "must not have dropout for each gate or step"),
+        ({"activity_regularizer": "l2"}, "must not have an activity regularizer"),
+        ({"dtype": "float64"}, "must have one dtype. Received: odd of float64"),
+    ],
+)
+def test_layers_that_cannot_be_stacked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ringar.parallel.Wavefront([gru(**options), gru()])
+
+
+def test_a_layer_twice() -> None:
+    layer = gru()
+    with pytest.raises(ValueError, match="different layers"):
+        ringar.parallel.Wavefront([layer, layer])
+
+
+@pytest.mark.parametrize("chunk", [0, -3, 2.5, True, "auto"])
+def test_a_chunk_that_is_no_number_of_steps(chunk: Any) -> None:
+    with pytest.raises(ValueError, match="`chunk` must be a number of steps, 1 or more"):
+        ringar.parallel.Wavefront([gru()], chunk)
+
+
+def test_inputs_and_states_that_do_not_fit() -> None:
+    stack = ringar.parallel.Wavefront([gru()], 3)
+    with pytest.raises(ValueError, match=r"must be sequences.*\(4, 5\)"):
+        stack.build((4, 5))
+    with pytest.raises(ValueError, match="`plan` needs a Wavefront that is built"):
+        stack.plan(10)
+    stack = stacks.wavefront("GL", 3)
+    x = tf.constant(stacks.inputs(5)[0])
+    with pytest.raises(ValueError, match=r"`initial_state` .* units: \[4, 5, 5\]. Received: \[4\]"):
+        stack(x, initial_state=[tf.zeros([3, 4], x.dtype)])
+    unknown = tf.function(stack.__call__, input_signature=[tf.TensorSpec([None, None, 2], x.dtype)])
+    with pytest.raises(ValueError, match="number of steps of .* must be known"):
+        unknown(x)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("what", ["chunk", "number of layers", "kind of layers", "activations"])
+def test_ranks_that_disagree(what: str, open_grid: OpenGrid, rank: int, size: int) -> None:
+    open_grid(size)
+    odd = rank == size - 1
+    layers = [gru(activation="relu" if odd and what == "activations" else "tanh")]
+    if odd and what == "kind of layers":
+        layers = [ringar.layers.ScanLSTM(4, return_sequences=True)]
+    if odd and what == "number of layers":
+        layers.append(gru())
+    stack = ringar.parallel.Wavefront(layers, 4 if odd and what == "chunk" else 3)
+    with pytest.raises(ValueError, match=f"the same {what} of a Wavefront on every rank"):
+        stack.build((None, 6, 2))
+    assert ringar.allreduce(1.0, ringar.Sum) == size  # all go on
+
+
+@pytest.mark.ranks(2)
+def test_ranks_with_different_examples(open_grid: OpenGrid, rank: int, size: int) -> None:
+    grid = open_grid(size)
+    model = keras.Sequential([keras.Input((6, 2)), ringar.parallel.Wavefront([gru()], 3)])
+    model.compile(ringar.DistributedOptimizer("sgd", grid=grid), "mse", jit_compile=False)
+    x = np.random.default_rng(rank).normal(size=(8, 6, 2)).astype("float32")
+    with pytest.raises(ValueError, match="must be the same on every rank of a model group"):
+        model.fit(x, tf.zeros([8, 6, 4]), verbose=0, callbacks=[ringar.callbacks.Distributed()])

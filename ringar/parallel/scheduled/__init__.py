@@ -6,6 +6,7 @@ a user writes, `run` runs it, and `Lasso` and `MatrixFactorization` are two such
 """
 
 from ringar.parallel.scheduled.balance import balance
+from ringar.parallel.scheduled.factorization import MatrixFactorization
 from ringar.parallel.scheduled.lasso import Lasso
 from ringar.parallel.scheduled.problem import Problem
 from ringar.parallel.scheduled.rounds import History, Progress, run
@@ -15,6 +16,7 @@ __all__ = [
     "Dynamic",
     "History",
     "Lasso",
+    "MatrixFactorization",
     "Problem",
     "Progress",
     "Random",

@@ -165,11 +165,9 @@ class _Run:
         return rest[0] if rest else None
 
     def _schedule(self, number: int, surveyed: np.ndarray | None) -> Blocks:
-        blocks = [
-            np.asarray(block, np.int64) for block in self.problem.schedule(number, surveyed)
-        ]
+        blocks = [np.asarray(block) for block in self.problem.schedule(number, surveyed)]
         check_blocks(blocks, self.problem.variables, self.size, number)
-        return blocks
+        return [block.astype(np.int64) for block in blocks]
 
     def _ends(self, done: int) -> bool:
         """Evaluate; return whether the run ends."""
@@ -222,6 +220,11 @@ def check_blocks(blocks: Blocks, variables: int, ranks: int, number: int) -> Non
         raise ValueError(
             f"`schedule` must return blocks of one dimension. Received: a block of shape "
             f"{shapes[0]} in round {number}"
+        )
+    kinds = {block.dtype for block in blocks if block.size and block.dtype.kind not in "iu"}
+    if kinds:
+        raise ValueError(
+            f"`schedule` must return whole numbers. Received: {kinds.pop()} in round {number}"
         )
     taken = np.concatenate(blocks)
     if taken.size and not (0 <= taken.min() and taken.max() < variables):

@@ -1,8 +1,9 @@
 """Scheduled model parallelism (STRADS, Kim et al., EuroSys 2016).
 
-Ranks update different variables of one model at once. A scheduler chooses, round by round, variables
-that change most and depend on each other little, and shares them out to the ranks. `Problem` is what
-a user writes, `run` runs it, and `Lasso` and `MatrixFactorization` are two such problems.
+Ranks update different variables of one model at once. A scheduler chooses, round by round,
+variables that change most and depend on each other little, and shares them out to the ranks.
+`Problem` is what a user writes, `run` runs it, and `Lasso` and `MatrixFactorization` are two such
+problems.
 """
 
 from ringar.parallel.scheduled.balance import balance

@@ -1,7 +1,7 @@
 """Errors that concern all ranks: what one rank finds wrong ends the run on every rank.
 
-Ranks compute by themselves between two exchanges. Before each exchange they compare one number each,
-a digest, or a mark that a rank has failed, so that no rank waits for one that will not come.
+Ranks compute by themselves between two exchanges. Before each exchange they compare one number
+each, a digest, or a mark that a rank has failed, so that no rank waits for one that will not come.
 """
 
 from __future__ import annotations
@@ -91,9 +91,7 @@ class Agreement:
         Raises:
             ValueError: with the first name whose values differ.
         """
-        everyone = allgather_object(
-            dict(described), name=self._call.name, process_set=self._ranks
-        )
+        everyone = allgather_object(dict(described), name=self._call.name, process_set=self._ranks)
         for key in dict.fromkeys(name for each in everyone for name in each):
             values = [each.get(key) for each in everyone]
             if any(value != values[0] for value in values):

@@ -7,9 +7,9 @@ A round exchanges, for n rows, d columns, S picked variables and C candidates ov
                                       residual r
     columns    n x d/P, n of r        n changes of r, S of coefficients   C columns of n
 
-Rows are the cut for many examples, columns the one for many variables. By rows a round's sums do not
-depend on the number of ranks, but for their order. By columns each variable belongs to one rank,
-which alone computes its step.
+Rows are the cut for many examples, columns the one for many variables. By rows a round's sums do
+not depend on the number of ranks, but for their order. By columns each variable belongs to one
+rank, which alone computes its step.
 
 X is held transposed, since a round reads whole columns, and centered if there is an intercept.
 """

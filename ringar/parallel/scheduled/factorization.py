@@ -11,9 +11,9 @@ one after the other. P rounds are an epoch.
     . . 2          2 . .          . 2 .
 
 This is the static schedule of Kim et al. (EuroSys 2016), the strata of Gemulla et al. (KDD 2011,
-"DSGD"). A rank keeps the factors of its rows. Those of a column block move on to the next rank after
-each round: with m columns, k factors and 8 bytes, a rank sends 8 k m / P bytes per round. Blocks are
-balanced by their ratings.
+"DSGD"). A rank keeps the factors of its rows. Those of a column block move on to the next rank
+after each round: with m columns, k factors and 8 bytes, a rank sends 8 k m / P bytes per round.
+Blocks are balanced by their ratings.
 """
 
 from __future__ import annotations
@@ -209,9 +209,9 @@ class MatrixFactorization:
     """Factorize a matrix, of which some elements are known, on all ranks at once.
 
     An element is modeled as m + w h, where m is the mean of all known ones, and w and h are the
-    factors of its row and column. Stochastic gradient descent minimizes half the squared errors plus,
-    for each known element, `regularization` / 2 x (|w|^2 + |h|^2). The ranks work on blocks that
-    share no row and no column, which move on round after round. Arithmetic is in float64.
+    factors of its row and column. Stochastic gradient descent minimizes half the squared errors
+    plus, for each known element, `regularization` / 2 x (|w|^2 + |h|^2). The ranks work on blocks
+    that share no row and no column, which move on round after round. Arithmetic is in float64.
 
     Results depend on the seed and on the number of ranks, since that makes the order of the
     elements, but not on which rank passes which elements.
@@ -370,7 +370,7 @@ def _check_ratings(
     for name, places, count in (("rows", rows, shape[0]), ("columns", columns, shape[1])):
         if places.size and places.dtype.kind not in "iu":
             raise ValueError(f"`{name}` must be whole numbers. Received: {places.dtype}")
-        if places.size and not (0 <= places.min() and places.max() < count):
+        if places.size and (places.min() < 0 or places.max() >= count):
             raise ValueError(
                 f"`{name}` must be from 0 to {count - 1}, as `shape` says. "
                 f"Received: {places.min()} to {places.max()}"

@@ -1,16 +1,16 @@
 """Choose variables that may change at once: the dependency check of a scheduler.
 
 Let F(b) = |y - X b|^2 / 2 + separable terms, with columns of X of length 1, and G = X^T X. A step
-that minimizes F in coordinate j alone, by d_j, lowers F by at least d_j^2 / 2. If the coordinates of
-a set S take their steps at once, from the same b, F changes by at most
+that minimizes F in coordinate j alone, by d_j, lowers F by at least d_j^2 / 2. If the coordinates
+of a set S take their steps at once, from the same b, F changes by at most
 
     -sum_j d_j^2 / 2 + sum_{j < k} d_j d_k G_jk = -d^T (2 I - G_SS) d / 2.
 
 Kim et al. (EuroSys 2016) choose S with |G_jk| below a threshold rho for each pair, which makes the
-second sum small, but not smaller than the first if S is large. So the check here asks for 2 I - G_SS
-to be positive definite, too: then **no round raises the objective**, whatever the steps are. (It is
-the bound P <= 2 / eigenvalue of Bradley et al., "Shotgun", ICML 2011, for the set that was chosen
-instead of all columns.) A Cholesky factor grows by one row with each variable that is taken.
+second sum small, but not smaller than the first if S is large. So the check here asks for 2 I -
+G_SS to be positive definite, too: then **no round raises the objective**, whatever the steps are.
+(It is the bound P <= 2 / eigenvalue of Bradley et al., "Shotgun", ICML 2011, for the set that was
+chosen instead of all columns.) A Cholesky factor grows by one row with each variable that is taken.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`Lasso`: parallel coordinate descent whose variables are scheduled.
 
-The objective is that of scikit-learn, |y - X b - b_0|^2 / (2 n) + alpha |b|_1. A step minimizes it in
-one coordinate: with s = x_j^T x_j and the residual r,
+The objective is that of scikit-learn, |y - X b - b_0|^2 / (2 n) + alpha |b|_1. A step minimizes it
+in one coordinate: with s = x_j^T x_j and the residual r,
 
     b_j <- S(x_j^T r + s b_j, n alpha) / s,        S(z, t) = sign(z) max(|z| - t, 0).
 
@@ -122,7 +122,8 @@ class Lasso:
         cut: "rows": each rank passes some rows of the data to `fit`, with all columns. "columns":
             each rank passes some columns, with all rows, and the whole target.
         scheduler: chooses the variables of a round; default
-            `ringar.parallel.scheduled.Dynamic()`. A scheduler with `rho` never raises the objective.
+            `ringar.parallel.scheduled.Dynamic()`. A scheduler with `rho` never raises the
+            objective.
         fit_intercept: whether to fit a constant, which is not penalized.
         tolerance: the fit ends when the duality gap is at most this share of the objective.
         rounds: the largest number of rounds.

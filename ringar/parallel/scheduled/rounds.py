@@ -195,7 +195,8 @@ class _Run:
         return history.converged or bool(stop)
 
     def _call_back(self, progress: Progress) -> bool:
-        return any([callback(progress) is True for callback in self.callbacks])
+        answers = [callback(progress) for callback in self.callbacks]  # all are called
+        return True in answers
 
 
 def check_blocks(blocks: Blocks, variables: int, ranks: int, number: int) -> None:
@@ -227,7 +228,7 @@ def check_blocks(blocks: Blocks, variables: int, ranks: int, number: int) -> Non
             f"`schedule` must return whole numbers. Received: {kinds.pop()} in round {number}"
         )
     taken = np.concatenate(blocks)
-    if taken.size and not (0 <= taken.min() and taken.max() < variables):
+    if taken.size and (taken.min() < 0 or taken.max() >= variables):
         raise ValueError(
             f"`schedule` must return numbers of variables, from 0 to {variables - 1}. "
             f"Received: {taken.min()} to {taken.max()} in round {number}"

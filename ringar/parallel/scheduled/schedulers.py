@@ -6,8 +6,8 @@
 2. keep those that are independent of each other (`ringar.parallel.scheduled.independent`);
 3. share them out to the ranks so that all have about the same work.
 
-`RoundRobin` and `Random` draw candidates otherwise. Without `rho` they leave out step 2: they are the
-unscheduled parallel updates to compare with.
+`RoundRobin` and `Random` draw candidates otherwise. Without `rho` they leave out step 2: they are
+the unscheduled parallel updates to compare with.
 
 A round's candidates are proposed before the changes of the round before it are known, so that their
 correlations can be computed meanwhile. All ranks hold the same scheduler: it draws from a seed, and
@@ -134,6 +134,7 @@ class Scheduler(abc.ABC):
             variables: those picked in the last round, (n,).
             changes: their absolute changes, (n,), in a unit that is the same for all.
         """
+        return  # most learn nothing
 
     def describe(self) -> str:
         """Return what must be equal on all ranks."""
@@ -144,6 +145,7 @@ class Scheduler(abc.ABC):
 
     def _note(self, picked: list[int]) -> None:
         """Learn which candidates were picked."""
+        return
 
     def _shares(self, picked: np.ndarray) -> list[np.ndarray]:
         if self._owners is not None:
@@ -204,12 +206,15 @@ class Dynamic(Scheduler):
 
     def propose(self) -> np.ndarray:
         """Return candidates by their recent change, those never picked first."""
-        open_ = self._usable[~self._under_way[self._usable]]
-        fresh = open_[self._fresh[open_]]
-        if len(fresh) > self.candidates:
-            return self._random.choice(fresh, self.candidates, replace=False)
-        fresh = self._random.permutation(fresh)
-        return np.concatenate([fresh, self._draw(open_[~self._fresh[open_]], len(fresh))])
+        # Those picked for the round that is under way come last: a second step right after the
+        # first one gains little, until others have changed.
+        last = self._under_way[self._usable]
+        others, under_way = self._usable[~last], self._usable[last]
+        is_fresh = self._fresh[others]
+        fresh = self._random.permutation(others[is_fresh])[: self.candidates]
+        drawn = self._draw(others[~is_fresh], self.candidates - len(fresh))
+        rest = self._draw(under_way, self.candidates - len(fresh) - len(drawn))
+        return np.concatenate([fresh, drawn, rest])
 
     def report(self, variables: np.ndarray, changes: np.ndarray) -> None:
         """Learn by how much variables have changed."""
@@ -220,9 +225,9 @@ class Dynamic(Scheduler):
         """Return what must be equal on all ranks."""
         return f"{super().describe()[:-1]}, explore={self.explore})"
 
-    def _draw(self, variables: np.ndarray, already: int) -> np.ndarray:
+    def _draw(self, variables: np.ndarray, count: int) -> np.ndarray:
         """Draw without replacement: those with the least times, exponential with these rates."""
-        count = min(self.candidates - already, len(variables))
+        count = min(count, len(variables))
         if not count:
             return np.empty(0, np.int64)
         changes = self._changes[variables]

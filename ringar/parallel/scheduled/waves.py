@@ -3,8 +3,8 @@
 Two ratings that share no row and no column change different factors: their steps commute, bit for
 bit. So a block's ratings are arranged in waves, within which no row and no column occurs twice. A
 wave is one vectorized step, and equals its ratings one after the other. This is an edge coloring of
-the bipartite graph of rows and columns, by the first color that is free at both ends, which takes at
-most twice as many waves as the busiest row or column has ratings.
+the bipartite graph of rows and columns, by the first color that is free at both ends, which takes
+at most twice as many waves as the busiest row or column has ratings.
 """
 
 from __future__ import annotations

@@ -125,7 +125,8 @@ class Lasso:
             `ringar.parallel.scheduled.Dynamic()`. A scheduler with `rho` never raises the
             objective.
         fit_intercept: whether to fit a constant, which is not penalized.
-        tolerance: the fit ends when the duality gap is at most this share of the objective.
+        tolerance: the fit ends when the duality gap is at most this share of the objective; None:
+            after `rounds`.
         rounds: the largest number of rounds.
         every: the rounds between two evaluations; default: half of those that pick each variable
             once. An evaluation of the gap costs about as much as such rounds.
@@ -138,7 +139,7 @@ class Lasso:
         objectives_: the objective at each evaluation, first that of coefficients 0.
         rounds_: the number of rounds at each evaluation.
         dual_gap_: the duality gap at the end, in the unit of the objective.
-        converged_: whether it is as small as `tolerance` asks. If not, rank 0 warns.
+        converged_: whether it is as small as `tolerance` asks; if not, rank 0 warns.
 
     All ranks have the same attributes.
 
@@ -167,7 +168,7 @@ class Lasso:
         cut: str = "rows",
         scheduler: Scheduler | None = None,
         fit_intercept: bool = True,
-        tolerance: float = 1e-7,
+        tolerance: float | None = 1e-7,
         rounds: int = 100_000,
         every: int | None = None,
         process_set: ProcessSet | None = None,
@@ -213,16 +214,18 @@ class Lasso:
         agreement.settle("data")
         assert problem is not None  # or else `settle` has raised
         every = self.every or max(1, problem.variables // self.scheduler.picks // 2)
-        history = run(
-            problem, self.rounds, tolerance=self.tolerance, every=every, callbacks=callbacks
-        )
+        with np.errstate(over="ignore", invalid="ignore"):  # `run` looks at the objective
+            history = run(
+                problem, self.rounds, tolerance=self.tolerance, every=every, callbacks=callbacks
+            )
+        gap = problem.gap(history.objectives)
         self.coef_ = problem.coefficients
         self.intercept_ = float(design.target_mean - design.means @ problem.coefficients)
         self.objectives_, self.rounds_ = history.objectives, history.rounds
-        self.dual_gap_, self.converged_ = history.gap * history.objectives[-1], history.converged
-        if not history.converged and design.ranks.rank() == 0:
+        self.dual_gap_, self.converged_ = gap * history.objectives[-1], history.converged
+        if self.tolerance is not None and not history.converged and design.ranks.rank() == 0:
             warnings.warn(
-                f"Lasso has not converged: the duality gap is {history.gap:.1e} of the objective "
+                f"Lasso has not converged: the duality gap is {gap:.1e} of the objective "
                 f"after {history.rounds[-1]} rounds, tolerance={self.tolerance}.",
                 stacklevel=2,
             )

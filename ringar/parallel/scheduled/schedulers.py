@@ -158,10 +158,10 @@ class Dynamic(Scheduler):
     """Draw variables by their recent change, and check that they are independent.
 
     At first each variable is picked once. Then a candidate is drawn with probability
-    (1 - explore) x its last change / the sum of all last changes + explore / the number of
-    variables: the second term lets a variable return that did not change when it was tried last.
-    (Kim et al. add a constant to the change; a share of the sum keeps its weight as changes get
-    smaller.)
+    (1 - explore) x the square of its last change / the sum of all those squares + explore / the
+    number of variables. A step lowers an objective by about the square of its length. The second
+    term lets a variable return that did not change when it was tried last. (Kim et al. add a
+    constant to the change; a share of the sum keeps its weight as changes get smaller.)
 
     Args:
         picks: the largest number of variables of a round, over all ranks.
@@ -181,7 +181,7 @@ class Dynamic(Scheduler):
         *,
         rho: float | None = 0.5,
         candidates: int | None = None,
-        explore: float = 0.1,
+        explore: float = 0.3,
         seed: int = 0,
     ) -> None:
         super().__init__(picks, rho=rho, candidates=candidates, seed=seed)
@@ -199,7 +199,7 @@ class Dynamic(Scheduler):
     ) -> None:
         """Begin a run; see `ringar.parallel.scheduled.Scheduler.start`."""
         super().start(costs, ranks, owners=owners, excluded=excluded)
-        self._changes = np.zeros(len(self._costs))
+        self._squares = np.zeros(len(self._costs))
         self._fresh = np.zeros(len(self._costs), bool)
         self._fresh[self._usable] = True
         self._under_way = np.zeros(len(self._costs), bool)
@@ -218,7 +218,7 @@ class Dynamic(Scheduler):
 
     def report(self, variables: np.ndarray, changes: np.ndarray) -> None:
         """Learn by how much variables have changed."""
-        self._changes[variables] = changes
+        self._squares[variables] = np.square(changes)
         self._under_way[:] = False
 
     def describe(self) -> str:
@@ -230,9 +230,9 @@ class Dynamic(Scheduler):
         count = min(count, len(variables))
         if not count:
             return np.empty(0, np.int64)
-        changes = self._changes[variables]
-        total = changes.sum()
-        share = changes / total if total > 0 else 0.0
+        squares = self._squares[variables]
+        total = squares.sum()
+        share = squares / total if 0 < total < np.inf else 0.0
         rates = (1 - self.explore) * share + self.explore / len(variables)
         times = self._random.standard_exponential(len(variables)) / rates
         if count < len(times):

@@ -109,12 +109,8 @@ def to_reach(
     The optimum is the objective of a run until its duality gap is below a tenth of that share.
     """
     kinds = schedulers(picks)
-    best = fit(
-        data, kinds["dynamic"], target=-math.inf, limit=limit, cut=cut, tolerance=share / 10
-    )
+    best = fit(data, kinds["dynamic"], target=-math.inf, limit=limit, cut=cut, tolerance=share / 10)
     if best.gap > share / 10:
         raise ArithmeticError(f"the optimum was not found: a gap of {best.gap:.1e}")
     target = best.curve[-1][2] * (1 + share)
-    return {
-        name: fit(data, kinds[name], target=target, limit=limit, cut=cut) for name in names
-    }
+    return {name: fit(data, kinds[name], target=target, limit=limit, cut=cut) for name in names}

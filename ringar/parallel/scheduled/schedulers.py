@@ -2,7 +2,7 @@
 
 `Dynamic` is that of Kim et al. (EuroSys 2016, section 2.2) and of Lee et al. (arXiv:1312.5766):
 
-1. draw candidates, several times as many as needed, with a probability by their recent change;
+1. propose candidates, several times as many as needed, with a probability by their recent change;
 2. keep those that are independent of each other (`ringar.parallel.scheduled.independent`);
 3. share them out to the ranks so that all have about the same work.
 
@@ -17,6 +17,7 @@ learns what all ranks know. No rank asks another one.
 from __future__ import annotations
 
 import abc
+import math
 
 import numpy as np
 
@@ -155,20 +156,20 @@ class Scheduler(abc.ABC):
 
 
 class Dynamic(Scheduler):
-    """Draw variables by their recent change, and check that they are independent.
+    """Pick variables by their recent change, and check that they are independent.
 
-    At first each variable is picked once. Then a candidate is drawn with probability
-    (1 - explore) x the square of its last change / the sum of all those squares + explore / the
-    number of variables. A step lowers an objective by about the square of its length. The second
-    term lets a variable return that did not change when it was tried last. (Kim et al. add a
-    constant to the change; a share of the sum keeps its weight as changes get smaller.)
+    At first each variable is picked once, in a random order. Then a share `explore` of the
+    candidates are those that were not picked for the longest time, and the others are drawn with a
+    probability by the square of their last change: a step lowers an objective by about the square
+    of its length. (Kim et al. add a constant to the change, by which any variable is drawn now and
+    then. A queue comes to each variable sooner than chance does.)
 
     Args:
         picks: the largest number of variables of a round, over all ranks.
         rho: the largest absolute correlation between two variables of a round; None: no
             dependency check.
         candidates: how many candidates are checked for a round; default 4 x `picks`.
-        explore: the share of candidates that is drawn evenly, above 0 and at most 1.
+        explore: the share of candidates that have waited longest, above 0 and at most 1.
         seed: of what is drawn, the same on all ranks.
 
     Raises:
@@ -199,50 +200,70 @@ class Dynamic(Scheduler):
     ) -> None:
         """Begin a run; see `ringar.parallel.scheduled.Scheduler.start`."""
         super().start(costs, ranks, owners=owners, excluded=excluded)
-        self._squares = np.zeros(len(self._costs))
-        self._fresh = np.zeros(len(self._costs), bool)
-        self._fresh[self._usable] = True
-        self._under_way = np.zeros(len(self._costs), bool)
+        count = len(self._costs)
+        self._squares = np.zeros(count)
+        self._round = 0
+        # The round of the last pick; negative, in a random order, before the first one.
+        self._picked_in = self._random.permutation(count) - count
 
     def propose(self) -> np.ndarray:
-        """Return candidates by their recent change, those never picked first."""
+        """Return candidates: those never picked, or else by waiting time and recent change."""
         # Those picked for the round that is under way come last: a second step right after the
         # first one gains little, until others have changed.
-        last = self._under_way[self._usable]
-        others, under_way = self._usable[~last], self._usable[last]
-        is_fresh = self._fresh[others]
-        fresh = self._random.permutation(others[is_fresh])[: self.candidates]
-        drawn = self._draw(others[~is_fresh], self.candidates - len(fresh))
-        rest = self._draw(under_way, self.candidates - len(fresh) - len(drawn))
-        return np.concatenate([fresh, drawn, rest])
+        picked_in = self._picked_in[self._usable]
+        is_under_way = (picked_in == self._round) & (self._round > 0)
+        others, under_way = self._usable[~is_under_way], self._usable[is_under_way]
+        waiting = self._waiting(others)
+        fresh = int((self._picked_in[waiting] < 0).sum())
+        drawn = self._draw(others, self.candidates - max(fresh, self._explored()))
+        waiting = waiting[~np.isin(waiting, drawn)][: self.candidates - len(drawn)]
+        rest = self._draw(under_way, self.candidates - len(waiting) - len(drawn))
+        return np.concatenate([_interleave(waiting, drawn), rest])
 
     def report(self, variables: np.ndarray, changes: np.ndarray) -> None:
         """Learn by how much variables have changed."""
         self._squares[variables] = np.square(changes)
-        self._under_way[:] = False
 
     def describe(self) -> str:
         """Return what must be equal on all ranks."""
         return f"{super().describe()[:-1]}, explore={self.explore})"
 
+    def _explored(self) -> int:
+        return math.ceil(self.explore * self.candidates)
+
+    def _waiting(self, variables: np.ndarray) -> np.ndarray:
+        """Return those that have waited longest, as many as there may be candidates."""
+        picked_in = self._picked_in[variables]
+        count = min(self.candidates * 2, len(variables))
+        if count < len(variables):
+            longest = np.argpartition(picked_in, count - 1)[:count]
+            variables, picked_in = variables[longest], picked_in[longest]
+        return variables[np.argsort(picked_in, kind="stable")]
+
     def _draw(self, variables: np.ndarray, count: int) -> np.ndarray:
         """Draw without replacement: those with the least times, exponential with these rates."""
-        count = min(count, len(variables))
+        squares = self._squares[variables]
+        variables, squares = variables[squares > 0], squares[squares > 0]
+        count = min(max(count, 0), len(variables))
         if not count:
             return np.empty(0, np.int64)
-        squares = self._squares[variables]
-        total = squares.sum()
-        share = squares / total if 0 < total < np.inf else 0.0
-        rates = (1 - self.explore) * share + self.explore / len(variables)
-        times = self._random.standard_exponential(len(variables)) / rates
+        times = self._random.standard_exponential(len(variables)) / squares
         if count < len(times):
             least = np.argpartition(times, count - 1)[:count]
             variables, times = variables[least], times[least]
         return variables[np.argsort(times)]
 
     def _note(self, picked: list[int]) -> None:
-        self._under_way[picked] = True
-        self._fresh[picked] = False
+        self._round += 1
+        self._picked_in[picked] = self._round
+
+
+def _interleave(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Merge two arrays so that each part of the result has them in the same proportion."""
+    places = [(np.arange(len(each)) + 0.5) / max(len(each), 1) for each in (first, second)]
+    order = np.argsort(np.concatenate(places), kind="stable")
+    merged: np.ndarray = np.concatenate([first, second])[order]
+    return merged
 
 
 class RoundRobin(Scheduler):

@@ -23,6 +23,8 @@ PICKS, RHO = 32, 0.5
 PART_OF_STEEPEST = 0.1
 """alpha, in parts of the one whose solution is 0."""
 EVERY = 10
+UNCHECKED_LIMIT = 1000
+"""Rounds in which updates without a dependency check come to the objective, or never."""
 
 
 @dataclasses.dataclass
@@ -113,4 +115,10 @@ def to_reach(
     if best.gap > share / 10:
         raise ArithmeticError(f"the optimum was not found: a gap of {best.gap:.1e}")
     target = best.curve[-1][2] * (1 + share)
-    return {name: fit(data, kinds[name], target=target, limit=limit, cut=cut) for name in names}
+    return {
+        name: fit(
+            data, kinds[name], target=target, cut=cut,
+            limit=limit if kinds[name].is_checked else min(limit, UNCHECKED_LIMIT),
+        )
+        for name in names
+    }  # fmt: skip

@@ -218,7 +218,7 @@ class Dynamic(Scheduler):
         drawn = self._draw(others, self.candidates - max(fresh, self._explored()))
         waiting = waiting[~np.isin(waiting, drawn)][: self.candidates - len(drawn)]
         rest = self._draw(under_way, self.candidates - len(waiting) - len(drawn))
-        return np.concatenate([_interleave(waiting, drawn), rest])
+        return np.concatenate([waiting[:fresh], _interleave(waiting[fresh:], drawn), rest])
 
     def report(self, variables: np.ndarray, changes: np.ndarray) -> None:
         """Learn by how much variables have changed."""

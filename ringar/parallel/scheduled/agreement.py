@@ -66,18 +66,16 @@ class Agreement:
             )
 
     def _fail(self, where: str) -> None:
+        """Raise this rank's error, or that of the first rank that has one. Collective."""
         error, self._error = self._error, None
-        own = None if error is None else (isinstance(error, ValueError), str(error))
-        found = allgather_object(
-            None if error is None else (own, type(error).__name__),
-            name=self._call.name,
-            process_set=self._ranks,
-        )
+        own = None
+        if error is not None:
+            own = (type(error).__name__, str(error), isinstance(error, ValueError))
+        found = allgather_object(own, name=self._call.name, process_set=self._ranks)
         if error is not None:
             raise error
-        rank, (what, kind) = next((q, each) for q, each in enumerate(found) if each is not None)
-        assert what is not None
-        is_value_error, text = what
+        failures = [(rank, *each) for rank, each in enumerate(found) if each is not None]
+        rank, kind, text, is_value_error = failures[0]
         message = f"rank {rank} | scheduled.{self._what}, {where}: {kind}: {text}"
         raise ValueError(message) if is_value_error else RankError(message)
 

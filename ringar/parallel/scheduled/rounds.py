@@ -65,8 +65,8 @@ def run(
         rounds: the largest number of rounds.
         tolerance: the run ends when `problem.gap` is at most this. None: after `rounds`.
         every: the rounds between two evaluations of the objective, and of the gap.
-        callbacks: called with a `ringar.parallel.scheduled.Progress` after each evaluation. The run
-            ends on all ranks when one of them returns True on any rank.
+        callbacks: called with a `ringar.parallel.scheduled.Progress` after each evaluation, and may
+            be given on some ranks only. The run ends on all ranks when one of them returns True.
 
     Returns:
         The history, the same on all ranks.
@@ -77,6 +77,7 @@ def run(
             variable that does not exist, or that is in another block, too.
         FloatingPointError: on every rank, if the objective is no longer finite.
         RankError: `schedule`, `survey`, `push`, `pull` or a callback has failed on another rank.
+        MismatchError: on every rank, if what they push or survey has different shapes or dtypes.
         NotInitializedError: before `ringar.init()`.
     """
     return _Run(problem, rounds, tolerance, every, callbacks).run()
@@ -110,7 +111,6 @@ class _Run:
             done = number + 1
             if (done % self.every == 0 or done == self.rounds) and self._ends(done):
                 break
-        self.agreement.settle("`pull`")
         return self.history
 
     def _check(self) -> None:
@@ -124,6 +124,7 @@ class _Run:
         self.agreement.require(
             {**(described or {}), **settings}, "Make the same problem, and call `run` alike."
         )
+        self.calls_back = self._on_any_rank(bool(self.callbacks))
 
     def _check_arguments(self) -> None:
         for name, value, least in (("rounds", self.rounds, 0), ("every", self.every, 1)):
@@ -152,14 +153,14 @@ class _Run:
         problem, attempt = self.problem, self.agreement.attempt
         blocks = attempt(partial(self._schedule, number, surveyed)) or []
         survey = attempt(partial(problem.survey, number + 1))
-        pushed = attempt(partial(problem.push, blocks))
+        pushed = attempt(partial(self._push, blocks))
         self.agreement.settle(
             f"schedule of round {number}",
             blocks,
             "Make `schedule` from equal numbers: the same seed, and what was exchanged.",
         )
         assert pushed is not None  # or else `settle` has raised
-        arrays = [np.asarray(pushed), *([] if survey is None else [survey])]
+        arrays = [pushed, *([] if survey is None else [survey])]
         pushed, *rest = problem.exchange(arrays)
         attempt(partial(problem.pull, blocks, pushed))
         return rest[0] if rest else None
@@ -168,6 +169,12 @@ class _Run:
         blocks = [np.asarray(block) for block in self.problem.schedule(number, surveyed)]
         check_blocks(blocks, self.problem.variables, self.size, number)
         return [block.astype(np.int64) for block in blocks]
+
+    def _push(self, blocks: Blocks) -> np.ndarray:
+        pushed: object = self.problem.push(blocks)
+        if not isinstance(pushed, (np.ndarray, np.generic)):
+            raise ValueError(f"`push` must return a NumPy array. Received: {type(pushed).__name__}")
+        return np.asarray(pushed)
 
     def _ends(self, done: int) -> bool:
         """Evaluate; return whether the run ends."""
@@ -185,14 +192,16 @@ class _Run:
         if self.tolerance is not None:
             history.gap = float(self.problem.gap(history.objectives))
             history.converged = history.gap <= self.tolerance
-        stop = self.agreement.attempt(partial(self._call_back, Progress(done, objective)))
-        if self.callbacks:
+        stop = False
+        if self.calls_back:
+            own = self.agreement.attempt(partial(self._call_back, Progress(done, objective)))
             self.agreement.settle("callbacks")
-            own = np.array(bool(stop), np.int64)
-            stop = bool(
-                allreduce(own, Max, name="scheduled.stop", process_set=self.problem.process_set)
-            )
-        return history.converged or bool(stop)
+            stop = self._on_any_rank(bool(own))
+        return history.converged or stop
+
+    def _on_any_rank(self, own: bool) -> bool:
+        value = np.array(own, np.int64)
+        return bool(allreduce(value, Max, name="scheduled.any", process_set=self.ranks))
 
     def _call_back(self, progress: Progress) -> bool:
         answers = [callback(progress) for callback in self.callbacks]  # all are called

@@ -105,6 +105,12 @@ def test_callbacks_of_one_rank_end_the_run_on_all(rank: int, size: int) -> None:
     assert [one.objective for one in seen] == history.objectives
 
 
+@pytest.mark.ranks(2, 3, 4)
+def test_callbacks_on_one_rank_only(rank: int) -> None:
+    callbacks = [lambda progress: progress.round == 3] if rank == 1 else []
+    assert scheduled.run(Halve(), 20, callbacks=callbacks).rounds == [0, 1, 2, 3]
+
+
 def test_without_a_survey() -> None:
     class Plain(Halve):
         def survey(self, number: int) -> None:
@@ -175,6 +181,13 @@ def test_a_problem_without_variables() -> None:
     problem = Halve()
     problem.variables = 0
     with pytest.raises(ValueError, match=r"Halve\.variables must be the number of variables"):
+        scheduled.run(problem, 3)
+
+
+def test_a_push_that_returns_nothing() -> None:
+    problem = Halve()
+    problem.push = lambda blocks: None  # type: ignore[assignment, method-assign, return-value]
+    with pytest.raises(ValueError, match=r"`push` must return a NumPy array\. Received: NoneType"):
         scheduled.run(problem, 3)
 
 

@@ -217,7 +217,9 @@ class Dynamic(Scheduler):
         fresh = int((self._picked_in[waiting] < 0).sum())
         drawn = self._draw(others, self.candidates - max(fresh, self._explored()))
         waiting = waiting[~np.isin(waiting, drawn)][: self.candidates - len(drawn)]
-        rest = self._draw(under_way, self.candidates - len(waiting) - len(drawn))
+        rest = self._draw(under_way, len(under_way))
+        rest = np.concatenate([rest, under_way[~np.isin(under_way, rest)]])
+        rest = rest[: self.candidates - len(waiting) - len(drawn)]
         return np.concatenate([waiting[:fresh], _interleave(waiting[fresh:], drawn), rest])
 
     def report(self, variables: np.ndarray, changes: np.ndarray) -> None:

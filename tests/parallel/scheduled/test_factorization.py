@@ -34,10 +34,15 @@ def share_of(rank: int, size: int, seed: int = 0) -> np.ndarray:
     return np.flatnonzero(np.random.default_rng(seed).integers(0, size, total) == rank)
 
 
+def part(places: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Some of the elements."""
+    rows, columns, values = elements()
+    return rows[places], columns[places], values[places]
+
+
 def fit(who: int = 0, **options: Any) -> MatrixFactorization:
-    mine = share_of(ringar.rank(), ringar.size(), who)
-    given = [one[mine] for one in elements()]
-    return MatrixFactorization(**{**OPTIONS, **options}).fit(*given, SHAPE)
+    rows, columns, values = part(share_of(ringar.rank(), ringar.size(), who))
+    return MatrixFactorization(**{**OPTIONS, **options}).fit(rows, columns, values, SHAPE)
 
 
 def by_one_process(ranks: int) -> tuple[np.ndarray, np.ndarray, list[float]]:
@@ -49,11 +54,11 @@ def by_one_process(ranks: int) -> tuple[np.ndarray, np.ndarray, list[float]]:
     blocks = [balance(count, ranks) for count in counts]
     factors = [np.empty((count, OPTIONS["factors"])) for count in SHAPE]
     for axis, matrix in enumerate(factors):
-        for number, block in enumerate(blocks[axis]):
+        for number, members in enumerate(blocks[axis]):
             random = np.random.default_rng([0, axis, number])
-            matrix[block] = random.normal(scale=3**-0.5, size=(len(block), 3))
+            matrix[members] = random.normal(scale=3**-0.5, size=(len(members), 3))
     drawn = [np.random.default_rng([0, 2, rank]) for rank in range(ranks)]
-    orders = {}
+    orders: dict[tuple[int, int], np.ndarray] = {}
     for rank in range(ranks):
         mine = np.flatnonzero(np.isin(rows, blocks[0][rank]))
         for block in range(ranks):
@@ -117,7 +122,8 @@ def test_a_tolerance_ends_it() -> None:
 
 
 def test_blocks_share_no_row_and_no_column(rank: int, size: int) -> None:
-    ratings = Ratings(*(one[share_of(rank, size)] for one in elements()), SHAPE)
+    rows, columns, values = part(share_of(rank, size))
+    ratings = Ratings(rows, columns, values, SHAPE)
     problem = Factorization(ratings, Settings(3, 0.02, 0.05, 0.0, 0), None)
     met = np.zeros(SHAPE, int)
     for number in range(size):
@@ -204,7 +210,7 @@ GOOD = (np.array([0, 1]), np.array([0, 1]), np.array([1.0, 2.0]))
 def test_data(given: Any, message: str, everywhere: bool, rank: int, size: int) -> None:
     data = given if everywhere or rank == size - 1 else GOOD
     with pytest.raises(ValueError, match=message):
-        MatrixFactorization().fit(*data, SHAPE)
+        MatrixFactorization().fit(data[0], data[1], data[2], SHAPE)
 
 
 def test_a_matrix_that_is_too_small(size: int) -> None:
@@ -221,8 +227,8 @@ def test_no_elements() -> None:
 
 @pytest.mark.ranks(2, 3, 4)
 def test_elements_on_one_rank_only(rank: int) -> None:
-    given = [one if rank == 1 else one[:0] for one in elements()]
-    model = MatrixFactorization(**OPTIONS).fit(*given, SHAPE)
+    rows, columns, values = part(slice(None) if rank == 1 else slice(0))
+    model = MatrixFactorization(**OPTIONS).fit(rows, columns, values, SHAPE)
     np.testing.assert_allclose(model.row_factors_, fit().row_factors_, rtol=1e-10)
 
 

@@ -54,8 +54,15 @@ def by_scikit_learn(data: Data, alpha: float, **options: Any) -> float:
     return objective(data, alpha, model.coef_, model.intercept_)
 
 
-@pytest.mark.parametrize("cut", ["rows", "columns"])
-@pytest.mark.parametrize("alpha", [1.0, 5.0])
+@pytest.mark.parametrize(
+    ("cut", "alpha"),
+    [
+        ("rows", 1.0),
+        ("columns", 5.0),
+        pytest.param("rows", 5.0, marks=pytest.mark.slow),
+        pytest.param("columns", 1.0, marks=pytest.mark.slow),
+    ],
+)
 def test_the_objective_is_scikit_learns(cut: str, alpha: float) -> None:
     data = diabetes()
     model = fit(Lasso(alpha, cut=cut, scheduler=Dynamic(8), tolerance=1e-6), data)

@@ -138,6 +138,15 @@ def test_few_variables_are_picked_in_every_round() -> None:
     assert {len(block) for block in rounds_of(Dynamic(8), 5, 6)} == {5}
 
 
+def test_variables_that_have_not_changed_are_picked_where_there_are_no_others() -> None:
+    scheduler = Dynamic(8)
+    scheduler.start(np.ones(5), 2, owners=np.arange(5) // 3)
+    for _ in range(4):
+        blocks = scheduler.pick(scheduler.propose(), np.eye(5))
+        assert [len(block) for block in blocks] == [3, 2]
+        scheduler.report(np.concatenate(blocks), np.zeros(5))
+
+
 @pytest.mark.parametrize("kind", [Dynamic, RoundRobin, Random])
 def test_variables_that_never_change_are_left_out(kind: Any) -> None:
     excluded = np.arange(10) % 2 == 0

@@ -1,12 +1,13 @@
 """A sparse regression and a matrix factorization whose variables are scheduled over ranks.
 
     ringarrun -np 2 python examples/scheduled.py
+    ringarrun -np 2 python examples/scheduled.py --degree 3
     ringarrun -np 2 python examples/scheduled.py --problem factorization
 
-The regression predicts the progress of diabetes from ten measurements and all their products of two
-and three, 285 columns that depend on each other strongly: a Lasso (ringar.parallel.scheduled.Lasso)
-takes few of them. Ranks hold some patients each, and update at once only variables that the
-scheduler finds independent.
+The regression predicts the progress of diabetes from ten measurements and all their products of two,
+65 columns that depend on each other strongly (285 with those of three, `--degree 3`). A Lasso takes
+few of them. Ranks hold some patients each, and update at once only variables that the scheduler
+finds independent.
 
 The factorization sees four in five pixels of scikit-learn's 1,797 images of digits, and fills in
 the others. Ranks descend on blocks of the matrix that share no image and no pixel.
@@ -42,7 +43,9 @@ def regression(options: argparse.Namespace) -> list[str]:
     from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
     x, y = load_diabetes(return_X_y=True)
-    x = StandardScaler().fit_transform(PolynomialFeatures(3, include_bias=False).fit_transform(x))
+    x = StandardScaler().fit_transform(
+        PolynomialFeatures(options.degree, include_bias=False).fit_transform(x)
+    )
     order = np.random.default_rng(0).permutation(len(y))
     train, test = order[:340], order[340:]
     mine = np.array_split(train, ringar.size())[ringar.rank()]
@@ -83,6 +86,7 @@ def parse() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problem", choices=["lasso", "factorization"], default="lasso")
+    parser.add_argument("--degree", type=int, default=2, help="of the products of measurements")
     parser.add_argument("--epochs", type=int, default=15, help="of the factorization")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

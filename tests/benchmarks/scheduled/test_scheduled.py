@@ -63,11 +63,23 @@ def test_the_design() -> None:
     assert np.abs((x - x.mean(axis=0)).T @ (y - y.mean())).max() / 2000 == pytest.approx(alpha)
 
 
+@pytest.mark.slow
 @pytest.mark.job
 def test_a_run(tmp_path: Path, results_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A small one, to the end: on 60 columns, with 2 ranks."""
     output = tmp_path / "run"
-    options = ["--rows", "150", "--columns", "60", "--limit", "600", "--output", str(output)]
+    options = [
+        "--rows",
+        "200",
+        "--columns",
+        "60",
+        "--limit",
+        "2000",
+        "--share",
+        "0.01",
+        "--output",
+        str(output),
+    ]
     assert scheduled.main(options) == 0
     data = json.loads(output.with_suffix(".json").read_text())
     by_name = {row["scheduler"]: row for row in data["rows"]}

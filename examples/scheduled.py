@@ -4,10 +4,10 @@
     ringarrun -np 2 python examples/scheduled.py --degree 3
     ringarrun -np 2 python examples/scheduled.py --problem factorization
 
-The regression predicts the progress of diabetes from ten measurements and all their products of two,
-65 columns that depend on each other strongly (285 with those of three, `--degree 3`). A Lasso takes
-few of them. Ranks hold some patients each, and update at once only variables that the scheduler
-finds independent.
+The regression predicts the progress of diabetes from ten measurements and all their products of
+two, 65 columns that depend on each other strongly (285 with those of three, `--degree 3`). A Lasso
+takes few of them. Ranks hold some patients each, and update at once only variables that the
+scheduler finds independent.
 
 The factorization sees four in five pixels of scikit-learn's 1,797 images of digits, and fills in
 the others. Ranks descend on blocks of the matrix that share no image and no pixel.

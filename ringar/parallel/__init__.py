@@ -1,7 +1,8 @@
 """Models that are split over ranks, cut into modules, run in wavefronts, or trained by scans."""
+"""Models that are split over ranks, cut into modules, trained through a scan, or scheduled."""
 
 # Importing the function `split` last hides the module of that name, ringar.parallel.split.
-from ringar.parallel import scan
+from ringar.parallel import scan, scheduled
 from ringar.parallel.conversion import merge, split
 from ringar.parallel.pipeline import Pipelined
 from ringar.parallel.wavefront import Wavefront
@@ -9,3 +10,4 @@ from ringar.sharding.grid import Grid
 from ringar.sharding.lineage import own
 
 __all__ = ["Grid", "Pipelined", "Wavefront", "merge", "own", "scan", "split"]
+__all__ = ["Grid", "Pipelined", "merge", "own", "scan", "scheduled", "split"]

@@ -52,6 +52,8 @@ OTHERS = [
     "Hogwild",
     "ParameterServer",
     "Window",
+    "Lasso",
+    "MatrixFactorization",
 ]
 ON_GPUS = [
     "allreduce",

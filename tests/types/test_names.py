@@ -22,6 +22,7 @@ MODULES = {
     "parallel.scan": "ringar/parallel/scan/__init__.py",
     "ray": "ringar/ray.py",
     "spark": "ringar/spark.py",
+    "parallel.scheduled": "ringar/parallel/scheduled/__init__.py",
     "threads": "ringar/job/threads.py",
 }
 

@@ -6,6 +6,7 @@ it leaves no public name out. `assert_type` tells what a user's editor shows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import keras
@@ -212,8 +213,43 @@ def cut(model: keras.Model) -> keras.Model:
     stack = parallel.Wavefront([layers.ScanGRU(4)], chunk=2, return_state=True, grid=grid)
     print(stack.plan(steps=10, batch=4).describe(), stack.record())
     print(whole, parallel.own, parallel.merge, parallel.split)
+    print(plan())
     print(parallel.scan.Sequential([whole]), parallel.scan.scan, parallel.scan.scan_across)
     return pipelined
+
+
+class Means(parallel.scheduled.Problem):
+    variables = 2
+
+    def schedule(self, number: int, surveyed: np.ndarray | None) -> list[np.ndarray]:
+        return parallel.scheduled.balance(np.ones(self.variables), ringar.size())
+
+    def push(self, blocks: Sequence[np.ndarray]) -> np.ndarray:
+        return np.ones(2)
+
+    def pull(self, blocks: Sequence[np.ndarray], pushed: np.ndarray) -> None:
+        print(blocks, pushed)
+
+    def objective(self) -> float:
+        return 0.0
+
+
+def plan() -> parallel.scheduled.History:
+    x, y, places = np.ones((8, 4)), np.ones(8), np.arange(8)
+    schedulers: list[parallel.scheduled.Scheduler] = [
+        parallel.scheduled.Dynamic(8, rho=0.3, explore=0.2),
+        parallel.scheduled.RoundRobin(8),
+        parallel.scheduled.Random(8, rho=0.5, seed=1),
+    ]
+    lasso = parallel.scheduled.Lasso(0.1, cut="columns", scheduler=schedulers[0]).fit(x, y)
+    assert_type(lasso.coef_, np.ndarray)
+    factors = parallel.scheduled.MatrixFactorization(4, epochs=2)
+    assert_type(factors.fit(places, places, y, (8, 8)).predict(places, places), np.ndarray)
+
+    def stop(progress: parallel.scheduled.Progress) -> bool:
+        return progress.round > 3 and progress.objective < 1.0
+
+    return parallel.scheduled.run(Means(), 5, tolerance=1e-3, callbacks=[stop])
 
 
 def on_gpu(array: cupy.ndarray) -> list[cupy.ndarray]:

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringar
+from ringar.parallel import scheduled
 from tests.faults.job import attempt, works
 from tests.faults.scripts.modes import MODES, Make, Scenario, ones
 
@@ -60,6 +61,10 @@ OBJECTS: dict[str, Callable[[], object]] = {
     "Hogwild": lambda: ringar.Hogwild("sgd"),
     "ParameterServer": lambda: ringar.ParameterServer([], keras.optimizers.SGD()),
     "Window": lambda: ringar.Window(4),
+    "Lasso": lambda: scheduled.Lasso().fit(ones(4, 2), ones(4)),
+    "MatrixFactorization": lambda: scheduled.MatrixFactorization().fit(
+        np.arange(4), np.arange(4), ones(4), (4, 4)
+    ),
 }
 
 

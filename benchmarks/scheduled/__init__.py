@@ -1,0 +1,1 @@
+"""How many rounds does a schedule save, and what does it cost?"""

@@ -1,0 +1,305 @@
+"""Schedulers: which variables change in the next round, and on which rank.
+
+`Dynamic` is that of Kim et al. (EuroSys 2016, section 2.2) and of Lee et al. (arXiv:1312.5766):
+
+1. propose candidates, several times as many as needed, with a probability by their recent change;
+2. keep those that are independent of each other (`ringar.parallel.scheduled.independent`);
+3. share them out to the ranks so that all have about the same work.
+
+`RoundRobin` and `Random` draw candidates otherwise. Without `rho` they leave out step 2: they are
+the unscheduled parallel updates to compare with.
+
+A round's candidates are proposed before the changes of the round before it are known, so that their
+correlations can be computed meanwhile. All ranks hold the same scheduler: it draws from a seed, and
+learns what all ranks know. No rank asks another one.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+
+import numpy as np
+
+from ringar.parallel.scheduled.balance import balance
+from ringar.parallel.scheduled.independent import Independent
+
+
+class Scheduler(abc.ABC):
+    """Choose variables round by round; the base class of schedulers.
+
+    Args:
+        picks: the largest number of variables of a round, over all ranks.
+        rho: the largest absolute correlation between two variables of a round; None: no
+            dependency check.
+        candidates: how many candidates are checked for a round; default 4 x `picks`. Without
+            `rho`, all candidates are picked, and `candidates` must be None.
+        seed: of what is drawn, the same on all ranks.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        picks: int = 32,
+        *,
+        rho: float | None = None,
+        candidates: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(picks, int) or picks < 1:
+            raise ValueError(f"`picks` must be a positive whole number. Received: {picks!r}")
+        if rho is not None and not 0 <= rho <= 1:
+            raise ValueError(
+                f"`rho` must be from 0 to 1, or None for no dependency check. Received: {rho!r}"
+            )
+        if rho is None and candidates is not None:
+            raise ValueError("`candidates` must be None without `rho`: all would be picked")
+        if candidates is not None and not (isinstance(candidates, int) and candidates >= picks):
+            raise ValueError(
+                "`candidates` must be a whole number of at least `picks`. "
+                f"Received: candidates={candidates!r}, picks={picks}"
+            )
+        self.picks, self.rho, self.seed = picks, rho, seed
+        self.candidates = picks if rho is None else candidates or 4 * picks
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether `pick` needs the correlations of the candidates."""
+        return self.rho is not None
+
+    def start(
+        self,
+        costs: np.ndarray,
+        ranks: int,
+        *,
+        owners: np.ndarray | None = None,
+        excluded: np.ndarray | None = None,
+    ) -> None:
+        """Begin a run.
+
+        Args:
+            costs: the work of updating each variable, (variables,).
+            ranks: the number of ranks.
+            owners: the rank that must update each variable, (variables,); None: any rank may.
+            excluded: marks variables that never change, bool, (variables,).
+        """
+        self._costs, self._ranks, self._owners = np.asarray(costs, np.float64), ranks, owners
+        self._random = np.random.default_rng(self.seed)
+        usable = np.ones(len(self._costs), bool) if excluded is None else ~excluded
+        self._usable = np.flatnonzero(usable)
+        if not self._usable.size:
+            raise ValueError("there must be a variable to update. Received: all are excluded")
+
+    @abc.abstractmethod
+    def propose(self) -> np.ndarray:
+        """Return candidates for the next round, in the order in which they should be picked."""
+
+    def pick(self, candidates: np.ndarray, correlations: np.ndarray | None) -> list[np.ndarray]:
+        """Choose from candidates, and share them out to the ranks.
+
+        Args:
+            candidates: what `propose` has returned.
+            correlations: between them, (candidates, candidates); None without `rho`.
+
+        Returns:
+            The variables of each rank.
+        """
+        independent = None
+        if self.rho is not None:
+            if correlations is None or correlations.shape != (len(candidates),) * 2:
+                raise ValueError(
+                    "`correlations` must be a matrix of all candidates, since `rho` is not None"
+                )
+            independent = Independent(correlations, self.rho)
+        # A rank that must update its own variables gets its share of the work, and no more.
+        room = np.full(self._ranks, np.inf)
+        if self._owners is not None:
+            room[:] = self._costs[candidates].mean() * -(-self.picks // self._ranks)
+        picked: list[int] = []
+        for place, variable in enumerate(candidates):
+            owner = 0 if self._owners is None else int(self._owners[variable])
+            if len(picked) == self.picks or room[owner] <= 0:
+                continue
+            if independent is None or independent.take(place):
+                picked.append(int(variable))
+                room[owner] -= self._costs[variable]
+        self._note(picked)
+        return self._shares(np.array(picked, np.int64))
+
+    def report(self, variables: np.ndarray, changes: np.ndarray) -> None:
+        """Learn by how much variables have changed.
+
+        Args:
+            variables: those picked in the last round, (n,).
+            changes: their absolute changes, (n,), in a unit that is the same for all.
+        """
+        return  # most learn nothing
+
+    def describe(self) -> str:
+        """Return what must be equal on all ranks."""
+        return (
+            f"{type(self).__name__}(picks={self.picks}, rho={self.rho}, "
+            f"candidates={self.candidates}, seed={self.seed})"
+        )
+
+    def _note(self, picked: list[int]) -> None:
+        """Learn which candidates were picked."""
+        return
+
+    def _shares(self, picked: np.ndarray) -> list[np.ndarray]:
+        if self._owners is not None:
+            owners = self._owners[picked]
+            return [picked[owners == rank] for rank in range(self._ranks)]
+        return [picked[items] for items in balance(self._costs[picked], self._ranks)]
+
+
+class Dynamic(Scheduler):
+    """Pick variables by their recent change, and check that they are independent.
+
+    At first each variable is picked once, in a random order. Then a share `explore` of the
+    candidates are those that were not picked for the longest time, and the others are drawn with a
+    probability by the square of their last change: a step lowers an objective by about the square
+    of its length. (Kim et al. add a constant to the change, by which any variable is drawn now and
+    then. A queue comes to each variable sooner than chance does.)
+
+    Args:
+        picks: the largest number of variables of a round, over all ranks.
+        rho: the largest absolute correlation between two variables of a round; None: no
+            dependency check.
+        candidates: how many candidates are checked for a round; default 4 x `picks`.
+        explore: the share of candidates that have waited longest, above 0 and at most 1.
+        seed: of what is drawn, the same on all ranks.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        picks: int = 32,
+        *,
+        rho: float | None = 0.5,
+        candidates: int | None = None,
+        explore: float = 0.3,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(picks, rho=rho, candidates=candidates, seed=seed)
+        if not 0 < explore <= 1:
+            raise ValueError(f"`explore` must be above 0, and at most 1. Received: {explore!r}")
+        self.explore = explore
+
+    def start(
+        self,
+        costs: np.ndarray,
+        ranks: int,
+        *,
+        owners: np.ndarray | None = None,
+        excluded: np.ndarray | None = None,
+    ) -> None:
+        """Begin a run; see `ringar.parallel.scheduled.Scheduler.start`."""
+        super().start(costs, ranks, owners=owners, excluded=excluded)
+        count = len(self._costs)
+        self._squares = np.zeros(count)
+        self._round = 0
+        # The round of the last pick; negative, in a random order, before the first one.
+        self._picked_in = self._random.permutation(count) - count
+
+    def propose(self) -> np.ndarray:
+        """Return candidates: those never picked, or else by waiting time and recent change."""
+        # Those picked for the round that is under way come last: a second step right after the
+        # first one gains little, until others have changed.
+        picked_in = self._picked_in[self._usable]
+        is_under_way = (picked_in == self._round) & (self._round > 0)
+        others, under_way = self._usable[~is_under_way], self._usable[is_under_way]
+        waiting = self._waiting(others)
+        fresh = int((self._picked_in[waiting] < 0).sum())
+        drawn = self._draw(others, self.candidates - max(fresh, self._explored()))
+        waiting = waiting[~np.isin(waiting, drawn)][: self.candidates - len(drawn)]
+        rest = self._draw(under_way, len(under_way))
+        rest = np.concatenate([rest, under_way[~np.isin(under_way, rest)]])
+        rest = rest[: self.candidates - len(waiting) - len(drawn)]
+        return np.concatenate([waiting[:fresh], _interleave(waiting[fresh:], drawn), rest])
+
+    def report(self, variables: np.ndarray, changes: np.ndarray) -> None:
+        """Learn by how much variables have changed."""
+        self._squares[variables] = np.square(changes)
+
+    def describe(self) -> str:
+        """Return what must be equal on all ranks."""
+        return f"{super().describe()[:-1]}, explore={self.explore})"
+
+    def _explored(self) -> int:
+        return math.ceil(self.explore * self.candidates)
+
+    def _waiting(self, variables: np.ndarray) -> np.ndarray:
+        """Return those that have waited longest, as many as there may be candidates."""
+        picked_in = self._picked_in[variables]
+        count = min(self.candidates * 2, len(variables))
+        if count < len(variables):
+            longest = np.argpartition(picked_in, count - 1)[:count]
+            variables, picked_in = variables[longest], picked_in[longest]
+        return variables[np.argsort(picked_in, kind="stable")]
+
+    def _draw(self, variables: np.ndarray, count: int) -> np.ndarray:
+        """Draw without replacement: those with the least times, exponential with these rates."""
+        squares = self._squares[variables]
+        variables, squares = variables[squares > 0], squares[squares > 0]
+        count = min(max(count, 0), len(variables))
+        if not count:
+            return np.empty(0, np.int64)
+        times = self._random.standard_exponential(len(variables)) / squares
+        if count < len(times):
+            least = np.argpartition(times, count - 1)[:count]
+            variables, times = variables[least], times[least]
+        return variables[np.argsort(times)]
+
+    def _note(self, picked: list[int]) -> None:
+        self._round += 1
+        self._picked_in[picked] = self._round
+
+
+def _interleave(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Merge two arrays so that each part of the result has them in the same proportion."""
+    places = [(np.arange(len(each)) + 0.5) / max(len(each), 1) for each in (first, second)]
+    order = np.argsort(np.concatenate(places), kind="stable")
+    merged: np.ndarray = np.concatenate([first, second])[order]
+    return merged
+
+
+class RoundRobin(Scheduler):
+    """Take one variable after the other, again and again.
+
+    With `rho`, a candidate that depends on one picked before it waits for the next round.
+    """
+
+    def start(
+        self,
+        costs: np.ndarray,
+        ranks: int,
+        *,
+        owners: np.ndarray | None = None,
+        excluded: np.ndarray | None = None,
+    ) -> None:
+        """Begin a run; see `ringar.parallel.scheduled.Scheduler.start`."""
+        super().start(costs, ranks, owners=owners, excluded=excluded)
+        self._queue = self._usable
+
+    def propose(self) -> np.ndarray:
+        """Return the variables that have waited longest."""
+        return self._queue[: self.candidates]
+
+    def _note(self, picked: list[int]) -> None:
+        head, tail = self._queue[: self.candidates], self._queue[self.candidates :]
+        was_picked = np.isin(head, picked)
+        self._queue = np.concatenate([head[~was_picked], tail, head[was_picked]])
+
+
+class Random(Scheduler):
+    """Draw variables evenly."""
+
+    def propose(self) -> np.ndarray:
+        """Return variables drawn evenly, without replacement."""
+        count = min(self.candidates, len(self._usable))
+        return self._random.choice(self._usable, count, replace=False)

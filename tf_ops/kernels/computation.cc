@@ -207,6 +207,8 @@ __attribute__((constructor)) void register_all() {
   register_computation<gru_computation>();
   register_computation<gru_gradient_computation>();
   register_computation<gru_jacobians_computation>();
+  register_computation<sparse_multiply_computation>();
+  register_computation<sparse_gradient_computation>();
 }
 
 }  // namespace

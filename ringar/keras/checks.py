@@ -159,7 +159,7 @@ def _describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shape(weight: keras.Variable) -> list[int | None]:
-    """Return the shape that a weight has on every rank: None where parts have sizes of their own."""
+    """Return the shape that a weight has on every rank: None where parts differ in size."""
     shape: list[int | None] = list(weight.shape)
     cut = cut_of(weight)
     if cut is not None and not cut.even:

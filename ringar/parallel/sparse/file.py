@@ -131,7 +131,7 @@ class Saved:
 def _slots(
     optimizer: keras.optimizers.Optimizer,
 ) -> list[tuple[keras.Variable, keras.Variable | None]]:
-    """Return the variables of an optimizer, each with the one that it has an element for each of."""
+    """Return the variables of an optimizer, and of its slots the variables that they belong to."""
     pairs = zip(optimizer.variables, slots.owners(optimizer), strict=True)
     return [
         (slot, owner if owner is not None and owner.shape == slot.shape else None)

@@ -6,6 +6,7 @@ Weights are normal with mean 0 and variance 2 / (inputs of the neuron), for ReLU
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ def erdos_renyi(units: Sequence[int], connections: float, seed: int = 0) -> list
     _check_units(units)
     rng = np.random.default_rng(seed)
     layers = []
-    for inputs, neurons in zip(units, units[1:], strict=False):
+    for inputs, neurons in itertools.pairwise(units):
         _check_connections(connections, inputs)
         counts = np.maximum(rng.binomial(inputs, connections / inputs, neurons), 1)
         keys = _draw(rng, counts, np.zeros(neurons, np.int64), np.full(neurons, inputs), inputs)
@@ -123,7 +124,7 @@ def communities(
     rng = np.random.default_rng(seed)
     members = [np.array_split(rng.permutation(count), communities) for count in units]
     layers = []
-    for before, after in zip(members, members[1:], strict=False):
+    for before, after in itertools.pairwise(members):
         inputs, neurons = sum(map(len, before)), sum(map(len, after))
         _check_connections(connections, min(map(len, before)))
         community = np.empty(neurons, np.int64)

@@ -20,6 +20,7 @@ that are cut, which is near.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -174,7 +175,7 @@ def by_mtkahypar(graph: Hypergraph, imbalance: float, seed: int) -> np.ndarray:
     context.logging = False
     mtkahypar.set_seed(seed)
     starts, pins = graph.starts.tolist(), graph.pins.tolist()
-    nets = [pins[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+    nets = [pins[a:b] for a, b in itertools.pairwise(starts)]
     weights = graph.weights.tolist()
     made = library.create_hypergraph(
         context, len(weights), len(nets), nets, weights, [1] * len(nets)

@@ -81,7 +81,7 @@ class SparseNet(keras.Model):
 
     Example:
     ```python
-    layers = ringar.parallel.sparse.communities([784, 4096, 4096, 64], communities=16, connections=32)
+    layers = ringar.parallel.sparse.communities([784, 4096, 64], communities=16, connections=32)
     net = ringar.parallel.SparseNet(layers)
     net.compile(ringar.DistributedOptimizer("adam", grid=net.grid), "mse")
     net.fit(x, y, callbacks=[ringar.callbacks.Distributed()])
@@ -162,6 +162,7 @@ class SparseNet(keras.Model):
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """Return the outputs, (batch, outputs), on every rank. Collective over the model group."""
+        self.build(inputs.shape)  # the kernels rely on it
         if self.grid.model > 1:
             self.digest.take(inputs)
         x = tf.cast(inputs, self.compute_dtype)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ringar.collectives import allgather
 from ringar.parallel.sparse.layer import SparseRows
-from ringar.parallel.sparse.matrices import entries_of, offsets_of, scipy_sparse
+from ringar.parallel.sparse.matrices import entries_of, scipy_sparse
 from ringar.parallel.sparse.partition import Partition
 from ringar.sharding.grid import Grid
 

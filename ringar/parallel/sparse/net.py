@@ -89,6 +89,9 @@ class SparseNet(keras.Model):
     ```
     """
 
+    writes_channels = "whole"
+    """The kind of its outputs, for `ringar.sharding.lineage`."""
+
     def __init__(
         self,
         layers: Sequence[sparray],

@@ -1,4 +1,4 @@
-"""What does cutting a sparse net along its edges cost, where does a partitioner help, how fast is it?
+"""What does a sparse net send that is cut along its edges, and how fast does it train?
 
     python -m benchmarks.sparse --output build/sparse
     python -m benchmarks.sparse --only words,kernels

@@ -201,8 +201,7 @@ def by_metis(graph: Hypergraph, imbalance: float, seed: int) -> np.ndarray:
     adjacency = scipy_sparse().csr_array(half + half.T)
     _, found = pymetis.part_graph(
         parts,
-        xadj=adjacency.indptr.astype(np.int32),
-        adjncy=adjacency.indices.astype(np.int32),
+        pymetis.CSRAdjacency(adjacency.indptr.astype(np.int32), adjacency.indices.astype(np.int32)),
         vweights=np.concatenate([graph.weights, np.zeros(nets)]).astype(np.int32),
         options=pymetis.Options(ufactor=max(1, round(1000 * imbalance)), seed=seed),
     )

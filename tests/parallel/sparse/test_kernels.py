@@ -11,6 +11,8 @@ from ringar.parallel.sparse.kernels import Product
 from ringar.parallel.sparse.plan import LayerPlan, plans
 from tests.plugin import fast_if
 
+pytestmark = pytest.mark.ranks(1)
+
 PART = 1
 SLOW = (0, 2, 7, 15, 31, 65, 200, 300)
 

@@ -11,6 +11,8 @@ from ringar.parallel import sparse
 from ringar.parallel.sparse import hypergraph
 from ringar.parallel.sparse.plan import plans
 
+pytestmark = pytest.mark.ranks(1)
+
 UNITS = [256] * 4
 SOLVERS = {"mtkahypar": hypergraph.by_mtkahypar, "metis": hypergraph.by_metis}
 

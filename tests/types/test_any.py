@@ -21,7 +21,8 @@ RETURNED = {"an optimizer": DistributedMixin, "an event": Event, "a traffic": Tr
 #: Parameters, results and attributes that are `Any`, as patterns, and why.
 ALLOWED = {
     r"ringar\.layers\.\w+\.\w+:\*+(args|kwargs)": "Keras' layer decides what it takes",
-    r"ringar\.parallel\.Pipelined\.\w+:\*+(args|kwargs)": "Keras' model decides what it takes",
+    r"ringar\.parallel\.(Pipelined|SparseNet)\.\w+:\*+(args|kwargs)": "Keras' model decides "
+    "what it takes",
     r"ringar\.parallel\.Pipelined\.(evaluate|predict):return": "model and arguments decide it; "
     "with a union, each caller would have to tell its members apart",
     r"ringar\.predict:return": "as above",

@@ -20,6 +20,7 @@ MODULES = {
     "layers": "ringar/layers.py",
     "parallel": "ringar/parallel/__init__.py",
     "parallel.scan": "ringar/parallel/scan/__init__.py",
+    "parallel.sparse": "ringar/parallel/sparse/__init__.py",
     "threads": "ringar/job/threads.py",
 }
 

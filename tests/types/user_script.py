@@ -213,6 +213,16 @@ def cut(model: keras.Model) -> keras.Model:
     return pipelined
 
 
+def sparse_net() -> parallel.SparseNet:
+    sparse = parallel.sparse
+    layers = [*sparse.erdos_renyi([8, 8], 2), *sparse.radix_net([[2, 4]])]
+    layers += sparse.communities([8, 8], communities=2, connections=2)
+    placement: sparse.Partition = sparse.partition(layers, 2, "block")
+    net = parallel.SparseNet(layers, partition=placement)
+    net.save("net.npz")
+    return parallel.SparseNet.load("net.npz", partition="random")
+
+
 def on_gpu(array: cupy.ndarray) -> list[cupy.ndarray]:
     several = ringar.cupy.grouped_allreduce([ringar.cupy.allreduce(array)])
     several = ringar.cupy.grouped_reducescatter([ringar.cupy.reducescatter(several[0])])

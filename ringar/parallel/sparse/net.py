@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
 import numpy as np
@@ -163,6 +163,12 @@ class SparseNet(keras.Model):
 
     # What Keras calls ---------------------------------------------------------------------------
 
+    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        """Train as any Keras model. Arrays are shuffled alike on all ranks; datasets need a seed."""
+        if place.size() > 1:
+            tf.random.set_seed(self.grid.agree(int(np.random.randint(2**31))))
+        return super().fit(*args, **kwargs)
+
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """Return the outputs, (batch, outputs), on every rank. Collective over the model group."""
         self.build(inputs.shape)  # the kernels rely on it
@@ -291,11 +297,11 @@ class SparseNet(keras.Model):
             saved.compile(net, net._whole)
         return net
 
-    def save_weights(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
+    def save_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Refuse: a rank has a part of the weights; `save` writes them all."""
         self.get_config()
 
-    def load_weights(self, filepath: str | os.PathLike[str], **kwargs: object) -> None:
+    def load_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Refuse: a rank has a part of the weights; `load` reads them all."""
         self.get_config()
 

@@ -149,6 +149,15 @@ def test_evaluates_and_predicts(open_grid: OpenGrid) -> None:
     assert net.evaluate(x, y, verbose=0) == pytest.approx(np.mean((states - y) ** 2), rel=1e-5)
 
 
+def test_arrays_are_shuffled_alike(open_grid: OpenGrid) -> None:
+    """Whatever random numbers the ranks have drawn before; the callback compares the batches."""
+    net = nets.made(open_grid(ringar.size()), partition="block")
+    for _ in range(ringar.rank()):
+        tf.random.uniform([])
+    callbacks = [ringar.callbacks.Distributed()]
+    net.fit(*nets.examples(), batch_size=nets.BATCH, verbose=0, callbacks=callbacks)
+
+
 @pytest.mark.parametrize("dtype", ["float64", fast_if(False, "float32")])
 def test_of_random_nets_whose_ranks_may_have_no_neuron(open_grid: OpenGrid, dtype: str) -> None:
     """Layers of one and two neurons on up to four ranks."""

@@ -12,6 +12,7 @@ import numpy as np
 from ringar.collectives.digest import digest
 from ringar.keras.checks import require_equal
 from ringar.keras.together import on_every_rank
+from ringar.parallel.scan.computation import usable_threads
 from ringar.parallel.sparse.kernels import KERNELS
 from ringar.parallel.sparse.matrices import csr_layers
 from ringar.parallel.sparse.partition import METHODS, Partition
@@ -36,6 +37,7 @@ class Given:
     imbalance: float
     seed: int
     kernel: str
+    threads: int | None
     dtype: str
     parts: int
 
@@ -84,6 +86,7 @@ def _check(given: Given) -> Checked:
         if value not in allowed:
             texts = ", ".join(f'"{one}"' for one in allowed)
             raise ValueError(f"`{name}` must be one of {texts}. Received: {name}={value!r}")
+    usable_threads(given.threads)
     layers = csr_layers(given.layers, given.dtype)
     _check_partition(given, layers)
     return Checked(layers, _activations(given, len(layers)), _biases(given, layers))

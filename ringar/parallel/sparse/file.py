@@ -61,7 +61,7 @@ def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], overwrite
     if not overwrite and os.path.exists(path):
         raise FileExistsError(f"expected no file at {os.fspath(path)!r}; pass overwrite=True")
     with written_whole(path) as beside, open(beside, "wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:

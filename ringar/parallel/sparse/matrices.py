@@ -43,7 +43,7 @@ def csr_layers(layers: Sequence[sparray], dtype: str) -> list[csr_array]:
             without inputs or a weight that is not finite, or there is none.
     """
     sparse = scipy_sparse()
-    if isinstance(layers, np.ndarray) or sparse.issparse(layers) or not len(layers):
+    if not isinstance(layers, list | tuple) or not layers:
         raise ValueError(
             "`layers` must be a list of SciPy sparse matrices, at least one. "
             f"Received: {type(layers).__name__}"

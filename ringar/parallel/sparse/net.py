@@ -114,34 +114,40 @@ class SparseNet(keras.Model):
         self.grid = _grid(grid)
         given = checks.Given(
             layers, activation, last_activation, use_bias, biases, partition, imbalance, seed,
-            kernel, self.compute_dtype, self.grid.model,
+            kernel, threads, self.compute_dtype, self.grid.model,
         )  # fmt: skip
         net = checks.checked(given)
-        if isinstance(partition, str):
-            method = partition
-            partition = on_first_rank(
-                lambda: place_neurons(net.layers, self.grid.model, method, imbalance, seed),
-                "SparseNet",
-                "to place the neurons",
-            )
-        self.partition: Partition = partition
+        self.partition = self._placement(partition, net.layers, imbalance, seed)
         self.activations = net.activations
         self._label = self.grid.agree(self.name)
-        self._plans = plans(net.layers, partition, self.grid.part)
+        self._plans = plans(net.layers, self.partition, self.grid.part)
         self.words = [plan.words for plan in self._plans]
         threads = usable_threads(threads)
         self.rows = [
             self._rows(number, net.layers[number], net.biases[number], kernel, threads)
             for number in range(len(net.layers))
         ]
-        self._whole = Whole(net.layers, partition, self.rows, self.grid)
+        self._whole = Whole(net.layers, self.partition, self.rows, self.grid)
         with tf.init_scope():
             self._inputs = tf.constant(self._plans[0].inputs.astype(np.int32))
         self._width = net.layers[0].shape[1]
         self._outputs = net.layers[-1].shape[0]
-        self._join = Join(partition.owners[-1], self.grid, f"{self._label}/outputs")
+        self._join = Join(self.partition.owners[-1], self.grid, f"{self._label}/outputs")
         self.digest = Digest()
         self.built = True
+
+    def _placement(
+        self, partition: str | Partition, layers: list[csr_array], imbalance: float, seed: int
+    ) -> Partition:
+        """Return the placement of the neurons. Collective over all ranks: rank 0 partitions."""
+        if isinstance(partition, Partition):
+            return partition
+        made: Partition = on_first_rank(
+            lambda: place_neurons(layers, self.grid.model, partition, imbalance, seed),
+            "SparseNet",
+            "to place the neurons",
+        )
+        return made
 
     def _rows(
         self, number: int, layer: csr_array, bias: np.ndarray | None, kernel: str, threads: int
@@ -164,7 +170,7 @@ class SparseNet(keras.Model):
     # What Keras calls ---------------------------------------------------------------------------
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """Train as any Keras model. Arrays are shuffled alike on all ranks; datasets need a seed."""
+        """Train as any Keras model; arrays are shuffled alike on all ranks, datasets need a seed."""
         if place.size() > 1:
             tf.random.set_seed(self.grid.agree(int(np.random.randint(2**31))))
         return super().fit(*args, **kwargs)

@@ -58,8 +58,9 @@ def test_arguments(grid: Grid) -> None:
         ({"biases": [np.zeros(3)]}, "`biases` must have an array for each layer"),
         ({"threads": 0}, "`threads` must be None or an integer"),
     ):
+        chosen: dict[str, Any] = {"grid": grid, "partition": "block", **options}
         with pytest.raises(ValueError, match=message):
-            SparseNet(layers, **{"grid": grid, "partition": "block", **options})
+            SparseNet(layers, **chosen)
 
 
 def test_partitions() -> None:

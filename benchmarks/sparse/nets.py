@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-NAMES = ("communities", "communities, 10% outside", "RadiX-Net", "Erdős-Rényi")
+OUTSIDE = {"communities": 0.002, "communities, 10% outside": 0.1}
+"""Which fraction of the connections leave their community."""
+NAMES = (*OUTSIDE, "RadiX-Net", "Erdős-Rényi")
 METHODS = ("hypergraph", "block", "random")
 
 
@@ -25,8 +27,7 @@ def drawn(name: str, units: int, layers: int, connections: int) -> list[Any]:
         return sparse.erdos_renyi(sizes, connections, seed=1)
     if name == "RadiX-Net":
         return radix_net(units, layers, connections)
-    outside = 0.1 if "10%" in name else 0.01
-    return sparse.communities(sizes, 16, connections, outside, seed=1)
+    return sparse.communities(sizes, 16, connections, OUTSIDE[name], seed=1)
 
 
 def radix_net(units: int, layers: int, connections: int) -> list[Any]:

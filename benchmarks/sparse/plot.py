@@ -54,7 +54,7 @@ def _layers(axes: list[Any]) -> None:
 
 def _words(axes: Any, rows: list[dict[str, Any]]) -> None:
     """Draws the words of each net, of those of random placement."""
-    labels = [f"{row['net']},\n{row['ranks']} ranks" for row in rows]
+    labels = [f"{row['net'].replace(', ', chr(10))}, {row['ranks']} ranks" for row in rows]
     height = 0.27
     for index, method in enumerate(nets.METHODS):
         places = [number + (index - 1) * height for number in range(len(rows))]
@@ -81,10 +81,11 @@ def draw(data: dict[str, Any], path: str) -> None:
     """
     if not data["words"]:
         raise ValueError("expected the words of placements; received none: run --only words")
-    figure, axes = pyplot().subplots(1, 3, figsize=(12, 4.6), width_ratios=[1, 1, 1.25])
+    figure, axes = pyplot().subplots(
+        1, 3, figsize=(12, 4.2), width_ratios=[1, 1, 0.85], layout="constrained"
+    )
     _layers(list(axes))
     _words(axes[2], data["words"])
-    figure.tight_layout()
     save(figure, path)
 
 

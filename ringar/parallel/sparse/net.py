@@ -170,7 +170,7 @@ class SparseNet(keras.Model):
     # What Keras calls ---------------------------------------------------------------------------
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """Train as any Keras model; arrays are shuffled alike on all ranks, datasets need a seed."""
+        """Train as any Keras model. Arrays are shuffled alike on all ranks; seed your datasets."""
         if place.size() > 1:
             tf.random.set_seed(self.grid.agree(int(np.random.randint(2**31))))
         return super().fit(*args, **kwargs)
@@ -302,14 +302,6 @@ class SparseNet(keras.Model):
         if compile:
             saved.compile(net, net._whole)
         return net
-
-    def save_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Refuse: a rank has a part of the weights; `save` writes them all."""
-        self.get_config()
-
-    def load_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Refuse: a rank has a part of the weights; `load` reads them all."""
-        self.get_config()
 
 
 def _grid(grid: Grid | None) -> Grid:

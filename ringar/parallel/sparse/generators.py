@@ -130,10 +130,8 @@ def communities(
         community = np.empty(neurons, np.int64)
         for number, own in enumerate(after):
             community[own] = number
-        starts, sizes = (
-            offsets_of(np.array([len(own) for own in before])),
-            np.array([len(own) for own in before]),
-        )
+        sizes = np.array([len(own) for own in before])
+        starts = offsets_of(sizes)
         counts = np.full(neurons, connections)
         leaving = rng.binomial(connections, outside if communities > 1 else 0.0, neurons)
         # Inputs are drawn in the order of communities, in which each has a stretch.

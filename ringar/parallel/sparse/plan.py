@@ -109,7 +109,7 @@ def _plan(
     read = layer.indices[entries]
     nothing = np.zeros(parts, np.int64)
     if before is None:
-        inputs, own = np.unique(read).astype(np.int64), 0
+        inputs = np.unique(read).astype(np.int64)
         own = len(inputs)
         send, sent, received, words = np.zeros(0, np.int32), nothing, nothing, 0
     else:

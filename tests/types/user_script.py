@@ -214,10 +214,10 @@ def cut(model: keras.Model) -> keras.Model:
 
 
 def sparse_net() -> parallel.SparseNet:
-    sparse = parallel.sparse
-    layers = [*sparse.erdos_renyi([8, 8], 2), *sparse.radix_net([[2, 4]])]
-    layers += sparse.communities([8, 8], communities=2, connections=2)
-    placement: sparse.Partition = sparse.partition(layers, 2, "block")
+    layers = parallel.sparse.erdos_renyi([8, 8], 2)
+    layers += parallel.sparse.radix_net([[2, 4]])
+    layers += parallel.sparse.communities([8, 8], communities=2, connections=2)
+    placement: parallel.sparse.Partition = parallel.sparse.partition(layers, 2, "block")
     net = parallel.SparseNet(layers, partition=placement)
     net.save("net.npz")
     return parallel.SparseNet.load("net.npz", partition="random")

@@ -71,7 +71,8 @@ class DistributedListMixin:
             raise ValueError(
                 f"rank {or_all(self._process_set).rank()} | ModelCheckpoint: expected a model "
                 "whose layers are whole on every rank, received one with split layers; save "
-                "ringar.parallel.merge(model) after `fit`, and use BackupAndRestore during it"
+                "ringar.parallel.merge(model), or a SparseNet as it is, after `fit`, and use "
+                "BackupAndRestore during it"
             )
 
     def save_whole(self) -> None:

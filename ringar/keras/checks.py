@@ -20,6 +20,7 @@ from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.optimizer import is_distributed
 from ringar.keras.state import State
 from ringar.sharding import examples
+from ringar.sharding.cut import cut_of
 from ringar.sharding.lineage import check_outputs
 
 # The collectives of the checks, for their errors.
@@ -153,8 +154,17 @@ def _describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
         "reduces": any(map(is_distributed, share.optimizers_of(model))) or has_custom_step,
         "steps": params.get("steps"),
         "epochs": params.get("epochs"),
-        "weights": [f"{w.dtype}{list(w.shape)}" for w in model.weights],
+        "weights": [f"{w.dtype}{_shape(w)}" for w in model.weights],
     }
+
+
+def _shape(weight: keras.Variable) -> list[int | None]:
+    """Return the shape that a weight has on every rank: None where parts differ in size."""
+    shape: list[int | None] = list(weight.shape)
+    cut = cut_of(weight)
+    if cut is not None and not cut.even:
+        shape[cut.axis] = None
+    return shape
 
 
 def require_equal(values: Sequence[Any], what: str, remedy: str) -> None:

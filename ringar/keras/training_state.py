@@ -81,7 +81,9 @@ def restore(
     if rank >= len(captured):
         return
     variables = variables_of(model)
-    for key, value in [*captured[0], *(captured[rank] if rank else ())]:
+    # A part of a cut variable may have another shape here than on the first rank.
+    own = dict(captured[0]) | (dict(captured[rank]) if rank else {})
+    for key, value in own.items():
         variable = variables.get(key)
         if variable is not None and tuple(variable.shape) != value.shape:
             raise ValueError(

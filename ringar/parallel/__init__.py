@@ -11,3 +11,14 @@ from ringar.sharding.lineage import own
 
 __all__ = ["Grid", "Pipelined", "Wavefront", "merge", "own", "scan", "split"]
 __all__ = ["Grid", "Pipelined", "merge", "own", "scan", "scheduled", "split"]
+"""Models that are split over ranks, cut into modules or along edges, or trained by a scan."""
+
+# Importing the function `split` last hides the module of that name, ringar.parallel.split.
+from ringar.parallel import scan, sparse
+from ringar.parallel.conversion import merge, split
+from ringar.parallel.pipeline import Pipelined
+from ringar.parallel.sparse.net import SparseNet
+from ringar.sharding.grid import Grid
+from ringar.sharding.lineage import own
+
+__all__ = ["Grid", "Pipelined", "SparseNet", "merge", "own", "scan", "sparse", "split"]

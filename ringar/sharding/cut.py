@@ -26,10 +26,12 @@ class Cut:
     Attributes:
         axis: the axis along which the parts are joined.
         grid: the grid that has the parts.
+        even: whether all parts have the same size along the axis.
     """
 
     axis: int
     grid: Grid
+    even: bool = True
 
 
 def cut_of(variable: keras.Variable) -> Cut | None:

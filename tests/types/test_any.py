@@ -29,6 +29,8 @@ ALLOWED = {
     r"ringar\.layers\.\w+\.\w+:\*+(args|kwargs)": "Keras' layer decides what it takes",
     r"ringar\.parallel\.Pipelined\.\w+:\*+(args|kwargs)": "Keras' model decides what it takes",
     r"ringar\.parallel\.Wavefront\.\w+:\*+(args|kwargs)": "Keras' layer decides what it takes",
+    r"ringar\.parallel\.(Pipelined|SparseNet)\.\w+:\*+(args|kwargs)": "Keras' model decides "
+    "what it takes",
     r"ringar\.parallel\.Pipelined\.(evaluate|predict):return": "model and arguments decide it; "
     "with a union, each caller would have to tell its members apart",
     r"ringar\.predict:return": "as above",

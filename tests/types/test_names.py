@@ -23,6 +23,7 @@ MODULES = {
     "ray": "ringar/ray.py",
     "spark": "ringar/spark.py",
     "parallel.scheduled": "ringar/parallel/scheduled/__init__.py",
+    "parallel.sparse": "ringar/parallel/sparse/__init__.py",
     "threads": "ringar/job/threads.py",
 }
 

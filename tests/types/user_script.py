@@ -250,6 +250,14 @@ def plan() -> parallel.scheduled.History:
         return progress.round > 3 and progress.objective < 1.0
 
     return parallel.scheduled.run(Means(), 5, tolerance=1e-3, callbacks=[stop])
+def sparse_net() -> parallel.SparseNet:
+    layers = parallel.sparse.erdos_renyi([8, 8], 2)
+    layers += parallel.sparse.radix_net([[2, 4]])
+    layers += parallel.sparse.communities([8, 8], communities=2, connections=2)
+    placement: parallel.sparse.Partition = parallel.sparse.partition(layers, 2, "block")
+    net = parallel.SparseNet(layers, partition=placement)
+    net.save("net.npz")
+    return parallel.SparseNet.load("net.npz", partition="random")
 
 
 def on_gpu(array: cupy.ndarray) -> list[cupy.ndarray]:

@@ -209,6 +209,8 @@ __attribute__((constructor)) void register_all() {
   register_computation<gru_jacobians_computation>();
   register_computation<lstm_computation>();
   register_computation<lstm_gradient_computation>();
+  register_computation<sparse_multiply_computation>();
+  register_computation<sparse_gradient_computation>();
 }
 
 }  // namespace

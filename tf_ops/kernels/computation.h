@@ -1,8 +1,9 @@
 // What a rank computes alone: an op of TensorFlow and a target for XLA, from one definition.
 //
 // Such an op has any number of inputs and outputs. All are arrays of one dtype, float32 or float64,
-// apart from masks (uint8); an optional input that is absent has no elements. What is no array is
-// in one line of text, its options, as the spec of a collective is: "dtype=float32 levels=3 …".
+// apart from masks (uint8) and indices (int32); an optional input that is absent has no elements.
+// What is no array is in one line of text, its options, as the spec of a collective is:
+// "dtype=float32 levels=3 …".
 
 #pragma once
 
@@ -73,5 +74,7 @@ const Computation& gru_gradient_computation();
 const Computation& gru_jacobians_computation();
 const Computation& lstm_computation();
 const Computation& lstm_gradient_computation();
+const Computation& sparse_multiply_computation();
+const Computation& sparse_gradient_computation();
 
 }  // namespace ringar

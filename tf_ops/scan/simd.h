@@ -47,5 +47,18 @@ inline void store(T* to, V v) {
   memcpy(to, &v, sizeof v);
 }
 
+// The sum of the lanes.
+template <typename T, int kLanes>
+inline T total(Vector<T, kLanes> v) {
+  if constexpr (kLanes == 1) {
+    return v;
+  } else {
+    Vector<T, kLanes / 2> low, high;
+    memcpy(&low, &v, sizeof low);
+    memcpy(&high, reinterpret_cast<const char*>(&v) + sizeof low, sizeof high);
+    return total<T, kLanes / 2>(low + high);
+  }
+}
+
 }  // namespace
 }  // namespace ringar

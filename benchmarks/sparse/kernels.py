@@ -1,0 +1,57 @@
+"""The native kernels of a sparse layer beside SciPy's products, on one thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+UNITS, CONNECTIONS = 8192, 32
+BATCHES = (1, 8, 32, 64, 128)
+REPEATS = 5
+
+
+def rows() -> list[dict[str, Any]]:
+    """Returns the seconds of products and gradients of one layer for each size of the batch."""
+    from ringar.parallel import sparse
+    from ringar.parallel.sparse.kernels import Product
+    from ringar.parallel.sparse.plan import plans
+
+    layers = sparse.communities([UNITS] * 3, 16, CONNECTIONS, 0.01, seed=1)
+    plan = plans(layers, sparse.partition(layers, 1, "block"), 0)[1]
+    found = []
+    for batch in BATCHES:
+        row: dict[str, Any] = {"batch": batch, "nonzeros": len(plan.entries)}
+        for kernel in ("native", "scipy"):
+            product = Product(plan, True, kernel, 1)
+            row[kernel], row[f"{kernel} gradient"] = _seconds(product, plan, batch)
+        found.append(row)
+    return found
+
+
+def _seconds(product: Any, plan: Any, batch: int) -> tuple[float, float]:
+    import tensorflow as tf
+
+    rng = np.random.default_rng(0)
+    values, bias, own, upstream = (
+        tf.constant(rng.standard_normal(shape, np.float32))
+        for shape in (len(plan.entries), len(plan.neurons), (plan.own_inputs, batch),
+                      (len(plan.neurons), batch))
+    )  # fmt: skip
+    ghosts = tf.zeros([0, batch])
+    return (
+        _fastest(lambda: product(values, bias, own, ghosts)),
+        _fastest(lambda: product._gradients(values, upstream, own, ghosts)),
+    )
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    run()
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)

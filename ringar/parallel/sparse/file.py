@@ -1,0 +1,139 @@
+"""The file of a sparse net: an archive of NumPy arrays that knows no partition.
+
+For layer l it has `data_l`, `indices_l` and `indptr_l`, a SciPy CSR matrix [neurons, neurons of the
+layer before], and `bias_l`; `optimizer_i` for each variable of the optimizer; and `about`, a JSON
+text with the number of inputs, the activations, the dtype and Keras' config of `compile`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from ringar.keras.optimizer import DistributedOptimizer
+from ringar.keras.whole_file import written_whole
+from ringar.parallel.sparse.matrices import scipy_sparse
+from ringar.parallel.sparse.whole import Whole
+from ringar.sharding import slots
+from ringar.sharding.slots import inner_optimizer
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+    from ringar.parallel.sparse.net import SparseNet
+
+FORMAT = "ringar sparse net 1"
+
+
+def arrays_of(net: SparseNet, whole: Whole) -> dict[str, np.ndarray]:
+    """Return the arrays of a net's file, on every rank. Collective over the model group."""
+    matrices, biases = whole.matrices(), whole.biases()
+    about: dict[str, Any] = {
+        "format": FORMAT,
+        "inputs": matrices[0].shape[1],
+        "activations": net.activations,
+        "dtype": net.compute_dtype,
+        "compile": None,
+    }
+    arrays: dict[str, np.ndarray] = {}
+    for number, matrix in enumerate(matrices):
+        for name in ("data", "indices", "indptr"):
+            arrays[f"{name}_{number}"] = getattr(matrix, name)
+        if biases is not None:
+            arrays[f"bias_{number}"] = biases[number]
+    optimizer = getattr(net, "optimizer", None)
+    if optimizer is not None:
+        about["compile"] = net.get_compile_config()
+        for index, (slot, owner) in enumerate(_slots(optimizer)):
+            whole_slot = slot.numpy() if owner is None else whole.gathered(slot, owner)
+            arrays[f"optimizer_{index}"] = np.asarray(whole_slot)
+    arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    return arrays
+
+
+def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], overwrite: bool) -> None:
+    """Write a file."""
+    if not overwrite and os.path.exists(path):
+        raise FileExistsError(f"expected no file at {os.fspath(path)!r}; pass overwrite=True")
+    with written_whole(path) as beside, open(beside, "wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Read a file.
+
+    Raises:
+        ValueError: it is no file of a sparse net.
+    """
+    with open(path, "rb") as file:
+        content = io.BytesIO(file.read())
+    try:
+        with np.load(content, allow_pickle=False) as archive:
+            arrays = dict(archive)
+        known = json.loads(arrays["about"].tobytes())["format"] == FORMAT
+    except (ValueError, KeyError, OSError):
+        known = False
+    if not known:
+        raise ValueError(
+            f"`filepath` must be a file that SparseNet.save has written. Received: {path!r}"
+        )
+    return arrays
+
+
+class Saved:
+    """Hold the content of a file.
+
+    Args:
+        arrays: from `read`.
+    """
+
+    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        self._arrays = arrays
+        self._about = json.loads(arrays["about"].tobytes())
+        self.activations: list[str] = self._about["activations"]
+        self.dtype: str = self._about["dtype"]
+
+    @property
+    def biases(self) -> list[np.ndarray] | None:
+        """The biases of each layer; None if there are none."""
+        numbers = range(len(self.activations))
+        found = [self._arrays[f"bias_{n}"] for n in numbers if f"bias_{n}" in self._arrays]
+        return found or None
+
+    def layers(self) -> list[csr_array]:
+        """Return the weights."""
+        width, found = self._about["inputs"], []
+        for number in range(len(self.activations)):
+            arrays = [self._arrays[f"{name}_{number}"] for name in ("data", "indices", "indptr")]
+            shape = (len(arrays[2]) - 1, width)
+            found.append(scipy_sparse().csr_array(tuple(arrays), shape=shape))
+            width = shape[0]
+        return found
+
+    def compile(self, net: SparseNet, whole: Whole) -> None:
+        """Compile the net as it was, if it was, with the state of its optimizer."""
+        if self._about["compile"] is None:
+            return
+        net.compile_from_config(self._about["compile"])
+        optimizer = DistributedOptimizer(inner_optimizer(net.optimizer), grid=net.grid)
+        optimizer.build(net.trainable_variables)
+        for index, (slot, owner) in enumerate(_slots(net.optimizer)):
+            value = self._arrays.get(f"optimizer_{index}")
+            if value is not None:  # an optimizer that was not built had none
+                slot.assign(value if owner is None else whole.part(value, owner))
+
+
+def _slots(
+    optimizer: keras.optimizers.Optimizer,
+) -> list[tuple[keras.Variable, keras.Variable | None]]:
+    """Return the variables of an optimizer, and of its slots the variables that they belong to."""
+    pairs = zip(optimizer.variables, slots.owners(optimizer), strict=True)
+    return [
+        (slot, owner if owner is not None and owner.shape == slot.shape else None)
+        for slot, (owner, _) in pairs
+    ]

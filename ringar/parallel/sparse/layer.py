@@ -1,0 +1,71 @@
+"""A rank's part of a sparse layer: its weights and biases as cut variables, and its product."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ringar.parallel.sparse.exchange import Exchange
+from ringar.parallel.sparse.kernels import Product
+from ringar.parallel.sparse.plan import LayerPlan
+from ringar.sharding.cut import Cut, mark
+from ringar.sharding.grid import Grid
+
+
+class SparseRows(keras.layers.Layer):
+    """Compute the states of this rank's neurons of a sparse layer.
+
+    Args:
+        plan: this rank's part.
+        weights: its weights, in the order of the plan's entries.
+        bias: the biases of its neurons, or None.
+        activation: a function of each neuron's sum by itself.
+        exchange: brings the ghosts; None in the first layer, which has none.
+        kernel: "native" or "scipy".
+        threads: the threads of the native kernel.
+        grid: the grid whose model group has the parts.
+        name: the layer's name, the same on all ranks.
+        dtype: "float32" or "float64".
+    """
+
+    def __init__(
+        self,
+        plan: LayerPlan,
+        weights: np.ndarray,
+        bias: np.ndarray | None,
+        activation: str,
+        *,
+        exchange: Exchange | None,
+        kernel: str,
+        threads: int,
+        grid: Grid,
+        name: str,
+        dtype: str,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.supports_jit = False  # uneven messages are not compiled
+        self.plan, self.grid = plan, grid
+        self.activation = keras.activations.get(activation)
+        self._exchange = exchange
+        self._product = Product(plan, exchange is not None, kernel, threads)
+        self.values = self._part("values", weights)
+        self.bias = None if bias is None else self._part("bias", bias)
+        self.built = True
+
+    def _part(self, name: str, values: np.ndarray) -> keras.Variable:
+        """Make a variable that is this rank's part of one of the whole layer."""
+        variable = self.add_weight(shape=values.shape, initializer="zeros", name=name)
+        variable.assign(values)
+        mark(variable, Cut(0, self.grid, even=False))
+        return variable
+
+    def call(self, states: tf.Tensor) -> tf.Tensor:
+        """Return the states of this rank's neurons, given those of its inputs."""
+        if self._exchange is None:
+            ghosts = tf.zeros([0, tf.shape(states)[1]], states.dtype)
+        else:
+            ghosts = self._exchange(states)
+        values = tf.convert_to_tensor(self.values)
+        bias = None if self.bias is None else tf.convert_to_tensor(self.bias)
+        return self.activation(self._product(values, bias, states, ghosts))

@@ -1,0 +1,2 @@
+#define RINGAR_LEVEL baseline
+#include "sparse/sparse_kernels.inc"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -22,6 +22,8 @@ from ringar.parallel.pipeline.callback import aligned
 from ringar.parallel.pipeline.decoupling import Choice, Decoupling, Synthesizers
 from ringar.parallel.pipeline.metrics import Metrics
 from ringar.parallel.pipeline.module import Event, Module
+from ringar.parallel.pipeline.recording import Log
+from ringar.parallel.pipeline.replay import replay
 from ringar.parallel.pipeline.schedule import SYNTHETIC
 from ringar.parallel.pipeline.schedule import schedule as schedule_named
 from ringar.parallel.pipeline.synthetic import SyntheticModule
@@ -130,6 +132,7 @@ class Pipelined(keras.Model):
         self.grid = _grid(grid, modules)
         self.modules, self.module = self.grid.model, self.grid.part
         checks.check_options(microbatches, shrinking)
+        self._schedule_name = schedule
         self._schedule = schedule_named(schedule, self.module, self.modules, microbatches)
         self._shrinking = float(shrinking)
         graph = cut.Graph.of(model)
@@ -348,6 +351,53 @@ class Pipelined(keras.Model):
         recorded, work.events = work.events or [], [] if on else None
         return recorded
 
+    def record_messages(self, on: bool = True) -> list[Log]:
+        """Start or stop a log of the messages between modules, for `replay`.
+
+        Collective over all ranks: it drains the modules.
+
+        Returns:
+            The log of each module since the last start.
+
+        Raises:
+            ValueError: the schedule is not `"synthetic"`, or there are several model groups.
+        """
+        work = self._begun()
+        if not isinstance(work, SyntheticModule) or self.grid.data > 1:
+            raise ValueError(
+                'Messages are recorded with schedule="synthetic" and one model group. '
+                f"Received: schedule={self._schedule_name!r}, {self.grid.data} groups"
+            )
+        self.drain()
+        logs = allgather_object(work.log, name="messages", process_set=self.grid.model_set)
+        work.log = None
+        if on:
+            work.record(self.optimizer)
+        return logs if logs[0] is not None else []
+
+    def replay(self, logs: Sequence[Log], data: Iterable[Examples]) -> keras.Model:
+        """Repeat a recorded run in this process, without the other ranks.
+
+        Layers that draw random numbers, as Dropout does, draw others.
+
+        Args:
+            logs: the messages of all modules, from `record_messages`.
+            data: the batches of the run, in order, as `fit` takes them.
+
+        Returns:
+            The plain model with the weights that the modules had at the end of the run, bit for bit.
+        """
+        assert self._decoupled is not None
+        model = self._plain.make()
+        with self._plain.names(self._compiled_with):
+            model.compile_from_config(self.get_compile_config())
+        replay(
+            model, self.cuts, self._decoupled.plan, self._decoupled.seed, logs,
+            [self._reader.batch(batch) for batch in data],
+            ranks=self.grid.model_set, compiled=self._compiled,
+        )  # fmt: skip
+        return model
+
     # --------------------------------------------------------------------------------------------
 
     def _own_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -361,6 +411,7 @@ class Pipelined(keras.Model):
 
     def _prepare(self, compiled: Callable[[Any], Any]) -> None:
         """Prepare this rank's module for training."""
+        self._compiled = compiled
         self.optimizer.build(self.trainable_variables)
         ranks = self.grid.model_set
         is_last = self.module == self.modules - 1

@@ -22,12 +22,14 @@ class Log:
     """Hold the messages that one module has taken.
 
     Attributes:
-        begin: the weights at the beginning: of the module, of its synthesizers of gradients and of
-            inputs.
+        step: the first step.
+        begin: the variables at the beginning: of the module and its optimizer, and of its
+            synthesizers of gradients and of inputs and their optimizers.
         activations: those taken, with the step in which.
         gradients: those taken, with the step in which.
     """
 
+    step: int
     begin: list[Arrays]
     activations: list[tuple[int, Activation]] = dataclasses.field(default_factory=list)
     gradients: list[tuple[int, Gradient]] = dataclasses.field(default_factory=list)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 Specs = Sequence[tf.TensorSpec]
@@ -194,42 +193,40 @@ class Predictor:
         optimizer.build(model.trainable_variables)
         self._predict, self._learn = compiled(self._predicted), compiled(self._learned)
 
-    def predict(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    def predict(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return the predictions for a batch, in the dtypes of what is predicted."""
-        return list(self._predict(inputs, self._share(inputs)))
+        return list(self._predict(list(inputs)))
 
-    def learn(self, inputs: list[tf.Tensor], truth: Sequence[tf.Tensor]) -> tf.Tensor:
+    def learn(self, inputs: Sequence[tf.Tensor], truth: Sequence[tf.Tensor]) -> tf.Tensor:
         """Take a step towards the true tensors; return the squared error per example."""
-        return self._learn(inputs, list(truth), self._share(inputs))
+        return self._learn(list(inputs), list(truth))
 
-    def _share(self, inputs: list[tf.Tensor]) -> tf.Tensor:
-        return tf.constant(1.0 / inputs[0].shape[0] if self._is_mean else 1.0, tf.float32)
-
-    def _outputs(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        return keras.tree.flatten(self.model(inputs, training=True))
-
-    def _predicted(self, inputs: list[tf.Tensor], share: tf.Tensor) -> list[tf.Tensor]:
-        outputs = self._outputs(inputs)
+    def _predicted(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        share = self._share(inputs)
         return [
-            tf.cast(tf.cast(output, tf.float32) * share, dtype)
-            for output, dtype in zip(outputs, self._dtypes, strict=True)
+            tf.cast(output * share, dtype)
+            for output, dtype in zip(self._outputs(inputs), self._dtypes, strict=True)
         ]
 
-    def _learned(
-        self, inputs: list[tf.Tensor], truth: list[tf.Tensor], share: tf.Tensor
-    ) -> tf.Tensor:
-        rows = tf.cast(tf.shape(inputs[0])[0], tf.float32)
+    def _learned(self, inputs: list[tf.Tensor], truth: list[tf.Tensor]) -> tf.Tensor:
+        share = self._share(inputs)
         with tf.GradientTape() as tape:
             errors = [
-                tf.reduce_sum(
-                    (tf.cast(output, tf.float32) - tf.cast(true, tf.float32) / share) ** 2
-                )
+                tf.reduce_sum((output - tf.cast(true, tf.float32) / share) ** 2)
                 for output, true in zip(self._outputs(inputs), truth, strict=True)
             ]
-            loss = tf.add_n([*errors, *map(_float, self.model.losses)]) / rows
+            penalties = [tf.cast(loss, tf.float32) for loss in self.model.losses]
+            loss = tf.add_n(errors) / _rows(inputs) + sum(penalties)
         variables = self.model.trainable_variables
         self.optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
+
+    def _outputs(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        outputs = keras.tree.flatten(self.model(inputs, training=True))
+        return [tf.cast(output, tf.float32) for output in outputs]
+
+    def _share(self, inputs: list[tf.Tensor]) -> tf.Tensor:
+        return 1.0 / _rows(inputs) if self._is_mean else tf.constant(1.0)
 
 
 def check_model(model: Any, inputs: Specs, outputs: Specs, what: str) -> None:
@@ -306,10 +303,5 @@ def _known(dims: Sequence[int | None]) -> list[int]:
     return [int(dim) for dim in dims if dim is not None]
 
 
-def _float(loss: tf.Tensor) -> tf.Tensor:
-    return tf.cast(loss, tf.float32)
-
-
-def as_arrays(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
-    """Return tensors as NumPy arrays."""
-    return [np.asarray(tensor) for tensor in tensors]
+def _rows(inputs: list[tf.Tensor]) -> tf.Tensor:
+    return tf.cast(tf.shape(inputs[0])[0], tf.float32)

@@ -25,6 +25,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -82,7 +83,7 @@ class SyntheticModule(Module):
     Attributes:
         gradient: the synthesizer of gradients, or None.
         inputs: the synthesizer of inputs, or None.
-        log: the messages that the module takes are added to it; None to keep none.
+        log: the messages that the module has taken since `record`; None before.
     """
 
     def __init__(
@@ -127,8 +128,17 @@ class SyntheticModule(Module):
         """The number of batches for which no gradient has come."""
         return len(self._pending)
 
-    def replay(self, log: Log) -> None:
-        """Take the messages from a log from now on, and send none."""
+    def record(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Begin a log of the messages, with no batch in flight."""
+        found = [_values(held) for held in self._state(optimizer)]
+        self.log = Log(self._forward_count, found)
+
+    def replay(self, log: Log, optimizer: keras.optimizers.Optimizer) -> None:
+        """Take state and messages from a log from now on, and send none."""
+        for held, values in zip(self._state(optimizer), log.begin, strict=True):
+            for variable, value in zip(held, values, strict=True):
+                variable.assign(value)
+        self._forward_count = log.step
         self._replayed = Replayed(log)
         self._above = None if self._next is None else self._replayed.above
         self._below = None if self._previous is None else self._replayed.below
@@ -175,6 +185,12 @@ class SyntheticModule(Module):
         if self._boxes is not None and self._messages.are_current:
             self._boxes.close()
         self._boxes = self._above = self._below = None
+
+    def _state(self, optimizer: keras.optimizers.Optimizer) -> list[list[keras.Variable]]:
+        """Return the variables that steps change."""
+        predictors = [one for one in (self.gradient, self.inputs) if one is not None]
+        pairs = [(self.network.model, optimizer), *((p.model, p.optimizer) for p in predictors)]
+        return [list(one.variables) for pair in pairs for one in pair]
 
     def _open(self) -> Messages:
         return super()._open() if self._ranks is not None else Messages([])
@@ -348,6 +364,10 @@ class SyntheticModule(Module):
         if found:
             self._penalty = found[-1].penalty
         return [[tf.convert_to_tensor(a) for a in activation.tensors] for activation in found]
+
+
+def _values(variables: list[keras.Variable]) -> list[np.ndarray]:
+    return [np.array(variable) for variable in variables]
 
 
 def _gradients(part: _Pass, sources: list[Any], upstream: list[tf.Tensor] | None) -> list[Any]:

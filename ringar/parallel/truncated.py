@@ -4,8 +4,8 @@ Jaderberg et al. (ICML 2017), section 2.1 and figure 3: a sequence is cut into s
 Plain truncation takes the gradient of everything after a stretch to be zero. Here a synthesizer
 predicts it from the states h at the end of the stretch:
 
-    gradient of the stretch from t to t+T   d loss(t..t+T) / d theta + (dh_(t+T) / d theta)^T M(h_(t+T))
-    target of M at its begin                d loss(t..t+T) / d h_t   + (dh_(t+T) / d h_t)^T M(h_(t+T))
+    gradient of a stretch    d loss(t..t+T) / d theta + (dh_(t+T) / d theta)^T M(h_(t+T))
+    target of M at its begin d loss(t..t+T) / d h_t   + (dh_(t+T) / d h_t)^T M(h_(t+T))
 
 The target is bootstrapped, as those between the modules of a pipeline are: it knows T steps of the
 future, and through M(h_(t+T)) what M knows of the rest. So dependencies longer than T are learned.
@@ -93,12 +93,13 @@ class SyntheticBPTT(keras.Model):
             raise ValueError("`layers` must have a recurrent layer. Received: none")
         self.head, self.stretch, self.batch_size = head, stretch, batch_size
         self._sizes = [_state_sizes(layer) for layer in self.rnns]
+        self._dims = [size for sizes in self._sizes for size in sizes]
         self._wanted, self._wanted_optimizer = synthesizer, synthesizer_optimizer
         self._predictor: Predictor | None = None
         self._carried = [
             self.add_weight(shape=(batch_size, size), trainable=False, initializer="zeros",
                             name=f"carried_{i}")
-            for i, size in enumerate(sum(self._sizes, [])) if batch_size is not None
+            for i, size in enumerate(self._dims) if batch_size is not None
         ]  # fmt: skip
 
     @property
@@ -126,7 +127,7 @@ class SyntheticBPTT(keras.Model):
     def make_train_function(self, force: bool = False) -> Callable[..., Any]:
         """Make the synthesizer before the function that trains."""
         if self._predictor is None and self._wanted != ZERO:
-            specs = [tf.TensorSpec([None, size], tf.float32) for size in sum(self._sizes, [])]
+            specs = [tf.TensorSpec([None, size], tf.float32) for size in self._dims]
             made: Any = Synthesizer() if self._wanted is None else self._wanted
             if not isinstance(made, keras.Model):
                 made = made(list(specs), list(specs))
@@ -216,7 +217,7 @@ class SyntheticBPTT(keras.Model):
         return self.head(x), last
 
     def _zeros(self, x: Any) -> list[Any]:
-        return [tf.zeros([tf.shape(x)[0], size]) for size in sum(self._sizes, [])]
+        return [tf.zeros([tf.shape(x)[0], size]) for size in self._dims]
 
 
 def _with_states(layer: keras.layers.Layer) -> keras.layers.Layer:

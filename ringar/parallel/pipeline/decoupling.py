@@ -132,8 +132,8 @@ class Synthesizers:
             for spec in self.received:
                 if not spec.dtype.is_floating:
                     raise ValueError(
-                        "`synthetic_inputs` needs floating tensors at the cuts, since whole numbers "
-                        f"cannot be predicted. Received: {spec.dtype.name} before module {module}"
+                        "`synthetic_inputs` needs floating tensors at the cuts, since whole "
+                        f"numbers cannot be predicted. Received: {spec.dtype.name} before module {module}"
                     )
             given: Any = plan.synthetic_inputs
             if given is True:

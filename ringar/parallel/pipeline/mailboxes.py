@@ -38,7 +38,7 @@ _TAKEN, _DRAINED, _HEADERS = 0, 1, 2  # records
 _SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between looks; in between, an eighth of the wait
 _LOOK_AFTER_PEER = 0.2  # seconds
 _REPORT = 256
-"""The room for metrics in a message, in numbers. A longer report stays behind until the epoch ends."""
+"""The room for metrics in a message, in numbers. More of them wait for the end of the epoch."""
 
 Arrays = list[np.ndarray]
 
@@ -258,13 +258,12 @@ class Above:
         """
         found: list[Gradient] = []
         while self._drained < self._sent:
-            at, header = self._cut.gradient(self._drained)
-            record = self._boxes.read(self._me, header)
-            if record[0] != self._drained + 1:
+            if not self._has_come():
                 if self._drained > through:
                     break
-                self._boxes.wait(lambda: self._has_come(header), self._peer, "send a gradient")
-                continue
+                self._boxes.wait(self._has_come, self._peer, "send a gradient")
+            at, header = self._cut.gradient(self._drained)
+            record = self._boxes.read(self._me, header)
             found.append(self._read(at, *map(int, record[1:4])))
             self._drained += 1
             self._boxes.write(self._me, _DRAINED, [self._drained])
@@ -276,7 +275,8 @@ class Above:
         raw = boxes.data.get(self._me, at + layout.rest, 4 * length)
         return Gradient(self._drained, tensors, raw.view(np.float32))
 
-    def _has_come(self, header: int) -> bool:
+    def _has_come(self) -> bool:
+        _, header = self._cut.gradient(self._drained)
         return int(self._boxes.read(self._me, header)[0]) == self._drained + 1
 
     def _room(self, number: int) -> bool:
@@ -306,13 +306,12 @@ class Below:
         found: list[Activation] = []
         boxes, peer = self._boxes, self._peer
         while self._taken <= last:
-            at, header = self._cut.activation(self._taken)
-            record = boxes.read(peer, header)
-            if record[0] != self._taken + 1:
+            if not self._has_come():
                 if self._taken > through:
                     break
-                boxes.wait(lambda: self._has_come(header), peer, "send activations", meanwhile)
-                continue
+                boxes.wait(self._has_come, peer, "send activations", meanwhile)
+            at, header = self._cut.activation(self._taken)
+            record = boxes.read(peer, header)
             tensors = self._cut.activations.read(boxes.data, peer, at, int(record[1]))
             found.append(Activation(self._taken, tensors, float(record[2:3].view(np.float64)[0])))
             self._taken += 1
@@ -344,7 +343,8 @@ class Below:
             boxes.data.put(peer, numbers.view(np.uint8), at + layout.rest)
         boxes.write(peer, header, [number + 1, rows, int(tensors is not None), numbers.size])
 
-    def _has_come(self, header: int) -> bool:
+    def _has_come(self) -> bool:
+        _, header = self._cut.activation(self._taken)
         return int(self._boxes.read(self._peer, header)[0]) == self._taken + 1
 
     def _room(self, number: int) -> bool:

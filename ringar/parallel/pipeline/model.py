@@ -77,8 +77,8 @@ class Pipelined(keras.Model):
         update_probability: the probability that a module updates in a step.
         synthetic_inputs: whether a module goes on from predicted activations: True, or as
             `synthesizer`, for nets that see the inputs of the model.
-        bp_lambda: BP(lambda): 0 to learn from the gradient that the module above has made of its own
-            synthetic one, 1 to learn from the true one, or between.
+        bp_lambda: BP(lambda): 0 to learn from the gradient that the module above has made of its
+            own synthetic one, 1 to learn from the true one, or between.
         ahead: the number of batches without a gradient after which a module waits for one.
         synthesizer_optimizer: the optimizer of synthesizers; each gets a copy.
         name: the name of the model.
@@ -385,7 +385,7 @@ class Pipelined(keras.Model):
             data: the batches of the run, in order, as `fit` takes them.
 
         Returns:
-            The plain model with the weights that the modules had at the end of the run, bit for bit.
+            The plain model with the weights of the modules at the end of the run, bit for bit.
         """
         assert self._decoupled is not None
         model = self._plain.make()
@@ -489,7 +489,7 @@ def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size
 def _decoupled(
     schedule: str, plan: Decoupling, graph: cut.Graph, network: cut.Network, grid: Grid
 ) -> Synthesizers | None:
-    """Return the synthesizers of this module, for the schedule with them. Collective over all ranks.
+    """Return the synthesizers of this module; None for other schedules. Collective.
 
     Raises:
         ValueError: on every rank, if an argument or a synthesizer of one does not fit.

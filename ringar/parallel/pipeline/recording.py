@@ -1,7 +1,7 @@
 """The messages that a decoupled module has taken, and mailboxes that give them out again.
 
-A module's weights follow from its batches, its first weights and the messages that it has taken, and
-when: gradients that come a step later teach its synthesizer a step later.
+The weights of a module follow from its batches, its first weights and the messages that it has
+taken, and when: gradients that come a step later teach its synthesizer a step later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A decoupled run again, in one process: every module takes the messages that it took in the run."""
+"""A decoupled run again, in one process: each module takes the messages that it took in the run."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ layers = keras.layers
 
 @dataclasses.dataclass(frozen=True)
 class Synthesizer:
-    """Build synthesizers as in the paper: hidden layers with batch normalization, then a linear one.
+    """Build synthesizers as in the paper: normalized hidden layers, then a linear layer.
 
     For activations without spatial dimensions the layers are dense. For maps they are convolutions
     that keep the size, and labels become constant channels. The last layer begins with zeros, so

@@ -1,7 +1,7 @@
 """Modules that do not wait for gradients: decoupled neural interfaces.
 
-Jaderberg et al., "Decoupled neural interfaces using synthetic gradients" (ICML 2017). Module k sends
-its activations h_k forward and updates its weights at once, with a synthetic gradient:
+Jaderberg et al., "Decoupled neural interfaces using synthetic gradients" (ICML 2017). Module k
+sends its activations h_k forward and updates its weights at once, with a synthetic gradient:
 
     s_k      = M_k(h_k[, y])                      the synthetic gradient; true in the last module
     theta_k <- theta_k - alpha * (dh_k/dtheta_k)^T s_k
@@ -9,13 +9,14 @@ its activations h_k forward and updates its weights at once, with a synthetic gr
     M_k      learns from g_k by the loss |M_k(h_k[, y]) - g_k|^2, when g_k comes
 
 With lambda = 0 the module above sends g_k in the same step, as soon as it has s_(k+1). It is
-bootstrapped: built on a prediction, except at the top. With lambda = 1 it is the true gradient at the
-weights that the batch has met, after the way through all modules. BP(lambda) mixes both, as TD(lambda)
-mixes returns; the module above then keeps the batch until its own gradient has come, and goes back
-through it a second time.
+bootstrapped: built on a prediction, except at the top. With lambda = 1 it is the true gradient at
+the weights that the batch has met, after the way through all modules. BP(lambda) mixes both, as
+TD(lambda) mixes returns; the module above then keeps the batch until its own gradient has come, and
+goes back through it a second time.
 
-A module waits for activations from below (but not with synthetic inputs I_k(x), which learn from the
-activations that come later), and for nothing from above, until `ahead` batches have no gradient.
+A module waits for activations from below (but not with synthetic inputs I_k(x), which learn from
+the activations that come later), and for nothing from above, until `ahead` batches have no
+gradient.
 """
 
 from __future__ import annotations

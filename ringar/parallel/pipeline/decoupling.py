@@ -26,6 +26,10 @@ Choice: TypeAlias = "str | keras.Model | Sequence[keras.Model] | Builder"
 """A synthesizer, one per cut, or what makes one."""
 
 
+_KINDS = "a Keras model, one per cut, or a function that makes one"
+_WORDS = f'"{TRUE}" or "{ZERO}"'
+
+
 @dataclasses.dataclass(frozen=True)
 class Decoupling:
     """Hold the arguments of `schedule="synthetic"`, which `Pipelined` describes."""
@@ -40,26 +44,16 @@ class Decoupling:
 
     def check(self) -> None:
         """Raise a ValueError for an argument out of range."""
-        for name, value, least, most in (
-            ("update_probability", self.update_probability, 0, 1),
-            ("bp_lambda", self.bp_lambda, 0, 1),
+        for name, fits, expected in (
+            ("update_probability", 0 < self.update_probability <= 1, "above 0 and at most 1"),
+            ("bp_lambda", 0 <= self.bp_lambda <= 1, "from 0 to 1"),
+            ("ahead", isinstance(self.ahead, int) and self.ahead > 0, "a positive whole number"),
+            ("synthesizer", _is_choice(self.synthesizer, (TRUE, ZERO)), f"{_KINDS}, {_WORDS}"),
+            ("synthetic_inputs", _is_choice(self.synthetic_inputs, ()), f"True, {_KINDS}"),
         ):
-            if not least <= value <= most or (name == "update_probability" and value == 0):
+            if not fits:
                 raise ValueError(
-                    f"`{name}` must be {'above' if name[0] == 'u' else 'at least'} {least} and at "
-                    f"most {most}. Received: {name}={value!r}"
-                )
-        if not (isinstance(self.ahead, int) and self.ahead >= 1):
-            raise ValueError(
-                f"`ahead` must be a positive whole number. Received: ahead={self.ahead!r}"
-            )
-        for name in ("synthesizer", "synthetic_inputs"):
-            value = getattr(self, name)
-            words = (TRUE, ZERO) if name == "synthesizer" else ()
-            if isinstance(value, str) and value not in words:
-                raise ValueError(
-                    f"`{name}` must be a Keras model, several, or a function that makes one"
-                    f"{' (or true, zero)' if words else ''}. Received: {name}={value!r}"
+                    f"`{name}` must be {expected}. Received: {name}={getattr(self, name)!r}"
                 )
 
     def refuse_if_given(self, schedule: str) -> None:
@@ -132,8 +126,8 @@ class Synthesizers:
             for spec in self.received:
                 if not spec.dtype.is_floating:
                     raise ValueError(
-                        "`synthetic_inputs` needs floating tensors at the cuts, since whole "
-                        f"numbers cannot be predicted. Received: {spec.dtype.name} before module {module}"
+                        "`synthetic_inputs` needs floating tensors at the cuts: whole numbers "
+                        f"cannot be predicted. Received: {spec.dtype.name} at cut {module - 1}"
                     )
             given: Any = plan.synthetic_inputs
             if given is True:
@@ -142,6 +136,11 @@ class Synthesizers:
                 given = given.for_inputs
             seen = [tf.TensorSpec(t.shape, t.dtype) for t in graph.model.inputs]
             self.inputs = _made(given, seen, self.received, module - 1, modules, "before")
+
+    def check_labels(self, y: Any) -> None:
+        """Raise a ValueError for targets that conditioned synthesizers cannot see."""
+        if self.labels is not None:
+            self.labels(y)
 
     def predictors(
         self, compiled: Callable[[Any], Any]
@@ -161,6 +160,12 @@ class Synthesizers:
         return gradient, inputs
 
 
+def _is_choice(value: Any, words: tuple[str, ...]) -> bool:
+    if isinstance(value, str):
+        return value in words
+    return value is None or isinstance(value, bool | list | tuple) or callable(value)
+
+
 def _made(
     given: Any,
     inputs: Sequence[tf.TensorSpec],
@@ -177,11 +182,6 @@ def _made(
             )
         given = given[cut]
     if not isinstance(given, keras.Model):
-        if not callable(given):
-            raise ValueError(
-                "A synthesizer must be a Keras model or a function that makes one. "
-                f"Received: {given!r}"
-            )
         given = given(list(inputs), list(outputs))
     check_model(given, inputs, outputs, f"{side} cut {cut}")
     return given

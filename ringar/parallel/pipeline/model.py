@@ -163,6 +163,16 @@ class Pipelined(keras.Model):
         """The number of batches between their forward and their backward pass in this module."""
         return 0 if self._work is None else self._work.in_flight
 
+    @property
+    def synthesizer(self) -> keras.Model | None:
+        """The synthesizer of gradients for this module; None without one."""
+        return None if self._decoupled is None else self._decoupled.gradient
+
+    @property
+    def input_synthesizer(self) -> keras.Model | None:
+        """The synthesizer of this module's inputs; None without one."""
+        return None if self._decoupled is None else self._decoupled.inputs
+
     # What Keras calls ---------------------------------------------------------------------------
 
     def compile(
@@ -259,6 +269,8 @@ class Pipelined(keras.Model):
         if not self._first_is_compared:
             self._first_is_compared = True
             check_same(batch, self.grid.model_set)
+            if self._decoupled is not None:
+                self._decoupled.check_labels(batch.y)
         work = self._begun()
         self._update(work.step(batch))
         return self._metrics_of_all.logs(work.report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -108,7 +108,7 @@ def _train_decoupled(
             outputs.append(h)
             given.append(tf.constant(h.numpy()))
         synthetic = [
-            m([h, *labels]) / rows for m, h in zip(nets, outputs[:-1], strict=True)
+            _first(m([h, *labels])) / rows for m, h in zip(nets, outputs[:-1], strict=True)
         ]  # fmt: skip
         came: Any = None
         for k in reversed(range(modules)):
@@ -136,13 +136,12 @@ def _back(
     return tape.gradient([output, penalty], sources, output_gradients=[upstream, ones])
 
 
+def _first(outputs: Any) -> Any:
+    return keras.tree.flatten(outputs)[0]
+
+
 def _learn(model: keras.Model, optimizer: Any, seen: Any, target: Any) -> None:
     with tf.GradientTape() as tape:
-        error = tf.reduce_mean(tf.reduce_sum((model(seen)[0] - target) ** 2, -1))
+        error = tf.reduce_mean(tf.reduce_sum((_first(model(seen)) - target) ** 2, -1))
     variables = model.trainable_variables
     optimizer.apply(tape.gradient(error, variables), variables)
-
-
-def once(make: Callable[[], Any]) -> Any:
-    """Return what rank 0 makes, on all ranks."""
-    return one_process.compute(make)

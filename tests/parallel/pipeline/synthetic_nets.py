@@ -94,7 +94,7 @@ def _train_decoupled(
     nets = [synthesizer(seen, [hidden]) for _ in parts[1:]]
     learners = [sgd() for _ in nets]
     for x, y in data:
-        rows, labels = len(x), [np.eye(CLASSES, dtype=np.float32)[y]] if conditioned else []
+        rows, labels = len(x), [tf.one_hot(y, CLASSES)] if conditioned else []
         given, outputs, tapes = [tf.constant(x)], [], []
         for part in parts:
             with tf.GradientTape(persistent=True) as tape:

@@ -76,9 +76,8 @@ class SyntheticBPTT(keras.Model):
         batch_size: int | None = None,
         synthesizer_optimizer: str | keras.optimizers.Optimizer = "adam",
         name: str | None = None,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(name=name, **kwargs)
+        super().__init__(name=name)
         if not (isinstance(stretch, int) and stretch > 0):
             raise ValueError(
                 f"`stretch` must be a positive whole number. Received: stretch={stretch!r}"
@@ -124,7 +123,7 @@ class SyntheticBPTT(keras.Model):
             self.head.build(shape)
         self.built = True
 
-    def make_train_function(self, force: bool = False) -> Callable[..., Any]:
+    def make_train_function(self, force: bool = False) -> Callable[..., object]:
         """Make the synthesizer before the function that trains."""
         if self._predictor is None and self._wanted != ZERO:
             specs = [tf.TensorSpec([None, size], tf.float32) for size in self._dims]
@@ -134,7 +133,7 @@ class SyntheticBPTT(keras.Model):
             check_model(made, specs, specs, "at the end of a stretch")
             optimizer = copy_of(self._wanted_optimizer)
             self._predictor = Predictor(made, optimizer, specs, is_mean=True)
-        made_function: Callable[..., Any] = super().make_train_function(force)
+        made_function: Callable[..., object] = super().make_train_function(force)
         return made_function
 
     def call(
@@ -166,11 +165,10 @@ class SyntheticBPTT(keras.Model):
         logs: dict[str, object] = self.compute_metrics(x, y, tf.concat(outputs, 1), weight)
         return logs
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the arguments, without the synthesizer."""
         pack = keras.saving.serialize_keras_object
         return {
-            **super().get_config(),
             "layers": [pack(layer) for layer in self.rnns],
             "head": pack(self.head),
             "stretch": self.stretch,
@@ -179,11 +177,14 @@ class SyntheticBPTT(keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> SyntheticBPTT:
+    def from_config(
+        cls, config: Mapping[str, object], custom_objects: Mapping[str, object] | None = None
+    ) -> SyntheticBPTT:
         """Return a model of these arguments, with a default synthesizer."""
-        unpack = keras.saving.deserialize_keras_object
-        layers = [unpack(layer) for layer in config["layers"]]
-        return cls(**{**config, "layers": layers, "head": unpack(config["head"])})
+        arguments: dict[str, Any] = dict(config)
+        for name in ("layers", "head"):
+            arguments[name] = keras.saving.deserialize_keras_object(config[name], custom_objects)
+        return cls(**arguments)
 
     # --------------------------------------------------------------------------------------------
 

@@ -208,6 +208,10 @@ def cut(model: keras.Model) -> keras.Model:
     )
     pipelined = parallel.Pipelined(model, modules=2)
     pipelined.compile("adam", "mse")
+    linear = parallel.Synthesizer(hidden_layers=0)
+    pipelined = parallel.Pipelined(model, schedule="synthetic", synthesizer=linear)
+    print(pipelined.replay(pipelined.record_messages(), []))
+    parallel.SyntheticBPTT([layers.ScanGRU(4)], linear.for_inputs([], []), stretch=3)
     print(whole, parallel.own, parallel.merge, parallel.split)
     print(parallel.scan.Sequential([whole]), parallel.scan.scan, parallel.scan.scan_across)
     return pipelined

@@ -19,7 +19,7 @@ SEQUENCES, STEPS, FEATURES = 4, 6, 2
 layers = keras.layers
 
 
-class Told(layers.Layer):
+class Told(keras.layers.Layer):
     """A synthesizer's only layer, which returns what it was told, and never learns."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]]) -> None:

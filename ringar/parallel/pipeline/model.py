@@ -385,7 +385,7 @@ class Pipelined(keras.Model):
         work.log = None
         if on:
             work.record(self.optimizer)
-        return logs if logs[0] is not None else []
+        return [log for log in logs if log is not None]
 
     def replay(self, logs: Sequence[Log], data: Iterable[Examples]) -> keras.Model:
         """Repeat a recorded run in this process, without the other ranks.

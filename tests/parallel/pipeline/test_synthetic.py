@@ -154,6 +154,7 @@ def test_synthetic_inputs(open_grid: OpenGrid, size: int, ahead: int) -> None:
     whole = model.whole()
     if model.module > 0:
         true = keras.Model(whole.inputs, whole.layers[model.module - 1].output)(x)
+        assert model.input_synthesizer is not None
         (predicted,) = keras.tree.flatten(model.input_synthesizer([x]))
         error = np.mean((predicted - true) ** 2) / np.var(true)
         assert error < 0.25, error
@@ -184,6 +185,7 @@ def test_a_run_is_replayed_in_one_process(
     for mine, its in zip(weights, whole, strict=True):
         np.testing.assert_array_equal(mine, its)
     first = next(one for _, one in logs[0].gradients if one.tensors is not None)
+    assert first.tensors is not None
     first.tensors[0][:] += 1.0  # another message: other weights
     others = one_process.compute(lambda: model.replay(logs, data * 2).get_weights())
     assert any((a != b).any() for a, b in zip(others, whole, strict=True))

@@ -77,4 +77,4 @@ def test_synthesizers() -> None:
         ({"kernel_size": 2.5}, "`kernel_size` must be a whole number"),
     ):
         with pytest.raises(ValueError, match=message):
-            Synthesizer(**options)  # type: ignore[arg-type]
+            Synthesizer(**options)

@@ -56,7 +56,7 @@ class Synthesizer:
     ```
     """
 
-    hidden_layers: int = 2
+    hidden_layers: int = 1
     units: int | None = None
     filters: int | None = None
     kernel_size: int = 5

@@ -16,6 +16,7 @@ from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets as images
 from tests.parallel.pipeline import synthetic_nets as nets
 from tests.plugin import fast_if
+from tests.plugin.fixtures import restart
 
 pytestmark = [pytest.mark.usefixtures("initialized")]
 
@@ -219,6 +220,29 @@ def test_maps_cross_the_cuts(open_grid: OpenGrid, size: int) -> None:
         model.predict(data[0][0]), whole.predict(data[0][0], verbose=0), atol=TOLERANCE
     )
     assert (model.synthesizer is None) == (model.module == size - 1)
+
+
+@pytest.mark.ranks(2)
+def test_other_dtypes_and_a_restart(open_grid: OpenGrid) -> None:
+    """Whole numbers and bfloat16 cross the cut; after a restart the mailboxes are opened anew."""
+    words = keras.Input((6,), dtype="int32")
+    known = keras.ops.cast(keras.ops.not_equal(words, 0), "int32")
+    x = keras.layers.Embedding(9, 8, dtype="mixed_bfloat16", name="inner")(words)
+    x = x * keras.ops.cast(keras.ops.expand_dims(known, -1), "bfloat16")
+    x = keras.ops.sum(keras.ops.cast(x, "float32"), axis=1)
+    net = keras.Model(words, keras.layers.Dense(3, name="logits")(x))
+    random = np.random.default_rng(0)
+    data = random.integers(0, 9, (24, 6)), random.integers(0, 3, 24)
+    model = Pipelined(net, schedule="synthetic", cuts=["inner"], grid=open_grid(2),
+                      synthesizer=Synthesizer(0), ahead=2, conditioned=True)  # fmt: skip
+    model.compile("adam", nets.loss(), run_eagerly=True)
+    first = model.fit(*data, batch_size=8, epochs=3, verbose=0).history["loss"]
+    restart()
+    assert model.in_flight <= 2
+    second = model.fit(*data, batch_size=8, epochs=3, verbose=0).history["loss"]
+    assert second[-1] < first[0]
+    model.drain()
+    assert model.in_flight == 0
 
 
 @pytest.mark.ranks(1)

@@ -21,6 +21,7 @@ def draw(data: dict[str, Any], path: str) -> None:
         means = [100 * sum(values) / len(values) for values in curves]
         color, line = STYLES.get(row["way"], (None, "-"))
         left.plot(range(1, len(means) + 1), means, line, color=color, label=row["way"], lw=1.5)
+    left.xaxis.get_major_locator().set_params(integer=True)
     left.set_xlabel("epochs")
     left.set_ylabel("accuracy on other images, %")
     left.legend(frameon=False, fontsize=8, loc="lower right")
@@ -29,6 +30,10 @@ def draw(data: dict[str, Any], path: str) -> None:
             right.plot(ends, range(1, len(ends) + 1), line, color=color,
                        label=f"{row['way']}, rank {rank}")  # fmt: skip
         right.axvspan(0, row["seconds"], color="0.93", zorder=0)
+    seconds = max((row["seconds"] for row in data["stops"]), default=1.0)
+    right.set_xlim(-0.5 * seconds, 2.5 * seconds)
+    seen = [sum(end < 2.5 * seconds for end in row["ends"][0]) for row in data["stops"]]
+    right.set_ylim(0, 1.1 * max(seen, default=1))
     right.set_xlabel("seconds; rank 1 is stopped in the gray part")
     right.set_ylabel("steps done")
     right.legend(frameon=False, fontsize=8)

@@ -24,7 +24,7 @@ def accuracy(np: int, *options: str) -> tuple[float, str]:
 
 def test_two_ranks_learn_the_digits() -> None:
     percent, line = accuracy(2, "--slow-rank", "--epochs", "10")
-    assert percent >= 93
+    assert percent >= 90
     ahead = re.search(r"up to (\d+) batches ahead", line)
     assert ahead is not None
     assert int(ahead[1]) >= 3, "rank 0 goes on while the last one sleeps"

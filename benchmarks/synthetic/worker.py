@@ -64,7 +64,7 @@ def modules(options: dict[str, Any]) -> Any:
     way, ranks = options["way"], options["ranks"]
     arguments: dict[str, Any] = {"schedule": "delayed"}
     if way in WAYS:
-        ahead = STOP_STEPS if options["stop"] else 16
+        ahead = STOP_STEPS if options["stop"] else 4
         arguments = {"schedule": "synthetic", "ahead": ahead, **WAYS[way]}
     model = ringar.parallel.Pipelined(net(options["seed"]), cuts=CUTS[ranks], **arguments)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

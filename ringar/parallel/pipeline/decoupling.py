@@ -39,7 +39,7 @@ class Decoupling:
     update_probability: float = 1.0
     synthetic_inputs: bool | Choice = False
     bp_lambda: float = 0.0
-    ahead: int = 16
+    ahead: int = 4
     optimizer: str | keras.optimizers.Optimizer = "adam"
 
     def check(self) -> None:

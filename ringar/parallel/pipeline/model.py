@@ -120,7 +120,7 @@ class Pipelined(keras.Model):
         update_probability: float = 1.0,
         synthetic_inputs: bool | Choice = False,
         bp_lambda: float = 0.0,
-        ahead: int = 16,
+        ahead: int = 4,
         synthesizer_optimizer: str | keras.optimizers.Optimizer = "adam",
         name: str | None = None,
     ) -> None:

@@ -22,3 +22,9 @@ from ringar.sharding.grid import Grid
 from ringar.sharding.lineage import own
 
 __all__ = ["Grid", "Pipelined", "SparseNet", "merge", "own", "scan", "sparse", "split"]
+from ringar.parallel.pipeline import Pipelined, Synthesizer
+from ringar.parallel.truncated import SyntheticBPTT
+from ringar.sharding.grid import Grid
+from ringar.sharding.lineage import own
+
+__all__ = ["Grid", "Pipelined", "SyntheticBPTT", "Synthesizer", "merge", "own", "scan", "split"]

@@ -9,6 +9,11 @@ A batch goes forward from module to module, and its gradient backward:
     balance.py   the cuts with which all modules take equally long
     batch.py     the data of one step
     messages.py  tensors of several dtypes in one message
+    synthetic.py      a module that does not wait for gradients: decoupled neural interfaces
+    decoupling.py     the arguments for such modules
+    synthesizers.py   the nets that predict gradients and activations
+    mailboxes.py      the messages between such modules, in windows
+    recording.py, replay.py   these messages again, in one process
     metrics.py   the loss and the metrics, computed in the last module, shared with all ranks
     state.py     the state of the plain model, from the modules, and back
     callback.py  the callbacks that keep the ranks together during `fit`
@@ -16,5 +21,6 @@ A batch goes forward from module to module, and its gradient backward:
 """
 
 from ringar.parallel.pipeline.model import Pipelined
+from ringar.parallel.pipeline.synthesizers import Synthesizer
 
-__all__ = ["Pipelined"]
+__all__ = ["Pipelined", "Synthesizer"]

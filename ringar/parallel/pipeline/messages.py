@@ -30,6 +30,7 @@ class Messages:
     """Send and receive messages with a tag of their own, from now until `ringar.shutdown`.
 
     All ranks of the job make their `Messages` in the same order: the n-th ones belong together.
+    Those without other ranks are not counted.
     What nobody has received when they are garbage is forgotten.
 
     Args:
@@ -42,6 +43,9 @@ class Messages:
     def __init__(self, ranks: Sequence[int]) -> None:
         global _last
         self._session = place.require("messages of a pipelined model")
+        self._tag = Reserved(0)
+        if not ranks:  # one rank may then make them by itself
+            return
         number = 1 + (_last[1] if _last[0] is self._session else 0)
         if number > RESERVED_TAGS:
             raise errors.UnsupportedError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
@@ -14,13 +14,19 @@ import tensorflow as tf
 from ringar.collectives import allgather_object, broadcast_object
 from ringar.collectives.dtypes import Arrays, Examples
 from ringar.job import place
+from ringar.keras.checks import require_equal
 from ringar.keras.optimizer import DistributedOptimizer
 from ringar.parallel.pipeline import balance, checks, cut, state
 from ringar.parallel.pipeline.batch import Batch, Reader, check_same
 from ringar.parallel.pipeline.callback import aligned
+from ringar.parallel.pipeline.decoupling import Choice, Decoupling, Synthesizers
 from ringar.parallel.pipeline.metrics import Metrics
 from ringar.parallel.pipeline.module import Event, Module
+from ringar.parallel.pipeline.recording import Log
+from ringar.parallel.pipeline.replay import replay
+from ringar.parallel.pipeline.schedule import SYNTHETIC
 from ringar.parallel.pipeline.schedule import schedule as schedule_named
+from ringar.parallel.pipeline.synthetic import SyntheticModule
 from ringar.sharding import grid as grids
 from ringar.sharding.grid import Grid
 
@@ -53,7 +59,8 @@ class Pipelined(keras.Model):
             not copied. If it is compiled, so is the result, with the state of its optimizer.
         modules: the number of modules; by default `grid.model`, or the number of ranks.
         schedule: `"delayed"`, with gradients as many steps old as modules follow; `"decoupled"`,
-            twice as old, for modules that never wait; `"microbatch"`, exact.
+            twice as old, for modules that never wait; `"microbatch"`, exact; `"synthetic"`, with
+            gradients that a synthesizer predicts (docs/synthetic.md).
         cuts: the names of the layers after which to cut, one less than modules; by default rank 0
             times each layer to find balanced cuts.
         grid: a grid with `grid.model` equal to `modules`; by default the current or a new one.
@@ -61,6 +68,19 @@ class Pipelined(keras.Model):
         shrinking: multiplies the gradients that cross a cut, at most 1. Zhuang et al. (2019) found
             that 0.8 or 0.9 helps with stale gradients.
         batch_size: the batch size for the timing of layers.
+        synthesizer: with `"synthetic"`, what predicts the gradients at the cuts: a function that
+            makes a Keras model from the `tf.TensorSpec`s of its inputs (the activations, and the
+            labels if `conditioned`) and of its outputs, such as `ringar.parallel.Synthesizer`, the
+            default; a Keras model; or a list of models, one per cut. `"true"` waits for the true
+            gradient, `"zero"` cuts gradients off: both to compare with.
+        conditioned: whether synthesizers see the labels, too.
+        update_probability: the probability that a module updates in a step.
+        synthetic_inputs: whether a module goes on from predicted activations: True, or as
+            `synthesizer`, for nets that see the inputs of the model.
+        bp_lambda: BP(lambda): 0 to learn from the gradient that the module above has made of its
+            own synthetic one, 1 to learn from the true one, or between.
+        ahead: the number of batches without a gradient after which a module waits for one.
+        synthesizer_optimizer: the optimizer of synthesizers; each gets a copy.
         name: the name of the model.
 
     Attributes:
@@ -72,8 +92,8 @@ class Pipelined(keras.Model):
 
     Raises:
         NotInitializedError: before `ringar.init()`.
-        ValueError: the model cannot be cut there (the error names the layer that prevents it), or
-            an argument is out of range.
+        ValueError: the model cannot be cut there (the error names the layer that prevents it), an
+            argument is out of range, or a synthesizer does not fit; then on every rank.
 
     Example:
     ```python
@@ -95,12 +115,24 @@ class Pipelined(keras.Model):
         microbatches: int = 4,
         shrinking: float = 1.0,
         batch_size: int = 32,
+        synthesizer: Choice | None = None,
+        conditioned: bool = False,
+        update_probability: float = 1.0,
+        synthetic_inputs: bool | Choice = False,
+        bp_lambda: float = 0.0,
+        ahead: int = 4,
+        synthesizer_optimizer: str | keras.optimizers.Optimizer = "adam",
         name: str | None = None,
     ) -> None:
         super().__init__(name=name or f"{model.name}_pipelined")
+        plan = Decoupling(
+            synthesizer, conditioned, update_probability, synthetic_inputs, bp_lambda, ahead,
+            synthesizer_optimizer,
+        )  # fmt: skip
         self.grid = _grid(grid, modules)
         self.modules, self.module = self.grid.model, self.grid.part
         checks.check_options(microbatches, shrinking)
+        self._schedule_name = schedule
         self._schedule = schedule_named(schedule, self.module, self.modules, microbatches)
         self._shrinking = float(shrinking)
         graph = cut.Graph.of(model)
@@ -113,6 +145,7 @@ class Pipelined(keras.Model):
         self.output_names = list(graph.model.output_names)
         self._reader = Reader(graph.model)
         self._plain = state.Plain(model)
+        self._decoupled = _decoupled(schedule, plan, graph, self._network, self.grid)
         self._work: Module | None = None
         self._stops = self.stop_requested = False
         self._first_is_compared = False
@@ -129,6 +162,16 @@ class Pipelined(keras.Model):
     def in_flight(self) -> int:
         """The number of batches between their forward and their backward pass in this module."""
         return 0 if self._work is None else self._work.in_flight
+
+    @property
+    def synthesizer(self) -> keras.Model | None:
+        """The synthesizer of gradients for this module; None without one."""
+        return None if self._decoupled is None else self._decoupled.gradient
+
+    @property
+    def input_synthesizer(self) -> keras.Model | None:
+        """The synthesizer of this module's inputs; None without one."""
+        return None if self._decoupled is None else self._decoupled.inputs
 
     # What Keras calls ---------------------------------------------------------------------------
 
@@ -226,6 +269,8 @@ class Pipelined(keras.Model):
         if not self._first_is_compared:
             self._first_is_compared = True
             check_same(batch, self.grid.model_set)
+            if self._decoupled is not None:
+                self._decoupled.check_labels(batch.y)
         work = self._begun()
         self._update(work.step(batch))
         return self._metrics_of_all.logs(work.report)
@@ -318,6 +363,53 @@ class Pipelined(keras.Model):
         recorded, work.events = work.events or [], [] if on else None
         return recorded
 
+    def record_messages(self, on: bool = True) -> list[Log]:
+        """Start or stop a log of the messages between modules, for `replay`.
+
+        Collective over all ranks: it drains the modules.
+
+        Returns:
+            The log of each module since the last start.
+
+        Raises:
+            ValueError: the schedule is not `"synthetic"`, or there are several model groups.
+        """
+        work = self._begun()
+        if not isinstance(work, SyntheticModule) or self.grid.data > 1:
+            raise ValueError(
+                'Messages are recorded with schedule="synthetic" and one model group. '
+                f"Received: schedule={self._schedule_name!r}, {self.grid.data} groups"
+            )
+        self.drain()
+        logs = allgather_object(work.log, name="messages", process_set=self.grid.model_set)
+        work.log = None
+        if on:
+            work.record(self.optimizer)
+        return [log for log in logs if log is not None]
+
+    def replay(self, logs: Sequence[Log], data: Iterable[Examples]) -> keras.Model:
+        """Repeat a recorded run in this process, without the other ranks.
+
+        Layers that draw random numbers, as Dropout does, draw others.
+
+        Args:
+            logs: the messages of all modules, from `record_messages`.
+            data: the batches of the run, in order, as `fit` takes them.
+
+        Returns:
+            The plain model with the weights of the modules at the end of the run, bit for bit.
+        """
+        assert self._decoupled is not None
+        model = self._plain.make()
+        with self._plain.names(self._compiled_with):
+            model.compile_from_config(self.get_compile_config())
+        replay(
+            model, self.cuts, self._decoupled.plan, self._decoupled.seed, logs,
+            [self._reader.batch(batch) for batch in data],
+            ranks=self.grid.model_set, compiled=self._compiled,
+        )  # fmt: skip
+        return model
+
     # --------------------------------------------------------------------------------------------
 
     def _own_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -331,19 +423,33 @@ class Pipelined(keras.Model):
 
     def _prepare(self, compiled: Callable[[Any], Any]) -> None:
         """Prepare this rank's module for training."""
+        self._compiled = compiled
         self.optimizer.build(self.trainable_variables)
         ranks = self.grid.model_set
         is_last = self.module == self.modules - 1
         self._metrics_of_all = Metrics(self, ranks, is_last)
-        self._work = Module(
-            self._network,
-            self._schedule,
-            before=None if self.module == 0 else ranks.ranks[self.module - 1],
-            after=None if is_last else ranks.ranks[self.module + 1],
-            metrics=self._metrics_of_all,
-            shrinking=self._shrinking,
-            compiled=compiled,
-        )
+        if self._work is not None:
+            self._work.close()
+        if self._decoupled is not None:
+            self._work = SyntheticModule(
+                self._network,
+                self._decoupled,
+                ranks=ranks,
+                module=self.module,
+                metrics=self._metrics_of_all,
+                shrinking=self._shrinking,
+                compiled=compiled,
+            )
+        else:
+            self._work = Module(
+                self._network,
+                self._schedule,
+                before=None if self.module == 0 else ranks.ranks[self.module - 1],
+                after=None if is_last else ranks.ranks[self.module + 1],
+                metrics=self._metrics_of_all,
+                shrinking=self._shrinking,
+                compiled=compiled,
+            )
         self._apply = compiled(
             lambda gradients: self.optimizer.apply(gradients, self.trainable_variables)
         )
@@ -390,6 +496,37 @@ def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size
     if isinstance(found, ValueError):
         raise found
     return list(found)
+
+
+def _decoupled(
+    schedule: str, plan: Decoupling, graph: cut.Graph, network: cut.Network, grid: Grid
+) -> Synthesizers | None:
+    """Return the synthesizers of this module; None for other schedules. Collective.
+
+    Raises:
+        ValueError: on every rank, if an argument or a synthesizer of one does not fit.
+    """
+    if schedule != SYNTHETIC:
+        plan.refuse_if_given(schedule)
+        return None
+    failure, made = None, None
+    try:
+        made = Synthesizers(plan, graph, network, grid.part, grid.model)
+    except ValueError as error:
+        failure = str(error)
+    own = (failure, plan.describe(), int(np.random.randint(2**31)))
+    ranks = allgather_object(own, name="synthesizers")
+    for rank, (message, _, _) in enumerate(ranks):
+        if message is not None:
+            raise ValueError(f"rank {rank} | {message}")
+    require_equal(
+        [described for _, described, _ in ranks],
+        'arguments of schedule="synthetic"',
+        "Build the same model on all ranks.",
+    )
+    assert made is not None
+    made.seed = ranks[0][2]
+    return made
 
 
 def _compiler(run_eagerly: bool, jit_compile: bool) -> Callable[[Any], Any]:

@@ -38,7 +38,7 @@ class Event:
     """Record one action of a module.
 
     Attributes:
-        what: "forward", "backward", or "wait" for a message.
+        what: "forward", "backward", "learn" (a synthesizer), or "wait" for a message.
         batch: the number of the batch, from 0.
         begin: the begin, in seconds of `time.monotonic`.
         end: the end, in seconds of `time.monotonic`.
@@ -131,6 +131,9 @@ class Module:
         if not self._messages.are_current:
             self._messages = self._open()
             self._in_flight.clear()
+
+    def close(self) -> None:
+        """Free what the ranks hold together. Collective over the model group."""
 
     def _open(self) -> Messages:
         return Messages([r for r in (self._previous, self._next) if r is not None])

@@ -30,7 +30,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-SCHEDULES = ("delayed", "decoupled", "microbatch")
+SYNTHETIC = "synthetic"
+SCHEDULES = ("delayed", "decoupled", "microbatch", SYNTHETIC)
 
 
 class Action(enum.Enum):
@@ -82,4 +83,6 @@ def schedule(name: str, module: int, modules: int, microbatches: int = 1) -> Sch
     following = modules - 1 - module
     if name == "microbatch":
         return Schedule(following, 0, microbatches)
+    if name == SYNTHETIC:
+        return Schedule(following, 0)
     return Schedule(following, 1 if name == "delayed" else 2)

@@ -1,0 +1,196 @@
+"""The arguments of `schedule="synthetic"`, and the synthesizers that they ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from ringar.parallel.pipeline.cut import Graph, Network
+from ringar.parallel.pipeline.synthesizers import (
+    Builder,
+    Labels,
+    Predictor,
+    Synthesizer,
+    check_model,
+    copy_of,
+)
+
+TRUE, ZERO = "true", "zero"
+"""In place of a synthesizer: the true gradient, which is waited for, and none at all."""
+
+Choice: TypeAlias = "str | keras.Model | Sequence[keras.Model] | Builder"
+"""A synthesizer, one per cut, or what makes one."""
+
+
+_KINDS = "a Keras model, one per cut, or a function that makes one"
+_WORDS = f'"{TRUE}" or "{ZERO}"'
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoupling:
+    """Hold the arguments of `schedule="synthetic"`, which `Pipelined` describes."""
+
+    synthesizer: Choice | None = None
+    conditioned: bool = False
+    update_probability: float = 1.0
+    synthetic_inputs: bool | Choice = False
+    bp_lambda: float = 0.0
+    ahead: int = 4
+    optimizer: str | keras.optimizers.Optimizer = "adam"
+
+    def check(self) -> None:
+        """Raise a ValueError for an argument out of range."""
+        for name, fits, expected in (
+            ("update_probability", 0 < self.update_probability <= 1, "above 0 and at most 1"),
+            ("bp_lambda", 0 <= self.bp_lambda <= 1, "from 0 to 1"),
+            ("ahead", isinstance(self.ahead, int) and self.ahead > 0, "a positive whole number"),
+            ("synthesizer", _is_choice(self.synthesizer, (TRUE, ZERO)), f"{_KINDS}, {_WORDS}"),
+            ("synthetic_inputs", _is_choice(self.synthetic_inputs, ()), f"True, {_KINDS}"),
+        ):
+            if not fits:
+                raise ValueError(
+                    f"`{name}` must be {expected}. Received: {name}={getattr(self, name)!r}"
+                )
+
+    def refuse_if_given(self, schedule: str) -> None:
+        """Raise a ValueError if an argument was given for another schedule."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not field.default and value != field.default:
+                name = "synthesizer_optimizer" if field.name == "optimizer" else field.name
+                raise ValueError(
+                    f'`{name}` is for schedule="synthetic" only. '
+                    f"Received: {name}={value!r} with schedule={schedule!r}"
+                )
+
+    @property
+    def kind(self) -> str:
+        """`"true"`, `"zero"`, or `"synthetic"`."""
+        return self.synthesizer if isinstance(self.synthesizer, str) else "synthetic"
+
+    def describe(self) -> dict[str, Any]:
+        """Return what all ranks must have in common."""
+        return {
+            "synthesizer": _described(self.synthesizer),
+            "conditioned": self.conditioned,
+            "update_probability": self.update_probability,
+            "synthetic_inputs": _described(self.synthetic_inputs),
+            "bp_lambda": self.bp_lambda,
+            "ahead": self.ahead,
+        }
+
+
+class Synthesizers:
+    """Make the synthesizers of one module.
+
+    Args:
+        plan: the arguments.
+        graph: the graph of the whole model.
+        network: the network of the module.
+        module: the module, counted from 0.
+        modules: the number of modules.
+
+    Attributes:
+        labels: the labels as conditioned synthesizers see them; None for others.
+        gradient: the synthesizer of the gradients from above; None in the last module, or where a
+            word stands in place of a synthesizer.
+        inputs: the synthesizer of the activations from below; None without synthetic inputs.
+        plan: the arguments.
+        modules: the number of modules.
+        seed: for the draws of sparse updates, equal on all ranks.
+
+    Raises:
+        ValueError: a synthesizer does not fit.
+    """
+
+    def __init__(
+        self, plan: Decoupling, graph: Graph, network: Network, module: int, modules: int
+    ) -> None:
+        self.plan, self.modules, self.seed = plan, modules, 0
+        plan.check()
+        outputs = [tf.TensorSpec(t.shape, t.dtype) for t in graph.model.outputs]
+        self.labels = Labels(outputs) if plan.conditioned else None
+        self.gradient: keras.Model | None = None
+        self.inputs: keras.Model | None = None
+        self.sent = [spec for spec in network.sends if spec.dtype.is_floating]
+        self.received = network.receives
+        if module < modules - 1 and plan.kind == "synthetic":
+            seen = [*self.sent, *(self.labels.specs if self.labels else ())]
+            make = plan.synthesizer if plan.synthesizer is not None else Synthesizer()
+            self.gradient = _made(make, seen, self.sent, module, modules, "after")
+        if module > 0 and plan.synthetic_inputs:
+            for spec in self.received:
+                if not spec.dtype.is_floating:
+                    raise ValueError(
+                        "`synthetic_inputs` needs floating tensors at the cuts: whole numbers "
+                        f"cannot be predicted. Received: {spec.dtype.name} at cut {module - 1}"
+                    )
+            given: Any = plan.synthetic_inputs
+            if given is True:
+                given = Synthesizer().for_inputs
+            elif isinstance(given, Synthesizer):
+                given = given.for_inputs
+            seen = [tf.TensorSpec(t.shape, t.dtype) for t in graph.model.inputs]
+            self.inputs = _made(given, seen, self.received, module - 1, modules, "before")
+
+    def check_labels(self, y: Any) -> None:
+        """Raise a ValueError for targets that conditioned synthesizers cannot see."""
+        if self.labels is not None:
+            self.labels(y)
+
+    def predictors(
+        self, compiled: Callable[[Any], Any]
+    ) -> tuple[Predictor | None, Predictor | None]:
+        """Return the synthesizers in use: of gradients and of inputs."""
+        gradient = inputs = None
+        if self.gradient is not None:
+            optimizer = copy_of(self.plan.optimizer)
+            gradient = Predictor(
+                self.gradient, optimizer, self.sent, is_mean=True, compiled=compiled
+            )
+        if self.inputs is not None:
+            optimizer = copy_of(self.plan.optimizer)
+            inputs = Predictor(
+                self.inputs, optimizer, self.received, is_mean=False, compiled=compiled
+            )
+        return gradient, inputs
+
+
+def _is_choice(value: Any, words: tuple[str, ...]) -> bool:
+    if isinstance(value, str):
+        return value in words
+    return value is None or isinstance(value, bool | list | tuple) or callable(value)
+
+
+def _made(
+    given: Any,
+    inputs: Sequence[tf.TensorSpec],
+    outputs: Sequence[tf.TensorSpec],
+    cut: int,
+    modules: int,
+    side: str,
+) -> keras.Model:
+    if isinstance(given, list | tuple):
+        if len(given) != modules - 1:
+            raise ValueError(
+                f"There must be a synthesizer for each of {modules - 1} cuts. "
+                f"Received: {len(given)}"
+            )
+        given = given[cut]
+    if not isinstance(given, keras.Model):
+        given = given(list(inputs), list(outputs))
+    check_model(given, inputs, outputs, f"{side} cut {cut}")
+    return given
+
+
+def _described(value: Any) -> Any:
+    """Return what can be compared between ranks: not the functions and models themselves."""
+    if value is None or isinstance(value, str | bool | Synthesizer):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return [_described(one) for one in value]
+    return f"a {'model' if isinstance(value, keras.Model) else 'function'}"

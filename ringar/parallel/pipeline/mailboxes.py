@@ -1,0 +1,356 @@
+"""The mailboxes of the cuts between modules that do not wait for each other.
+
+The mailbox of a cut lies in the memory of the lower module, the one before the cut:
+
+    data      activations 0 | ... | activations A-1 | gradients 0 | ... | gradients A-1
+    control   taken | drained | header of each slot of activations | header of each of gradients
+
+Message n has slot n mod A of its direction, with A = `ahead`. A header holds the number of its
+message, counted from 1, and is written after the data. `taken` counts the activations that the
+upper module has read, `drained` the gradients that the lower one has read. A slot is written again
+when its last message has been read.
+
+The lower module touches only its own memory. So it goes on while the upper module is slow, stopped
+or far away, until `ahead` batches have no gradient yet. The upper module comes to fetch activations
+and to bring gradients. Headers and counts are a chunk of the window each, seen whole or not at all.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from ringar.collectives import Window
+from ringar.collectives.call import Call
+from ringar.errors import DeadlineError
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet
+
+_RECORD = 8  # numbers
+_RECORD_BYTES = 8 * _RECORD
+_ALIGNMENT = 64
+_TAKEN, _DRAINED, _HEADERS = 0, 1, 2  # records
+_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between looks; in between, an eighth of the wait
+_LOOK_AFTER_PEER = 0.2  # seconds
+_REPORT = 256
+"""The room for metrics in a message, in numbers. More of them wait for the end of the epoch."""
+
+Arrays = list[np.ndarray]
+
+
+class Activation(NamedTuple):
+    """Hold what a module has sent forward for one batch.
+
+    Attributes:
+        number: the number of the batch, from 0.
+        tensors: the tensors that cross the cut.
+        penalty: the sum of the penalties of the modules so far.
+    """
+
+    number: int
+    tensors: Arrays
+    penalty: float
+
+
+class Gradient(NamedTuple):
+    """Hold what a module has sent back for one batch.
+
+    Attributes:
+        number: the number of the batch, from 0.
+        tensors: the gradients of the floating tensors that cross the cut; None if the module has
+            made no update with this batch.
+        report: the latest metrics of the last module that the sender knows; may be empty.
+    """
+
+    number: int
+    tensors: Arrays | None
+    report: np.ndarray
+
+
+class Layout:
+    """Know where the tensors of a message lie in a slot.
+
+    Args:
+        specs: the tensors, of known size per example.
+        rows: the largest number of examples.
+        room: further bytes, behind the tensors.
+    """
+
+    def __init__(self, specs: Sequence[tf.TensorSpec], rows: int, room: int = 0) -> None:
+        self.specs = list(specs)
+        sizes = [_aligned(rows * math.prod(s.shape[1:]) * s.dtype.size) for s in self.specs]
+        ends = np.cumsum([0, *sizes])
+        self.begins, self.rest = [int(end) for end in ends[:-1]], int(ends[-1])
+        self.bytes = self.rest + _aligned(room)
+
+    def write(self, window: Window, rank: int, at: int, tensors: Sequence[Any], rows: int) -> None:
+        """Write the tensors of a message.
+
+        Raises:
+            ValueError: a tensor does not have the expected shape.
+        """
+        for begin, spec, tensor in zip(self.begins, self.specs, tensors, strict=True):
+            array = np.ascontiguousarray(tensor)
+            if array.shape != (rows, *spec.shape[1:]):
+                raise ValueError(
+                    "A tensor that crosses a cut must have a row per example with "
+                    f'schedule="synthetic". Expected {(rows, *spec.shape[1:])}, received '
+                    f"{array.shape}. Cut the model elsewhere (`cuts`)."
+                )
+            if array.size:
+                window.put(rank, array.reshape(-1).view(np.uint8), at + begin)
+
+    def read(self, window: Window, rank: int, at: int, rows: int) -> Arrays:
+        """Return the tensors of a message."""
+        found = []
+        for begin, spec in zip(self.begins, self.specs, strict=True):
+            shape = (rows, *spec.shape[1:])
+            raw = window.get(rank, at + begin, math.prod(shape) * spec.dtype.size)
+            found.append(raw.view(spec.dtype.as_numpy_dtype).reshape(shape))
+        return found
+
+
+class Mailboxes:
+    """Open the mailboxes of all cuts of a model. Collective over the model group.
+
+    Args:
+        ranks: the ranks of the model group, in the order of the modules.
+        sends: the tensors that cross the cut after this rank's module; empty in the last one.
+        receives: those that cross the cut before it.
+        rows: the largest number of examples of a batch.
+        ahead: the number of batches that may be without a gradient.
+    """
+
+    def __init__(
+        self,
+        ranks: ProcessSet,
+        sends: Sequence[tf.TensorSpec],
+        receives: Sequence[tf.TensorSpec],
+        rows: int,
+        ahead: int,
+    ) -> None:
+        self.rows, self.ahead, self.module = rows, ahead, ranks.rank()
+        self._deadline = place.require("a pipelined model").deadline
+        above, below = _Cut(sends, rows, ahead), _Cut(receives, rows, ahead)
+        is_last = self.module == ranks.size() - 1
+        self.data = Window(0 if is_last else above.bytes, "uint8", ranks, name="pipeline/data")
+        self.control = Window(
+            _RECORD * (_HEADERS + 2 * ahead), "int64", ranks, name="pipeline/control",
+            chunk_bytes=_RECORD_BYTES,
+        )  # fmt: skip
+        self.above = None if is_last else Above(self, above)
+        self.below = None if self.module == 0 else Below(self, below)
+
+    def close(self) -> None:
+        """Close the windows. Collective over the model group."""
+        self.data.close()
+        self.control.close()
+
+    def read(self, module: int, record: int) -> np.ndarray:
+        """Read a record of the mailbox in a module's memory."""
+        return self.control.get(module, record * _RECORD, _RECORD)
+
+    def write(self, module: int, record: int, numbers: Sequence[int]) -> None:
+        """Write the beginning of a record."""
+        self.control.put(module, np.array(numbers, np.int64), record * _RECORD)
+
+    def wait(
+        self,
+        ready: Callable[[], bool],
+        peer: int,
+        what: str,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """Wait for another module.
+
+        Args:
+            ready: tells whether the wait is over.
+            peer: the module that is waited for.
+            what: what is expected of it, in the error.
+            meanwhile: is called again and again.
+
+        Raises:
+            DeadlineError: it did not come in time.
+            PeerLostError: its rank died or left.
+        """
+        begin = looked = time.monotonic()
+        while not ready():
+            if meanwhile is not None:
+                meanwhile()
+            now = time.monotonic()
+            if now - looked > _LOOK_AFTER_PEER:
+                self.read(peer, _TAKEN)
+                looked = now
+            if now - begin > self._deadline:
+                raise DeadlineError(
+                    Call("window", name="pipeline").refusal(
+                        f"module {peer} to {what} within {self._deadline:g} s",
+                        "nothing",
+                        "If it is only slow, raise the deadline (ringar.init(deadline=...), "
+                        "RINGAR_DEADLINE or ringarrun --deadline).",
+                    )
+                )
+            time.sleep(min(max((now - begin) / 8, _SHORTEST), _LONGEST))
+
+
+class _Cut:
+    """Know where the messages of a cut lie."""
+
+    def __init__(self, specs: Sequence[tf.TensorSpec], rows: int, ahead: int) -> None:
+        self.activations = Layout(specs, rows)
+        floating = [spec for spec in specs if spec.dtype.is_floating]
+        self.gradients = Layout(floating, rows, 4 * _REPORT)
+        self._ahead = ahead
+        self.bytes = ahead * (self.activations.bytes + self.gradients.bytes)
+
+    def activation(self, number: int) -> tuple[int, int]:
+        """Return the first byte of an activation's slot, and the record of its header."""
+        slot = number % self._ahead
+        return slot * self.activations.bytes, _HEADERS + slot
+
+    def gradient(self, number: int) -> tuple[int, int]:
+        """Return the first byte of a gradient's slot, and the record of its header."""
+        slot = number % self._ahead
+        begin = self._ahead * self.activations.bytes + slot * self.gradients.bytes
+        return begin, _HEADERS + self._ahead + slot
+
+
+class Above:
+    """Send activations to the module above, and take the gradients that come back."""
+
+    def __init__(self, boxes: Mailboxes, cut: _Cut) -> None:
+        self._boxes, self._cut = boxes, cut
+        self._me, self._peer = boxes.module, boxes.module + 1
+        self._sent = self._taken = self._drained = 0
+
+    def send(
+        self,
+        number: int,
+        tensors: Sequence[Any],
+        penalty: float,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """Send activations; wait while those of `ahead` batches before have not been read."""
+        boxes, me = self._boxes, self._me
+        if number >= self._taken + boxes.ahead:
+            boxes.wait(lambda: self._room(number), self._peer, "take an activation", meanwhile)
+        at, header = self._cut.activation(number)
+        rows = int(tensors[0].shape[0])
+        self._cut.activations.write(boxes.data, me, at, tensors, rows)
+        bits = int(np.float64(penalty).view(np.int64))
+        boxes.write(me, header, [number + 1, rows, bits])
+        self._sent += 1
+
+    def gradients(self, through: int) -> list[Gradient]:
+        """Return the gradients that have come and were not returned yet, in order.
+
+        None is of a batch that was not sent yet: with synthetic inputs the module above may be at a
+        later one.
+
+        Args:
+            through: the number of a batch whose gradient must be among these, or before them; the
+                call waits for it. With -1 it does not wait.
+        """
+        found: list[Gradient] = []
+        while self._drained < self._sent:
+            if not self._has_come():
+                if self._drained > through:
+                    break
+                self._boxes.wait(self._has_come, self._peer, "send a gradient")
+            at, header = self._cut.gradient(self._drained)
+            record = self._boxes.read(self._me, header)
+            found.append(self._read(at, *map(int, record[1:4])))
+            self._drained += 1
+            self._boxes.write(self._me, _DRAINED, [self._drained])
+        return found
+
+    def _read(self, at: int, rows: int, is_there: int, length: int) -> Gradient:
+        boxes, layout = self._boxes, self._cut.gradients
+        tensors = layout.read(boxes.data, self._me, at, rows) if is_there else None
+        raw = boxes.data.get(self._me, at + layout.rest, 4 * length)
+        return Gradient(self._drained, tensors, raw.view(np.float32))
+
+    def _has_come(self) -> bool:
+        _, header = self._cut.gradient(self._drained)
+        return int(self._boxes.read(self._me, header)[0]) == self._drained + 1
+
+    def _room(self, number: int) -> bool:
+        self._taken = int(self._boxes.read(self._me, _TAKEN)[0])
+        return number < self._taken + self._boxes.ahead
+
+
+class Below:
+    """Take activations from the module below, and send gradients back."""
+
+    def __init__(self, boxes: Mailboxes, cut: _Cut) -> None:
+        self._boxes, self._cut = boxes, cut
+        self._peer = boxes.module - 1
+        self._taken = self._drained = 0
+
+    def activations(
+        self, through: int, last: int, meanwhile: Callable[[], object] | None = None
+    ) -> list[Activation]:
+        """Return the activations that have come and were not returned yet, in order.
+
+        Args:
+            through: the number of a batch whose activations must be among these, or before them;
+                the call waits for them. With -1 it does not wait.
+            last: the last batch whose activations are wanted.
+            meanwhile: is called again and again while it waits.
+        """
+        found: list[Activation] = []
+        boxes, peer = self._boxes, self._peer
+        while self._taken <= last:
+            if not self._has_come():
+                if self._taken > through:
+                    break
+                boxes.wait(self._has_come, peer, "send activations", meanwhile)
+            at, header = self._cut.activation(self._taken)
+            record = boxes.read(peer, header)
+            tensors = self._cut.activations.read(boxes.data, peer, at, int(record[1]))
+            found.append(Activation(self._taken, tensors, float(record[2:3].view(np.float64)[0])))
+            self._taken += 1
+            boxes.write(peer, _TAKEN, [self._taken])
+        return found
+
+    def send(
+        self,
+        number: int,
+        rows: int,
+        tensors: Sequence[Any] | None,
+        report: np.ndarray,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        """Send the gradients of a batch, or word that there are none.
+
+        It waits only for a module that is behind with its own steps, which happens with synthetic
+        inputs.
+        """
+        boxes, peer = self._boxes, self._peer
+        if number >= self._drained + boxes.ahead:
+            boxes.wait(lambda: self._room(number), peer, "take a gradient", meanwhile)
+        at, header = self._cut.gradient(number)
+        layout = self._cut.gradients
+        if tensors is not None:
+            layout.write(boxes.data, peer, at, tensors, rows)
+        numbers = np.asarray(report, np.float32) if len(report) <= _REPORT else np.zeros(0, "f4")
+        if numbers.size:
+            boxes.data.put(peer, numbers.view(np.uint8), at + layout.rest)
+        boxes.write(peer, header, [number + 1, rows, int(tensors is not None), numbers.size])
+
+    def _has_come(self) -> bool:
+        _, header = self._cut.activation(self._taken)
+        return int(self._boxes.read(self._peer, header)[0]) == self._taken + 1
+
+    def _room(self, number: int) -> bool:
+        self._drained = int(self._boxes.read(self._peer, _DRAINED)[0])
+        return number < self._drained + self._boxes.ahead
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

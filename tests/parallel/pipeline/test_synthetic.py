@@ -1,0 +1,271 @@
+"""Synthetic gradients against back-propagation, and against the paper's rules in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from ringar.parallel import Pipelined, Synthesizer
+from tests import one_process
+from tests.parallel.conftest import OpenGrid
+from tests.parallel.pipeline import nets as images
+from tests.parallel.pipeline import synthetic_nets as nets
+from tests.plugin import fast_if
+from tests.plugin.fixtures import restart
+
+pytestmark = [pytest.mark.usefixtures("initialized")]
+
+STEPS, TOLERANCE = 12, 1e-5
+
+
+class Weights(keras.callbacks.Callback):
+    """The module's weights before the first step and after each."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.seen = [self._now()]
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(self._now())
+
+    def _now(self) -> list[np.ndarray]:
+        return [np.array(weight) for weight in self.model.get_weights()]
+
+    @property
+    def changed(self) -> list[bool]:
+        """Whether each step has changed a weight."""
+        return [
+            any((a != b).any() for a, b in zip(before, after, strict=True))
+            for before, after in zip(self.seen, self.seen[1:], strict=False)
+        ]
+
+
+def pipelined(open_grid: OpenGrid, modules: int, **options: Any) -> Pipelined:
+    """A compiled model; modules run eagerly, for these tests are small."""
+    options = {"synthesizer_optimizer": nets.sgd(), **options}
+    model = Pipelined(
+        nets.net(), schedule="synthetic", cuts=nets.cuts(modules), grid=open_grid(modules),
+        **options,
+    )  # fmt: skip
+    model.compile(nets.sgd(), nets.loss(), metrics=["accuracy"], run_eagerly=True)
+    return model
+
+
+def assert_same(model: Pipelined, reference: keras.Model, tolerance: float = 0.0) -> None:
+    for layer in model.network.layers:
+        if layer.weights:
+            its = reference.get_layer(layer.name).weights
+            for mine, other in zip(layer.weights, its, strict=True):
+                np.testing.assert_allclose(
+                    mine, other, rtol=tolerance, atol=tolerance, err_msg=mine.path
+                )
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_the_true_gradient_is_back_propagation_bit_for_bit(open_grid: OpenGrid, size: int) -> None:
+    data = nets.batches(STEPS, rows=[8, 8, 5])
+    reference = nets.net()
+    reference.compile(nets.sgd(), nets.loss(), run_eagerly=True)
+    one_process.fit(reference, nets.dataset(data))
+    model = pipelined(open_grid, size, synthesizer="true")
+    model.fit(nets.dataset(data), verbose=0)
+    assert_same(model, reference)
+    assert model.in_flight == 0
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize(
+    ("conditioned", "mix"),
+    [(True, 0.0), fast_if(False, False, 0.0), (False, 0.5), fast_if(False, True, 1.0)],
+)
+def test_is_the_papers_rule(open_grid: OpenGrid, size: int, conditioned: bool, mix: float) -> None:
+    """With `ahead=1` a module learns from each batch before it takes the next one."""
+    data = nets.batches(STEPS, rows=[8, 5, 8, 9])
+    reference = nets.net()
+    synthesizers = nets.train_decoupled(reference, data, size, conditioned, mix)
+    model = pipelined(
+        open_grid, size, conditioned=conditioned, bp_lambda=mix, ahead=1,
+        synthesizer=nets.synthesizer,
+    )  # fmt: skip
+    history = model.fit(nets.dataset(data), verbose=0).history
+    model.drain()
+    assert_same(model, reference, TOLERANCE)
+    assert np.isfinite(history["loss"]).all()
+    if model.synthesizer is not None:
+        for mine, its in zip(
+            model.synthesizer.get_weights(), synthesizers[model.module], strict=True
+        ):
+            np.testing.assert_allclose(mine, its, atol=TOLERANCE)
+
+
+@pytest.mark.ranks(2, 4)
+def test_synthesizers_begin_with_zero(open_grid: OpenGrid, size: int) -> None:
+    """In step 1 only the last module changes; later all do, for synthesizers have learned."""
+    model = pipelined(open_grid, size, ahead=1, conditioned=True)
+    seen = Weights()
+    weights = {layer.name: np.array(layer.kernel) for layer in model.network.layers[1:]}
+    model.fit(nets.dataset(nets.batches(STEPS)), callbacks=[seen], verbose=0)
+    if model.module == 0:  # its penalty has a gradient of its own, which is not synthetic
+        kernel, bias = seen.seen[1]
+        np.testing.assert_allclose(kernel, weights["dense0"] * (1 - 0.1 * 2 * 0.01), rtol=1e-5)
+        assert (bias == 0).all()
+        assert (seen.seen[-1][1] != 0).any()
+    else:
+        assert seen.changed[0] == (model.module == size - 1)
+        assert seen.changed[-1]
+
+
+@pytest.mark.ranks(2)
+def test_sparse_updates(open_grid: OpenGrid) -> None:
+    """Modules update in some steps only, each in others; all take every batch forward."""
+    steps = 40
+    model = pipelined(open_grid, 2, update_probability=0.5)
+    seen = Weights()
+    history = model.fit(nets.dataset(nets.batches(steps)), callbacks=[seen], verbose=0).history
+    every = ringar.allgather_object(seen.changed)
+    assert all(8 <= sum(one) <= 32 for one in every), every
+    assert every[0] != every[1]
+    assert int(model.optimizer.iterations) == sum(seen.changed)
+    model.drain()
+    assert model.in_flight == 0
+    assert history["accuracy"][0] > 0.34
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("ahead", [1, fast_if(False, 4)])
+def test_synthetic_inputs(open_grid: OpenGrid, size: int, ahead: int) -> None:
+    """Modules that predict their inputs learn them, and compose to one net that has learned."""
+    data = nets.batches(8)
+    x, y = (np.concatenate(arrays) for arrays in zip(*data, strict=True))
+    linear = Synthesizer(hidden_layers=0)
+    model = pipelined(
+        open_grid, size, synthetic_inputs=linear, ahead=ahead, conditioned=True, bp_lambda=0.5,
+        synthesizer_optimizer=keras.optimizers.Adam(0.03),
+    )  # fmt: skip
+    before = model.evaluate(x, y, return_dict=True)
+    for _ in range(2):
+        model.fit(nets.dataset(data), epochs=5, verbose=0)
+    model.drain()
+    after = model.evaluate(x, y, return_dict=True)
+    assert after["loss"] < before["loss"] - 0.05, (before, after)
+    whole = model.whole()
+    if model.module > 0:
+        true = keras.Model(whole.inputs, whole.layers[model.module - 1].output)(x)
+        assert model.input_synthesizer is not None
+        (predicted,) = keras.tree.flatten(model.input_synthesizer([x]))
+        error = np.mean((predicted - true) ** 2) / np.var(true)
+        assert error < 0.25, error
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"conditioned": True, "bp_lambda": 0.5, "update_probability": 0.7},
+        fast_if(False, {"synthetic_inputs": True, "ahead": 3}),
+    ],
+)
+def test_a_run_is_replayed_in_one_process(
+    open_grid: OpenGrid, size: int, options: dict[str, Any]
+) -> None:
+    """Messages come when they come; the weights follow from them."""
+    data = nets.batches(STEPS)
+    model = pipelined(open_grid, size, **options)
+    model.fit(nets.dataset(data[:3]), verbose=0)
+    assert model.record_messages() == []
+    model.fit(nets.dataset(data), epochs=2, verbose=0)
+    logs = model.record_messages(on=False)
+    assert [len(log.activations) for log in logs] == [0] + [2 * STEPS] * (size - 1)
+    assert [len(log.gradients) for log in logs] == [2 * STEPS] * (size - 1) + [0]
+    weights = one_process.compute(lambda: model.replay(logs, data * 2).get_weights())
+    whole = model.whole().get_weights()
+    for mine, its in zip(weights, whole, strict=True):
+        np.testing.assert_array_equal(mine, its)
+    first = next(one for _, one in logs[0].gradients if one.tensors is not None)
+    assert first.tensors is not None
+    first.tensors[0][:] += 1.0  # another message: other weights
+    others = one_process.compute(lambda: model.replay(logs, data * 2).get_weights())
+    assert any((a != b).any() for a, b in zip(others, whole, strict=True))
+
+
+@pytest.mark.ranks(4)
+def test_replicas(open_grid: OpenGrid, rank: int) -> None:
+    """Replicas of a module have synthesizers of their own, and equal weights."""
+    grid = open_grid(2)
+    model = Pipelined(nets.net(), schedule="synthetic", cuts=nets.cuts(2), grid=grid,
+                      update_probability=0.7)  # fmt: skip
+    model.compile(nets.sgd(), nets.loss(), run_eagerly=True)
+    model.fit(nets.dataset(nets.batches(STEPS, seed=grid.group)), epochs=2, verbose=0)
+    every = ringar.allgather_object(model.get_weights())
+    for mine, its in zip(every[rank], every[grid.part], strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
+@pytest.mark.ranks(2, 4)
+def test_maps_cross_the_cuts(open_grid: OpenGrid, size: int) -> None:
+    """Convolutional synthesizers, skip connections, a file of the plain model."""
+    model = Pipelined(images.residual(), schedule="synthetic", cuts=images.CUTS[size],
+                      grid=open_grid(size), conditioned=True, ahead=2,
+                      synthesizer=Synthesizer(hidden_layers=0, kernel_size=3))  # fmt: skip
+    model.compile("adam", images.loss(), run_eagerly=True)
+    data = images.batches(4)
+    losses = model.fit(images.dataset(data), epochs=2, verbose=0).history["loss"]
+    assert losses[1] < losses[0]
+    whole = model.whole()
+    np.testing.assert_allclose(
+        model.predict(data[0][0]), whole.predict(data[0][0], verbose=0), atol=TOLERANCE
+    )
+    assert (model.synthesizer is None) == (model.module == size - 1)
+
+
+@pytest.mark.ranks(2)
+def test_other_dtypes_and_a_restart(open_grid: OpenGrid) -> None:
+    """Whole numbers and bfloat16 cross the cut; after a restart the mailboxes are opened anew."""
+    words = keras.Input((6,), dtype="int32")
+    known = keras.ops.cast(keras.ops.not_equal(words, 0), "int32")
+    x = keras.layers.Embedding(9, 8, dtype="mixed_bfloat16", name="inner")(words)
+    x = x * keras.ops.cast(keras.ops.expand_dims(known, -1), "bfloat16")
+    x = keras.ops.sum(keras.ops.cast(x, "float32"), axis=1)
+    net = keras.Model(words, keras.layers.Dense(3, name="logits")(x))
+    random = np.random.default_rng(0)
+    data = random.integers(0, 9, (24, 6)), random.integers(0, 3, 24)
+    model = Pipelined(net, schedule="synthetic", cuts=["inner"], grid=open_grid(2),
+                      synthesizer=Synthesizer(0), ahead=2, conditioned=True)  # fmt: skip
+    model.compile("adam", nets.loss(), run_eagerly=True)
+    first = model.fit(*data, batch_size=8, epochs=3, verbose=0).history["loss"]
+    restart()
+    assert model.in_flight <= 2
+    second = model.fit(*data, batch_size=8, epochs=3, verbose=0).history["loss"]
+    assert second[-1] < first[0]
+    model.drain()
+    assert model.in_flight == 0
+
+
+@pytest.mark.ranks(1)
+def test_default_synthesizers() -> None:
+    def spec(*shape: int, dtype: Any = tf.float32) -> tf.TensorSpec:
+        return tf.TensorSpec([None, *shape], dtype)
+
+    maps, flat, labels = spec(6, 6, 4), spec(7), spec(3)
+    for inputs, outputs in (
+        ([flat, labels], [flat]),
+        ([maps, labels], [maps]),
+        ([maps, flat, labels], [maps, flat]),
+        ([spec(9, 2), labels], [spec(9, 2)]),
+        ([spec(3, 4, 5, 2)], [spec(3, 4, 5, 2)]),
+        ([spec(6, 6, 4, dtype=tf.uint8)], [spec(5)]),
+    ):
+        tensors = [tf.cast(1 + 9 * tf.random.uniform([2, *s.shape[1:]]), s.dtype) for s in inputs]
+        model = Synthesizer(units=8, filters=4)(inputs, outputs)
+        found = keras.tree.flatten(model(tensors, training=True))
+        assert [tuple(t.shape) for t in found] == [(2, *s.shape[1:]) for s in outputs]
+        assert all(float(tf.reduce_max(abs(t))) == 0 for t in found)
+        others = keras.tree.flatten(Synthesizer(0).for_inputs(inputs, outputs)(tensors))
+        assert all(float(tf.reduce_max(abs(t))) > 0 for t in others)
+    kinds = [type(layer).__name__ for layer in Synthesizer()([maps], [maps]).layers]
+    assert kinds.count("Conv2D") == 2
+    assert kinds.count("BatchNormalization") == 1

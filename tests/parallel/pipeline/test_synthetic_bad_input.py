@@ -1,0 +1,80 @@
+"""What a decoupled model refuses, on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from ringar.parallel import Pipelined, Synthesizer
+from tests.parallel.conftest import OpenGrid
+from tests.parallel.pipeline import synthetic_nets as nets
+
+pytestmark = [pytest.mark.usefixtures("initialized")]
+
+layers = keras.layers
+
+
+def dense(inputs: tuple[int, ...], units: int) -> keras.Model:
+    return keras.Sequential([keras.Input(inputs), layers.Dense(units)], name="mine")
+
+
+def pipelined(grid: Any, **options: Any) -> Pipelined:
+    options = {"schedule": "synthetic", "cuts": nets.cuts(2), **options}
+    return Pipelined(nets.net(), grid=grid, **options)
+
+
+@pytest.mark.ranks(2)
+def test_arguments(open_grid: OpenGrid, rank: int) -> None:
+    grid = open_grid(2)
+    for options, message in (
+        ({"update_probability": 0.0}, "`update_probability` must be above 0 and at most 1"),
+        ({"bp_lambda": 1.5}, "`bp_lambda` must be from 0 to 1"),
+        ({"ahead": 0}, "`ahead` must be a positive whole number"),
+        ({"synthesizer": "false"}, '`synthesizer` must be .*, "true" or "zero"'),
+        ({"synthetic_inputs": "true"}, "`synthetic_inputs` must be True, a Keras model"),
+        ({"synthesizer": [dense((8,), 8)] * 2}, "There must be a synthesizer for each of 1 cuts"),
+        ({"synthesizer": dense((8,), 7)}, r"outputs of shape \[batch, 8\]. Received: mine with"),
+        ({"synthesizer": dense((6,), 8)}, r"inputs of shape \[batch, 8\]. Received: mine with"),
+        (
+            {"synthesizer": dense((8,), 8), "conditioned": True},
+            r"rank 0 \| .* inputs of shape \[batch, 8\], \[batch, 3\]",
+        ),
+        ({"synthetic_inputs": dense((6,), 9)}, r"rank 1 \| .* outputs of shape \[batch, 8\]"),
+        ({"synthesizer": lambda inputs, outputs: None}, "must be a Functional or Sequential"),
+        ({"bp_lambda": 0.25 * rank}, 'the same arguments of schedule="synthetic" on every rank'),
+        ({"schedule": "delayed", "conditioned": True}, '`conditioned` is for schedule="synthetic'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pipelined(grid, **options)
+
+
+@pytest.mark.ranks(2)
+def test_labels_that_do_not_fit(open_grid: OpenGrid) -> None:
+    model = pipelined(open_grid(2), conditioned=True, synthesizer=Synthesizer(0))
+    model.compile("sgd", "mse", run_eagerly=True)
+    x = np.zeros((8, nets.FEATURES), np.float32)
+    with pytest.raises(ValueError, match=r"`y` must have the shape \('batch', 3\)"):
+        model.fit(x, np.zeros((8, 4)), verbose=0)
+    assert np.isfinite(model.fit(x, np.zeros((8, 3)), verbose=0).history["loss"]).all()
+
+
+@pytest.mark.ranks(2)
+def test_messages_of_other_schedules(open_grid: OpenGrid) -> None:
+    model = pipelined(open_grid(2), schedule="delayed")
+    model.compile("sgd", nets.loss(), run_eagerly=True)
+    with pytest.raises(ValueError, match='Messages are recorded with schedule="synthetic"'):
+        model.record_messages()
+
+
+@pytest.mark.ranks(1)
+def test_synthesizers() -> None:
+    for options, message in (
+        ({"hidden_layers": -1}, "`hidden_layers` must be a whole number of at least 0"),
+        ({"units": 0}, "`units` must be a whole number of at least 1"),
+        ({"kernel_size": 2.5}, "`kernel_size` must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Synthesizer(**options)

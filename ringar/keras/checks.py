@@ -19,7 +19,7 @@ from ringar.keras import share
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.optimizer import is_distributed
 from ringar.keras.state import State
-from ringar.sharding import examples
+from ringar.sharding import examples, pixelwise
 from ringar.sharding.lineage import check_outputs
 
 # The collectives of the checks, for their errors.
@@ -45,6 +45,7 @@ def check_start(
             differ, if steps differ and layers communicate, or if a split is not ended.
     """
     check_outputs(model)
+    pixelwise.check_outputs(model)
     if or_all(process_set).size() == 1:
         return [params.get("steps")]
     ranks = allgather_object(_describe(model, params), name=_START.name, process_set=process_set)

@@ -18,6 +18,8 @@ from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
 from ringar.keras.optimizer import DistributedOptimizer
+from ringar.parallel.partitioned.layer import OnPlane
+from ringar.parallel.partitioned.ways import OwnTile
 from ringar.parallel.split import Gather, Join, SplitConv2D, SplitDense
 from ringar.sharding import lineage, slots
 from ringar.sharding.cut import Cut, cut_of
@@ -29,7 +31,8 @@ _Substitute = Callable[..., Any]
 def merge(model: keras.Model) -> keras.Model:
     """Return the one-process model of a split one, on every rank. Collective over each model group.
 
-    A layer with `reads="own"` becomes a layer with groups; joins become `Identity`. If `model` is
+    A layer with `reads="own"` becomes a layer with groups; joins become `Identity`. Partitioned
+    layers become those that compute the same on whole images, which the model then reads. If `model` is
     compiled, so is the result, with a plain optimizer that has the state of the model's optimizer.
 
     Args:
@@ -190,6 +193,8 @@ def _whole_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
             return GroupedDense.from_config(config)
         del config["groups"]
         return keras.layers.Dense.from_config(config)
+    if isinstance(layer, OnPlane):
+        return layer.whole_layer()
     if isinstance(layer, Join):
         return keras.layers.Identity(name=layer.name, dtype=layer.dtype_policy.name)
     if isinstance(layer, SyncBatchNormalization):
@@ -286,12 +291,16 @@ def _gathered(variable: keras.Variable, cut: Cut | None) -> np.ndarray:
     value = np.asarray(keras.ops.convert_to_numpy(variable))
     if cut is None or cut.grid.model == 1:
         return value
-    parts = allgather(value[None], name=f"merge/{variable.name}", process_set=cut.grid.model_set)
-    return np.concatenate(list(parts), axis=cut.axis)
+    ranks, name = cut.grid.model_set, f"merge/{variable.name}"
+    shapes = allgather(np.array([value.shape], np.int64), name=name, process_set=ranks)
+    numbers = allgather(value.ravel(), name=name, process_set=ranks)
+    ends = np.cumsum(np.prod(shapes, axis=1))[:-1]
+    parts = zip(np.split(numbers, ends), shapes, strict=True)
+    return cut.join([part.reshape(shape) for part, shape in parts])
 
 
 def _cut(variable: keras.Variable, cut: Cut | None) -> np.ndarray:
     value = np.asarray(keras.ops.convert_to_numpy(variable))
     if cut is None:
         return value
-    return np.split(value, cut.grid.model, axis=cut.axis)[cut.grid.part]
+    return cut.part(value)

@@ -20,6 +20,7 @@ from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.optimizer import is_distributed
 from ringar.keras.state import State
 from ringar.sharding import examples, pixelwise
+from ringar.sharding.cut import cut_of
 from ringar.sharding.lineage import check_outputs
 
 # The collectives of the checks, for their errors.
@@ -154,8 +155,15 @@ def _describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
         "reduces": any(map(is_distributed, share.optimizers_of(model))) or has_custom_step,
         "steps": params.get("steps"),
         "epochs": params.get("epochs"),
-        "weights": [f"{w.dtype}{list(w.shape)}" for w in model.weights],
+        "weights": [_type_of(w) for w in model.weights],
     }
+
+
+def _type_of(variable: keras.Variable) -> str:
+    """Return the dtype of a variable, and what its shape has in common on all ranks."""
+    cut, shape = cut_of(variable), list(variable.shape)
+    sizes = shape if cut is None else cut.common(shape)
+    return f"{variable.dtype}[{', '.join(map(str, sizes))}]"
 
 
 def require_equal(values: Sequence[Any], what: str, remedy: str) -> None:

@@ -35,6 +35,10 @@ class Cut:
     axis: int
     grid: Grid
 
+    def common(self, shape: Sequence[int]) -> list[int | str]:
+        """Return the sizes that all parts have in common; "*" where they may differ by one."""
+        return list(shape)
+
     def part(self, whole: np.ndarray) -> np.ndarray:
         """Return this rank's part of the whole value."""
         return np.array_split(whole, self.grid.model, axis=self.axis)[self.grid.part]
@@ -47,6 +51,11 @@ class Cut:
 @dataclass(frozen=True)
 class TileCut(Cut):
     """Describe a part that is a tile: `axis` is cut over rows of tiles, the next over columns."""
+
+    def common(self, shape: Sequence[int]) -> list[int | str]:
+        """Return the sizes that all tiles have in common."""
+        cut = (self.axis, self.axis + 1)
+        return ["*" if axis in cut else size for axis, size in enumerate(shape)]
 
     def part(self, whole: np.ndarray) -> np.ndarray:
         """Return this rank's tile of the whole value."""

@@ -59,6 +59,21 @@ def plane_of(tensor: keras.KerasTensor) -> Plane | None:
     return plane
 
 
+def sources(tensor: keras.KerasTensor) -> list[keras.KerasTensor]:
+    """Return the inputs of the model from which a symbolic tensor is computed."""
+    found: dict[int, keras.KerasTensor] = {}
+    seen, stack = set(), [tensor]
+    while stack:
+        top = stack.pop()
+        if id(top) not in seen:
+            seen.add(id(top))
+            _, inputs = _origin(top)
+            stack.extend(inputs)
+            if not inputs:
+                found[id(top)] = top
+    return list(found.values())
+
+
 def check_outputs(model: keras.Model) -> None:
     """Check that the outputs of a model are whole, if it has a graph.
 

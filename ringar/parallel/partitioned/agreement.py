@@ -84,9 +84,7 @@ def plane_of_tiles(
     return plane
 
 
-def check_tiles(
-    layer: keras.layers.Layer, plane: Plane, tiles: Sequence[tuple[int, int]]
-) -> None:
+def check_tiles(layer: keras.layers.Layer, plane: Plane, tiles: Sequence[tuple[int, int]]) -> None:
     """Refuse tiles that are not those of a plane.
 
     Raises:

@@ -171,9 +171,7 @@ def windows_of(
     size: Sequence[int], strides: Sequence[int], padding: str, dilation: Sequence[int] = (1, 1)
 ) -> tuple[Window, Window]:
     """Return the windows of a layer with Keras' arguments."""
-    rows, columns = (
-        Window(*each, padding) for each in zip(size, strides, dilation, strict=True)
-    )
+    rows, columns = (Window(*each, padding) for each in zip(size, strides, dilation, strict=True))
     return rows, columns
 
 

@@ -124,7 +124,11 @@ class _GlobalPooling(OnPlane):
         examples, channels = input_shape[0], input_shape[self.image_channel_axis]
         if not self.keepdims:
             return examples, channels
-        return (examples, 1, 1, channels) if self.image_channel_axis == 3 else (examples, channels, 1, 1)
+        return (
+            (examples, 1, 1, channels)
+            if self.image_channel_axis == 3
+            else (examples, channels, 1, 1)
+        )
 
     def _kept(self, pooled: tf.Tensor) -> tf.Tensor:
         """Return `[examples, channels]` with the axes that Keras' layer would keep."""

@@ -83,9 +83,7 @@ def check(name: str, grid: ringar.parallel.Grid, **more: Any) -> None:
     expected, whole = gradients([one], x)
     np.testing.assert_allclose(y, expected, atol=1e-5)
     np.testing.assert_allclose(mine[0], whole[0], atol=1e-5)
-    for its, all_of_it, variable in zip(
-        mine[1:], whole[1:], layer.trainable_weights, strict=True
-    ):
+    for its, all_of_it, variable in zip(mine[1:], whole[1:], layer.trainable_weights, strict=True):
         cut = cut_of(variable)
         # What an optimizer on the grid does: the average of whole weights' gradients.
         total = its if cut is not None else ringar.allreduce(its, name=variable.name)
@@ -139,9 +137,7 @@ def test_the_least_half_precision(size: int) -> None:
     try:
         x = tf.fill([1, 5, 4, 1], tf.constant(-3e4, tf.float16))
         x = R.CutPlane(grid=grid, dtype="float16")(x)
-        pool = R.PartitionedMaxPooling2D(
-            3, strides=1, padding="same", grid=grid, dtype="float16"
-        )
+        pool = R.PartitionedMaxPooling2D(3, strides=1, padding="same", grid=grid, dtype="float16")
         assert float(tf.reduce_max(pool(x))) == np.float16(-3e4)
         assert float(tf.reduce_min(pool(x))) == np.float16(-3e4)
     finally:

@@ -67,14 +67,15 @@ def test_needs_are_from_the_first_tap_to_the_last(extent: int) -> None:
             continue
         for part in range(parts):
             outputs = reach.result.tile(part).rows
-            read = [row for o in range(*outputs) for row in taps(window, extent, o)]
+            reads = [taps(window, extent, o) for o in range(*outputs)]
+            read = [row for its in reads for row in its]
             assert reach.reads(part).rows == Interval(min(read), max(read) + 1)
             needs = reach.needs(part).rows
             (top, bottom), sides = reach.padding(part)
             assert needs == Interval(max(min(read), 0), min(max(read), extent - 1) + 1)
             assert (top, bottom) == (max(0, -min(read)), max(0, max(read) + 1 - extent))
             assert sides == (0, 0)
-            inside = [sum(0 <= t < extent for t in taps(window, extent, o)) for o in range(*outputs)]
+            inside = [sum(0 <= row < extent for row in its) for its in reads]
             assert window.taps_within(outputs, extent) == inside
 
 

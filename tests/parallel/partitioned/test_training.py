@@ -40,41 +40,52 @@ def grid(grids: Any, size: int) -> ringar.parallel.Grid:
     return made
 
 
-def test_training_and_the_way_to_one_process_and_back(
-    grid: ringar.parallel.Grid, shared_tmp_path: Path
-) -> None:
-    """Every layer; then merged, saved, loaded, cut again, and trained on."""
-    whole = nets.train_whole(nets.seeded(nets.whole_net), ADAM(1e-2))
-    mine = nets.train(nets.seeded(nets.cut_net), ADAM(1e-2), grid)
+def test_training_and_the_way_to_one_process_and_back(grid: ringar.parallel.Grid) -> None:
+    """Every layer; then merged, and cut again, with all weights and the optimizer's state."""
+    whole = nets.train_whole(nets.seeded(nets.whole_net), ADAM(1e-3))
+    mine = nets.train(nets.seeded(nets.cut_net), ADAM(1e-3), grid)
     nets.assert_same_weights(mine, whole)
 
     merged = ringar.parallel.merge(mine)
+    assert not any("Partitioned" in type(layer).__name__ for layer in merged.layers)
     x = nets.images(nets.BATCH)
     np.testing.assert_allclose(merged(x), mine(x), atol=1e-5)
-    for its, expected in zip(merged.weights, whole.weights, strict=True):
-        np.testing.assert_allclose(its.numpy(), expected.numpy(), atol=1e-5, err_msg=its.path)
-    moments = zip(merged.optimizer.variables, whole.optimizer.variables, strict=True)
-    for its, expected in moments:
-        np.testing.assert_allclose(its.numpy(), expected.numpy(), atol=1e-5, err_msg=its.path)
-    kinds = {layer.__class__.__module__.split(".")[0] for layer in merged.layers}
-    assert not any("Partitioned" in type(layer).__name__ for layer in merged.layers), kinds
+    for of_merged, of_whole in ((merged, whole), (merged.optimizer, whole.optimizer)):
+        for its, expected in zip(weights(of_merged), weights(of_whole), strict=True):
+            np.testing.assert_allclose(its.numpy(), expected.numpy(), atol=1e-5, err_msg=its.path)
 
+    again = ringar.parallel.split(ringar.parallel.partition(merged, grid), grid, layers=["fc1"])
+    kinds = {type(layer).__name__ for layer in again.layers}
+    assert {"CutPlane", "PartitionedConv2D", "PartitionedLocallyConnected2D", "GatherPlane",
+            "PartitionedMaxPooling2D", "PartitionedGlobalAveragePooling2D", "SplitDense",
+            "SyncBatchNormalization"} <= kinds  # fmt: skip
+    np.testing.assert_allclose(again(x), mine(x), atol=1e-5)
+    for its, expected in zip(again.optimizer.variables, mine.optimizer.variables, strict=True):
+        if its.shape == expected.shape:  # all but those of fc2, which is whole now
+            np.testing.assert_array_equal(its.numpy(), expected.numpy(), err_msg=its.path)
+
+
+def weights(owner: Any) -> list[Any]:
+    return list(owner.weights if isinstance(owner, keras.Model) else owner.variables)
+
+
+@pytest.mark.slow
+def test_a_file_of_the_merged_net_is_trained_on(
+    grid: ringar.parallel.Grid, shared_tmp_path: Path
+) -> None:
+    whole = nets.train_whole(nets.seeded(nets.whole_net), SGD(0.05, momentum=0.9))
+    merged = ringar.parallel.merge(
+        nets.train(nets.seeded(nets.cut_net), SGD(0.05, momentum=0.9), grid)
+    )
     path = shared_tmp_path / "merged.keras"
     if ringar.rank() == 0:
         merged.save(path)
     ringar.barrier()
-    loaded = keras.models.load_model(path)
-    again = ringar.parallel.partition(loaded, grid)
-    kinds = {type(layer).__name__ for layer in again.layers}
-    assert {"CutPlane", "PartitionedConv2D", "PartitionedLocallyConnected2D", "GatherPlane",
-            "PartitionedMaxPooling2D", "PartitionedGlobalAveragePooling2D"} <= kinds  # fmt: skip
-    again = ringar.parallel.split(again, grid, layers=["fc1"])
-    assert isinstance(again.get_layer("fc1"), R.SplitDense)
-    np.testing.assert_allclose(again(x), mine(x), atol=1e-5)
+    again = ringar.parallel.partition(keras.models.load_model(path), grid)
     share = ringar.data.shard(nets.dataset(), grid=grid).batch(nets.BATCH // grid.data)
     again.fit(share, verbose=0, callbacks=[ringar.callbacks.Distributed()])
     one_process.fit(whole, nets.dataset().batch(nets.BATCH))
-    nets.assert_same_weights(again, whole, atol=2e-5)
+    nets.assert_same_weights(again, whole)
 
 
 @pytest.mark.ranks(4)
@@ -138,9 +149,7 @@ def test_a_model_written_as_a_python_function(grid: ringar.parallel.Grid) -> Non
 
     def one() -> keras.Model:
         x = keras.Input(nets.IMAGE)
-        return keras.Model(
-            x, nets.K.GlobalMaxPooling2D()(nets.K.Conv2D(4, 3, padding="same")(x))
-        )
+        return keras.Model(x, nets.K.GlobalMaxPooling2D()(nets.K.Conv2D(4, 3, padding="same")(x)))
 
     whole = nets.train_whole(nets.seeded(one), SGD(0.05))
     nets.assert_same_weights(model, whole)

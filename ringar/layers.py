@@ -1,4 +1,4 @@
-"""Keras layers: split over ranks, on parts of images, with statistics of all ranks, with native recurrences."""
+"""Keras layers: split over ranks, on tiles of images, with statistics of all ranks, native ones."""
 
 from ringar.asynchronous import HogwildEmbedding
 from ringar.keras.batch_normalization import SyncBatchNormalization

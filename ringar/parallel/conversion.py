@@ -32,8 +32,9 @@ def merge(model: keras.Model) -> keras.Model:
     """Return the one-process model of a split one, on every rank. Collective over each model group.
 
     A layer with `reads="own"` becomes a layer with groups; joins become `Identity`. Partitioned
-    layers become those that compute the same on whole images, which the model then reads. If `model` is
-    compiled, so is the result, with a plain optimizer that has the state of the model's optimizer.
+    layers become those that compute the same on whole images, which the model then reads. If
+    `model` is compiled, so is the result, with a plain optimizer that has the state of the model's
+    optimizer.
 
     Args:
         model: a functional or sequential model, built.

@@ -35,13 +35,14 @@ _KINDS: dict[type, Callable[..., keras.layers.Layer]] = {
 def partition(
     model: keras.Model, grid: Grid | None = None, layers: Iterable[str] | None = None
 ) -> keras.Model:
-    """Cut the images of a one-process model over the ranks of a grid. All ranks pass the same model.
+    """Cut the images of a one-process model over the ranks of a grid.
 
-    `Conv2D`, `LocallyConnected2D` and pooling layers work on tiles. A `CutPlane` comes before the
-    first of them, and a `GatherPlane` at the outputs and before a layer that needs whole images.
-    Planes of fewer rows or columns than there are tiles stay whole. `BatchNormalization` becomes
-    `SyncBatchNormalization`, with the statistics of all tiles and model groups. If `model` is compiled, so is the result, with a distributed
-    optimizer that has the state of the model's optimizer.
+    All ranks pass the same model. `Conv2D`, `LocallyConnected2D` and pooling layers work on tiles.
+    A `CutPlane` comes before the first of them, and a `GatherPlane` at the outputs and before a
+    layer that needs whole images. Planes of fewer rows or columns than there are tiles stay whole.
+    `BatchNormalization` becomes `SyncBatchNormalization`, with the statistics of all tiles and
+    model groups. If `model` is compiled, so is the result, with a distributed optimizer that has
+    the state of the model's optimizer.
 
     `ringar.parallel.merge` is the way back. `ringar.parallel.split(partition(model), layers=names)`
     splits the units of dense layers behind the planes as well.
@@ -127,8 +128,8 @@ class _Partition:
         left = (self._chosen or set()) - on_tiles
         if left:
             raise ValueError(
-                "`layers` must be names of convolutions, local connections and poolings whose input "
-                f"and output have a pixel for each of the {self.grid.tiles[0]} x "
+                "`layers` must be names of convolutions, local connections and poolings whose "
+                f"input and output have a pixel for each of the {self.grid.tiles[0]} x "
                 f"{self.grid.tiles[1]} tiles. Received: {', '.join(sorted(left))}"
             )
 

@@ -9,6 +9,7 @@ rank knows what the others have without asking them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def deal(extent: int, parts: int) -> list[Interval]:
     """Return the rows of each part, as even as can be."""
     each, rest = divmod(extent, parts)
     starts = [part * each + min(part, rest) for part in range(parts + 1)]
-    return [Interval(*ends) for ends in zip(starts, starts[1:], strict=False)]
+    return [Interval(*ends) for ends in pairwise(starts)]
 
 
 @dataclass(frozen=True)

@@ -110,8 +110,8 @@ def check_cut(layer: keras.layers.Layer, plane: Plane, result: str = "a plane") 
     if not plane.is_cut:
         rows, columns = plane.grid.tiles
         raise ValueError(
-            f"{describe(layer)} must have {result} with at least {rows} rows and {columns} columns, "
-            f"for {rows} x {columns} tiles. Received: {plane.height} x {plane.width}. Join the "
+            f"{describe(layer)} must have {result} with at least {rows} rows and {columns} "
+            f"columns, for {rows} x {columns} tiles. Received: {plane.height} x {plane.width}. Join the "
             "plane before it with ringar.layers.GatherPlane(), or use a grid of fewer parts."
         )
 

@@ -1,7 +1,7 @@
 """What all layers on tiles have in common: the agreement when they are built, the halo when called.
 
-A partitioned layer is a Keras layer with windows, a convolution or a pooling. It exchanges the halo,
-pads what lies outside the plane, and lets Keras' own operation compute with padding "valid".
+A partitioned layer is a Keras layer with windows, a convolution or a pooling. It exchanges the
+halo, pads what lies outside the plane, and lets Keras' own operation compute with padding "valid".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from ringar.parallel.partitioned import agreement, halo
-from ringar.parallel.partitioned.reach import VALID, Reach, Window
+from ringar.parallel.partitioned.reach import Reach, Window
 from ringar.sharding import pixelwise
 from ringar.sharding.grid import Grid, resolve
 from ringar.sharding.lineage import MIXING_ACTIVATIONS
@@ -92,13 +92,13 @@ class OnPlane:
         if before is None:
             raise ValueError(
                 f"{pixelwise.describe(self)} must read tiles of a plane. Received: an input that is "
-                "not known to be one. Begin with ringar.layers.CutPlane(), or, if the data are "
-                "tiles already, ringar.layers.OwnTile(size=(height, width))."
+                "not known to be one. Begin with ringar.layers.CutPlane(), or, if the data are tiles "
+                "already, ringar.layers.OwnTile(size=(height, width))."
             )
         if before != self.plane:
             raise ValueError(
-                f"{pixelwise.describe(self)} must get the plane that it was built for, {self.plane}. "
-                f"Received: {before}. Make a layer for each size."
+                f"{pixelwise.describe(self)} must get the plane that it was built for, "
+                f"{self.plane}. Received: {before}. Make a layer for each size."
             )
         return None
 
@@ -174,5 +174,3 @@ def windows_of(
     rows, columns = (Window(*each, padding) for each in zip(size, strides, dilation, strict=True))
     return rows, columns
 
-
-__all__ = ["VALID", "OnPlane", "Partitioned", "windows_of"]

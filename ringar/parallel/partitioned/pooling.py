@@ -1,4 +1,4 @@
-"""Pooling on tiles: by windows, which reach into the tiles of other ranks, and of the whole plane."""
+"""Pooling on tiles: by windows, which reach into tiles of other ranks, and of the whole plane."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Window:
         return (self.taps - 1) * self.dilation + 1
 
     def outputs(self, extent: int) -> int:
-        """Return the number of rows of output for a plane of `extent` rows; 0 if it is too small."""
+        """Return the rows of output for a plane of `extent` rows; 0 if it is too small."""
         if self.padding == SAME:
             return -(-extent // self.stride)
         return max(0, (extent - self.reach) // self.stride + 1)

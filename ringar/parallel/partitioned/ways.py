@@ -231,8 +231,8 @@ class OwnTile(_Way):
 class GatherPlane(_Way):
     """End a plane: every rank gets the whole images, by an all-gather of tiles.
 
-    Behind it all ranks of a model group compute the same, as behind `ringar.layers.Gather`. Backward
-    nothing is sent.
+    Behind it all ranks of a model group compute the same, as behind `ringar.layers.Gather`.
+    Backward nothing is sent.
 
     Args:
         data_format: "channels_last" or "channels_first"; by default Keras' setting.

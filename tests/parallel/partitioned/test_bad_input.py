@@ -43,7 +43,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: R.CutPlane()(keras.Input((12,))), r"must be images, of 4 dimensions",
     ),
     "fewer rows than ranks": (
-        lambda: R.CutPlane()(keras.Input((1, 12, 1))), r"images with at least \d rows.*Received: 1 x 12",
+        lambda: R.CutPlane()(keras.Input((1, 12, 1))),
+        r"images with at least \d rows.*Received: 1 x 12",
     ),
     "an output of fewer rows than ranks": (
         lambda: R.PartitionedConv2D(4, 8)(tile_of(8, 9, 1)),

@@ -2,11 +2,12 @@
 
     python -m benchmarks.partitioned --output build/partitioned
     python -m benchmarks.partitioned --rounds 1 --steps 2 --small
+    python -m benchmarks.partitioned --skip large,memory --output build/partitioned
 
 Dean et al. (2012) cut nets over machines, and found that locally connected ones gain most. Nets of
 three kinds have the same activations: convolutions with common kernels, local connections with
-weights of their own at each pixel, and dense layers, split over the ranks. Each trains on 1, 2 and 4
-ranks with one thread each; a step of 4 ranks on fewer cores tells of their traffic only. Then
+weights of their own at each pixel, and dense layers, split over the ranks. Each trains on 1, 2 and
+4 ranks with one thread each; a step of 4 ranks on fewer cores tells of their traffic only. Then
 images train whose activations exceed what one process may take (RLIMIT_DATA), on one rank and on
 two. Losses must be those of one rank, and bytes those of the formulas in docs/partitioned.md. Exits
 with 1 if they are not, or if a job failed that should not.
@@ -123,7 +124,8 @@ def rows_text(rows: list[dict[str, Any]]) -> str:
     """Returns the table of nets."""
     ones = {row["kind"]: row["seconds"] for row in rows if row["ranks"] == 1}
     lines = [
-        [row["kind"], row["ranks"], *report.spread(row), f"{ones[row['kind']] / row['seconds']:.2f}",
+        [row["kind"], row["ranks"], *report.spread(row),
+         f"{ones[row['kind']] / row['seconds']:.2f}",
          report.size_text(int(row["bytes"])), report.size_text(int(row["gradients"])),
          f"{row['parameters']:,}"]
         for row in rows
@@ -148,6 +150,7 @@ def parser() -> argparse.ArgumentParser:
     add = result.add_argument
     add("--rounds", type=int, default=3, help="(default %(default)s)")
     add("--steps", type=int, default=10, help="steps per round (default %(default)s)")
+    add("--skip", default="", help="equal, large, memory: leave these tables out")
     add("--small", action="store_true", help="small nets only, to see that all works")
     return result
 
@@ -156,18 +159,23 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     found, job = Measured(), {"rounds": options.rounds, "steps": options.steps}
     equal = {**EQUAL, "side": 16} if options.small else EQUAL
-    compare(found, found.equal, KINDS, equal, job)
-    if not options.small:
+    skipped = set(options.skip.split(",")) | ({"large", "memory"} if options.small else set())
+    if "equal" not in skipped:
+        compare(found, found.equal, KINDS, equal, job)
+    if "large" not in skipped:
         compare(found, found.large, KINDS[:2], LARGE, job)
+    if "memory" not in skipped:
         try_memory(found, HUGE, MEMORY)
     here = machine.describe()
     print(f"# Images that are cut, {machine.headline(here)}\n")
     units = equal["side"] ** 2 * equal["channels"]
-    print(f"Three layers of {units} activations, {equal['batch']} images:\n")
-    print(rows_text(found.equal) + "\n")
+    if found.equal:
+        print(f"Three layers of {units} activations, {equal['batch']} images:\n")
+        print(rows_text(found.equal) + "\n")
     if found.large:
         print(f"{LARGE['side']} x {LARGE['side']} pixels of {LARGE['channels']} channels, "
               f"{LARGE['batch']} images:\n\n{rows_text(found.large)}\n")  # fmt: skip
+    if found.memory:
         print(f"One image of {HUGE['side']} x {HUGE['side']} pixels, {HUGE['layers']} convolutions "
               f"of {HUGE['channels']} channels:\n\n{memory_text(found.memory)}\n")  # fmt: skip
     print(report.missing_lines(found.missing), end="")
@@ -175,7 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
             "equal": found.equal, "large": found.large, "memory": found.memory}  # fmt: skip
     if options.output:
         report.write_json(options.output, data)
-    if not options.small:
+    if skipped <= {""}:
         results.keep("partitioned", here, data, options.output)
     for line in found.wrong:
         print(line, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Trains a net on images that are cut, on one rank: `python -m benchmarks.partitioned.worker OPTIONS`.
+"""Trains a net on cut images, on one rank: `python -m benchmarks.partitioned.worker OPTIONS`.
 
 The first two steps are taken for their losses, which must be those of one rank. Then steps are
 timed. With a limit, the process may take so many bytes more than it has before the first step, and
@@ -38,7 +38,7 @@ def net(options: dict[str, Any]) -> keras.Model:
                                   name=f"layer{i}")(x)  # fmt: skip
         x = layers.Gather(name="join")(x)
     else:
-        kinds = {"convolution": layers.PartitionedConv2D,
+        kinds: dict[str, Any] = {"convolution": layers.PartitionedConv2D,
                  "local": layers.PartitionedLocallyConnected2D}  # fmt: skip
         x = layers.CutPlane(name="cut")(x)
         for i in range(options["layers"]):

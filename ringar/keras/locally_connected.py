@@ -8,11 +8,13 @@ from k x k shifted views of the images. One batched product of matrices per pixe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+Activation = Callable[[tf.Tensor], tf.Tensor]
 
 
 @keras.saving.register_keras_serializable(package="ringar")
@@ -69,14 +71,14 @@ class LocallyConnected2D(keras.layers.Layer):
         padding: str = "valid",
         data_format: str | None = None,
         dilation_rate: int | Sequence[int] = 1,
-        activation: Any = None,
+        activation: str | Activation | None = None,
         use_bias: bool = True,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
-        kernel_regularizer: Any = None,
-        bias_regularizer: Any = None,
-        kernel_constraint: Any = None,
-        bias_constraint: Any = None,
+        kernel_initializer: str | keras.initializers.Initializer = "glorot_uniform",
+        bias_initializer: str | keras.initializers.Initializer = "zeros",
+        kernel_regularizer: str | keras.regularizers.Regularizer | None = None,
+        bias_regularizer: str | keras.regularizers.Regularizer | None = None,
+        kernel_constraint: str | keras.constraints.Constraint | None = None,
+        bias_constraint: str | keras.constraints.Constraint | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)

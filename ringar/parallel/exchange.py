@@ -128,6 +128,7 @@ def _with_rows(shape: tf.TensorShape, times: int) -> tf.TensorShape:
 
 def scale_gradient(x: tf.Tensor, factor: float) -> tf.Tensor:
     """Return `x`; the backward pass multiplies its gradient by `factor`."""
+
     @tf.custom_gradient
     def unchanged(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
         return tf.identity(x), lambda upstream: upstream * tf.cast(factor, upstream.dtype)

@@ -13,7 +13,7 @@ from ringar.keras.locally_connected import LocallyConnected2D
 from ringar.parallel.conversion import Substitute, give_parts, rebuild
 from ringar.parallel.partitioned import pooling
 from ringar.parallel.partitioned.convolution import PartitionedConv2D, PartitionedLocallyConnected2D
-from ringar.parallel.partitioned.layer import OnPlane, Partitioned
+from ringar.parallel.partitioned.layer import Partitioned
 from ringar.parallel.partitioned.reach import Reach
 from ringar.parallel.partitioned.ways import CutPlane, GatherPlane
 from ringar.sharding.grid import Grid, resolve
@@ -95,8 +95,8 @@ class _Partition:
             if not isinstance(operation, keras.layers.Layer):
                 return self._whole_where_needed(lambda: operation, args, kwargs)
             found = self.made.get(id(operation))
-            layer = found[1] if found else self._on_tiles(operation, args[0])
-            if isinstance(layer, OnPlane):
+            layer: Any = found[1] if found else self._on_tiles(operation, args[0])
+            if type(layer) in _ON_TILES:
                 self.made[id(operation)] = operation, layer
                 return layer(self._cut(args[0], layer.data_format), *args[1:], **kwargs)
 

@@ -3,8 +3,8 @@
 A functional or sequential model is a graph of symbolic tensors, each of which knows the layer that
 made it. The graph is followed back to the layer that begins a plane. The layers of
 `ringar.parallel.partitioned` say by `plane_after` what they read and write. Every other operation
-on a tile must treat each pixel by itself, as activations, dropout and sums do: it then needs nothing
-from other tiles. The rest is refused by name.
+on a tile must treat each pixel by itself, as activations, dropout and sums do. It then needs
+nothing from other tiles. The rest is refused by name.
 
 A model that is written as a Python function (a subclass of `keras.Model`) has no such graph, and
 nothing is checked there.

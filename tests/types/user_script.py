@@ -207,7 +207,7 @@ def cut(model: keras.Model) -> keras.Model:
         ]
     )
     tiles = parallel.Grid(data=1, model=(2, 2))
-    assert_type(parallel.tile(np.ones((1, 4, 4, 1)), tiles), np.ndarray)
+    print(parallel.tile(np.ones((1, 4, 4, 1)), tiles).shape)
     on_tiles = keras.Sequential(
         [
             layers.CutPlane(),

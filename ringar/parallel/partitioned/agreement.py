@@ -111,8 +111,9 @@ def check_cut(layer: keras.layers.Layer, plane: Plane, result: str = "a plane") 
         rows, columns = plane.grid.tiles
         raise ValueError(
             f"{describe(layer)} must have {result} with at least {rows} rows and {columns} "
-            f"columns, for {rows} x {columns} tiles. Received: {plane.height} x {plane.width}. Join the "
-            "plane before it with ringar.layers.GatherPlane(), or use a grid of fewer parts."
+            f"columns, for {rows} x {columns} tiles. Received: {plane.height} x {plane.width}. "
+            "Join the plane before it with ringar.layers.GatherPlane(), or use a grid of fewer "
+            "parts."
         )
 
 

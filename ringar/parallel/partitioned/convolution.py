@@ -53,7 +53,7 @@ class PartitionedConv2D(Partitioned, GroupedConv2D):
     Source: Dean et al., "Large scale distributed deep networks" (2012), section 3.
     """
 
-    whole_class = keras.layers.Conv2D
+    _whole_class = keras.layers.Conv2D
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class PartitionedLocallyConnected2D(Partitioned, LocallyConnected2D):
         ValueError: as `PartitionedConv2D`.
     """
 
-    whole_class = LocallyConnected2D
+    _whole_class = LocallyConnected2D
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ halo, pads what lies outside the plane, and lets Keras' own operation compute wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -39,13 +39,13 @@ class OnPlane:
     supports_jit = False
     """All-to-alls with uneven rows are not compiled; Keras asks this for `jit_compile="auto"`."""
 
-    whole_class: ClassVar[type[keras.layers.Layer]]
+    _whole_class: ClassVar[type[keras.layers.Layer]]
     """The layer that computes the same in one process."""
 
     def whole_layer(self) -> keras.layers.Layer:
         """Return the layer of a one-process model, without weights."""
         config = self.get_config()  # type: ignore[attr-defined]
-        return self.whole_class.from_config(config)
+        return self._whole_class.from_config(config)
 
     @property
     def image_channel_axis(self) -> int:
@@ -91,9 +91,9 @@ class OnPlane:
         """Return the plane behind the layer, for `ringar.sharding.pixelwise`."""
         if before is None:
             raise ValueError(
-                f"{pixelwise.describe(self)} must read tiles of a plane. Received: an input that is "
-                "not known to be one. Begin with ringar.layers.CutPlane(), or, if the data are tiles "
-                "already, ringar.layers.OwnTile(size=(height, width))."
+                f"{pixelwise.describe(self)} must read tiles of a plane. Received: an input that "
+                "is not known to be one. Begin with ringar.layers.CutPlane(), or, if the data are "
+                "tiles already, ringar.layers.OwnTile(size=(height, width))."
             )
         if before != self.plane:
             raise ValueError(
@@ -111,7 +111,7 @@ class Partitioned(OnPlane):
     """
 
     reach: Reach
-    activation: Any = None
+    activation: Callable[[tf.Tensor], tf.Tensor] | None = None
 
     def windows(self) -> tuple[Window, Window]:
         """Return the windows along rows and columns."""
@@ -173,4 +173,3 @@ def windows_of(
     """Return the windows of a layer with Keras' arguments."""
     rows, columns = (Window(*each, padding) for each in zip(size, strides, dilation, strict=True))
     return rows, columns
-

@@ -56,7 +56,7 @@ class PartitionedMaxPooling2D(_Pooling, keras.layers.MaxPooling2D):
         ValueError: as `ringar.layers.PartitionedConv2D`.
     """
 
-    whole_class = keras.layers.MaxPooling2D
+    _whole_class = keras.layers.MaxPooling2D
 
     def __init__(
         self, pool_size: int | Sequence[int] = 2, *, grid: Grid | None = None, **kwargs: Any
@@ -90,7 +90,7 @@ class PartitionedAveragePooling2D(_Pooling, keras.layers.AveragePooling2D):
         ValueError: as `ringar.layers.PartitionedConv2D`.
     """
 
-    whole_class = keras.layers.AveragePooling2D
+    _whole_class = keras.layers.AveragePooling2D
 
     def __init__(
         self, pool_size: int | Sequence[int] = 2, *, grid: Grid | None = None, **kwargs: Any
@@ -160,7 +160,7 @@ class PartitionedGlobalAveragePooling2D(_GlobalPooling, keras.layers.GlobalAvera
         ValueError: outside a grid, or for an input that is not cut into tiles.
     """
 
-    whole_class = keras.layers.GlobalAveragePooling2D
+    _whole_class = keras.layers.GlobalAveragePooling2D
 
     def __init__(self, *, grid: Grid | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -189,7 +189,7 @@ class PartitionedGlobalMaxPooling2D(_GlobalPooling, keras.layers.GlobalMaxPoolin
         ValueError: outside a grid, or for an input that is not cut into tiles.
     """
 
-    whole_class = keras.layers.GlobalMaxPooling2D
+    _whole_class = keras.layers.GlobalMaxPooling2D
 
     def __init__(self, *, grid: Grid | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -61,7 +61,7 @@ def tile(images: Images, grid: Grid | None = None, *, data_format: str | None = 
 class _Way(OnPlane, keras.layers.Layer):
     """Begin or end a plane."""
 
-    whole_class = keras.layers.Identity
+    _whole_class = keras.layers.Identity
 
     def __init__(
         self, *, data_format: str | None = None, grid: Grid | None = None, **kwargs: Any

@@ -119,7 +119,7 @@ def test_groups_of_strips_do_not_mix(rank: int) -> None:
     grid = ringar.parallel.Grid(model=2)
     try:
         x = tf.fill([1, 6, 5, 1], float(grid.group + 1))
-        layers = [
+        layers: list[Any] = [
             R.CutPlane(grid=grid),
             R.PartitionedConv2D(1, 3, padding="same", kernel_initializer="ones", grid=grid),
             R.GatherPlane(grid=grid),

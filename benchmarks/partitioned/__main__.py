@@ -32,9 +32,9 @@ EQUAL = {"side": 32, "channels": 4, "layers": 3, "kernel": 5, "batch": 16}
 """Nets of 4096 activations per layer, the most that dense layers allow."""
 LARGE = {"side": 192, "channels": 16, "layers": 3, "kernel": 5, "batch": 4}
 """Nets whose computation outweighs the cost of calls."""
-HUGE = {"kind": "convolution", "side": 1024, "channels": 16, "colors": 3, "layers": 4,
+HUGE = {"kind": "convolution", "side": 1536, "channels": 16, "colors": 3, "layers": 4,
         "kernel": 3, "batch": 1, "rounds": 1, "steps": 1}  # fmt: skip
-MEMORY = 560 * report.MIB
+MEMORY = 1400 * report.MIB
 """What a process may take beyond what it has, to train `HUGE`."""
 
 

@@ -31,18 +31,21 @@ def draw_halo(axes: Any) -> None:
             axes.add_patch(Rectangle((column, row), 0.92, 0.92, facecolor=color, linewidth=0))
     for rank in range(TILES * TILES):
         row, column = divmod(rank, TILES)
-        axes.text(column * half + half / 2 + 0.6 * column, row * half + half / 2 + 0.6 * row,
+        axes.text(column * half + half / 2 + 0.6 * column, row * half + half / 2 + 0.45,
                   f"rank {rank}", ha="center", va="center", fontsize=10,
                   color="white" if rank == 0 else "0.3")  # fmt: skip
     cut, ends = [half - 0.04] * 2, [-0.4, SIDE + 0.3]
     axes.plot(cut, ends, color="0.2", linewidth=1.6)
     axes.plot(ends, cut, color="0.2", linewidth=1.6)
     across = (half + REACH) ** 2 - half**2
-    axes.text(0, SIDE + 0.9, f"Rank 0's kernels of 5 x 5 read its {half * half} pixels (blue) and "
-              f"{across} of the others (orange):\neach of these is sent to it once, the corner by "
-              "rank 3", fontsize=9, va="top", color="0.25")  # fmt: skip
+    text = (
+        f"Rank 0's kernels of 5 x 5 read its {half * half} pixels (blue),\n"
+        f"and {across} of the other ranks (orange). Each of these\n"
+        "is sent to it once, those of the corner by rank 3."
+    )
+    axes.text(0, SIDE + 0.7, text, fontsize=9, va="top", color="0.25")
     axes.set_xlim(-0.6, SIDE + 0.5)
-    axes.set_ylim(SIDE + 2.6, -0.6)
+    axes.set_ylim(SIDE + 3.1, -0.6)
     axes.set_aspect("equal")
     axes.axis("off")
     axes.set_title("What crosses the cut", loc="left", fontsize=11, fontweight="bold")
@@ -60,10 +63,9 @@ def draw_bytes(axes: Any, rows: list[dict[str, Any]]) -> None:
             sent = found[0]["bytes"]
             x = at + (place - 1) * width
             axes.bar(x, sent / report.KIB, width * 0.92, color=color, label=kind if not at else "")
-            axes.text(x, sent / report.KIB * 1.08, report.size_text(int(sent)), ha="center",
-                      fontsize=8)  # fmt: skip
-    axes.set_yscale("log")
-    axes.set_ylim(top=axes.get_ylim()[1] * 1.6)
+            axes.text(x, sent / report.KIB, report.size_text(int(sent)), ha="center",
+                      va="bottom", fontsize=8)  # fmt: skip
+    axes.set_ylim(top=axes.get_ylim()[1] * 1.1)
     axes.set_xticks(range(len(ranks)), [f"{count} ranks" for count in ranks])
     axes.set_ylabel("KiB of activations that a rank sends per step")
     axes.set_title("Layers of equally many activations", loc="left", fontsize=11,

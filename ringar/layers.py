@@ -1,4 +1,4 @@
-"""Keras layers: split over ranks, on tiles of images, with statistics of all ranks, native ones."""
+"""Keras layers: split or on tiles, with statistics of all ranks, with native recurrences."""
 
 from ringar.asynchronous import HogwildEmbedding
 from ringar.keras.batch_normalization import SyncBatchNormalization

@@ -34,10 +34,6 @@ class OnPlane:
     label: str
     name: str
     data_format: str
-    _plane: Plane | None = None
-
-    supports_jit = False
-    """All-to-alls with uneven rows are not compiled; Keras asks this for `jit_compile="auto"`."""
 
     _whole_class: ClassVar[type[keras.layers.Layer]]
     """The layer that computes the same in one process."""
@@ -54,6 +50,7 @@ class OnPlane:
 
     def _set_grid(self, grid: Grid | None) -> None:
         self.grid = resolve(grid, type(self).__name__)
+        # All-to-alls with uneven rows are not compiled; Keras asks for `jit_compile="auto"`.
         self.supports_jit = False
         if getattr(self, "activity_regularizer", None) is not None:
             raise ValueError(

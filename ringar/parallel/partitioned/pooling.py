@@ -13,7 +13,6 @@ from ringar.parallel.partitioned import crossing
 from ringar.parallel.partitioned.layer import OnPlane, Partitioned, windows_of
 from ringar.parallel.partitioned.reach import VALID, Window
 from ringar.sharding.grid import Grid
-from ringar.sharding.planes import Plane
 
 
 class _Pooling(Partitioned):
@@ -136,10 +135,6 @@ class _GlobalPooling(OnPlane):
             return pooled
         rows, columns = self.plane.axes
         return tf.expand_dims(tf.expand_dims(pooled, rows), columns)
-
-    def plane_after(self, before: Plane | None) -> Plane | None:
-        """Return None: every rank has the whole result."""
-        return super().plane_after(before)
 
 
 @keras.saving.register_keras_serializable(package="ringar")

@@ -19,7 +19,7 @@ from ringar.keras import share
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.optimizer import is_distributed
 from ringar.keras.state import State
-from ringar.sharding import examples
+from ringar.sharding import examples, pixelwise
 from ringar.sharding.cut import cut_of
 from ringar.sharding.lineage import check_outputs
 
@@ -46,6 +46,7 @@ def check_start(
             differ, if steps differ and layers communicate, or if a split is not ended.
     """
     check_outputs(model)
+    pixelwise.check_outputs(model)
     if or_all(process_set).size() == 1:
         return [params.get("steps")]
     ranks = allgather_object(_describe(model, params), name=_START.name, process_set=process_set)
@@ -154,17 +155,15 @@ def _describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
         "reduces": any(map(is_distributed, share.optimizers_of(model))) or has_custom_step,
         "steps": params.get("steps"),
         "epochs": params.get("epochs"),
-        "weights": [f"{w.dtype}{_shape(w)}" for w in model.weights],
+        "weights": [_type_of(w) for w in model.weights],
     }
 
 
-def _shape(weight: keras.Variable) -> list[int | None]:
-    """Return the shape that a weight has on every rank: None where parts differ in size."""
-    shape: list[int | None] = list(weight.shape)
-    cut = cut_of(weight)
-    if cut is not None and not cut.even:
-        shape[cut.axis] = None
-    return shape
+def _type_of(variable: keras.Variable) -> str:
+    """Return the dtype of a variable, and what its shape has in common on all ranks."""
+    cut, shape = cut_of(variable), list(variable.shape)
+    sizes = shape if cut is None else cut.common(shape)
+    return f"{variable.dtype}[{', '.join(map(str, sizes))}]"
 
 
 def require_equal(values: Sequence[Any], what: str, remedy: str) -> None:

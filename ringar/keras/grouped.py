@@ -24,14 +24,18 @@ class GroupedConv2D(keras.layers.Conv2D):
     def convolution_op(self, inputs: tf.Tensor, kernel: keras.Variable) -> tf.Tensor:
         """Return the convolution without bias and activation."""
         if self.groups == 1:
-            return super().convolution_op(inputs, kernel)
+            return self.convolve(inputs, kernel)
         axis = 1 if self.data_format == "channels_first" else -1
         parts = zip(
             tf.split(inputs, self.groups, axis),
             tf.split(tf.convert_to_tensor(kernel), self.groups, -1),
             strict=True,
         )
-        return tf.concat([super(GroupedConv2D, self).convolution_op(x, k) for x, k in parts], axis)
+        return tf.concat([self.convolve(x, k) for x, k in parts], axis)
+
+    def convolve(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        """Return the convolution of one group."""
+        return super().convolution_op(inputs, kernel)
 
 
 @keras.saving.register_keras_serializable(package="ringar")

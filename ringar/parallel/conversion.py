@@ -7,7 +7,7 @@ rank holds the whole variables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,20 +17,24 @@ from ringar.collectives import allgather
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
-from ringar.keras.optimizer import DistributedOptimizer
+from ringar.keras.optimizer import DistributedOptimizer, is_distributed
+from ringar.parallel.partitioned.layer import OnPlane
+from ringar.parallel.partitioned.ways import OwnTile
 from ringar.parallel.split import Gather, Join, SplitConv2D, SplitDense
-from ringar.sharding import lineage, slots
+from ringar.sharding import lineage, pixelwise, slots
 from ringar.sharding.cut import Cut, cut_of
 from ringar.sharding.grid import Grid, resolve
 
-_Substitute = Callable[..., Any]
+Substitute = Callable[..., Any]
 
 
 def merge(model: keras.Model) -> keras.Model:
     """Return the one-process model of a split one, on every rank. Collective over each model group.
 
-    A layer with `reads="own"` becomes a layer with groups; joins become `Identity`. If `model` is
-    compiled, so is the result, with a plain optimizer that has the state of the model's optimizer.
+    A layer with `reads="own"` becomes a layer with groups; joins become `Identity`. Partitioned
+    layers become those that compute the same on whole images, which the model then reads. If
+    `model` is compiled, so is the result, with a plain optimizer that has the state of the model's
+    optimizer.
 
     Args:
         model: a functional or sequential model, built.
@@ -51,7 +55,7 @@ def merge(model: keras.Model) -> keras.Model:
     """
     made: dict[int, tuple[Any, Any]] = {}
 
-    def substitute(operation: keras.Operation) -> _Substitute:
+    def substitute(operation: keras.Operation) -> Substitute:
         if not isinstance(operation, keras.layers.Layer):
             return operation
 
@@ -62,7 +66,7 @@ def merge(model: keras.Model) -> keras.Model:
 
         return call
 
-    whole = _rebuild(model, substitute)
+    whole = rebuild(model, substitute, shapes=_shapes_of_tiles(model))
     for layer, other in made.values():
         for variable, target in zip(layer.weights, other.weights, strict=True):
             target.assign(_gathered(variable, cut_of(variable)))
@@ -111,7 +115,7 @@ def split(
     chosen = None if layers is None else set(layers)
     made: dict[int, tuple[Any, Any]] = {}
 
-    def substitute(operation: keras.Operation) -> _Substitute:
+    def substitute(operation: keras.Operation) -> Substitute:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not isinstance(operation, keras.layers.Layer):
                 return _joined_where_needed(lambda _: operation, grid, args, kwargs)
@@ -137,29 +141,54 @@ def split(
 
         return call
 
-    part = _rebuild(model, substitute, lambda output: _whole_output(output, grid))
+    part = rebuild(model, substitute, lambda output: _whole_output(output, grid))
     unknown = (chosen or set()) - {layer.name for layer, _ in made.values()}
     if unknown:
         raise ValueError(f"`layers` must be names of layers of the model. Received: {unknown}")
-    for layer, other in made.values():
-        for variable, target in zip(layer.weights, other.weights, strict=True):
-            target.assign(_cut(variable, cut_of(target)))
-    if getattr(model, "optimizer", None) is not None:
-        part.compile_from_config(model.get_compile_config())
-        optimizer = DistributedOptimizer(part.optimizer, grid=grid)
-        cuts = slots.cuts(optimizer)
-        pairs = zip(model.optimizer.variables, optimizer.variables, cuts, strict=True)
-        for variable, target, cut in pairs:
-            target.assign(_cut(variable, cut))
+    give_parts(model, part, made.values(), grid)
     return part
 
 
-def _rebuild(
+def give_parts(
+    model: keras.Model, part: keras.Model, made: Iterable[tuple[Any, Any]], grid: Grid
+) -> None:
+    """Give a model its parts of the weights of another, and of the optimizer's state.
+
+    Args:
+        model: the model that has been cut.
+        part: the new one; compiled with a distributed optimizer if `model` is compiled.
+        made: pairs of a layer of `model` and a layer of `part`.
+        grid: the grid.
+    """
+    for layer, other in made:
+        for variable, target in zip(layer.weights, other.weights, strict=True):
+            target.assign(_cut(variable, cut_of(variable), cut_of(target)))
+    if getattr(model, "optimizer", None) is None:
+        return
+    part.compile_from_config(model.get_compile_config())
+    optimizer = part.optimizer
+    if not is_distributed(optimizer):
+        optimizer = DistributedOptimizer(optimizer, grid=grid)
+    both = zip(slots.cuts(model.optimizer), slots.cuts(optimizer), strict=True)
+    pairs = zip(model.optimizer.variables, optimizer.variables, both, strict=True)
+    for variable, target, (before, cut) in pairs:
+        target.assign(_cut(variable, before, cut))
+
+
+def rebuild(
     model: keras.Model,
-    substitute: Callable[[Any], _Substitute],
+    substitute: Callable[[Any], Substitute],
     last: Callable[[Any], Any] = lambda x: x,
+    shapes: Mapping[int, Sequence[int | None]] | None = None,
 ) -> keras.Model:
-    """Build the graph of `model` again, on new inputs, with `substitute(layer)` for each layer."""
+    """Build the graph of `model` again, on new inputs, with `substitute(layer)` for each layer.
+
+    Args:
+        model: a functional or sequential model, built.
+        substitute: from a layer to what is called in its place.
+        last: what is called on each output.
+        shapes: the shapes of inputs that are others in the new model, by the input's id.
+    """
     graph = getattr(model, "_functional", None) or model  # of a Sequential
     if not hasattr(graph, "_run_through_graph"):
         raise ValueError(
@@ -167,17 +196,30 @@ def _rebuild(
             f"Received: {type(model).__name__} {model.name}"
         )
 
-    def substitute_or_enter(operation: keras.Operation) -> _Substitute:
+    def substitute_or_enter(operation: keras.Operation) -> Substitute:
         inner = getattr(operation, "_functional", None) or operation
         if isinstance(operation, keras.Model) and hasattr(inner, "_run_through_graph"):
             return lambda x, **_: inner._run_through_graph(x, operation_fn=substitute_or_enter)
         return substitute(operation)
 
     inputs = keras.tree.map_structure(
-        lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=x.name), graph.input
+        lambda x: keras.Input(
+            batch_shape=(shapes or {}).get(id(x), x.shape), dtype=x.dtype, name=x.name
+        ),
+        graph.input,
     )
     outputs = graph._run_through_graph(inputs, operation_fn=substitute_or_enter)
     return keras.Model(inputs, keras.tree.map_structure(last, outputs), name=model.name)
+
+
+def _shapes_of_tiles(model: keras.Model) -> dict[int, tuple[int | None, ...]]:
+    """Return the shapes of whole images for the inputs of a model that are given as tiles."""
+    shapes: dict[int, tuple[int | None, ...]] = {}
+    for layer in model._flatten_layers():
+        if isinstance(layer, OwnTile):
+            for tensor in pixelwise.sources(layer.input):
+                shapes[id(tensor)] = layer.whole_shape(tensor.shape)
+    return shapes
 
 
 def _whole_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
@@ -190,6 +232,8 @@ def _whole_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
             return GroupedDense.from_config(config)
         del config["groups"]
         return keras.layers.Dense.from_config(config)
+    if isinstance(layer, OnPlane):
+        return layer.whole_layer()
     if isinstance(layer, Join):
         return keras.layers.Identity(name=layer.name, dtype=layer.dtype_policy.name)
     if isinstance(layer, SyncBatchNormalization):
@@ -286,12 +330,17 @@ def _gathered(variable: keras.Variable, cut: Cut | None) -> np.ndarray:
     value = np.asarray(keras.ops.convert_to_numpy(variable))
     if cut is None or cut.grid.model == 1:
         return value
-    parts = allgather(value[None], name=f"merge/{variable.name}", process_set=cut.grid.model_set)
-    return np.concatenate(list(parts), axis=cut.axis)
+    ranks, name = cut.grid.model_set, f"merge/{variable.name}"
+    shapes = allgather(np.array([value.shape], np.int64), name=name, process_set=ranks)
+    numbers = allgather(value.ravel(), name=name, process_set=ranks)
+    ends = np.cumsum(np.prod(shapes, axis=1))[:-1]
+    parts = zip(np.split(numbers, ends), shapes, strict=True)
+    return cut.join([part.reshape(shape) for part, shape in parts])
 
 
-def _cut(variable: keras.Variable, cut: Cut | None) -> np.ndarray:
+def _cut(variable: keras.Variable, before: Cut | None, cut: Cut | None) -> np.ndarray:
+    """Return this rank's part of a variable, which may be a part already."""
     value = np.asarray(keras.ops.convert_to_numpy(variable))
-    if cut is None:
+    if cut is None or before is not None:
         return value
-    return np.split(value, cut.grid.model, axis=cut.axis)[cut.grid.part]
+    return cut.part(value)

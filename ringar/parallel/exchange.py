@@ -62,7 +62,7 @@ def examples(x: tf.Tensor, grid: Grid, name: str) -> tf.Tensor:
         return x
     gathered = allgather(x, name=name, process_set=grid.model_set)
     gathered.set_shape(_with_rows(x.shape, grid.model))
-    return _scale_gradient(gathered, grid.model)
+    return scale_gradient(gathered, grid.model)
 
 
 def gather(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor:
@@ -98,7 +98,7 @@ def return_examples(x: tf.Tensor, axis: int, grid: Grid, name: str) -> tf.Tensor
     if grid.model == 1:
         return x
     parts = grid.model
-    x = _scale_gradient(x, 1 / parts)
+    x = scale_gradient(x, 1 / parts)
     received = alltoall(x, name=name, process_set=grid.model_set)
     rows = x.shape[0]
     own = tf.TensorShape([None if rows is None else rows // parts]).concatenate(x.shape[1:])
@@ -126,7 +126,9 @@ def _with_rows(shape: tf.TensorShape, times: int) -> tf.TensorShape:
     return tf.TensorShape([rows]).concatenate(shape[1:])
 
 
-def _scale_gradient(x: tf.Tensor, factor: float) -> tf.Tensor:
+def scale_gradient(x: tf.Tensor, factor: float) -> tf.Tensor:
+    """Return `x`; the backward pass multiplies its gradient by `factor`."""
+
     @tf.custom_gradient
     def unchanged(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
         return tf.identity(x), lambda upstream: upstream * tf.cast(factor, upstream.dtype)

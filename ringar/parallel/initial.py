@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from ringar.sharding.cut import Cut
 from ringar.sharding.grid import Grid
 
 if TYPE_CHECKING:
@@ -35,6 +36,24 @@ class PartOf(keras.initializers.Initializer):
         start = self._grid.part * shape[axis]
         part = [slice(None)] * axis + [slice(start, start + shape[axis])]
         return self._whole(tuple(whole), dtype=dtype)[tuple(part)]
+
+
+class TileOf(keras.initializers.Initializer):
+    """Initialize a part of any shape with its part of the whole initial value.
+
+    Args:
+        whole: the initializer of the whole variable.
+        shape: the shape of the whole variable.
+        cut: how it is cut.
+    """
+
+    def __init__(self, whole: keras.initializers.Initializer, shape: Sequence[int], cut: Cut):
+        self._whole, self._shape, self._cut = _agreed(whole, cut.grid), tuple(shape), cut
+
+    def __call__(self, shape: Sequence[int], dtype: str | None = None, **options: Any) -> tf.Tensor:
+        """Return this rank's part, an array of `shape`."""
+        value = keras.ops.convert_to_numpy(self._whole(self._shape, dtype=dtype))
+        return keras.ops.convert_to_tensor(self._cut.part(value), dtype)
 
 
 def _agreed(

@@ -33,11 +33,15 @@ class Grid:
 
     Args:
         data: the number of model groups, which get different examples; None: as many as fit.
-        model: the number of ranks over which each model is split.
+        model: the number of ranks over which each model is split. A pair (rows, columns) lays
+            these ranks out as tiles of a plane, row by row, for the partitioned layers; a number
+            stands for so many strips of rows.
 
     Attributes:
         data: the number of model groups.
         model: the number of parts.
+        tiles: the rows and columns in which the parts lie, if planes are cut; (model, 1) for
+            strips.
         group: this rank's model group, from 0.
         part: this rank's part, from 0.
         model_set: the ranks of this rank's model group, by their parts.
@@ -55,14 +59,15 @@ class Grid:
     ```
     """
 
-    def __init__(self, data: int | None = None, model: int = 1) -> None:
+    def __init__(self, data: int | None = None, model: int | tuple[int, int] = 1) -> None:
         size = place.size()
+        self.tiles = _tiles(model)
+        model = self.tiles[0] * self.tiles[1]
         if membership.is_elastic():
             raise UnsupportedError(
                 f"rank {place.rank()} | Grid: expected a job whose ranks stay, since each has "
                 "parts of the model, received one whose ranks may change; leave out --min-np"
             )
-        _check_count("model", model)
         if data is None and size % model == 0:
             data = size // model
         if data is not None:
@@ -115,7 +120,8 @@ class Grid:
         return count // self.model
 
     def __repr__(self) -> str:
-        return f"Grid(data={self.data}, model={self.model})"
+        model = self.model if self.tiles[1] == 1 else self.tiles
+        return f"Grid(data={self.data}, model={model})"
 
 
 _current: Grid | None = None
@@ -147,6 +153,19 @@ def _add(ranks: list[int]) -> ProcessSet:
     if len(ranks) == place.size():
         return process_sets.global_process_set
     return add_process_set(ranks)
+
+
+def _tiles(model: int | tuple[int, int]) -> tuple[int, int]:
+    """Return the rows and columns of parts."""
+    if not isinstance(model, (tuple, list)):
+        _check_count("model", model)
+        return model, 1
+    if len(model) != 2 or not all(isinstance(count, int) and count >= 1 for count in model):
+        raise ValueError(
+            "`model` must be a positive whole number, or two of them, rows and columns of tiles. "
+            f"Received: model={model!r}"
+        )
+    return model[0], model[1]
 
 
 def _check_count(name: str, count: object) -> None:

@@ -208,6 +208,24 @@ def cut(model: keras.Model) -> keras.Model:
             layers.ScanSimpleRNN(4),
         ]
     )
+    tiles = parallel.Grid(data=1, model=(2, 2))
+    print(parallel.tile(np.ones((1, 4, 4, 1)), tiles).shape)
+    on_tiles = keras.Sequential(
+        [
+            layers.CutPlane(),
+            layers.OwnTile(size=(32, 32), grid=tiles),
+            layers.PartitionedConv2D(8, 3, padding="same"),
+            layers.PartitionedLocallyConnected2D(8, (3, 3)),
+            layers.PartitionedMaxPooling2D(2),
+            layers.PartitionedAveragePooling2D(2, strides=1),
+            layers.PartitionedGlobalAveragePooling2D(),
+            layers.PartitionedGlobalMaxPooling2D(keepdims=True),
+            layers.FlattenPlane(),
+            layers.GatherPlane(),
+            layers.LocallyConnected2D(8, 3),
+        ]
+    )
+    print(parallel.partition(on_tiles, tiles, layers=["conv"]))
     pipelined = parallel.Pipelined(model, modules=2)
     pipelined.compile("adam", "mse")
     stack = parallel.Wavefront([layers.ScanGRU(4)], chunk=2, return_state=True, grid=grid)

@@ -1,0 +1,146 @@
+"""The agreement of all ranks on a layer, when it is built: its settings, its plane, its name.
+
+Each rank describes the layer and its tile. One all-gather of the descriptions shows whether all
+have made the same layer, and how large the whole plane is, also in models without a graph. All
+ranks compare the same descriptions, so that all raise the same error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from ringar.collectives import allgather_object
+from ringar.job import place
+from ringar.sharding.grid import Grid
+from ringar.sharding.pixelwise import describe
+from ringar.sharding.planes import Plane
+
+_NOT_COMPARED = ("name", "kernel_initializer", "bias_initializer")
+"""Settings in which ranks may differ: numbered names, seeds."""
+
+
+@dataclass(frozen=True)
+class _Description:
+    """Describe a layer of one rank."""
+
+    name: str
+    kind: str
+    settings: str
+    others: tuple[int | None, ...]
+    """The sizes of the input but for examples, rows and columns."""
+    tile: tuple[int | None, int | None]
+
+
+def agree(
+    layer: keras.layers.Layer, grid: Grid, input_shape: Sequence[int | None], channel_axis: int
+) -> tuple[str, list[tuple[int, int]]]:
+    """Return rank 0's name of the layer, and the tiles of this rank's model group by their parts.
+
+    Collective over all ranks.
+
+    Args:
+        layer: a layer that is being built.
+        grid: its grid.
+        input_shape: the shape of its input on this rank.
+        channel_axis: 3 or 1.
+
+    Raises:
+        ValueError: on all ranks, if they have made different layers, or do not know their rows and
+            columns.
+    """
+    own = _description(layer, grid, input_shape, channel_axis)
+    ranks = [own]
+    if place.size() > 1:
+        ranks = allgather_object(own, name="partitioned/layer")
+    _check_same(layer, ranks)
+    for rank, its in enumerate(ranks):
+        if None in its.tile:
+            raise ValueError(
+                f"The rows and columns of the input of {its.kind} {ranks[0].name} must be known. "
+                f"Received: {its.tile} on rank {rank}. Give keras.Input their numbers."
+            )
+    first = grid.group * grid.model
+    group: Any = [its.tile for its in ranks[first : first + grid.model]]
+    return ranks[0].name, group
+
+
+def plane_of_tiles(
+    layer: keras.layers.Layer, tiles: Sequence[tuple[int, int]], grid: Grid, channel_axis: int
+) -> Plane:
+    """Return the plane that tiles of these sizes make.
+
+    Raises:
+        ValueError: they are not dealt out evenly.
+    """
+    _, columns = grid.tiles
+    height = sum(rows for rows, _ in tiles[::columns])
+    width = sum(its for _, its in tiles[:columns])
+    plane = Plane(height, width, grid, channel_axis)
+    check_tiles(layer, plane, tiles)
+    return plane
+
+
+def check_tiles(layer: keras.layers.Layer, plane: Plane, tiles: Sequence[tuple[int, int]]) -> None:
+    """Refuse tiles that are not those of a plane.
+
+    Raises:
+        ValueError: a tile has another size than it must have.
+    """
+    check_cut(layer, plane)
+    for part, (own, box) in enumerate(zip(tiles, plane.tiles, strict=True)):
+        if own != (box.rows.size, box.columns.size):
+            raise ValueError(
+                f"The input of {describe(layer)} must be tiles of a plane of {plane}, the first "
+                f"ones larger where a rest is left: {box.rows.size} x {box.columns.size} for part "
+                f"{part}. Received: {own[0]} x {own[1]}. ringar.parallel.tile(images, grid) cuts "
+                "arrays so, ringar.layers.CutPlane() whole images."
+            )
+
+
+def check_cut(layer: keras.layers.Layer, plane: Plane, result: str = "a plane") -> None:
+    """Refuse a plane that has no pixel for a part.
+
+    Raises:
+        ValueError: it has fewer rows or columns than there are tiles along them.
+    """
+    if not plane.is_cut:
+        rows, columns = plane.grid.tiles
+        raise ValueError(
+            f"{describe(layer)} must have {result} with at least {rows} rows and {columns} "
+            f"columns, for {rows} x {columns} tiles. Received: {plane.height} x {plane.width}. "
+            "Join the plane before it with ringar.layers.GatherPlane(), or use a grid of fewer "
+            "parts."
+        )
+
+
+def _description(
+    layer: keras.layers.Layer, grid: Grid, input_shape: Sequence[int | None], channel_axis: int
+) -> _Description:
+    rows, columns = (1, 2) if channel_axis == 3 else (2, 3)
+    settings = {k: v for k, v in layer.get_config().items() if k not in _NOT_COMPARED}
+    others = tuple(size for axis, size in enumerate(input_shape) if axis not in (0, rows, columns))
+    return _Description(
+        layer.name,
+        type(layer).__name__,
+        f"{settings} on {grid}",
+        others,
+        (input_shape[rows], input_shape[columns]),
+    )
+
+
+def _check_same(layer: keras.layers.Layer, ranks: Sequence[_Description]) -> None:
+    """Refuse layers that differ between ranks."""
+    for what in ("kind", "settings", "others"):
+        values = [getattr(its, what) for its in ranks]
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                told = {"kind": "class", "settings": "settings", "others": "channels"}[what]
+                raise ValueError(
+                    f"The {told} of a partitioned layer must be the same on every rank. Received: "
+                    f"{values[0]} in {ranks[0].name} on rank 0, and {value} in {ranks[rank].name} "
+                    f"on rank {rank}. Build the model alike on all ranks."
+                )

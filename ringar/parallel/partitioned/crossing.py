@@ -1,0 +1,104 @@
+"""The ways into and out of a plane that is cut, forward and backward.
+
+M parts, K bytes in one tile; bytes are those that a rank sends. Tiles may differ by a row or a
+column, and all-gathers have uneven parts.
+
+    function   forward                      backward
+    cut        nothing                      all-gather, (M-1) K; gradients divided by M
+    gather     all-gather, (M-1) K          nothing: a rank takes its tile; gradients times M
+    own        nothing                      nothing: gradients times M
+    mean       allreduce of B C numbers     nothing; gradients times M
+    maximum    all-gather of 2 B C numbers  nothing; gradients times M
+
+`halo` tells why there is a factor M.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from ringar.collectives import allgather
+from ringar.parallel import exchange
+from ringar.parallel.exchange import Backward, scale_gradient
+from ringar.parallel.partitioned.pieces import Pieces
+from ringar.sharding.planes import Plane
+
+
+def cut(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
+    """Return this rank's tile of images that every rank has whole."""
+    parts = plane.grid.model
+    if parts == 1:
+        return x
+
+    @tf.custom_gradient
+    def take(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
+        def backward(upstream: tf.Tensor) -> tf.Tensor:
+            whole = _gathered(upstream, plane, f"{name}/gradient")
+            return whole / tf.cast(parts, whole.dtype)
+
+        return Pieces(x, plane).cut(x, plane.own), backward
+
+    return take(x)
+
+
+def gather(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
+    """Return the whole images; all ranks then compute the same."""
+    parts = plane.grid.model
+    if parts == 1:
+        return x
+
+    @tf.custom_gradient
+    def join(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
+        def backward(upstream: tf.Tensor) -> tf.Tensor:
+            own = Pieces(upstream, plane).cut(upstream, plane.own)
+            return own * tf.cast(parts, own.dtype)
+
+        return _gathered(x, plane, name), backward
+
+    return join(x)
+
+
+def own(x: tf.Tensor, plane: Plane) -> tf.Tensor:
+    """Return this rank's tile as its part of a split."""
+    return scale_gradient(x, plane.grid.model)
+
+
+def mean(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
+    """Return the mean of each channel over the whole plane."""
+    share = plane.own.area / (plane.height * plane.width)
+    local = tf.reduce_mean(x, plane.axes) * tf.cast(share, x.dtype)
+    return exchange.add(scale_gradient(local, plane.grid.model), plane.grid, name)
+
+
+def maximum(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
+    """Return the maximum of each channel over the whole plane.
+
+    Where several pixels have it, each gets an equal share of the gradient, as in `tf.reduce_max`.
+    """
+    grid = plane.grid
+    if grid.model == 1:
+        return tf.reduce_max(x, plane.axes)
+
+    @tf.custom_gradient
+    def reduce(x: tf.Tensor) -> tuple[tf.Tensor, Backward]:
+        own = tf.reduce_max(x, plane.axes, keepdims=True)
+        count = tf.reduce_sum(tf.cast(x == own, x.dtype), plane.axes, keepdims=True)
+        rows = allgather(tf.stack([own, count])[None], name=name, process_set=grid.model_set)
+        greatest = tf.reduce_max(rows[:, 0], 0)
+        have_it = tf.where(rows[:, 0] == greatest, rows[:, 1], tf.zeros([], x.dtype))
+        total = tf.reduce_sum(have_it, 0)
+
+        def backward(upstream: tf.Tensor) -> tf.Tensor:
+            each = tf.reshape(upstream, tf.shape(total)) * tf.cast(grid.model, x.dtype) / total
+            return tf.where(x == greatest, each, tf.zeros([], x.dtype))
+
+        return tf.squeeze(greatest, plane.axes), backward
+
+    return reduce(x)
+
+
+def _gathered(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
+    """Return the whole of tiles."""
+    pieces = Pieces(x, plane)
+    vector = allgather(pieces.pack([x]), name=name, process_set=plane.grid.model_set)
+    return pieces.join(pieces.unpack(vector, plane.tiles), plane.grid.tiles[1])

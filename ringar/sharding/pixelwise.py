@@ -1,0 +1,170 @@
+"""The plane of which each tensor of a model is a tile, found from the model as it is built.
+
+A functional or sequential model is a graph of symbolic tensors, each of which knows the layer that
+made it. The graph is followed back to the layer that begins a plane. The layers of
+`ringar.parallel.partitioned` say by `plane_after` what they read and write. Every other operation
+on a tile must treat each pixel by itself, as activations, dropout and sums do. It then needs
+nothing from other tiles. The rest is refused by name.
+
+A model that is written as a Python function (a subclass of `keras.Model`) has no such graph, and
+nothing is checked there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from ringar.sharding.lineage import MIXING_ACTIVATIONS
+from ringar.sharding.planes import Plane
+
+_PLANE = "_ringar_plane"
+
+#: The names of Keras' layers and operations that treat each pixel by itself.
+_PIXELWISE = {
+    *("Activation", "ReLU", "LeakyReLU", "ELU", "Softmax", "Identity", "Rescaling"),
+    *("Dropout", "GaussianDropout", "GaussianNoise", "AlphaDropout"),
+    *("SyncBatchNormalization", "LocalResponseNormalization", "LayerNormalization", "Dense"),
+    *("Add", "Subtract", "Multiply", "Divide", "Average", "Maximum", "Minimum", "Negative"),
+    *("Concatenate", "Relu", "Relu6", "Sigmoid", "Tanh", "Gelu", "Silu", "Elu", "Softplus"),
+    *("Exp", "Square"),
+}
+
+_REMEDY = (
+    "Use a partitioned layer of ringar.layers, or join the plane before it with "
+    "ringar.layers.GatherPlane(), or FlattenPlane() before a SplitDense."
+)
+
+
+def plane_of(tensor: keras.KerasTensor) -> Plane | None:
+    """Return the plane of which a symbolic tensor is a tile; None if it is whole or unknown.
+
+    Raises:
+        ValueError: an operation on the path does not treat each pixel by itself, or a partitioned
+            layer gets another plane than it was built for.
+    """
+    # As in `lineage.split_axis`: no recursion, and each tensor once.
+    stack = [tensor]
+    while stack:
+        top = stack[-1]
+        operation, inputs = _origin(top)
+        unknown = [t for t in inputs if not hasattr(t, _PLANE)]
+        stack.extend(unknown)
+        if not unknown:
+            if not hasattr(top, _PLANE):
+                setattr(top, _PLANE, _plane(top, operation, inputs))
+            stack.pop()
+    plane: Plane | None = getattr(tensor, _PLANE)
+    return plane
+
+
+def sources(tensor: keras.KerasTensor) -> list[keras.KerasTensor]:
+    """Return the inputs of the model from which a symbolic tensor is computed."""
+    found: dict[int, keras.KerasTensor] = {}
+    seen, stack = set(), [tensor]
+    while stack:
+        top = stack.pop()
+        if id(top) not in seen:
+            seen.add(id(top))
+            _, inputs = _origin(top)
+            stack.extend(inputs)
+            if not inputs:
+                found[id(top)] = top
+    return list(found.values())
+
+
+def check_outputs(model: keras.Model) -> None:
+    """Check that the outputs of a model are whole, if it has a graph.
+
+    Raises:
+        ValueError: one is a tile.
+    """
+    try:
+        outputs = keras.tree.flatten(model.outputs or [])
+    except (AttributeError, ValueError):  # a subclass, or a Sequential before it is built
+        return
+    for output in outputs:
+        plane = plane_of(output)
+        if plane is not None:
+            raise ValueError(
+                "The outputs of a model must be whole on every rank. Received: a tile of a plane "
+                f"of {plane}, of {describe(_origin(output)[0])}. End with "
+                "ringar.layers.GatherPlane(), or a partitioned global pooling."
+            )
+
+
+def describe(operation: keras.Operation) -> str:
+    """Return the class and the name of a layer or operation."""
+    return f'{type(operation).__name__} "{operation.name}"'
+
+
+def _origin(tensor: keras.KerasTensor) -> tuple[Any, list[Any]]:
+    history = getattr(tensor, "_keras_history", None)
+    if history is None:
+        return None, []
+    node = history.operation._inbound_nodes[history.node_index]
+    return history.operation, [t for t in node.input_tensors if hasattr(t, "_keras_history")]
+
+
+def _plane(tensor: keras.KerasTensor, operation: keras.Operation, inputs: list[Any]) -> Any:
+    """Return the plane of a tensor, given those of its operation's inputs."""
+    if operation is None or not inputs:
+        return None
+    planes = [getattr(t, _PLANE) for t in inputs]
+    if hasattr(operation, "plane_after"):
+        return operation.plane_after(planes[0])
+    cut = [plane for plane in planes if plane is not None]
+    if isinstance(operation, keras.Model) and not cut:
+        outputs = keras.tree.flatten(operation.outputs)
+        return plane_of(outputs[tensor._keras_history.tensor_index])
+    if not cut:
+        return None
+    if any(plane != cut[0] for plane in planes):
+        received = ", ".join("a whole tensor" if p is None else f"a plane of {p}" for p in planes)
+        raise ValueError(
+            f"{describe(operation)} must get inputs that are all tiles of planes of one size. "
+            f"Received: {received}. {_REMEDY}"
+        )
+    _check(operation, cut[0], inputs[0], tensor)
+    return cut[0]
+
+
+def _check(
+    operation: keras.Operation, plane: Plane, before: keras.KerasTensor, after: keras.KerasTensor
+) -> None:
+    """Refuse an operation that does not treat each pixel of a plane by itself."""
+    names = {cls.__name__ for cls in type(operation).__mro__}
+    if isinstance(operation, keras.layers.BatchNormalization) and (
+        "SyncBatchNormalization" not in names
+    ):
+        raise ValueError(
+            f"{describe(operation)} must normalize by the statistics of all tiles of a plane. "
+            "Received: a layer that knows this rank's tile. Use "
+            "ringar.layers.SyncBatchNormalization."
+        )
+    same = len(after.shape) == len(before.shape) and all(
+        after.shape[axis] == before.shape[axis] for axis in plane.axes
+    )
+    declared = bool(getattr(operation, "is_pixelwise", False))
+    if not same or not (declared or (names & _PIXELWISE and _acts_on_channels(operation, plane))):
+        raise ValueError(
+            f"{describe(operation)} must treat each pixel by itself, where a plane is cut. "
+            f"Received: a layer that is not known to, on a plane of {plane}. {_REMEDY} For a layer "
+            "of your own that does, set its attribute `is_pixelwise = True`."
+        )
+
+
+def _acts_on_channels(operation: keras.Operation, plane: Plane) -> bool:
+    """Return whether a layer that has an axis, or the last one, has that of the channels."""
+    layers = keras.layers
+    last = isinstance(operation, layers.Dense) or (
+        getattr(operation, "activation", None) in MIXING_ACTIVATIONS
+    )
+    if last:
+        return plane.channel_axis == 3
+    if isinstance(operation, layers.LayerNormalization | layers.Softmax | layers.Concatenate):
+        axis = operation.axis
+        axes = list(axis) if isinstance(axis, list | tuple) else [axis]
+        return all(each % 4 == plane.channel_axis for each in axes)
+    return True

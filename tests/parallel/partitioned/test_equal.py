@@ -1,0 +1,144 @@
+"""Each layer on tiles is Keras' layer on the whole images: outputs and gradients, eagerly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from ringar.sharding.cut import cut_of
+from tests.parallel.partitioned import nets
+
+pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(1, 2, 3, 4)]
+
+K, R = nets.K, nets.R
+BATCH, CHANNELS = 2, 3
+
+LAYERS: dict[str, tuple[Any, dict[str, Any], tuple[int, int]]] = {
+    "odd": (R.PartitionedConv2D, {"kernel_size": 3, "padding": "same"}, (13, 11)),
+    "valid": (R.PartitionedConv2D, {"kernel_size": (5, 2)}, (14, 9)),
+    "even kernel": (R.PartitionedConv2D, {"kernel_size": 4, "padding": "same"}, (9, 10)),
+    "strides": (R.PartitionedConv2D,
+                {"kernel_size": 3, "strides": (2, 3), "padding": "same"}, (15, 14)),
+    "strides, valid": (R.PartitionedConv2D, {"kernel_size": 3, "strides": 2}, (12, 13)),
+    "steps over rows": (R.PartitionedConv2D, {"kernel_size": 1, "strides": 3}, (13, 13)),
+    "dilation": (R.PartitionedConv2D,
+                 {"kernel_size": 3, "dilation_rate": (3, 2), "padding": "same"}, (11, 12)),
+    "dilation, valid": (R.PartitionedConv2D, {"kernel_size": 3, "dilation_rate": 2}, (13, 12)),
+    "groups": (R.PartitionedConv2D, {"kernel_size": 3, "groups": 3, "padding": "same"}, (8, 8)),
+    "pointwise": (R.PartitionedConv2D, {"kernel_size": 1}, (5, 6)),
+    "thinner than the reach": (R.PartitionedConv2D,
+                               {"kernel_size": 9, "padding": "same"}, (5, 5)),
+    "much is left over": (R.PartitionedConv2D, {"kernel_size": 9}, (13, 13)),
+    "local": (R.PartitionedLocallyConnected2D,
+              {"kernel_size": 3, "activation": "tanh", "padding": "same"}, (9, 7)),
+    "local, strides": (R.PartitionedLocallyConnected2D,
+                       {"kernel_size": (3, 2), "strides": 2}, (13, 12)),
+    "local, dilation": (R.PartitionedLocallyConnected2D,
+                        {"kernel_size": 3, "dilation_rate": 2, "padding": "same"}, (7, 8)),
+    "maxima": (R.PartitionedMaxPooling2D, {"pool_size": 3, "strides": 2}, (14, 13)),
+    "maxima, same": (R.PartitionedMaxPooling2D,
+                     {"pool_size": 3, "strides": 1, "padding": "same"}, (7, 9)),
+    "means": (R.PartitionedAveragePooling2D, {"pool_size": 2}, (13, 10)),
+    "means, same": (R.PartitionedAveragePooling2D,
+                    {"pool_size": (3, 4), "strides": (2, 1), "padding": "same"}, (9, 11)),
+    "all maxima": (R.PartitionedGlobalMaxPooling2D, {}, (6, 5)),
+    "all maxima, kept": (R.PartitionedGlobalMaxPooling2D, {"keepdims": True}, (5, 5)),
+    "the mean": (R.PartitionedGlobalAveragePooling2D, {}, (7, 5)),
+    "the mean, kept": (R.PartitionedGlobalAveragePooling2D, {"keepdims": True}, (5, 4)),
+}  # fmt: skip
+
+
+def gradients(layers: list[Any], x: tf.Tensor) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Output, and the gradients of input and weights, of a loss that differs by pixel."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = x
+        for layer in layers:
+            y = layer(y)
+        factors = tf.reshape(tf.cast(tf.range(tf.size(y)) % 7 - 3, y.dtype), tf.shape(y))
+        loss = tf.reduce_sum(tf.sin(y) * factors)
+    weights = [w.value for layer in layers for w in layer.trainable_weights]
+    return y.numpy(), [np.asarray(g) for g in tape.gradient(loss, [x, *weights])]
+
+
+def check(name: str, grid: ringar.parallel.Grid, **more: Any) -> None:
+    kind, options, size = LAYERS[name]
+    options = {**options, **more}
+    if issubclass(kind, R.PartitionedConv2D | R.PartitionedLocallyConnected2D):
+        options = {"filters": 6, **options}
+        options["bias_initializer"] = keras.initializers.RandomNormal(seed=1)
+        options["kernel_initializer"] = keras.initializers.GlorotUniform(seed=2)
+    # Few values, so that maxima are at several pixels.
+    rng = np.random.default_rng(5)
+    x = tf.constant(np.round(rng.normal(size=(BATCH, *size, CHANNELS)), 1), tf.float32)
+    ends = [] if "Global" in kind.__name__ else [R.GatherPlane(grid=grid)]
+    layer = kind(grid=grid, **options)
+    y, mine = gradients([R.CutPlane(grid=grid), layer, *ends], x)
+    one = layer.whole_layer()
+    expected, whole = gradients([one], x)
+    np.testing.assert_allclose(y, expected, atol=1e-5)
+    np.testing.assert_allclose(mine[0], whole[0], atol=1e-5)
+    for its, all_of_it, variable in zip(mine[1:], whole[1:], layer.trainable_weights, strict=True):
+        cut = cut_of(variable)
+        # What an optimizer on the grid does: the average of whole weights' gradients.
+        total = its if cut is not None else ringar.allreduce(its, name=variable.name)
+        scale = max(1.0, float(np.abs(all_of_it).max()))
+        np.testing.assert_allclose(
+            total, nets.part(all_of_it, variable), atol=1e-5 * scale, err_msg=variable.path
+        )
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_strips(name: str, size: int) -> None:
+    grid = ringar.parallel.Grid(model=size)
+    try:
+        check(name, grid)
+    finally:
+        grid.close()
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("name", LAYERS)
+def test_tiles(name: str, size: int) -> None:
+    """Columns, and with four ranks corners, which come from the rank that has them."""
+    grid = ringar.parallel.Grid(model=nets.TILES[size][1])
+    try:
+        check(name, grid)
+    finally:
+        grid.close()
+
+
+@pytest.mark.ranks(4)
+def test_groups_of_strips_do_not_mix(rank: int) -> None:
+    """Two models of two strips, on images of their own."""
+    grid = ringar.parallel.Grid(model=2)
+    try:
+        x = tf.fill([1, 6, 5, 1], float(grid.group + 1))
+        layers: list[Any] = [
+            R.CutPlane(grid=grid),
+            R.PartitionedConv2D(1, 3, padding="same", kernel_initializer="ones", grid=grid),
+            R.GatherPlane(grid=grid),
+        ]
+        for layer in layers:
+            x = layer(x)
+        assert float(tf.reduce_max(x)) == 9 * (grid.group + 1)
+    finally:
+        grid.close()
+
+
+def test_the_least_half_precision(size: int) -> None:
+    """Padding of maxima is less than all numbers, also where few are negative."""
+    grid = ringar.parallel.Grid(model=size)
+    try:
+        x = tf.fill([1, 5, 4, 1], tf.constant(-3e4, tf.float16))
+        x = R.CutPlane(grid=grid, dtype="float16")(x)
+        pool = R.PartitionedMaxPooling2D(3, strides=1, padding="same", grid=grid, dtype="float16")
+        assert float(tf.reduce_max(pool(x))) == np.float16(-3e4)
+        assert float(tf.reduce_min(pool(x))) == np.float16(-3e4)
+    finally:
+        grid.close()

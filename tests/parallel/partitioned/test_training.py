@@ -1,0 +1,180 @@
+"""Whole nets: five steps of `fit` are those of one process; conversions there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from tests import one_process
+from tests.parallel.partitioned import nets
+
+pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(1, 2, 3, 4)]
+R = nets.R
+SGD, ADAM = keras.optimizers.SGD, keras.optimizers.Adam
+
+
+@pytest.fixture
+def grids() -> Iterator[Any]:
+    with ExitStack() as closing:
+
+        def make(model: Any) -> ringar.parallel.Grid:
+            grid = ringar.parallel.Grid(model=model)
+            closing.callback(grid.close)
+            return grid
+
+        yield make
+
+
+@pytest.fixture
+def grid(grids: Any, size: int) -> ringar.parallel.Grid:
+    """Tiles where there are four ranks, strips else."""
+    made: ringar.parallel.Grid = grids(nets.TILES[size][-1] if size == 4 else size)
+    return made
+
+
+def test_training_and_the_way_to_one_process_and_back(grid: ringar.parallel.Grid) -> None:
+    """Every layer; then merged, and cut again, with all weights and the optimizer's state."""
+    whole = nets.train_whole(nets.seeded(nets.whole_net), ADAM(1e-3))
+    mine = nets.train(nets.seeded(nets.cut_net), ADAM(1e-3), grid)
+    nets.assert_same_weights(mine, whole)
+
+    merged = ringar.parallel.merge(mine)
+    assert not any("Partitioned" in type(layer).__name__ for layer in merged.layers)
+    x = nets.images(nets.BATCH)
+    np.testing.assert_allclose(merged(x), mine(x), atol=1e-5)
+    for of_merged, of_whole in ((merged, whole), (merged.optimizer, whole.optimizer)):
+        for its, expected in zip(weights(of_merged), weights(of_whole), strict=True):
+            np.testing.assert_allclose(its.numpy(), expected.numpy(), atol=1e-5, err_msg=its.path)
+
+    again = ringar.parallel.split(ringar.parallel.partition(merged, grid), grid, layers=["fc1"])
+    kinds = {type(layer).__name__ for layer in again.layers}
+    assert {"CutPlane", "PartitionedConv2D", "PartitionedLocallyConnected2D", "GatherPlane",
+            "PartitionedMaxPooling2D", "PartitionedGlobalAveragePooling2D", "SplitDense",
+            "SyncBatchNormalization"} <= kinds  # fmt: skip
+    np.testing.assert_allclose(again(x), mine(x), atol=1e-5)
+    for its, expected in zip(again.optimizer.variables, mine.optimizer.variables, strict=True):
+        if its.shape == expected.shape:  # all but those of fc2, which is whole now
+            np.testing.assert_array_equal(its.numpy(), expected.numpy(), err_msg=its.path)
+
+
+def weights(owner: Any) -> list[Any]:
+    return list(owner.weights if isinstance(owner, keras.Model) else owner.variables)
+
+
+@pytest.mark.slow
+def test_a_file_of_the_merged_net_is_trained_on(
+    grid: ringar.parallel.Grid, shared_tmp_path: Path
+) -> None:
+    whole = nets.train_whole(nets.seeded(nets.whole_net), SGD(0.05, momentum=0.9))
+    merged = ringar.parallel.merge(
+        nets.train(nets.seeded(nets.cut_net), SGD(0.05, momentum=0.9), grid)
+    )
+    path = shared_tmp_path / "merged.keras"
+    if ringar.rank() == 0:
+        merged.save(path)
+    ringar.barrier()
+    again = ringar.parallel.partition(keras.models.load_model(path), grid)
+    share = ringar.data.shard(nets.dataset(), grid=grid).batch(nets.BATCH // grid.data)
+    again.fit(share, verbose=0, callbacks=[ringar.callbacks.Distributed()])
+    one_process.fit(whole, nets.dataset().batch(nets.BATCH))
+    nets.assert_same_weights(again, whole)
+
+
+@pytest.mark.ranks(4)
+def test_replicas_of_partitioned_nets(grids: Any) -> None:
+    """Two model groups of two strips; norms for clipping are those of whole variables."""
+    grid = grids(2)
+    make = lambda: SGD(0.05, momentum=0.9, global_clipnorm=0.5)  # noqa: E731
+    whole = nets.train_whole(nets.seeded(nets.whole_net), make())
+    mine = nets.train(nets.seeded(nets.cut_net), make(), grid)
+    nets.assert_same_weights(mine, whole)
+
+
+def test_each_rank_is_given_its_strip(grids: Any, size: int) -> None:
+    """No rank has whole images, and each has the dense weights of its strip alone."""
+    grid = grids(size)
+    count = nets.BATCH * nets.STEPS
+    x, y = nets.images(count, (12, *nets.IMAGE[1:])), nets.labels(count)
+    whole = nets.seeded(nets.whole_strip_net)
+    whole.compile(SGD(0.05), nets.LOSS)
+    one_process.fit(whole, x, y, batch_size=nets.BATCH, shuffle=False)
+    strips = ringar.parallel.tile(x, grid)
+    assert strips.shape == (count, 12 // size, *nets.IMAGE[1:])
+    mine = nets.seeded(nets.strip_net, strips.shape[1:])
+    mine.compile(ringar.DistributedOptimizer(SGD(0.05), grid=grid), nets.LOSS)
+    mine.fit(
+        strips, y, batch_size=nets.BATCH, shuffle=False, verbose=0,
+        callbacks=[ringar.callbacks.Distributed()],
+    )  # fmt: skip
+    nets.assert_same_weights(mine, whole)
+    merged = ringar.parallel.merge(mine)
+    assert merged.input_shape == (None, 12, *nets.IMAGE[1:])
+    np.testing.assert_allclose(merged(x[:4]), whole(x[:4]), atol=1e-5)
+    np.testing.assert_allclose(mine(strips[:4]), whole(x[:4]), atol=1e-5)
+
+
+@pytest.mark.ranks(2, 3)
+def test_ranks_without_a_common_seed_train_one_net(grid: ringar.parallel.Grid, rank: int) -> None:
+    keras.utils.set_random_seed(100 + rank)
+    model = nets.train(nets.cut_net(), SGD(0.05), grid)
+    merged = ringar.parallel.merge(model)
+    everyone = ringar.allgather_object([w.numpy() for w in merged.weights])
+    for other in everyone:
+        for a, b in zip(everyone[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.ranks(2)
+def test_a_model_written_as_a_python_function(grid: ringar.parallel.Grid) -> None:
+    """Ranks find the plane when layers are built, without a graph."""
+
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.begin, self.end = R.CutPlane(), R.PartitionedGlobalMaxPooling2D()
+            self.conv = R.PartitionedConv2D(4, 3, padding="same")
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return self.end(self.conv(self.begin(x)))
+
+    model = nets.train(nets.seeded(Net), SGD(0.05), grid)
+
+    def one() -> keras.Model:
+        x = keras.Input(nets.IMAGE)
+        return keras.Model(x, nets.K.GlobalMaxPooling2D()(nets.K.Conv2D(4, 3, padding="same")(x)))
+
+    whole = nets.train_whole(nets.seeded(one), SGD(0.05))
+    nets.assert_same_weights(model, whole)
+
+
+@pytest.mark.ranks(1, 2)
+def test_layers_that_stay_whole(grid: ringar.parallel.Grid) -> None:
+    """`partition` joins planes before what cannot work on tiles, and cuts only what it is told."""
+    x = images = keras.Input((8, 8, 2))
+    x = nets.K.Conv2D(3, 3, padding="same", name="one")(x)
+    x = nets.K.UpSampling2D(2, name="up")(x)
+    x = nets.K.Conv2D(3, 3, padding="same", name="two")(x)
+    x = nets.K.GlobalMaxPooling2D(name="all")(x)
+    whole = keras.Model(images, x)
+    some = ringar.parallel.partition(whole, grid, layers=["one"])
+    kinds = {layer.name: type(layer).__name__ for layer in some.layers}
+    assert (kinds["one"], kinds["two"]) == ("PartitionedConv2D", "Conv2D")
+    assert "GatherPlane" in kinds.values()
+    every = ringar.parallel.partition(whole, grid)
+    kinds = {layer.name: type(layer).__name__ for layer in every.layers}
+    assert kinds["up"] == "UpSampling2D"
+    assert kinds["all"] == "PartitionedGlobalMaxPooling2D"
+    assert sorted(kinds.values()).count("CutPlane") == 2
+    x = nets.images(3, (8, 8, 2))
+    for model in (some, every):
+        np.testing.assert_allclose(model(x), whole(x), atol=1e-5)
+    with pytest.raises(ValueError, match=r"`layers` must be names.* Received: up"):
+        ringar.parallel.partition(whole, grid, layers=["one", "up"])

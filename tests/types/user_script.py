@@ -272,6 +272,8 @@ def plan() -> parallel.scheduled.History:
         return progress.round > 3 and progress.objective < 1.0
 
     return parallel.scheduled.run(Means(), 5, tolerance=1e-3, callbacks=[stop])
+
+
 def sparse_net() -> parallel.SparseNet:
     layers = parallel.sparse.erdos_renyi([8, 8], 2)
     layers += parallel.sparse.radix_net([[2, 4]])

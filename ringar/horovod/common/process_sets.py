@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from ringar.errors import NotInitializedError
@@ -34,14 +35,13 @@ class ProcessSet(of_ringar.ProcessSet):
         if hasattr(ranks_or_comm, "Get_group"):
             self.mpi_comm = ranks_or_comm
             ranks_or_comm = ranks_of(ranks_or_comm)
-        if not hasattr(ranks_or_comm, "__iter__") or not all(
-            isinstance(rank, int) for rank in ranks_or_comm
-        ):
+        ranks = list(ranks_or_comm) if hasattr(ranks_or_comm, "__iter__") else [None]
+        if not all(isinstance(rank, Integral) for rank in ranks):
             raise ValueError(
                 "ProcessSet expected a list of ranks or a communicator of mpi4py; "
                 f"received {ranks_or_comm!r}"
             )
-        super().__init__(sorted(ranks_or_comm))
+        super().__init__(sorted(ranks))
 
     def size(self) -> int | None:  # type: ignore[override]  # None, as in Horovod
         """Return the number of ranks; None before the set is in use."""

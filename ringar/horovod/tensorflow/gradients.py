@@ -60,7 +60,8 @@ class Settings:
                 f"Received: {self.gradient_predivide_factor} with op={self.op.name}"
             )
         groups = self.groups
-        if not (groups is None or isinstance(groups, list) or (groups and groups > 0)):  # type: ignore[operator]
+        is_number = isinstance(groups, int) and groups > 0
+        if not (groups is None or is_number or isinstance(groups, list)):
             raise ValueError(
                 "`groups` must be a positive number, or a list of lists of variables. "
                 f"Received: {groups!r}"

@@ -1,0 +1,27 @@
+"""Horovod's elastic training on ringar's elastic jobs; see scripts/elastic.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.plugin import run_job
+
+pytestmark = [pytest.mark.job, pytest.mark.deadline(180)]
+
+
+def test_training_goes_on_after_a_loss(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "scripts" / "elastic.py"
+    job = run_job(
+        3,
+        script,
+        launcher_args=["--min-np", "2"],
+        deadline=150,
+        env={"RINGAR_GRACE_SCALE": "0.2", "KILLED": str(tmp_path / "killed")},
+    ).check()
+    assert "going back to the last commit" in job.stderr
+    lines = {line[4:] for line in job.stdout.splitlines()}
+    assert any(line.startswith("fit: epoch 4, weights 1, size ") for line in lines), job
+    assert "variables: 6.0 6 {'internal': True, 'updated': True}" in lines, job
+    assert "own: 2 11" in lines, job

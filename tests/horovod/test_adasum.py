@@ -108,9 +108,7 @@ def test_of_a_tape() -> None:
     variables = [tf.Variable(tf.ones([2, 2])), tf.Variable(tf.ones([3]))]
     own = [gradients((2, 2), "float32"), gradients((3,), "float32", 1)]
     with tf.GradientTape() as plain:
-        loss = sum(
-            tf.reduce_sum(v * g[hvd.rank()]) for v, g in zip(variables, own, strict=True)
-        )
+        loss = sum(tf.reduce_sum(v * g[hvd.rank()]) for v, g in zip(variables, own, strict=True))
     tape = hvd.DistributedGradientTape(plain, op=hvd.Adasum)
     for result, of_ranks in zip(tape.gradient(loss, variables), own, strict=True):
         expected = tree([one.astype(np.float64) for one in of_ranks])

@@ -65,9 +65,7 @@ def test_a_function_without_staircase_sees_fractions_of_epochs() -> None:
 
 def test_warm_up(capsys: pytest.CaptureFixture[str]) -> None:
     n, rates = hvd.size(), Rates()
-    fit(
-        hvd.callbacks.LearningRateWarmupCallback(0.5, warmup_epochs=2, verbose=1), rates, epochs=3
-    )
+    fit(hvd.callbacks.LearningRateWarmupCallback(0.5, warmup_epochs=2, verbose=1), rates, epochs=3)
     epochs = [epoch + (batch + 1) / STEPS for epoch in range(2) for batch in range(STEPS)]
     warm = [0.5 / n * (epoch * (n - 1) / 2 + 1) for epoch in epochs]
     np.testing.assert_allclose(rates.seen, warm + [0.5] * STEPS, rtol=1e-6)
@@ -98,7 +96,7 @@ def test_momentum_is_corrected() -> None:
 
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="`initial_lr` must be a number"):
-        hvd.callbacks.LearningRateScheduleCallback(None, 0.1)
+        hvd.callbacks.LearningRateScheduleCallback(None, 0.1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected its attribute `filepath`"):
         fit(hvd.callbacks.BestModelCheckpoint(), epochs=1)
 

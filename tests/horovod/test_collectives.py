@@ -1,4 +1,4 @@
-"""Horovod's collectives: results, averages of integers, slices in groups, the scale of gradients."""
+"""Horovod's collectives: results, averages of integers, slices in groups, gradients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_reductions() -> None:
 
 
 def test_average_is_the_older_op() -> None:
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="`average`"):
         total = hvd.allreduce(own(), average=False)
     np.testing.assert_allclose(total, everyone().sum(0))
     with pytest.raises(ValueError, match="received both"):
@@ -82,9 +82,7 @@ def test_moves() -> None:
     np.testing.assert_array_equal(hvd.broadcast(own(), last), of_rank(last))
     np.testing.assert_array_equal(hvd.broadcast(own(), last, "named"), of_rank(last))
     rows = own(hvd.size())
-    np.testing.assert_array_equal(
-        hvd.alltoall(rows), everyone(hvd.size())[:, hvd.rank()]
-    )
+    np.testing.assert_array_equal(hvd.alltoall(rows), everyone(hvd.size())[:, hvd.rank()])
     received, counts = hvd.alltoall(rows, [1] * hvd.size())
     np.testing.assert_array_equal(received, everyone(hvd.size())[:, hvd.rank()])
     np.testing.assert_array_equal(counts, [1] * hvd.size())
@@ -101,9 +99,7 @@ def test_groups() -> None:
     reduced = hvd.grouped_allreduce(tensors, op=hvd.Sum)
     np.testing.assert_allclose(reduced[0], everyone().sum(0))
     np.testing.assert_allclose(reduced[1], 2 * everyone(2).sum(0))
-    np.testing.assert_array_equal(
-        reduced[2], [sum(range(hvd.size())), hvd.size()]
-    )
+    np.testing.assert_array_equal(reduced[2], [sum(range(hvd.size())), hvd.size()])
     assert hvd.grouped_allreduce([]) == []
     for gathered in hvd.grouped_allgather([own(), own()]):
         np.testing.assert_array_equal(gathered, np.concatenate(everyone()))

@@ -31,19 +31,22 @@ def stopped() -> Iterator[None]:
 
 def test_process_sets_know_no_order() -> None:
     ranks = list(range(hvd.size()))
-    one = hvd.ProcessSet(reversed(ranks))
+    one = hvd.ProcessSet(ranks[::-1])
     assert one.ranks == ranks
     assert (one.process_set_id, one.size(), one.rank(), one.included()) == (None, None, None, True)
     with pytest.raises(ValueError, match="expected ranks that no process set has yet"):
         hvd.add_process_set(one)  # all ranks have a set
     assert hvd.global_process_set.ranks == ranks
-    assert (hvd.global_process_set.size(), hvd.global_process_set.rank()) == (hvd.size(), hvd.rank())
+    assert (hvd.global_process_set.size(), hvd.global_process_set.rank()) == (
+        hvd.size(),
+        hvd.rank(),
+    )
     assert not hvd.remove_process_set(hvd.global_process_set)
     assert not hvd.remove_process_set(one)
     with pytest.raises(ValueError, match="expected a list of ranks or a communicator"):
-        hvd.ProcessSet("ab")
+        hvd.ProcessSet("ab")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected a list of ranks or a communicator"):
-        hvd.ProcessSet(3)
+        hvd.ProcessSet(3)  # type: ignore[arg-type]
 
 
 @pytest.mark.ranks(3, 4)
@@ -57,6 +60,7 @@ def test_collectives_of_a_process_set() -> None:
         assert pair.rank() == hvd.rank() - (last - 1)
         total = hvd.allreduce(tf.constant(hvd.rank()), op=hvd.Sum, process_set=pair)
         assert int(total) == 2 * last - 1
+        assert pair.process_set_id is not None
         assert int(hvd.size_op(pair.process_set_id)) == 2
         objects = hvd.allgather_object(hvd.rank(), process_set=pair)
         assert objects == pair.ranks
@@ -66,7 +70,7 @@ def test_collectives_of_a_process_set() -> None:
     else:
         with pytest.raises(ValueError, match="this rank is no member"):
             pair.rank()
-    assert int(hvd.process_set_included_op(pair.process_set_id)) == pair.included()
+    assert int(hvd.process_set_included_op(pair.process_set_id or 0)) == pair.included()
     assert hvd.remove_process_set(pair)
     assert pair.process_set_id is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, MutableMapping
+from typing import TypedDict
 
 from ringar.job import log, membership, place
 
@@ -19,6 +20,14 @@ _PLACE = {
 }
 _LEVELS = {"TRACE": "DEBUG", "FATAL": "CRITICAL"}
 _NEVER = 1e9  # seconds
+
+
+class Times(TypedDict):
+    """Hold the times of `ringar.init`, in seconds; None: ringar's own."""
+
+    stall_warning: float | None
+    deadline: float | None
+    start_timeout: float | None
 
 
 def publish(environ: MutableMapping[str, str]) -> None:
@@ -40,7 +49,7 @@ def apply(environ: MutableMapping[str, str]) -> None:
         environ.setdefault(log.VARIABLE, _LEVELS.get(level, level))
 
 
-def times(environ: Mapping[str, str]) -> dict[str, float | None]:
+def times(environ: Mapping[str, str]) -> Times:
     """Return the times for `ringar.init` that Horovod's variables have; None: ringar's own.
 
     Raises:
@@ -49,12 +58,16 @@ def times(environ: Mapping[str, str]) -> dict[str, float | None]:
     warning = _seconds(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS")
     if environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
         warning = _NEVER
-    found = {
-        "stall_warning": (warning, "RINGAR_STALL_WARNING"),
-        "deadline": (_seconds(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"), "RINGAR_DEADLINE"),
-        "start_timeout": (_seconds(environ, "HOROVOD_START_TIMEOUT"), "RINGAR_START_TIMEOUT"),
+
+    def unless(own: str, value: float | None) -> float | None:
+        return None if own in environ else value
+
+    deadline = _seconds(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
+    return {
+        "stall_warning": unless("RINGAR_STALL_WARNING", warning),
+        "deadline": unless("RINGAR_DEADLINE", deadline),
+        "start_timeout": unless("RINGAR_START_TIMEOUT", _seconds(environ, "HOROVOD_START_TIMEOUT")),
     }
-    return {name: None if own in environ else value for name, (value, own) in found.items()}
 
 
 def bucket_bytes(environ: Mapping[str, str] = os.environ) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringar.errors import NotInitializedError
 from ringar.horovod.common.exceptions import UninitializedError
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
+
+def is_iterable(x: object) -> bool:
+    """Return whether `iter` takes an object."""
+    try:
+        iter(x)  # type: ignore[call-overload]
+    except TypeError:
+        return False
+    return True
 
 
 class ProcessSet(of_ringar.ProcessSet):
@@ -31,11 +40,9 @@ class ProcessSet(of_ringar.ProcessSet):
     """
 
     def __init__(self, ranks_or_comm: Sequence[int] | MPI.Comm) -> None:
-        self.mpi_comm = None
-        if hasattr(ranks_or_comm, "Get_group"):
-            self.mpi_comm = ranks_or_comm
-            ranks_or_comm = ranks_of(ranks_or_comm)
-        ranks = list(ranks_or_comm) if hasattr(ranks_or_comm, "__iter__") else [None]
+        self.mpi_comm = ranks_or_comm if hasattr(ranks_or_comm, "Get_group") else None
+        given: Any = ranks_or_comm if self.mpi_comm is None else ranks_of(self.mpi_comm)
+        ranks = list(given) if is_iterable(given) else [None]
         if not all(isinstance(rank, Integral) for rank in ranks):
             raise ValueError(
                 "ProcessSet expected a list of ranks or a communicator of mpi4py; "
@@ -73,7 +80,7 @@ class ProcessSet(of_ringar.ProcessSet):
         )
 
 
-def ranks_of(comm: MPI.Comm) -> list[int]:
+def ranks_of(comm: Any) -> list[int]:
     """Return the ranks of the job that are in a communicator of mpi4py."""
     from mpi4py import MPI
 
@@ -102,7 +109,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     return process_set
 
 
-def remove_process_set(process_set: ProcessSet) -> bool:
+def remove_process_set(process_set: of_ringar.ProcessSet) -> bool:
     """Unregister a process set; return whether it was in use. All ranks call it.
 
     The set of all ranks stays.

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ringar.horovod.common import built
+from ringar.horovod.common.process_sets import is_iterable as is_iterable
 from ringar.horovod.common.reduce_op import ReduceOp
 
 Item = TypeVar("Item")
@@ -128,12 +129,3 @@ def split_list(l: Sequence[Item], n: int) -> list[Sequence[Item]]:  # noqa: E741
     short, rest = divmod(len(l), n)
     ends = [part * short + min(part, rest) for part in range(n + 1)]
     return [l[ends[part] : ends[part + 1]] for part in range(n)]
-
-
-def is_iterable(x: object) -> bool:
-    """Return whether `iter` takes an object."""
-    try:
-        iter(x)  # type: ignore[call-overload]
-    except TypeError:
-        return False
-    return True

@@ -8,16 +8,86 @@ import keras as _keras
 
 from ringar.horovod.common.process_sets import global_process_set
 from ringar.horovod.common.reduce_op import Average, ReduceOp
-from ringar.horovod.keras import callbacks as callbacks
-from ringar.horovod.keras import elastic as elastic
+from ringar.horovod.keras import callbacks, elastic
 from ringar.horovod.tensorflow import keras as _of_tensorflow
 from ringar.horovod.tensorflow.compression import Compression
 from ringar.horovod.tensorflow.gradients import Groups
-from ringar.horovod.tensorflow.keras import *  # noqa: F403
+from ringar.horovod.tensorflow.keras import (
+    ProcessSet,
+    Sum,
+    add_process_set,
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    load_model,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    reducescatter,
+    remove_process_set,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
 from ringar.horovod.tensorflow.mpi_ops import Compressor
-from ringar.job.process_sets import ProcessSet
+from ringar.job.process_sets import ProcessSet as _ProcessSet
 
-__all__ = _of_tensorflow.__all__
+__all__ = [
+    "init",
+    "shutdown",
+    "is_initialized",
+    "start_timeline",
+    "stop_timeline",
+    "size",
+    "local_size",
+    "cross_size",
+    "rank",
+    "local_rank",
+    "cross_rank",
+    "mpi_threads_supported",
+    "mpi_enabled",
+    "mpi_built",
+    "gloo_enabled",
+    "gloo_built",
+    "nccl_built",
+    "ddl_built",
+    "ccl_built",
+    "cuda_built",
+    "rocm_built",
+    "ProcessSet",
+    "global_process_set",
+    "add_process_set",
+    "remove_process_set",
+    "Average",
+    "Sum",
+    "Compression",
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "broadcast_global_variables",
+    "allreduce",
+    "allgather",
+    "broadcast",
+    "reducescatter",
+    "load_model",
+    "callbacks",
+    "elastic",
+]
 
 
 def DistributedOptimizer(  # Horovod's name; Horovod has fewer arguments here
@@ -31,7 +101,7 @@ def DistributedOptimizer(  # Horovod's name; Horovod has fewer arguments here
     op: ReduceOp = Average,
     num_groups: int = 0,
     groups: Groups = None,
-    process_set: ProcessSet = global_process_set,
+    process_set: _ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> _keras.optimizers.Optimizer:
     """Make an optimizer of Keras reduce its gradients over the ranks.
@@ -65,7 +135,7 @@ def PartialDistributedOptimizer(  # Horovod's name
     op: ReduceOp = Average,
     num_groups: int = 0,
     groups: Groups = None,
-    process_set: ProcessSet = global_process_set,
+    process_set: _ProcessSet = global_process_set,
     local_layers: Sequence[_keras.layers.Layer] | _keras.layers.Layer | None = None,
     scale_local_gradients: bool = True,
 ) -> _keras.optimizers.Optimizer:

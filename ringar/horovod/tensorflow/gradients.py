@@ -108,6 +108,8 @@ class GradientExchange(Exchange):
                 self._reduce_shared,
                 settings.sparse_as_dense,
                 settings.average_aggregated_gradients,
+                rank=0,
+                optimizer_type=None,
                 process_set=settings.process_set,
                 scale_local_gradients=settings.scale_local_gradients,
             )

@@ -1,4 +1,4 @@
-"""Elastic training as Horovod's documentation has it: fit, a loop of variables, a state of one's own.
+"""Elastic training as in Horovod's documentation: fit, a loop of variables, a state of one's own.
 
 Rank 2 of the first world dies in the middle of `fit`; a program raises Horovod's exceptions itself.
 """
@@ -59,8 +59,9 @@ state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 resets: list[int] = []
 state.register_reset_callbacks([lambda: resets.append(hvd.size())])
 train(state)
-same = len(set(hvd_tf.allgather_object([w.tobytes() for w in map(np.asarray, model.get_weights())][0])))
-print(f"fit: epoch {state.epoch}, weights {same}, size {hvd.size()}, resets {len(resets) > 0 or KILLED.exists()}", flush=True)
+same = len({weights.tobytes() for weights in hvd_tf.allgather_object(model.get_weights()[0])})
+assert resets == sizes[1:], (resets, sizes)
+print(f"fit: epoch {state.epoch}, weights {same}, size {hvd.size()}", flush=True)
 
 # Horovod's exceptions, raised by the program: one goes back to the commit, the other loses nothing.
 variables = hvd_tf.elastic.TensorFlowState([tf.Variable(0.0)], step=0)

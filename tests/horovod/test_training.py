@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -267,7 +268,7 @@ def test_helper_of_gradients() -> None:
     optimizer.build([v])
     for step in range(2):
         (gradient,) = helper.compute_gradients([tf.constant(slope(hvd.rank(), step))], [v])
-        helper.apply_gradients(lambda g=gradient: optimizer.apply([g], [v]), optimizer)
+        helper.apply_gradients(partial(optimizer.apply, [gradient], [v]), optimizer)
     np.testing.assert_allclose(v, -RATE * (mean(0) + mean(1)) / 2, rtol=1e-6)
     assert int(optimizer.iterations) == 2
 

@@ -20,6 +20,7 @@ from ringar import (
     data,
     elastic,
     errors,
+    horovod,
     layers,
     parallel,
     threads,
@@ -227,6 +228,7 @@ def on_gpu(array: cupy.ndarray) -> list[cupy.ndarray]:
 def main() -> None:
     results = ringar.run(train, (keras.Sequential(), 2), np=2, env={"A": "1"}, timeout=60)
     assert_type(results, list[dict[str, list[float]]])
+    assert_type(horovod.run(ringar.size, num_proc=2), list[int])
     try:
         ringar.shutdown()
     except (

@@ -42,7 +42,7 @@ class ProcessSet(of_ringar.ProcessSet):
     def __init__(self, ranks_or_comm: Sequence[int] | MPI.Comm) -> None:
         self.mpi_comm = ranks_or_comm if hasattr(ranks_or_comm, "Get_group") else None
         given: Any = ranks_or_comm if self.mpi_comm is None else ranks_of(self.mpi_comm)
-        ranks = list(given) if is_iterable(given) else [None]
+        ranks: list[Any] = list(given) if is_iterable(given) else [None]
         if not all(isinstance(rank, Integral) for rank in ranks):
             raise ValueError(
                 "ProcessSet expected a list of ranks or a communicator of mpi4py; "

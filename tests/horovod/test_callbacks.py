@@ -31,7 +31,8 @@ class Rates(keras.callbacks.Callback):
 
 def fit(*callbacks: keras.callbacks.Callback, epochs: int, momentum: float = 0.0) -> Any:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
-    model.compile(keras.optimizers.SGD(0.5, momentum=momentum), "mse")
+    # Eager steps: tracing would take longer than all of them.
+    model.compile(keras.optimizers.SGD(0.5, momentum=momentum), "mse", run_eagerly=True)
     x = np.ones((STEPS, 1), np.float32)
     options = {"batch_size": 1, "epochs": epochs, "verbose": 0}
     history = model.fit(x, x, callbacks=list(callbacks), validation_data=(x, x), **options)
@@ -104,7 +105,7 @@ def test_wrong_arguments() -> None:
 def test_metrics_are_averaged_and_weights_broadcast() -> None:
     keras.utils.set_random_seed(hvd.rank())
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse")
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse", run_eagerly=True)
     x = np.full((4, 2), 1 + hvd.rank(), np.float32)
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(hvd.size() - 1, device="/cpu:0"),
@@ -133,7 +134,7 @@ def test_the_best_model_is_saved(tmp_path: Path) -> None:
 
 def test_states_follow_batches_and_epochs() -> None:
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", run_eagerly=True)
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
     seen: list[tuple[int, int]] = []
 

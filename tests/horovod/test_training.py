@@ -276,7 +276,7 @@ def test_helper_of_gradients() -> None:
 def test_models_are_loaded_with_a_distributed_optimizer(shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "model.keras"
     model = small_model()
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse", run_eagerly=True)
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
     model.fit(*data(hvd.rank()), batch_size=8, verbose=0, callbacks=callbacks)
     if hvd.rank() == 0:

@@ -1,4 +1,4 @@
-"""Horovod's elastic training on ringar's elastic jobs; see scripts/elastic.py."""
+"""Jobs of Horovod's: elastic ones (scripts/elastic.py), and those of MPI."""
 
 from __future__ import annotations
 
@@ -25,3 +25,15 @@ def test_training_goes_on_after_a_loss(tmp_path: Path) -> None:
     assert any(line.startswith("fit: epoch 4, weights 1, size ") for line in lines), job
     assert "variables: 6.0 6 {'internal': True, 'updated': True}" in lines, job
     assert "own: 2 11" in lines, job
+
+
+@pytest.mark.slow
+def test_communicators_of_mpi() -> None:
+    script = Path(__file__).parent / "scripts" / "communicators.py"
+    job = run_job(3, script, launcher_args=["--launcher", "mpirun"], deadline=100).check()
+    lines = sorted(line[4:] for line in job.stdout.splitlines())
+    assert lines == [
+        "rank 0 in [0, 2], its number 0",
+        "rank 1 in [1], its number 0",
+        "rank 2 in [0, 2], its number 1",
+    ]

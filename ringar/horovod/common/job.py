@@ -72,7 +72,17 @@ def init(
             )
         process_sets = None
     for process_set in process_sets or ():
+        _register(process_set)
+
+
+def _register(process_set: ProcessSet) -> None:
+    """Register a set; from communicators, each rank has named the one that it is in."""
+    if process_set.mpi_comm is None:
         add_process_set(process_set)
+        return
+    of_ranks = allgather_object(process_set.ranks, name="process sets")
+    for ranks in sorted(set(map(tuple, of_ranks))):
+        add_process_set(process_set if list(ranks) == process_set.ranks else list(ranks))
 
 
 def _check_all_ranks(comm: Sequence[int] | MPI.Comm) -> None:

@@ -40,11 +40,13 @@ class Die(keras.callbacks.Callback):
 
 
 sizes: list[int] = []
+sized = tf.function(hvd_tf.size_op)
 
 
 @hvd.elastic.run
 def train(state: Any) -> None:
     sizes.append(hvd.size())
+    assert int(sized()) == hvd.size()  # though it was traced in another world
     callbacks = [
         hvd.elastic.UpdateBatchStateCallback(state),
         hvd.elastic.UpdateEpochStateCallback(state),

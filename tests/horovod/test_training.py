@@ -128,6 +128,15 @@ def test_backward_passes_send_once_in_a_step() -> None:
     assert ringar.stats(by="collective")["allreduce"].calls == 2
 
 
+@pytest.mark.ranks(2, 3, 4)
+def test_ranks_with_other_arguments_all_get_an_error() -> None:
+    """Otherwise they would reduce the gradients of different batches."""
+    passes = 2 if hvd.rank() else 3
+    (v,) = variables()
+    with pytest.raises(ringar.errors.MismatchError, match=r"step=3.* \(rank 0\); .*step=2"):
+        stepped(distributed(backward_passes_per_step=passes), [v])
+
+
 def test_backward_passes_refuse_slices_unless_they_are_made_dense() -> None:
     v = keras.Variable(np.zeros((4, 2), np.float32))
 

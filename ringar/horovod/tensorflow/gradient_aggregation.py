@@ -66,6 +66,11 @@ class LocalGradientAggregationHelper:
         """Keep the gradients of a variable on this rank."""
         self._local.register(var)
 
+    def build(self, vars: Sequence[Any]) -> None:
+        """Make the sums for the gradients of variables, unless they are there."""
+        for index, var in enumerate(vars):
+            self._sum_of(index, var)
+
     @do_not_convert
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
         """Add gradients to the sums; return the sums, reduced and cleared after the last pass.
@@ -130,9 +135,9 @@ class LocalGradientAggregationHelper:
         """Return the sums, and the count of passes."""
         return [self.counter, *self._sums.values()]
 
-    def _sum_of(self, index: int, grad: Any) -> tf.Variable:
+    def _sum_of(self, index: int, like: Any) -> tf.Variable:
         if index not in self._sums:
-            shape, dtype = grad.shape.as_list(), grad.dtype
+            shape, dtype = tuple(like.shape), tf.as_dtype(like.dtype)
             with tf.init_scope():
                 self._sums[index] = tf.Variable(
                     tf.zeros(shape, dtype), trainable=False, name="aggregated_gradient"

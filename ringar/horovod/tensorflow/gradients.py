@@ -10,8 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar.collectives import ops
+from ringar.collectives import allgather_object, ops
 from ringar.collectives.call import do_not_convert
+from ringar.errors import MismatchError
 from ringar.horovod.common.environment import bucket_bytes
 from ringar.horovod.common.process_sets import global_process_set
 from ringar.horovod.common.reduce_op import ReduceOp
@@ -20,6 +21,7 @@ from ringar.horovod.tensorflow import handles, joining
 from ringar.horovod.tensorflow.adasum import adasum
 from ringar.horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from ringar.horovod.tensorflow.local_variables import LocalVariables
+from ringar.job import membership, place
 from ringar.job.process_sets import ProcessSet
 from ringar.keras.exchange import Exchange
 from ringar.keras.reduction import Reduction
@@ -67,6 +69,19 @@ class Settings:
                 f"Received: {groups!r}"
             )
 
+    def text(self) -> str:
+        """Return the arguments that ranks must have alike, for errors."""
+        groups = self.groups
+        compression = getattr(self.compression, "__name__", type(self.compression).__name__)
+        return (
+            f"op={self.op.name}, compression={compression}, "
+            f"gradient_predivide_factor={self.gradient_predivide_factor}, "
+            f"sparse_as_dense={self.sparse_as_dense}, "
+            f"groups={groups if isinstance(groups, int | None) else [len(g) for g in groups]}, "
+            f"backward_passes_per_step={self.backward_passes_per_step}, "
+            f"average_aggregated_gradients={self.average_aggregated_gradients}"
+        )
+
 
 def groups_of(num_groups: int, groups: Groups) -> Groups:
     """Return the groups that the arguments `groups` and `num_groups`, the older one, ask for."""
@@ -81,10 +96,11 @@ class GradientExchange(Exchange):
 
     Args:
         settings: what the user has asked for.
+        in_tape: whether it is that of a tape, which lives for one step.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, in_tape: bool = False) -> None:
+        self._settings, self.in_tape = settings, in_tape
         adds = settings.op is ReduceOp.Sum
         self.op = ops.Sum if adds else ops.Average
         self.process_set = (
@@ -101,6 +117,7 @@ class GradientExchange(Exchange):
             settings.sparse_as_dense,
         )
         self._of_groups: dict[int, Reduction] = {}
+        self._is_compared = False
         self._helper: LocalGradientAggregationHelper | None = None
         if settings.backward_passes_per_step != 1:
             self._helper = LocalGradientAggregationHelper(
@@ -134,9 +151,12 @@ class GradientExchange(Exchange):
     def build(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
         """Build the optimizer, which a branch of a step could not do."""
         joining.note(optimizer)
-        if self._helper is not None and not optimizer.built and variables is not None:
+        if self._helper is None or variables is None:
+            return
+        if not optimizer.built:
             with tf.init_scope():
                 optimizer.build(list(variables))
+        self._helper.build(variables)
 
     def variables(self) -> list[Any]:
         """Return the sums of passes."""
@@ -161,6 +181,7 @@ class GradientExchange(Exchange):
             loss_scale: the factor in the gradients, if it changes from step to step.
         """
         handles.wait_for_all()
+        self._compare_settings()
         known = list(gradients) if variables is None else list(variables)
         if self._helper is None:
             return self._local.reduce(gradients, known, self._reduce_shared)
@@ -176,6 +197,28 @@ class GradientExchange(Exchange):
             None if g is None else tf.where(due, g * tf.cast(scale, g.dtype), tf.zeros_like(g))
             for g in sums
         ]
+
+    def _compare_settings(self) -> None:
+        """Raise an error on all ranks, once, if one of them was given other arguments.
+
+        Ranks with other numbers of passes would reduce gradients of different batches.
+        """
+        if self._is_compared or self.in_tape or not self.meets or membership.is_elastic():
+            return
+        with tf.init_scope():
+            ranks = self._settings.process_set
+            if not tf.executing_eagerly() or ranks.size() == 1:
+                return
+            own = self._settings.text()
+            of_ranks = allgather_object(own, name="arguments", process_set=self.process_set)
+        if len(set(of_ranks)) > 1:
+            pairs = zip(ranks.ranks, of_ranks, strict=True)
+            shown = "; ".join(f"{text} (rank {rank})" for rank, text in pairs)
+            raise MismatchError(
+                f"rank {place.rank()} | DistributedOptimizer: expected the same arguments on all "
+                f"ranks; received {shown}"
+            )
+        self._is_compared = True
 
     def _reduce_shared(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduce the gradients of variables that are not local."""
@@ -227,8 +270,8 @@ class GradientExchange(Exchange):
         pairs = [compression.compress(tf.convert_to_tensor(gradients[i])) for i in places]
         combined = adasum([value for value, _ in pairs], "gradients", self.process_set)
         results: list[Any] = [None] * len(gradients)
-        for place, value, (_, context) in zip(places, combined, pairs, strict=True):
-            results[place] = compression.decompress(value, context)
+        for index, value, (_, context) in zip(places, combined, pairs, strict=True):
+            results[index] = compression.decompress(value, context)
         return results
 
 
@@ -238,10 +281,10 @@ class OutsideExchange(GradientExchange):
     meets = False
 
 
-def exchange_of(settings: Settings) -> GradientExchange:
+def exchange_of(settings: Settings, in_tape: bool = False) -> GradientExchange:
     """Return the exchange for this rank."""
     is_member = settings.process_set.included()
-    return (GradientExchange if is_member else OutsideExchange)(settings)
+    return (GradientExchange if is_member else OutsideExchange)(settings, in_tape)
 
 
 def _divided(gradient: Any, scale: Any) -> Any:

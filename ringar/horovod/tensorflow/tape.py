@@ -101,7 +101,7 @@ def DistributedGradientTape(  # Horovod's name, for a function that returns an o
         process_set,
         scale_local_gradients,
     )
-    return _Tape(gradtape, exchange_of(settings))
+    return _Tape(gradtape, exchange_of(settings, in_tape=True))
 
 
 def PartialDistributedGradientTape(  # Horovod's name

@@ -45,7 +45,7 @@ from ringar.horovod.tensorflow.keras import (
     start_timeline,
     stop_timeline,
 )
-from ringar.horovod.tensorflow.mpi_ops import Compressor
+from ringar.horovod.tensorflow.reductions import Compressor
 from ringar.job.process_sets import ProcessSet as _ProcessSet
 
 __all__ = [

@@ -13,7 +13,7 @@ from ringar.horovod.common.process_sets import global_process_set
 from ringar.horovod.common.reduce_op import Average, ReduceOp, Sum
 from ringar.horovod.tensorflow.compression import Compression
 from ringar.horovod.tensorflow.gradients import Groups, Settings, exchange_of, groups_of
-from ringar.horovod.tensorflow.mpi_ops import Compressor
+from ringar.horovod.tensorflow.reductions import Compressor
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet
 from ringar.keras.optimizer import distribute

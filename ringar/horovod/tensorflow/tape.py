@@ -19,8 +19,8 @@ from ringar.horovod.tensorflow.gradients import (
     exchange_of,
     groups_of,
 )
-from ringar.horovod.tensorflow.mpi_ops import Compressor
 from ringar.horovod.tensorflow.optimizer import layers_of, weights_of
+from ringar.horovod.tensorflow.reductions import Compressor
 from ringar.job.process_sets import ProcessSet
 from ringar.keras import first_step
 from ringar.keras import tape as tapes

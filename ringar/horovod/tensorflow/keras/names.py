@@ -14,8 +14,8 @@ from ringar.horovod.common.reduce_op import Average, ReduceOp
 from ringar.horovod.tensorflow import mpi_ops
 from ringar.horovod.tensorflow.compression import Compression
 from ringar.horovod.tensorflow.gradients import Groups, Settings, groups_of
-from ringar.horovod.tensorflow.mpi_ops import Compressor
 from ringar.horovod.tensorflow.optimizer import layers_of, of_keras
+from ringar.horovod.tensorflow.reductions import Compressor
 from ringar.job.process_sets import ProcessSet
 from ringar.keras.loading import load_plain
 from ringar.keras.training_state import optimizers

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ringar
 import ringar.horovod.tensorflow as hvd
 import ringar.horovod.tensorflow.keras as of_keras
 
@@ -169,6 +170,11 @@ def test_compression_casts() -> None:
         assert hvd.allreduce(x, compression=hvd.Compression.none)[0] == value
         rounded = hvd.allreduce(x, compression=hvd.Compression.fp16)
         assert (rounded.dtype, float(rounded[0])) == (dtype, 1.0)
+    x = tf.constant([value])
+    # Of ringar's own compressors; on one host nothing is narrowed.
+    assert hvd.allreduce(x, compression=ringar.Compression.bf16)[0] == value
+    with pytest.raises(ValueError, match="`compression` must be"):
+        hvd.allreduce(x, compression=ringar.Compression.powersgd(rank=2))
     compressed, context = hvd.Compression.fp16.compress(tf.constant([2], tf.int32))
     assert (compressed.dtype, context) == (tf.int32, tf.int32)
     packed, context = hvd.Compression.fp16.compress(tf.constant([2.0]))

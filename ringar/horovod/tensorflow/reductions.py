@@ -14,9 +14,11 @@ import tensorflow as tf
 
 from ringar import collectives
 from ringar.collectives.call import do_not_convert
+from ringar.collectives.compression import checked
 from ringar.horovod.common.reduce_op import Adasum, Average, ReduceOp, Sum
 from ringar.horovod.tensorflow import handles
 from ringar.horovod.tensorflow.adasum import adasum
+from ringar.horovod.tensorflow.compression import NoneCompressor
 from ringar.horovod.tensorflow.place_ops import size_op
 from ringar.job.process_sets import ProcessSet
 
@@ -42,6 +44,7 @@ def reduce_dense(
     """Reduce tensors as `hvd.allreduce` does, together."""
     if not tensors:
         return []
+    wire = _on_the_wire(compression)
     pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
     values = [value for value, _ in pairs]
     if op is Adasum:
@@ -49,7 +52,9 @@ def reduce_dense(
         values = [_times(value, factors[0]) for value in values]
         reduced = [_times(v, factors[1]) for v in adasum(values, name, process_set)]
     else:
-        reduced = _reduce(collectives.grouped_allreduce, values, op, factors, name, process_set)
+        reduced = _reduce(
+            collectives.grouped_allreduce, values, op, wire, factors, name, process_set
+        )
     return [
         compression.decompress(value, context)
         for value, (_, context) in zip(reduced, pairs, strict=True)
@@ -77,10 +82,13 @@ def reducescatter(
         raise NotImplementedError("reducescatter has no op Adasum")
     if not tensors:
         return []
+    wire = _on_the_wire(compression)
     scaled = with_gradient_times(lambda n: n, tensors, process_set)
     pairs = [compression.compress(tensor) for tensor in scaled]
     values = [value for value, _ in pairs]
-    reduced = _reduce(collectives.grouped_reducescatter, values, op, factors, name, process_set)
+    reduced = _reduce(
+        collectives.grouped_reducescatter, values, op, wire, factors, name, process_set
+    )
     return [
         compression.decompress(value, context)
         for value, (_, context) in zip(reduced, pairs, strict=True)
@@ -92,6 +100,7 @@ def _reduce(
     collective: Callable[..., list[tf.Tensor]],
     values: Sequence[tf.Tensor],
     op: ReduceOp,
+    wire: Compressor,
     factors: tuple[float, float],
     name: str | None,
     process_set: ProcessSet,
@@ -105,9 +114,15 @@ def _reduce(
             continue
         own = [values[i] for i in places]
         if floats:
-            scale = {"prescale_factor": before, "postscale_factor": after}
             reduced = issue(
-                collective, own, op.of_ringar, name=name, process_set=process_set, **scale
+                collective,
+                own,
+                op.of_ringar,
+                compression=wire,
+                prescale_factor=before,
+                postscale_factor=after,
+                name=name,
+                process_set=process_set,
             )
         else:
             own = [_times(value, before) for value in own]
@@ -150,6 +165,15 @@ def reduce_slices(
         tf.IndexedSlices(value, index, one.dense_shape)
         for value, index, one in zip(values, indices, slices, strict=True)
     ]
+
+
+def _on_the_wire(compression: Compressor) -> Compressor:
+    """Return the part of a compressor that acts within a collective: a dtype between hosts.
+
+    Raises:
+        ValueError: a collective cannot use `compression`.
+    """
+    return compression if checked(compression) else NoneCompressor
 
 
 def _size(process_set: ProcessSet) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,28 @@ def test_training_goes_on_after_a_loss(tmp_path: Path) -> None:
     assert "fit: epoch 4, weights 1, size 3" in lines, job
     assert "variables: 6.0 6 {'internal': True, 'updated': True}" in lines, job
     assert "own: 2 11" in lines, job
+
+
+LOST = """
+import sys
+import tensorflow as tf
+import ringar.horovod.tensorflow as hvd
+from ringar.horovod.common.exceptions import HorovodInternalError
+
+hvd.init()
+if hvd.rank() == 1:
+    sys.exit(0)
+handle = hvd.allreduce_async(tf.ones(3), name="late")
+try:
+    hvd.synchronize(handle)
+except HorovodInternalError as error:
+    print("lost:", error)
+"""
+
+
+def test_a_handle_tells_of_a_lost_rank() -> None:
+    job = run_job(2, LOST, deadline=60).check()
+    assert re.search(r'lost: .*rank 0 \| allreduce "late".* rank 1 has left', job.stdout), job
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ PAGE = ROOT / "docs" / "migrate-from-horovod.md"
 DIFFERENCES = {
     "Averages over ranks with different batches": "test_differences::test_averages_weigh_batches",
     "`DistributedOptimizer` and its argument": "test_differences::test_the_object_itself",
+    "The tape of `DistributedGradientTape`": "test_training::test_tape",
     "Equal rows of sparse gradients": "test_differences::test_equal_rows_are_added",
     "Averages of integers": "test_collectives::test_averages_of_integers_are_cut_off",
     "Gradients of Min, Max and Product": "test_collectives::test_gradients_of_extremes_are_those",

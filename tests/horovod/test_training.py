@@ -216,8 +216,10 @@ def test_tape() -> None:
     tape = hvd_tf.DistributedGradientTape(
         tf.GradientTape(), gradient_predivide_factor=2.0, groups=1
     )
+    assert not isinstance(tape, tf.GradientTape)
     with tape:
         loss = tf.reduce_sum(v * slope(hvd.rank()))
+    assert tape.watched_variables() == (v,)
     np.testing.assert_allclose(tape.gradient(loss, [v])[0], mean(), rtol=1e-6)
 
 

@@ -60,14 +60,15 @@ def adasum(
 def _of_one_dtype(tensors: Sequence[tf.Tensor], name: str, ranks: ProcessSet) -> list[tf.Tensor]:
     n, dtype = ranks.size(), tensors[0].dtype
     slices = [_slices(tensor, n) for tensor in tensors]
-    received = alltoall(tf.concat(slices, 1), name=f"{name}/slices", process_set=ranks)
-    vectors = tf.unstack(tf.cast(received, tf.float64 if dtype == tf.float64 else tf.float32), n)
     widths = [part.shape[1] for part in slices]
+    received = alltoall(tf.concat(slices, 1), name=f"{name}/slices", process_set=ranks)
+    wide = tf.cast(received, tf.float64 if dtype == tf.float64 else tf.float32)
+    vectors = [tf.split(row, widths) for row in tf.unstack(wide, n)]  # by rank, by tensor
     level = 0
     while len(vectors) > 1:
-        vectors = _level(vectors, widths, f"{name}/level_{level}", ranks)
+        vectors = _level(vectors, f"{name}/level_{level}", ranks)
         level += 1
-    row = tf.cast(vectors[0], dtype)[tf.newaxis]
+    row = tf.cast(tf.concat(vectors[0], 0), dtype)[tf.newaxis]
     columns = tf.split(allgather(row, name=f"{name}/results", process_set=ranks), widths, 1)
     return [_whole(part, tensor) for part, tensor in zip(columns, tensors, strict=True)]
 
@@ -83,31 +84,29 @@ def _whole(slices: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def _level(
-    vectors: Sequence[tf.Tensor], widths: Sequence[int], name: str, ranks: ProcessSet
-) -> list[tf.Tensor]:
+    vectors: Sequence[Sequence[tf.Tensor]], name: str, ranks: ProcessSet
+) -> list[Sequence[tf.Tensor]]:
     """Combine neighbors; a vector without one stays as it is."""
     pairs = list(zip(vectors[::2], vectors[1::2], strict=False))
-    own = tf.stack([_dots(a, b, widths) for a, b in pairs])  # [pairs, 3, tensors]
-    dots = allreduce(own, op=Sum, name=name, process_set=ranks)
-    combined = [_combine(a, b, dots[i], widths) for i, (a, b) in enumerate(pairs)]
+    own = tf.stack([[_dots(x, y) for x, y in zip(a, b, strict=True)] for a, b in pairs])
+    dots = allreduce(own, op=Sum, name=name, process_set=ranks)  # [pairs, tensors, 3]
+    combined: list[Sequence[tf.Tensor]] = [
+        [_combine(x, y, dots[i, j]) for j, (x, y) in enumerate(zip(a, b, strict=True))]
+        for i, (a, b) in enumerate(pairs)
+    ]
     return combined + list(vectors[2 * len(pairs) :])
 
 
-def _dots(a: tf.Tensor, b: tf.Tensor, widths: Sequence[int]) -> tf.Tensor:
-    """Return a.b, a.a and b.b of this rank's slices: float64 `[3, tensors]`."""
+def _dots(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Return a.b, a.a and b.b of this rank's slices, in float64."""
     a, b = tf.cast(a, tf.float64), tf.cast(b, tf.float64)
-    products = [a * b, a * a, b * b]
-    return tf.stack(
-        [tf.stack([tf.reduce_sum(part) for part in tf.split(p, widths)]) for p in products]
+    return tf.stack([tf.tensordot(p, q, 1) for p, q in ((a, b), (a, a), (b, b))])
+
+
+def _combine(a: tf.Tensor, b: tf.Tensor, dots: tf.Tensor) -> tf.Tensor:
+    product, *norms = tf.unstack(dots)
+    # A vector of zeros has no angle, and adds nothing.
+    of_a, of_b = (
+        tf.cast(1.0 - tf.math.divide_no_nan(product, 2.0 * norm), a.dtype) for norm in norms
     )
-
-
-def _combine(a: tf.Tensor, b: tf.Tensor, dots: tf.Tensor, widths: Sequence[int]) -> tf.Tensor:
-    product, of_a, of_b = tf.unstack(dots)
-    of_tensors = [
-        # A vector of zeros has no angle, and adds nothing.
-        tf.cast(1.0 - tf.math.divide_no_nan(product, 2.0 * norm), a.dtype)
-        for norm in (of_a, of_b)
-    ]
-    by_element = [tf.repeat(factor, widths) for factor in of_tensors]
-    return by_element[0] * a + by_element[1] * b
+    return of_a * a + of_b * b

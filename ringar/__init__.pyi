@@ -4,6 +4,7 @@ from . import cupy as cupy
 from . import data as data
 from . import elastic as elastic
 from . import errors as errors
+from . import horovod as horovod
 from . import layers as layers
 from . import parallel as parallel
 from . import ray as ray

@@ -89,6 +89,10 @@ class Exchange:
         """Clip what the optimizer cannot clip by itself, and return the gradients."""
         return list(gradients)
 
+    def is_due(self) -> tf.Tensor | None:
+        """Return whether the optimizer takes this step, or counts it only; None: it takes all."""
+        return None
+
     def after(self) -> None:
         """Act after a step, whether the optimizer has taken or skipped it."""
 

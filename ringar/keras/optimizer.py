@@ -89,7 +89,24 @@ class DistributedMixin:
                 self.apply(grads, trainable_variables)
             return
         grads = self._exchange.clip(self, grads, self._variables_of(trainable_variables))
-        super().apply(grads, trainable_variables)  # type: ignore[misc]  # a mixin
+        if (due := self._exchange.is_due()) is None:
+            super().apply(grads, trainable_variables)  # type: ignore[misc]  # a mixin
+        else:
+            take = functools.partial(super().apply, grads, trainable_variables)  # type: ignore[misc]
+            self._take_if(due, take)
+
+    def _take_if(self, due: tf.Tensor, take: Callable[[], None]) -> None:
+        """Take a step if it is due; else count it, as for learning rates that follow the count."""
+
+        def taken() -> int:
+            take()
+            return 0
+
+        def counted() -> int:
+            self.iterations.assign_add(1)  # type: ignore[attr-defined]  # a mixin
+            return 0
+
+        keras.ops.cond(due, taken, counted)
 
     def _variables_of(
         self, trainable_variables: Sequence[keras.Variable] | None

@@ -21,6 +21,7 @@ from ringar import (
     data,
     elastic,
     errors,
+    horovod,
     layers,
     parallel,
     threads,
@@ -302,6 +303,7 @@ def main() -> None:
         assert_type(executor.run(train, [keras.Sequential(), 2]), list[dict[str, list[float]]])
         assert_type(executor.execute_single(len), int)
     assert_type(ringar.spark.run(len, ["abc"], num_proc=2), list[int])
+    assert_type(horovod.run(ringar.size, num_proc=2), list[int])
     try:
         ringar.shutdown()
     except (

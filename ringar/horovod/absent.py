@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 _FRAMEWORK = "ringar trains models of Keras 3 and TensorFlow only"
-_ESTIMATORS = "ringar has no estimators, stores and executors under Horovod's names"
+_SPARK = "ringar has no estimators and stores; call functions on Spark by ringar.spark.run"
+_RAY = "it takes Horovod's settings; use ringar.ray.RayExecutor, whose methods are the same"
 _TF1 = (
     "TensorFlow 2.16 and later have no tf.estimator, and Horovod itself lacks this name there; "
     "call broadcast_variables before the training"
@@ -24,7 +25,7 @@ _NOTIFIED = "no thread of Horovod's notifies a state: each commit asks the launc
 
 #: By module below `horovod`, "" for itself: the name, and why it is absent.
 ABSENT: dict[str, dict[str, str]] = {
-    "": {"torch": _FRAMEWORK, "mxnet": _FRAMEWORK, "spark": _ESTIMATORS, "ray": _ESTIMATORS},
+    "": {"torch": _FRAMEWORK, "mxnet": _FRAMEWORK, "spark": _SPARK, "ray": _RAY},
     "common": {"basics": _BASICS},
     "common.elastic": {"notification_manager": _NOTIFIED},
     "tensorflow": {"BroadcastGlobalVariablesHook": _TF1},

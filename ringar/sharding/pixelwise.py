@@ -115,7 +115,7 @@ def _plane(tensor: keras.KerasTensor, operation: keras.Operation, inputs: list[A
     if hasattr(operation, "plane_after"):
         return operation.plane_after(planes[0])
     cut = [plane for plane in planes if plane is not None]
-    if isinstance(operation, keras.Model) and not cut:
+    if hasattr(operation, "outputs") and not cut:  # a model of layers, and no subclass
         outputs = keras.tree.flatten(operation.outputs)
         return plane_of(outputs[tensor._keras_history.tensor_index])
     if not cut:

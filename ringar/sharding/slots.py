@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from ringar.sharding.cut import Cut, cut_of
+from ringar.sharding.variable_slice import VariableSlice
 
 NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
 """Optimizers that scale updates by norms of whole variables, or factor them."""
@@ -52,6 +53,30 @@ def cuts(optimizer: keras.optimizers.Optimizer) -> list[Cut | None]:
         cut_of(owner) if owner is not None and owner.shape == slot.shape else None
         for slot, (owner, _) in zip(optimizer.variables, owners(optimizer), strict=True)
     ]
+
+
+def slices(optimizer: keras.optimizers.Optimizer) -> list[VariableSlice | None]:
+    """Return for each of `optimizer.variables` the slice that it belongs to, if it does to one.
+
+    Other ranks have the rest of such a slot.
+
+    Args:
+        optimizer: a built Keras optimizer.
+    """
+    return [
+        owner if isinstance(owner, VariableSlice) and owner.shape == slot.shape else None
+        for slot, (owner, _) in zip(optimizer.variables, owners(optimizer), strict=True)
+    ]
+
+
+def common(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Return those of `optimizer.variables` that are no slots of slices: ranks have equal ones.
+
+    Args:
+        optimizer: an optimizer as far as it is built.
+    """
+    both = zip(optimizer.variables, slices(optimizer), strict=True)
+    return [variable for variable, its in both if its is None]
 
 
 def with_nested(optimizer: keras.optimizers.Optimizer) -> Iterator[Any]:

@@ -14,10 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar.collectives import branches
+from ringar.collectives import branches, compiled
 from ringar.collectives import call as calls
 from ringar.collectives import collective as collectives
-from ringar.collectives import compiled
 from ringar.collectives import compression as compressors
 from ringar.collectives.call import Call
 from ringar.collectives.ops import ReduceOp

@@ -8,6 +8,7 @@ them. Callbacks and losses ask the exchange for what holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ringar.collectives import shares
@@ -100,6 +101,10 @@ class Exchange:
 
     def applied_by(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Take the optimizer whose `apply` takes the step that begins."""
+
+    def begun(self) -> AbstractContextManager[Any]:
+        """Return a context for ops that are those of a step: they run behind its beginning."""
+        return nullcontext()
 
     def clipped(
         self,

@@ -95,7 +95,8 @@ class DistributedMixin:
         parts = trainable_variables
         if trainable_variables is not None:
             parts = self._exchange.parts(trainable_variables)
-        super().apply(grads, parts)  # type: ignore[misc]  # a mixin
+        with self._exchange.begun():
+            super().apply(grads, parts)  # type: ignore[misc]  # a mixin
         self._exchange.applied(grads, variables)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -205,6 +206,10 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
             done in steps that XLA compiles for batches of unknown size. Results are the same: the
             optimizer gets one slice per row, the sum over the batch and the ranks. (A plain
             optimizer of Keras treats each slice by itself: Adam, for example, adds their squares.)
+        shard: "optimizer" or "gradients": each rank keeps the optimizer's slots for its slice of
+            every variable only, and gets that slice of the reduced gradients (ZeRO,
+            docs/sharded.md). `model.save` and `save_weights` then are for all ranks to call, and
+            the first one writes; slots are whole in files.
 
     Returns:
         `optimizer`, whose class is now `Distributed<class>`, a subclass of its former class. Copies
@@ -247,9 +252,7 @@ def _sharded(
     optimizer = keras.optimizers.get(optimizer)
     check(optimizer, reduction)
     # In a LossScaleOptimizer the inner one is distributed, as `compile` leaves it.
-    distribute(
-        inner_optimizer(optimizer), Sharded(stage, reduction), "ringar.DistributedOptimizer"
-    )
+    distribute(inner_optimizer(optimizer), Sharded(stage, reduction), "ringar.DistributedOptimizer")
     return optimizer
 
 

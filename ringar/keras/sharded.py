@@ -8,8 +8,8 @@ parameters, a training step is
     optimizer          on slice r of each variable; slots exist for the slice only, P/N per slot
     all-gather         of the new slices, first layer first           (N-1)/N P
 
-Together a rank sends what an allreduce of the gradients sends. `ringar.sharding.variable_slice` cuts
-variables. The sums are those of an allreduce, element by element, and the optimizers that are
+Together a rank sends what an allreduce of the gradients sends. Variables are cut by
+`ringar.sharding.variable_slice`. The sums are those of an allreduce, element by element, and the optimizers that are
 accepted treat each element by itself, so that training is that of unsharded data parallelism. Norms
 of gradients, for clipping, are sums over the ranks.
 
@@ -20,6 +20,7 @@ the optimizer, with gradients of zero, in place of the reduction alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import keras
@@ -72,6 +73,7 @@ class Sharded(Exchange):
         self._slices: dict[Any, VariableSlice] = {}
         self._holder: Any = None  # whose `apply` takes the step that is traced or runs
         self._answer: tf.Tensor | None = None  # while this rank repeats a step
+        self._begun: tf.Tensor | None = None  # the answer in the step that is traced or runs
 
     @property
     def is_alone(self) -> bool:
@@ -141,7 +143,12 @@ class Sharded(Exchange):
         ]
         for each in self._slices.values():
             each.pending = None  # of a step whose trace has failed
-        answer = self._tell(dense, variables) if self._answer is None else self._answer
+        answer = self._answer
+        if answer is None:
+            # A graph whose iterator has ended runs what does not depend on the batch.
+            with tf.control_dependencies([next(g for g in reversed(dense) if g is not None)]):
+                answer = self._tell(dense, variables)
+        self._begun = answer
         reduced = self._scattered(dense, self.parts(variables), answer[0])
         if loss_scale is not None:
             self._spread_overflow(reduced)
@@ -177,12 +184,12 @@ class Sharded(Exchange):
             process_set=self.process_set,
         )[1]  # fmt: skip
 
-    def _scattered(
-        self, dense: list[Any], parts: Sequence[Any], weight: tf.Tensor
-    ) -> list[Any]:
+    def _scattered(self, dense: list[Any], parts: Sequence[Any], weight: tf.Tensor) -> list[Any]:
         """Return this rank's slices of the reduced gradients, and the others whole."""
         reduced: list[Any] = [None] * len(dense)
-        cut = [g if isinstance(p, VariableSlice) else None for g, p in zip(dense, parts, strict=True)]
+        cut = [
+            g if isinstance(p, VariableSlice) else None for g, p in zip(dense, parts, strict=True)
+        ]
         for number, bucket in enumerate(buckets.plan(cut, self._reduction.bucket_bytes)):
             own = grouped_reducescatter(
                 self._weighted([tf.reshape(dense[i], [-1]) for i in bucket.indices], weight),
@@ -236,6 +243,11 @@ class Sharded(Exchange):
         nan_if_bad = tf.where(any_bad > 0, float("nan"), 0.0)
         first = reduced[present[0]]
         reduced[present[0]] = first + tf.cast(nan_if_bad, first.dtype)
+
+    def begun(self) -> AbstractContextManager[Any]:
+        """Return a context whose ops, such as the count of steps, need this step's batch."""
+        known = self._begun is not None and not tf.executing_eagerly()
+        return tf.control_dependencies([self._begun]) if known else nullcontext()
 
     def clipped(
         self,
@@ -308,7 +320,9 @@ def check(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> None:
     """
     for one in with_nested(inner_optimizer(optimizer)):
         names = [base.__name__ for base in type(one).__mro__]
-        if found := next((name for name in (*NOT_ELEMENTWISE, "MultiOptimizer") if name in names), None):
+        if found := next(
+            (name for name in (*NOT_ELEMENTWISE, "MultiOptimizer") if name in names), None
+        ):
             reason = (
                 "has optimizers of its own"
                 if found == "MultiOptimizer"

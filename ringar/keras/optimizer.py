@@ -34,11 +34,12 @@ from ringar.collectives.compression import Compression, Compressor
 from ringar.collectives.powersgd import PowerSGD
 from ringar.errors import NotInitializedError
 from ringar.job import place
-from ringar.keras import first_step, fitting, losses, share
+from ringar.keras import first_step, fitting, losses, share, slot_files
 from ringar.keras.exchange import Exchange
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 from ringar.keras.sharded import STAGES, Sharded, Stage, check
+from ringar.sharding import slots
 from ringar.sharding.slots import inner_optimizer, with_nested
 from ringar.sharding.variable_slice import wholes
 
@@ -102,6 +103,14 @@ class DistributedMixin:
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Make the slots for what this rank trains of `variables`."""
         super().build(self._exchange.parts(variables))  # type: ignore[misc]
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save as the base class does, with whole slots."""
+        slot_files.save(self, store, super().save_own_variables)  # type: ignore[misc]
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load as the base class does; of the slots this rank's slices."""
+        slot_files.load(self, store, super().load_own_variables)  # type: ignore[misc]
 
     # Steps of Keras' own `apply`, in the branches of gradient accumulation and of averages.
 
@@ -252,7 +261,11 @@ def _sharded(
     optimizer = keras.optimizers.get(optimizer)
     check(optimizer, reduction)
     # In a LossScaleOptimizer the inner one is distributed, as `compile` leaves it.
-    distribute(inner_optimizer(optimizer), Sharded(stage, reduction), "ringar.DistributedOptimizer")
+    inner, exchange = inner_optimizer(optimizer), Sharded(stage, reduction)
+    distribute(inner, exchange, "ringar.DistributedOptimizer")
+    slot_files.install()
+    if inner.built:
+        slots.replace(inner, exchange.parts(inner._trainable_variables))
     return optimizer
 
 

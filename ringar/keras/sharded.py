@@ -9,9 +9,9 @@ parameters, a training step is
     all-gather         of the new slices, first layer first           (N-1)/N P
 
 Together a rank sends what an allreduce of the gradients sends. Variables are cut by
-`ringar.sharding.variable_slice`. The sums are those of an allreduce, element by element, and the optimizers that are
-accepted treat each element by itself, so that training is that of unsharded data parallelism. Norms
-of gradients, for clipping, are sums over the ranks.
+`ringar.sharding.variable_slice`. The sums are those of an allreduce, element by element, and the
+optimizers that are accepted treat each element by itself, so that training is that of unsharded
+data parallelism. Norms of gradients, for clipping, are sums over the ranks.
 
 A rank that has no data left still has the only slots of its slices. It repeats the whole step of
 the optimizer, with gradients of zero, in place of the reduction alone.
@@ -56,6 +56,7 @@ Stage = Literal["optimizer", "gradients"]
 """What is cut into slices."""
 
 STAGES = ("optimizer", "gradients")
+_REFUSED = (*NOT_ELEMENTWISE, "MultiOptimizer")
 
 
 class Sharded(Exchange):
@@ -320,9 +321,7 @@ def check(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> None:
     """
     for one in with_nested(inner_optimizer(optimizer)):
         names = [base.__name__ for base in type(one).__mro__]
-        if found := next(
-            (name for name in (*NOT_ELEMENTWISE, "MultiOptimizer") if name in names), None
-        ):
+        if found := next((name for name in names if name in _REFUSED), None):
             reason = (
                 "has optimizers of its own"
                 if found == "MultiOptimizer"

@@ -88,20 +88,10 @@ class VariableSlice:
         """Return this rank's slice of a flat tensor of the variable's elements."""
         return self.padded(flat[self.begin : self.begin + self.count])
 
-    def of_rows(self, rows: Any) -> np.ndarray:
-        """Return this rank's slice of an array, such as a data set of HDF5, and read no more of it.
-
-        Args:
-            rows: an array of the variable's shape, of which rows can be read.
-        """
-        if not rows.shape or not self.count:
-            flat = np.asarray(rows).reshape(-1)[self.begin : self.begin + self.count]
-        else:
-            row = max(self.elements // rows.shape[0], 1)
-            first, end = self.begin // row, -(-(self.begin + self.count) // row)
-            start = self.begin - first * row
-            flat = np.asarray(rows[first:end]).reshape(-1)[start : start + self.count]
-        return np.pad(flat, (0, self.shape[0] - self.count))
+    def of_array(self, array: np.ndarray) -> np.ndarray:
+        """Return a copy of this rank's slice of an array of the variable's shape."""
+        own = np.asarray(array).reshape(-1)[self.begin : self.begin + self.count]
+        return np.pad(own, (0, self.shape[0] - self.count))
 
     def padded(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return `count` elements with the padding behind them."""

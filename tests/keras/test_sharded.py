@@ -113,6 +113,7 @@ def words_model() -> keras.Model:
     return keras.Model(inputs, outputs)
 
 
+@pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize(
     "options",
     [{}, fast_if(False, {"jit_compile": True}), fast_if(False, {"run_eagerly": True})],
@@ -129,6 +130,7 @@ def test_fit_with_all_kinds_of_layers(options: dict[str, Any]) -> None:
     assert common.largest_difference(*of_both) <= 1e-6
 
 
+@pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("known", [fast_if(False, True), False])
 def test_ranks_without_data_train_their_slices(
     known: bool, rank: int, size: int, exchange: Callable[[Any], Any]
@@ -174,6 +176,7 @@ def test_join_in_a_loop_of_ones_own(jit: bool, rank: int) -> None:
     assert common.largest_difference(*of_both) <= 1e-6
 
 
+@pytest.mark.ranks(2, 3, 4)
 @pytest.mark.usefixtures("mixed_float16")
 @pytest.mark.parametrize("inside", [False, fast_if(False, True)])
 def test_overflow_on_one_rank_skips_the_step_on_all(inside: bool, rank: int, size: int) -> None:

@@ -308,6 +308,27 @@ class Sharded(Exchange):
                 variable.assign(constraint(variable))
 
 
+def check_elementwise(optimizer: keras.optimizers.Optimizer) -> None:
+    """Check that an optimizer treats each element by itself.
+
+    Args:
+        optimizer: the optimizer, built or not.
+
+    Raises:
+        ValueError: it needs whole variables.
+    """
+    for one in with_nested(inner_optimizer(optimizer)):
+        names = [base.__name__ for base in type(one).__mro__]
+        if found := next((name for name in names if name in _REFUSED), None):
+            nested = found == "MultiOptimizer"
+            reason = "has optimizers of its own" if nested else "computes with whole variables"
+            raise ValueError(
+                f"`optimizer` must treat each element by itself with `shard`: {found} {reason}. "
+                f"Received: {type(one).__name__}. Use Adam, AdamW, SGD, RMSprop or Lion, for "
+                "example, or leave out `shard`."
+            )
+
+
 def check(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> None:
     """Check that an optimizer can be sharded.
 
@@ -319,19 +340,7 @@ def check(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> None:
         ValueError: it needs whole variables, or an argument does not go with `shard`.
         UnsupportedError: the job is elastic.
     """
-    for one in with_nested(inner_optimizer(optimizer)):
-        names = [base.__name__ for base in type(one).__mro__]
-        if found := next((name for name in names if name in _REFUSED), None):
-            reason = (
-                "has optimizers of its own"
-                if found == "MultiOptimizer"
-                else "computes with whole variables"
-            )
-            raise ValueError(
-                f"`optimizer` must treat each element by itself with `shard`: {found} {reason}. "
-                f"Received: {type(one).__name__}. Use Adam, AdamW, SGD, RMSprop or Lion, for "
-                "example, or leave out `shard`."
-            )
+    check_elementwise(optimizer)
     if has_state(reduction.compression):
         raise ValueError(
             "`compression` must be none, fp16 or bf16 with `shard`: PowerSGD sums whole matrices. "

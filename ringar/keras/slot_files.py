@@ -90,6 +90,7 @@ def _answer(model: keras.Model, process_set: ProcessSet | None) -> None:
     """Take part in what the first rank asks for, until it has ended."""
     sliced, root = _sliced(model), or_all(process_set).ranks[0]
     where: dict[str, Any] = {"name": _NAME, "process_set": process_set}
+    asked: tuple[str, int] | None
     while (asked := broadcast_object(None, root, **where)) is not None:
         verb, number = asked
         slot, its = sliced[number]
@@ -226,7 +227,7 @@ def install() -> None:
 
 def _replace(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
     original = getattr(owner, name)
-    replaced = functools.wraps(original)(wrapper(original))
+    replaced: Any = functools.wraps(original)(wrapper(original))
     replaced._ringar = True
     setattr(owner, name, replaced)
 

@@ -54,7 +54,7 @@ MODELS: dict[str, tuple[Callable[[], Any], int]] = {
 """Name: how to make it, and examples per rank and step."""
 
 
-def trainer(make: Callable[[], Any], shard: str | None, examples: int) -> Any:
+def trainer(make: Callable[[], Any], shard: Any, examples: int) -> Any:
     """Returns the optimizer, and a compiled step that returns the loss."""
     import keras
     import tensorflow as tf

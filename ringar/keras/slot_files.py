@@ -82,7 +82,8 @@ def _sliced(model: keras.Model) -> list[tuple[keras.Variable, VariableSlice]]:
 
 def _gather(slot: keras.Variable, its: VariableSlice, process_set: ProcessSet | None) -> np.ndarray:
     own = np.asarray(slot.numpy())[: its.count]
-    gathered = allgather(own, name=f"{_NAME}: {slot.path}", process_set=process_set)
+    # Not the path of the slot, since Keras numbers names by what a rank has made before.
+    gathered = allgather(own, name=_NAME, process_set=process_set)
     return np.asarray(gathered).reshape([int(d) for d in its.whole.shape])
 
 

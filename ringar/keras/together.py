@@ -31,7 +31,11 @@ def on_first_rank(
         OSError: on the other ranks, if `action` has raised; the first rank raises its own error.
     """
     ranks = or_all(process_set)
-    result, failure = _try(action if ranks.rank() == 0 else meanwhile)
+    result, failure = None, None
+    if ranks.rank() == 0:
+        result, failure = _try(action)
+    else:
+        meanwhile()
     said = _text_of(failure)
     if ranks.size() > 1:
         root = ranks.ranks[0]

@@ -122,7 +122,9 @@ def test_fit_with_all_kinds_of_layers(options: dict[str, Any]) -> None:
     of_both = []
     for shard in (None, "gradients"):
         model = words_model()
-        optimizer = ringar.DistributedOptimizer(K.Adam(0.01), shard=shard, bucket_bytes=200)
+        # Not Adam: before a BatchNormalization some gradients are rounding errors, which it scales.
+        sgd = K.SGD(0.1, momentum=0.9)
+        optimizer = ringar.DistributedOptimizer(sgd, shard=shard, bucket_bytes=200)
         model.compile(optimizer, "mse", **options)
         data = common.own_batches(common.tokens(6 * common.GLOBAL_BATCH))
         model.fit(data, verbose=0, callbacks=[ringar.callbacks.Distributed()])

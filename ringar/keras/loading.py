@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ringar.collectives.compression import Compressor
     from ringar.collectives.ops import ReduceOp
     from ringar.collectives.powersgd import PowerSGD
+    from ringar.keras.sharded import Stage
     from ringar.sharding.grid import Grid
 
 
@@ -38,6 +39,7 @@ class Distribution(TypedDict, total=False):
     prescale_factor: float
     postscale_factor: float
     sparse_as_dense: bool
+    shard: Stage | None
 
 
 def load_model(

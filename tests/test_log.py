@@ -57,8 +57,15 @@ def test_records_have_the_rank(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_nothing_prints() -> None:
-    """The exceptions are asked for: `verbose` of a callback, and an example in a docstring."""
-    allowed = {"ringar/keras/learning_rate.py": 1, "ringar/collectives/statistics.py": 1}
+    """The exceptions are asked for: `verbose`, the launcher's errors, examples in docstrings."""
+    allowed = {
+        "ringar/collectives/statistics.py": 1,
+        "ringar/horovod/common/util.py": 3,
+        "ringar/horovod/runner/launch.py": 2,
+        "ringar/horovod/tensorflow/keras/callbacks.py": 1,
+        "ringar/keras/learning_rate.py": 1,
+        "ringar/keras/memory.py": 1,
+    }
     found: dict[str, int] = {}
     for path in sorted((ROOT / "ringar").rglob("*.py")):
         lines = path.read_text().splitlines()

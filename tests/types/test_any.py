@@ -34,6 +34,7 @@ ALLOWED = {
     r"ringar\.parallel\.Pipelined\.(evaluate|predict):return": "model and arguments decide it; "
     "with a union, each caller would have to tell its members apart",
     r"ringar\.predict:return": "as above",
+    r"an optimizer\.(save|load)_own_variables:store": "h5py's group, or a dict",
     r"ringar\.Compression\.\w+\.decompress:context": "a compressor's own type, which a subclass "
     "could not name if the base class said object",
     r"ringar\.elastic\.\w+\.unpack:packed": "a state's own type, in the same way",

@@ -16,7 +16,7 @@ from typing import Any
 
 import keras
 
-from ringar.sharding.lineage import MIXING_ACTIVATIONS
+from ringar.sharding.lineage import MIXING_ACTIVATIONS, outputs_of
 from ringar.sharding.planes import Plane
 
 _PLANE = "_ringar_plane"
@@ -80,11 +80,7 @@ def check_outputs(model: keras.Model) -> None:
     Raises:
         ValueError: one is a tile.
     """
-    try:
-        outputs = keras.tree.flatten(model.outputs or [])
-    except (AttributeError, ValueError):  # a subclass, or a Sequential before it is built
-        return
-    for output in outputs:
+    for output in outputs_of(model):
         plane = plane_of(output)
         if plane is not None:
             raise ValueError(
@@ -116,8 +112,8 @@ def _plane(tensor: keras.KerasTensor, operation: keras.Operation, inputs: list[A
         return operation.plane_after(planes[0])
     cut = [plane for plane in planes if plane is not None]
     if isinstance(operation, keras.Model) and not cut:
-        outputs = keras.tree.flatten(operation.outputs)
-        return plane_of(outputs[tensor._keras_history.tensor_index])
+        outputs = outputs_of(operation)
+        return plane_of(outputs[tensor._keras_history.tensor_index]) if outputs else None
     if not cut:
         return None
     if any(plane != cut[0] for plane in planes):

@@ -4,6 +4,7 @@ from . import cupy as cupy
 from . import data as data
 from . import elastic as elastic
 from . import errors as errors
+from . import horovod as horovod
 from . import layers as layers
 from . import parallel as parallel
 from . import ray as ray
@@ -66,8 +67,11 @@ from .job.start import init as init
 from .job.start import shutdown as shutdown
 from .keras import DistributedGradientTape as DistributedGradientTape
 from .keras import DistributedOptimizer as DistributedOptimizer
+from .keras import MemoryReport as MemoryReport
+from .keras import MemoryRow as MemoryRow
 from .keras import join as join
 from .keras import load_model as load_model
+from .keras import memory_report as memory_report
 from .keras import predict as predict
 from .keras import separate_seeds as separate_seeds
 from .keras import set_random_seed as set_random_seed

@@ -4,7 +4,6 @@ from ringar.asynchronous import HogwildEmbedding
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
-from ringar.parallel.scan.layers import ScanGRU, ScanLSTM, ScanSimpleRNN
 from ringar.keras.locally_connected import LocallyConnected2D
 from ringar.parallel.partitioned.convolution import PartitionedConv2D, PartitionedLocallyConnected2D
 from ringar.parallel.partitioned.pooling import (
@@ -14,7 +13,7 @@ from ringar.parallel.partitioned.pooling import (
     PartitionedMaxPooling2D,
 )
 from ringar.parallel.partitioned.ways import CutPlane, FlattenPlane, GatherPlane, OwnTile
-from ringar.parallel.scan.layers import ScanGRU, ScanSimpleRNN
+from ringar.parallel.scan.layers import ScanGRU, ScanLSTM, ScanSimpleRNN
 from ringar.parallel.split import Gather, ReturnExamples, SplitConv2D, SplitDense, Sum
 
 __all__ = [

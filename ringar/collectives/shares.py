@@ -14,9 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringar.collectives import branches, compiled
 from ringar.collectives import call as calls
 from ringar.collectives import collective as collectives
-from ringar.collectives import compiled
 from ringar.collectives import compression as compressors
 from ringar.collectives.call import Call
 from ringar.collectives.ops import ReduceOp
@@ -90,7 +90,8 @@ def allreduce(
         if values and not values[0].dtype.is_floating:  # by a compressor of the user's
             outputs = list(collectives.run_tensors(call, values))
         else:
-            heard, *outputs = _run(call, control, values, ranks.size())
+            with branches.behind():
+                heard, *outputs = _run(call, control, values, ranks.size())
             answer = heard if answer is None else answer
         for place, output in zip(places, outputs, strict=False):
             results[place] = compression.decompress(output, pairs[place][1])

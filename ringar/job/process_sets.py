@@ -138,6 +138,11 @@ def remove_process_set(process_set: ProcessSet) -> None:
     process_set.process_set_id = None
 
 
+def in_use() -> list[ProcessSet]:
+    """Return the sets that are registered, that of all ranks first."""
+    return list(_in_use.values())
+
+
 def size_of(process_set_id: int) -> int:
     """Return the number of ranks in a process set."""
     return _in_use[process_set_id].size()

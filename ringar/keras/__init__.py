@@ -18,6 +18,7 @@ if int(_keras.__version__.split(".")[0]) < 3:
 from ringar.keras import callbacks
 from ringar.keras.joining import join
 from ringar.keras.loading import load_model
+from ringar.keras.memory import MemoryReport, MemoryRow, memory_report
 from ringar.keras.optimizer import DistributedOptimizer
 from ringar.keras.predict import predict
 from ringar.keras.seeds import separate_seeds, set_random_seed
@@ -26,9 +27,12 @@ from ringar.keras.tape import DistributedGradientTape
 __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "MemoryReport",
+    "MemoryRow",
     "callbacks",
     "join",
     "load_model",
+    "memory_report",
     "predict",
     "separate_seeds",
     "set_random_seed",

@@ -24,8 +24,8 @@ from ringar.job import log
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import training_state
 from ringar.keras.optimizer import build_exchange
+from ringar.keras.slot_files import on_first_rank_of
 from ringar.keras.synchronize import broadcast_model
-from ringar.keras.together import on_first_rank
 from ringar.keras.whole_file import written_whole
 
 _log = log.logger(__name__)
@@ -118,8 +118,7 @@ class Backup(keras.callbacks.Callback):
         if self._restored is None:
             return
         ranks = or_all(self._process_set)
-        if ranks.rank() == 0:
-            self._load()
+        self._on_first_rank(lambda: self._load() and None, "read")
         broadcast_model(self.model, ranks.ranks[0], self._process_set)
         training_state.restore(self.model, self._restored["own"], self._process_set)
         training_state.set_counters(self._others, self._restored["callbacks"])
@@ -210,7 +209,7 @@ class Backup(keras.callbacks.Callback):
 
     def _on_first_rank(self, action: Callable[[], Any], verb: str) -> Any:
         what = f"to {verb} {self.settings.weights!r}"
-        return on_first_rank(action, "backup", what, self._process_set)
+        return on_first_rank_of(self.model, action, "backup", what, self._process_set)
 
 
 def tell(epoch: int, batches: int, replays: bool) -> None:

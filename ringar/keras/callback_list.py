@@ -27,6 +27,7 @@ from ringar.keras.backup import Backup, Settings, tell
 from ringar.keras.fitting import Coordinated
 from ringar.keras.replay import Replay
 from ringar.keras.save_on_signal import SaveOnSignal
+from ringar.keras.slot_files import exchange_of
 from ringar.keras.whole_file import SavedWhole
 from ringar.sharding.cut import cut_of
 
@@ -64,7 +65,8 @@ class DistributedListMixin:
         given.insert(place, distributed)
         writes = or_all(self._process_set).rank() == 0
         dropped = (_K.BackupAndRestore, *(() if writes else _WRITERS))
-        self.callbacks = [c for c in given if not isinstance(c, dropped)]
+        kept = _checkpoints(given, writes) if exchange_of(model) is not None else []
+        self.callbacks = [c for c in given if c in kept or not isinstance(c, dropped)]
         if any(isinstance(c, _K.ModelCheckpoint) for c in given) and any(
             cut_of(weight) is not None for weight in (model.weights if model.built else ())
         ):
@@ -207,6 +209,30 @@ class DistributedListMixin:
             where: dict[str, Any] = {"name": "end of training", "process_set": self._process_set}
             state = broadcast_object(training_state.counters(kept), ranks.ranks[0], **where)
             training_state.set_counters(kept, state)
+
+
+def _checkpoints(
+    given: list[keras.callbacks.Callback], writes: bool
+) -> list[keras.callbacks.Callback]:
+    """Return the callbacks that save a model whose optimizer is sharded: on all ranks together."""
+    found = [c for c in given if isinstance(c, _K.ModelCheckpoint)]
+    for callback in found:
+        if callback.save_freq != "epoch":
+            raise ValueError(
+                f'rank {place.rank()} | ModelCheckpoint: expected save_freq="epoch" with a sharded '
+                "optimizer, which all ranks save together, received "
+                f"save_freq={callback.save_freq}; use BackupAndRestore for batches"
+            )
+        if not writes:
+            callback.verbose = 0
+    for callback in given:
+        if isinstance(callback, getattr(_K, "SwapEMAWeights", ())):
+            raise ValueError(
+                f"rank {place.rank()} | SwapEMAWeights: expected an optimizer that has whole "
+                "averages, received a sharded one; evaluate after `fit`, which leaves the averages "
+                "in the model"
+            )
+    return found
 
 
 def manage(distributed: type[keras.callbacks.Callback]) -> None:

@@ -72,6 +72,11 @@ def check_start(
         "number of epochs",
         "Pass the same `epochs` and `initial_epoch` to `fit` on every rank.",
     )
+    require_equal(
+        [one["exchange"] or "none" for one in ranks],
+        "sharding",
+        "Pass the same `shard` to ringar.DistributedOptimizer on every rank.",
+    )
     if len({len(one["weights"]) for one in ranks}) > 1:
         require_equal(
             [len(one["weights"]) for one in ranks],
@@ -155,6 +160,7 @@ def _describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
         "reduces": any(map(is_distributed, share.optimizers_of(model))) or has_custom_step,
         "steps": params.get("steps"),
         "epochs": params.get("epochs"),
+        "exchange": ", ".join(one.description for one in share.exchanges_of(model)),
         "weights": [_type_of(w) for w in model.weights],
     }
 

@@ -7,7 +7,8 @@ them. Callbacks and losses ask the exchange for what holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ringar.collectives import shares
@@ -43,6 +44,11 @@ class Exchange:
     def is_alone(self) -> bool:
         """Whether there is one rank, and no other will come: a traced step may rely on it."""
         raise NotImplementedError
+
+    @property
+    def description(self) -> str:
+        """What must be the same on all ranks, beside the model and the numbers of epochs."""
+        return ""
 
     @property
     def ranks(self) -> ProcessSet | None:
@@ -88,6 +94,47 @@ class Exchange:
     ) -> list[Any]:
         """Clip what the optimizer cannot clip by itself, and return the gradients."""
         return list(gradients)
+
+    def is_due(self) -> tf.Tensor | None:
+        """Return whether the optimizer takes this step, or counts it only; None: it takes all."""
+        return None
+
+    def parts(self, variables: Sequence[Any]) -> list[Any]:
+        """Return what the optimizer trains on this rank in the place of the model's variables."""
+        return list(variables)
+
+    def applied_by(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Take the optimizer whose `apply` takes the step that begins."""
+
+    def begun(self) -> AbstractContextManager[Any]:
+        """Return a context for ops that are those of a step: they run behind its beginning."""
+        return nullcontext()
+
+    def clipped(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: Sequence[Any],
+        clip: Callable[[Sequence[Any]], list[Any]],
+    ) -> list[Any]:
+        """Clip where the optimizer does, behind the accumulation of gradients.
+
+        Args:
+            optimizer: the one that trains.
+            gradients: those of the parts that it trains.
+            clip: Keras' own function.
+        """
+        return clip(gradients)
+
+    def publish(self) -> None:
+        """Give the model what the optimizer has assigned to its parts of variables."""
+
+    def applied(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
+        """Act at the end of a step that was taken.
+
+        Args:
+            gradients: those that the optimizer got.
+            variables: the model's variables.
+        """
 
     def after(self) -> None:
         """Act after a step, whether the optimizer has taken or skipped it."""

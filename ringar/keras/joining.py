@@ -23,7 +23,9 @@ from ringar.keras import share
 from ringar.keras.exchange import Exchange
 from ringar.keras.share import Record
 from ringar.keras.state import State
+from ringar.sharding import slots
 from ringar.sharding.slots import inner_optimizer
+from ringar.sharding.variable_slice import wholes
 
 
 def repeat(records: Sequence[Record], size: int, limit: int | None = None) -> int:
@@ -191,7 +193,7 @@ def _records(optimizers: Sequence[Any]) -> list[Record]:
     records = {
         id(record): record
         for optimizer in optimizers
-        for variable in getattr(inner_optimizer(optimizer), "_trainable_variables", ())
+        for variable in wholes(getattr(inner_optimizer(optimizer), "_trainable_variables", ()))
         if (record := share.record_of(variable)) is not None
     }
     return sorted(records.values(), key=lambda record: record.number)
@@ -200,6 +202,7 @@ def _records(optimizers: Sequence[Any]) -> list[Record]:
 def _variables(optimizers: Sequence[Any]) -> list[Any]:
     variables: dict[int, Any] = {}
     for optimizer in optimizers:
-        for variable in [*inner_optimizer(optimizer)._trainable_variables, *optimizer.variables]:
+        trained = wholes(inner_optimizer(optimizer)._trainable_variables)
+        for variable in [*trained, *slots.common(optimizer)]:
             variables[id(variable)] = variable
     return list(variables.values())

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ringar.collectives.compression import Compressor
     from ringar.collectives.ops import ReduceOp
     from ringar.collectives.powersgd import PowerSGD
+    from ringar.keras.sharded import Stage
     from ringar.sharding.grid import Grid
 
 
@@ -38,6 +39,7 @@ class Distribution(TypedDict, total=False):
     prescale_factor: float
     postscale_factor: float
     sparse_as_dense: bool
+    shard: Stage | None
 
 
 def load_model(
@@ -70,6 +72,21 @@ def load_model(
         OSError: on every rank, if the file cannot be read.
         ValueError: the file is no model, or an argument is out of range.
     """
+    model = load_plain(path, custom_objects, compile, safe_mode, process_set)
+    for optimizer in optimizers(model):
+        # In a LossScaleOptimizer the inner one is distributed, as `compile` leaves it.
+        DistributedOptimizer(inner_optimizer(optimizer), process_set=process_set, **distributed)
+    return model
+
+
+def load_plain(
+    path: str | os.PathLike[str],
+    custom_objects: Mapping[str, object] | None,
+    compile: bool,
+    safe_mode: bool,
+    process_set: ProcessSet | None,
+) -> keras.Model:
+    """Load a Keras model on all ranks, as `load_model` does, and leave its optimizers plain."""
     path = os.fspath(path)
     size = on_first_rank(
         lambda: os.path.getsize(path), "load_model", f"to read {path!r}", process_set
@@ -83,8 +100,4 @@ def load_model(
             if ranks.rank() != 0:
                 file = os.path.join(folder, Path(path).name)
                 np.asarray(data).tofile(file)
-        model = keras.models.load_model(file, dict(custom_objects or {}), compile, safe_mode)
-    for optimizer in optimizers(model):
-        # In a LossScaleOptimizer the inner one is distributed, as `compile` leaves it.
-        DistributedOptimizer(inner_optimizer(optimizer), process_set=process_set, **distributed)
-    return model
+        return keras.models.load_model(file, dict(custom_objects or {}), compile, safe_mode)

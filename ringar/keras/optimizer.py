@@ -34,11 +34,14 @@ from ringar.collectives.compression import Compression, Compressor
 from ringar.collectives.powersgd import PowerSGD
 from ringar.errors import NotInitializedError
 from ringar.job import place
-from ringar.keras import first_step, fitting, losses, share
+from ringar.keras import first_step, fitting, losses, share, slot_files
 from ringar.keras.exchange import Exchange
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
+from ringar.keras.sharded import STAGES, Sharded, Stage, check
+from ringar.sharding import slots
 from ringar.sharding.slots import inner_optimizer, with_nested
+from ringar.sharding.variable_slice import wholes
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -85,18 +88,70 @@ class DistributedMixin:
     ) -> None:
         """Reduce `grads` over the ranks, then apply them as the base class does."""
         if not self._is_in_exchange:
-            with self.exchange(grads, trainable_variables, _loss_scale(self)) as grads:
+            with self.exchange(self, grads, trainable_variables) as grads:
                 self.apply(grads, trainable_variables)
             return
-        grads = self._exchange.clip(self, grads, self._variables_of(trainable_variables))
-        super().apply(grads, trainable_variables)  # type: ignore[misc]  # a mixin
+        variables = self._variables_of(trainable_variables)
+        grads = self._exchange.clip(self, grads, variables)
+        parts = trainable_variables
+        if trainable_variables is not None:
+            parts = self._exchange.parts(trainable_variables)
+        take = functools.partial(super().apply, grads, parts)  # type: ignore[misc]  # a mixin
+        with self._exchange.begun():
+            due = self._exchange.is_due()
+            if due is None:
+                take()
+            else:
+                self._take_if(due, take)
+        self._exchange.applied(grads, variables)
+
+    def _take_if(self, due: tf.Tensor, take: Callable[[], None]) -> None:
+        """Take a step if it is due; else count it, as for learning rates that follow the count."""
+
+        def taken() -> int:
+            take()
+            return 0
+
+        def counted() -> int:
+            self.iterations.assign_add(1)  # type: ignore[attr-defined]  # a mixin
+            return 0
+
+        keras.ops.cond(due, taken, counted)
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Make the slots for what this rank trains of `variables`."""
+        super().build(self._exchange.parts(variables))  # type: ignore[misc]
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save as the base class does, with whole slots."""
+        slot_files.save(self, store, super().save_own_variables)  # type: ignore[misc]
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load as the base class does; of the slots this rank's slices."""
+        slot_files.load(self, store, super().load_own_variables)  # type: ignore[misc]
+
+    # Steps of Keras' own `apply`, in the branches of gradient accumulation and of averages.
+
+    def _clip_gradients(self, grads: Sequence[Gradient]) -> list[Gradient]:
+        return self._exchange.clipped(self, grads, super()._clip_gradients)  # type: ignore[misc]
+
+    def _backend_update_step(self, *args: Any, **kwargs: Any) -> None:
+        super()._backend_update_step(*args, **kwargs)  # type: ignore[misc]
+        self._exchange.publish()
+
+    def _overwrite_model_variables_with_average_value(
+        self, trainable_variables: Sequence[keras.Variable]
+    ) -> None:
+        parts = self._exchange.parts(trainable_variables)
+        super()._overwrite_model_variables_with_average_value(parts)  # type: ignore[misc]
+        self._exchange.publish()
 
     def _variables_of(
         self, trainable_variables: Sequence[keras.Variable] | None
     ) -> Sequence[keras.Variable] | None:
         if trainable_variables is not None:
             return list(trainable_variables)
-        return getattr(self, "_trainable_variables", None) or None  # empty: not built
+        return wholes(getattr(self, "_trainable_variables", ())) or None  # empty: not built
 
     def __reduce__(self) -> tuple[Callable[..., keras.optimizers.Optimizer], tuple[object, ...]]:
         """Pickle the plain optimizer, as files hold it."""
@@ -115,12 +170,19 @@ class DistributedMixin:
     @contextmanager
     def exchange(
         self,
+        holder: keras.optimizers.Optimizer,
         grads: Sequence[Gradient],
         trainable_variables: Sequence[keras.Variable] | None,
-        loss_scale: tf.Tensor | None,
     ) -> Iterator[list[Gradient]]:
-        """Exchange around the body, which applies the gradients that it gets or skips the step."""
-        reduced = self.reduce(grads, trainable_variables, loss_scale)
+        """Exchange around the body, which applies the gradients that it gets or skips the step.
+
+        Args:
+            holder: this optimizer, or the `LossScaleOptimizer` that holds it; its `apply` runs.
+            grads: as for `apply`.
+            trainable_variables: as for `apply`.
+        """
+        self._exchange.applied_by(holder)
+        reduced = self.reduce(grads, trainable_variables, _loss_scale(holder))
         self._is_in_exchange = True
         try:
             yield reduced
@@ -141,6 +203,7 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     sparse_as_dense: bool = False,
+    shard: Stage | None = None,
 ) -> keras.optimizers.Optimizer:
     """Make `optimizer` reduce its gradients over the ranks before it applies them.
 
@@ -170,6 +233,10 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
             done in steps that XLA compiles for batches of unknown size. Results are the same: the
             optimizer gets one slice per row, the sum over the batch and the ranks. (A plain
             optimizer of Keras treats each slice by itself: Adam, for example, adds their squares.)
+        shard: "optimizer" or "gradients": each rank keeps the optimizer's slots for its slice of
+            every variable only, and gets that slice of the reduced gradients (ZeRO,
+            docs/sharded.md). `model.save` and `save_weights` then are for all ranks to call, and
+            the first one writes; slots are whole in files.
 
     Returns:
         `optimizer`, whose class is now `Distributed<class>`, a subclass of its former class. Copies
@@ -190,8 +257,34 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
         postscale_factor,
         sparse_as_dense,
     )
+    if shard is not None:
+        return _sharded(optimizer, shard, reduction, grid)
     exchange = reduction if grid is None else GridReduction(reduction, grid)
     return distribute(optimizer, exchange, "ringar.DistributedOptimizer")
+
+
+def _sharded(
+    optimizer: str | keras.optimizers.Optimizer,
+    stage: Stage,
+    reduction: Reduction,
+    grid: Grid | None,
+) -> keras.optimizers.Optimizer:
+    if stage not in STAGES:
+        raise ValueError(
+            f'`shard` must be None, "optimizer" or "gradients". Received: shard={stage!r}. The '
+            "weights themselves stay whole on every rank."
+        )
+    if grid is not None:
+        raise ValueError("`shard` must be None with `grid`. Received: both")
+    optimizer = keras.optimizers.get(optimizer)
+    check(optimizer, reduction)
+    # In a LossScaleOptimizer the inner one is distributed, as `compile` leaves it.
+    inner, exchange = inner_optimizer(optimizer), Sharded(stage, reduction)
+    distribute(inner, exchange, "ringar.DistributedOptimizer")
+    slot_files.install()
+    if inner.built:
+        slots.replace(inner, exchange.parts(inner._trainable_variables))
+    return optimizer
 
 
 def distribute(
@@ -306,7 +399,7 @@ def _exchange_before_overflow_check() -> None:
         if not isinstance(inner, DistributedMixin):
             original(self, grads, trainable_variables)
             return
-        with inner.exchange(grads, trainable_variables, _loss_scale(self)) as reduced:
+        with inner.exchange(self, grads, trainable_variables) as reduced:
             original(self, reduced, trainable_variables)
 
     apply._ringar = True  # type: ignore[attr-defined]

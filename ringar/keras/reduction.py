@@ -163,7 +163,7 @@ class Reduction(Exchange):
             if self._stays_sparse(gradient) and index not in overwritten:
                 slices.append(index)
             elif gradient is not None:
-                tensor = _tensor_like(variables[index] if variables else None, gradient)
+                tensor = tensor_like(variables[index] if variables else None, gradient)
                 (maxima if index in overwritten else dense)[index] = tensor
         factored = self._take_factored(dense)
         weight = self._reduce_dense(reduced, dense, control)
@@ -336,7 +336,7 @@ def _weighted(gradient: Any, weight: tf.Tensor | None) -> Any:
     return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
 
 
-def _tensor_like(variable: Any | None, gradient: Any) -> tf.Tensor:
+def tensor_like(variable: Any | None, gradient: Any) -> tf.Tensor:
     """Return a gradient as a tensor of its variable's static shape, which XLA may have lost."""
     tensor = gradient if isinstance(gradient, tf.Tensor) else tf.convert_to_tensor(gradient)
     if variable is None or tensor.shape.is_fully_defined():

@@ -16,7 +16,7 @@ from ringar.collectives import Max, allreduce
 from ringar.job import log
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras.backup import Backup
-from ringar.keras.together import on_first_rank
+from ringar.keras.slot_files import on_first_rank_of
 from ringar.keras.whole_file import SavedWhole
 
 _log = log.logger(__name__)
@@ -104,7 +104,8 @@ class SaveOnSignal(keras.callbacks.Callback):
         if save and self._backup is not None:
             self._backup.save()
         if save and self.path is not None:
-            on_first_rank(self._save, "SaveOnSignal", f"to write {self.path!r}", self._process_set)
+            what = f"to write {self.path!r}"
+            on_first_rank_of(self.model, self._save, "SaveOnSignal", what, self._process_set)
         self._let_go()
         if or_all(self._process_set).rank() == 0:
             _log.warning(

@@ -34,7 +34,10 @@ class State:
     @classmethod
     def of_optimizer(cls, optimizer: keras.optimizers.Optimizer) -> State:
         """Return the state of an optimizer as far as it is built."""
-        return cls(list(optimizer.variables), slots.cuts(optimizer))
+        every = zip(optimizer.variables, slots.cuts(optimizer), strict=True)
+        own = zip(every, slots.slices(optimizer), strict=True)
+        common = [pair for pair, its in own if its is None]  # no other rank has slots of a slice
+        return cls([variable for variable, _ in common], [cut for _, cut in common])
 
     @classmethod
     def of_model(cls, model: keras.Model) -> State:

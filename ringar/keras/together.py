@@ -12,7 +12,11 @@ from ringar.job.process_sets import ProcessSet, or_all
 
 
 def on_first_rank(
-    action: Callable[[], Any], name: str, what: str, process_set: ProcessSet | None = None
+    action: Callable[[], Any],
+    name: str,
+    what: str,
+    process_set: ProcessSet | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Any:
     """Run `action` on the first rank, and return its result on all ranks. Collective.
 
@@ -21,12 +25,17 @@ def on_first_rank(
         name: the name of the exchange, in errors and timelines.
         what: the deed, for the error of the other ranks: "to write 'a.keras'", for example.
         process_set: the ranks concerned; by default all.
+        meanwhile: what the other ranks do.
 
     Raises:
         OSError: on the other ranks, if `action` has raised; the first rank raises its own error.
     """
     ranks = or_all(process_set)
-    result, failure = _try(action) if ranks.rank() == 0 else (None, None)
+    result, failure = None, None
+    if ranks.rank() == 0:
+        result, failure = _try(action)
+    else:
+        meanwhile()
     said = _text_of(failure)
     if ranks.size() > 1:
         root = ranks.ranks[0]

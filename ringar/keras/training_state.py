@@ -21,6 +21,7 @@ from ringar.collectives import allgather_object, broadcast_object
 from ringar.collectives.digest import digest
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
+from ringar.sharding import slots
 
 _GROUP = "ringar"
 #: The kinds of variables that a file of weights lacks.
@@ -108,7 +109,7 @@ def variables_of(model: keras.Model, metrics: bool = True) -> dict[str, Any]:
         model: a built model with a built optimizer.
         metrics: whether those of metrics are among them.
     """
-    groups = {f"slot {i}": o.variables for i, o in enumerate(optimizers(model))}
+    groups = {f"slot {i}": slots.common(o) for i, o in enumerate(optimizers(model))}
     groups |= {f"exchange {i}": e.variables() for i, e in enumerate(share.exchanges_of(model))}
     groups |= {"weight": model.weights, "seed": model.variables}
     groups["metric"] = model.metrics_variables if metrics else []

@@ -9,6 +9,8 @@ from typing import Any
 
 import keras
 
+from ringar.keras.slot_files import only_answers
+
 
 @contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[str]:
@@ -49,11 +51,17 @@ class SavedWhole:
 
     def save(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save the model."""
+        if only_answers(self._whole):
+            self._whole.save(filepath, *args, **kwargs)
+            return
         with written_whole(filepath) as path:
             self._whole.save(path, *args, **kwargs)
 
     def save_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Save the weights."""
+        if only_answers(self._whole):
+            self._whole.save_weights(filepath, *args, **kwargs)
+            return
         with written_whole(filepath) as path:
             self._whole.save_weights(path, *args, **kwargs)
 

@@ -13,6 +13,7 @@ future, and through M(h_(t+T)) what M knows of the rest. So dependencies longer 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,14 @@ from ringar.parallel.pipeline.synthesizers import (
     check_model,
     copy_of,
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """Hold the user's synthesizer where Keras does not take it for a part of the model."""
+
+    synthesizer: str | keras.Model | Builder | None
+    optimizer: str | keras.optimizers.Optimizer
 
 
 @keras.saving.register_keras_serializable(package="ringar")
@@ -93,7 +102,7 @@ class SyntheticBPTT(keras.Model):
         self.head, self.stretch, self.batch_size = head, stretch, batch_size
         self._sizes = [_state_sizes(layer) for layer in self.rnns]
         self._dims = [size for sizes in self._sizes for size in sizes]
-        self._wanted, self._wanted_optimizer = synthesizer, synthesizer_optimizer
+        self._wanted = _Wanted(synthesizer, synthesizer_optimizer)
         self._predictor: Predictor | None = None
         self._carried = [
             self.add_weight(shape=(batch_size, size), trainable=False, initializer="zeros",
@@ -125,13 +134,14 @@ class SyntheticBPTT(keras.Model):
 
     def make_train_function(self, force: bool = False) -> Callable[..., object]:
         """Make the synthesizer before the function that trains."""
-        if self._predictor is None and self._wanted != ZERO:
+        given = self._wanted.synthesizer
+        if self._predictor is None and (given is None or given != ZERO):
             specs = [tf.TensorSpec([None, size], tf.float32) for size in self._dims]
-            made: Any = Synthesizer() if self._wanted is None else self._wanted
+            made: Any = Synthesizer() if given is None else given
             if not isinstance(made, keras.Model):
                 made = made(list(specs), list(specs))
             check_model(made, specs, specs, "at the end of a stretch")
-            optimizer = copy_of(self._wanted_optimizer)
+            optimizer = copy_of(self._wanted.optimizer)
             self._predictor = Predictor(made, optimizer, specs, is_mean=True)
         made_function: Callable[..., object] = super().make_train_function(force)
         return made_function

@@ -7,12 +7,13 @@ index, whatever its name and shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 
 from ringar.sharding.cut import Cut, cut_of
+from ringar.sharding.variable_slice import VariableSlice
 
 NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
 """Optimizers that scale updates by norms of whole variables, or factor them."""
@@ -52,6 +53,60 @@ def cuts(optimizer: keras.optimizers.Optimizer) -> list[Cut | None]:
         cut_of(owner) if owner is not None and owner.shape == slot.shape else None
         for slot, (owner, _) in zip(optimizer.variables, owners(optimizer), strict=True)
     ]
+
+
+def slices(optimizer: keras.optimizers.Optimizer) -> list[VariableSlice | None]:
+    """Return for each of `optimizer.variables` the slice that it belongs to, if it does to one.
+
+    Other ranks have the rest of such a slot.
+
+    Args:
+        optimizer: a built Keras optimizer.
+    """
+    return [
+        owner if isinstance(owner, VariableSlice) and owner.shape == slot.shape else None
+        for slot, (owner, _) in zip(optimizer.variables, owners(optimizer), strict=True)
+    ]
+
+
+def common(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Return those of `optimizer.variables` that are no slots of slices: ranks have equal ones.
+
+    Args:
+        optimizer: an optimizer as far as it is built.
+    """
+    both = zip(optimizer.variables, slices(optimizer), strict=True)
+    return [variable for variable, its in both if its is None]
+
+
+def replace(optimizer: keras.optimizers.Optimizer, parts: Sequence[Any]) -> None:
+    """Cut the slots of a built optimizer as its variables are, one after the other.
+
+    Args:
+        optimizer: a built Keras optimizer that trains whole variables.
+        parts: what it is to train in their place, slices of the same variables.
+    """
+    for name, values in list(vars(optimizer).items()):
+        is_other = name in ("_variables", "_trainable_variables")
+        if is_other or not isinstance(values, (list, tuple)) or len(values) != len(parts):
+            continue
+        cut = list(values)
+        for place, (slot, part) in enumerate(zip(values, parts, strict=True)):
+            is_slot = slot is not None and isinstance(part, VariableSlice)
+            if is_slot and tuple(slot.shape) == tuple(part.whole.shape):
+                cut[place] = _cut(optimizer, slot, part)
+        object.__setattr__(optimizer, name, cut)  # unseen by Keras' tracking
+    object.__setattr__(optimizer, "_trainable_variables", list(parts))
+
+
+def _cut(optimizer: Any, slot: Any, part: VariableSlice) -> keras.Variable:
+    """Put a variable with a slice of `slot` in its place among the optimizer's variables."""
+    with keras.name_scope(optimizer.name):
+        own = part.of_array(keras.ops.convert_to_numpy(slot))
+        mine = keras.Variable(own, dtype=slot.dtype, trainable=False, name=slot.name)
+    number = next(i for i, variable in enumerate(optimizer._variables) if variable is slot)
+    optimizer._variables[number] = mine
+    return mine
 
 
 def with_nested(optimizer: keras.optimizers.Optimizer) -> Iterator[Any]:

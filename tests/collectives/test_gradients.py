@@ -200,7 +200,7 @@ def test_process_set(way: str) -> None:
 
 
 def test_factors_between_horovod_and_ringar(way: str) -> None:
-    """The table in docs/horovod.md, for a loss that adds up the elements of the result."""
+    """The table in docs/migrate-from-horovod.md, for a loss that adds up the result."""
 
     def gradients(x: tf.Tensor) -> list[tf.Tensor]:
         scatter = partial(ringar.reducescatter, op=ringar.Sum)

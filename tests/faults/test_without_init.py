@@ -70,7 +70,7 @@ ON_GPUS = [
 #: Functions that need no init, or ("train") are tried by another name.
 FREE = {
     *("init", "shutdown", "is_initialized", "stop_timeline", "DistributedOptimizer"),
-    *("stats", "reset_stats", "run", "empty"),
+    *("stats", "reset_stats", "run", "empty", "memory_report"),
     # These take what there is after init only, begin with a collective, or ask for the rank.
     *("Downpour", "join", "load_model", "predict", "separate_seeds", "set_random_seed"),
 }

@@ -122,6 +122,18 @@ def test_states_are_carried_on() -> None:
     assert all(np.all(np.array(state) == 0) for state in short._carried)
 
 
+def test_a_synthesizer_of_ones_own_is_no_part_of_the_model() -> None:
+    """Its weights, losses and files are not those of the net."""
+    own = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(4, kernel_regularizer="l2", kernel_initializer="ones")]
+    )
+    nets = [model(3, [layers.SimpleRNN(4)], synthesizer=one) for one in (own, "zero")]
+    assert len(nets[0].variables) == len(nets[1].variables)
+    assert nets[0].losses == []
+    nets[0].fit(*data(), verbose=0)
+    assert nets[0].synthesizer is own
+
+
 def test_files_and_metrics(tmp_path: Path) -> None:
     x, y = data()
     net = model(4)

@@ -28,7 +28,7 @@ SIZES = (3, 2, 4, 2)
 LARGE = (3, 4)
 
 #: Where the tests are that run on one number of ranks above 1: models, which take long.
-MODELS = ("tests/asynchronous/", "tests/keras/", "tests/parallel/")
+MODELS = ("tests/asynchronous/", "tests/horovod/", "tests/keras/", "tests/parallel/")
 #: Where the tests are that run on several ranks (RANK_TESTS in the Makefile).
 RANK_TESTS = (*MODELS, "tests/collectives/", "tests/cupy/collectives/")
 

@@ -17,6 +17,7 @@ MODULES = {
     "data": "ringar/data/__init__.py",
     "elastic": "ringar/elastic/__init__.py",
     "errors": "ringar/errors.py",
+    "horovod": "ringar/horovod/__init__.py",
     "layers": "ringar/layers.py",
     "parallel": "ringar/parallel/__init__.py",
     "parallel.scan": "ringar/parallel/scan/__init__.py",

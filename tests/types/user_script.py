@@ -21,6 +21,7 @@ from ringar import (
     data,
     elastic,
     errors,
+    horovod,
     layers,
     parallel,
     threads,
@@ -52,6 +53,9 @@ def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
         keras.optimizers.Adam(), op=ringar.Average, compression=ringar.Compression.powersgd(rank=2)
     )
     model.compile(optimizer, "mse")
+    report = ringar.memory_report(model, ringar.DistributedOptimizer("adam", shard="optimizer"))
+    assert_type(report, ringar.MemoryReport)
+    assert_type(report.that_fit(), tuple[ringar.MemoryRow, ...])
     ringar.LocalSGD(keras.optimizers.SGD(), 16, outer=ringar.SlowMo(0.7), warmup_steps=10)
     ringar.LocalSGD("adam", lambda step: 1 + step // 10, average="parameters+slots")
     ringar.DiLoCo("adam", 500, compression=ringar.Compression.bf16)
@@ -272,6 +276,8 @@ def plan() -> parallel.scheduled.History:
         return progress.round > 3 and progress.objective < 1.0
 
     return parallel.scheduled.run(Means(), 5, tolerance=1e-3, callbacks=[stop])
+
+
 def sparse_net() -> parallel.SparseNet:
     layers = parallel.sparse.erdos_renyi([8, 8], 2)
     layers += parallel.sparse.radix_net([[2, 4]])
@@ -300,6 +306,7 @@ def main() -> None:
         assert_type(executor.run(train, [keras.Sequential(), 2]), list[dict[str, list[float]]])
         assert_type(executor.execute_single(len), int)
     assert_type(ringar.spark.run(len, ["abc"], num_proc=2), list[int])
+    assert_type(horovod.run(ringar.size, num_proc=2), list[int])
     try:
         ringar.shutdown()
     except (

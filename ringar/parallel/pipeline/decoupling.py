@@ -55,6 +55,13 @@ class Decoupling:
                 raise ValueError(
                     f"`{name}` must be {expected}. Received: {name}={getattr(self, name)!r}"
                 )
+        try:
+            copy_of(self.optimizer)
+        except Exception as error:
+            raise ValueError(
+                "`synthesizer_optimizer` must be an optimizer of Keras or its name. "
+                f"Received: synthesizer_optimizer={self.optimizer!r}"
+            ) from error
 
     def refuse_if_given(self, schedule: str) -> None:
         """Raise a ValueError if an argument was given for another schedule."""

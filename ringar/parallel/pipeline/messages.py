@@ -21,6 +21,7 @@ from ringar.collectives.send import send
 from ringar.job import native, place
 
 _BYTES = tf.TensorSpec([None], tf.uint8)
+_WHAT = "messages between the ranks of a model"  # of a pipeline or a wavefront
 
 # The last tag, and its session of ringar.init().
 _last: tuple[native.Config | None, int] = None, 0
@@ -42,15 +43,16 @@ class Messages:
 
     def __init__(self, ranks: Sequence[int]) -> None:
         global _last
-        self._session = place.require("messages of a pipelined model")
+        self._session = place.require(_WHAT)
         self._tag = Reserved(0)
         if not ranks:  # one rank may then make them by itself
             return
         number = 1 + (_last[1] if _last[0] is self._session else 0)
         if number > RESERVED_TAGS:
             raise errors.UnsupportedError(
-                f"expected at most {RESERVED_TAGS} compiled pipelines after ringar.init(); "
-                "received one more. Call ringar.shutdown() and ringar.init() first."
+                f"expected at most {RESERVED_TAGS} compiled pipelines and built wavefronts "
+                "after ringar.init(); received one more. Call ringar.shutdown() and ringar.init() "
+                "first."
             )
         _last = self._session, number
         self._tag = Reserved(-number)
@@ -59,7 +61,7 @@ class Messages:
     @property
     def are_current(self) -> bool:
         """Whether they were made after the last `ringar.init`."""
-        return place.require("messages of a pipelined model") is self._session
+        return place.require(_WHAT) is self._session
 
     def send(self, tensors: Sequence[tf.Tensor], to: int, name: str) -> None:
         """Send tensors of any dtypes in one message."""
@@ -91,7 +93,7 @@ class Messages:
 
 
 def _forget(session: native.Config, ranks: Sequence[int], number: int) -> None:
-    if place.is_initialized() and place.require("messages of a pipelined model") is session:
+    if place.is_initialized() and place.require(_WHAT) is session:
         for rank in ranks:
             native.forget_messages(rank, -number)
 

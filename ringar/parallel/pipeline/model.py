@@ -14,20 +14,17 @@ import tensorflow as tf
 from ringar.collectives import allgather_object, broadcast_object
 from ringar.collectives.dtypes import Arrays, Examples
 from ringar.job import place
-from ringar.keras.checks import require_equal
 from ringar.keras.optimizer import DistributedOptimizer
-from ringar.parallel.pipeline import balance, checks, cut, state
+from ringar.parallel.pipeline import agreement, checks, cut, state
 from ringar.parallel.pipeline.batch import Batch, Reader, check_same
 from ringar.parallel.pipeline.callback import aligned
-from ringar.parallel.pipeline.decoupling import Choice, Decoupling, Synthesizers
+from ringar.parallel.pipeline.decoupling import Choice, Decoupling
 from ringar.parallel.pipeline.metrics import Metrics
 from ringar.parallel.pipeline.module import Event, Module
 from ringar.parallel.pipeline.recording import Log
 from ringar.parallel.pipeline.replay import replay
-from ringar.parallel.pipeline.schedule import SYNTHETIC
 from ringar.parallel.pipeline.schedule import schedule as schedule_named
 from ringar.parallel.pipeline.synthetic import SyntheticModule
-from ringar.sharding import grid as grids
 from ringar.sharding.grid import Grid
 
 Loss: TypeAlias = "str | keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]"
@@ -51,8 +48,7 @@ class Pipelined(keras.Model):
       their gradients. In its first steps a module has no gradient yet, and does not update its
       weights or count the step.
     - Data must be shuffled alike on all ranks. `fit` does so with arrays; give a dataset a seed.
-    The
-      first batches are compared.
+      The first batches are compared.
 
     Args:
         model: a functional or sequential model, built, the same on every rank. Its layers are used,
@@ -129,8 +125,12 @@ class Pipelined(keras.Model):
             synthesizer, conditioned, update_probability, synthetic_inputs, bp_lambda, ahead,
             synthesizer_optimizer,
         )  # fmt: skip
-        self.grid = _grid(grid, modules)
+        self.grid = agreement.grid_for(grid, modules)
         self.modules, self.module = self.grid.model, self.grid.part
+        if self.modules > 1:
+            agreement.check_arguments(
+                schedule=schedule, cuts=cuts, microbatches=microbatches, shrinking=shrinking
+            )
         checks.check_options(microbatches, shrinking)
         self._schedule_name = schedule
         self._schedule = schedule_named(schedule, self.module, self.modules, microbatches)
@@ -138,14 +138,16 @@ class Pipelined(keras.Model):
         graph = cut.Graph.of(model)
         if self.modules > 1:
             checks.check_dtypes(graph)
-        places = _places(graph, self.grid, cuts, batch_size)
+        places = agreement.places_for(graph, self.grid, cuts, batch_size)
         self.cuts = tuple(graph.nodes[place - 1].operation.name for place in places)
         self._network = cut.network(graph, places, self.module)
         self.network = self._network.model
         self.output_names = list(graph.model.output_names)
         self._reader = Reader(graph.model)
         self._plain = state.Plain(model)
-        self._decoupled = _decoupled(schedule, plan, graph, self._network, self.grid)
+        self._decoupled = agreement.synthesizers_for(
+            schedule, plan, graph, self._network, self.grid
+        )
         self._work: Module | None = None
         self._stops = self.stop_requested = False
         self._first_is_compared = False
@@ -372,13 +374,15 @@ class Pipelined(keras.Model):
             The log of each module since the last start.
 
         Raises:
-            ValueError: the schedule is not `"synthetic"`, or there are several model groups.
+            ValueError: the schedule is not `"synthetic"`, or there are several model groups, or
+                only one module.
         """
-        work = self._begun()
+        work = None if self.modules == 1 else self._begun()
         if not isinstance(work, SyntheticModule) or self.grid.data > 1:
             raise ValueError(
-                'Messages are recorded with schedule="synthetic" and one model group. '
-                f"Received: schedule={self._schedule_name!r}, {self.grid.data} groups"
+                'Messages are recorded with schedule="synthetic", several modules and one model '
+                f"group. Received: schedule={self._schedule_name!r}, {self.modules} modules, "
+                f"{self.grid.data} groups"
             )
         self.drain()
         logs = allgather_object(work.log, name="messages", process_set=self.grid.model_set)
@@ -398,8 +402,17 @@ class Pipelined(keras.Model):
 
         Returns:
             The plain model with the weights of the modules at the end of the run, bit for bit.
+
+        Raises:
+            ValueError: the schedule is not `"synthetic"`, there is only one module, the model is
+                not compiled, or the logs are not of all modules.
         """
-        assert self._decoupled is not None
+        if self._decoupled is None or self._work is None or len(logs) != self.modules:
+            raise ValueError(
+                'A run is replayed by a compiled model with schedule="synthetic", of several '
+                f"modules, with a log of each. Received: schedule={self._schedule_name!r}, "
+                f"{self.modules} modules, {len(logs)} logs"
+            )
         model = self._plain.make()
         with self._plain.names(self._compiled_with):
             model.compile_from_config(self.get_compile_config())
@@ -465,68 +478,6 @@ class Pipelined(keras.Model):
     def _update(self, gradients: list[tf.Tensor] | None) -> None:
         if gradients and self.trainable_variables:
             self._apply(gradients)
-
-
-def _grid(grid: Grid | None, modules: int | None) -> Grid:
-    found = grids.resolve(grid, "Pipelined") if grid is not None else grids.current()
-    if grid is None and (found is None or modules not in (None, found.model)):
-        return Grid(model=place.size() if modules is None else modules)
-    assert found is not None
-    if modules not in (None, found.model):
-        raise ValueError(
-            "`modules` must be the number of parts of the grid. "
-            f"Received: modules={modules}, grid={found}"
-        )
-    return found
-
-
-def _places(graph: cut.Graph, grid: Grid, cuts: Sequence[str] | None, batch_size: int) -> list[int]:
-    """Return the positions of the user's cuts, or of balanced ones. Collective over all ranks."""
-    if grid.model == 1 or cuts is not None:
-        return cut.places(graph, list(cuts or []), grid.model)
-
-    def timed() -> list[int] | ValueError:
-        try:
-            seconds = balance.seconds_per_node(graph, batch_size)
-            return balance.partition(graph, seconds, grid.model)
-        except Exception as error:  # to be raised on every rank
-            return ValueError(f"rank 0 could not time the layers: {error}")
-
-    found: Any = grid.agree(timed() if place.rank() == 0 else None)
-    if isinstance(found, ValueError):
-        raise found
-    return list(found)
-
-
-def _decoupled(
-    schedule: str, plan: Decoupling, graph: cut.Graph, network: cut.Network, grid: Grid
-) -> Synthesizers | None:
-    """Return the synthesizers of this module; None for other schedules. Collective.
-
-    Raises:
-        ValueError: on every rank, if an argument or a synthesizer of one does not fit.
-    """
-    if schedule != SYNTHETIC:
-        plan.refuse_if_given(schedule)
-        return None
-    failure, made = None, None
-    try:
-        made = Synthesizers(plan, graph, network, grid.part, grid.model)
-    except ValueError as error:
-        failure = str(error)
-    own = (failure, plan.describe(), int(np.random.randint(2**31)))
-    ranks = allgather_object(own, name="synthesizers")
-    for rank, (message, _, _) in enumerate(ranks):
-        if message is not None:
-            raise ValueError(f"rank {rank} | {message}")
-    require_equal(
-        [described for _, described, _ in ranks],
-        'arguments of schedule="synthetic"',
-        "Build the same model on all ranks.",
-    )
-    assert made is not None
-    made.seed = ranks[0][2]
-    return made
 
 
 def _compiler(run_eagerly: bool, jit_compile: bool) -> Callable[[Any], Any]:

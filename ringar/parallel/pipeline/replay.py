@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from ringar.job.process_sets import ProcessSet
 from ringar.parallel.pipeline import cut
@@ -47,14 +48,21 @@ def replay(
         network = cut.network(graph, places, module)
         synthesizers = Synthesizers(plan, graph, network, module, len(logs))
         synthesizers.seed = seed
+        made = [m for m in (synthesizers.gradient, synthesizers.inputs) if m is not None]
+        # The user's own models are those of the run that goes on: they get their values back.
+        before = [(v, np.array(v)) for m in made for v in m.variables]
         metrics = Metrics(model, ranks, module == len(logs) - 1)
         work = SyntheticModule(
             network, synthesizers, ranks=None, module=module, metrics=metrics, compiled=compiled
         )
         optimizer = copy_of(model.optimizer)
         optimizer.build(work.variables)
-        work.replay(log, optimizer)
-        for batch in steps:
-            gradients = work.step(batch)
-            if gradients and work.variables:
-                optimizer.apply(gradients, work.variables)
+        try:
+            work.replay(log, optimizer)
+            for batch in steps:
+                gradients = work.step(batch)
+                if gradients and work.variables:
+                    optimizer.apply(gradients, work.variables)
+        finally:
+            for variable, value in before:
+                variable.assign(value)

@@ -65,7 +65,9 @@ class Synthesizer:
         least = {"hidden_layers": 0, "units": 1, "filters": 1, "kernel_size": 1}
         for name, smallest in least.items():
             value = getattr(self, name)
-            if not (isinstance(value, int) and value >= smallest) and value is not None:
+            if value is None and name in ("units", "filters"):
+                continue
+            if not (isinstance(value, int) and value >= smallest):
                 raise ValueError(
                     f"`{name}` must be a whole number of at least {smallest}. "
                     f"Received: {name}={value!r}"

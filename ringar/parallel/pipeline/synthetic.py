@@ -123,6 +123,7 @@ class SyntheticModule(Module):
         self._unseen: collections.deque[list[tf.Tensor]] = collections.deque()
         self._penalty = 0.0
         self._is_learning = False
+        self._has_predicted = False  # in this step
 
     @property
     def in_flight(self) -> int:
@@ -159,10 +160,12 @@ class SyntheticModule(Module):
             gradients = self._pass_backward(part, None) if updates else None
         else:
             upstream = self._pass_on(part, outputs, batch)
+            self._has_predicted = True
             updates = updates and upstream is not None
             gradients = self._pass_backward(part, upstream) if updates else None
         if not updates:
             self._send_back(part, None)
+        self._has_predicted = False
         self._number += 1
         self._forward_count += 1
         return gradients
@@ -320,7 +323,9 @@ class SyntheticModule(Module):
     def _learn_from(self, gradient: Gradient) -> list[tf.Tensor] | None:
         """Learn from one gradient, and pass it on to the module below if that waits for it."""
         if self.log is not None:
-            self.log.gradients.append((self._forward_count, gradient))
+            # After the prediction of a step it teaches only the next one: a replay takes it there.
+            step = self._forward_count + int(self._has_predicted)
+            self.log.gradients.append((step, gradient))
         part = self._pending.popleft()
         if gradient.report.size:
             self.report = tf.constant(gradient.report)

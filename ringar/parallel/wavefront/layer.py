@@ -356,5 +356,8 @@ class Wavefront(keras.layers.Layer):
             "activations": str([layer._cell_kind for layer in self.layers]),
             "chunk": self.chunk,
             "return_state": self.return_state,
+            "return_sequences": self.layers[-1].return_sequences,
+            "use_bias": str([layer.use_bias for layer in self.layers]),
+            "dropout": str([layer.dropout for layer in self.layers]),
             "dtype": str(self.layers[0].compute_dtype),
         }

@@ -192,6 +192,24 @@ def test_a_run_is_replayed_in_one_process(
     assert any((a != b).any() for a, b in zip(others, whole, strict=True))
 
 
+@pytest.mark.ranks(2)
+def test_a_replay_leaves_the_synthesizers_of_the_run_as_they_are(
+    open_grid: OpenGrid, size: int
+) -> None:
+    hidden = tf.TensorSpec([None, nets.UNITS], tf.float32)
+    own = nets.synthesizer([hidden], [hidden])
+    data = nets.batches(STEPS)
+    model = pipelined(open_grid, size, synthesizer=own)
+    model.record_messages()
+    model.fit(nets.dataset(data), verbose=0)
+    logs = model.record_messages(on=False)
+    model.fit(nets.dataset(data), verbose=0)
+    before = own.get_weights()
+    one_process.compute(lambda: model.replay(logs, data))
+    for mine, its in zip(own.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, its)
+
+
 @pytest.mark.ranks(4)
 def test_replicas(open_grid: OpenGrid, rank: int) -> None:
     """Replicas of a module have synthesizers of their own, and equal weights."""

@@ -21,6 +21,10 @@ def dense(inputs: tuple[int, ...], units: int) -> keras.Model:
     return keras.Sequential([keras.Input(inputs), layers.Dense(units)], name="mine")
 
 
+def fails(inputs: Any, outputs: Any) -> keras.Model:
+    raise TypeError("mine")
+
+
 def pipelined(grid: Any, **options: Any) -> Pipelined:
     options = {"schedule": "synthetic", "cuts": nets.cuts(2), **options}
     return Pipelined(nets.net(), grid=grid, **options)
@@ -45,6 +49,11 @@ def test_arguments(open_grid: OpenGrid, rank: int) -> None:
         ({"synthetic_inputs": dense((6,), 9)}, r"rank 1 \| .* outputs of shape \[batch, 8\]"),
         ({"synthesizer": lambda inputs, outputs: None}, "must be a Functional or Sequential"),
         ({"bp_lambda": 0.25 * rank}, 'the same arguments of schedule="synthetic" on every rank'),
+        ({"synthesizer": fails}, r"rank 0 \| A synthesizer could not be made: TypeError: mine"),
+        ({"synthesizer_optimizer": "adma"}, "`synthesizer_optimizer` must be an optimizer"),
+        ({"schedule": ("synthetic", "delayed")[rank]}, "the same `schedule` on every rank"),
+        ({"schedule": "delayed", "shrinking": 1 - rank / 2}, "the same `shrinking` on every rank"),
+        ({"cuts": [f"dense{rank}"]}, "the same `cuts` on every rank"),
         ({"schedule": "delayed", "conditioned": True}, '`conditioned` is for schedule="synthetic'),
     ):
         with pytest.raises(ValueError, match=message):
@@ -67,12 +76,15 @@ def test_messages_of_other_schedules(open_grid: OpenGrid) -> None:
     model.compile("sgd", nets.loss(), run_eagerly=True)
     with pytest.raises(ValueError, match='Messages are recorded with schedule="synthetic"'):
         model.record_messages()
+    with pytest.raises(ValueError, match="A run is replayed by a compiled model with"):
+        model.replay([], [])
 
 
 @pytest.mark.ranks(1)
 def test_synthesizers() -> None:
     for options, message in (
         ({"hidden_layers": -1}, "`hidden_layers` must be a whole number of at least 0"),
+        ({"hidden_layers": None}, "`hidden_layers` must be a whole number of at least 0"),
         ({"units": 0}, "`units` must be a whole number of at least 1"),
         ({"kernel_size": 2.5}, "`kernel_size` must be a whole number"),
     ):

@@ -15,6 +15,9 @@ from tests.parallel.wavefront import stacks
 
 pytestmark = pytest.mark.usefixtures("initialized")
 
+OPTIONS = {"return_sequences": False, "use_bias": False, "dropout": 0.5}
+WHAT = ["chunk", "number of layers", "kind of layers", "activations", *OPTIONS]
+
 
 def gru(**options: Any) -> Any:
     return ringar.layers.ScanGRU(4, **{"return_sequences": True, "name": "odd", **options})
@@ -79,11 +82,13 @@ def test_inputs_and_states_that_do_not_fit() -> None:
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("what", ["chunk", "number of layers", "kind of layers", "activations"])
+@pytest.mark.parametrize("what", WHAT)
 def test_ranks_that_disagree(what: str, open_grid: OpenGrid, rank: int, size: int) -> None:
     open_grid(size)
     odd = rank == size - 1
     layers = [gru(activation="relu" if odd and what == "activations" else "tanh")]
+    if odd and what in OPTIONS:
+        layers = [gru(**{what: OPTIONS[what]})]
     if odd and what == "kind of layers":
         layers = [ringar.layers.ScanLSTM(4, return_sequences=True)]
     if odd and what == "number of layers":

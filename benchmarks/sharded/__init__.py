@@ -1,0 +1,1 @@
+"""How fast do modules train that lie on ranks of their own?"""

@@ -1,0 +1,13 @@
+"""Horovod's modules and names, for scripts that were written for Horovod.
+
+Replace `horovod` by `ringar.horovod` in the imports of a script for TensorFlow or Keras. Names,
+arguments and their order, defaults and meaning are those of Horovod 0.28;
+docs/migrate-from-horovod.md lists them one by one, and what differs.
+"""
+
+from ringar.horovod import absent
+from ringar.horovod.runner import run
+
+__all__ = ["run"]
+
+__getattr__ = absent.getter(__name__)

@@ -1,0 +1,120 @@
+"""Horovod's process sets: sets of ranks, whose order does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+from ringar.errors import NotInitializedError
+from ringar.horovod.common.exceptions import UninitializedError
+from ringar.job import process_sets as of_ringar
+from ringar.job.process_sets import global_process_set
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
+
+
+def is_iterable(x: object) -> bool:
+    """Return whether `iter` takes an object."""
+    try:
+        iter(x)  # type: ignore[call-overload]
+    except TypeError:
+        return False
+    return True
+
+
+class ProcessSet(of_ringar.ProcessSet):
+    """Name a set of ranks that run collectives together.
+
+    Args:
+        ranks_or_comm: ranks in any order, or a communicator of mpi4py in a job that MPI has
+            started.
+
+    Attributes:
+        ranks: the ranks, in ascending order.
+        process_set_id: the number of the set; None before `init` or `add_process_set`.
+        mpi_comm: the communicator, if the set was made from one.
+    """
+
+    def __init__(self, ranks_or_comm: Sequence[int] | MPI.Comm) -> None:
+        self.mpi_comm = ranks_or_comm if hasattr(ranks_or_comm, "Get_group") else None
+        given: Any = ranks_or_comm if self.mpi_comm is None else ranks_of(self.mpi_comm)
+        ranks: list[Any] = list(given) if is_iterable(given) else [None]
+        if not all(isinstance(rank, Integral) for rank in ranks):
+            raise ValueError(
+                "ProcessSet expected a list of ranks or a communicator of mpi4py; "
+                f"received {ranks_or_comm!r}"
+            )
+        super().__init__(sorted(ranks))
+
+    def size(self) -> int | None:  # type: ignore[override]  # None, as in Horovod
+        """Return the number of ranks; None before the set is in use."""
+        return None if self.process_set_id is None else len(self.ranks)
+
+    def rank(self) -> int | None:  # type: ignore[override]
+        """Return the number of this rank in the set; None before the set is in use.
+
+        Raises:
+            ValueError: this rank is not a member.
+        """
+        if self.process_set_id is None:
+            return None
+        if not self.included():
+            raise ValueError(f"this rank is no member of {self}")
+        return super().rank()
+
+    def included(self) -> bool:
+        """Return whether this rank is a member."""
+        try:
+            return super().rank() >= 0
+        except NotInitializedError as error:
+            raise UninitializedError(str(error)) from None
+
+    def __str__(self) -> str:
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, "
+            f"mpi_comm={self.mpi_comm})"
+        )
+
+
+def ranks_of(comm: Any) -> list[int]:
+    """Return the ranks of the job that are in a communicator of mpi4py."""
+    from mpi4py import MPI
+
+    group = comm.Get_group()
+    members = range(group.Get_size())
+    return [int(rank) for rank in group.Translate_ranks(members, MPI.COMM_WORLD.Get_group())]
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Register a process set after `init`, and return it. All ranks call it.
+
+    Args:
+        process_set: the set, or its ranks.
+
+    Raises:
+        ValueError: a set of these ranks is in use, or a rank is outside the job.
+    """
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    if any(sorted(one.ranks) == process_set.ranks for one in of_ringar.in_use()):
+        raise ValueError(f"expected ranks that no process set has yet; received {process_set}")
+    try:
+        of_ringar.add_process_set(process_set)
+    except NotInitializedError as error:
+        raise UninitializedError(str(error)) from None
+    return process_set
+
+
+def remove_process_set(process_set: of_ringar.ProcessSet) -> bool:
+    """Unregister a process set; return whether it was in use. All ranks call it.
+
+    The set of all ranks stays.
+    """
+    if not process_set.process_set_id:
+        return False
+    of_ringar.remove_process_set(process_set)
+    return True

@@ -1,0 +1,111 @@
+"""Start jobs: `run` calls a function on ranks, and `horovodrun` is in `launch`."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from ringar.launchers import run as launcher
+
+Result = TypeVar("Result")
+
+__all__ = ["run"]
+
+
+def run(
+    func: Callable[..., Result],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: bool | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Result]:
+    """Call a function on several ranks, and return all results in the order of the ranks.
+
+    Args:
+        func: the function; cloudpickle carries it to the ranks.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        num_proc: the number of ranks.
+        min_num_proc: None: jobs of functions are not elastic.
+        max_num_proc: None, likewise.
+        slots: None, likewise.
+        reset_limit: None, likewise.
+        cooldown_range: None, likewise.
+        hosts: hosts and their slots, "h1:2,h2:4".
+        hostfile: a file with hosts and slots, `h1 slots=2` in a line.
+        start_timeout: seconds that a rank waits in `init` for the others.
+        ssh_port: the port of ssh.
+        ssh_identity_file: the private key for ssh.
+        disable_cache: no effect: nothing is cached.
+        output_filename: a folder for the output of each rank.
+        verbose: say what is started.
+        use_gloo: reach other hosts by TCP, without MPI.
+        use_mpi: start the ranks by mpirun.
+        mpi_args: more arguments for mpirun.
+        network_interface: the interfaces between hosts, separated by commas.
+        executable: None, or this Python.
+        np: deprecated; `num_proc` takes its place.
+        min_np: deprecated, as is `max_np`.
+        max_np: deprecated.
+
+    Raises:
+        ValueError: arguments contradict each other, or ask for an elastic job.
+        Exception: the error of the rank that failed first.
+    """
+    if np is not None:
+        warnings.warn("`np` is deprecated: pass `num_proc`", DeprecationWarning, stacklevel=2)
+        num_proc = np if num_proc == 1 else num_proc
+    elastic = {
+        "min_num_proc": min_num_proc if min_np is None else min_np,
+        "max_num_proc": max_num_proc if max_np is None else max_np,
+        "slots": slots,
+        "reset_limit": reset_limit,
+        "cooldown_range": cooldown_range,
+    }
+    if given := [name for name, value in elastic.items() if value is not None]:
+        raise ValueError(
+            f"run expected a job that is not elastic, received {', '.join(given)}; start a script "
+            "by horovodrun --min-np"
+        )
+    if hosts is not None and hostfile is not None:
+        raise ValueError("run expected `hosts` or `hostfile`, received both")
+    if use_gloo and use_mpi:
+        raise ValueError("run expected `use_gloo` or `use_mpi`, received both")
+    if executable not in (None, sys.executable):
+        raise ValueError(f"run expected this Python, {sys.executable}; received {executable}")
+    values = {
+        "--hostfile": hostfile,
+        "--start-timeout": start_timeout,
+        "--ssh-port": ssh_port,
+        "--ssh-identity-file": ssh_identity_file,
+        "--output-filename": output_filename,
+        "--launcher": "mpirun" if use_mpi else None,
+        "--mpi-args": mpi_args,
+        "--network-interface": network_interface,
+    }
+    options = [f"{name}={value}" for name, value in values.items() if value is not None]
+    options += ["--verbose"] if verbose else []
+    # Scripts choose their GPU by local_rank().
+    return launcher.run(func, args, kwargs, num_proc, hosts=hosts, options=["--gpus=all", *options])

@@ -1,0 +1,181 @@
+"""`horovodrun`: the launcher of ringar with Horovod's options.
+
+Options that both launchers have are passed on. The others are translated; or have no effect here,
+which a line on standard error tells; or are refused with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from ringar.launchers import cli
+from ringar.launchers import options as of_ringar
+
+_MIB = 1 << 20
+_NEVER = "1000000000"  # seconds
+
+
+def _as(option: str) -> Callable[[str], list[str]]:
+    return lambda value: [option, value]
+
+
+def _unless_zero(option: str) -> Callable[[str], list[str]]:
+    return lambda value: [option, value] if float(value) else []
+
+
+#: Options with a value.
+_TRANSLATED: dict[str, Callable[[str], list[str]]] = {
+    "--min-num-proc": _as("--min-np"),
+    "--max-num-proc": _as("--max-np"),
+    "--fusion-threshold-mb": lambda mib: [
+        "-x",
+        f"HOROVOD_FUSION_THRESHOLD={int(float(mib) * _MIB)}",
+    ],
+    "--log-level": lambda level: ["-x", f"HOROVOD_LOG_LEVEL={level}"],
+    "--stall-check-shutdown-time-seconds": _unless_zero("--deadline"),
+}
+#: Options without a value.
+_FLAGS: dict[str, list[str]] = {
+    "--gloo": [],
+    "--tcp": [],
+    "--mpi": ["--launcher", "mpirun"],
+    "--stall-check": [],
+    "--no-stall-check": ["--stall-warning", _NEVER],
+}
+_NO_COORDINATOR = "ringar has no coordinator"
+_CHOSEN = "ringar chooses its algorithms by a cost model"
+#: Options with a value that have no effect, and why.
+_IDLE: dict[str, str] = {
+    "--cycle-time-ms": _NO_COORDINATOR,
+    "--cache-capacity": _NO_COORDINATOR,
+    "--num-nccl-streams": "ringar uses one stream",
+    "--thread-affinity": "--bind-to binds ranks to CPUs",
+    "--gloo-timeout-seconds": "--deadline limits how long collectives wait",
+    "--autotune-log-file": _CHOSEN,
+    "--autotune-warmup-samples": _CHOSEN,
+    "--autotune-steps-per-sample": _CHOSEN,
+    "--autotune-bayes-opt-max-samples": _CHOSEN,
+    "--autotune-gaussian-process-noise": _CHOSEN,
+}
+#: Options without a value that have no effect, and why.
+_IDLE_FLAGS: dict[str, str] = {
+    "--disable-cache": "nothing is cached",
+    "--hierarchical-allreduce": _CHOSEN,
+    "--no-hierarchical-allreduce": _CHOSEN,
+    "--hierarchical-allgather": _CHOSEN,
+    "--no-hierarchical-allgather": _CHOSEN,
+    "--autotune": _CHOSEN,
+    "--no-autotune": "",
+    "--timeline-mark-cycles": "ringar has no cycles",
+    "--no-timeline-mark-cycles": "",
+    "--mpi-threads-disable": "one thread calls MPI",
+    "--no-mpi-threads-disable": "",
+    "--log-with-timestamp": "configure Python's logging for times",
+    "--log-without-timestamp": "",
+    "--log-hide-timestamp": "",
+    "--no-log-hide-timestamp": "configure Python's logging for times",
+    "--prefix-output-with-timestamp": "lines have the number of their rank only",
+    "-prefix-timestamp": "lines have the number of their rank only",
+}
+#: Options that are refused: the number of their values, and why.
+_REFUSED: dict[str, tuple[int, str]] = {
+    "--jsrun": (0, "inside LSF ringar starts ranks by blaunch: leave it out"),
+    "--config-file": (1, "write its settings as options"),
+    "--slots-per-host": (1, "let the discovery script print host:slots"),
+    "--binding-args": (1, "pass --bind-to core, numa or none"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `horovodrun` with `arguments` (default: sys.argv) and return its exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        translated, notes = translate(given, os.environ)
+    except ValueError as error:
+        print(f"horovodrun: error: {error}", file=sys.stderr)
+        return 2
+    for note in notes:
+        print(f"horovodrun: {note}", file=sys.stderr)
+    return cli.main(translated)
+
+
+def translate(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Return the arguments for `ringarrun`, and notes about options that have no effect.
+
+    Args:
+        arguments: those of `horovodrun`.
+        environ: the environment, some of whose HOROVOD_ variables stand for options.
+
+    Raises:
+        ValueError: an option is refused, or lacks its value.
+    """
+    known = of_ringar.parser()._option_string_actions
+    result: list[str] = []
+    notes: list[str] = []
+    words = list(arguments)
+    while words and words[0].startswith("-") and words[0] != "--":
+        word = words.pop(0)
+        name, equals, inline = word.partition("=")
+        values = iter([inline] if equals else _taken(words))
+        if name in _REFUSED:
+            raise ValueError(f"{name} is not supported: {_REFUSED[name][1]}")
+        if name in _TRANSLATED:
+            result += _TRANSLATED[name](_value(name, values))
+        elif name in _FLAGS:
+            result += _FLAGS[name]
+        elif name in known:
+            result.append(word)
+            if not equals and known[name].nargs != 0:
+                result.append(_value(name, values))
+        elif name == "--blacklist-cooldown-range":
+            _value(name, values)
+            _value(name, iter(_taken(words)))
+            notes.append(f"{name} has no effect: slots cool down by a rule of ringar")
+        elif name in _IDLE:
+            _value(name, values)
+            notes.append(f"{name} has no effect: {_IDLE[name]}")
+        elif name in _IDLE_FLAGS:
+            notes += [f"{name} has no effect: {why}"] if (why := _IDLE_FLAGS[name]) else []
+        else:
+            result.append(word)  # ringarrun says that it does not know it
+    return [*result, *_implied(result, environ), *words], notes
+
+
+def _taken(words: list[str]) -> Iterator[str]:
+    """Take the words that an option asks for off the list."""
+    while words:
+        yield words.pop(0)
+
+
+def _value(name: str, values: Iterator[str]) -> str:
+    value = next(values, None)
+    if value is None:
+        raise ValueError(f"{name} expected a value, received none")
+    return value
+
+
+def _implied(result: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the options that Horovod's defaults and variables stand for."""
+    names = {word.partition("=")[0]: i for i, word in enumerate(result)}
+    implied: list[str] = []
+    if "--gpus" not in names and not environ.get("RINGAR_GPUS"):
+        implied.append("--gpus=all")  # scripts choose their GPU by local_rank()
+    if "--host-discovery-script" in names and "--min-np" not in names:
+        count = next((names[one] for one in ("-np", "-n", "--num-proc") if one in names), None)
+        if count is not None:
+            implied.append(f"--min-np={result[count + 1]}")
+    variables = {
+        "--timeline-filename": environ.get("HOROVOD_TIMELINE", ""),
+        "--start-timeout": environ.get("HOROVOD_START_TIMEOUT", ""),
+        "--elastic-timeout": environ.get("HOROVOD_ELASTIC_TIMEOUT", ""),
+    }
+    for option, value in variables.items():
+        if value and value != "DYNAMIC" and option not in names:
+            implied.append(f"{option}={value}")
+    return implied
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""What Horovod's collectives do otherwise than ringar's: integers, slices, the scale of gradients.
+
+ringar's gradient of a rank's input is that of the sum of all ranks' losses. Horovod's differs by
+the number of ranks n: it is 1/n of that for all-gathers and broadcasts, and n times that for
+reduce-scatters. So the input of these passes through an identity whose gradient has the factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from ringar import collectives
+from ringar.collectives.call import do_not_convert
+from ringar.collectives.compression import checked
+from ringar.horovod.common.reduce_op import Adasum, Average, ReduceOp, Sum
+from ringar.horovod.tensorflow import handles
+from ringar.horovod.tensorflow.adasum import adasum
+from ringar.horovod.tensorflow.compression import NoneCompressor
+from ringar.horovod.tensorflow.place_ops import size_op
+from ringar.job.process_sets import ProcessSet
+
+Compressor: TypeAlias = type[Any]
+"""A class with the static methods `compress` and `decompress`."""
+
+
+def issue(collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a collective of ringar, behind those that were started by `*_async` functions."""
+    handles.wait_for_all()
+    return collective(*args, **kwargs)
+
+
+@do_not_convert
+def reduce_dense(
+    tensors: Sequence[tf.Tensor],
+    compression: Compressor,
+    op: ReduceOp,
+    factors: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[tf.Tensor]:
+    """Reduce tensors as `hvd.allreduce` does, together."""
+    if not tensors:
+        return []
+    wire = _on_the_wire(compression)
+    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    values = [value for value, _ in pairs]
+    if op is Adasum:
+        handles.wait_for_all()
+        values = [_times(value, factors[0]) for value in values]
+        reduced = [_times(v, factors[1]) for v in adasum(values, name, process_set)]
+    else:
+        reduced = _reduce(
+            collectives.grouped_allreduce, values, op, wire, factors, name, process_set
+        )
+    return [
+        compression.decompress(value, context)
+        for value, (_, context) in zip(reduced, pairs, strict=True)
+    ]
+
+
+def gather(
+    tensors: Sequence[tf.Tensor], name: str | None, process_set: ProcessSet
+) -> list[tf.Tensor]:
+    """All-gather tensors, with Horovod's gradient."""
+    scaled = with_gradient_times(lambda n: 1 / n, tensors, process_set)
+    return list(issue(collectives.grouped_allgather, scaled, name=name, process_set=process_set))
+
+
+def reducescatter(
+    tensors: Sequence[tf.Tensor],
+    compression: Compressor,
+    op: ReduceOp,
+    factors: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[tf.Tensor]:
+    """Reduce-scatter tensors as `hvd.reducescatter` does, together."""
+    if op is Adasum:
+        raise NotImplementedError("reducescatter has no op Adasum")
+    if not tensors:
+        return []
+    wire = _on_the_wire(compression)
+    scaled = with_gradient_times(lambda n: n, tensors, process_set)
+    pairs = [compression.compress(tensor) for tensor in scaled]
+    values = [value for value, _ in pairs]
+    reduced = _reduce(
+        collectives.grouped_reducescatter, values, op, wire, factors, name, process_set
+    )
+    return [
+        compression.decompress(value, context)
+        for value, (_, context) in zip(reduced, pairs, strict=True)
+    ]
+
+
+@do_not_convert
+def _reduce(
+    collective: Callable[..., list[tf.Tensor]],
+    values: Sequence[tf.Tensor],
+    op: ReduceOp,
+    wire: Compressor,
+    factors: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[tf.Tensor]:
+    """Reduce floating tensors by ringar's collective, and integers by rules of Horovod."""
+    results: list[Any] = [None] * len(values)
+    before, after = factors
+    for floats in (True, False):
+        places = [i for i, value in enumerate(values) if value.dtype.is_floating is floats]
+        if not places:
+            continue
+        own = [values[i] for i in places]
+        if floats:
+            reduced = issue(
+                collective,
+                own,
+                op.of_ringar,
+                compression=wire,
+                prescale_factor=before,
+                postscale_factor=after,
+                name=name,
+                process_set=process_set,
+            )
+        else:
+            own = [_times(value, before) for value in own]
+            plain = Sum if op is Average else op
+            reduced = issue(collective, own, plain.of_ringar, name=name, process_set=process_set)
+            if op is Average:
+                ranks = tf.cast(_size(process_set), tf.int64)
+                means = [tf.truncatediv(tf.cast(one, tf.int64), ranks) for one in reduced]
+                reduced = [tf.cast(m, one.dtype) for m, one in zip(means, own, strict=True)]
+            reduced = [_times(value, after) for value in reduced]
+        for place, result in zip(places, reduced, strict=True):
+            results[place] = result
+    return results
+
+
+@do_not_convert
+def reduce_slices(
+    slices: Sequence[tf.IndexedSlices],
+    op: ReduceOp,
+    factors: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[tf.IndexedSlices]:
+    """Gather the rows of all ranks, divided by the number of ranks for an average."""
+    if not slices:
+        return []
+    if op not in (Average, Sum):
+        raise NotImplementedError(
+            f"allreduce of tf.IndexedSlices expected Average or Sum, received {op.name}; pass "
+            "sparse_as_dense=True to the optimizer or the tape, or tf.convert_to_tensor(slices)"
+        )
+    if factors != (1.0, 1.0):
+        raise NotImplementedError("allreduce of tf.IndexedSlices takes no factors")
+    values = gather([one.values for one in slices], name and f"{name}/values", process_set)
+    indices = gather([one.indices for one in slices], name and f"{name}/indices", process_set)
+    if op is Average:
+        ranks = _size(process_set)
+        values = [value / tf.cast(ranks, value.dtype) for value in values]
+    return [
+        tf.IndexedSlices(value, index, one.dense_shape)
+        for value, index, one in zip(values, indices, slices, strict=True)
+    ]
+
+
+def _on_the_wire(compression: Compressor) -> Compressor:
+    """Return the part of a compressor that acts within a collective: a dtype between hosts.
+
+    Raises:
+        ValueError: a collective cannot use `compression`.
+    """
+    return compression if checked(compression) else NoneCompressor
+
+
+def _size(process_set: ProcessSet) -> tf.Tensor:
+    return size_op(process_set.process_set_id or 0)
+
+
+def _times(tensor: tf.Tensor, factor: float) -> tf.Tensor:
+    """Return a tensor times a factor; a product of integers is cut off."""
+    if factor == 1.0:
+        return tensor
+    if tensor.dtype.is_floating:
+        return tensor * tf.cast(factor, tensor.dtype)
+    return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
+
+
+def with_gradient_times(
+    factor: Callable[[Any], Any], tensors: Sequence[tf.Tensor], process_set: ProcessSet
+) -> list[tf.Tensor]:
+    """Return the tensors, and their gradients times a function of the number of ranks."""
+
+    @tf.custom_gradient
+    def identity(x: tf.Tensor) -> Any:
+        def scaled(upstream: tf.Tensor) -> tf.Tensor:
+            ranks = tf.cast(_size(process_set), upstream.dtype)
+            return upstream * factor(ranks)
+
+        return tf.identity(x), scaled
+
+    converted = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    return [identity(one) if one.dtype.is_floating else one for one in converted]

@@ -1,0 +1,216 @@
+"""The memory that a rank needs for a model: weights, gradients, slots and activations.
+
+The first three are known from shapes. Slots are counted on a copy of the optimizer that is built
+with a scalar in the place of each variable. Activations are measured: the greatest resident memory
+of the process in one forward and backward pass, less what it had before and less the gradients.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from ringar.collectives.dtypes import ITEM_BYTES
+from ringar.job import place
+from ringar.keras.sharded import STAGES, check_elementwise
+from ringar.sharding import slots
+from ringar.sharding.slots import inner_optimizer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """Hold the bytes that one rank needs.
+
+    Attributes:
+        shard: as for `ringar.DistributedOptimizer`; None: every rank has all.
+        ranks: the number of ranks.
+        weights: the bytes of the model's weights.
+        gradients: those of gradients.
+        slots: those of the optimizer's variables.
+        activations: those that a step needs besides; None if no batch was given.
+    """
+
+    shard: str | None
+    ranks: int
+    weights: int
+    gradients: int
+    slots: int
+    activations: int | None
+
+    @property
+    def total(self) -> int:
+        """The sum; without activations, if they are not known."""
+        return self.weights + self.gradients + self.slots + (self.activations or 0)
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Hold what `ringar.memory_report` finds; `str` of it is a table in MiB.
+
+    Attributes:
+        rows: one for each stage and number of ranks.
+        available: the bytes that this process may still take: its share of the host's free memory,
+            or less, if a cgroup or RLIMIT_AS says so.
+    """
+
+    rows: tuple[MemoryRow, ...]
+    available: int
+
+    def that_fit(self) -> tuple[MemoryRow, ...]:
+        """Return the rows whose total is at most `available`."""
+        return tuple(row for row in self.rows if row.total <= self.available)
+
+    def __str__(self) -> str:
+        lines = ["shard      ranks   weights gradients     slots activations     total MiB  fits"]
+        for row in self.rows:
+            known = "?" if row.activations is None else f"{row.activations / _MIB:.1f}"
+            fits = "yes" if row.total <= self.available else "no"
+            lines.append(
+                f"{row.shard or 'none':<10}{row.ranks:>6}{row.weights / _MIB:>10.1f}"
+                f"{row.gradients / _MIB:>10.1f}{row.slots / _MIB:>10.1f}{known:>12}"
+                f"{row.total / _MIB:>14.1f}{fits:>6}"
+            )
+        return "\n".join([*lines, f"available: {self.available / _MIB:.1f} MiB"])
+
+
+def memory_report(
+    model: keras.Model,
+    optimizer: str | keras.optimizers.Optimizer | None = None,
+    batch: np.ndarray | Sequence[np.ndarray] | None = None,
+    ranks: Sequence[int] = (1, 2, 4, 8),
+) -> MemoryReport:
+    """Return the bytes that a rank needs for training, for each stage and number of ranks.
+
+    Call it before training, and before `ringar.init` if you like: nothing is sent.
+
+    Args:
+        model: a built model.
+        optimizer: the optimizer, built or not, or its name; by default that of the model.
+        batch: the inputs of one step of a rank, as the model takes them. A forward and a backward
+            pass on them are run, once, to measure activations. None: they are left out.
+        ranks: the numbers of ranks.
+
+    Returns:
+        The report; print it for a table.
+
+    Raises:
+        ValueError: the model is not built, there is no optimizer, or it needs whole variables.
+
+    Example:
+    ```python
+    print(ringar.memory_report(model, "adam", batch=x[:32]))
+    ```
+    """
+    optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+    if not model.built or optimizer is None:
+        raise ValueError(
+            "`model` must be built, and `optimizer` be given unless the model is compiled. "
+            f"Received: built={model.built}, optimizer={optimizer}"
+        )
+    optimizer = inner_optimizer(keras.optimizers.get(optimizer))
+    check_elementwise(optimizer)
+    weights = sum(map(_bytes, model.weights))
+    trained = model.trainable_variables
+    gradients = sum(map(_bytes, trained))
+    of_variables, others = _slots_of(optimizer, trained)
+    activations = None if batch is None else _activations(model, batch, gradients)
+    rows = []
+    for shard in (None, *STAGES):
+        for size in ranks:
+            cut = size if shard is not None else 1
+            slices = [_slice_bytes(v, cut) for v in trained]
+            rows.append(
+                MemoryRow(
+                    shard,
+                    size,
+                    weights,
+                    sum(slices) if shard == "gradients" else gradients,
+                    others + sum(n * b for n, b in zip(of_variables, slices, strict=True)),
+                    activations,
+                )
+            )
+    return MemoryReport(tuple(rows), _available())
+
+
+def _bytes(variable: Any) -> int:
+    return _slice_bytes(variable, 1)
+
+
+def _slice_bytes(variable: Any, ranks: int) -> int:
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return -(-math.prod(variable.shape) // ranks) * ITEM_BYTES[dtype]
+
+
+def _slots_of(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]
+) -> tuple[list[int], int]:
+    """Return the number of slots of each variable, and the bytes of the optimizer's others."""
+    copy = optimizer.__class__.from_config(optimizer.get_config())
+    scalars = [
+        keras.Variable(0.0, dtype=v.dtype, trainable=True, name=f"stand_in_{i}")
+        for i, v in enumerate(variables)
+    ]
+    copy.build(scalars)
+    owners = [owner for owner, _ in slots.owners(copy)]
+    counts = [sum(owner is scalar for owner in owners) for scalar in scalars]
+    both = zip(copy.variables, owners, strict=True)
+    return counts, sum(_bytes(variable) for variable, owner in both if owner is None)
+
+
+def _activations(model: keras.Model, batch: Any, gradients: int) -> int:
+    """Measure one forward and backward pass."""
+
+    @tf.function(autograph=False)
+    def step(inputs: Any) -> Any:
+        with tf.GradientTape() as tape:
+            outputs = tf.nest.flatten(model(inputs, training=True))
+            loss = tf.add_n([tf.reduce_mean(tf.cast(output, tf.float32)) for output in outputs])
+        found = tape.gradient(loss, model.trainable_variables)
+        return [tf.convert_to_tensor(one) for one in found if one is not None]
+
+    inputs = tf.nest.map_structure(tf.convert_to_tensor, batch)
+    before_step = [(v, keras.ops.convert_to_numpy(v)) for v in model.non_trainable_variables]
+    traced = step.get_concrete_function(inputs)
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # forget the greatest resident memory so far
+    before = _status("VmRSS")
+    traced(inputs)
+    needed = _status("VmHWM") - before - gradients
+    for variable, value in before_step:  # moving statistics and seeds
+        variable.assign(value)
+    return max(needed, 0)
+
+
+def _status(name: str) -> int:
+    with open("/proc/self/status") as file:
+        line = next(line for line in file if line.startswith(name))
+    return int(line.split()[1]) * 1024
+
+
+def _available() -> int:
+    with open("/proc/meminfo") as file:
+        free = next(line for line in file if line.startswith("MemAvailable"))
+    ranks = place.local_size() if place.is_initialized() else 1
+    limits = [int(free.split()[1]) * 1024 // ranks]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        if os.path.exists(path):
+            with open(path) as file:
+                text = file.read().strip()
+            if text.isdigit():
+                limits.append(max(int(text) // ranks - _status("VmRSS"), 0))
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        limits.append(max(soft - _status("VmSize"), 0))
+    return min(limits)

@@ -1,0 +1,269 @@
+"""Files of models whose optimizer is sharded: they hold whole slots, as those of a plain optimizer.
+
+The first rank writes, and no rank ever holds more than one whole slot. While Keras walks through
+the model on the first rank, and comes to a slot, that rank asks the others for it, and all gather
+it; then it is in the file, and forgotten. The others answer until the first rank has ended, with
+an error or without. A backup is restored in the same way, in the other direction. So `model.save`
+and `model.save_weights` are for all ranks to call. A rank that reads a file of its own accord, as
+`model.load_weights` does, reads its slices of it, and needs no other rank.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+import numpy as np
+
+from ringar.collectives import allgather, broadcast, broadcast_object
+from ringar.errors import UnsupportedError
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras import share
+from ringar.keras.sharded import Sharded
+from ringar.keras.together import on_first_rank
+from ringar.sharding import slots
+from ringar.sharding.slots import inner_optimizer
+from ringar.sharding.variable_slice import VariableSlice
+
+_NAME = "model.save (a sharded optimizer: call it on every rank)"
+
+
+class _Leader:
+    """Ask the other ranks for slots, on the first rank.
+
+    Args:
+        model: the model that is saved or loaded; all ranks have the same.
+        process_set: the ranks that train it.
+    """
+
+    def __init__(self, model: keras.Model, process_set: ProcessSet | None) -> None:
+        self._sliced = _sliced(model)
+        self._where: dict[str, Any] = {"name": _NAME, "process_set": process_set}
+        self._root = or_all(process_set).ranks[0]
+
+    def gather(self, slot: keras.Variable, its: VariableSlice) -> np.ndarray:
+        """Return the whole slot of which `slot` is this rank's slice."""
+        self._ask("gather", slot)
+        return _gather(slot, its, self._where["process_set"])
+
+    def scatter(self, slot: keras.Variable, its: VariableSlice, whole: np.ndarray) -> None:
+        """Give each rank its slice of a whole slot."""
+        self._ask("scatter", slot)
+        whole = np.asarray(whole, np.asarray(slot.numpy()).dtype)
+        broadcast(whole.reshape(its.whole.shape), self._root, **self._where)
+        slot.assign(its.of_array(whole))
+
+    def end(self) -> None:
+        """Let the other ranks go."""
+        broadcast_object(None, self._root, **self._where)
+
+    def _ask(self, verb: str, slot: keras.Variable) -> None:
+        number = next(i for i, (one, _) in enumerate(self._sliced) if one is slot)
+        broadcast_object((verb, number), self._root, **self._where)
+
+
+_leader: ContextVar[_Leader | None] = ContextVar("leader", default=None)
+
+
+def _sliced(model: keras.Model) -> list[tuple[keras.Variable, VariableSlice]]:
+    """Return the slots of the model's optimizers that are slices, with the slices."""
+    return [
+        (slot, its)
+        for optimizer in map(inner_optimizer, share.optimizers_of(model))
+        for slot, its in zip(optimizer.variables, slots.slices(optimizer), strict=True)
+        if its is not None
+    ]
+
+
+def _gather(slot: keras.Variable, its: VariableSlice, process_set: ProcessSet | None) -> np.ndarray:
+    own = np.asarray(slot.numpy())[: its.count]
+    # Not the path of the slot, since Keras numbers names by what a rank has made before.
+    gathered = allgather(own, name=_NAME, process_set=process_set)
+    return np.asarray(gathered).reshape([int(d) for d in its.whole.shape])
+
+
+def _answer(model: keras.Model, process_set: ProcessSet | None) -> None:
+    """Take part in what the first rank asks for, until it has ended."""
+    sliced, root = _sliced(model), or_all(process_set).ranks[0]
+    where: dict[str, Any] = {"name": _NAME, "process_set": process_set}
+    asked: tuple[str, int] | None
+    while (asked := broadcast_object(None, root, **where)) is not None:
+        verb, number = asked
+        slot, its = sliced[number]
+        if verb == "gather":
+            _gather(slot, its, process_set)
+        else:
+            shape = [int(d) for d in its.whole.shape]
+            whole = np.empty(shape, np.asarray(slot.numpy()).dtype)
+            slot.assign(its.of_array(np.asarray(broadcast(whole, root, **where))))
+
+
+def exchange_of(model: keras.Model) -> Sharded | None:
+    """Return the exchange of an optimizer of `model` that is sharded over ranks, if one is."""
+    found = (e for e in share.exchanges_of(model) if isinstance(e, Sharded) and not e.is_alone)
+    return next(found, None)
+
+
+def only_answers(model: keras.Model) -> bool:
+    """Return whether this rank takes part in saving `model`, and writes nothing itself."""
+    exchange = exchange_of(model)
+    return exchange is not None and or_all(exchange.process_set).rank() != 0
+
+
+def on_first_rank_of(
+    model: keras.Model,
+    action: Callable[[], Any],
+    name: str,
+    what: str,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """Run `on_first_rank` with an action that saves or loads a model. Collective.
+
+    Args:
+        model: the model, on every rank.
+        action: as for `on_first_rank`, as all others.
+        name: the name of the exchange.
+        what: the deed.
+        process_set: the ranks concerned.
+    """
+    if exchange_of(model) is None:
+        return on_first_rank(action, name, what, process_set)
+
+    def led() -> Any:
+        with _leading(model, process_set):
+            return action()
+
+    return on_first_rank(led, name, what, process_set, lambda: _answer(model, process_set))
+
+
+@contextmanager
+def _leading(model: keras.Model, process_set: ProcessSet | None) -> Iterator[None]:
+    leader = _Leader(model, process_set)
+    token = _leader.set(leader)
+    try:
+        yield
+    finally:
+        _leader.reset(token)
+        leader.end()
+
+
+def save(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
+    """Put the variables of an optimizer into a store of Keras, slots whole.
+
+    Args:
+        optimizer: the optimizer, or a `LossScaleOptimizer` around it.
+        store: a store, by the numbers of variables.
+        plainly: Keras' own function, for an optimizer that is not sharded.
+    """
+    its_slices = slots.slices(optimizer)
+    if not any(its_slices):
+        plainly(store)
+        return
+    leader = _leader.get()
+    for number, (slot, its) in enumerate(zip(optimizer.variables, its_slices, strict=True)):
+        if its is None:
+            store[str(number)] = slot.numpy()
+        elif leader is not None:
+            store[str(number)] = leader.gather(slot, its)
+        else:  # every rank makes a copy, for a pickle, for example
+            store[str(number)] = _gather(slot, its, _exchange(optimizer).process_set)
+
+
+def load(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
+    """Take the variables of an optimizer from a store of Keras, and of slots this rank's slices.
+
+    Args:
+        optimizer: the optimizer, or a `LossScaleOptimizer` around it.
+        store: a store, by the numbers of variables.
+        plainly: Keras' own function, for an optimizer that is not sharded.
+
+    Raises:
+        ValueError: a slot in the store has another shape than its variable.
+    """
+    its_slices = slots.slices(optimizer)
+    # With another number of variables Keras' function warns, and loads nothing.
+    if not any(its_slices) or len(store.keys()) != len(its_slices):
+        plainly(store)
+        return
+    leader = _leader.get()
+    for number, (slot, its) in enumerate(zip(optimizer.variables, its_slices, strict=True)):
+        value = store[str(number)]
+        if its is None:
+            slot.assign(value)
+            continue
+        if tuple(value.shape) != tuple(its.whole.shape):
+            raise ValueError(
+                f"rank {place.rank()} | {slot.path}: expected a slot of the shape of its variable, "
+                f"{tuple(its.whole.shape)}, received {tuple(value.shape)}; load the file of a "
+                "model of the same shapes"
+            )
+        if leader is not None:
+            leader.scatter(slot, its, np.asarray(value))
+        else:
+            slot.assign(its.of_array(value))
+
+
+def _exchange(optimizer: Any) -> Sharded:
+    exchange: Sharded = inner_optimizer(optimizer)._exchange
+    return exchange
+
+
+def install() -> None:
+    """Let Keras save models whose optimizers are sharded, once for all models."""
+    if hasattr(keras.Model.save, "_ringar"):
+        return
+    for function in ("save", "save_weights"):
+        _replace(keras.Model, function, _on_all_ranks)
+    for function, mine in (("save_own_variables", save), ("load_own_variables", load)):
+        _replace(keras.optimizers.LossScaleOptimizer, function, functools.partial(_of_slots, mine))
+    from keras.src.legacy.saving import legacy_h5_format  # in no public place
+
+    _replace(legacy_h5_format, "save_optimizer_weights_to_hdf5_group", _refusing)
+
+
+def _replace(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+    original = getattr(owner, name)
+    replaced: Any = functools.wraps(original)(wrapper(original))
+    replaced._ringar = True
+    setattr(owner, name, replaced)
+
+
+def _on_all_ranks(original: Any) -> Any:
+    def save_together(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        exchange = exchange_of(self)
+        if exchange is None or _leader.get() is not None:
+            original(self, filepath, *args, **kwargs)
+            return
+
+        def write() -> None:
+            original(self, filepath, *args, **kwargs)
+
+        what = f"to write {str(filepath)!r}"
+        on_first_rank_of(self, write, original.__name__, what, exchange.process_set)
+
+    return save_together
+
+
+def _of_slots(mine: Any, original: Any) -> Any:
+    def of_slots(self: Any, store: Any) -> None:
+        mine(self, store, functools.partial(original, self))
+
+    return of_slots
+
+
+def _refusing(original: Any) -> Any:
+    def refuse(hdf5_group: Any, optimizer: Any) -> None:
+        if any(slots.slices(optimizer)):
+            raise UnsupportedError(
+                f"rank {place.rank()} | model.save: expected a file that ends in .keras or "
+                ".weights.h5 for a sharded optimizer, received the older format .h5, which "
+                "takes all slots at once"
+            )
+        original(hdf5_group, optimizer)
+
+    return refuse

@@ -1,0 +1,159 @@
+"""The slice of a variable that belongs to one rank, in the form that optimizers of Keras train.
+
+A variable of n elements on N ranks, seen flat, is cut into N slices of n/N elements, with one more
+for the first ranks where a rest is left (as `ringar.reducescatter` cuts). Slices are padded with a
+zero to ceil(n/N) elements, so that all ranks have slots of one shape, and none is empty.
+
+A slice keeps no copy of the variable: it reads the variable's elements. What an optimizer assigns
+to it is kept until the ranks gather their slices into the variable. That happens in the branch of
+the graph in which it was assigned: a tensor cannot leave a branch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class VariableSlice:
+    """Stand in an optimizer for the slice of a variable, as if it were a variable.
+
+    Args:
+        variable: a `keras.Variable` or `tf.Variable`, of known shape.
+        ranks: the number of slices.
+        rank: the number of this one.
+
+    Attributes:
+        whole: the variable.
+        begin: the first element of the flat variable.
+        count: the elements without padding.
+        elements: the elements of the variable.
+        counts: the elements of every rank's slice.
+        shape: that of the slice, `(ceil(elements / ranks),)`.
+        pending: what was assigned since the last gathering; None: nothing.
+    """
+
+    constraint = None  # a constraint is one of the whole variable
+    trainable = True
+    overwrite_with_gradient = False
+
+    def __init__(self, variable: Any, ranks: int, rank: int) -> None:
+        self.whole = variable
+        self._value: Any = variable.value if isinstance(variable, keras.Variable) else variable
+        self.elements = math.prod(int(d) for d in variable.shape)
+        least, rest = divmod(self.elements, ranks)
+        self.counts = [least + (r < rest) for r in range(ranks)]
+        self.begin, self.count = sum(self.counts[:rank]), self.counts[rank]
+        self.shape = (max(self.counts[0], 1),)
+        self.pending: tf.Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """The variable's name, by which weight decay is excluded."""
+        return str(self._value.name)
+
+    @property
+    def path(self) -> str:
+        """The variable's path, of which Keras makes the names of slots."""
+        return str(getattr(self.whole, "path", self.name))
+
+    @property
+    def dtype(self) -> str:
+        """The variable's dtype, as Keras spells it."""
+        return str(keras.backend.standardize_dtype(self._value.dtype))
+
+    @property
+    def device(self) -> str:
+        """The variable's device."""
+        return str(self._value.device)
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The variable's resource, beside which TensorFlow places slots."""
+        return self._value.handle
+
+    @property
+    def _unique_id(self) -> Any:
+        """The variable's own key, by which Keras finds slots and exclusions from weight decay."""
+        return self._value._unique_id
+
+    def of(self, flat: tf.Tensor) -> tf.Tensor:
+        """Return this rank's slice of a flat tensor of the variable's elements."""
+        return self.padded(flat[self.begin : self.begin + self.count])
+
+    def of_array(self, array: np.ndarray) -> np.ndarray:
+        """Return a copy of this rank's slice of an array of the variable's shape."""
+        own = np.asarray(array).reshape(-1)[self.begin : self.begin + self.count]
+        return np.pad(own, (0, self.shape[0] - self.count))
+
+    def padded(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return `count` elements with the padding behind them."""
+        missing = self.shape[0] - self.count
+        tensor = tf.pad(tensor, [[0, missing]]) if missing else tensor
+        return tf.ensure_shape(tensor, self.shape)
+
+    def joined(self, padded: tf.Tensor) -> tf.Tensor:
+        """Return the flat variable, given the padded slices of all ranks behind each other."""
+        length = self.shape[0]
+        if all(count == length for count in self.counts):
+            return padded
+        parts = [padded[r * length : r * length + n] for r, n in enumerate(self.counts)]
+        return tf.concat(parts, 0)
+
+    def read(self) -> tf.Tensor:
+        """Return what was assigned, or the variable's elements."""
+        if self.pending is not None:
+            return self.pending
+        return self.of(tf.reshape(self._value, [-1]))
+
+    def assign(self, value: Any) -> None:
+        """Keep a value until the slices are gathered."""
+        self.pending = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
+
+    def assign_add(self, value: Any) -> None:
+        """Add to the slice, as `assign` does."""
+        self.assign(self.read() + tf.cast(value, self.dtype))
+
+    def assign_sub(self, value: Any) -> None:
+        """Subtract from the slice, as `assign` does."""
+        self.assign(self.read() - tf.cast(value, self.dtype))
+
+    def numpy(self) -> np.ndarray:
+        """Return the elements as an array."""
+        return np.asarray(self.read())
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        """Convert to a tensor."""
+        return tf.cast(self.read(), dtype) if dtype is not None else self.read()
+
+    def __array__(self, dtype: Any = None) -> np.ndarray:
+        return self.numpy().astype(dtype) if dtype is not None else self.numpy()
+
+    def __repr__(self) -> str:
+        return f"<slice of {self.path}: {self.count} of {self.elements} elements>"
+
+
+def wholes(variables: Sequence[Any]) -> list[Any]:
+    """Return the variables whose slices are among `variables`, and the others themselves."""
+    return [v.whole if isinstance(v, VariableSlice) else v for v in variables]
+
+
+def _overload(operator: str) -> None:
+    def apply(self: VariableSlice, *others: Any) -> Any:
+        values = (o.read() if isinstance(o, VariableSlice) else o for o in others)
+        return getattr(self.read(), operator)(*values)
+
+    apply.__name__ = operator
+    setattr(VariableSlice, operator, apply)
+
+
+# As TensorFlow gives its variables the operators of tensors.
+for _operator in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
+    _overload(_operator)

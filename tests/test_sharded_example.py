@@ -1,0 +1,46 @@
+"""examples/sharded.py: ranks with slots of their own learn the digits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.plugin import JobResult, run_job
+from tests.plugin.jobs import ROOT
+
+pytestmark = pytest.mark.job
+
+SCRIPT = ROOT / "examples" / "sharded.py"
+
+
+def row(result: JobResult) -> tuple[int, str, float, float]:
+    """The numbers of the table's last row."""
+    found = re.search(
+        r"\| +(\d+) \| (\w+) +\| +([\d.]+) MB \| +([\d.]+)% \|", result.check().stdout
+    )
+    assert found is not None, result
+    return int(found[1]), found[2], float(found[3]), float(found[4])
+
+
+@pytest.mark.deadline(200)
+def test_two_ranks_learn_the_digits(tmp_path: Path) -> None:
+    file = tmp_path / "digits.keras"
+    result = run_job(2, SCRIPT, args=["--width", "256", "--save", str(file)], deadline=180)
+    ranks, shard, slots, accuracy = row(result)
+    assert (ranks, shard) == (2, "gradients")
+    assert slots == pytest.approx(8 * (65 * 256 + 257 * 256 + 257 * 10) / 2 / 1e6, abs=0.1)
+    assert accuracy >= 93.0
+    assert "available: " in result.stdout
+    assert file.exists()
+
+
+@pytest.mark.slow
+def test_without_shards() -> None:
+    ranks, shard, slots, accuracy = row(
+        run_job(2, SCRIPT, args=["--width", "256", "--shard", "none"])
+    )
+    assert (ranks, shard) == (2, "none")
+    assert slots == pytest.approx(8 * (65 * 256 + 257 * 256 + 257 * 10) / 1e6, abs=0.1)
+    assert accuracy >= 93.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,11 @@ class Cut:
     grid: Grid
 
     @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes along which the whole is cut."""
+        return (self.axis,)
+
+    @property
     def uneven(self) -> tuple[int, ...]:
         """The axes along which the sizes of the parts may differ."""
         return ()
@@ -58,9 +63,14 @@ class TileCut(Cut):
     """
 
     @property
-    def uneven(self) -> tuple[int, ...]:
+    def axes(self) -> tuple[int, ...]:
         """Both axes of the tiles."""
         return self.axis, self.axis + 1
+
+    @property
+    def uneven(self) -> tuple[int, ...]:
+        """The same: rows and columns need not be divisible."""
+        return self.axes
 
     def part(self, whole: np.ndarray) -> np.ndarray:
         """Return this rank's tile of the whole value."""
@@ -113,6 +123,22 @@ def cut_of(variable: keras.Variable) -> Cut | None:
 
 
 def mark(variable: keras.Variable, cut: Cut) -> None:
-    """Mark a variable as cut, if the grid has more than one part."""
-    if cut.grid.model > 1:
-        setattr(variable, ATTRIBUTE, cut)
+    """Mark a variable as cut, if the grid has more than one part.
+
+    Raises:
+        ValueError: the variable has a constraint that needs the other parts: a norm along an axis
+            that is cut.
+    """
+    if cut.grid.model == 1:
+        return
+    constraint: Any = getattr(variable, "constraint", None)
+    along = getattr(constraint, "axis", ())
+    along = list(along) if isinstance(along, list | tuple) else [along]
+    rank = len(variable.shape)
+    if any(axis is None or axis % rank in cut.axes for axis in along):
+        raise ValueError(
+            f"The constraint of {variable.path} must not take norms along the axes {cut.axes}, of "
+            f"which each rank has a part. Received: {type(constraint).__name__} with "
+            f"axis={constraint.axis}. Choose other axes, or a constraint of each element."
+        )
+    setattr(variable, ATTRIBUTE, cut)

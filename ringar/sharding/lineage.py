@@ -46,7 +46,11 @@ def own(layer: keras.layers.Layer, grid: Grid) -> None:
 
 CHANNELWISE_WITH_WEIGHTS = (keras.layers.BatchNormalization, keras.layers.PReLU)
 
-MIXING_ACTIVATIONS = (keras.activations.softmax, keras.activations.log_softmax)
+MIXING_ACTIVATIONS = tuple(
+    getattr(keras.activations, name)
+    for name in ("softmax", "log_softmax", "sparsemax", "glu")
+    if hasattr(keras.activations, name)
+)
 """Activations that need the channels of all parts."""
 
 _REMEDY = (

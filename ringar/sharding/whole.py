@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ringar.collectives import allgather
+from ringar.collectives.allgather import allgather
 from ringar.sharding.cut import Cut
 
 

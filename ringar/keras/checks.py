@@ -168,7 +168,8 @@ def _describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
 def _type_of(variable: keras.Variable) -> str:
     """Return the dtype of a variable, and what its shape has in common on all ranks."""
     cut, shape = cut_of(variable), list(variable.shape)
-    sizes = shape if cut is None else cut.common(shape)
+    uneven = () if cut is None else cut.uneven
+    sizes = ["*" if axis in uneven else size for axis, size in enumerate(shape)]
     return f"{variable.dtype}[{', '.join(map(str, sizes))}]"
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from ringar.collectives import allgather
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
@@ -24,6 +23,7 @@ from ringar.parallel.split import Gather, Join, SplitConv2D, SplitDense
 from ringar.sharding import lineage, pixelwise, slots
 from ringar.sharding.cut import Cut, cut_of
 from ringar.sharding.grid import Grid, resolve
+from ringar.sharding.whole import whole_of
 
 Substitute = Callable[..., Any]
 
@@ -69,13 +69,13 @@ def merge(model: keras.Model) -> keras.Model:
     whole = rebuild(model, substitute, shapes=_shapes_of_tiles(model))
     for layer, other in made.values():
         for variable, target in zip(layer.weights, other.weights, strict=True):
-            target.assign(_gathered(variable, cut_of(variable)))
+            target.assign(whole_of(variable, cut_of(variable)))
     if getattr(model, "optimizer", None) is not None:
         whole.compile_from_config(model.get_compile_config())
         cuts = slots.cuts(model.optimizer)
         pairs = zip(model.optimizer.variables, whole.optimizer.variables, cuts, strict=True)
         for variable, target, cut in pairs:
-            target.assign(_gathered(variable, cut))
+            target.assign(whole_of(variable, cut))
     return whole
 
 
@@ -324,18 +324,6 @@ def _joined_where_needed(
 def _whole_output(x: keras.KerasTensor, grid: Grid) -> keras.KerasTensor:
     axis = lineage.split_axis(x)
     return x if axis is None else Gather(axis=axis, grid=grid)(x)
-
-
-def _gathered(variable: keras.Variable, cut: Cut | None) -> np.ndarray:
-    value = np.asarray(keras.ops.convert_to_numpy(variable))
-    if cut is None or cut.grid.model == 1:
-        return value
-    ranks, name = cut.grid.model_set, f"merge/{variable.name}"
-    shapes = allgather(np.array([value.shape], np.int64), name=name, process_set=ranks)
-    numbers = allgather(value.ravel(), name=name, process_set=ranks)
-    ends = np.cumsum(np.prod(shapes, axis=1))[:-1]
-    parts = zip(np.split(numbers, ends), shapes, strict=True)
-    return cut.join([part.reshape(shape) for part, shape in parts])
 
 
 def _cut(variable: keras.Variable, before: Cut | None, cut: Cut | None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The mark of a variable that is cut: its axis and its grid.
+"""The mark of a variable that is cut: which part of a whole variable a rank has.
 
 The mark is an attribute of the variable. Optimizer, broadcast, checks and conversions read it, and
 need not know the layers.
@@ -6,9 +6,9 @@ need not know the layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,28 +24,31 @@ ATTRIBUTE = "_ringar_cut"
 
 @dataclass(frozen=True)
 class Cut:
-    """Describe how a variable of one rank is a part of a whole variable.
+    """Describe how a variable of one rank is a part of a whole variable: equal parts along an axis.
+
+    A cut of another kind is a subclass, with a `part`, a `join` and the `uneven` axes of its own.
 
     Attributes:
-        axis: the axis along which the parts are joined. If the grid does not divide it, the first
-            parts have one row more, unless the layer itself chooses the parts.
+        axis: the axis along which the parts are joined.
         grid: the grid that has the parts.
-        even: whether all parts have the same size along the axis.
     """
 
     axis: int
     grid: Grid
-    even: bool = True
 
-    def common(self, shape: Sequence[int]) -> list[int | str]:
-        """Return the sizes that all parts have in common; "*" where they may differ."""
-        return [
-            "*" if axis == self.axis and not self.even else size for axis, size in enumerate(shape)
-        ]
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes along which the whole is cut."""
+        return (self.axis,)
+
+    @property
+    def uneven(self) -> tuple[int, ...]:
+        """The axes along which the sizes of the parts may differ."""
+        return ()
 
     def part(self, whole: np.ndarray) -> np.ndarray:
         """Return this rank's part of the whole value."""
-        return np.array_split(whole, self.grid.model, axis=self.axis)[self.grid.part]
+        return np.split(whole, self.grid.model, axis=self.axis)[self.grid.part]
 
     def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Return the whole value of the parts, which are in their order."""
@@ -54,12 +57,20 @@ class Cut:
 
 @dataclass(frozen=True)
 class TileCut(Cut):
-    """Describe a part that is a tile: `axis` is cut over rows of tiles, the next over columns."""
+    """Describe a part that is a tile: `axis` is cut over rows of tiles, the next over columns.
 
-    def common(self, shape: Sequence[int]) -> list[int | str]:
-        """Return the sizes that all tiles have in common."""
-        cut = (self.axis, self.axis + 1)
-        return ["*" if axis in cut else size for axis, size in enumerate(shape)]
+    Rows and columns are dealt out as those of planes are (`ringar.sharding.planes`).
+    """
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Both axes of the tiles."""
+        return self.axis, self.axis + 1
+
+    @property
+    def uneven(self) -> tuple[int, ...]:
+        """The same: rows and columns need not be divisible."""
+        return self.axes
 
     def part(self, whole: np.ndarray) -> np.ndarray:
         """Return this rank's tile of the whole value."""
@@ -77,12 +88,57 @@ class TileCut(Cut):
         )
 
 
+@dataclass(frozen=True)
+class PlacedCut(Cut):
+    """Describe a part that has any places along `axis`, as many as the layer gives it.
+
+    Attributes:
+        places: returns the places of a part in the whole, in the order of the part. Each place is
+            of one part.
+    """
+
+    places: Callable[[int], np.ndarray]
+
+    @property
+    def uneven(self) -> tuple[int, ...]:
+        """The axis of the places."""
+        return (self.axis,)
+
+    def part(self, whole: np.ndarray) -> np.ndarray:
+        """Return this rank's part of the whole value."""
+        return np.take(whole, self.places(self.grid.part), axis=self.axis)
+
+    def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the whole value of the parts, which are in their order."""
+        places = np.concatenate([self.places(part) for part in range(len(parts))])
+        joined = np.concatenate(list(parts), axis=self.axis)
+        whole = np.empty_like(joined)
+        whole[(slice(None),) * self.axis + (places,)] = joined
+        return whole
+
+
 def cut_of(variable: keras.Variable) -> Cut | None:
     """Return how a variable is cut; None if every rank has it whole."""
     return getattr(variable, ATTRIBUTE, None)
 
 
 def mark(variable: keras.Variable, cut: Cut) -> None:
-    """Mark a variable as cut, if the grid has more than one part."""
-    if cut.grid.model > 1:
-        setattr(variable, ATTRIBUTE, cut)
+    """Mark a variable as cut, if the grid has more than one part.
+
+    Raises:
+        ValueError: the variable has a constraint that needs the other parts: a norm along an axis
+            that is cut.
+    """
+    if cut.grid.model == 1:
+        return
+    constraint: Any = getattr(variable, "constraint", None)
+    along = getattr(constraint, "axis", ())
+    along = list(along) if isinstance(along, list | tuple) else [along]
+    rank = len(variable.shape)
+    if any(axis is None or axis % rank in cut.axes for axis in along):
+        raise ValueError(
+            f"The constraint of {variable.path} must not take norms along the axes {cut.axes}, of "
+            f"which each rank has a part. Received: {type(constraint).__name__} with "
+            f"axis={constraint.axis}. Choose other axes, or a constraint of each element."
+        )
+    setattr(variable, ATTRIBUTE, cut)

@@ -46,7 +46,11 @@ def own(layer: keras.layers.Layer, grid: Grid) -> None:
 
 CHANNELWISE_WITH_WEIGHTS = (keras.layers.BatchNormalization, keras.layers.PReLU)
 
-MIXING_ACTIVATIONS = (keras.activations.softmax, keras.activations.log_softmax)
+MIXING_ACTIVATIONS = tuple(
+    getattr(keras.activations, name)
+    for name in ("softmax", "log_softmax", "sparsemax", "glu")
+    if hasattr(keras.activations, name)
+)
 """Activations that need the channels of all parts."""
 
 _REMEDY = (
@@ -110,8 +114,8 @@ def _axis(tensor: keras.KerasTensor, operation: keras.Operation, inputs: list[An
                 f"{_describe(operation)} must get inputs that every rank has whole. Received: "
                 f"one that is split: the channels within a model cannot be followed. {_REMEDY}"
             )
-        outputs = keras.tree.flatten(operation.outputs)
-        return split_axis(outputs[tensor._keras_history.tensor_index])
+        outputs = outputs_of(operation)
+        return split_axis(outputs[tensor._keras_history.tensor_index]) if outputs else None
     if axes == {None}:
         return None
     if len(axes) > 1:
@@ -129,16 +133,20 @@ def check_outputs(model: keras.Model) -> None:
     Raises:
         ValueError: a split is not ended.
     """
-    try:
-        outputs = keras.tree.flatten(model.outputs or [])
-    except (AttributeError, ValueError):  # a subclass, or a Sequential before it is built
-        return
-    for output in outputs:
+    for output in outputs_of(model):
         if split_axis(output) is not None:
             raise ValueError(
                 "The outputs of a model must be whole on every rank. Received: the channels of one "
                 f"part, of layer {source(output).name}. End the split with ringar.layers.Gather()."
             )
+
+
+def outputs_of(model: keras.Model) -> list[keras.KerasTensor]:
+    """Return the symbolic outputs of a model; none if it has no graph."""
+    try:
+        return list(keras.tree.flatten(model.outputs or []))
+    except (AttributeError, ValueError):  # a subclass, or a Sequential before it is built
+        return []
 
 
 def producer(tensor: keras.KerasTensor) -> keras.Operation | None:

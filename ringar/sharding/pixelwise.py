@@ -16,12 +16,13 @@ from typing import Any
 
 import keras
 
-from ringar.sharding.lineage import MIXING_ACTIVATIONS
+from ringar.sharding.lineage import MIXING_ACTIVATIONS, outputs_of
 from ringar.sharding.planes import Plane
 
 _PLANE = "_ringar_plane"
 
-#: The names of Keras' layers and operations that treat each pixel by itself.
+#: The names of Keras' layers and operations that treat each pixel by itself. Their subclasses may
+#: do otherwise: SpatialDropout2D drops whole channels, SplitDense has some of the units.
 _PIXELWISE = {
     *("Activation", "ReLU", "LeakyReLU", "ELU", "Softmax", "Identity", "Rescaling"),
     *("Dropout", "GaussianDropout", "GaussianNoise", "AlphaDropout"),
@@ -80,11 +81,7 @@ def check_outputs(model: keras.Model) -> None:
     Raises:
         ValueError: one is a tile.
     """
-    try:
-        outputs = keras.tree.flatten(model.outputs or [])
-    except (AttributeError, ValueError):  # a subclass, or a Sequential before it is built
-        return
-    for output in outputs:
+    for output in outputs_of(model):
         plane = plane_of(output)
         if plane is not None:
             raise ValueError(
@@ -115,9 +112,9 @@ def _plane(tensor: keras.KerasTensor, operation: keras.Operation, inputs: list[A
     if hasattr(operation, "plane_after"):
         return operation.plane_after(planes[0])
     cut = [plane for plane in planes if plane is not None]
-    if hasattr(operation, "outputs") and not cut:  # a model of layers, and no subclass
-        outputs = keras.tree.flatten(operation.outputs)
-        return plane_of(outputs[tensor._keras_history.tensor_index])
+    if isinstance(operation, keras.Model) and not cut:
+        outputs = outputs_of(operation)
+        return plane_of(outputs[tensor._keras_history.tensor_index]) if outputs else None
     if not cut:
         return None
     if any(plane != cut[0] for plane in planes):
@@ -147,7 +144,8 @@ def _check(
         after.shape[axis] == before.shape[axis] for axis in plane.axes
     )
     declared = bool(getattr(operation, "is_pixelwise", False))
-    if not same or not (declared or (names & _PIXELWISE and _acts_on_channels(operation, plane))):
+    known = type(operation).__name__ in _PIXELWISE and _acts_on_channels(operation, plane)
+    if not same or not (declared or known):
         raise ValueError(
             f"{describe(operation)} must treat each pixel by itself, where a plane is cut. "
             f"Received: a layer that is not known to, on a plane of {plane}. {_REMEDY} For a layer "
@@ -157,14 +155,13 @@ def _check(
 
 def _acts_on_channels(operation: keras.Operation, plane: Plane) -> bool:
     """Return whether a layer that has an axis, or the last one, has that of the channels."""
-    layers = keras.layers
-    last = isinstance(operation, layers.Dense) or (
+    last = isinstance(operation, keras.layers.Dense) or (
         getattr(operation, "activation", None) in MIXING_ACTIVATIONS
     )
     if last:
         return plane.channel_axis == 3
-    if isinstance(operation, layers.LayerNormalization | layers.Softmax | layers.Concatenate):
-        axis = operation.axis
-        axes = list(axis) if isinstance(axis, list | tuple) else [axis]
-        return all(each % 4 == plane.channel_axis for each in axes)
-    return True
+    if not hasattr(operation, "axis"):
+        return True
+    axis = operation.axis
+    axes = list(axis) if isinstance(axis, list | tuple) else [axis]
+    return all(each is not None and each % 4 == plane.channel_axis for each in axes)

@@ -155,6 +155,20 @@ def test_a_model_within_a_split(grid: ringar.parallel.Grid) -> None:
         ringar.layers.Gather()(x)
 
 
+class AsAFunction(keras.Model):
+    """A model without a graph."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * 2.0
+
+
+def test_a_model_without_a_graph_within_another(grid: ringar.parallel.Grid) -> None:
+    """It gives what every rank has whole, as any layer does behind a join."""
+    x = ringar.layers.Gather()(ringar.layers.SplitConv2D(8, 3, reads="whole")(image()))
+    x = ringar.layers.SplitConv2D(8, 3, reads="whole")(AsAFunction()(x))
+    assert ringar.layers.Gather()(x).shape[-1] == 8
+
+
 def test_an_addend_that_is_not_summed(grid: ringar.parallel.Grid) -> None:
     x = ringar.layers.SplitConv2D(8, 3, reads="whole")(image())
     x = ringar.layers.SplitConv2D(8, 3, reads="own", writes="addend", name="half")(x)

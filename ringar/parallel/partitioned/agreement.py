@@ -32,7 +32,8 @@ class _Description:
     settings: str
     others: tuple[int | None, ...]
     """The sizes of the input but for examples, rows and columns."""
-    tile: tuple[int | None, int | None]
+    tile: tuple[int | None, ...]
+    """Its rows and columns; nothing if the input has not 4 dimensions."""
 
 
 def agree(
@@ -49,13 +50,19 @@ def agree(
         channel_axis: 3 or 1.
 
     Raises:
-        ValueError: on all ranks, if they have made different layers, or do not know their rows and
-            columns.
+        ValueError: on all ranks, if they have made different layers, have no images, or do not
+            know their rows and columns.
     """
     own = _description(layer, grid, input_shape, channel_axis)
     ranks = [own]
     if place.size() > 1:
         ranks = allgather_object(own, name="partitioned/layer")
+    for rank, its in enumerate(ranks):
+        if not its.tile:
+            raise ValueError(
+                f"The input of {its.kind} {ranks[0].name} must be images, of 4 dimensions. "
+                f"Received: shape (examples, {', '.join(map(str, its.others))}) on rank {rank}"
+            )
     _check_same(layer, ranks)
     for rank, its in enumerate(ranks):
         if None in its.tile:
@@ -122,13 +129,16 @@ def _description(
 ) -> _Description:
     rows, columns = (1, 2) if channel_axis == 3 else (2, 3)
     settings = {k: v for k, v in layer.get_config().items() if k not in _NOT_COMPARED}
-    others = tuple(size for axis, size in enumerate(input_shape) if axis not in (0, rows, columns))
+    shape = tuple(input_shape)
+    tile = (shape[rows], shape[columns]) if len(shape) == 4 else ()
+    sides = (rows, columns) if tile else ()
+    others = tuple(size for axis, size in enumerate(shape) if axis not in (0, *sides))
     return _Description(
         layer.name,
         type(layer).__name__,
         f"{settings} on {grid}",
         others,
-        (input_shape[rows], input_shape[columns]),
+        tile,
     )
 
 

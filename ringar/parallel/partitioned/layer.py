@@ -60,11 +60,6 @@ class OnPlane:
 
     def _agree(self, input_shape: Sequence[int | None]) -> Plane:
         """Find the plane that the layer reads. Collective over all ranks."""
-        if len(input_shape) != 4:
-            raise ValueError(
-                f"The input of {pixelwise.describe(self)} must be images, of 4 dimensions. "
-                f"Received: shape {tuple(input_shape)}"
-            )
         self.label, tiles = agreement.agree(self, self.grid, input_shape, self.image_channel_axis)
         return self._plane_of(tiles)
 

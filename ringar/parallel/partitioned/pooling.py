@@ -110,7 +110,7 @@ class PartitionedAveragePooling2D(_Pooling, keras.layers.AveragePooling2D):
         inside = [np.array(window.taps_within(its, size)) for window, its, size in sides]
         shares = np.outer(*inside) / np.prod(self.pool_size)
         shape = (1, *shares.shape, 1) if self.image_channel_axis == 3 else (1, 1, *shares.shape)
-        self._shares = None if (shares == 1).all() else shares.reshape(shape).astype("float32")
+        self._shares = None if (shares == 1).all() else shares.reshape(shape)
 
 
 class _GlobalPooling(OnPlane):

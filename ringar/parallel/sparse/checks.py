@@ -133,6 +133,8 @@ def _activations(given: Given, count: int) -> list[str]:
 
 
 def _biases(given: Given, layers: Sequence[csr_array]) -> list[np.ndarray | None]:
+    if not given.use_bias and given.biases is not None:
+        raise ValueError("`biases` must be None with use_bias=False. Received: biases, too")
     if not given.use_bias:
         return [None] * len(layers)
     if given.biases is None:
@@ -144,7 +146,14 @@ def _biases(given: Given, layers: Sequence[csr_array]) -> list[np.ndarray | None
             f"`biases` must have an array for each layer, of the shapes {expected}. "
             f"Received: shapes {received}"
         )
-    return [np.asarray(bias, given.dtype) for bias in given.biases]
+    biases: list[np.ndarray | None] = [np.asarray(bias, given.dtype) for bias in given.biases]
+    for number, bias in enumerate(biases):
+        if not np.isfinite(bias).all():  # type: ignore[arg-type]
+            raise ValueError(
+                f"`biases[{number}]` must be finite. Received: NaN or infinity in "
+                f"{np.count_nonzero(~np.isfinite(bias))} of them"  # type: ignore[arg-type]
+            )
+    return biases
 
 
 def _description(given: Given, net: Checked) -> dict[str, object]:

@@ -12,15 +12,14 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 
 from ringar.keras.optimizer import DistributedOptimizer
 from ringar.keras.whole_file import written_whole
 from ringar.parallel.sparse.matrices import scipy_sparse
-from ringar.parallel.sparse.whole import Whole
 from ringar.sharding import slots
 from ringar.sharding.slots import inner_optimizer
+from ringar.sharding.whole import whole_of
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
 FORMAT = "ringar sparse net 1"
 
 
-def arrays_of(net: SparseNet, whole: Whole) -> dict[str, np.ndarray]:
+def arrays_of(net: SparseNet) -> dict[str, np.ndarray]:
     """Return the arrays of a net's file, on every rank. Collective over the model group."""
-    matrices, biases = whole.matrices(), whole.biases()
+    matrices, biases = net.matrices(), net.biases()
     about: dict[str, Any] = {
         "format": FORMAT,
         "inputs": matrices[0].shape[1],
@@ -49,9 +48,9 @@ def arrays_of(net: SparseNet, whole: Whole) -> dict[str, np.ndarray]:
     optimizer = getattr(net, "optimizer", None)
     if optimizer is not None:
         about["compile"] = net.get_compile_config()
-        for index, (slot, owner) in enumerate(_slots(optimizer)):
-            whole_slot = slot.numpy() if owner is None else whole.gathered(slot, owner)
-            arrays[f"optimizer_{index}"] = np.asarray(whole_slot)
+        pairs = zip(optimizer.variables, slots.cuts(optimizer), strict=True)
+        for index, (slot, cut) in enumerate(pairs):
+            arrays[f"optimizer_{index}"] = whole_of(slot, cut)
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     return arrays
 
@@ -115,25 +114,15 @@ class Saved:
             width = shape[0]
         return found
 
-    def compile(self, net: SparseNet, whole: Whole) -> None:
+    def compile(self, net: SparseNet) -> None:
         """Compile the net as it was, if it was, with the state of its optimizer."""
         if self._about["compile"] is None:
             return
         net.compile_from_config(self._about["compile"])
         optimizer = DistributedOptimizer(inner_optimizer(net.optimizer), grid=net.grid)
         optimizer.build(net.trainable_variables)
-        for index, (slot, owner) in enumerate(_slots(net.optimizer)):
+        pairs = zip(net.optimizer.variables, slots.cuts(net.optimizer), strict=True)
+        for index, (slot, cut) in enumerate(pairs):
             value = self._arrays.get(f"optimizer_{index}")
             if value is not None:  # an optimizer that was not built had none
-                slot.assign(value if owner is None else whole.part(value, owner))
-
-
-def _slots(
-    optimizer: keras.optimizers.Optimizer,
-) -> list[tuple[keras.Variable, keras.Variable | None]]:
-    """Return the variables of an optimizer, and of its slots the variables that they belong to."""
-    pairs = zip(optimizer.variables, slots.owners(optimizer), strict=True)
-    return [
-        (slot, owner if owner is not None and owner.shape == slot.shape else None)
-        for slot, (owner, _) in pairs
-    ]
+                slot.assign(value if cut is None else cut.part(value))

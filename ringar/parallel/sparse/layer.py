@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 from ringar.parallel.sparse.exchange import Exchange
 from ringar.parallel.sparse.kernels import Product
+from ringar.parallel.sparse.matrices import scipy_sparse
 from ringar.parallel.sparse.plan import LayerPlan
-from ringar.sharding.cut import Cut, mark
+from ringar.sharding.cut import PlacedCut, cut_of, mark
 from ringar.sharding.grid import Grid
+from ringar.sharding.whole import whole_of
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 
 class SparseRows(keras.layers.Layer):
@@ -18,8 +26,8 @@ class SparseRows(keras.layers.Layer):
 
     Args:
         plan: this rank's part.
-        weights: its weights, in the order of the plan's entries.
-        bias: the biases of its neurons, or None.
+        weights: the weights of the whole layer, row by row.
+        bias: the biases of all its neurons, or None.
         activation: a function of each neuron's sum by itself.
         exchange: brings the ghosts; None in the first layer, which has none.
         kernel: "native" or "scipy".
@@ -49,16 +57,27 @@ class SparseRows(keras.layers.Layer):
         self.activation = keras.activations.get(activation)
         self._exchange = exchange
         self._product = Product(plan, exchange is not None, kernel, threads)
-        self.values = self._part("values", weights)
-        self.bias = None if bias is None else self._part("bias", bias)
+        self.values = self._part("values", weights, plan.entries_of)
+        self.bias = None if bias is None else self._part("bias", bias, plan.neurons_of)
         self.built = True
 
-    def _part(self, name: str, values: np.ndarray) -> keras.Variable:
+    def _part(
+        self, name: str, whole: np.ndarray, places: Callable[[int], np.ndarray]
+    ) -> keras.Variable:
         """Make a variable that is this rank's part of one of the whole layer."""
-        variable = self.add_weight(shape=values.shape, initializer="zeros", name=name)
-        variable.assign(values)
-        mark(variable, Cut(0, self.grid, even=False))
+        cut = PlacedCut(0, self.grid, places)
+        own = cut.part(whole)
+        variable = self.add_weight(shape=own.shape, initializer="zeros", name=name)
+        variable.assign(own)
+        mark(variable, cut)
         return variable
+
+    def matrix(self) -> csr_array:
+        """Return the weights of the whole layer. Collective over the model group."""
+        plan, cut = self.plan, cut_of(self.values)
+        columns = whole_of(plan.inputs[plan.pattern.columns], cut, f"{self.name}/columns")
+        arrays = (whole_of(self.values, cut), columns, plan.offsets)
+        return scipy_sparse().csr_array(arrays, shape=(len(plan.owners), plan.width))
 
     def call(self, states: tf.Tensor) -> tf.Tensor:
         """Return the states of this rank's neurons, given those of its inputs."""

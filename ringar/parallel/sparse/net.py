@@ -20,11 +20,12 @@ from ringar.parallel.sparse.layer import SparseRows
 from ringar.parallel.sparse.partition import Partition
 from ringar.parallel.sparse.partition import place as place_neurons
 from ringar.parallel.sparse.plan import LayerPlan, plans
-from ringar.parallel.sparse.whole import Whole
 from ringar.sharding import grid as grids
 from ringar.sharding import lineage
+from ringar.sharding.cut import cut_of
 from ringar.sharding.examples import Digest
 from ringar.sharding.grid import Grid
+from ringar.sharding.whole import whole_of
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array, sparray
@@ -127,7 +128,6 @@ class SparseNet(keras.Model):
             self._rows(number, net.layers[number], net.biases[number], kernel, threads)
             for number in range(len(net.layers))
         ]
-        self._whole = Whole(net.layers, self.partition, self.rows, self.grid)
         with tf.init_scope():
             self._inputs = tf.constant(self._plans[0].inputs.astype(np.int32))
         self._width = net.layers[0].shape[1]
@@ -156,8 +156,8 @@ class SparseNet(keras.Model):
         name = f"{self._label}_{number}"
         return SparseRows(
             plan,
-            layer.data[plan.entries],
-            None if bias is None else bias[plan.neurons],
+            layer.data,
+            bias,
             self.activations[number],
             exchange=Exchange(plan, self.grid, name) if number else None,
             kernel=kernel,
@@ -229,7 +229,7 @@ class SparseNet(keras.Model):
         Returns:
             For each layer a CSR matrix [neurons, neurons of the layer before], on every rank.
         """
-        return self._whole.matrices()
+        return [rows.matrix() for rows in self.rows]
 
     def biases(self) -> list[np.ndarray] | None:
         """Return the biases of the whole net, [neurons] per layer. Collective over the model group.
@@ -237,7 +237,8 @@ class SparseNet(keras.Model):
         Returns:
             One array per layer, on every rank; None if the neurons have no biases.
         """
-        return self._whole.biases()
+        biases = [rows.bias for rows in self.rows if rows.bias is not None]
+        return [whole_of(bias, cut_of(bias)) for bias in biases] or None
 
     def save(self, filepath: str | os.PathLike[str], overwrite: bool = True) -> None:
         """Write the whole net to one file, from rank 0. Collective over all ranks.
@@ -253,7 +254,7 @@ class SparseNet(keras.Model):
         Raises:
             OSError: on every rank, if it cannot be written.
         """
-        arrays = file.arrays_of(self, self._whole)
+        arrays = file.arrays_of(self)
         on_first_rank(
             lambda: file.write(filepath, arrays, overwrite), "save", f"to write {filepath!r}"
         )
@@ -300,7 +301,7 @@ class SparseNet(keras.Model):
             kernel=kernel, threads=threads, dtype=saved.dtype, name=name,
         )  # fmt: skip
         if compile:
-            saved.compile(net, net._whole)
+            saved.compile(net)
         return net
 
 

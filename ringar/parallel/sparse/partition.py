@@ -147,8 +147,8 @@ def place(
         raise ValueError(f"`partition` must be one of {names}. Received: {method!r}")
     if not isinstance(parts, int | np.integer) or parts < 1:
         raise ValueError(f"`parts` must be a positive whole number. Received: parts={parts!r}")
-    if not imbalance > 0:
-        raise ValueError(f"`imbalance` must be above 0. Received: imbalance={imbalance}")
+    if not 0 < imbalance < np.inf:
+        raise ValueError(f"`imbalance` must be above 0 and finite. Received: imbalance={imbalance}")
     if method == "random":
         rng = np.random.default_rng(seed)
         owners = [rng.permutation(np.arange(layer.shape[0]) % parts) for layer in layers]

@@ -71,8 +71,10 @@ class LayerPlan:
         receive_counts: how many ghosts come from each rank, int64 [parts].
         words: the number of states that all ranks send together, per example.
         neurons: this rank's neurons, int64 [rows].
-        entries: the places of this rank's weights in the whole layer, int64 [entries].
         pattern: of this rank's rows.
+        owners: the part of each neuron of the whole layer.
+        offsets: where the weights of each of them begin, and their end.
+        width: the number of neurons before.
     """
 
     inputs: np.ndarray
@@ -82,8 +84,18 @@ class LayerPlan:
     receive_counts: np.ndarray
     words: int
     neurons: np.ndarray
-    entries: np.ndarray
     pattern: Pattern
+    owners: np.ndarray
+    offsets: np.ndarray
+    width: int
+
+    def neurons_of(self, part: int) -> np.ndarray:
+        """Return a part's neurons, int64 [rows]."""
+        return np.flatnonzero(self.owners == part)
+
+    def entries_of(self, part: int) -> np.ndarray:
+        """Return the places of a part's weights in the whole layer, int64 [entries]."""
+        return entries_of(self.offsets, self.neurons_of(part))
 
     @property
     def ghosts(self) -> int:
@@ -129,5 +141,5 @@ def _plan(
     pattern = Pattern.of(counts, column[read], len(inputs))
     return LayerPlan(
         inputs, own, send, sent.astype(np.int64), received.astype(np.int64), words,
-        neurons, entries, pattern,
+        neurons, pattern, owners, layer.indptr, layer.shape[1],
     )  # fmt: skip

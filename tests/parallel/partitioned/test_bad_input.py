@@ -65,6 +65,28 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: R.GatherPlane()(K.LayerNormalization(axis=2)(tile_of(12, 12, 1))),
         r"LayerNormalization .* must treat each pixel by itself",
     ),
+    "channels that are dropped": (
+        lambda: R.GatherPlane()(K.SpatialDropout2D(0.5)(tile_of(12, 12, 1))),
+        r"SpatialDropout2D .* must treat each pixel by itself",
+    ),
+    "an operation over rows": (
+        lambda: R.GatherPlane()(keras.ops.softmax(tile_of(12, 12, 1), axis=1)),
+        r"Softmax .* must treat each pixel by itself",
+    ),
+    "rows that are normalized": (
+        lambda: R.GatherPlane()(R.SyncBatchNormalization(axis=1)(tile_of(12, 12, 1))),
+        r"SyncBatchNormalization .* must treat each pixel by itself",
+    ),
+    "units that are split": (
+        lambda: R.GatherPlane()(R.SplitDense(4, reads="whole")(tile_of(12, 12, 1))),
+        r"SplitDense .* must treat each pixel by itself",
+    ),
+    "norms over rows": (
+        lambda: R.PartitionedLocallyConnected2D(2, 3, kernel_constraint="max_norm")(
+            tile_of(12, 12, 1)
+        ),
+        r"constraint of .*kernel must not take norms along the axes \(0, 1\).*MaxNorm",
+    ),
     "statistics of one tile": (
         lambda: R.GatherPlane()(K.BatchNormalization()(tile_of(12, 12, 1))),
         r"by the statistics of all tiles.*SyncBatchNormalization",
@@ -131,6 +153,8 @@ def test_outputs_that_are_tiles(grid: ringar.parallel.Grid) -> None:
          r"class of a partitioned layer must be the same.*PartitionedMaxPooling2D"),
         (lambda x, r: R.CutPlane()(keras.Input((12, 12, 1 + r))),
          r"channels of a partitioned layer must be the same"),
+        (lambda x, r: R.CutPlane()(keras.Input((12, 12, 1)[: 3 - r])),
+         r"must be images, of 4 dimensions.*shape \(examples, 12, 12\) on rank 1"),
         (lambda x, r: R.CutPlane()(keras.Input((12 + r, 12, 1))),
          r"the same whole images on every rank.*OwnTile"),
     ],

@@ -142,3 +142,19 @@ def test_the_least_half_precision(size: int) -> None:
         assert float(tf.reduce_min(pool(x))) == np.float16(-3e4)
     finally:
         grid.close()
+
+
+def test_means_at_the_edge_in_double_precision(size: int) -> None:
+    """The shares of a window that are in the plane are no float32 numbers."""
+    grid = ringar.parallel.Grid(model=size)
+    try:
+        whole = np.random.default_rng(0).normal(size=(1, 5, 4, 1))
+        options: dict[str, Any] = {"strides": 1, "padding": "same", "dtype": "float64"}
+        x = R.PartitionedAveragePooling2D(3, grid=grid, **options)(
+            R.CutPlane(grid=grid, dtype="float64")(tf.constant(whole))
+        )
+        found = R.GatherPlane(grid=grid, dtype="float64")(x)
+        expected = K.AveragePooling2D(3, **options)(whole)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+    finally:
+        grid.close()

@@ -55,6 +55,10 @@ def test_arguments(grid: Grid) -> None:
         ({"dtype": "float16"}, "`dtype` must be one of"),
         ({"activation": ["relu"]}, "`activation` must be a name, or a list of 3"),
         ({"last_activation": "softmax"}, "treats each neuron by itself"),
+        ({"activation": "sparsemax"}, "treats each neuron by itself"),
+        ({"activation": "glu"}, "treats each neuron by itself"),
+        ({"biases": [np.full(n, np.nan) for n in nets.UNITS[1:]]}, r"`biases\[0\]` must be finite"),
+        ({"biases": [], "use_bias": False}, "`biases` must be None with use_bias=False"),
         ({"biases": [np.zeros(3)]}, "`biases` must have an array for each layer"),
         ({"threads": 0}, "`threads` must be None or an integer"),
     ):
@@ -73,8 +77,9 @@ def test_partitions() -> None:
             sparse.Partition(tuple(owners), 2)
     with pytest.raises(ValueError, match="`parts` must be a positive whole number"):
         sparse.partition(nets.drawn(), 0)
-    with pytest.raises(ValueError, match="`imbalance` must be above 0"):
-        sparse.partition(nets.drawn(), 2, imbalance=0.0)
+    for imbalance in (0.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match="`imbalance` must be above 0 and finite"):
+            sparse.partition(nets.drawn(), 2, imbalance=imbalance)
 
 
 def test_inputs_of_another_width(grid: Grid) -> None:

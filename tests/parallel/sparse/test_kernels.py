@@ -25,7 +25,7 @@ def plan(units: int = 37) -> LayerPlan:
 def tensors(its: LayerPlan, batch: int, dtype: str) -> list[tf.Tensor]:
     rng = np.random.default_rng(batch)
     shapes = [
-        (len(its.entries),),
+        (len(its.entries_of(PART)),),
         (len(its.neurons),),
         (its.own_inputs, batch),
         (its.ghosts, batch),

@@ -32,6 +32,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ringar.errors import DeadlineError
+from ringar.launchers import cluster_agent
 from ringar.launchers.hosts import Host
 from ringar.launchers.pool import Pool
 from ringar.launchers.rendezvous import Meeting
@@ -76,7 +77,8 @@ class Broker(Meeting):
         super().__exit__()
         with self._changed:
             self._size = -1  # no others are taken
-        for member in self._members.values():
+            members = list(self._members.values())
+        for member in members:
             with contextlib.suppress(OSError):  # ends the member's `recv`
                 socket.socket(fileno=os.dup(member.control.fileno())).shutdown(socket.SHUT_RDWR)
 
@@ -116,6 +118,8 @@ class Broker(Meeting):
 
     def _serve_member(self, member: Member) -> None:
         with self._changed:
+            if self._size < 0:
+                return
             self._members[member.index] = member
             self._changed.notify_all()
         with contextlib.suppress(EOFError, OSError):
@@ -197,7 +201,7 @@ class Cluster:
         address = folder / "broker"
         address.touch(mode=0o600)
         address.write_text(self.variable)
-        agent = f"{sys.executable} -m ringar.launchers.cluster_agent {address}"
+        agent = f"{sys.executable} -m {cluster_agent.MODULE} {address}"
         words = ["-H", ",".join(map(str, hosts)), "--launcher", "ssh", "--ssh-command", agent]
         names = [host.name for host in hosts]
         words += ["--bind-to", "none", *options]  # the manager shares out the CPUs

@@ -27,7 +27,7 @@ os.execv("/bin/sh", ["sh", "-c", sys.argv[2]])
 """
 
 
-def serve(variable: str, index: int, host: str) -> None:
+def serve(variable: str, index: int, host: str, gpus: str | None = None) -> None:
     """Serve as a member of a cluster, up to its end.
 
     Args:
@@ -35,13 +35,15 @@ def serve(variable: str, index: int, host: str) -> None:
         index: the number of this member.
         host: the address of this host, at which the others reach it. Members with the same address
             make one host.
+        gpus: the GPUs that it may use, as in CUDA_VISIBLE_DEVICES; None: as that says.
 
     Raises:
         ConnectionError: the caller cannot be reached.
     """
     commands: list[threading.Thread] = []
     with meet(variable) as control:
-        hello = {"member": index, "host": host, "gpus": os.environ.get(GPUS)}
+        gpus = os.environ.get(GPUS) if gpus is None else gpus
+        hello = {"member": index, "host": host, "gpus": gpus}
         control.send_bytes(json.dumps(hello).encode())
         with contextlib.suppress(EOFError, OSError):
             while True:

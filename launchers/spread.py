@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ringar.launchers import failures, graces, guard, srun
+from ringar.launchers import cluster_agent, failures, graces, guard, srun
 from ringar.launchers import hosts as hosts_module
 from ringar.launchers.command import Command, Start
 from ringar.launchers.errors import UsageError
@@ -238,10 +238,11 @@ def command_for(options: argparse.Namespace, number: int, host: Host) -> list[st
     if not options.agent:
         return _of_srun([host], str(number), options.guard)
     words = ["env", f"{VARIABLE}={number}", *options.guard]
-    if is_this_host(host.name):
+    agent = shlex.split(options.agent)
+    if is_this_host(host.name) and cluster_agent.MODULE not in agent:
         return words
     words[1:1] = [f"{name}={os.environ[name]}" for name in _AT_ONCE if name in os.environ]
-    return [*shlex.split(options.agent), host.name, shlex.join(words)]
+    return [*agent, host.name, shlex.join(words)]
 
 
 def _of_srun(hosts: Sequence[Host], number: str, guard: Sequence[str]) -> list[str]:

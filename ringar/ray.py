@@ -95,6 +95,7 @@ class RayExecutor:
 
         Raises:
             DeadlineError: Ray has not given the resources, or an actor did not connect, in time.
+            ray.exceptions.RayError: an actor has failed.
             RuntimeError: the executor has started already.
             Exception: an error of `executable_cls`, as in `run`.
         """
@@ -107,7 +108,7 @@ class RayExecutor:
             self._stack.callback(self._end_actors)  # after the ranks, which end first
             cluster = self._stack.enter_context(Cluster(self.num_workers))
             self._start_actors(group, cluster.variable)
-            self._pool = cluster.start(self._env, self._options, self._timeout)
+            self._pool = cluster.start(self._env, self._options, self._timeout, self._check)
             if executable_cls is not None:
                 args = executable_cls, tuple(executable_args), dict(executable_kwargs or {})
                 self._pool.call(executable.make, args)
@@ -208,6 +209,12 @@ class RayExecutor:
             self._actors.append(actor)
             self._served.append(actor.serve.remote(variable, index))
 
+    def _check(self) -> None:
+        """Raise the error of an actor that has ended before the job has begun."""
+        ray = _ray()
+        ended, _ = ray.wait(self._served, num_returns=len(self._served), timeout=0)
+        ray.get(ended)
+
     def _end_actors(self) -> None:
         ray = _ray()
         ray.wait(self._served, num_returns=len(self._served), timeout=_END)
@@ -241,6 +248,8 @@ def _number(
 ) -> int:
     """Return the number of ranks."""
     given = f"num_workers={workers}, num_hosts={hosts}, num_workers_per_host={per_host}"
+    if any(number is not None and number < 1 for number in (workers, hosts, per_host)):
+        raise ValueError(f"numbers of workers and hosts must be 1 or more. Received: {given}")
     if hosts is not None or per_host is not None:
         number = (hosts or 1) * (per_host or 1)
         if workers not in (None, number):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,10 +56,12 @@ def run(
         The results, in the order of ranks.
 
     Raises:
-        DeadlineError: not all tasks have started, or not all ranks have ended, in time.
+        DeadlineError: not all tasks have started, or not all ranks have ended, in time. Spark looks
+            for room for all tasks again and again, by default for about as long as `start_timeout`.
         ImportError: there is no PySpark.
         RankError: a rank or a host of Spark was lost.
         RuntimeError: there is no active context, or Spark could not run the tasks.
+        ValueError: `num_proc` or an option is wrong.
         Exception: the error of the rank that failed first.
 
     Example:
@@ -68,12 +71,18 @@ def run(
     ```
     """
     context = _active(spark_context)
-    number = num_proc or context.defaultParallelism
+    number = context.defaultParallelism if num_proc is None else num_proc
+    if number < 1:
+        raise ValueError(f"`num_proc` must be 1 or more. Received: {num_proc}")
     tasks = _Tasks(context)
     try:
         with Cluster(number) as cluster:
             tasks.start(cluster.variable, number)
-            pool = cluster.start(env or {}, options, start_timeout, tasks.check)
+            try:
+                pool = cluster.start(env or {}, options, start_timeout, tasks.check)
+            except BaseException:
+                tasks.cancel()
+                raise
             return pool.call(fn, args, kwargs, timeout)
     finally:
         tasks.end()
@@ -108,7 +117,13 @@ class _Tasks:
         if self._thread is not None:
             self._thread.join(_END)
             if self._thread.is_alive():
-                self._context.cancelJobGroup(self._group)
+                self.cancel()
+
+    def cancel(self) -> None:
+        """Tell Spark to end the tasks, or not to start them later."""
+        # Python's `cancelJobGroup` forgets the stage that Spark will try again when there is room.
+        with contextlib.suppress(Exception):  # the context has been stopped
+            self._context._jsc.sc().cancelJobGroupAndFutureJobs(self._group)
 
     def _run(self, variable: str, number: int) -> None:
         def serve(_: Iterable[Any]) -> Iterator[None]:
@@ -116,7 +131,9 @@ class _Tasks:
 
             context = BarrierTaskContext.get()
             host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
-            cluster_member.serve(variable, context.partitionId(), host)
+            given = context.resources().get("gpu")
+            gpus = None if given is None else ",".join(given.addresses)
+            cluster_member.serve(variable, context.partitionId(), host, gpus)
             return iter(())
 
         self._context.setJobGroup(self._group, "ringar.spark.run", interruptOnCancel=True)

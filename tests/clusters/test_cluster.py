@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection
 
 import cloudpickle
 import pytest
 
 from ringar.errors import DeadlineError, RankError
 from ringar.launchers import executable
-from ringar.launchers.cluster import Cluster
+from ringar.launchers.cluster import Cluster, Member
 from ringar.launchers.rendezvous import meet
 from tests.plugin.jobs import PYTHONPATH
 
@@ -56,11 +59,11 @@ class Counter:
 
 
 @contextlib.contextmanager
-def members(cluster: Cluster, count: int) -> Iterator[list[int]]:
+def members(cluster: Cluster, count: int, host: str = "127.0.0.1") -> Iterator[list[int]]:
     """Start members; yield their processes."""
     processes = []
     for index in range(count):
-        text = SERVES.format(repr(cluster.variable), index, repr("127.0.0.1"))
+        text = SERVES.format(repr(cluster.variable), index, repr(host))
         env = {**os.environ, "PYTHONPATH": PYTHONPATH, "CUDA_VISIBLE_DEVICES": str(index)}
         processes.append(subprocess.Popen([sys.executable, "-c", text], env=env))
     try:
@@ -87,6 +90,29 @@ def test_functions_are_called_one_after_the_other(capfd: pytest.CaptureFixture[s
                 pool.call(None)  # type: ignore[arg-type]
         assert not pool.is_alive
     assert "[1] I am 1" in capfd.readouterr().out
+
+
+def test_members_on_the_host_of_the_caller_run_its_ranks() -> None:
+    """Spark may name hosts as they name themselves."""
+    host = socket.gethostname()
+    with Cluster(2) as cluster, members(cluster, 2, host), cluster.start({}, [], 30) as pool:
+        assert {gpus for *_, gpus in pool.call(whoami, ["a"])} <= {"0", "1", "0,1"}
+
+
+def test_a_member_that_comes_too_late() -> None:
+    """It ends at once, though its connection was accepted before the port was closed."""
+    with Cluster(2) as cluster:
+        broker = cluster._broker
+    mine, theirs = socket.socketpair()
+    thread = threading.Thread(
+        target=broker._serve_member,
+        args=(Member(0, "127.0.0.1", None, Connection(theirs.detach())),),
+        daemon=True,
+    )
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
+    mine.close()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ringar.ray import RayExecutor
 from tests.plugin import run_job
 
 pytest.importorskip("ray", reason="no Ray: make test-clusters")
@@ -53,6 +54,11 @@ def expect(kind, text, function, *args, **kwargs):
     else:
         raise AssertionError(f"no {kind}")
 
+broken = ringar.ray.RayExecutor(2)
+serve = ringar.ray._Member.serve
+ringar.ray._Member.serve = lambda self, variable, index: 1 / 0
+expect(ray.exceptions.RayTaskError, "ZeroDivisionError", broken.start)
+ringar.ray._Member.serve = serve
 executor = ringar.ray.RayExecutor(2)
 expect(RuntimeError, "expected to be started", executor.run, train)
 executor.start(Counter, [5], {"step": 2})
@@ -80,6 +86,20 @@ expect(ValueError, "`num_workers`", ringar.ray.RayExecutor, 3, num_hosts=2)
 print("all is well")
 ray.shutdown()
 """
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"num_workers": 0},
+        {"num_hosts": 0},
+        {"num_hosts": -2, "num_workers_per_host": -2},
+        {"num_workers": 2, "num_workers_per_host": 0},
+    ],
+)
+def test_numbers_that_are_none(numbers: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must be 1 or more"):
+        RayExecutor(**numbers)  # type: ignore[arg-type]
 
 
 def test_an_executor(tmp_path: Path) -> None:

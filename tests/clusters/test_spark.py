@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 SCRIPT = """
-import os, signal, time
+import os, signal, sys, time
 import numpy as np
 from pyspark.sql import SparkSession
 import ringar
@@ -46,13 +46,33 @@ def fails():
     raise KeyError("no such word")
 
 expect(RuntimeError, "active context", ringar.spark.run, mean, [1])
-master = SparkSession.builder.master("local-cluster[2,1,1024]").config("spark.ui.enabled", "false")
-spark = master.getOrCreate()
+def seconds(function, *args, **kwargs):
+    begin = time.monotonic()
+    function(*args, **kwargs)
+    return time.monotonic() - begin
+
+check = "spark.scheduler.barrier.maxConcurrentTasksCheck"
+settings = {
+    "spark.ui.enabled": "false",
+    f"{check}.interval": "5s",  # 15 s by default, and 40 times
+    f"{check}.maxFailures": "2",
+    "spark.worker.resource.gpu.amount": "1",
+    "spark.worker.resource.gpu.discoveryScript": sys.argv[1],
+    "spark.executor.resource.gpu.amount": "1",
+    "spark.task.resource.gpu.amount": "1",
+}
+spark = SparkSession.builder.master("local-cluster[2,1,1024]").config(map=settings).getOrCreate()
+expect(ValueError, "`num_proc`", ringar.spark.run, mean, [1], num_proc=0)
 assert ringar.spark.run(mean, [10], num_proc=2) == [10.5, 10.5]
 assert ringar.spark.run(lambda: os.environ["WORD"], env={"WORD": "x"}) == ["x", "x"]
+gpus = ringar.spark.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"], num_proc=2)
+assert set(gpus) <= {"7", "7,7"}, gpus
 expect(ringar.errors.RankError, "rank 1 of 2", ringar.spark.run, dies, num_proc=2)
 expect(KeyError, "no such word", ringar.spark.run, fails, num_proc=2)
 expect(RuntimeError, "all tasks at once", ringar.spark.run, mean, [1], num_proc=3)
+args = [ringar.errors.DeadlineError, "within 2 s, received 0", ringar.spark.run, mean, [1]]
+took = seconds(expect, *args, num_proc=3, start_timeout=2)
+assert took < 11, took  # Spark gives up what it would try again
 spark.stop()
 print("all is well")
 """
@@ -61,7 +81,12 @@ print("all is well")
 def test_a_function_on_tasks(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    job = run_job(None, [sys.executable, str(script)], deadline=380)
+    gpus = tmp_path / "gpus.sh"
+    gpus.write_text('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["7"]}\'\n')
+    gpus.chmod(0o755)
+    # Spark's workers would write beside Spark itself.
+    env = {"SPARK_WORKER_DIR": str(tmp_path / "work")}
+    job = run_job(None, [sys.executable, str(script), str(gpus)], deadline=380, env=env)
     assert job.code == 0, job
     assert "all is well" in job.stdout
     assert "[1] rank 1" in job.stdout

@@ -2,6 +2,10 @@
 
 Ranks compute by themselves between two exchanges. Before each exchange they compare one number
 each, a digest, or a mark that a rank has failed, so that no rank waits for one that will not come.
+
+A step may be an exchange itself, such as the objective of a user's problem. A rank that fails in it
+goes on to the comparison, where the others are still in the collectives of the step. All of them
+get a `MismatchError` then, and meet in a second comparison.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import numpy as np
 from ringar.collectives import allgather, allgather_object
 from ringar.collectives.call import Call
 from ringar.collectives.digest import digest
-from ringar.errors import RankError
+from ringar.errors import DeadlineError, MismatchError, PeerLostError, RankError
 from ringar.job.process_sets import ProcessSet, or_all
 
 T = TypeVar("T")
@@ -31,6 +35,7 @@ class Agreement:
         self._what = what
         self._ranks = or_all(process_set)
         self._error: Exception | None = None
+        self._may_differ = False  # other ranks may be in a collective of a step
 
     def attempt(self, step: Callable[[], T]) -> T | None:
         """Return the result of a step; None if it has failed, or an earlier one has."""
@@ -40,6 +45,45 @@ class Agreement:
             except Exception as error:
                 self._error = error
         return None
+
+    def attempt_together(self, step: Callable[[], T]) -> T | None:
+        """Return the result of a step that all ranks take, and that may use collectives.
+
+        Raises:
+            DeadlineError: a rank has not arrived in time in a collective of the step.
+            PeerLostError: a rank was lost.
+        """
+        self._may_differ = True
+        result = self.attempt(step)
+        if isinstance(self._error, (DeadlineError, PeerLostError)):
+            raise self._error
+        return result
+
+    def number(self, where: str, step: Callable[[], float]) -> float:
+        """Return the number that a step of all ranks returns: that of the first rank. Collective.
+
+        Ranks on unlike processors may differ in the last digits, and would come to different
+        conclusions.
+
+        Raises:
+            ValueError: a rank has raised one, or the numbers differ by more than rounding.
+            RankError: another rank has failed in another way.
+        """
+        found = self.attempt_together(lambda: float(step()))
+        self.settle(where)
+        everyone = allgather(
+            np.array([found], np.float64), name=self._call.name, process_set=self._ranks
+        )
+        if not np.allclose(everyone, everyone[0], rtol=1e-6, atol=1e-12, equal_nan=True):
+            received = ", ".join(
+                f"{value!r} (rank {q})" for q, value in enumerate(everyone.tolist())
+            )
+            raise ValueError(
+                self._call.refusal(
+                    f"the same {where} on every rank", received, "Add it up over all ranks."
+                )
+            )
+        return float(everyone[0])
 
     def settle(self, where: str, arrays: Iterable[np.ndarray] = (), remedy: str = "") -> None:
         """Raise on every rank if one has failed, or if ranks have other arrays. Collective.
@@ -53,10 +97,8 @@ class Agreement:
             ValueError: a rank has raised one, or arrays differ.
             RankError: another rank has failed in another way.
         """
-        own = FAILED if self._error is not None else digest(arrays)
-        everyone = allgather(
-            np.array([own], np.int64), name=self._call.name, process_set=self._ranks
-        )
+        everyone = self._compare(FAILED if self._error is not None else digest(arrays))
+        self._may_differ = False
         if (everyone == FAILED).any():
             self._fail(where)
         if (everyone != everyone[0]).any():
@@ -65,17 +107,35 @@ class Agreement:
                 self._call.refusal(f"the same {where} on every rank", f"digests {received}", remedy)
             )
 
+    def _compare(self, own: int) -> np.ndarray:
+        """Return the numbers of all ranks."""
+        try:
+            return self._gather(own)
+        except MismatchError as error:
+            if not self._may_differ:
+                raise
+            self._error = self._error or error
+        return self._gather(FAILED)
+
+    def _gather(self, own: int) -> np.ndarray:
+        return allgather(np.array([own], np.int64), name=self._call.name, process_set=self._ranks)
+
     def _fail(self, where: str) -> None:
-        """Raise this rank's error, or that of the first rank that has one. Collective."""
+        """Raise this rank's error, or that of the first rank that has one. Collective.
+
+        A mismatch is the consequence of another rank's error, if there is one.
+        """
         error, self._error = self._error, None
         own = None
         if error is not None:
-            own = (type(error).__name__, str(error), isinstance(error, ValueError))
+            kinds = [isinstance(error, kind) for kind in (ValueError, MismatchError)]
+            own = (type(error).__name__, str(error), *kinds)
         found = allgather_object(own, name=self._call.name, process_set=self._ranks)
-        if error is not None:
-            raise error
         failures = [(rank, *each) for rank, each in enumerate(found) if each is not None]
-        rank, kind, text, is_value_error = failures[0]
+        failures.sort(key=lambda failure: bool(failure[-1]))  # a mismatch last
+        rank, kind, text, is_value_error, is_mismatch = failures[0]
+        if error is not None and (is_mismatch or not isinstance(error, MismatchError)):
+            raise error
         message = f"rank {rank} | scheduled.{self._what}, {where}: {kind}: {text}"
         raise ValueError(message) if is_value_error else RankError(message)
 

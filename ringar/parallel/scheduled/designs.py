@@ -59,7 +59,10 @@ class Design(abc.ABC):
         self.ranks = or_all(process_set)
         self.columns = np.array(x.T, np.float64, order="C")
         self.residual = y.astype(np.float64)
-        self._measure(intercept)
+        with np.errstate(invalid="ignore"):
+            self._measure(intercept)
+        if not self.rows:
+            raise ValueError("`x` must have a row on some rank. Received: none on any")
         self.target = self.residual.copy()
         self.constant = self.squares <= CONSTANT * (self.squares + self.rows * self.means**2)
         self.lengths = np.sqrt(np.where(self.constant, 1.0, self.squares))
@@ -155,9 +158,9 @@ class Columns(Design):
 
     def _measure(self, intercept: bool) -> None:
         self.rows = len(self.residual)
-        means = self.columns.mean(axis=1) * intercept
+        means = self.columns.sum(axis=1) / np.float64(self.rows) * intercept
         self.columns -= means[:, np.newaxis]
-        self.target_mean = float(self.residual.mean()) * intercept
+        self.target_mean = float(self.residual.sum() / np.float64(self.rows)) * intercept
         self.residual -= self.target_mean
         squares = np.einsum("ij,ij->i", self.columns, self.columns)
         owners = np.full(len(means), self.ranks.rank(), np.float64)

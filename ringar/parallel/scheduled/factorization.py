@@ -154,8 +154,11 @@ class MatrixFactorization:
         """Return the ratings, if those of all ranks fit. Collective."""
         agreement = Agreement("MatrixFactorization", self.process_set)
         size = or_all(self.process_set).size()
-        given = (np.asarray(rows), np.asarray(columns), np.asarray(values))
-        ratings = agreement.attempt(lambda: _check_ratings(*given, shape, size))
+        ratings = agreement.attempt(
+            lambda: _check_ratings(
+                np.asarray(rows), np.asarray(columns), np.asarray(values), shape, size
+            )
+        )
         agreement.settle("data")
         assert ratings is not None  # or else `settle` has raised
         described = {"`shape`": ratings.shape, "settings": self.settings, "`epochs`": self.epochs}

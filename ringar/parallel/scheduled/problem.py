@@ -33,9 +33,9 @@ class Problem(abc.ABC):
     same schedule, since they make it from equal numbers: seeds, and what was exchanged. `run`
     compares the schedules of the ranks in every round.
 
-    `schedule`, `survey`, `push` and `pull` compute on one rank and must not communicate: so an
-    exception in one of them on one rank ends the run on all. `exchange`, `objective` and `gap` are
-    called on all ranks together and may use collectives.
+    `schedule`, `survey`, `push` and `pull` compute on one rank and must not communicate.
+    `exchange`, `objective` and `gap` are called on all ranks together and may use collectives. An
+    exception in one of them on one rank ends the run on all.
 
     Attributes:
         variables: the number of variables, set before `run`.

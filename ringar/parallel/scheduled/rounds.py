@@ -74,9 +74,10 @@ def run(
     Raises:
         ValueError: on every rank, if an argument is wrong; if ranks have different arguments,
             problems or schedules; if there is not one block for each rank; if a block has a
-            variable that does not exist, or that is in another block, too.
+            variable that does not exist, or that is in another block, too; if the objective, or the
+            gap, is not the same number on all ranks.
         FloatingPointError: on every rank, if the objective is no longer finite.
-        RankError: `schedule`, `survey`, `push`, `pull` or a callback has failed on another rank.
+        RankError: a method of the problem or a callback has failed on another rank.
         MismatchError: on every rank, if what they push or survey has different shapes or dtypes.
         NotInitializedError: before `ringar.init()`.
     """
@@ -146,7 +147,10 @@ class _Run:
     def _first_survey(self) -> np.ndarray | None:
         first = self.agreement.attempt(partial(self.problem.survey, 0))
         self.agreement.settle("`survey`")
-        return None if first is None else self.problem.exchange([first])[0]
+        if first is None:
+            return None
+        exchanged = self.agreement.attempt_together(partial(self._exchange, [first]))
+        return exchanged[0] if exchanged else None
 
     def _round(self, number: int, surveyed: np.ndarray | None) -> np.ndarray | None:
         """Run a round, and return the survey for the next one."""
@@ -161,7 +165,10 @@ class _Run:
         )
         assert pushed is not None  # or else `settle` has raised
         arrays = [pushed, *([] if survey is None else [survey])]
-        pushed, *rest = problem.exchange(arrays)
+        exchanged = self.agreement.attempt_together(partial(self._exchange, arrays))
+        if exchanged is None:  # the next `settle` raises
+            return None
+        pushed, *rest = exchanged
         attempt(partial(problem.pull, blocks, pushed))
         return rest[0] if rest else None
 
@@ -169,6 +176,15 @@ class _Run:
         blocks = [np.asarray(block) for block in self.problem.schedule(number, surveyed)]
         check_blocks(blocks, self.problem.variables, self.size, number)
         return [block.astype(np.int64) for block in blocks]
+
+    def _exchange(self, arrays: list[np.ndarray]) -> Sequence[np.ndarray]:
+        exchanged = self.problem.exchange(arrays)
+        if len(exchanged) != len(arrays):
+            raise ValueError(
+                f"`exchange` must return as many arrays as it gets, {len(arrays)}. "
+                f"Received: {len(exchanged)}"
+            )
+        return exchanged
 
     def _push(self, blocks: Blocks) -> np.ndarray:
         pushed: object = self.problem.push(blocks)
@@ -178,9 +194,9 @@ class _Run:
 
     def _ends(self, done: int) -> bool:
         """Evaluate; return whether the run ends."""
-        self.agreement.settle("`pull`")
-        history = self.history
-        objective = float(self.problem.objective())
+        self.agreement.settle("`exchange` and `pull`")
+        history, number = self.history, self.agreement.number
+        objective = number("`objective`", self.problem.objective)
         history.rounds.append(done)
         history.objectives.append(objective)
         if not math.isfinite(objective):
@@ -190,7 +206,7 @@ class _Run:
                 "(schedule them with a smaller `rho`), or a learning rate is too large."
             )
         if self.tolerance is not None:
-            history.gap = float(self.problem.gap(history.objectives))
+            history.gap = number("`gap`", partial(self.problem.gap, history.objectives))
             history.converged = history.gap <= self.tolerance
         stop = False
         if self.calls_back:

@@ -271,7 +271,8 @@ def _interleave(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 class RoundRobin(Scheduler):
     """Take one variable after the other, again and again.
 
-    With `rho`, a candidate that depends on one picked before it waits for the next round.
+    With `rho`, a candidate that depends on one picked before it waits for the next round. Where
+    each variable belongs to a rank, it takes one of each rank in turn, so that all have work.
     """
 
     def start(
@@ -285,6 +286,12 @@ class RoundRobin(Scheduler):
         """Begin a run; see `ringar.parallel.scheduled.Scheduler.start`."""
         super().start(costs, ranks, owners=owners, excluded=excluded)
         self._queue = self._usable
+        if owners is not None:
+            place_at_owner = np.empty(len(self._queue), np.int64)
+            for rank in range(ranks):
+                is_own = owners[self._queue] == rank
+                place_at_owner[is_own] = np.arange(is_own.sum())
+            self._queue = self._queue[np.argsort(place_at_owner, kind="stable")]
 
     def propose(self) -> np.ndarray:
         """Return the variables that have waited longest."""

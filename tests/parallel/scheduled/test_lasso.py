@@ -203,6 +203,12 @@ def test_data(x: Any, y: Any, message: str, everywhere: bool, rank: int, size: i
         Lasso().fit(*given)
 
 
+@pytest.mark.parametrize("cut", ["rows", "columns"])
+def test_no_rows_at_all(cut: str) -> None:
+    with pytest.raises(ValueError, match="a row on some rank"):
+        Lasso(0.1, cut=cut).fit(np.empty((0, 3)), np.empty(0))
+
+
 def test_columns_that_are_all_constant() -> None:
     with pytest.raises(ValueError, match="there must be a variable to update"):
         Lasso().fit(ONE, np.arange(6.0))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ringar
-from ringar.errors import RankError
+from ringar.errors import MismatchError, RankError
 from ringar.parallel import scheduled
 from ringar.parallel.scheduled import Progress
 
@@ -251,12 +251,99 @@ def test_an_exception_on_one_rank(rank: int, method: str) -> None:
 
     if rank == 1:
         setattr(problem, method, fail)
+    ends_on_all(problem, rank)
+
+
+def ends_on_all(problem: scheduled.Problem, rank: int) -> None:
+    """Run a problem that is broken on rank 1."""
     kind = Broken if rank == 1 else RankError
     with pytest.raises(kind, match="no more memory") as caught:
-        scheduled.run(problem, 4, every=4)
+        scheduled.run(problem, 4, every=2, tolerance=0.0)
     if rank != 1:
         assert "rank 1 | scheduled.run" in str(caught.value)
         assert "Broken" in str(caught.value)
+    scheduled.run(Halve(), 1)
+
+
+class Together(Halve):
+    """Uses collectives wherever a problem may."""
+
+    fails = ("", 0, False)  # the method, which call of it, and whether before its collective
+
+    def _together(self, method: str) -> None:
+        name, count, early = self.fails
+        self.calls = {**getattr(self, "calls", {})}
+        self.calls[method] = self.calls.get(method, 0) + 1
+        for is_early in (True, False):
+            if (name, count, early) == (method, self.calls[method], is_early):
+                raise Broken("no more memory")
+            if is_early:
+                ringar.allreduce(np.ones(3), ringar.Sum)
+
+    def exchange(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        self._together("exchange")
+        return super().exchange(arrays)
+
+    def objective(self) -> float:
+        self._together("objective")
+        return super().objective()
+
+    def gap(self, objectives: Sequence[float]) -> float:
+        self._together("gap")
+        return super().gap(objectives)
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("method", ["exchange", "objective", "gap"])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("early", [True, False])
+def test_an_exception_on_one_rank_in_a_step_of_all(
+    rank: int, method: str, count: int, early: bool
+) -> None:
+    problem = Together()
+    if rank == 1:
+        problem.fails = (method, count, early)
+    ends_on_all(problem, rank)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_a_collective_that_one_rank_leaves_out(rank: int) -> None:
+    problem = Halve()
+    if rank == 1:
+        problem.objective = lambda: 1.0  # type: ignore[method-assign]
+    else:
+        problem.objective = lambda: float(  # type: ignore[method-assign]
+            ringar.allreduce(np.float64(1), ringar.Sum)
+        )
+    with pytest.raises(MismatchError, match="expected the same collective"):
+        scheduled.run(problem, 3)
+    scheduled.run(Halve(), 1)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_what_ranks_push_differs(rank: int) -> None:
+    problem = Halve()
+    problem.push = lambda blocks: np.zeros(VARIABLES + rank)  # type: ignore[method-assign]
+    with pytest.raises(MismatchError, match="expected the same collective"):
+        scheduled.run(problem, 3)
+    scheduled.run(Halve(), 1)
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("method", ["objective", "gap"])
+def test_other_numbers(rank: int, method: str) -> None:
+    """Ranks would not agree on the end, and wait for those that go on."""
+    problem = Halve()
+    setattr(problem, method, lambda *arguments: float(rank))
+    with pytest.raises(ValueError, match=rf"the same `{method}` on every rank.*1\.0 \(rank 1\)"):
+        scheduled.run(problem, 3, tolerance=0.5)
+
+
+def test_an_exchange_that_returns_too_little() -> None:
+    problem = Halve()
+    problem.exchange = lambda arrays: arrays[:-1]  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"as many arrays as it gets, 1\. Received: 0"):
+        scheduled.run(problem, 3)
 
 
 @pytest.mark.ranks(2, 3, 4)

@@ -110,6 +110,15 @@ def test_every_variable_has_its_turn_first(kind: Any, rho: float | None) -> None
     np.testing.assert_array_equal(np.sort(np.concatenate(picked)), np.arange(20))
 
 
+def test_round_robin_gives_all_ranks_work() -> None:
+    scheduler = RoundRobin(6)
+    scheduler.start(np.ones(30), 3, owners=np.repeat(np.arange(3), 10))
+    shares = [scheduler.pick(scheduler.propose(), None) for _ in range(5)]
+    assert [[len(own) for own in blocks] for blocks in shares] == [[2, 2, 2]] * 5
+    picked = np.concatenate([own for blocks in shares for own in blocks])
+    np.testing.assert_array_equal(np.sort(picked), np.arange(30))
+
+
 def test_round_robin_goes_around() -> None:
     picked = rounds_of(RoundRobin(4), 10, 5)
     np.testing.assert_array_equal(np.concatenate(picked), np.arange(20) % 10)

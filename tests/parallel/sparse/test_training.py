@@ -117,7 +117,7 @@ def test_holds_its_neurons_only(open_grid: OpenGrid) -> None:
         assert rows.bias.shape == (len(own),)
         cut = cut_of(rows.values)
         assert (cut is None) == (grid.model == 1)
-        assert cut is None or (cut.grid is grid and not cut.even)
+        assert cut is None or (cut.grid is grid and cut.uneven == (0,))
 
 
 def test_in_a_model_with_a_head(open_grid: OpenGrid) -> None:

@@ -23,7 +23,7 @@ def rows() -> list[dict[str, Any]]:
     plan = plans(layers, sparse.partition(layers, 1, "block"), 0)[1]
     found = []
     for batch in BATCHES:
-        row: dict[str, Any] = {"batch": batch, "nonzeros": len(plan.entries)}
+        row: dict[str, Any] = {"batch": batch, "nonzeros": len(plan.pattern.columns)}
         for kernel in ("native", "scipy"):
             product = Product(plan, True, kernel, 1)
             row[kernel], row[f"{kernel} gradient"] = _seconds(product, plan, batch)

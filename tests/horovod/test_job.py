@@ -52,6 +52,7 @@ def test_process_sets_know_no_order() -> None:
 @pytest.mark.ranks(3, 4)
 def test_collectives_of_a_process_set() -> None:
     last = hvd.size() - 1
+    other = ringar.add_process_set([last - 1, last])  # as a grid has
     pair = hvd.add_process_set([last, last - 1])
     assert (pair.ranks, pair.size()) == ([last - 1, last], 2)
     with pytest.raises(ValueError, match="no process set has yet"):
@@ -73,6 +74,7 @@ def test_collectives_of_a_process_set() -> None:
     assert int(hvd.process_set_included_op(pair.process_set_id or 0)) == pair.included()
     assert hvd.remove_process_set(pair)
     assert pair.process_set_id is None
+    ringar.remove_process_set(other)
 
 
 def test_init_registers_process_sets_and_takes_all_ranks(stopped: None) -> None:

@@ -96,11 +96,14 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         process_set: the set, or its ranks.
 
     Raises:
-        ValueError: a set of these ranks is in use, or a rank is outside the job.
+        ValueError: a set of these ranks was added, or a rank is outside the job.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    if any(sorted(one.ranks) == process_set.ranks for one in of_ringar.in_use()):
+    # Grids of ringar have sets of their own, which a script for Horovod knows nothing of.
+    registered = [one for one in of_ringar.in_use() if isinstance(one, ProcessSet)]
+    own = [of_ringar.global_process_set, *registered]
+    if any(sorted(one.ranks) == process_set.ranks for one in own):
         raise ValueError(f"expected ranks that no process set has yet; received {process_set}")
     try:
         of_ringar.add_process_set(process_set)

@@ -32,10 +32,10 @@ from pathlib import Path
 from types import TracebackType
 
 from ringar.errors import DeadlineError
-from ringar.launchers import cluster_agent
 from ringar.launchers.hosts import Host
 from ringar.launchers.pool import Pool
 from ringar.launchers.rendezvous import Meeting
+from ringar.launchers.spread import CLUSTER_AGENT
 
 _TICK = 0.1
 
@@ -201,7 +201,7 @@ class Cluster:
         address = folder / "broker"
         address.touch(mode=0o600)
         address.write_text(self.variable)
-        agent = f"{sys.executable} -m {cluster_agent.MODULE} {address}"
+        agent = f"{sys.executable} -m {CLUSTER_AGENT} {address}"
         words = ["-H", ",".join(map(str, hosts)), "--launcher", "ssh", "--ssh-command", agent]
         names = [host.name for host in hosts]
         words += ["--bind-to", "none", *options]  # the manager shares out the CPUs

@@ -21,9 +21,6 @@ from ringar.launchers.rendezvous import meet
 OUT, ERR, EXIT = b"o", b"e", b"x"
 """The kinds of what a command says."""
 
-MODULE = "ringar.launchers.cluster_agent"
-"""The name of this program. It reaches this host, too, where a member holds the resources."""
-
 _LOST = 255
 
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ringar.launchers import cluster_agent, failures, graces, guard, srun
+from ringar.launchers import failures, graces, guard, srun
 from ringar.launchers import hosts as hosts_module
 from ringar.launchers.command import Command, Start
 from ringar.launchers.errors import UsageError
@@ -40,6 +40,9 @@ from ringar.launchers.ssh import Agent
 
 #: Seconds for the answers of all hosts; the check before the start has just heard from each.
 ANSWER_TIMEOUT = 60.0
+
+CLUSTER_AGENT = "ringar.launchers.cluster_agent"
+"""The program in the place of ssh that reaches this host, too, where a member holds the resources."""
 
 COST_MODEL_VARIABLE = "RINGAR_COST_MODEL"
 
@@ -239,7 +242,7 @@ def command_for(options: argparse.Namespace, number: int, host: Host) -> list[st
         return _of_srun([host], str(number), options.guard)
     words = ["env", f"{VARIABLE}={number}", *options.guard]
     agent = shlex.split(options.agent)
-    if is_this_host(host.name) and cluster_agent.MODULE not in agent:
+    if is_this_host(host.name) and CLUSTER_AGENT not in agent:
         return words
     words[1:1] = [f"{name}={os.environ[name]}" for name in _AT_ONCE if name in os.environ]
     return [*agent, host.name, shlex.join(words)]

@@ -2,6 +2,7 @@
 
     python -m benchmarks.hosts --output build/bench-hosts
     python -m benchmarks.hosts --hosts 2,4 --rounds 1 --skip training
+    python -m benchmarks.hosts --hosts 8,16 --delay 0.005 --skip training --output build/delayed
 
 Makes hosts on this machine (tests/hosts): network namespaces whose links have a rate, so that a
 figure is the link's and not the machine's. On them it measures ringar over TCP, ringar over MPI and
@@ -14,6 +15,9 @@ send as much, whatever the algorithm. The payload rate is the link's rate withou
 of one TCP stream between two of the hosts is measured beside it. The token bucket of a host counts
 the bytes that it sends: every frame, with Ethernet, IP and TCP headers, and acknowledgements.
 Headers are 0.7% of jumbo frames, the default, and 4.6% of frames of 1500 bytes (--mtu 1500).
+
+With --delay frames take so many seconds from host to host, by relays in user space: as between
+distant hosts, or through many switches. Links are slow then, for the relays take processor time.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.harness import command, launch, machine, report, results
@@ -31,10 +36,12 @@ from benchmarks.harness.processes import JobFailedError
 from benchmarks.harness.report import KIB, MIB
 from benchmarks.harness.series import Series, slowest_rank
 from benchmarks.hosts import report as hosts_report
-from tests.hosts import JUMBO_MTU, Hosts, find_open_mpi, stream, unavailable
+from tests.hosts import JUMBO_MTU, Faults, Hosts, find_open_mpi, stream, unavailable
 
 RATES = {2: 500.0, 4: 300.0, 8: 200.0}
 """Mbit/s of a host, by their number: all together stay below what this machine's cores can move."""
+DELAYED_RATE = 50.0
+"""The same where frames pass relays."""
 SIZES = ((32 * MIB, 3), (8 * MIB, 5), (MIB, 15), (64 * KIB, 50), (KIB, 1000))
 """Bytes, and calls per round."""
 PROBE_BYTES = 16 * MIB
@@ -54,9 +61,12 @@ class Case:
     sizes: tuple[tuple[int, int], ...] = SIZES
     title: str = ""
     options: tuple[str, ...] = ()
+    delay: float = 0.0
 
     @property
     def rate_mbit(self) -> float:
+        if self.delay:
+            return DELAYED_RATE
         return RATES[min(RATES, key=lambda hosts: abs(hosts - self.hosts))]
 
 
@@ -67,6 +77,10 @@ CASES = (
     Case(2, 2, ("ringar:hierarchical", "ringar:ring", "openmpi"), SIZES[:1]),
     Case(4, 2, ("ringar:hierarchical", "openmpi"), SIZES[1:2]),
     Case(4, peers=("openmpi",), sizes=SIZES[:1], title="Open MPI, ring", options=OPEN_MPI_RING),
+)
+DELAYED = tuple(
+    Case(count, peers=("ringar", "openmpi"), sizes=((MIB, 3), (64 * KIB, 5), (8 * KIB, 10)))
+    for count in (2, 4, 8, 16)
 )
 
 
@@ -164,6 +178,7 @@ def row(
         "ranks_per_host": case.ranks_per_host,
         "rate_mbit": hosts.rate_mbit,
         "mtu": hosts.mtu,
+        "delay": case.delay,
         "payload_rate": hosts.payload_rate,
         "stream_rate": stream_rate,
         "bytes": one["bytes"],
@@ -181,7 +196,11 @@ def row(
 
 def measure(case: Case, rounds: int, mtu: int, found: Measured) -> None:
     """Runs a case on hosts of its own and adds its rows, or why there are none."""
-    with Hosts(case.hosts, rate_mbit=case.rate_mbit, mtu=mtu) as hosts:
+    with ExitStack() as stack:
+        hosts = stack.enter_context(Hosts(case.hosts, rate_mbit=case.rate_mbit, mtu=mtu))
+        for host in hosts if case.delay else ():
+            # A frame passes the relays of two hosts.
+            stack.enter_context(host.relayed(Faults(latency=case.delay / 2)))
         stream_rate = stream.measure(hosts[0], hosts[1], PROBE_BYTES)
         try:
             reports = run_in_turn(case, hosts, rounds)
@@ -213,6 +232,7 @@ def parser() -> argparse.ArgumentParser:
     add = result.add_argument
     add("--hosts", default="2,4,8", help="numbers of hosts (default %(default)s)")
     add("--rounds", type=int, default=3, help="turns of each peer (default 3)")
+    add("--delay", type=float, default=0.0, help="seconds from host to host (default: none added)")
     add("--mtu", type=int, default=JUMBO_MTU, help="bytes of a frame (default %(default)s)")
     add("--skip", default="", help="of allreduce,training: what to leave out")
     add("--batch", type=int, default=16, help="of the training step (default %(default)s)")
@@ -222,11 +242,12 @@ def parser() -> argparse.ArgumentParser:
 
 def collect(
     counts: Sequence[int], rounds: int, mtu: int, skip: Sequence[str] = (), *, batch: int = 16,
-    steps: int = 3,
+    steps: int = 3, delay: float = 0.0,
 ) -> Measured:  # fmt: skip
     """Measures everything on these numbers of hosts, which takes some minutes."""
     found = Measured()
-    for case in CASES if "allreduce" not in skip else ():
+    cases = [replace(case, delay=delay) for case in (DELAYED if delay else CASES)]
+    for case in cases if "allreduce" not in skip else ():
         if case.hosts in counts:
             print(f"{case.hosts} hosts x {case.ranks_per_host}, {case.rate_mbit:g} Mbit/s: "
                   f"{', '.join(case.peers)}", file=sys.stderr, flush=True)  # fmt: skip
@@ -244,8 +265,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"cannot measure: {reason}", file=sys.stderr)
         return 2
     counts = [int(count) for count in options.hosts.split(",")]
-    sizes = {"batch": options.batch, "steps": options.steps}
-    found = collect(counts, options.rounds, options.mtu, options.skip.split(","), **sizes)
+    found = collect(counts, options.rounds, options.mtu, options.skip.split(","),
+                    batch=options.batch, steps=options.steps, delay=options.delay)  # fmt: skip
     here = machine.describe()
     print(hosts_report.text(found.rows, found.training, here, options.mtu, found.versions))
     print(report.missing_lines(found.missing), end="")
@@ -257,7 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
         **hosts_report.as_data(found.rows),
         "training": found.training,
     }
-    results.keep("hosts", here, data, options.output)
+    results.keep("delayed hosts" if options.delay else "hosts", here, data, options.output)
     if found.wrong:
         print(f"{found.wrong} wrong elements", file=sys.stderr)
     return 1 if found.wrong or found.missing else 0

@@ -47,7 +47,10 @@ def as_data(rows: list[Row]) -> dict[str, list[Row]]:
 
     `benchmarks.simulate.measured` compares them with the model.
     """
-    predicted = [r for r in rows if r["peer"] == "ringar" and r["bytes"] >= _PREDICTED_FROM]
+    predicted = [
+        r for r in rows
+        if r["peer"] == "ringar" and (r["bytes"] >= _PREDICTED_FROM or r["delay"])
+    ]  # fmt: skip
     return {"rows": predicted, "others": [r for r in rows if r not in predicted]}
 
 

@@ -7,6 +7,7 @@ The file is JSON, as `benchmarks.hosts` writes it:
      "rows": [{"hosts": 2, "ranks_per_host": 1, "bytes": 33554432, "seconds": 1.35,
                "algorithm": "ring"}, ...]}
 
+`tried` may have a list `hosts` of the numbers that must be among the rows; 2, 4 and 8 without it.
 `parameters` are those of `ringar.cost_model.Parameters`, measured on the same hosts before the rows
 were; a row may have its own, for a link of another rate. `seconds` is the median of the slowest
 rank, `algorithm` one of ring, recursive_doubling, hierarchical and auto. Other keys are ignored.
@@ -26,7 +27,7 @@ TOLERANCE = 0.15
 """How far a predicted time may be from the measured one, as a part of it."""
 
 HOSTS = (2, 4, 8)
-"""Numbers of hosts that must be among the rows."""
+"""Numbers of hosts that must be among the rows, if a file names no others."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ def _row(values: Any, common: Any, where: str) -> Row:
     return Row(*case, values["bytes"], values["algorithm"], values["seconds"], predicted)
 
 
-def read(path: str | Path) -> list[Row]:
-    """Reads the rows of a file and adds predictions.
+def read(path: str | Path) -> tuple[list[Row], list[int]]:
+    """Reads the rows of a file and adds predictions; and the numbers of hosts that it must have.
 
     Raises:
         ValueError: if the file is not of the form above.
@@ -90,7 +91,8 @@ def read(path: str | Path) -> list[Row]:
     if not isinstance(data, dict) or not isinstance(data.get("rows"), list):
         raise ValueError(f"{path}: expected an object with a list `rows`")
     common = data.get("parameters")
-    return [_row(row, common, f"{path}: row {i}") for i, row in enumerate(data["rows"])]
+    rows = [_row(row, common, f"{path}: row {i}") for i, row in enumerate(data["rows"])]
+    return rows, data.get("tried", {}).get("hosts", HOSTS)
 
 
 def check(path: str | Path) -> tuple[str, bool]:
@@ -99,7 +101,7 @@ def check(path: str | Path) -> tuple[str, bool]:
     Raises:
         ValueError: as `read`.
     """
-    rows = read(path)
+    rows, hosts = read(path)
     headers = ["hosts", "ranks per host", "size", "algorithm", "measured", "predicted", "off",
                f"within {TOLERANCE:.0%}"]  # fmt: skip
     lines = [
@@ -109,7 +111,7 @@ def check(path: str | Path) -> tuple[str, bool]:
         for row in rows
     ]  # fmt: skip
     text = report.table(headers, lines)
-    missing = [str(n) for n in HOSTS if n not in {row.hosts for row in rows}]
+    missing = [str(n) for n in hosts if n not in {row.hosts for row in rows}]
     if missing:
         text += f"\nnot measured: {', '.join(missing)} hosts"
     return text, not missing and all(row.within for row in rows)

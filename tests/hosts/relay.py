@@ -1,5 +1,7 @@
 """A relay in user space, which a link of a host goes through: it drops, delays, changes frames.
 
+It can give each connection a rate of its own, too.
+
     python relay.py PORT MTU PLAN-AS-JSON
 
 runs where the switch is. It takes the host's port from the switch, and puts a bridge of its own and
@@ -34,6 +36,8 @@ _TAP_WITHOUT_HEADER = 0x0002 | 0x1000
 _LARGEST_FRAME = 1 << 16
 _HEADERS = 14 + 20
 """Bytes of Ethernet and IPv4: in a frame that is longer, bits behind these are flipped."""
+_QUEUE = 0.05
+"""Seconds that a frame may wait for those of its connection before it, or else is lost."""
 _LOOK = 0.02
 """Seconds between two looks for the file that takes the link down."""
 
@@ -48,6 +52,8 @@ class Faults:
         flip: the part of the frames in which a bit is flipped; checksums stay as they were.
         delay: frames wait for up to so many seconds, each for another time: they overtake each
             other.
+        latency: all frames wait for so many seconds, besides.
+        rate: bytes per second that each connection over TCP gets in a direction; 0: any.
         down_file: the link goes down when this file appears; "": never.
         down: for so many seconds.
     """
@@ -56,6 +62,8 @@ class Faults:
     drop: float = 0.0
     flip: float = 0.0
     delay: float = 0.0
+    latency: float = 0.0
+    rate: float = 0.0
     down_file: str = ""
     down: float = 0.0
 
@@ -91,6 +99,7 @@ class Relay:
         self._random = random.Random(faults.seed)
         self._waiting: list[tuple[float, int, int, bytes]] = []
         self._count = 0
+        self._free_at: dict[bytes, float] = {}  # connections, and when the next frame may pass
         self._down_until = 0.0
         self._has_been_down = not faults.down_file
         self._look_at = 0.0
@@ -129,7 +138,14 @@ class Relay:
                 continue
             if self._random.random() < self._faults.flip:
                 frame = self._flipped(frame)
-            wait = self._random.random() * self._faults.delay
+            wait = self._random.random() * self._faults.delay + self._faults.latency
+            if self._faults.rate:
+                connection = frame[26:38]  # addresses and ports
+                free_at = max(self._free_at.get(connection, now), now)
+                if free_at > now + _QUEUE:
+                    continue
+                self._free_at[connection] = free_at + len(frame) / self._faults.rate
+                wait += free_at - now
             self._count += 1
             heapq.heappush(self._waiting, (now + wait, self._count, other, frame))
 

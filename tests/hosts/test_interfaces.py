@@ -57,8 +57,8 @@ def test_ranks_use_the_named_interface_alone(
     assert job.returncode == 0, job.stderr
     for rank in range(2):
         listens, connected = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert listens == [f"{network}{rank + 1}"], rank
-        assert connected == [f"{network}{rank + 1}"], rank
+        assert set(listens) == {f"{network}{rank + 1}"}, rank
+        assert set(connected) == {f"{network}{rank + 1}"}, rank
 
 
 def test_a_host_without_the_interface_says_which_it_has(pair: Hosts) -> None:

@@ -143,5 +143,17 @@ TEST(between_hosts_of_different_sizes_with_small_buffers) {
     });
 }
 
+TEST(between_hosts_with_several_streams) {
+  for (const Hosts& hosts : {Hosts{{1, 1}}, Hosts{{2, 1, 1, 1}}})
+    on_processes(hosts, [](Rank& me) {
+      setenv("RINGAR_TUNING", "streams=1", 1);
+      const auto engine = me.engine();
+      EXPECT_OK(engine->start());
+      for (uint64_t seed = 0; seed < 12; ++seed)
+        run_plan(random_plan_between_hosts(700 + seed, all_ranks(me.size), 0, 200'000), me.rank,
+                 *engine);
+    });
+}
+
 }  // namespace
 }  // namespace ringar::test

@@ -193,6 +193,35 @@ TEST(tcp_link_tells_who_has_gone) {
   }
 }
 
+// Each tag has its stream, and its messages their order; so have all of a rank that leaves.
+TEST(tcp_link_has_several_streams) {
+  Links links(2);
+  constexpr int kTags = 7;
+  std::vector<Buffer> sent, memory;
+  for (int i = 0; i < 4 * kTags; ++i) sent.push_back(pattern(i % 3 ? 300'000 : 10, i));
+  for (const Buffer& data : sent) memory.emplace_back(data.size());
+  const auto tag = [](size_t i) { return Link::apart(static_cast<int>(i % kTags)); };
+  std::vector<int> sends, receives;
+  for (size_t i = 0; i < sent.size(); ++i) {
+    receives.push_back(links.receive(1, 0, tag(i), memory[i]));
+    sends.push_back(links.send(0, 1, tag(i), sent[i]));
+  }
+  for (const int handle : sends) EXPECT_OK(links.wait(0, handle));
+  Buffer none(1);
+  const int waits = links.receive(1, 0, 3, none), apart = links.receive(1, 0, tag(5), none);
+  links.ranks[0].reset();
+  for (size_t i = 0; i < sent.size(); ++i) {
+    EXPECT_OK(links.wait(1, receives[i]));
+    EXPECT(memory[i] == sent[i]);
+  }
+  for (const int handle : {waits, apart})
+    EXPECT_CONTAINS(links.wait(1, handle).message(), "but rank 0 is gone: it has closed");
+  // What one stream tells, all others know.
+  links.listeners[0].reset();
+  for (const int to : {tag(0), tag(1), 3})
+    EXPECT_CONTAINS(links.wait(1, links.send(1, 0, to, none)).message(), "cannot be reached at");
+}
+
 TEST(tcp_link_tells_that_nobody_listens) {
   Links links(2);
   links.ranks[0].reset();

@@ -26,6 +26,9 @@ constexpr size_t kTurns = 5;
 // Where halving and doubling take less of a ring's time at the longest array that there was time
 // for, they are taken for any longer one, too: they send as many bytes.
 constexpr double kByFar = 0.5;
+// An array that takes so long is not all latency; several streams that gain less are noise.
+constexpr double kSecondsOfStreams = 0.01;
+constexpr double kGainOfStreams = 0.85;
 // Shorter ones take recursive doubling, which needs no further message.
 const std::vector<size_t> kShortBetweenHosts = {size_t{2} << 10, size_t{8} << 10, size_t{32} << 10,
                                                 size_t{128} << 10};
@@ -181,6 +184,12 @@ class Crossover {
 
   // The time of the first way by that of the second, at the longest array that was measured.
   double ratio() const { return ratio_; }
+  // An array that takes about so many seconds by the faster way, from 128 KiB to 8 MiB.
+  size_t bytes_in(double seconds) const {
+    const auto [bytes, took] = fastest_.back();
+    const double linear = static_cast<double>(bytes) * seconds / took / 64;
+    return 64 * static_cast<size_t>(std::clamp(linear, 2048.0, 131072.0));
+  }
   // The size of buckets by the times of the faster way at the shortest and the longest array; 0 if
   // there is one only.
   size_t bucket() const {
@@ -225,8 +234,8 @@ Status calibrate(Communicator& ranks, std::optional<size_t>* found) {
 }
 
 Status calibrate_between_hosts(Communicator& ranks,
-                               const std::function<void(const SizesBetweenHosts&)>& use,
-                               SizesBetweenHosts* found) {
+                               const std::function<void(const WaysBetweenHosts&)>& use,
+                               WaysBetweenHosts* found) {
   const bool has_middle = ranks.hosts() >= World::kLeastForHalvingDoubling;
   const size_t middle = has_middle ? kNever : 0;
   Crossover to_middle(ranks, kShortBetweenHosts, [&](size_t bytes) { use({bytes, middle}); });
@@ -237,6 +246,14 @@ Status calibrate_between_hosts(Communicator& ranks,
     if (to_ring.ratio() < kByFar) found->halving_doubling = kNever;
     found->bucket = to_ring.bucket();
   }
+  const std::vector<size_t> size = {to_middle.bytes_in(kSecondsOfStreams)};
+  Crossover to_streams(ranks, size, [&](size_t bytes) {
+    found->has_streams = bytes > 0;
+    use(*found);
+  });
+  size_t most = 0;
+  RINGAR_RETURN_IF_ERROR(to_streams.run(kNever, &most));
+  found->has_streams = to_streams.ratio() < kGainOfStreams;
   use(*found);
   return {};
 }

@@ -23,6 +23,9 @@
 // longer arrays wins or the time is over. Up to three hosts have recursive doubling and the ring
 // alone (World::halving_doubling_bytes_for). On many hosts a ring takes long, however short the
 // array; so it is not measured before halving and doubling have won over recursive doubling.
+//
+// Some networks give one stream of TCP a part of their rate only. So arrays that take a few
+// milliseconds go by one stream to a rank and by several, in turn.
 
 #pragma once
 
@@ -40,16 +43,18 @@ namespace ringar {
 Status calibrate(Communicator& ranks, std::optional<size_t>* found);
 
 // Up to how many bytes allreduces between hosts go by recursive doubling, and up to how many by
-// halving and doubling; and the size of buckets of gradients, 0 where it was not measured.
-struct SizesBetweenHosts {
+// halving and doubling; the size of buckets of gradients, 0 where it was not measured; and whether
+// several streams to a rank carry more than one.
+struct WaysBetweenHosts {
   size_t recursive_doubling = 0, halving_doubling = 0, bucket = 0;
+  bool has_streams = false;
 };
 
-// `use` makes those that follow go so up to these sizes. Ends after some 0.4 s. All ranks call it
-// at the same place, and find the same.
+// `use` makes those that follow go so. Ends after some 0.6 s. All ranks call it at the same place,
+// and find the same.
 Status calibrate_between_hosts(Communicator& ranks,
-                               const std::function<void(const SizesBetweenHosts&)>& use,
-                               SizesBetweenHosts* found);
+                               const std::function<void(const WaysBetweenHosts&)>& use,
+                               WaysBetweenHosts* found);
 
 // The least size of buckets, a power of two from 8 MiB to 64 MiB, that comes to 90% of the rate of
 // the largest, if an allreduce takes `fixed` seconds and `per_byte` for each byte. The same as

@@ -90,13 +90,12 @@ void Communicator::group(uint64_t offset) {
   host_->store_past_caches_from(world_.past_caches_bytes);
   group_gpus(here, place);
   if (!world_.link) return;
-  everybody_.emplace(in_order, place_in(in_order, topology.rank), *world_.link, world_.timeouts,
-                     op_state_);
+  everybody_.emplace(in_order, place_in(in_order, topology.rank), world_, op_state_);
   if (place >= rails_) return;
   std::vector<int> rail;
   for (const auto& [host, of_host] : by_host)
     rail.push_back(ranks_[static_cast<size_t>(of_host[static_cast<size_t>(place)])]);
-  rail_.emplace(rail, place_in(rail, topology.rank), *world_.link, world_.timeouts, op_state_);
+  rail_.emplace(rail, place_in(rail, topology.rank), world_, op_state_);
 }
 
 void Communicator::group_gpus(const std::vector<int>& here, int place) {

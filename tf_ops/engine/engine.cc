@@ -99,14 +99,16 @@ Status Engine::meet() {
 // Where the config says nothing of the network.
 Status Engine::calibrate_between_hosts() {
   const bool is_known = config_.recursive_doubling_count > 0;
+  world_.has_streams = link_ && !config_.link_library && has_streams(false);
   if (!link_ || is_known || world_.topology.is_one_host() || world_.algorithm != Algorithm::kAuto)
     return {};
-  const auto use = [this](const SizesBetweenHosts& sizes) {
+  const auto use = [this](const WaysBetweenHosts& ways) {
     const auto counts = static_cast<size_t>(config_.size) + 1;
-    world_.recursive_doubling_bytes.assign(counts, sizes.recursive_doubling);
-    world_.halving_doubling_bytes.assign(counts, sizes.halving_doubling);
+    world_.recursive_doubling_bytes.assign(counts, ways.recursive_doubling);
+    world_.halving_doubling_bytes.assign(counts, ways.halving_doubling);
+    world_.has_streams = has_streams(ways.has_streams);
   };
-  SizesBetweenHosts found;
+  WaysBetweenHosts found;
   RINGAR_RETURN_IF_ERROR(ringar::calibrate_between_hosts(find(0)->communicator(), use, &found));
   bucket_bytes_ = found.bucket;
   return {};

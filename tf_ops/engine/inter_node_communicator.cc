@@ -2,12 +2,12 @@
 
 namespace ringar {
 
-InterNodeCommunicator::InterNodeCommunicator(std::vector<int> job_ranks, int rank, Link& link,
-                                             const Timeouts& timeouts, OpState& op_state)
+InterNodeCommunicator::InterNodeCommunicator(std::vector<int> job_ranks, int rank,
+                                             const World& world, OpState& op_state)
     : job_ranks_(std::move(job_ranks)),
       rank_(rank),
-      link_(link),
-      timeouts_(timeouts),
+      world_(world),
+      link_(*world.link),
       op_state_(op_state) {}
 
 Status InterNodeCommunicator::send(int to, int channel, const std::byte* data, size_t bytes,
@@ -44,7 +44,7 @@ Status InterNodeCommunicator::finish(WaitPolicy policy, int* handles, size_t cou
 
 // A patient rank sleeps at first for a part of the time that it usually waits.
 Rest InterNodeCommunicator::rest(WaitPolicy policy) const {
-  if (policy == WaitPolicy::kEager) return {timeouts_.spin()};
+  if (policy == WaitPolicy::kEager) return {world_.timeouts.spin()};
   constexpr double kSpin = 20e-6;
   return {kSpin, usual_wait_ / 4};
 }

@@ -7,6 +7,7 @@
 
 #include "engine/op_state.h"
 #include "engine/watchdog.h"
+#include "engine/world.h"
 #include "links/link.h"
 
 namespace ringar {
@@ -29,7 +30,7 @@ class InterNodeCommunicator {
   static constexpr int kLastTag = kMostSets * kChannels;
 
   // `rank` is this one's place among `job_ranks`.
-  InterNodeCommunicator(std::vector<int> job_ranks, int rank, Link& link, const Timeouts& timeouts,
+  InterNodeCommunicator(std::vector<int> job_ranks, int rank, const World& world,
                         OpState& op_state);
 
   int rank() const { return rank_; }
@@ -71,7 +72,7 @@ class InterNodeCommunicator {
   template <typename Advance>
   Status wait_for_movement(WaitPolicy policy, Advance advance, bool* done) {
     const int64_t begin = op_state_.tracing ? monotonic_ns() : 0;
-    Watchdog watchdog(timeouts_, op_state_);
+    Watchdog watchdog(world_.timeouts, op_state_);
     const auto look = [&](bool* over) -> Status {
       bool moved = false;
       RINGAR_RETURN_IF_ERROR(link_.progress());
@@ -86,15 +87,18 @@ class InterNodeCommunicator {
     return {};
   }
 
-  int tag(int channel) const { return 1 + op_state_.slot * kChannels + channel; }
+  int tag(int channel) const {
+    const int tag = 1 + op_state_.slot * kChannels + channel;
+    return world_.has_streams ? Link::apart(tag) : tag;
+  }
   Rest rest(WaitPolicy policy) const;
   static Status check(Watchdog& watchdog);
 
   const std::vector<int> job_ranks_;
   const int rank_;
+  const World& world_;
   Link& link_;
   double usual_wait_ = 0;  // seconds, of patient ones
-  const Timeouts& timeouts_;
   OpState& op_state_;
 };
 

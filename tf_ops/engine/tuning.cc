@@ -63,6 +63,10 @@ size_t past_caches_bytes(size_t found) {
   return value_of("past", found);
 }
 
+bool has_streams(bool found) {
+  return value_of("streams", found) != 0;
+}
+
 LinkTuning link_tuning(size_t bytes, int ranks) {
   const size_t lanes = std::clamp<size_t>(value_of("lanes", kLanes), 1, kMostLanes);
   const size_t largest = std::max(value_of("chunk", kChunkBytes) / 64 * 64, size_t{64});

@@ -43,6 +43,10 @@ struct LinkTuning {
   int lanes;
 };
 
+// Whether collectives over TCP take several streams to a rank: `found`, what a calibration has
+// found, unless `streams` of RINGAR_TUNING says otherwise (0: one, 1: several).
+bool has_streams(bool found);
+
 // For an array of so many bytes on the wire, of which each of `ranks` ranks gets a segment.
 LinkTuning link_tuning(size_t bytes, int ranks);
 // The same for halving and doubling, which take an array in blocks of one chunk per rank.

@@ -22,6 +22,7 @@ struct World {
   Timeouts timeouts;
   SharedSegment* segment = nullptr;        // null where this rank is alone on its host
   Link* link = nullptr;                    // null in a job that MPI did not start
+  bool has_streams = false;                // whether collectives take several streams of it
   Peers* peers = nullptr;                  // with a link
   Gpu* gpu = nullptr;                      // opened when it is needed
   Algorithm algorithm = Algorithm::kAuto;  // for calls that leave the choice

@@ -2,7 +2,9 @@
 //
 // A link starts transfers and tells when they are done; it makes progress only in progress().
 // Messages between two ranks with the same tag arrive in the order in which they were sent, and a
-// receive takes the next one. Any thread may use a link at any time.
+// receive takes the next one. Any thread may use a link at any time. A link may have several
+// streams to a rank, where a network gives each stream a part of its rate only: those of messages
+// with tags of their own (`apart`).
 //
 // The memory of a transfer that was started must stay until it is done, and after an error for as
 // long as the link exists: nobody can say what the network still does with it.
@@ -23,6 +25,10 @@ class Link {
   // How long a message is that is received into so many bytes.
   enum class Length { kExact, kAtMost };
 
+  // The tag of messages that may take another stream than those with `tag`.
+  static constexpr int apart(int tag) { return tag + kApart; }
+  static constexpr bool is_apart(int tag) { return tag >= kApart; }
+
   virtual ~Link() = default;
 
   // `handle` stands for the transfer until poll() has said that it is done, or has failed.
@@ -39,6 +45,9 @@ class Link {
   }
   // What progress() has found; `from`: who has sent what was received.
   virtual Status poll(int handle, bool* done, int* from = nullptr) = 0;
+
+ private:
+  static constexpr int kApart = 1 << 16;  // beyond MPI's tags
 };
 
 // What each link library exports, as `ringar_open_link`: `communicator` points to an MPI_Comm of

@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "links/tcp_connections.h"
@@ -25,6 +26,13 @@ using Clock = std::chrono::steady_clock;
 
 // Before a rank that has not come to this generation yet is asked again.
 constexpr std::chrono::milliseconds kPause(10);
+
+// To one rank: the one that always is, and those of messages that may take others.
+constexpr int kStreams = 4;
+
+int stream_of(int tag) {
+  return Link::is_apart(tag) ? tag % kStreams : 0;
+}
 
 // For what is still to be sent when the link is closed.
 constexpr std::chrono::seconds kFarewell(1);
@@ -58,10 +66,11 @@ class TcpLink : public Link {
       transfers_.fail(*handle, lost->second);
       return {};
     }
-    const auto [place, is_new] = senders_.try_emplace(to, own_, to, address_of(to));
+    const Stream stream{to, stream_of(tag)};
+    const auto [place, is_new] = senders_.try_emplace(stream, own_, to, address_of(to));
     TcpSender& sender = place->second;
     sender.push(tag, data, bytes, *handle);
-    go_on(to, is_new ? open(to, sender) : Status());
+    go_on(stream, is_new ? open(stream, sender) : Status());
     return {};
   }
 
@@ -98,8 +107,15 @@ class TcpLink : public Link {
   }
 
  private:
-  // What epoll is told of a connection: the rank of a sender, or the number of a receiver.
+  // What epoll is told of a connection: the stream of a sender, or the number of a receiver.
   static constexpr uint64_t kListener = 0, kFirstReceiver = 1, kFirstSender = uint64_t{1} << 63;
+
+  struct Stream {
+    int rank, number;
+    bool operator<(const Stream& other) const {
+      return std::tie(rank, number) < std::tie(other.rank, other.number);
+    }
+  };
 
   struct Receiver {
     TcpReceiver connection;
@@ -118,15 +134,16 @@ class TcpLink : public Link {
   // What was too early, after a pause.
   void open_again() {
     while (!early_.empty() && early_.front().second <= Clock::now()) {
-      const int rank = early_.front().first;
+      const Stream stream = early_.front().first;
       early_.pop_front();
-      go_on(rank, open(rank, senders_.at(rank)));
+      const auto place = senders_.find(stream);
+      if (place != senders_.end()) go_on(stream, open(stream, place->second));
     }
   }
 
-  Status open(int rank, TcpSender& sender) {
+  Status open(const Stream& stream, TcpSender& sender) {
     RINGAR_RETURN_IF_ERROR(sender.open());
-    const auto name = kFirstSender + static_cast<uint64_t>(rank);
+    const auto name = kFirstSender + static_cast<uint64_t>(stream.rank * kStreams + stream.number);
     return watch(sender.socket(), EPOLLIN | EPOLLOUT | EPOLLET, name);
   }
 
@@ -142,10 +159,12 @@ class TcpLink : public Link {
     const uint64_t name = event.data.u64;
     if (name == kListener) return accept();
     const auto receiver = receivers_.find(name);
-    if (receiver != receivers_.end())
+    if (receiver != receivers_.end()) {
       go_on(receiver);
-    else if (name >= kFirstSender)
-      go_on(static_cast<int>(name - kFirstSender), {}, event.events != EPOLLOUT);
+    } else if (name >= kFirstSender) {
+      const auto number = static_cast<int>(name - kFirstSender);
+      go_on({number / kStreams, number % kStreams}, {}, event.events != EPOLLOUT);
+    }
     return {};
   }
 
@@ -176,27 +195,37 @@ class TcpLink : public Link {
     }
   }
 
-  void go_on(int rank, Status status, bool has_news = false) {
-    const auto place = senders_.find(rank);
+  void go_on(const Stream& stream, Status status, bool has_news = false) {
+    const auto place = senders_.find(stream);
     if (place == senders_.end()) return;
     if (status.ok()) status = place->second.advance(transfers_, has_news);
     if (status.ok() && place->second.is_too_early())
-      early_.emplace_back(rank, Clock::now() + kPause);
-    if (status.ok()) return;
-    place->second.fail(transfers_, status);
-    unreachable_.emplace(rank, status);
-    senders_.erase(place);
+      early_.emplace_back(stream, Clock::now() + kPause);
+    if (!status.ok()) give_up(stream.rank, status);
+  }
+
+  // A rank that one stream does not reach gets nothing by the others either.
+  void give_up(int rank, const Status& why) {
+    unreachable_.emplace(rank, why);
+    const auto begin = senders_.lower_bound({rank, 0}), end = senders_.lower_bound({rank + 1, 0});
+    for (auto it = begin; it != end; ++it) it->second.fail(transfers_, why);
+    senders_.erase(begin, end);
   }
 
   void go_on(Receivers::iterator place) {
     TcpReceiver& connection = place->second.connection;
     const Status status = connection.advance(inbox_);
     if (status.ok()) return;
-    if (connection.peer() >= 0) {
-      connection.fail(transfers_, status);
-      inbox_.lose(connection.peer(), status);
-    }
+    const int peer = connection.peer();
+    connection.fail(transfers_, status);
     receivers_.erase(place);
+    // What a rank that has left has sent by other streams may still be on its way.
+    if (peer >= 0 && !receives_from(peer)) inbox_.lose(peer, status);
+  }
+
+  bool receives_from(int rank) const {
+    return std::any_of(receivers_.begin(), receivers_.end(),
+                       [&](const auto& entry) { return entry.second.connection.peer() == rank; });
   }
 
   static Status failure(const std::string& what) {
@@ -209,9 +238,9 @@ class TcpLink : public Link {
   const Descriptor listener_, epoll_;
   Transfers transfers_;
   Inbox inbox_;
-  std::map<int, TcpSender> senders_;
+  std::map<Stream, TcpSender> senders_;
   std::map<int, Status> unreachable_;
-  std::deque<std::pair<int, Clock::time_point>> early_;  // senders, and when to open them again
+  std::deque<std::pair<Stream, Clock::time_point>> early_;  // and when to open them again
   Receivers receivers_;
   uint64_t next_receiver_ = kFirstReceiver;
 };

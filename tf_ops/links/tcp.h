@@ -1,10 +1,11 @@
 // The link over TCP: messages between hosts without any MPI.
 //
 // Each rank listens at an address that all know. A connection is opened when a rank first sends to
-// another, and serves that direction alone. Both ends prove that they know the job's secret before
-// anything else is read (tcp_handshake.h); connections that do not are few at a time, and closed
-// after some seconds. Messages go from the caller's memory to the socket, and from the socket to
-// the memory of a receive that waits for them.
+// another, and serves that direction alone; messages that may take other streams have connections
+// of their own, by tag. Both ends prove that they know the job's secret before anything else is
+// read (tcp_handshake.h); connections that do not are few at a time, and closed after some seconds.
+// Messages go from the caller's memory to the socket, and from the socket to the memory of a
+// receive that waits for them.
 
 #pragma once
 

@@ -22,7 +22,7 @@ def row(peer: str, size: int, seconds: float, **changes: Any) -> dict[str, Any]:
     parameters = {"latency": 1e-4, "bandwidth": 3.7e7, "reduction": 4e9,
                   "local_latency": 5e-6, "local_bandwidth": 8e9}  # fmt: skip
     return {"hosts": 4, "ranks_per_host": 1, "rate_mbit": 300.0, "mtu": 9000,
-            "payload_rate": 3.7e7, "stream_rate": 3.71e7, "bytes": size, "peer": peer,
+            "delay": 0.0, "payload_rate": 3.7e7, "stream_rate": 3.71e7, "bytes": size, "peer": peer,
             "algorithm": "auto", "bound": 1.0, "of_bound": 1 / seconds, "sent": 1.01 * size,
             "sent_payload": size, "due": size, "parameters": parameters, "seconds": seconds,
             "min": seconds, "max": seconds, "fastest": seconds, "wrong": 0, **changes}  # fmt: skip
@@ -80,8 +80,9 @@ def test_the_cost_model_is_checked_with_ringar_s_large_rows(tmp_path: Path) -> N
     assert (data["rows"], data["others"]) == (rows[:1], rows[1:])
     path = tmp_path / "found.json"
     path.write_text(json.dumps(data))
-    (read,) = measured.read(path)
+    (read,), hosts = measured.read(path)
     assert (read.hosts, read.bytes, read.seconds) == (4, 8 * MIB, 0.34)
+    assert list(hosts) == [2, 4, 8]
 
 
 def test_cases_stay_within_the_rates_of_the_bound() -> None:

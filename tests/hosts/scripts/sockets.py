@@ -1,4 +1,4 @@
-"""Prints the addresses at which this rank listens, and those of its connections, as JSON."""
+"""Writes the address of each socket at which this rank listens, and of each connection, as JSON."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def address_of(digits: str) -> str:
 
 
 def own_addresses(state: str) -> list[str]:
-    """The addresses of this process' sockets in a state."""
+    """The address of each of this process' sockets in a state."""
     held = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
-    found = set()
+    found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == state and f"socket:[{fields[9]}]" in held:
-                found.add(address_of(fields[1].split(":")[0]))
+                found.append(address_of(fields[1].split(":")[0]))
     return sorted(found)
 
 

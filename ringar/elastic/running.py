@@ -11,7 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from ringar.elastic import preemption
 from ringar.elastic.state import RanksChangeError, State
 from ringar.errors import DeadlineError, PeerLostError
-from ringar.job import log, membership, native, place, start
+from ringar.job import log, membership, mpi_exit, native, place, start
 
 _log = log.logger(__name__)
 
@@ -36,7 +36,8 @@ def run(
     called again in the new world: it has to begin where its state says.
 
     Under `ringarrun` without `--min-np`, and without a launcher, the state is shared and the
-    function called once.
+    function called once. Under `mpirun --with-ft ulfm` of Open MPI 5 ranks may be lost, and none
+    can join.
 
     Args:
         function: trains, and calls `state.commit()` from time to time.
@@ -107,6 +108,8 @@ def _enter_again() -> None:
 def _leave() -> None:
     membership.leave()
     start.shutdown()
+    if membership.is_by_mpi():
+        mpi_exit.end_without_finalize(128 + signal.SIGTERM)
     raise SystemExit(128 + signal.SIGTERM)
 
 

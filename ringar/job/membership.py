@@ -21,6 +21,9 @@ A process that starts while the others train gets a world of its own first, of o
 imports, builds its model and traces its functions before it enters again, and the others wait for
 it no longer than the meeting takes.
 
+In a job of MPI that outlives ranks there is no such launcher, and no rank can join: see
+`ringar.job.survivors`.
+
 Nothing here needs TensorFlow or NumPy: the launcher uses `send` and `receive`, too.
 """
 
@@ -40,6 +43,8 @@ from ringar.errors import RankError
 VARIABLE = "RINGAR_RENDEZVOUS_FD"
 #: The folder in which commits are kept, where the user has asked.
 FOLDER_VARIABLE = "RINGAR_ELASTIC_DIR"
+#: Open MPI sets it for ranks of `mpirun --with-ft ulfm`.
+ULFM_VARIABLE = "OMPI_MCA_mpi_ft_enable"
 #: The generation of a process that trains alone, before it joins.
 ALONE = 0
 
@@ -107,7 +112,18 @@ _world: World | None = None
 
 def is_elastic() -> bool:
     """Return whether the ranks of this job may change."""
+    return is_by_launcher() or is_by_mpi()
+
+
+def is_by_launcher() -> bool:
+    """Return whether ringarrun makes worlds of the ranks that live."""
     return _connection is not None or VARIABLE in os.environ
+
+
+def is_by_mpi() -> bool:
+    """Return whether MPI has started the ranks, and tells which of them live."""
+    is_on = os.environ.get(ULFM_VARIABLE, "0") in ("1", "true")
+    return is_on and "RINGAR_RANK" not in os.environ
 
 
 def enter() -> World:

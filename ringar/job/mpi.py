@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ringar import errors
-from ringar.job import cost_model, log, native, threads
+from ringar.job import cost_model, log, membership, native, survivors, threads
 from ringar.job.cost_model import Tables
 from ringar.version import __version__
 
@@ -116,7 +116,7 @@ def launched_size(environ: Mapping[str, str]) -> int:
 
 
 def join(start_timeout: float) -> Place:
-    """Find the other ranks. Collective over all ranks of MPI's world.
+    """Find the other ranks. Collective over all ranks of MPI's world, or over those that live.
 
     Args:
         start_timeout: seconds to wait for the other ranks.
@@ -126,14 +126,19 @@ def join(start_timeout: float) -> Place:
 
     Raises:
         DeadlineError: a rank did not arrive; the message names it.
+        PeerLostError: a rank was lost meanwhile, where a job of MPI outlives it.
         MismatchError: the ranks differ in ringar's version or settings, or MPI sees another number
             of ranks than the launcher has started.
         UnsupportedError: mpi4py is missing, its MPI has too low a thread level, or the ranks of a
             host share no memory.
     """
-    global _joining_pid, _generation
     mpi = _mpi4py()
-    world = mpi.COMM_WORLD
+    with survivors.losses(mpi):
+        return _meet(mpi, survivors.world(mpi, start_timeout), start_timeout)
+
+
+def _meet(mpi: ModuleType, world: MPI.Intracomm, start_timeout: float) -> Place:
+    global _joining_pid, _generation
     prefix = f"rank {world.Get_rank()} | "
     _joining_pid = os.getpid()
     _check_world(mpi, os.environ, prefix)
@@ -182,7 +187,8 @@ def agree(communicator: MPI.Intracomm, error: Exception | None) -> None:
         RingarError: on the other ranks; names the rank and its error. A class of ringar is kept.
     """
     mine = None if error is None else (type(error).__name__, str(error))
-    everyone = communicator.allgather(mine)
+    with survivors.losses(_mpi4py()):
+        everyone = communicator.allgather(mine)
     if error is not None:
         raise error
     troubles = [(rank, *its) for rank, its in enumerate(everyone) if its is not None]
@@ -204,8 +210,9 @@ def leave(place: Place, *, failed: bool) -> None:
         failed: whether a collective has failed for good. Then messages may still be under way.
     """
     global _communicator
-    if failed:
+    if failed or membership.is_by_mpi():
         _communicator = None
+    survivors.leave(place.communicator, failed=failed)
     if place.segment_fd >= 0:
         os.close(place.segment_fd)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+
+from ringar.job import membership
 
 
 class _ExitWhenDeleted:
@@ -16,8 +19,12 @@ class _ExitWhenDeleted:
     def __init__(self, code: int) -> None:
         # Python has cleared all modules by then, this one too.
         self._exit, self._code = os._exit, code
+        self._kill, self._arguments = os.kill, (os.getpid(), signal.SIGKILL)
+        self._as_failed = code != 0 and membership.is_by_mpi()
 
     def __del__(self) -> None:
+        if self._as_failed:  # see `survivors`
+            self._kill(*self._arguments)
         self._exit(self._code)
 
 
@@ -30,9 +37,11 @@ def end_without_finalize(code: int) -> None:
     mpi4py calls MPI_Finalize after the end of the interpreter, which deletes the attributes of
     `sys` last. By then all handlers of `atexit` have run, whenever they were registered, files are
     closed, and output is written. The exit handlers of C libraries (`atexit` of C, destructors) do
-    not run. `code` replaces the program's own exit code, which is not known here.
+    not run. `code` replaces the program's own exit code, which is not known here. The first call
+    counts.
     """
-    sys.__dict__["_ringar_exit"] = _ExitWhenDeleted(code)
+    if "_ringar_exit" not in sys.__dict__:
+        sys.__dict__["_ringar_exit"] = _ExitWhenDeleted(code)
 
 
 def code_of_uncaught_exception() -> int:

@@ -18,6 +18,7 @@ from ringar.job import (
     native,
     place,
     process_sets,
+    survivors,
     tcp,
     threads,
     timeline,
@@ -69,9 +70,21 @@ def init(
         return
     log.set_level(os.environ)
     config = place.read_config(os.environ, deadline, stall_warning, start_timeout)
-    if membership.is_elastic():
+    if membership.is_by_launcher():
         _enter_world(config, intra_op_threads, inter_op_threads)
         return
+    while not place.is_initialized():
+        try:
+            _meet(config, intra_op_threads, inter_op_threads)
+        except PeerLostError as error:
+            if not membership.is_by_mpi():
+                raise
+            _log.info("%s; meeting again", error)
+
+
+def _meet(config: native.Config, intra_op: int | None, inter_op: int | None) -> None:
+    """Join a job whose ranks the launcher, or MPI, has told."""
+    global _has_failed
     joined = None
     if "RINGAR_RANK" not in os.environ and mpi.started_by_mpi(os.environ):
         joined = mpi.join(config.start_timeout)
@@ -79,8 +92,9 @@ def init(
     tcp.apply(os.environ, config)
     log.set_rank(config.rank)
     try:
-        _on_all_ranks(joined, lambda: _prepare(config, intra_op_threads, inter_op_threads))
+        _on_all_ranks(joined, lambda: _prepare(config, intra_op, inter_op))
         _on_all_ranks(joined, lambda: _start(config, joined))
+        _has_failed = _has_failed and not membership.is_by_mpi()
     except Exception:
         if place.is_initialized():
             shutdown()
@@ -192,6 +206,8 @@ def _at_exit() -> None:
     # The program may have caught the error, but other ranks are missing: do not exit with 0.
     if mpi.is_in_job() and (code or _has_failed):
         mpi_exit.end_without_finalize(code or 1)
+    elif mpi.is_in_job() and survivors.are_left():
+        mpi_exit.end_without_finalize(0)
 
 
 atexit.register(_at_exit)

@@ -167,7 +167,7 @@ def test_help_is_one_screen(capfd: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) < 80
     assert "  ringarrun -np 4 train.py --epochs 3           4 ranks on this machine" in lines
     groups = [line.split()[0] for line in lines if re.match(r"[a-z]+ ? +-", line)]
-    assert groups == ["ranks", "elastic", "hosts", "output", "seconds", "about"]
+    assert groups == ["ranks", "elastic", "hosts", "output", "fit", "seconds", "about"]
 
 
 def test_every_option_is_in_both_texts_of_help(capfd: pytest.CaptureFixture[str]) -> None:

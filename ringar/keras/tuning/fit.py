@@ -70,6 +70,7 @@ class FitTuner:
     def begin(self, steps: int) -> None:
         """Begin a training, of epochs in which all ranks have so many steps."""
         self._steps = steps
+        self._tuner.begin_window()
         self._functions.clear()  # the model may have been compiled anew
 
     def begin_epoch(self) -> None:

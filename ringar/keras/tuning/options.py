@@ -65,7 +65,9 @@ def read(environ: Mapping[str, str]) -> Options:
 
 
 def description(environ: Mapping[str, str]) -> str:
-    """Return what must be the same on all ranks, as it is written; "" without any."""
+    """Return what must be the same on all ranks, as it is written; "" without Autotune."""
+    if environ.get(VARIABLE, "") in ("", "0"):
+        return ""
     given = {name: environ[name] for name in _MUST_AGREE if environ.get(name)}
     return " ".join(f"{name}={value}" for name, value in given.items())
 

@@ -154,10 +154,14 @@ class Tuner:
             except (UnsupportedError, ValueError) as error:
                 decision = Decision(DEFAULTS, error=error)
         self.measured = 0
+        self.begin_window()
+        self._take(decision)
+
+    def begin_window(self) -> None:
+        """Begin a window anew, as all ranks do: some may have counted more steps than others."""
         self._times: list[float] = []
         self._skip = _UNMEASURED
         self._last: float | None = None
-        self._take(decision)
 
     def pause(self) -> None:
         """Measure nothing until the next step: what comes between is no part of a step."""

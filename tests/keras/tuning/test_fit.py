@@ -224,7 +224,7 @@ def test_a_rank_may_stop_at_any_batch_of_a_window(
     """Also where the others have come to the end of a window; the search goes on later."""
     monkeypatch.setenv("RINGAR_AUTOTUNE", "1")
     clock.model = model = compiled()()
-    for batch in [1, *range(4, 10), 30, 30, 30, 30]:
+    for batch in [1, *range(3, 10), 30, 30, 30]:
         train(model, Stop(batch))  # which compares weights at its end
     digests = ringar.allgather_object((common.digest(model), tuned.of(model)))
     assert len(set(digests)) == 1
@@ -294,7 +294,7 @@ def wrong(name: str, rank: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -
     if name == "some":
         if rank == 1:
             monkeypatch.delenv("RINGAR_AUTOTUNE")
-        return "the same options of Autotune on every rank, received RINGAR_AUTOTUNE=1 .*rank 0"
+        return r"the same options of Autotune on every rank; .*rank 0\), none \(rank 1\)"
     if name == "option":
         monkeypatch.setenv("RINGAR_AUTOTUNE_STEPS_PER_SAMPLE", "none")
         return "RINGAR_AUTOTUNE_STEPS_PER_SAMPLE must be a whole number"

@@ -111,7 +111,8 @@ def test_the_defaults_come_first_and_again_in_turns_with_the_best() -> None:
     assert all(set(turns[i : i + 2]) == {best, DEFAULTS} for i in range(0, 2 * TURNS, 2))
     assert turns[0] is DEFAULTS
     assert turns[2] is best
-    assert choice == Choice(best, pytest.approx(0.8), 1.0, 3)
+    assert choice.seconds == pytest.approx(0.8)
+    assert (choice.settings, choice.default_seconds, choice.tried) == (best, 1.0, 3)
 
 
 def test_the_defaults_stay_unless_another_is_faster_beyond_noise() -> None:

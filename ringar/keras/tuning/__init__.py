@@ -1,10 +1,7 @@
-"""Autotune: the search for the settings of a training step, during the first steps of `fit`.
+"""Autotune: the search for the settings of a training step, during its first executions.
 
-options.py   what the user asks for, by the environment
-space.py     the settings that are worth trying for a model and a job
-search.py    in which order they are tried, and which stays: plain data, without ranks or clocks
-bayes.py     the proposals, by Optuna
-files.py     the log, and the file of settings
-tuner.py     windows of steps on all ranks
-fit.py       the place of all that in `fit`
+`options` has what the user asks for, by the environment. `space` lists the settings that are worth
+trying, `search` says in which order they are tried and which stay (plain data, without ranks or
+clocks), and `bayes` proposes them, by Optuna. `files` writes the log, and the file of settings.
+`tuner` measures windows of steps on all ranks, by `clock`; `fit` and `loop` are its places.
 """

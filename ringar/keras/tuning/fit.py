@@ -11,7 +11,6 @@ change nothing from then on, since it repeats the collectives of its last step.
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from typing import Any
 
@@ -23,12 +22,9 @@ from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share, tuned
 from ringar.keras.buckets import Spec
 from ringar.keras.tuned import DEFAULTS, Settings
-from ringar.keras.tuning import options
+from ringar.keras.tuning import clock, options
 from ringar.keras.tuning.space import Job
 from ringar.keras.tuning.tuner import Tuner
-
-clock = time.perf_counter
-"""Measures steps."""
 
 _of_models: weakref.WeakKeyDictionary[keras.Model, FitTuner] = weakref.WeakKeyDictionary()
 _log = log.logger(__name__)
@@ -54,7 +50,7 @@ class FitTuner:
         if tuned.of(model) != DEFAULTS:  # of an earlier search
             tuned.give(model, DEFAULTS)
             model.make_train_function(force=True)
-        self._tuner = Tuner(job, options.read(os.environ), ranks, lambda: clock())
+        self._tuner = Tuner(job, options.read(os.environ), ranks, lambda: clock.now())
         self._change()
 
     @property

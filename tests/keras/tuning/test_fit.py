@@ -17,6 +17,7 @@ import tensorflow as tf
 import ringar
 from ringar.keras import tuned
 from ringar.keras.tuned import DEFAULTS, Settings
+from ringar.keras.tuning import clock as clocks
 from ringar.keras.tuning import fit as tuning
 from tests.keras import common
 from tests.plugin import fast_if
@@ -51,7 +52,7 @@ def fast_if_small(settings: Settings) -> float:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock in the place of the computer's, and the options of a short search."""
     found = Clock()
-    monkeypatch.setattr(tuning, "clock", found)
+    monkeypatch.setattr(clocks, "now", found)
     for name, value in LENGTHS.items():
         monkeypatch.setenv(f"RINGAR_AUTOTUNE_{name}", value)
     return found

@@ -55,13 +55,15 @@ def test_fit_goes_on_and_sees_each_row_once(how: str, tmp_path: Path) -> None:
 def test_autotune_begins_anew_when_ranks_change(tmp_path: Path) -> None:
     """Ranks that stayed and one that joined take the same steps; see scripts/autotune.py."""
     log = tmp_path / "log.csv"
-    lengths = {"WARMUP_SAMPLES": "0", "STEPS_PER_SAMPLE": "1", "BAYES_OPT_MAX_SAMPLES": "3"}
     job = run_elastic(
         3,
         program=SCRIPTS / "autotune.py",
         KILLED=str(tmp_path / "killed"),
         RINGAR_AUTOTUNE="1",
         RINGAR_AUTOTUNE_LOG=str(log),
+        RINGAR_AUTOTUNE_WARMUP_SAMPLES="0",
+        RINGAR_AUTOTUNE_STEPS_PER_SAMPLE="1",
+        RINGAR_AUTOTUNE_BAYES_OPT_MAX_SAMPLES="3",
         **{f"RINGAR_AUTOTUNE_{name}": value for name, value in lengths.items()},
     ).check()
     ends = {line[4:] for line in job.stdout.splitlines()}

@@ -11,7 +11,6 @@ change nothing from then on, since it repeats the collectives of its last step.
 from __future__ import annotations
 
 import os
-import weakref
 from typing import Any
 
 import keras
@@ -26,12 +25,11 @@ from ringar.keras.tuning import clock, options
 from ringar.keras.tuning.space import Job
 from ringar.keras.tuning.tuner import Tuner
 
-_of_models: weakref.WeakKeyDictionary[keras.Model, FitTuner] = weakref.WeakKeyDictionary()
 _log = log.logger(__name__)
 
 
 class FitTuner:
-    """Tune the steps of a model, through all calls of `fit`.
+    """Tune the steps of a model, which holds this object, through all calls of `fit`.
 
     Args:
         model: the model, which has a training function.
@@ -40,7 +38,7 @@ class FitTuner:
     """
 
     def __init__(self, model: keras.Model, job: Job, ranks: ProcessSet) -> None:
-        self._model = weakref.ref(model)
+        self._model = model
         self._functions: dict[Settings, tuple[Any, share.Step | None]] = {}
         self.job = job
         self._steps = 0
@@ -78,13 +76,12 @@ class FitTuner:
         """Act before a batch that all ranks have."""
         if shares.stop_was_seen():
             self._is_out = True
-        model = self._model()
-        if self._is_out or self._tuner.is_done or model is None:
+        if self._is_out or self._tuner.is_done:
             return
         if batch != self._next:
             self._tuner.pause()
-        self._next = batch + model.steps_per_execution
-        if self._tuner.step_begins():
+        self._next = batch + self._model.steps_per_execution
+        if self._tuner.step_begins() or self._tuner.is_done:
             self._change()
 
     def leave(self) -> None:
@@ -96,8 +93,7 @@ class FitTuner:
 
     def _change(self) -> None:
         """Give the model the training function for the settings."""
-        model, settings = self._model(), self._tuner.settings
-        assert model is not None
+        model, settings = self._model, self._tuner.settings
         if settings != self._settings:
             self._functions[self._settings] = model.train_function, share.step_of(model)
             self._settings = settings
@@ -109,6 +105,11 @@ class FitTuner:
                 model.make_train_function(force=True)
         if self._tuner.is_done:
             self._functions.clear()
+
+
+def of(model: keras.Model) -> FitTuner | None:
+    """Return what tunes `model`, or has tuned it."""
+    return getattr(model, "_ringar_tuner", None)
 
 
 def begin(
@@ -138,12 +139,13 @@ def begin(
         return None
     assert steps is not None
     job = _job(model, ranks)
-    known = _of_models.get(model)
+    known = of(model)
     own = known.progress if known is not None and known.job == job else None
     everyone = allgather_object(own, name="autotune/progress", process_set=ranks)
     if own is None or any(its != own for its in everyone):
         # Functions of an earlier search belong to ranks that are no longer there.
-        known = _of_models[model] = FitTuner(model, job, ranks)
+        known = FitTuner(model, job, ranks)
+        object.__setattr__(model, "_ringar_tuner", known)  # Keras' own would track it
     assert known is not None
     known.begin(steps)
     return None if known.is_done else known
@@ -151,7 +153,7 @@ def begin(
 
 def leave(model: keras.Model) -> None:
     """End the epoch of `model` on this rank, before it joins those that go on."""
-    if (known := _of_models.get(model)) is not None:
+    if (known := of(model)) is not None:
         known.leave()
 
 

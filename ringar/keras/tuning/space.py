@@ -74,7 +74,9 @@ class Space:
         for settings in self._sizes():
             self._first[settings] = by_plan.setdefault(_plan(job, settings), settings)
         others = ("algorithm", "compression")
-        self.count = len(by_plan) * math.prod(len(self.dimensions.get(o, " ")) for o in others)
+        self.count = len(by_plan) * math.prod(
+            len(self.dimensions.get(name, (None,))) for name in others
+        )
 
     def settings(self, values: Mapping[str, Value]) -> Settings:
         """Return the first settings in the space that make the same step as these values."""

@@ -36,12 +36,14 @@ class Decision:
     Attributes:
         settings: those of the next steps.
         is_last: whether they stay.
-        error: what has gone wrong on the first rank.
+        error: what has gone wrong on the first rank, or "".
+        lacks_library: whether that is a library that it lacks.
     """
 
     settings: Settings
     is_last: bool = False
-    error: Exception | None = None
+    error: str = ""
+    lacks_library: bool = False
 
 
 class Director:
@@ -99,20 +101,31 @@ class Director:
     def decide(self, seconds: float) -> Decision:
         """Take the seconds of a step of the last window, and return what comes next."""
         assert self._samples is not None
-        if self._log is not None:
-            self._log.write(self._sample, seconds)
+        self._write(self._sample, seconds)
         try:
             self._sample = self._samples.send(seconds)
         except StopIteration as end:
             return self._end(end.value)
         return Decision(self._sample.settings)
 
+    def _write(self, sample: Sample, seconds: float) -> None:
+        if self._log is None:
+            return
+        try:
+            self._log.write(sample, seconds)
+        except OSError as error:  # no reason to end a training
+            _log.warning("Autotune: cannot write the log any longer: %s", error)
+            self._log = None
+
     def _end(self, choice: Choice) -> Decision:
+        self._write(Sample("chosen", choice.settings), choice.seconds)
         if self._log is not None:
-            self._log.write(Sample("chosen", choice.settings), choice.seconds)
             self._log.close()
         if self._options.settings is not None:
-            files.store(self._options.settings, self._kind, choice)
+            try:
+                files.store(self._options.settings, self._kind, choice)
+            except (OSError, ValueError) as error:  # no reason to end a training
+                _log.warning("Autotune: cannot keep the settings: %s", error)
         _log.info(
             "Autotune: tried %d settings and keeps %s: %.4g s per step, %.4g s with the defaults.",
             choice.tried, choice.settings, choice.seconds, choice.default_seconds,
@@ -152,7 +165,8 @@ class Tuner:
                 self._director = Director(self.job, options)
                 decision = self._director.first
             except (UnsupportedError, ValueError) as error:
-                decision = Decision(DEFAULTS, error=error)
+                lacks = isinstance(error, UnsupportedError)
+                decision = Decision(DEFAULTS, error=str(error), lacks_library=lacks)
         self.measured = 0
         self.begin_window()
         self._take(decision)
@@ -202,12 +216,9 @@ class Tuner:
         seconds = [one for one in of_ranks if one is not None]
         if len(seconds) < len(of_ranks):  # a rank leaves: this step is none of all ranks
             return False
-        decision, before = Decision(DEFAULTS), self.settings
+        decision, before = Decision(DEFAULTS), self.settings  # of rank 0 alone
         if self._director is not None:
-            try:
-                decision = self._director.decide(max(seconds))
-            except (OSError, ValueError) as error:
-                decision = Decision(before, error=error)
+            decision = self._director.decide(max(seconds))
         self._take(decision)
         if self.settings == before:
             return False
@@ -220,10 +231,10 @@ class Tuner:
     def _take(self, decision: Decision) -> None:
         root = self._ranks.ranks[0]
         decision = broadcast_object(decision, root, **self._named("decision"))
-        if decision.error is not None:
-            kind = UnsupportedError if isinstance(decision.error, UnsupportedError) else ValueError
+        if decision.error:
+            kind = UnsupportedError if decision.lacks_library else ValueError
             raise kind(
-                f"rank {self._ranks.rank()} | Autotune: rank {root} could not go on: "
+                f"rank {self._ranks.rank()} | Autotune: rank {root} could not begin: "
                 f"{decision.error}"
             )
         self.settings, self.is_done = decision.settings, decision.is_last

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -20,13 +19,10 @@ from ringar.keras.tuned import DEFAULTS, Settings
 from ringar.keras.tuning import clock as clocks
 from ringar.keras.tuning import fit as tuning
 from tests.keras import common
+from tests.keras.tuning.short import LENGTHS, STEPS, data, layers
 from tests.plugin import fast_if
 
 pytestmark = pytest.mark.usefixtures("initialized")
-
-WIDTH, STEPS = 300, 30
-#: Warm-up, search and comparison: 1 + 3 + 10 samples of 2 steps, 2 of them more behind a change.
-LENGTHS = {"WARMUP_SAMPLES": "1", "STEPS_PER_SAMPLE": "2", "BAYES_OPT_MAX_SAMPLES": "3"}
 
 
 class Clock:
@@ -58,26 +54,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def layers(seed: int = 0) -> keras.Model:
-    """0.7 MB, for which three sizes of the first bucket make different steps."""
-    keras.utils.set_random_seed(seed)
-    return keras.Sequential(
-        [
-            keras.Input((6,)),
-            *(keras.layers.Dense(WIDTH, activation="tanh") for _ in range(3)),
-            keras.layers.Dense(1),
-        ]
-    )
-
-
 def optimizer(**options: Any) -> keras.optimizers.Optimizer:
     return ringar.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.9), **options)
-
-
-def data(steps: int = STEPS) -> tuple[np.ndarray, np.ndarray]:
-    """This rank's rows, 2 for each step."""
-    x, y = common.regression(rows=steps * 2 * ringar.size())
-    return x[ringar.rank() :: ringar.size()], y[ringar.rank() :: ringar.size()]
 
 
 def train(model: keras.Model, *more: Any, steps: int = STEPS, **options: Any) -> None:
@@ -151,7 +129,9 @@ def test_the_defaults_stay_where_they_are_the_fastest(
     clock.cost = lambda settings: 1.0 + (settings != DEFAULTS)
     model = tuned_and_untuned(compiled(), clock, monkeypatch, epochs=2)
     assert tuned.of(model) == DEFAULTS
-    assert tuning._of_models[model].is_done
+    its = tuning.of(model)
+    assert its is not None
+    assert its.is_done
 
 
 class WithTape(keras.Sequential):
@@ -299,7 +279,7 @@ def wrong(name: str, rank: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -
     if name == "option":
         monkeypatch.setenv("RINGAR_AUTOTUNE_STEPS_PER_SAMPLE", "none")
         return "RINGAR_AUTOTUNE_STEPS_PER_SAMPLE must be a whole number"
-    begin = rf"rank {rank} \| Autotune: rank 0 could not go on: .*"
+    begin = rf"rank {rank} \| Autotune: rank 0 could not begin: .*"
     if name == "optuna":
         monkeypatch.setitem(sys.modules, "optuna", None)
         return begin + r"pip install 'ringar\[autotune\]'"
@@ -332,4 +312,4 @@ def test_one_rank_has_nothing_to_tune(clock: Clock, monkeypatch: pytest.MonkeyPa
     if ringar.size() > 1:
         pytest.skip("for one rank")
     model = tuned_and_untuned(compiled(), clock, monkeypatch)
-    assert model not in tuning._of_models
+    assert tuning.of(model) is None

@@ -15,7 +15,7 @@ from ringar.keras import tuned
 from ringar.keras.tuned import DEFAULTS, Settings
 from ringar.keras.tuning import clock
 from tests.keras import common
-from tests.keras.tuning.test_fit import LENGTHS, data, layers
+from tests.keras.tuning.short import LENGTHS, data, layers
 from tests.plugin import fast_if
 
 pytestmark = pytest.mark.usefixtures("initialized")

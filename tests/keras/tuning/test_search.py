@@ -23,6 +23,7 @@ from ringar.keras.tuning import files, options
 from ringar.keras.tuning.bayes import BayesianSampler
 from ringar.keras.tuning.search import TURNS, Choice, Sample, is_faster, search
 from ringar.keras.tuning.space import Job, Space
+from ringar.keras.tuning.tuner import Director
 
 pytestmark = pytest.mark.ranks(1)
 
@@ -244,6 +245,24 @@ def test_a_file_that_holds_no_settings(tmp_path: Path, text: str) -> None:
     path.write_bytes(texts.get(text, text).encode("latin-1"))
     with pytest.raises(ValueError, match=r"settings\.json: expected"):
         files.load(path, kind)
+
+
+def test_a_file_that_cannot_be_written_any_longer_ends_no_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "folder" / "settings.json"
+    asked = options.Options(warmup=0, samples=3, settings=path, log=tmp_path / "log.csv")
+    director = Director(Job(2, 1, SPECS), asked)
+    path.parent.rmdir()
+    path.parent.touch()
+    decision = director.first
+    while not decision.is_last:
+        decision = director.decide(valley(decision.settings))
+    assert decision.settings != DEFAULTS
+    assert "cannot keep the settings" in caplog.text
+    assert (tmp_path / "log.csv").read_text().count("chosen") == 1
+    with pytest.raises(ValueError, match="expected a log that can be written"):
+        Director(Job(2, 1, SPECS), options.Options(log=Path("/dev/full")))
 
 
 def test_options() -> None:

@@ -212,7 +212,6 @@ class Tuner:
         """Let rank 0 decide; return whether the settings change."""
         of_ranks = self._gather(median(self._times))
         self._times = []
-        self.measured += 1
         seconds = [one for one in of_ranks if one is not None]
         if len(seconds) < len(of_ranks):  # a rank leaves: this step is none of all ranks
             return False
@@ -226,6 +225,7 @@ class Tuner:
         return True
 
     def _gather(self, seconds: float | None) -> list[float | None]:
+        self.measured += 1
         return allgather_object(seconds, **self._named("window"))
 
     def _take(self, decision: Decision) -> None:

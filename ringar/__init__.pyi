@@ -69,6 +69,7 @@ from .keras import DistributedGradientTape as DistributedGradientTape
 from .keras import DistributedOptimizer as DistributedOptimizer
 from .keras import MemoryReport as MemoryReport
 from .keras import MemoryRow as MemoryRow
+from .keras import autotune as autotune
 from .keras import join as join
 from .keras import load_model as load_model
 from .keras import memory_report as memory_report

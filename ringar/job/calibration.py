@@ -97,9 +97,9 @@ def store(kind: Kind, number: int) -> bool:
     """Write the file of `kind`, whole or not at all; return whether it is there."""
     text = json.dumps({**asdict(kind), "past_caches_bytes": number}, indent=1) + "\n"
     try:
-        with _beside(kind.path) as beside:
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(kind.path)
+        with beside(kind.path) as new:
+            new.write_text(text, encoding="utf-8")
+            new.replace(kind.path)
     except OSError as error:
         _log.warning("cannot keep the calibration of this machine: %s", error)
         return False
@@ -168,7 +168,7 @@ def kept() -> Iterator[tuple[Kind, int]]:
 
 
 @contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
+def beside(path: Path) -> Iterator[Path]:
     """Make a file in the folder of `path`, which does not outlive the context."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file, name = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".tmp", dir=path.parent)
@@ -182,7 +182,7 @@ def _beside(path: Path) -> Iterator[Path]:
 
 def _is_writable(path: Path) -> bool:
     try:
-        with _beside(path):
+        with beside(path):
             return True
     except OSError:
         return False

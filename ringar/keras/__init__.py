@@ -23,12 +23,14 @@ from ringar.keras.optimizer import DistributedOptimizer
 from ringar.keras.predict import predict
 from ringar.keras.seeds import separate_seeds, set_random_seed
 from ringar.keras.tape import DistributedGradientTape
+from ringar.keras.tuning.loop import autotune
 
 __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
     "MemoryReport",
     "MemoryRow",
+    "autotune",
     "callbacks",
     "join",
     "load_model",

@@ -120,6 +120,17 @@ def plan(
     Raises:
         ValueError: if a size is not positive.
     """
+    buckets = deal(tensors, bucket_bytes, first_bucket_bytes)
+    _log.debug("buckets, as dtype[variables] bytes: %s", ", ".join(map(str, buckets)))
+    return buckets
+
+
+def deal(
+    tensors: Iterable[Any],
+    bucket_bytes: int | None = None,
+    first_bucket_bytes: int | None = None,
+) -> list[Bucket]:
+    """Return what `plan` returns, for a step that may never be taken."""
     if bucket_bytes is None:
         bucket_bytes = default_bytes()
     if first_bucket_bytes is None:
@@ -136,7 +147,6 @@ def plan(
         buckets += _plan_dtype(specs, dtype, bucket_bytes, first_bucket_bytes)
     # A bucket is ready when its lowest index, the last of its gradients, is computed.
     buckets.sort(key=lambda bucket: -bucket.indices[-1])
-    _log.debug("buckets, as dtype[variables] bytes: %s", ", ".join(map(str, buckets)))
     return buckets
 
 

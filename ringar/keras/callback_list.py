@@ -177,8 +177,15 @@ class DistributedListMixin:
                 saver.stop_if_told(save=self._replay is None)
             for callback in self._coordinated:
                 callback.before_batch(batch)
+            if self._distributed.tuner is not None and self._replay is None:
+                self._tune(batch)
         if self._replay is None:
             super().on_train_batch_begin(batch, logs)  # type: ignore[misc]
+
+    def _tune(self, batch: int) -> None:
+        self._distributed.tuner.before_batch(batch)
+        if self._distributed.tuner.is_done:
+            self._distributed.tuner = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Call the callbacks, unless the batch is drawn only."""

@@ -23,6 +23,7 @@ from ringar.keras.optimizer import exchange_of, grid_of
 from ringar.keras.save_on_signal import SaveOnSignal
 from ringar.keras.seeds import separate_seeds
 from ringar.keras.synchronize import average_logs, broadcast_model, end_epoch
+from ringar.keras.tuning import fit as tuning
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -182,6 +183,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         self._metrics = Metrics(process_set)
         self._together: tuple[ProcessSet | None, Metrics] | None = None  # while it is alone
         self.meets = True
+        self.tuner: tuning.FitTuner | None = None  # which the list of callbacks calls
 
     def take_ranks(self, model: keras.Model) -> None:
         """Take the ranks of the optimizer of `model`, if no others were given.
@@ -219,6 +221,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
         checks.reset_examples(self.model)
         super().on_train_begin(logs)
         separate_seeds(self.model, self.process_set, grid_of(self.model.optimizer))
+        least = None if None in steps else min(count for count in steps if count is not None)
+        self.tuner = tuning.begin(self.model, self.process_set, least, self.meets)
         if self.meets:
             self._first_batch.watch(self.model)
         else:
@@ -234,6 +238,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
         """Begin to count the steps of the epoch."""
         assert self._epochs is not None
         self._epochs.begin()
+        if self.tuner is not None:
+            self.tuner.begin_epoch()
 
     def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
         """Join the ranks that still train, and make the evaluation that of all ranks' data."""

@@ -5,6 +5,7 @@ In every check each rank receives the values of all ranks, so that either all ra
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from ringar.keras import share
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.optimizer import is_distributed
 from ringar.keras.state import State
+from ringar.keras.tuning import options
 from ringar.sharding import examples, pixelwise
 from ringar.sharding.cut import cut_of
 from ringar.sharding.lineage import check_outputs
@@ -76,6 +78,11 @@ def check_start(
         [one["exchange"] or "none" for one in ranks],
         "sharding",
         "Pass the same `shard` to ringar.DistributedOptimizer on every rank.",
+    )
+    require_equal(
+        [one["autotune"] or "none" for one in ranks],
+        "options of Autotune",
+        "Set the variables on every rank, as ringarrun --autotune does.",
     )
     if len({len(one["weights"]) for one in ranks}) > 1:
         require_equal(
@@ -161,6 +168,7 @@ def _describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
         "steps": params.get("steps"),
         "epochs": params.get("epochs"),
         "exchange": ", ".join(one.description for one in share.exchanges_of(model)),
+        "autotune": options.description(os.environ),
         "weights": [_type_of(w) for w in model.weights],
     }
 

@@ -51,6 +51,11 @@ class Exchange:
         return ""
 
     @property
+    def chosen(self) -> dict[str, object]:
+        """The settings (`ringar.keras.tuned`) that the user has chosen."""
+        return {}
+
+    @property
     def ranks(self) -> ProcessSet | None:
         """The ranks that hold different examples."""
         return self.process_set

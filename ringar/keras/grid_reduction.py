@@ -67,6 +67,11 @@ class GridReduction(Exchange):
         return self._over_all.is_alone
 
     @property
+    def chosen(self) -> dict[str, object]:
+        """The settings that the user has chosen."""
+        return self._over_all.chosen
+
+    @property
     def ranks(self) -> ProcessSet | None:
         """The ranks that hold different examples."""
         return self.grid.data_set

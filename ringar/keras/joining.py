@@ -23,6 +23,7 @@ from ringar.keras import share
 from ringar.keras.exchange import Exchange
 from ringar.keras.share import Record
 from ringar.keras.state import State
+from ringar.keras.tuning import fit as tuning
 from ringar.sharding import slots
 from ringar.sharding.slots import inner_optimizer
 from ringar.sharding.variable_slice import wholes
@@ -93,6 +94,7 @@ class Epochs:
         if self._has_left:
             return
         self._has_left = True
+        tuning.leave(self._model)
         step = share.step_of(self._model)
         # A step may have no gradients that ringar reduces.
         records = step.records if step is not None and step.is_marked else []

@@ -31,7 +31,7 @@ from ringar.collectives.compression import Compression, has_state
 from ringar.collectives.shares import NO_SHARES, Control
 from ringar.job import membership
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import buckets, share, sparse
+from ringar.keras import buckets, share, sparse, tuned
 from ringar.keras.exchange import Exchange
 from ringar.keras.low_rank import Combine, LowRank
 from ringar.sharding.cut import cut_of
@@ -90,6 +90,13 @@ class Reduction(Exchange):
     def is_identity(self) -> bool:
         """Whether the reduction does not change sums: on one rank for ever, without factors."""
         return self.is_alone and self.prescale_factor == 1.0 and self.postscale_factor == 1.0
+
+    @property
+    def chosen(self) -> dict[str, object]:
+        """The settings that the user has chosen."""
+        defaults = {"bucket_bytes": None, "algorithm": None, "compression": Compression.none}
+        given = {name: getattr(self, name) for name in defaults}
+        return {name: value for name, value in given.items() if value is not defaults[name]}
 
     def renewed(self) -> Reduction:
         """Return a reduction with these settings, and without the state of this one."""
@@ -280,7 +287,7 @@ class Reduction(Exchange):
     ) -> tf.Tensor | None:
         """Reduce in buckets; return the weight of this rank, if anybody may ask for it."""
         answer = None
-        plan = buckets.plan(tensors, self.bucket_bytes)
+        plan = self.plan(tensors)
         # Without a dense gradient, the control vector travels alone.
         for number, bucket in enumerate(plan or [buckets.Bucket((), "float32", 0)]):
             results, heard = shares.allreduce(
@@ -297,7 +304,7 @@ class Reduction(Exchange):
         return answer[0] if answer is not None and self.op is Average else None
 
     def _reduce_maxima(self, reduced: list[Any], tensors: list[Any]) -> None:
-        for number, bucket in enumerate(buckets.plan(tensors, self.bucket_bytes)):
+        for number, bucket in enumerate(self.plan(tensors)):
             results = grouped_allreduce(
                 [tensors[index] for index in bucket.indices],
                 op=Max,
@@ -308,13 +315,26 @@ class Reduction(Exchange):
             for index, result in zip(bucket.indices, results, strict=True):
                 reduced[index] = result
 
+    def plan(self, tensors: Sequence[Any]) -> list[buckets.Bucket]:
+        """Return the buckets of `tensors`, by the limits of the user or of the step's settings."""
+        return buckets.plan(tensors, *tuned.current().limits(self.bucket_bytes))
+
+    @property
+    def of_dense(self) -> Any:
+        """How gradients travel that are not sent as factors."""
+        if self.low_rank is not None:
+            return Compression.none
+        if self.what != "gradients":
+            return self.compression
+        return tuned.current().compression_over(self.compression)
+
     def _options(self) -> dict[str, Any]:
-        return {"algorithm": self.algorithm, **self._factors()}
+        return {"algorithm": self.algorithm or tuned.current().algorithm, **self._factors()}
 
     def _factors(self) -> dict[str, Any]:
         return {
             "op": self.op,
-            "compression": self.compression if self.low_rank is None else Compression.none,
+            "compression": self.of_dense,
             "prescale_factor": self.prescale_factor,
             "postscale_factor": self.postscale_factor,
         }

@@ -87,6 +87,11 @@ class Sharded(Exchange):
         return f'shard="{self.stage}"'
 
     @property
+    def chosen(self) -> dict[str, object]:
+        """The settings that the user has chosen, or that change nothing here."""
+        return {**self._reduction.chosen, "algorithm": None}
+
+    @property
     def slices(self) -> list[VariableSlice]:
         """This rank's slices, in the order of the variables."""
         return list(self._slices.values())
@@ -191,11 +196,11 @@ class Sharded(Exchange):
         cut = [
             g if isinstance(p, VariableSlice) else None for g, p in zip(dense, parts, strict=True)
         ]
-        for number, bucket in enumerate(buckets.plan(cut, self._reduction.bucket_bytes)):
+        for number, bucket in enumerate(self._reduction.plan(cut)):
             own = grouped_reducescatter(
                 self._weighted([tf.reshape(dense[i], [-1]) for i in bucket.indices], weight),
                 self.op,
-                compression=self._reduction.compression,
+                compression=self._reduction.of_dense,
                 prescale_factor=self._reduction.prescale_factor,
                 postscale_factor=self._reduction.postscale_factor,
                 name=f"gradients/slices_{number}:{bucket.label}",
@@ -282,7 +287,7 @@ class Sharded(Exchange):
         """Gather the slices that were assigned into the model's variables, first layer first."""
         slices = self.slices
         changed = [s.whole if s.pending is not None else None for s in slices]
-        plan = buckets.plan(changed, self._reduction.bucket_bytes)
+        plan = self._reduction.plan(changed)
         for number, bucket in enumerate(reversed(plan)):
             its = [slices[i] for i in bucket.indices]
             # Compiled code knows the shapes before, and needs equal numbers of rows.

@@ -27,6 +27,7 @@ from tensorflow.python.framework import ops as tf_ops
 
 from ringar.collectives.compiled import is_compiling
 from ringar.collectives.shares import WHOLE
+from ringar.keras import tuned
 from ringar.keras.exchange import Exchange
 from ringar.sharding.slots import inner_optimizer
 
@@ -48,6 +49,7 @@ class Record:
     ) -> None:
         self._run = tf.function(run, jit_compile=True, autograph=False) if compiled else run
         self.number = next(_numbers)
+        self._settings = tuned.current()
         self.has_rows = has_rows
         self.begins_step = begins_step
 
@@ -55,7 +57,8 @@ class Record:
         """Take part in the collective and return the number of ranks that have no data either."""
         token = _idle.set(self)
         try:
-            return round(float(np.asarray(self._run())))
+            with tuned.using(self._settings):
+                return round(float(np.asarray(self._run())))
         finally:
             _idle.reset(token)
 
@@ -101,6 +104,12 @@ _batch_in_eager_code: list[int] = []
 def step_of(model: keras.Model) -> Step | None:
     """Return the training step of `model` that was traced last."""
     return _steps.get(model)
+
+
+def return_to(model: keras.Model, step: Step | None) -> None:
+    """Make `step` the training step of `model`, whose function is used again."""
+    if step is not None:
+        _steps[model] = step
 
 
 def record_of(variable: Any) -> Record | None:
@@ -198,7 +207,8 @@ def _stepping(model: Any, data: Any) -> Iterator[None]:
     step = Step(model, batch, next(iter(_found(optimizers_of(model))), None))
     token = _step.set(step)
     try:
-        yield
+        with tuned.using(tuned.of(model)):
+            yield
     finally:
         _step.reset(token)
     step.model = step.batch = None  # the keys of `_steps` are weak; a tensor of the graph

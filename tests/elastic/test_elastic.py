@@ -51,6 +51,26 @@ def test_fit_goes_on_and_sees_each_row_once(how: str, tmp_path: Path) -> None:
     assert sorted(line[4:] for line in job.stdout.splitlines()) == ends, job
 
 
+@pytest.mark.slow
+def test_autotune_begins_anew_when_ranks_change(tmp_path: Path) -> None:
+    """Ranks that stayed and one that joined take the same steps; see scripts/autotune.py."""
+    log = tmp_path / "log.csv"
+    job = run_elastic(
+        3,
+        program=SCRIPTS / "autotune.py",
+        KILLED=str(tmp_path / "killed"),
+        RINGAR_AUTOTUNE="1",
+        RINGAR_AUTOTUNE_LOG=str(log),
+        RINGAR_AUTOTUNE_WARMUP_SAMPLES="0",
+        RINGAR_AUTOTUNE_STEPS_PER_SAMPLE="1",
+        RINGAR_AUTOTUNE_BAYES_OPT_MAX_SAMPLES="3",
+    ).check()
+    ends = {line[4:] for line in job.stdout.splitlines()}
+    assert len(ends) == 1, job
+    assert ends.pop().startswith("3 "), job
+    assert log.read_text().count(",chosen,") >= 2  # before and after the loss
+
+
 def test_a_job_of_which_all_ranks_died_goes_on_from_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "commits"
     arguments = ("--elastic-dir", str(folder))

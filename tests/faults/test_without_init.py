@@ -72,7 +72,7 @@ FREE = {
     *("init", "shutdown", "is_initialized", "stop_timeline", "DistributedOptimizer"),
     *("stats", "reset_stats", "run", "empty", "memory_report"),
     # These take what there is after init only, begin with a collective, or ask for the rank.
-    *("Downpour", "join", "load_model", "predict", "separate_seeds", "set_random_seed"),
+    *("Downpour", "autotune", "join", "load_model", "predict", "separate_seeds", "set_random_seed"),
 }
 #: Of ringar.cupy.
 FREE_ON_GPUS = {"scan"}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ringar.horovod.common import environment
 from ringar.horovod.runner import launch, run
 from ringar.launchers import options
 
@@ -41,6 +42,16 @@ OPTIONS = [
         "-np 1 --fusion-threshold-mb 32 --log-level INFO a",
         "-np 1 -x HOROVOD_FUSION_THRESHOLD=33554432 -x HOROVOD_LOG_LEVEL=INFO --gpus=all a",
     ),
+    (
+        "-np 2 --autotune --autotune-log-file=a.csv --autotune-steps-per-sample 5 a",
+        "-np 2 --autotune --autotune-log-file=a.csv -x RINGAR_AUTOTUNE_STEPS_PER_SAMPLE=5 "
+        "--gpus=all a",
+    ),
+    (
+        "--autotune-warmup-samples 1 --autotune-bayes-opt-max-samples=9 --no-autotune a",
+        "-x RINGAR_AUTOTUNE_WARMUP_SAMPLES=1 -x RINGAR_AUTOTUNE_BAYES_OPT_MAX_SAMPLES=9 "
+        "--gpus=all a",
+    ),
     ("-cb", "-cb --gpus=all"),
 ]
 
@@ -64,6 +75,15 @@ def test_options_without_effect_say_so() -> None:
     expected |= {n for n, why in launch._IDLE_FLAGS.items() if why and n not in known}
     assert said == expected | {"--blacklist-cooldown-range"}
     assert all(" has no effect: " in note for note in notes)
+
+
+def test_variables_of_autotune_have_those_of_ringar_as_counterparts() -> None:
+    names = ("", "_LOG", "_WARMUP_SAMPLES", "_STEPS_PER_SAMPLE", "_BAYES_OPT_MAX_SAMPLES")
+    given = {f"HOROVOD_AUTOTUNE{name}": str(i) for i, name in enumerate(names)}
+    environ = {**given, "RINGAR_AUTOTUNE_LOG": "own"}
+    environment.apply(environ)
+    own = {f"RINGAR_AUTOTUNE{name}": str(i) for i, name in enumerate(names)}
+    assert environ == {**given, **own, "RINGAR_AUTOTUNE_LOG": "own"}
 
 
 def test_refused_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,14 @@ def test_training_equals_one_process(two: Hosts, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_autotune_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
+    """Which searches algorithms, too: the weights are those without it up to sums' order."""
+    outcomes = run_scenarios_on(two, 1, SCRIPTS / "autotune.py", tmp_path, deadline=80)
+    outcomes.expect_success("tuned training")
+    outcomes.job.check()
+
+
+@pytest.mark.slow
 def test_the_suite_of_one_host(two: Hosts, tmp_path: Path) -> None:
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITE]
     variables = {"RINGAR_TEST_HUB": str(tmp_path / "hub")}

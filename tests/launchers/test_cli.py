@@ -76,6 +76,11 @@ from tests.launchers.helpers import launch
             "without MPI; leave them out, or choose --launcher mpirun",
         ),
         (["-np", "2", "--mpi-args='", "true"], 2, "expected arguments as in a shell, received"),
+        (
+            ["-np", "2", "--autotune-log-file", "x", "true"],
+            2,
+            "--autotune-log-file: expected --autotune, whose search it describes",
+        ),
         (["-np", "2", "--max-np", "4", "true"], 2, "--max-np: expected --min-np, the number of"),
         (["-np", "2", "--min-np", "0", "true"], 2, "expected 1 or more, received '0'"),
         (["-np", "2", "--min-np", "3", "true"], 2, "--max-np, received 3, 2 and 2"),
@@ -167,7 +172,7 @@ def test_help_is_one_screen(capfd: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) < 80
     assert "  ringarrun -np 4 train.py --epochs 3           4 ranks on this machine" in lines
     groups = [line.split()[0] for line in lines if re.match(r"[a-z]+ ? +-", line)]
-    assert groups == ["ranks", "elastic", "hosts", "output", "seconds", "about"]
+    assert groups == ["ranks", "elastic", "hosts", "output", "fit", "seconds", "about"]
 
 
 def test_every_option_is_in_both_texts_of_help(capfd: pytest.CaptureFixture[str]) -> None:
@@ -181,6 +186,18 @@ def test_every_option_is_in_both_texts_of_help(capfd: pytest.CaptureFixture[str]
         assert all(name in details for name in action.option_strings)
         assert any(f"{name}{end}" in summary for name in action.option_strings for end in " ,:\n")
     assert "how a job ends:" in details
+
+
+def test_autotune_becomes_variables_with_absolute_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/usr")
+    words = ["--autotune", "--autotune-log-file=a.csv", "--autotune-settings-file", "/b.json"]
+    found = request(parser().parse_args(["-x", "A=1", *words, "true"]))
+    assert found.exports == (
+        "A=1",
+        "RINGAR_AUTOTUNE=1",
+        "RINGAR_AUTOTUNE_LOG=/usr/a.csv",
+        "RINGAR_AUTOTUNE_SETTINGS=/b.json",
+    )
 
 
 def test_version(capfd: pytest.CaptureFixture[str]) -> None:

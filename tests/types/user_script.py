@@ -77,6 +77,8 @@ def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
     ringar.predict(model, x, batch_size=16, root_rank=0)
     ringar.separate_seeds(model)
     assert_type(ringar.join(model.optimizer), int)
+    step = ringar.autotune(lambda: str.upper, model.trainable_variables)
+    assert_type(step("step"), str)
     ringar.load_model("saved.keras", op=ringar.Sum, bucket_bytes=1 << 20)
     return {name: [float(value) for value in values] for name, values in history.history.items()}
 

@@ -18,6 +18,11 @@ _PLACE = {
     "HOROVOD_CROSS_RANK": ("RINGAR_CROSS_RANK", place.cross_rank),
     "HOROVOD_CROSS_SIZE": ("RINGAR_CROSS_SIZE", place.cross_size),
 }
+#: Variables that are read, and those of ringar that mean the same.
+_SAME = {
+    f"HOROVOD_AUTOTUNE{name}": f"RINGAR_AUTOTUNE{name}"
+    for name in ("", "_LOG", "_WARMUP_SAMPLES", "_STEPS_PER_SAMPLE", "_BAYES_OPT_MAX_SAMPLES")
+}
 _LEVELS = {"TRACE": "DEBUG", "FATAL": "CRITICAL"}
 _NEVER = 1e9  # seconds
 
@@ -47,6 +52,9 @@ def apply(environ: MutableMapping[str, str]) -> None:
     """Set the variables of ringar that are not set, and have one of Horovod's as counterpart."""
     if level := environ.get("HOROVOD_LOG_LEVEL", "").upper():
         environ.setdefault(log.VARIABLE, _LEVELS.get(level, level))
+    for name, own in _SAME.items():
+        if name in environ:
+            environ.setdefault(own, environ[name])
 
 
 def times(environ: Mapping[str, str]) -> Times:

@@ -21,6 +21,10 @@ def _as(option: str) -> Callable[[str], list[str]]:
     return lambda value: [option, value]
 
 
+def _sets(variable: str) -> Callable[[str], list[str]]:
+    return lambda value: ["-x", f"{variable}={value}"]
+
+
 def _unless_zero(option: str) -> Callable[[str], list[str]]:
     return lambda value: [option, value] if float(value) else []
 
@@ -35,6 +39,9 @@ _TRANSLATED: dict[str, Callable[[str], list[str]]] = {
     ],
     "--log-level": lambda level: ["-x", f"HOROVOD_LOG_LEVEL={level}"],
     "--stall-check-shutdown-time-seconds": _unless_zero("--deadline"),
+    "--autotune-warmup-samples": _sets("RINGAR_AUTOTUNE_WARMUP_SAMPLES"),
+    "--autotune-steps-per-sample": _sets("RINGAR_AUTOTUNE_STEPS_PER_SAMPLE"),
+    "--autotune-bayes-opt-max-samples": _sets("RINGAR_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"),
 }
 #: Options without a value.
 _FLAGS: dict[str, list[str]] = {
@@ -53,11 +60,7 @@ _IDLE: dict[str, str] = {
     "--num-nccl-streams": "ringar uses one stream",
     "--thread-affinity": "--bind-to binds ranks to CPUs",
     "--gloo-timeout-seconds": "--deadline limits how long collectives wait",
-    "--autotune-log-file": _CHOSEN,
-    "--autotune-warmup-samples": _CHOSEN,
-    "--autotune-steps-per-sample": _CHOSEN,
-    "--autotune-bayes-opt-max-samples": _CHOSEN,
-    "--autotune-gaussian-process-noise": _CHOSEN,
+    "--autotune-gaussian-process-noise": "the search has no Gaussian process",
 }
 #: Options without a value that have no effect, and why.
 _IDLE_FLAGS: dict[str, str] = {
@@ -66,7 +69,6 @@ _IDLE_FLAGS: dict[str, str] = {
     "--no-hierarchical-allreduce": _CHOSEN,
     "--hierarchical-allgather": _CHOSEN,
     "--no-hierarchical-allgather": _CHOSEN,
-    "--autotune": _CHOSEN,
     "--no-autotune": "",
     "--timeline-mark-cycles": "ringar has no cycles",
     "--no-timeline-mark-cycles": "",

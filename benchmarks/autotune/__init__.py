@@ -1,0 +1,1 @@
+"""Is a tuned training ever slower than with the defaults?"""

@@ -1,0 +1,180 @@
+"""Autotune in `fit`: which models are tuned, and how their training functions change.
+
+The settings of a step are read while it is traced. So a change means another training function. A
+function is kept as long as its settings may come back, with the record of its collectives.
+
+All ranks change before the same batch. A rank that stops alone leaves its epoch before the others
+know: it then takes part in the end of a window that they may have reached, and says so. The others
+change nothing from then on, since it repeats the collectives of its last step.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+
+from ringar.collectives import allgather_object, shares
+from ringar.job import log, mpi
+from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras import share, tuned
+from ringar.keras.buckets import Spec
+from ringar.keras.tuned import DEFAULTS, Settings
+from ringar.keras.tuning import clock, options
+from ringar.keras.tuning.space import Job
+from ringar.keras.tuning.tuner import Tuner
+
+_log = log.logger(__name__)
+
+
+class FitTuner:
+    """Tune the steps of a model, which holds this object, through all calls of `fit`.
+
+    Args:
+        model: the model, which has a training function.
+        job: what the settings are for.
+        ranks: those that train together.
+    """
+
+    def __init__(self, model: keras.Model, job: Job, ranks: ProcessSet) -> None:
+        self._model = model
+        self._functions: dict[Settings, tuple[Any, share.Step | None]] = {}
+        self.job = job
+        self._steps = 0
+        self._next: int | None = None  # the batch that follows
+        self._is_out = False  # of this epoch, since a rank leaves
+        self._settings = DEFAULTS
+        if tuned.of(model) != DEFAULTS:  # of an earlier search
+            tuned.give(model, DEFAULTS)
+            model.make_train_function(force=True)
+        self._tuner = Tuner(job, options.read(os.environ), ranks, lambda: clock.now())
+        self._change()
+
+    @property
+    def progress(self) -> tuple[object, ...]:
+        """What all ranks have in common that go on with a search."""
+        return self._settings, self._tuner.is_done, self._tuner.measured
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the settings stay."""
+        return self._tuner.is_done
+
+    def begin(self, steps: int) -> None:
+        """Begin a training, of epochs in which all ranks have so many steps."""
+        self._steps = steps
+        self._tuner.begin_window()
+        self._functions.clear()  # the model may have been compiled anew
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch on all ranks."""
+        self._next, self._is_out = None, False
+        self._tuner.pause()
+
+    def before_batch(self, batch: int) -> None:
+        """Act before a batch that all ranks have."""
+        if shares.stop_was_seen():
+            self._is_out = True
+        if self._is_out or self._tuner.is_done:
+            return
+        if batch != self._next:
+            self._tuner.pause()
+        self._next = batch + self._model.steps_per_execution
+        if self._tuner.step_begins() or self._tuner.is_done:
+            self._change()
+
+    def leave(self) -> None:
+        """End the epoch on this rank. Others may have come to the end of a window."""
+        stops = self._next is not None and self._next < self._steps
+        if stops and not self._is_out and not shares.stop_was_seen() and self._tuner.is_due():
+            self._tuner.meet_in_vain()
+        self._is_out = True
+
+    def _change(self) -> None:
+        """Give the model the training function for the settings."""
+        model, settings = self._model, self._tuner.settings
+        if settings != self._settings:
+            self._functions[self._settings] = model.train_function, share.step_of(model)
+            self._settings = settings
+            tuned.give(model, settings)
+            if settings in self._functions:
+                model.train_function, step = self._functions[settings]
+                share.return_to(model, step)
+            else:
+                model.make_train_function(force=True)
+        if self._tuner.is_done:
+            self._functions.clear()
+
+
+def of(model: keras.Model) -> FitTuner | None:
+    """Return what tunes `model`, or has tuned it."""
+    return getattr(model, "_ringar_tuner", None)
+
+
+def begin(
+    model: keras.Model, process_set: ProcessSet | None, steps: int | None, meets: bool
+) -> FitTuner | None:
+    """Begin to tune `model`, or go on, when a training begins. Collective, if the user asks for it.
+
+    Args:
+        model: the model, which has a training function.
+        process_set: the ranks that train together.
+        steps: the steps of an epoch that all ranks have; None if they are not known.
+        meets: whether the ranks meet in collectives while they train.
+
+    Returns:
+        What is to be called before each batch; None if nothing is tuned.
+
+    Raises:
+        ValueError: on every rank, if an option is wrong, or rank 0 cannot read or write a file.
+        UnsupportedError: on every rank, if rank 0 lacks Optuna.
+    """
+    ranks = or_all(process_set)
+    if not options.is_wanted(os.environ) or ranks.size() == 1:
+        return None
+    if obstacle := _obstacle(model, steps, meets):
+        if ranks.rank() == 0:
+            _log.warning("Autotune: the defaults stay: %s.", obstacle)
+        return None
+    assert steps is not None
+    job = _job(model, ranks)
+    known = of(model)
+    own = known.progress if known is not None and known.job == job else None
+    everyone = allgather_object(own, name="autotune/progress", process_set=ranks)
+    if own is None or any(its != own for its in everyone):
+        # Functions of an earlier search belong to ranks that are no longer there.
+        known = FitTuner(model, job, ranks)
+        object.__setattr__(model, "_ringar_tuner", known)  # Keras' own would track it
+    assert known is not None
+    known.begin(steps)
+    return None if known.is_done else known
+
+
+def leave(model: keras.Model) -> None:
+    """End the epoch of `model` on this rank, before it joins those that go on."""
+    if (known := of(model)) is not None:
+        known.leave()
+
+
+def _obstacle(model: keras.Model, steps: int | None, meets: bool) -> str:
+    """Return why `model` is not tuned; the same on all ranks."""
+    if not meets or not all(one.in_every_step for one in share.exchanges_of(model)):
+        return "it tunes the reduction of gradients, which these ranks do not reduce in every step"
+    if not model.trainable_variables:
+        return "the model has no weights yet; build it before `fit`"
+    if steps is None:
+        return "the steps of an epoch are not known; pass `steps_per_epoch` to `fit`"
+    if steps < 2 * model.steps_per_execution:
+        return "an epoch has one step, which has no step behind it to measure it by"
+    return ""
+
+
+def _job(model: keras.Model, ranks: ProcessSet) -> Job:
+    chosen: dict[str, object] = {}
+    for exchange in share.exchanges_of(model):
+        chosen |= exchange.chosen
+    if algorithm := os.environ.get(mpi.ALGORITHM_VARIABLE):
+        chosen["algorithm"] = algorithm
+    specs = tuple(Spec.of(variable) for variable in model.trainable_variables)
+    return Job(ranks.size(), 1, specs, chosen)

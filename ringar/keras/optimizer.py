@@ -40,6 +40,7 @@ from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 from ringar.keras.sharded import STAGES, Sharded, Stage, check
 from ringar.sharding import slots
+from ringar.sharding.slice_ranks import Slicing
 from ringar.sharding.slots import inner_optimizer, with_nested
 from ringar.sharding.variable_slice import wholes
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from ringar.collectives.ops import ReduceOp
     from ringar.job.process_sets import ProcessSet
     from ringar.sharding.grid import Grid
+    from ringar.sharding.slice_ranks import ShardRanks
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 """The gradient by one variable; None if the loss does not depend on it."""
@@ -204,6 +206,7 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
     postscale_factor: float = 1.0,
     sparse_as_dense: bool = False,
     shard: Stage | None = None,
+    shard_ranks: ShardRanks | None = None,
 ) -> keras.optimizers.Optimizer:
     """Make `optimizer` reduce its gradients over the ranks before it applies them.
 
@@ -236,7 +239,12 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
         shard: "optimizer" or "gradients": each rank keeps the optimizer's slots for its slice of
             every variable only, and gets that slice of the reduced gradients (ZeRO,
             docs/sharded.md). `model.save` and `save_weights` then are for all ranks to call, and
-            the first one writes; slots are whole in files.
+            the first one writes; slots are whole in files. On a grid, a variable that is cut over
+            the parts is sliced among the ranks that have the same part.
+        shard_ranks: "host", with `shard`: slices are those of the ranks of one host, and other
+            hosts hold the same. Then the slots take more memory, and only slices of gradients
+            travel between hosts. Collective: all ranks of the job call it, each for its own
+            `process_set`; all hosts have equally many ranks of a set.
 
     Returns:
         `optimizer`, whose class is now `Distributed<class>`, a subclass of its former class. Copies
@@ -258,7 +266,12 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
         sparse_as_dense,
     )
     if shard is not None:
-        return _sharded(optimizer, shard, reduction, grid)
+        return _sharded(optimizer, shard, reduction, grid, shard_ranks)
+    if shard_ranks is not None:
+        raise ValueError(
+            "`shard_ranks` needs `shard`: it says among which ranks slots are cut. "
+            f'Received: shard_ranks={shard_ranks!r}, shard=None. Pass shard="optimizer", too.'
+        )
     exchange = reduction if grid is None else GridReduction(reduction, grid)
     return distribute(optimizer, exchange, "ringar.DistributedOptimizer")
 
@@ -268,18 +281,18 @@ def _sharded(
     stage: Stage,
     reduction: Reduction,
     grid: Grid | None,
+    shard_ranks: ShardRanks | None,
 ) -> keras.optimizers.Optimizer:
     if stage not in STAGES:
         raise ValueError(
             f'`shard` must be None, "optimizer" or "gradients". Received: shard={stage!r}. The '
             "weights themselves stay whole on every rank."
         )
-    if grid is not None:
-        raise ValueError("`shard` must be None with `grid`. Received: both")
     optimizer = keras.optimizers.get(optimizer)
     check(optimizer, reduction)
     # In a LossScaleOptimizer the inner one is distributed, as `compile` leaves it.
-    inner, exchange = inner_optimizer(optimizer), Sharded(stage, reduction)
+    slicing = Slicing(reduction.process_set, grid, shard_ranks)
+    inner, exchange = inner_optimizer(optimizer), Sharded(stage, reduction, slicing)
     distribute(inner, exchange, "ringar.DistributedOptimizer")
     slot_files.install()
     if inner.built:

@@ -21,17 +21,19 @@ import tensorflow as tf
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ringar.sharding.slice_ranks import SliceRanks
+
 
 class VariableSlice:
     """Stand in an optimizer for the slice of a variable, as if it were a variable.
 
     Args:
         variable: a `keras.Variable` or `tf.Variable`, of known shape.
-        ranks: the number of slices.
-        rank: the number of this one.
+        ranks: those among which it is cut.
 
     Attributes:
         whole: the variable.
+        ranks: those among which it is cut.
         begin: the first element of the flat variable.
         count: the elements without padding.
         elements: the elements of the variable.
@@ -44,13 +46,14 @@ class VariableSlice:
     trainable = True
     overwrite_with_gradient = False
 
-    def __init__(self, variable: Any, ranks: int, rank: int) -> None:
+    def __init__(self, variable: Any, ranks: SliceRanks) -> None:
         self.whole = variable
+        self.ranks = ranks
         self._value: Any = variable.value if isinstance(variable, keras.Variable) else variable
         self.elements = math.prod(int(d) for d in variable.shape)
-        least, rest = divmod(self.elements, ranks)
-        self.counts = [least + (r < rest) for r in range(ranks)]
-        self.begin, self.count = sum(self.counts[:rank]), self.counts[rank]
+        least, rest = divmod(self.elements, ranks.size)
+        self.counts = [least + (r < rest) for r in range(ranks.size)]
+        self.begin, self.count = sum(self.counts[: ranks.rank]), self.counts[ranks.rank]
         self.shape = (max(self.counts[0], 1),)
         self.pending: tf.Tensor | None = None
 

@@ -104,6 +104,20 @@ def test_optimizers_train_as_without_shards(
         assert common.largest_difference(values, [v.numpy() for v in variables(name)]) > 1e-3, name
 
 
+@pytest.mark.ranks(2, 3, 4)
+def test_slices_within_one_host_are_those_of_all_ranks(rank: int, size: int) -> None:
+    its = {way: variables("host") for way in (None, "host")}
+    for way, own in its.items():
+        optimizer = ringar.DistributedOptimizer(
+            K.Adam(0.01, global_clipnorm=0.5), shard="gradients", shard_ranks=way
+        )
+        for _ in range(2):
+            optimizer.apply([tf.sin(v.value * float(rank + 1)) for v in own], own)
+        assert optimizer._momentums[0].shape == (-(-15 // size),)
+    for a, b in zip(*its.values(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def words_model() -> keras.Model:
     """Tables, one of them used twice, that have sparse gradients; a frozen layer; a constraint."""
     keras.utils.set_random_seed(0)

@@ -75,7 +75,8 @@ def check_start(
     require_equal(
         [one["exchange"] or "none" for one in ranks],
         "sharding",
-        "Pass the same `shard` to ringar.DistributedOptimizer on every rank.",
+        "Pass the same `shard`, `shard_ranks`, `offload` and `grid` to ringar.DistributedOptimizer "
+        "on every rank.",
     )
     if len({len(one["weights"]) for one in ranks}) > 1:
         require_equal(

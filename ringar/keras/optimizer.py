@@ -35,6 +35,7 @@ from ringar.collectives.powersgd import PowerSGD
 from ringar.errors import NotInitializedError
 from ringar.job import place
 from ringar.keras import first_step, fitting, losses, share, slot_files
+from ringar.keras import offload as offloads
 from ringar.keras.exchange import Exchange
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
@@ -45,6 +46,8 @@ from ringar.sharding.slots import inner_optimizer, with_nested
 from ringar.sharding.variable_slice import wholes
 
 if TYPE_CHECKING:
+    import os
+
     import tensorflow as tf
 
     from ringar.collectives.ops import ReduceOp
@@ -123,6 +126,17 @@ class DistributedMixin:
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Make the slots for what this rank trains of `variables`."""
         super().build(self._exchange.parts(variables))  # type: ignore[misc]
+
+    def add_variable_from_reference(
+        self, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
+    ) -> Any:
+        """Make a slot as the base class does, or where the exchange keeps slots."""
+        own = self._exchange.slot(reference_variable, name or "slot", initializer)
+        if own is None:
+            make = super().add_variable_from_reference  # type: ignore[misc]  # a mixin
+            return make(reference_variable, name, initializer)
+        self._track_variable(own)  # type: ignore[attr-defined]
+        return own
 
     def save_own_variables(self, store: Any) -> None:
         """Save as the base class does, with whole slots."""
@@ -207,6 +221,8 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
     sparse_as_dense: bool = False,
     shard: Stage | None = None,
     shard_ranks: ShardRanks | None = None,
+    offload: offloads.Kind | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
 ) -> keras.optimizers.Optimizer:
     """Make `optimizer` reduce its gradients over the ranks before it applies them.
 
@@ -245,6 +261,11 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
             hosts hold the same. Then the slots take more memory, and only slices of gradients
             travel between hosts. Collective: all ranks of the job call it, each for its own
             `process_set`; all hosts have equally many ranks of a set.
+        offload: with `shard`, where a rank's slots are. "memory": in the memory of the host, while
+            the model is on a GPU. "disk": in a file, from which a step reads the slots of one
+            variable after the other. Not in steps that XLA compiles for another device.
+        offload_folder: the folder of that file, on a disk; by default RINGAR_OFFLOAD_FOLDER, or
+            that of temporary files. The file has no name, and vanishes with the process.
 
     Returns:
         `optimizer`, whose class is now `Distributed<class>`, a subclass of its former class. Copies
@@ -266,12 +287,15 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
         sparse_as_dense,
     )
     if shard is not None:
-        return _sharded(optimizer, shard, reduction, grid, shard_ranks)
-    if shard_ranks is not None:
-        raise ValueError(
-            "`shard_ranks` needs `shard`: it says among which ranks slots are cut. "
-            f'Received: shard_ranks={shard_ranks!r}, shard=None. Pass shard="optimizer", too.'
-        )
+        slots_elsewhere = offloads.made(offload, offload_folder)
+        return _sharded(optimizer, shard, reduction, grid, shard_ranks, slots_elsewhere)
+    given = {"shard_ranks": shard_ranks, "offload": offload, "offload_folder": offload_folder}
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"`{name}` needs `shard`. Received: {name}={value!r}, shard=None. Pass "
+                'shard="optimizer", too; on one rank it changes nothing else.'
+            )
     exchange = reduction if grid is None else GridReduction(reduction, grid)
     return distribute(optimizer, exchange, "ringar.DistributedOptimizer")
 
@@ -282,6 +306,7 @@ def _sharded(
     reduction: Reduction,
     grid: Grid | None,
     shard_ranks: ShardRanks | None,
+    offload: offloads.Offload | None,
 ) -> keras.optimizers.Optimizer:
     if stage not in STAGES:
         raise ValueError(
@@ -292,11 +317,12 @@ def _sharded(
     check(optimizer, reduction)
     # In a LossScaleOptimizer the inner one is distributed, as `compile` leaves it.
     slicing = Slicing(reduction.process_set, grid, shard_ranks)
-    inner, exchange = inner_optimizer(optimizer), Sharded(stage, reduction, slicing)
+    inner, exchange = inner_optimizer(optimizer), Sharded(stage, reduction, slicing, offload)
     distribute(inner, exchange, "ringar.DistributedOptimizer")
     slot_files.install()
     if inner.built:
-        slots.replace(inner, exchange.parts(inner._trainable_variables))
+        make = None if offload is None else offload.slot
+        slots.replace(inner, exchange.parts(inner._trainable_variables), make)
     return optimizer
 
 

@@ -52,6 +52,7 @@ from ringar.sharding.variable_slice import VariableSlice
 if TYPE_CHECKING:
     from ringar.collectives.shares import Control
     from ringar.job.process_sets import ProcessSet
+    from ringar.keras.offload import Offload
     from ringar.sharding.grid import Grid
     from ringar.sharding.slice_ranks import SliceRanks
 
@@ -69,10 +70,18 @@ class Sharded(Exchange):
         stage: what is cut into slices.
         reduction: how gradients are reduced.
         slicing: the ranks among which each variable is cut; by default those that train together.
+        offload: what makes the slots; None: Keras, beside the variables.
     """
 
-    def __init__(self, stage: Stage, reduction: Reduction, slicing: Slicing | None = None) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        reduction: Reduction,
+        slicing: Slicing | None = None,
+        offload: Offload | None = None,
+    ) -> None:
         self.stage = stage
+        self.offload = offload
         self.op, self.process_set = reduction.op, reduction.process_set
         self._reduction = reduction
         self._slicing = slicing or Slicing(reduction.process_set)
@@ -89,7 +98,8 @@ class Sharded(Exchange):
     @property
     def description(self) -> str:
         """What ranks compare before they train."""
-        return f'shard="{self.stage}"{self._slicing.description}'
+        offload = "" if self.offload is None else f', offload="{self.offload.kind}"'
+        return f'shard="{self.stage}"{self._slicing.description}{offload}'
 
     @property
     def grid(self) -> Grid | None:
@@ -108,7 +118,19 @@ class Sharded(Exchange):
 
     def renewed(self) -> Sharded:
         """Return an exchange with these settings, and without the state of this one."""
-        return Sharded(self.stage, self._reduction.renewed(), self._slicing)
+        offload = None if self.offload is None else self.offload.renewed()
+        return Sharded(self.stage, self._reduction.renewed(), self._slicing, offload)
+
+    def build(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any] | None) -> None:
+        """Check that all ranks have room for their slots, once they are made."""
+        if self.offload is not None:
+            if variables is not None and not optimizer.built:
+                optimizer.build(variables)
+            self.offload.meet(self.process_set)
+
+    def slot(self, part: Any, name: str, initializer: Any) -> Any | None:
+        """Make a slot where slots are offloaded to."""
+        return None if self.offload is None else self.offload.slot(part, name, initializer)
 
     def parts(self, variables: Sequence[Any]) -> list[Any]:
         """Return the slices of `variables`; those that gradients overwrite stay whole."""

@@ -12,7 +12,6 @@ import ringar
 from tests.faults.job import attempt
 from tests.keras import common
 
-
 WAYS: dict[str, dict[str, Any]] = {
     "none": {},
     "among all ranks": {"shard": "optimizer"},
@@ -45,7 +44,7 @@ def equals_unsharded() -> None:
     assert common.largest_difference(values["none"], start) > 1e-3
     for way in WAYS:
         assert common.largest_difference(values[way], values["none"]) < 1e-6, way
-    of_ranks = ringar.allgather_object([v.tobytes() for v in sum(values.values(), [])])
+    of_ranks = ringar.allgather_object([v.tobytes() for its in values.values() for v in its])
     assert all(one == of_ranks[0] for one in of_ranks), "other weights elsewhere"
 
 

@@ -166,7 +166,7 @@ class OnDisk(Offload):
 
     def read(self, begin: int, array: np.ndarray) -> np.ndarray:
         """Fill an array with what is at a place in the file."""
-        view = memoryview(array.reshape(-1).view(np.uint8))
+        view = array.reshape(-1).view(np.uint8).data
         done = 0
         while self._file is not None and self._failure is None and done < len(view):
             done += os.preadv(self._file.fileno(), [view[done:]], begin + done)
@@ -174,7 +174,7 @@ class OnDisk(Offload):
 
     def write(self, begin: int, array: np.ndarray) -> None:
         """Write an array to a place in the file."""
-        view = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        view = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         done = 0
         while self._file is not None and self._failure is None and done < len(view):
             done += os.pwrite(self._file.fileno(), view[done:], begin + done)

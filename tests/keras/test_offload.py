@@ -172,7 +172,7 @@ def test_sparse_gradients_of_one_rank() -> None:
             gradient = tf.IndexedSlices(tf.ones((2, 2)), tf.constant(rows), (5, 2))
             optimizer.apply([gradient], [table])
         of_both.append([table.numpy(), *(v.numpy() for v in optimizer.variables)])
-    assert_same(*of_both)
+    assert_same(of_both[0], of_both[1])
 
 
 def test_bad_arguments() -> None:

@@ -106,7 +106,8 @@ def test_optimizers_train_as_without_shards(
 
 @pytest.mark.ranks(2, 3, 4)
 def test_slices_within_one_host_are_those_of_all_ranks(rank: int, size: int) -> None:
-    its = {way: variables("host") for way in (None, "host")}
+    ways: list[Any] = [None, "host"]
+    its = {way: variables("host") for way in ways}
     for way, own in its.items():
         optimizer = ringar.DistributedOptimizer(
             K.Adam(0.01, global_clipnorm=0.5), shard="gradients", shard_ranks=way

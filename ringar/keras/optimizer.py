@@ -128,15 +128,20 @@ class DistributedMixin:
         super().build(self._exchange.parts(variables))  # type: ignore[misc]
 
     def add_variable_from_reference(
-        self, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
-    ) -> Any:
+        self,
+        reference_variable: keras.Variable,
+        name: str | None = None,
+        initializer: str | keras.initializers.Initializer = "zeros",
+    ) -> keras.Variable:
         """Make a slot as the base class does, or where the exchange keeps slots."""
-        own = self._exchange.slot(reference_variable, name or "slot", initializer)
-        if own is None:
-            make = super().add_variable_from_reference  # type: ignore[misc]  # a mixin
-            return make(reference_variable, name, initializer)
-        self._track_variable(own)  # type: ignore[attr-defined]
-        return own
+        slot = self._exchange.slot(reference_variable, name or "slot", initializer)
+        if slot is not None:
+            self._track_variable(slot)  # type: ignore[attr-defined]  # a mixin
+        else:
+            make = super().add_variable_from_reference  # type: ignore[misc]
+            slot = make(reference_variable, name, initializer)
+        made: keras.Variable = slot
+        return made
 
     def save_own_variables(self, store: Any) -> None:
         """Save as the base class does, with whole slots."""

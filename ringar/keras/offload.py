@@ -86,8 +86,8 @@ class Offload:
     def _refuse_compiled(self) -> None:
         raise UnsupportedError(
             f'rank {place.rank()} | DistributedOptimizer(offload="{self.kind}"): expected a '
-            "training step that XLA does not compile, received one that it does: compiled code reads "
-            "only what is on its device. Pass jit_compile=False to `model.compile`, or leave "
+            "training step that XLA does not compile, received one that it does: compiled code "
+            "reads only what is on its device. Pass jit_compile=False to `model.compile`, or leave "
             "out `offload`."
         )
 

@@ -5,9 +5,10 @@
     python -m benchmarks.sharded --only time --models transformer
 
 Memory: a stack of dense layers (400 MB of weights by default) with Adam, in jobs of their own
-without shards and by each stage: the resident memory that the slots take, against 8 bytes per
-parameter without shards and 8/N on N ranks; and the greatest resident memory of a step beyond what
-the process had without the weights.
+without shards, by each stage, and with slots on disk: the resident memory of the slots' buffers,
+against 8 bytes per parameter without shards and 8/N on N ranks; by how much the process grows when
+slots are made; and the greatest resident memory of a step beyond what the process had without the
+weights.
 
 Time: a step of AlexNet and of a Transformer of 12 layers of width 512 on two ranks, without shards
 and by each stage, in turn in the same job; and what a rank must send in a step (`ringar.stats`).
@@ -30,13 +31,15 @@ from benchmarks.harness.jobs import Reports, run_worker
 from benchmarks.harness.processes import JobFailedError
 from benchmarks.harness.series import Series, slowest
 from benchmarks.harness.targets import Target
-from benchmarks.sharded.worker import MODELS, WAYS
+from benchmarks.sharded.worker import MODELS, OFFLOADED, WAYS
 
 LIMIT = 600.0
 TOLERANCE = 1e-4
 """Relative, of losses."""
 MB = 1e6
 MOST_TIME, MOST_BYTES, MOST_OFF = 1.05, 1.001, 0.05
+
+STAGES = [way for way in WAYS if way is not None]
 
 Row = dict[str, Any]
 
@@ -49,6 +52,7 @@ def memory_row(shard: str | None, ranks: int, reports: Reports) -> Row:
         "ranks": ranks,
         "weights": weights,
         "slots": max(one["slots"] for one in reports),
+        "grown": max(one["grown"] for one in reports),
         "expected": 2 * weights / (1 if shard is None else ranks),
         "peak": max(one["peak"] for one in reports),
         "losses": [one["losses"] for one in reports],
@@ -88,11 +92,12 @@ def wrong_losses(rows: list[Row]) -> int:
 
 def memory_text(rows: list[Row]) -> str:
     """Returns the table of memory."""
-    headers = ["shard", "ranks", "weights", "slots", "formula", "slots / formula", "peak of a step"]
+    headers = ["shard", "ranks", "weights", "slots", "formula", "slots / formula", "process grows",
+               "peak of a step"]  # fmt: skip
     return report.table(headers, [
         [row["shard"], row["ranks"], f"{row['weights'] / MB:.0f} MB", f"{row['slots'] / MB:.0f} MB",
          f"{row['expected'] / MB:.0f} MB", f"{row['slots'] / row['expected']:.3f}",
-         f"{row['peak'] / MB:.0f} MB"]
+         f"{row['grown'] / MB:.0f} MB", f"{row['peak'] / MB:.0f} MB"]
         for row in rows
     ])  # fmt: skip
 
@@ -109,8 +114,12 @@ def time_text(rows: list[Row]) -> str:
 
 def targets(memory: list[Row], times: list[Row]) -> list[Target]:
     """Returns the targets of what was measured."""
-    cut = [row for row in memory if row["shard"] != "none"]
+    cut = [row for row in memory if row["shard"] in STAGES]
+    on_disk = [row["grown"] / row["expected"] for row in memory if row["shard"] == OFFLOADED]
     found = []
+    if on_disk:
+        name = "slots on disk: the process grows by, of their bytes"
+        found.append(Target(name, MOST_OFF, "", on_disk, at_most=True))
     if cut:
         off = [abs(row["slots"] / row["expected"] - 1) for row in cut]
         found.append(Target("slots: off the formula by", MOST_OFF, "", off, at_most=True))
@@ -128,7 +137,7 @@ def targets(memory: list[Row], times: list[Row]) -> list[Target]:
 
 def measure_memory(options: argparse.Namespace, ranks: int, missing: dict[str, str]) -> list[Row]:
     rows: list[Row] = []
-    for shard in WAYS:
+    for shard in (*WAYS, OFFLOADED):
         title = f"memory, shard={shard}, {ranks} ranks"
         print(title, file=sys.stderr, flush=True)
         job = {"task": "memory", "shard": shard, "ranks": ranks, "threads": 1,

@@ -29,7 +29,7 @@ def draw(data: dict[str, Any], path: str) -> None:
         line = [per_parameter(shard, n, 8 / n) for n in cut]
         label = "no shards" if shard == "none" else f'shard="{shard}"'
         axes.plot(list(RANKS), line, color=color, label=label)
-    measured = [row for row in data["rows"] if "slots" in row]
+    measured = [row for row in data["rows"] if "slots" in row and row["shard"] in COLORS]
     for row in measured:
         height = per_parameter(row["shard"], row["ranks"], 4 * row["slots"] / row["weights"])
         axes.plot(row["ranks"], height, "o", color=COLORS[row["shard"]])

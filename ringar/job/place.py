@@ -167,3 +167,9 @@ def cross_rank() -> int:
 def cross_size() -> int:
     """Return the number of hosts that have a rank of this local rank."""
     return int(require("ringar.cross_size()").cross_size)
+
+
+def hosts() -> list[int]:
+    """Return the number of each rank's host."""
+    config = require("ringar.DistributedOptimizer(shard_ranks=...)")
+    return [int(config.hosts[rank]) if config.hosts else 0 for rank in range(config.size)]

@@ -77,7 +77,8 @@ def check_start(
     require_equal(
         [one["exchange"] or "none" for one in ranks],
         "sharding",
-        "Pass the same `shard` to ringar.DistributedOptimizer on every rank.",
+        "Pass the same `shard`, `shard_ranks`, `offload` and `grid` to ringar.DistributedOptimizer "
+        "on every rank.",
     )
     require_equal(
         [one["autotune"] or "none" for one in ranks],

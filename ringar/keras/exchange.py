@@ -108,6 +108,16 @@ class Exchange:
         """Return what the optimizer trains on this rank in the place of the model's variables."""
         return list(variables)
 
+    def slot(self, part: Any, name: str, initializer: Any) -> Any | None:
+        """Make a slot of the optimizer elsewhere than Keras would; None: Keras makes it.
+
+        Args:
+            part: the variable that it belongs to, or what is trained in its place.
+            name: its name.
+            initializer: an initializer of Keras, or its name.
+        """
+        return None
+
     def applied_by(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Take the optimizer whose `apply` takes the step that begins."""
 

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from ringar.collectives.compression import Compressor
     from ringar.collectives.ops import ReduceOp
     from ringar.collectives.powersgd import PowerSGD
+    from ringar.keras.offload import Kind
     from ringar.keras.sharded import Stage
     from ringar.sharding.grid import Grid
+    from ringar.sharding.slice_ranks import ShardRanks
 
 
 class Distribution(TypedDict, total=False):
@@ -40,6 +42,9 @@ class Distribution(TypedDict, total=False):
     postscale_factor: float
     sparse_as_dense: bool
     shard: Stage | None
+    shard_ranks: ShardRanks | None
+    offload: Kind | None
+    offload_folder: str | os.PathLike[str] | None
 
 
 def load_model(

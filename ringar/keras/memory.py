@@ -26,6 +26,8 @@ from ringar.sharding.slots import inner_optimizer
 if TYPE_CHECKING:
     import numpy as np
 
+    from ringar.keras.offload import Kind
+
 _MIB = 2**20
 
 
@@ -90,6 +92,7 @@ def memory_report(
     optimizer: str | keras.optimizers.Optimizer | None = None,
     batch: np.ndarray | Sequence[np.ndarray] | None = None,
     ranks: Sequence[int] = (1, 2, 4, 8),
+    offload: Kind | None = None,
 ) -> MemoryReport:
     """Return the bytes that a rank needs for training, for each stage and number of ranks.
 
@@ -101,6 +104,8 @@ def memory_report(
         batch: the inputs of one step of a rank, as the model takes them. A forward and a backward
             pass on them are run, once, to measure activations. None: they are left out.
         ranks: the numbers of ranks.
+        offload: as for `ringar.DistributedOptimizer`. With "disk", slots are those of one variable:
+            the step reads one after the other. "memory" changes nothing: it is the host's memory.
 
     Returns:
         The report; print it for a table.
@@ -131,13 +136,16 @@ def memory_report(
         for size in ranks:
             cut = size if shard is not None else 1
             slices = [_slice_bytes(v, cut) for v in trained]
+            its_slots = [n * b for n, b in zip(of_variables, slices, strict=True)]
+            if offload == "disk" and shard is not None:
+                its_slots = [max(its_slots, default=0)]
             rows.append(
                 MemoryRow(
                     shard,
                     size,
                     weights,
                     sum(slices) if shard == "gradients" else gradients,
-                    others + sum(n * b for n, b in zip(of_variables, slices, strict=True)),
+                    others + sum(its_slots),
                     activations,
                 )
             )

@@ -35,20 +35,25 @@ from ringar.collectives.powersgd import PowerSGD
 from ringar.errors import NotInitializedError
 from ringar.job import place
 from ringar.keras import first_step, fitting, losses, share, slot_files
+from ringar.keras import offload as offloads
 from ringar.keras.exchange import Exchange
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 from ringar.keras.sharded import STAGES, Sharded, Stage, check
 from ringar.sharding import slots
+from ringar.sharding.slice_ranks import Slicing
 from ringar.sharding.slots import inner_optimizer, with_nested
 from ringar.sharding.variable_slice import wholes
 
 if TYPE_CHECKING:
+    import os
+
     import tensorflow as tf
 
     from ringar.collectives.ops import ReduceOp
     from ringar.job.process_sets import ProcessSet
     from ringar.sharding.grid import Grid
+    from ringar.sharding.slice_ranks import ShardRanks
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 """The gradient by one variable; None if the loss does not depend on it."""
@@ -121,6 +126,22 @@ class DistributedMixin:
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Make the slots for what this rank trains of `variables`."""
         super().build(self._exchange.parts(variables))  # type: ignore[misc]
+
+    def add_variable_from_reference(
+        self,
+        reference_variable: keras.Variable,
+        name: str | None = None,
+        initializer: str | keras.initializers.Initializer = "zeros",
+    ) -> keras.Variable:
+        """Make a slot as the base class does, or where the exchange keeps slots."""
+        slot = self._exchange.slot(reference_variable, name or "slot", initializer)
+        if slot is not None:
+            self._track_variable(slot)  # type: ignore[attr-defined]  # a mixin
+        else:
+            make = super().add_variable_from_reference  # type: ignore[misc]
+            slot = make(reference_variable, name, initializer)
+        made: keras.Variable = slot
+        return made
 
     def save_own_variables(self, store: Any) -> None:
         """Save as the base class does, with whole slots."""
@@ -204,6 +225,9 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
     postscale_factor: float = 1.0,
     sparse_as_dense: bool = False,
     shard: Stage | None = None,
+    shard_ranks: ShardRanks | None = None,
+    offload: offloads.Kind | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
 ) -> keras.optimizers.Optimizer:
     """Make `optimizer` reduce its gradients over the ranks before it applies them.
 
@@ -236,7 +260,17 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
         shard: "optimizer" or "gradients": each rank keeps the optimizer's slots for its slice of
             every variable only, and gets that slice of the reduced gradients (ZeRO,
             docs/sharded.md). `model.save` and `save_weights` then are for all ranks to call, and
-            the first one writes; slots are whole in files.
+            the first one writes; slots are whole in files. On a grid, a variable that is cut over
+            the parts is sliced among the ranks that have the same part.
+        shard_ranks: "host", with `shard`: slices are those of the ranks of one host, and other
+            hosts hold the same. Then the slots take more memory, and only slices of gradients
+            travel between hosts. Collective: all ranks of the job call it, each for its own
+            `process_set`; all hosts have equally many ranks of a set.
+        offload: with `shard`, where a rank's slots are. "memory": in the memory of the host, while
+            the model is on a GPU. "disk": in a file, from which a step reads the slots of one
+            variable after the other. Not in steps that XLA compiles for another device.
+        offload_folder: the folder of that file, on a disk; by default RINGAR_OFFLOAD_FOLDER, or
+            that of temporary files. The file has no name, and vanishes with the process.
 
     Returns:
         `optimizer`, whose class is now `Distributed<class>`, a subclass of its former class. Copies
@@ -258,7 +292,15 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
         sparse_as_dense,
     )
     if shard is not None:
-        return _sharded(optimizer, shard, reduction, grid)
+        slots_elsewhere = offloads.made(offload, offload_folder)
+        return _sharded(optimizer, shard, reduction, grid, shard_ranks, slots_elsewhere)
+    given = {"shard_ranks": shard_ranks, "offload": offload, "offload_folder": offload_folder}
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"`{name}` needs `shard`. Received: {name}={value!r}, shard=None. Pass "
+                'shard="optimizer", too; on one rank it changes nothing else.'
+            )
     exchange = reduction if grid is None else GridReduction(reduction, grid)
     return distribute(optimizer, exchange, "ringar.DistributedOptimizer")
 
@@ -268,22 +310,24 @@ def _sharded(
     stage: Stage,
     reduction: Reduction,
     grid: Grid | None,
+    shard_ranks: ShardRanks | None,
+    offload: offloads.Offload | None,
 ) -> keras.optimizers.Optimizer:
     if stage not in STAGES:
         raise ValueError(
             f'`shard` must be None, "optimizer" or "gradients". Received: shard={stage!r}. The '
             "weights themselves stay whole on every rank."
         )
-    if grid is not None:
-        raise ValueError("`shard` must be None with `grid`. Received: both")
     optimizer = keras.optimizers.get(optimizer)
     check(optimizer, reduction)
     # In a LossScaleOptimizer the inner one is distributed, as `compile` leaves it.
-    inner, exchange = inner_optimizer(optimizer), Sharded(stage, reduction)
+    slicing = Slicing(reduction.process_set, grid, shard_ranks)
+    inner, exchange = inner_optimizer(optimizer), Sharded(stage, reduction, slicing, offload)
     distribute(inner, exchange, "ringar.DistributedOptimizer")
     slot_files.install()
     if inner.built:
-        slots.replace(inner, exchange.parts(inner._trainable_variables))
+        make = None if offload is None else offload.slot
+        slots.replace(inner, exchange.parts(inner._trainable_variables), make)
     return optimizer
 
 

@@ -45,12 +45,16 @@ from ringar.job.process_sets import or_all
 from ringar.keras import buckets, share
 from ringar.keras.exchange import Exchange
 from ringar.keras.reduction import Reduction, tensor_like
-from ringar.sharding.cut import cut_of
+from ringar.sharding.slice_ranks import Slicing
 from ringar.sharding.slots import NOT_ELEMENTWISE, inner_optimizer, with_nested
 from ringar.sharding.variable_slice import VariableSlice
 
 if TYPE_CHECKING:
     from ringar.collectives.shares import Control
+    from ringar.job.process_sets import ProcessSet
+    from ringar.keras.offload import Offload
+    from ringar.sharding.grid import Grid
+    from ringar.sharding.slice_ranks import SliceRanks
 
 Stage = Literal["optimizer", "gradients"]
 """What is cut into slices."""
@@ -65,12 +69,22 @@ class Sharded(Exchange):
     Args:
         stage: what is cut into slices.
         reduction: how gradients are reduced.
+        slicing: the ranks among which each variable is cut; by default those that train together.
+        offload: what makes the slots; None: Keras, beside the variables.
     """
 
-    def __init__(self, stage: Stage, reduction: Reduction) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        reduction: Reduction,
+        slicing: Slicing | None = None,
+        offload: Offload | None = None,
+    ) -> None:
         self.stage = stage
+        self.offload = offload
         self.op, self.process_set = reduction.op, reduction.process_set
         self._reduction = reduction
+        self._slicing = slicing or Slicing(reduction.process_set)
         self._slices: dict[Any, VariableSlice] = {}
         self._holder: Any = None  # whose `apply` takes the step that is traced or runs
         self._answer: tf.Tensor | None = None  # while this rank repeats a step
@@ -84,7 +98,18 @@ class Sharded(Exchange):
     @property
     def description(self) -> str:
         """What ranks compare before they train."""
-        return f'shard="{self.stage}"'
+        offload = "" if self.offload is None else f', offload="{self.offload.kind}"'
+        return f'shard="{self.stage}"{self._slicing.description}{offload}'
+
+    @property
+    def grid(self) -> Grid | None:
+        """The grid on which the model is split, if it is."""
+        return self._slicing.grid
+
+    @property
+    def ranks(self) -> ProcessSet | None:
+        """The ranks that hold different examples."""
+        return self.process_set if self.grid is None else self.grid.data_set
 
     @property
     def chosen(self) -> dict[str, object]:
@@ -98,7 +123,19 @@ class Sharded(Exchange):
 
     def renewed(self) -> Sharded:
         """Return an exchange with these settings, and without the state of this one."""
-        return Sharded(self.stage, self._reduction.renewed())
+        offload = None if self.offload is None else self.offload.renewed()
+        return Sharded(self.stage, self._reduction.renewed(), self._slicing, offload)
+
+    def build(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any] | None) -> None:
+        """Check that all ranks have room for their slots, once they are made."""
+        if self.offload is not None:
+            if variables is not None and not optimizer.built:
+                optimizer.build(variables)
+            self.offload.meet(self.process_set)
+
+    def slot(self, part: Any, name: str, initializer: Any) -> Any | None:
+        """Make a slot where slots are offloaded to."""
+        return None if self.offload is None else self.offload.slot(part, name, initializer)
 
     def parts(self, variables: Sequence[Any]) -> list[Any]:
         """Return the slices of `variables`; those that gradients overwrite stay whole."""
@@ -107,15 +144,9 @@ class Sharded(Exchange):
     def _part(self, variable: Any) -> Any:
         if isinstance(variable, VariableSlice) or _is_overwritten(variable):
             return variable
-        if cut_of(variable) is not None:
-            raise UnsupportedError(
-                "`shard` expects layers that every rank has whole; received a part of variable "
-                f"{variable.path}. Use ringar.DistributedOptimizer(..., grid=grid) without `shard`."
-            )
         tensor = variable.value if isinstance(variable, keras.Variable) else variable
         if tensor._unique_id not in self._slices:
-            ranks = or_all(self.process_set)
-            found = VariableSlice(variable, ranks.size(), ranks.rank())
+            found = VariableSlice(variable, self._slicing.of(variable))
             self._slices[tensor._unique_id] = found
         return self._slices[tensor._unique_id]
 
@@ -193,33 +224,65 @@ class Sharded(Exchange):
     def _scattered(self, dense: list[Any], parts: Sequence[Any], weight: tf.Tensor) -> list[Any]:
         """Return this rank's slices of the reduced gradients, and the others whole."""
         reduced: list[Any] = [None] * len(dense)
-        cut = [
-            g if isinstance(p, VariableSlice) else None for g, p in zip(dense, parts, strict=True)
-        ]
-        for number, bucket in enumerate(self._reduction.plan(cut)):
-            own = grouped_reducescatter(
-                self._weighted([tf.reshape(dense[i], [-1]) for i in bucket.indices], weight),
-                self.op,
-                compression=self._reduction.of_dense,
-                prescale_factor=self._reduction.prescale_factor,
-                postscale_factor=self._reduction.postscale_factor,
-                name=f"gradients/slices_{number}:{bucket.label}",
-                process_set=self.process_set,
-            )
-            for index, tensor in zip(bucket.indices, own, strict=True):
-                reduced[index] = parts[index].padded(tensor)
-        whole = [i for i, g in enumerate(dense) if g is not None and cut[i] is None]
-        if whole:  # values that Keras writes over variables, as in `Reduction`
-            label = buckets.label(reversed(whole))
-            maxima = grouped_allreduce(
-                [dense[i] for i in whole],
-                op=Max,
-                name=f"overwrites:{label}",
-                process_set=self.process_set,
-            )
-            for index, maximum in zip(whole, maxima, strict=True):
-                reduced[index] = maximum
+        for ranks in self._slicing.kinds:
+            cut = [g if _is_of(p, ranks) else None for g, p in zip(dense, parts, strict=True)]
+            for number, bucket in enumerate(self._reduction.plan(cut)):
+                flat = [tf.reshape(dense[i], [-1]) for i in bucket.indices]
+                name = f"gradients/slices_{number}:{bucket.label}"
+                own = self._reduced(self._weighted(flat, weight), ranks, name)
+                for index, tensor in zip(bucket.indices, own, strict=True):
+                    reduced[index] = parts[index].padded(tensor)
+            # Values that Keras writes over variables, as in `Reduction`.
+            self._reduce_maxima(reduced, dense, parts, ranks)
         return reduced
+
+    def _reduced(self, tensors: list[tf.Tensor], ranks: SliceRanks, name: str) -> list[tf.Tensor]:
+        """Return this rank's slices of flat tensors, reduced over all copies."""
+        last = self._reduction.postscale_factor
+        if self.op is Sum:
+            last /= ranks.repeats
+        alone = ranks.replicas is None
+        own = grouped_reducescatter(
+            tensors,
+            self.op,
+            compression=self._reduction.of_dense,
+            prescale_factor=self._reduction.prescale_factor,
+            postscale_factor=last if alone else 1.0,
+            name=name,
+            process_set=ranks.among,
+        )
+        if alone:
+            return list(own)
+        return grouped_allreduce(
+            own,
+            self.op,
+            compression=self._reduction.of_dense,
+            postscale_factor=last,
+            name=f"{name}/replicas",
+            process_set=ranks.replicas,
+        )
+
+    def _reduce_maxima(
+        self, reduced: list[Any], dense: list[Any], parts: Sequence[Any], ranks: SliceRanks
+    ) -> None:
+        """Put the maxima of values that overwrite variables into `reduced`."""
+        its = [
+            index
+            for index, (gradient, part) in enumerate(zip(dense, parts, strict=True))
+            if gradient is not None
+            and not isinstance(part, VariableSlice)
+            and self._slicing.of(part) is ranks
+        ]
+        if not its:
+            return
+        maxima = grouped_allreduce(
+            [dense[i] for i in its],
+            op=Max,
+            name=f"overwrites:{buckets.label(reversed(its))}",
+            process_set=ranks.copies,
+        )
+        for index, maximum in zip(its, maxima, strict=True):
+            reduced[index] = maximum
 
     def _weighted(self, tensors: list[tf.Tensor], weight: tf.Tensor) -> list[tf.Tensor]:
         """Return the tensors times the weight of this rank, which mostly is 1."""
@@ -270,7 +333,7 @@ class Sharded(Exchange):
             tf.stack([tf.reduce_sum(tf.square(tf.cast(g, wide))) for g in gradients]),
             Sum,
             name="gradients/norms",
-            process_set=self.process_set,
+            process_set=self._slicing.once,
         )
         if each:
             divisors = tf.unstack(tf.maximum(tf.sqrt(squares), each))
@@ -286,6 +349,7 @@ class Sharded(Exchange):
     def publish(self) -> None:
         """Gather the slices that were assigned into the model's variables, first layer first."""
         slices = self.slices
+<<<<<<< HEAD
         changed = [s.whole if s.pending is not None else None for s in slices]
         plan = self._reduction.plan(changed)
         for number, bucket in enumerate(reversed(plan)):
@@ -302,6 +366,16 @@ class Sharded(Exchange):
                 one.whole.assign(tf.reshape(flat, one.whole.shape))
                 one.pending = None
             branches.note(gathered)
+=======
+        for ranks in self._slicing.kinds:
+            changed = [
+                s.whole if s.pending is not None and s.ranks is ranks else None for s in slices
+            ]
+            plan = buckets.plan(changed, self._reduction.bucket_bytes)
+            for number, bucket in enumerate(reversed(plan)):
+                name = f"weights/slices_{number}:{bucket.label}"
+                _gather([slices[i] for i in bucket.indices], ranks, name)
+>>>>>>> 56c8c3d8bc4db468d6dacd6751ac3879ddb057f1
 
     def applied(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
         """Constrain the whole variables, as Keras does after a step."""
@@ -362,6 +436,26 @@ def check(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> None:
             "`shard`, since each has slots that no other has, received one whose ranks may "
             "change; leave out --min-np"
         )
+
+
+def _gather(slices: Sequence[VariableSlice], ranks: SliceRanks, name: str) -> None:
+    """Gather what the ranks have assigned to slices into their variables."""
+    # Compiled code knows the shapes before, and needs equal numbers of rows.
+    padded = is_compiling()
+    gathered = grouped_allgather(
+        [s.read() if padded else s.read()[: s.count] for s in slices],
+        name=name,
+        process_set=ranks.among,
+    )
+    for one, flat in zip(slices, gathered, strict=True):
+        flat = one.joined(flat) if padded else flat
+        one.whole.assign(tf.reshape(flat, one.whole.shape))
+        one.pending = None
+    branches.note(gathered)
+
+
+def _is_of(part: Any, ranks: SliceRanks) -> bool:
+    return isinstance(part, VariableSlice) and part.ranks is ranks
 
 
 def _is_overwritten(variable: Any) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ringar.collectives import allgather, broadcast, broadcast_object
+from ringar.collectives import broadcast, broadcast_object
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
@@ -27,8 +27,10 @@ from ringar.keras import share
 from ringar.keras.sharded import Sharded
 from ringar.keras.together import on_first_rank
 from ringar.sharding import slots
+from ringar.sharding.cut import cut_of
 from ringar.sharding.slots import inner_optimizer
 from ringar.sharding.variable_slice import VariableSlice
+from ringar.sharding.whole import joined
 
 _NAME = "model.save (a sharded optimizer: call it on every rank)"
 
@@ -49,14 +51,13 @@ class _Leader:
     def gather(self, slot: keras.Variable, its: VariableSlice) -> np.ndarray:
         """Return the whole slot of which `slot` is this rank's slice."""
         self._ask("gather", slot)
-        return _gather(slot, its, self._where["process_set"])
+        return joined(slot, its, _NAME)
 
     def scatter(self, slot: keras.Variable, its: VariableSlice, whole: np.ndarray) -> None:
         """Give each rank its slice of a whole slot."""
         self._ask("scatter", slot)
         whole = np.asarray(whole, np.asarray(slot.numpy()).dtype)
-        broadcast(whole.reshape(its.whole.shape), self._root, **self._where)
-        slot.assign(its.of_array(whole))
+        _take(slot, its, whole.reshape(its.whole.shape), self._root)
 
     def end(self) -> None:
         """Let the other ranks go."""
@@ -80,13 +81,6 @@ def _sliced(model: keras.Model) -> list[tuple[keras.Variable, VariableSlice]]:
     ]
 
 
-def _gather(slot: keras.Variable, its: VariableSlice, process_set: ProcessSet | None) -> np.ndarray:
-    own = np.asarray(slot.numpy())[: its.count]
-    # Not the path of the slot, since Keras numbers names by what a rank has made before.
-    gathered = allgather(own, name=_NAME, process_set=process_set)
-    return np.asarray(gathered).reshape([int(d) for d in its.whole.shape])
-
-
 def _answer(model: keras.Model, process_set: ProcessSet | None) -> None:
     """Take part in what the first rank asks for, until it has ended."""
     sliced, root = _sliced(model), or_all(process_set).ranks[0]
@@ -96,11 +90,17 @@ def _answer(model: keras.Model, process_set: ProcessSet | None) -> None:
         verb, number = asked
         slot, its = sliced[number]
         if verb == "gather":
-            _gather(slot, its, process_set)
+            joined(slot, its, _NAME)
         else:
             shape = [int(d) for d in its.whole.shape]
-            whole = np.empty(shape, np.asarray(slot.numpy()).dtype)
-            slot.assign(its.of_array(np.asarray(broadcast(whole, root, **where))))
+            _take(slot, its, np.empty(shape, np.asarray(slot.numpy()).dtype), root)
+
+
+def _take(slot: keras.Variable, its: VariableSlice, whole: np.ndarray, root: int) -> None:
+    """Take this rank's slice of the whole slot of `root`, if that is one of this rank's part."""
+    if root in or_all(its.ranks.copies).ranks:
+        whole = np.asarray(broadcast(whole, root, name=_NAME, process_set=its.ranks.copies))
+        slot.assign(its.of_array(whole))
 
 
 def exchange_of(model: keras.Model) -> Sharded | None:
@@ -171,7 +171,7 @@ def save(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
         elif leader is not None:
             store[str(number)] = leader.gather(slot, its)
         else:  # every rank makes a copy, for a pickle, for example
-            store[str(number)] = _gather(slot, its, _exchange(optimizer).process_set)
+            store[str(number)] = joined(slot, its, _NAME)
 
 
 def load(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
@@ -208,11 +208,6 @@ def load(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
             slot.assign(its.of_array(value))
 
 
-def _exchange(optimizer: Any) -> Sharded:
-    exchange: Sharded = inner_optimizer(optimizer)._exchange
-    return exchange
-
-
 def install() -> None:
     """Let Keras save models whose optimizers are sharded, once for all models."""
     if hasattr(keras.Model.save, "_ringar"):
@@ -239,6 +234,7 @@ def _on_all_ranks(original: Any) -> Any:
         if exchange is None or _leader.get() is not None:
             original(self, filepath, *args, **kwargs)
             return
+        _check_whole(self)
 
         def write() -> None:
             original(self, filepath, *args, **kwargs)
@@ -247,6 +243,15 @@ def _on_all_ranks(original: Any) -> Any:
         on_first_rank_of(self, write, original.__name__, what, exchange.process_set)
 
     return save_together
+
+
+def _check_whole(model: keras.Model) -> None:
+    if any(cut_of(weight) is not None for weight in model.weights):
+        raise UnsupportedError(
+            f"rank {place.rank()} | model.save: expected a model whose layers are whole on every "
+            "rank, received one with split layers, of which the first rank has a part; save "
+            "ringar.parallel.merge(model), or a SparseNet as it is"
+        )
 
 
 def _of_slots(mine: Any, original: Any) -> Any:

@@ -9,7 +9,7 @@ that, `write` adds it to the file of weights, so that one file has all of it and
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import h5py
@@ -22,6 +22,9 @@ from ringar.collectives.digest import digest
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
 from ringar.sharding import slots
+from ringar.sharding.cut import cut_of
+from ringar.sharding.variable_slice import VariableSlice
+from ringar.sharding.whole import joined
 
 _GROUP = "ringar"
 #: The kinds of variables that a file of weights lacks.
@@ -55,6 +58,7 @@ def capture(model: keras.Model, metrics: bool, process_set: ProcessSet | None = 
     arrays = {key: keras.ops.convert_to_numpy(v) for key, v in variables.items()}
     own = {key: digest([array]) for key, array in arrays.items()}
     where: dict[str, Any] = {"name": "backup", "process_set": process_set}
+    of_part = dict(_slots_of_part(model))
     if ranks.rank() == 0:
         pairs = [(key, array) for key, array in arrays.items() if key.startswith(_LACKING)]
     if ranks.size() == 1:
@@ -62,6 +66,7 @@ def capture(model: keras.Model, metrics: bool, process_set: ProcessSet | None = 
     first = broadcast_object(own, ranks.ranks[0], **where)
     if ranks.rank() != 0:
         pairs = [(key, array) for key, array in arrays.items() if own[key] != first.get(key)]
+        pairs += of_part.items()
     return allgather_object(pairs, **where)
 
 
@@ -79,6 +84,11 @@ def restore(
         process_set: the ranks that train together.
     """
     rank = or_all(process_set).rank()
+    for key, slot, its in _slices_of_part(model):
+        value = dict(captured[cut_of(its.whole).grid.part]).get(key)  # type: ignore[union-attr]
+        if value is not None:
+            _check_shape(rank, key, value, its.whole)
+            slot.assign(its.of_array(value))
     if rank >= len(captured):
         return
     variables = variables_of(model)
@@ -86,14 +96,39 @@ def restore(
     own = dict(captured[0]) | (dict(captured[rank]) if rank else {})
     for key, value in own.items():
         variable = variables.get(key)
-        if variable is not None and tuple(variable.shape) != value.shape:
-            raise ValueError(
-                f"rank {rank} | backup: expected the model that was backed up, with a {key} of "
-                f"shape {list(value.shape)}, received shape {list(variable.shape)}; build the same "
-                "model, or remove the backup"
-            )
         if variable is not None:
+            _check_shape(rank, key, value, variable)
             variable.assign(value)
+
+
+def _check_shape(rank: int, key: str, value: np.ndarray, variable: Any) -> None:
+    if tuple(variable.shape) != value.shape:
+        raise ValueError(
+            f"rank {rank} | backup: expected the model that was backed up, with a {key} of "
+            f"shape {list(value.shape)}, received shape {list(variable.shape)}; build the same "
+            "model, or remove the backup"
+        )
+
+
+def _slots_of_part(model: keras.Model) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the slots, in slices, of this rank's part of cut variables, if it is to tell them.
+
+    The file has those of the first part; of any other, a rank of the first model group tells.
+    """
+    for key, slot, its in _slices_of_part(model):
+        whole = joined(slot, its, "backup")
+        if cut_of(its.whole).grid.group == 0:  # type: ignore[union-attr]
+            yield key, whole
+
+
+def _slices_of_part(model: keras.Model) -> Iterator[tuple[str, Any, VariableSlice]]:
+    """Yield the slots of cut variables that are slices, on a rank that has not the first part."""
+    for number, optimizer in enumerate(optimizers(model)):
+        pairs = zip(optimizer.variables, slots.slices(optimizer), strict=True)
+        for index, (slot, its) in enumerate(pairs):
+            cut = None if its is None else cut_of(its.whole)
+            if its is not None and cut is not None and cut.grid.part > 0:
+                yield f"slice {number} {index}", slot, its
 
 
 def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:

@@ -23,13 +23,13 @@ from ringar.parallel.split import Gather, Join, SplitConv2D, SplitDense
 from ringar.sharding import lineage, pixelwise, slots
 from ringar.sharding.cut import Cut, cut_of
 from ringar.sharding.grid import Grid, resolve
-from ringar.sharding.whole import whole_of
+from ringar.sharding.whole import whole_of, whole_variables
 
 Substitute = Callable[..., Any]
 
 
 def merge(model: keras.Model) -> keras.Model:
-    """Return the one-process model of a split one, on every rank. Collective over each model group.
+    """Return the one-process model of a split one, on every rank. Collective over all ranks.
 
     A layer with `reads="own"` becomes a layer with groups; joins become `Identity`. Partitioned
     layers become those that compute the same on whole images, which the model then reads. If
@@ -72,10 +72,9 @@ def merge(model: keras.Model) -> keras.Model:
             target.assign(whole_of(variable, cut_of(variable)))
     if getattr(model, "optimizer", None) is not None:
         whole.compile_from_config(model.get_compile_config())
-        cuts = slots.cuts(model.optimizer)
-        pairs = zip(model.optimizer.variables, whole.optimizer.variables, cuts, strict=True)
-        for variable, target, cut in pairs:
-            target.assign(whole_of(variable, cut))
+        values = whole_variables(model.optimizer)
+        for target, value in zip(whole.optimizer.variables, values, strict=True):
+            target.assign(value)
     return whole
 
 

@@ -7,13 +7,17 @@ index, whatever its name and shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from ringar.sharding.cut import Cut, cut_of
 from ringar.sharding.variable_slice import VariableSlice
+
+MakeSlot = Callable[[Any, str, Any], Any]
+"""A function that makes a slot of the part that it belongs to, its name, and an initializer."""
 
 NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
 """Optimizers that scale updates by norms of whole variables, or factor them."""
@@ -79,12 +83,15 @@ def common(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     return [variable for variable, its in both if its is None]
 
 
-def replace(optimizer: keras.optimizers.Optimizer, parts: Sequence[Any]) -> None:
+def replace(
+    optimizer: keras.optimizers.Optimizer, parts: Sequence[Any], make: MakeSlot | None = None
+) -> None:
     """Cut the slots of a built optimizer as its variables are, one after the other.
 
     Args:
         optimizer: a built Keras optimizer that trains whole variables.
-        parts: what it is to train in their place, slices of the same variables.
+        parts: what it is to train in their place, slices of the same variables or these themselves.
+        make: makes the slots; None: as variables of Keras.
     """
     for name, values in list(vars(optimizer).items()):
         is_other = name in ("_variables", "_trainable_variables")
@@ -92,21 +99,29 @@ def replace(optimizer: keras.optimizers.Optimizer, parts: Sequence[Any]) -> None
             continue
         cut = list(values)
         for place, (slot, part) in enumerate(zip(values, parts, strict=True)):
-            is_slot = slot is not None and isinstance(part, VariableSlice)
-            if is_slot and tuple(slot.shape) == tuple(part.whole.shape):
-                cut[place] = _cut(optimizer, slot, part)
+            whole = part.whole if isinstance(part, VariableSlice) else part
+            changes = whole is not part or make is not None
+            if slot is not None and changes and tuple(slot.shape) == tuple(whole.shape):
+                cut[place] = _cut(optimizer, slot, part, make or _variable)
         object.__setattr__(optimizer, name, cut)  # unseen by Keras' tracking
     object.__setattr__(optimizer, "_trainable_variables", list(parts))
 
 
-def _cut(optimizer: Any, slot: Any, part: VariableSlice) -> keras.Variable:
-    """Put a variable with a slice of `slot` in its place among the optimizer's variables."""
+def _cut(optimizer: Any, slot: Any, part: Any, make: MakeSlot) -> Any:
+    """Put this rank's part of `slot` in its place among the optimizer's variables."""
+    value = np.asarray(keras.ops.convert_to_numpy(slot))
+    own = part.of_array(value) if isinstance(part, VariableSlice) else value
     with keras.name_scope(optimizer.name):
-        own = part.of_array(keras.ops.convert_to_numpy(slot))
-        mine = keras.Variable(own, dtype=slot.dtype, trainable=False, name=slot.name)
+        mine = make(part, slot.name, lambda shape, dtype=None: own)
     number = next(i for i, variable in enumerate(optimizer._variables) if variable is slot)
     optimizer._variables[number] = mine
     return mine
+
+
+def _variable(part: Any, name: str, initializer: Any) -> keras.Variable:
+    return keras.Variable(
+        initializer, shape=part.shape, dtype=part.dtype, trainable=False, name=name
+    )
 
 
 def with_nested(optimizer: keras.optimizers.Optimizer) -> Iterator[Any]:

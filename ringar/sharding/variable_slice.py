@@ -18,20 +18,24 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ringar.sharding.stand_in import StandIn
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ringar.sharding.slice_ranks import SliceRanks
 
-class VariableSlice:
+
+class VariableSlice(StandIn):
     """Stand in an optimizer for the slice of a variable, as if it were a variable.
 
     Args:
         variable: a `keras.Variable` or `tf.Variable`, of known shape.
-        ranks: the number of slices.
-        rank: the number of this one.
+        ranks: those among which it is cut.
 
     Attributes:
         whole: the variable.
+        ranks: those among which it is cut.
         begin: the first element of the flat variable.
         count: the elements without padding.
         elements: the elements of the variable.
@@ -44,13 +48,14 @@ class VariableSlice:
     trainable = True
     overwrite_with_gradient = False
 
-    def __init__(self, variable: Any, ranks: int, rank: int) -> None:
+    def __init__(self, variable: Any, ranks: SliceRanks) -> None:
         self.whole = variable
+        self.ranks = ranks
         self._value: Any = variable.value if isinstance(variable, keras.Variable) else variable
         self.elements = math.prod(int(d) for d in variable.shape)
-        least, rest = divmod(self.elements, ranks)
-        self.counts = [least + (r < rest) for r in range(ranks)]
-        self.begin, self.count = sum(self.counts[:rank]), self.counts[rank]
+        least, rest = divmod(self.elements, ranks.size)
+        self.counts = [least + (r < rest) for r in range(ranks.size)]
+        self.begin, self.count = sum(self.counts[: ranks.rank]), self.counts[ranks.rank]
         self.shape = (max(self.counts[0], 1),)
         self.pending: tf.Tensor | None = None
 
@@ -117,25 +122,6 @@ class VariableSlice:
         """Keep a value until the slices are gathered."""
         self.pending = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
 
-    def assign_add(self, value: Any) -> None:
-        """Add to the slice, as `assign` does."""
-        self.assign(self.read() + tf.cast(value, self.dtype))
-
-    def assign_sub(self, value: Any) -> None:
-        """Subtract from the slice, as `assign` does."""
-        self.assign(self.read() - tf.cast(value, self.dtype))
-
-    def numpy(self) -> np.ndarray:
-        """Return the elements as an array."""
-        return np.asarray(self.read())
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        """Convert to a tensor."""
-        return tf.cast(self.read(), dtype) if dtype is not None else self.read()
-
-    def __array__(self, dtype: Any = None) -> np.ndarray:
-        return self.numpy().astype(dtype) if dtype is not None else self.numpy()
-
     def __repr__(self) -> str:
         return f"<slice of {self.path}: {self.count} of {self.elements} elements>"
 
@@ -143,17 +129,3 @@ class VariableSlice:
 def wholes(variables: Sequence[Any]) -> list[Any]:
     """Return the variables whose slices are among `variables`, and the others themselves."""
     return [v.whole if isinstance(v, VariableSlice) else v for v in variables]
-
-
-def _overload(operator: str) -> None:
-    def apply(self: VariableSlice, *others: Any) -> Any:
-        values = (o.read() if isinstance(o, VariableSlice) else o for o in others)
-        return getattr(self.read(), operator)(*values)
-
-    apply.__name__ = operator
-    setattr(VariableSlice, operator, apply)
-
-
-# As TensorFlow gives its variables the operators of tensors.
-for _operator in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
-    _overload(_operator)

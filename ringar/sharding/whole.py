@@ -1,14 +1,17 @@
-"""The whole value of a variable that is cut, from the parts of all ranks."""
+"""The whole value of a variable that is cut, or of a slot in slices, from those of all ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
 from ringar.collectives.allgather import allgather
-from ringar.sharding.cut import Cut
+from ringar.sharding import slots
+from ringar.sharding.cut import Cut, cut_of
+from ringar.sharding.variable_slice import VariableSlice
 
 
 def whole_of(part: Any, cut: Cut | None, name: str | None = None) -> np.ndarray:
@@ -28,3 +31,32 @@ def whole_of(part: Any, cut: Cut | None, name: str | None = None) -> np.ndarray:
     ends = np.cumsum(np.prod(shapes, axis=1))[:-1]
     parts = zip(np.split(numbers, ends), shapes, strict=True)
     return cut.join([part.reshape(shape) for part, shape in parts])
+
+
+def joined(slot: Any, its: VariableSlice, name: str) -> np.ndarray:
+    """Return the slot of a variable, on every rank. Collective over the ranks that have slices.
+
+    Args:
+        slot: this rank's slice of it.
+        its: the slice of the variable that it belongs to.
+        name: of the message. Not that of the slot, since Keras numbers names by what a rank has
+            made before.
+    """
+    own = np.asarray(slot.numpy())[: its.count]
+    gathered = allgather(own, name=name, process_set=its.ranks.among)
+    return np.asarray(gathered).reshape([int(d) for d in its.whole.shape])
+
+
+def whole_variables(optimizer: keras.optimizers.Optimizer) -> Iterator[np.ndarray]:
+    """Yield the whole value of each of `optimizer.variables`. Collective over the ranks of a grid.
+
+    Args:
+        optimizer: a built Keras optimizer.
+    """
+    cuts, slices = slots.cuts(optimizer), slots.slices(optimizer)
+    for slot, cut, its in zip(optimizer.variables, cuts, slices, strict=True):
+        if its is None:
+            yield whole_of(slot, cut)
+        else:
+            name = f"whole/{its.name}"
+            yield whole_of(joined(slot, its, name), cut_of(its.whole), name)

@@ -35,6 +35,16 @@ def test_training_equals_one_process(two: Hosts, tmp_path: Path) -> None:
     outcomes.job.check()
 
 
+def test_sharded_training(two: Hosts, tmp_path: Path) -> None:
+    outcomes = run_scenarios_on(two, 2, SCRIPTS / "sharded.py", tmp_path, deadline=120)
+    for scenario in ("slices", "bytes", "two process sets"):
+        outcomes.expect_success(scenario)
+    for outcome in outcomes.of("uneven hosts"):
+        outcome.expect("ValueError", "expected equally many ranks on every host")
+        assert "received 2 (host 0), 1 (host 1)" in outcome.message
+    outcomes.job.check()
+
+
 @pytest.mark.slow
 def test_autotune_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
     """Which searches algorithms, too: the weights are those without it up to sums' order."""

@@ -40,6 +40,14 @@ def test_bytes_are_those_of_the_formula() -> None:
     assert report.that_fit() == report.rows
 
 
+def test_slots_on_disk_are_those_of_one_variable() -> None:
+    report = ringar.memory_report(model(), K.Adam(amsgrad=True), ranks=(2,), offload="disk")
+    scalars = 8 + 4
+    for shard in ("optimizer", "gradients"):
+        assert row(report, shard, 2).slots == 3 * 4 * 15 + scalars  # of the kernel
+    assert row(report, None, 2).slots == 3 * 4 * 33 + scalars
+
+
 def test_activations_are_measured() -> None:
     rows, width, layers = 4096, 512, 6
     stack = [keras.layers.Dense(width, activation="relu") for _ in range(layers)]

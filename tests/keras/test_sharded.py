@@ -57,6 +57,8 @@ if hasattr(K, "ScheduleFreeAdamW"):
 FAST = ("RMSprop", "Adam", "AdamW", "Nadam", "Ftrl", "clipnorm", "averages", "accumulation")
 #: Whose updates depend on sums over elements, in an order that slices change.
 WITH_NORMS = ("clipnorm", "global_clipnorm", "accumulation")
+#: Whose update the optimizer of graphs rewrites, so that bits depend on the place in a tensor.
+BY_PLACE = ("Adagrad",)
 
 
 def variables(name: str) -> list[keras.Variable]:
@@ -97,9 +99,24 @@ def test_optimizers_train_as_without_shards(
     expected, received = (trained(shard, rank, jit, names) for shard in (None, stage))
     for name, values in received.items():
         difference = common.largest_difference(values, expected[name])
-        exact = size <= 2 and not jit and name not in WITH_NORMS
+        exact = size <= 2 and not jit and name not in (*WITH_NORMS, *BY_PLACE)
         assert difference <= (0.0 if exact else 1e-6), name
         assert common.largest_difference(values, [v.numpy() for v in variables(name)]) > 1e-3, name
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_slices_within_one_host_are_those_of_all_ranks(rank: int, size: int) -> None:
+    ways: list[Any] = [None, "host"]
+    its = {way: variables("host") for way in ways}
+    for way, own in its.items():
+        optimizer = ringar.DistributedOptimizer(
+            K.Adam(0.01, global_clipnorm=0.5), shard="gradients", shard_ranks=way
+        )
+        for _ in range(2):
+            optimizer.apply([tf.sin(v.value * float(rank + 1)) for v in own], own)
+        assert optimizer._momentums[0].shape == (-(-15 // size),)
+    for a, b in zip(*its.values(), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def words_model() -> keras.Model:
@@ -168,6 +185,7 @@ def test_join_in_a_loop_of_ones_own(jit: bool, rank: int) -> None:
     for shard in (None, "gradients"):
         model = common.dense_model()
         optimizer = ringar.DistributedOptimizer(K.Adam(0.01), shard=shard)
+        optimizer.build(model.trainable_variables)  # compiled code makes no variables
         step = tf.function(functools.partial(take_step, model, optimizer), jit_compile=jit)
         for number in range(5 if rank == 0 else 2):
             part = slice(8 * number, 8 * number + 8)
@@ -228,6 +246,10 @@ def test_bad_arguments() -> None:
 
     with pytest.raises(ValueError, match='`shard` must be None, "optimizer" or "gradients"'):
         make(shard="weights")
+    with pytest.raises(ValueError, match="`shard_ranks` needs `shard`"):
+        make(shard=None, shard_ranks="host")
+    with pytest.raises(ValueError, match='`shard_ranks` must be None or "host"'):
+        make(shard_ranks="rack")
     with pytest.raises(ValueError, match="`compression` must be none, fp16 or bf16"):
         make(compression=ringar.Compression.powersgd(rank=2))
     with pytest.raises(ValueError, match="`algorithm` must be None"):

@@ -55,6 +55,9 @@ def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
     model.compile(optimizer, "mse")
     report = ringar.memory_report(model, ringar.DistributedOptimizer("adam", shard="optimizer"))
     assert_type(report, ringar.MemoryReport)
+    ringar.DistributedOptimizer(
+        "adam", shard="gradients", shard_ranks="host", offload="disk", offload_folder="/tmp"
+    )
     assert_type(report.that_fit(), tuple[ringar.MemoryRow, ...])
     ringar.LocalSGD(keras.optimizers.SGD(), 16, outer=ringar.SlowMo(0.7), warmup_steps=10)
     ringar.LocalSGD("adam", lambda step: 1 + step // 10, average="parameters+slots")

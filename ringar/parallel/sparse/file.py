@@ -19,7 +19,7 @@ from ringar.keras.whole_file import written_whole
 from ringar.parallel.sparse.matrices import scipy_sparse
 from ringar.sharding import slots
 from ringar.sharding.slots import inner_optimizer
-from ringar.sharding.whole import whole_of
+from ringar.sharding.whole import whole_variables
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -48,9 +48,8 @@ def arrays_of(net: SparseNet) -> dict[str, np.ndarray]:
     optimizer = getattr(net, "optimizer", None)
     if optimizer is not None:
         about["compile"] = net.get_compile_config()
-        pairs = zip(optimizer.variables, slots.cuts(optimizer), strict=True)
-        for index, (slot, cut) in enumerate(pairs):
-            arrays[f"optimizer_{index}"] = whole_of(slot, cut)
+        for index, value in enumerate(whole_variables(optimizer)):
+            arrays[f"optimizer_{index}"] = value
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     return arrays
 

@@ -17,7 +17,7 @@ LOSSES = [1.0, 0.5]
 
 
 def of_memory(slots: int, losses: list[float] = LOSSES) -> dict[str, Any]:
-    return {"weights": 100, "slots": slots, "peak": 300, "losses": losses}
+    return {"weights": 100, "slots": slots, "grown": slots, "peak": 300, "losses": losses}
 
 
 def of_time(slow: float) -> dict[str, Any]:
@@ -45,6 +45,12 @@ def test_rows_and_targets() -> None:
     assert [target.row()[-1] for target in found] == ["yes", "no", "yes"]
     assert "102 MB" not in sharded.memory_text([plain, cut])  # of 100 bytes
     assert "1.100" in sharded.time_text(times)
+
+
+def test_slots_on_disk_have_a_target_of_their_own() -> None:
+    rows = [sharded.memory_row(sharded.OFFLOADED, 2, [of_memory(n)]) for n in (1, 50)]
+    found = [sharded.targets([row], []) for row in rows]
+    assert [[target.row()[-1] for target in of_row] for of_row in found] == [["yes"], ["no"]]
 
 
 def test_other_losses_are_wrong() -> None:

@@ -138,7 +138,7 @@ def test_local_variables_are_not_broadcast() -> None:
     of_first = hvd_tf.broadcast_object(shared)
     np.testing.assert_array_equal(model.layers[1].kernel.numpy(), of_first)
     with pytest.raises(ValueError, match="expected variables of TensorFlow or Keras"):
-        hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[x])  # type: ignore[list-item]
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[x])
 
 
 def test_the_best_model_is_saved(tmp_path: Path) -> None:

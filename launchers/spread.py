@@ -42,7 +42,7 @@ from ringar.launchers.ssh import Agent
 ANSWER_TIMEOUT = 60.0
 
 CLUSTER_AGENT = "ringar.launchers.cluster_agent"
-"""The program in the place of ssh that reaches this host, too, where a member holds the resources."""
+"""The program in the place of ssh, also to this host, where a member holds the resources."""
 
 COST_MODEL_VARIABLE = "RINGAR_COST_MODEL"
 

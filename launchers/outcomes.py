@@ -72,11 +72,16 @@ def of_elastic_job(arrived: Mapping[int, Outcome], launcher: Launcher) -> list[A
         # Ranks that ended in a world before the last one stand behind those with their number.
         done.sort(key=lambda outcome: (outcome.place[1], -outcome.place[0]))
         return [_unpickled(outcome.place[1], outcome) for outcome in done]
-    failed = [(outcome, _error_of(outcome)) for outcome in arrived.values() if outcome.trace]
-    for outcome, error in failed:
+    why = launcher.last or f"the elastic job has ended with exit code {launcher.code}"
+    for outcome in arrived.values():
+        error = _error_of(outcome) if outcome.trace else None
+        # What ranks say of each other's loss, or of the end of the job, is no cause of it.
         if error is not None and not isinstance(error, RankError | PeerLostError):
-            raise error from RankError(f"rank {outcome.place[1]} failed:\n{outcome.trace}")
-    raise RankError(launcher.last or f"the elastic job has ended with exit code {launcher.code}")
+            raise error from RankError(
+                f"{why}; rank {outcome.place[1]} had failed:\n{outcome.trace}"
+            )
+    unread = [one.trace for one in arrived.values() if one.trace and not one.value]
+    raise RankError("\n".join([why, *unread[:1]]))
 
 
 def _error_of(outcome: Outcome) -> Exception | None:

@@ -65,15 +65,15 @@ class Actors:
         ended, _ = ray.wait(self._served, num_returns=len(self._served), timeout=0)
         ray.get(ended)
 
-    def end(self, *, at_once: bool = False) -> None:
+    def end(self, seconds: float = _END) -> None:
         """End the actors, also those that Ray has not started yet.
 
         Args:
-            at_once: do not wait for them to end by themselves, as some are yet to start.
+            seconds: how long they may take to end by themselves, after their job.
         """
         ray = module()
-        if self._served and not at_once:
-            ray.wait(self._served, num_returns=len(self._served), timeout=_END)
+        if self._served:
+            ray.wait(self._served, num_returns=len(self._served), timeout=seconds)
         for actor in self._actors:
             ray.kill(actor)
         self._actors, self._served = [], []

@@ -16,6 +16,8 @@ from ringar.ray.actors import Actors
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
+_END = 1.0  # seconds for the actors of an elastic executor to end; some may be yet to start
+
 Result = TypeVar("Result")
 
 _Call = Callable[
@@ -155,8 +157,8 @@ class RayExecutor:
 
     def _start_elastic(self, limits: Limits) -> _Call:
         served = Actors()
+        self._stack.callback(served.end, _END)
         cluster = self._stack.enter_context(ElasticCluster(limits))
-        self._stack.callback(served.end, at_once=True)
         served.start(cluster.variable, actors.replaced(limits.most, self._resources))
         cluster.wait(limits.most, limits.timeout, served.check)
         env = {**threads(self._resources["CPU"]), **self._env}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
 
 import ringar
 
@@ -44,7 +45,8 @@ def transform(frame: DataFrame, weights: Weights) -> DataFrame:
             for row, its in zip(found, classes, strict=True):
                 yield (*row, int(its))
 
-    return frame.rdd.mapPartitions(predict).toDF([*frame.columns, "prediction"])
+    schema = StructType([*frame.schema.fields, StructField("prediction", LongType())])
+    return frame.sparkSession.createDataFrame(frame.rdd.mapPartitions(predict), schema)
 
 
 def train(folder: str, epochs: int) -> Weights:
@@ -97,8 +99,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         weights = fit(train_rows, options.folder or folder, options.num_proc, options.epochs)
     predicted = transform(test_rows, weights)
-    right = predicted.filter(predicted.label == predicted.prediction).count()
-    print(f"accuracy: {right / predicted.count():.2%}")
+    pairs = predicted.select("label", "prediction").collect()
+    print(f"accuracy: {sum(row.label == row.prediction for row in pairs) / len(pairs):.2%}")
     spark.stop()
 
 

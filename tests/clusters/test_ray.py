@@ -120,7 +120,7 @@ def test_an_executor(tmp_path: Path) -> None:
 def test_the_example(tmp_path: Path) -> None:
     """An actor is killed in it; the accuracy is that of two ranks that are not disturbed."""
     command = [sys.executable, str(ROOT / "examples" / "ray_train.py"), "--lose"]
-    job = run_job(None, command, deadline=200, env={"RINGAR_GRACE_SCALE": "0.2"}).check()
+    job = run_job(None, command, deadline=280, env={"RINGAR_GRACE_SCALE": "0.2"}).check()
     ends = re.findall(r"rank \d of \d in the end: accuracy ([\d.]+)%", job.stdout)
     assert ends, job
     assert len(set(ends)) == 1, job

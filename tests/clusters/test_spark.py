@@ -95,7 +95,7 @@ def test_a_function_on_tasks(tmp_path: Path) -> None:
 def test_the_example() -> None:
     program = str(ROOT / "examples" / "spark_train.py")
     command = [sys.executable, program, "--master", "local-cluster[2,1,1024]"]
-    job = run_job(None, command, deadline=200).check()
+    job = run_job(None, command, deadline=380).check()
     assert "2 ranks, loss of the last epoch" in job.stdout, job
     found = re.search(r"accuracy: ([\d.]+)%", job.stdout)
     assert found is not None, job

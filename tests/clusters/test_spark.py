@@ -99,7 +99,7 @@ def test_the_example() -> None:
     assert "2 ranks, loss of the last epoch" in job.stdout, job
     found = re.search(r"accuracy: ([\d.]+)%", job.stdout)
     assert found is not None, job
-    assert float(found[1]) > 94, job
+    assert float(found[1]) > 90, job
 
 
 ELASTIC = """

@@ -36,8 +36,9 @@ def of_interfaces() -> dict[str, list[str]]:
 
 def towards(host: str) -> str:
     """Return the address from which this host sends to `host`; "" for an alias that ssh knows."""
+    name = host.rpartition("@")[2]  # without a user, or the member of a cluster
     with contextlib.suppress(OSError):
-        for family, kind, *_, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+        for family, kind, *_, address in socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
                 probe.connect(address)  # sends nothing
                 return str(probe.getsockname()[0])
@@ -50,7 +51,11 @@ def not_loopback(addresses: Sequence[str]) -> list[str]:
 
 
 def to_listen_at(
-    interfaces: Sequence[str], others: Sequence[str], environ: Mapping[str, str]
+    interfaces: Sequence[str],
+    others: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    grows: bool = False,
 ) -> str:
     """Return the address of this host for the other hosts of a job.
 
@@ -58,6 +63,7 @@ def to_listen_at(
         interfaces: those of `--network-interface`, by name or as subnets; empty for any.
         others: the names of the other hosts.
         environ: the environment, in which sshd tells the address that it was reached at.
+        grows: whether other hosts may join later.
 
     Raises:
         UsageError: this host has none of the interfaces, or no address.
@@ -65,11 +71,13 @@ def to_listen_at(
     own = of_interfaces()
     if interfaces:
         return _of_named(interfaces, own)
-    if not others:
+    if not (others or grows):
         return "127.0.0.1"
     by_ssh = environ.get("SSH_CONNECTION", "").split()[2:3]
     everywhere = [address for addresses in own.values() for address in addresses]
     found = not_loopback([*map(towards, others), *by_ssh, *everywhere])
+    if not (found or others):
+        return "127.0.0.1"
     if not found:
         raise UsageError("expected a network interface besides the loopback, found none", 1)
     return found[0]

@@ -38,6 +38,7 @@ from ringar.launchers.rendezvous import Meeting
 from ringar.launchers.spread import CLUSTER_AGENT
 
 _TICK = 0.1
+_SETTLE = 3.0  # seconds for more members than are needed, after the last one that has come
 
 
 @dataclass(frozen=True)
@@ -49,26 +50,35 @@ class Member:
         host: the address of its host.
         gpus: the GPUs that it may use, as in CUDA_VISIBLE_DEVICES; None if nothing is said of them.
         control: the connection for commands.
+        is_alone: whether it is a host of its own in the job, wherever it runs.
     """
 
     index: int
     host: str
     gpus: str | None
     control: Connection
+    is_alone: bool = False
+
+    @property
+    def host_name(self) -> str:
+        """The name of its host in the job."""
+        return f"{self.index}@{self.host}" if self.is_alone else self.host
 
 
 class Broker(Meeting):
     """Bring together the agents of the launcher and the members of their hosts.
 
     Args:
-        size: the number of members.
+        come_and_go: whether members come and go while the job runs. Each is then a host of its own
+            in the job, so that a rank ends with its member and with no other.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, *, come_and_go: bool = False) -> None:
         super().__init__([], local=False)
         self._addresses.append("127.0.0.1")
-        self._size = size
+        self._come_and_go, self._is_closed = come_and_go, False
         self._changed = threading.Condition()
+        self._changed_at = 0.0
         self._members: dict[int, Member] = {}
         self._numbers = itertools.count()
         self._agents: dict[int, tuple[Connection, threading.Event]] = {}  # that wait for a member
@@ -76,16 +86,19 @@ class Broker(Meeting):
     def __exit__(self, *_: object) -> None:
         super().__exit__()
         with self._changed:
-            self._size = -1  # no others are taken
+            self._is_closed = True  # no others are taken
+            self._changed.notify_all()
             members = list(self._members.values())
         for member in members:
             with contextlib.suppress(OSError):  # ends the member's `recv`
                 socket.socket(fileno=os.dup(member.control.fileno())).shutdown(socket.SHUT_RDWR)
 
-    def wait(self, seconds: float, check: Callable[[], None]) -> tuple[Host, ...]:
-        """Wait for all members; return their hosts, in the order of the first member of each.
+    def wait(self, least: int, most: int, seconds: float, check: Callable[[], None]) -> None:
+        """Wait for `most` members, or until there are `least` and no others come for a while.
 
         Args:
+            least: without so many there is no job.
+            most: how many are wanted.
             seconds: how long.
             check: called now and then; raises if they will not come.
 
@@ -94,23 +107,40 @@ class Broker(Meeting):
         """
         end = time.monotonic() + seconds
         with self._changed:
-            while len(self._members) < self._size and time.monotonic() < end:
+            while not self._are_enough(least, most):
+                if time.monotonic() >= end:
+                    raise DeadlineError(
+                        f"expected {least} processes of the cluster within {seconds:g} s, "
+                        f"received {len(self._members)}; see what else runs there, and whether "
+                        f"they can connect to this host ({', '.join(self._addresses)})"
+                    )
                 self._changed.wait(_TICK)
                 check()
-            if len(self._members) < self._size:
-                raise DeadlineError(
-                    f"expected {self._size} processes of the cluster within {seconds:g} s, "
-                    f"received {len(self._members)}; see what else runs there, and whether they "
-                    f"can connect to this host ({', '.join(self._addresses)})"
-                )
-        names = [self._members[index].host for index in range(self._size)]
+
+    def _are_enough(self, least: int, most: int) -> bool:
+        have_settled = time.monotonic() - self._changed_at > _SETTLE
+        return len(self._members) >= (least if have_settled else most)
+
+    def hosts(self) -> tuple[Host, ...]:
+        """Return the hosts of the members, in the order of the first member of each."""
+        with self._changed:
+            names = [member.host_name for _, member in sorted(self._members.items())]
         return tuple(Host(name, names.count(name)) for name in dict.fromkeys(names))
+
+    def await_change(self, hosts: Sequence[Host]) -> bool:
+        """Wait until the hosts are no longer these; return False at the end of the broker."""
+        with self._changed:
+            while not self._is_closed and self.hosts() == tuple(hosts):
+                self._changed.wait()
+            return not self._is_closed
 
     def serve(self, connection: Connection) -> None:
         """Serve a member, an agent, or what a member runs for it."""
         said = json.loads(connection.recv_bytes())
         if "member" in said:
-            self._serve_member(Member(said["member"], said["host"], said["gpus"], connection))
+            host = said["host"] or _peer(connection)
+            gpus, is_alone = said["gpus"], self._come_and_go
+            self._serve_member(Member(said["member"], host, gpus, connection, is_alone))
         elif "agent" in said:
             self._serve_agent(connection, said["agent"], said["command"])
         else:
@@ -118,23 +148,32 @@ class Broker(Meeting):
 
     def _serve_member(self, member: Member) -> None:
         with self._changed:
-            if self._size < 0:
+            if self._is_closed:
                 return
             self._members[member.index] = member
-            self._changed.notify_all()
+            self._note_change()
         with contextlib.suppress(EOFError, OSError):
             member.control.recv_bytes()  # it says nothing more, and ends with its process
+        with self._changed:
+            if self._members.get(member.index) is member:  # no other has come in its place
+                del self._members[member.index]
+                self._note_change()
+
+    def _note_change(self) -> None:
+        self._changed_at = time.monotonic()
+        self._changed.notify_all()
 
     def _serve_agent(self, agent: Connection, host: str, command: str) -> None:
-        members = [one for _, one in sorted(self._members.items()) if one.host == host]
+        with self._changed:
+            every = [one for _, one in sorted(self._members.items())]
+        members = [one for one in every if one.host_name == host]
         if not members:
             return  # the agent says that the way has ended
         number, joined = next(self._numbers), threading.Event()
         self._agents[number] = agent, joined
-        gpus = [one.gpus for one in members if one.gpus is not None]
-        order = {"run": number, "command": command, "gpus": ",".join(filter(None, gpus))}
-        if not gpus:
-            del order["gpus"]
+        order: dict[str, object] = {"run": number, "command": command}
+        if any(one.gpus is not None for one in members):
+            order["gpus"] = [one.gpus or "" for one in members]
         members[0].control.send_bytes(json.dumps(order).encode())
         joined.wait()
 
@@ -148,6 +187,12 @@ class Broker(Meeting):
         joined.set()
 
 
+def _peer(connection: Connection) -> str:
+    """Return the address from which a process has connected."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as its:
+        return str(its.getpeername()[0])
+
+
 def _copy(source: Connection, target: Connection) -> None:
     """Copy bytes up to the end of `source`, which then is that of `target`."""
     with contextlib.suppress(OSError):
@@ -157,6 +202,21 @@ def _copy(source: Connection, target: Connection) -> None:
                 view = view[os.write(target.fileno(), view) :]
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(target.fileno())) as end:
         end.shutdown(socket.SHUT_WR)
+
+
+def through(broker: Broker, folder: Path) -> list[str]:
+    """Return the options of `ringarrun` by which it reaches the hosts through the broker.
+
+    Args:
+        broker: the broker.
+        folder: for a file that only this user can read.
+    """
+    address = folder / "broker"
+    address.touch(mode=0o600)
+    address.write_text(broker.variable)
+    agent = f"{sys.executable} -m {CLUSTER_AGENT} {address}"
+    # The manager shares out the CPUs.
+    return ["--launcher", "ssh", "--ssh-command", agent, "--bind-to", "none"]
 
 
 class Cluster:
@@ -169,7 +229,7 @@ class Cluster:
     def __init__(self, size: int) -> None:
         self.size = size
         self._stack = contextlib.ExitStack()
-        self._broker = self._stack.enter_context(Broker(size))
+        self._broker = self._stack.enter_context(Broker())
         self.pool: Pool | None = None
 
     @property
@@ -196,15 +256,11 @@ class Cluster:
             DeadlineError: members are missing after that time.
             ValueError: an option is wrong.
         """
-        hosts = self._broker.wait(seconds, check)
+        self._broker.wait(self.size, self.size, seconds, check)
+        hosts = self._broker.hosts()
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ringar-")))
-        address = folder / "broker"
-        address.touch(mode=0o600)
-        address.write_text(self.variable)
-        agent = f"{sys.executable} -m {CLUSTER_AGENT} {address}"
-        words = ["-H", ",".join(map(str, hosts)), "--launcher", "ssh", "--ssh-command", agent]
+        words = ["-H", ",".join(map(str, hosts)), *through(self._broker, folder), *options]
         names = [host.name for host in hosts]
-        words += ["--bind-to", "none", *options]  # the manager shares out the CPUs
         self.pool = self._stack.enter_context(Pool(words, self.size, names, env))
         return self.pool
 

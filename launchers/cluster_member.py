@@ -6,17 +6,21 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from multiprocessing.connection import Connection
-from typing import IO
+from typing import IO, Any
 
 from ringar.launchers import graces
 from ringar.launchers.cluster_agent import ERR, EXIT, OUT
+from ringar.launchers.gpus import OF_RANKS_VARIABLE
 from ringar.launchers.rendezvous import meet
 
 GPUS = "CUDA_VISIBLE_DEVICES"
+BY_SSH = "SSH_CONNECTION"
+"""Tells a guard the address at which its host was reached, as sshd does."""
 
 # The shell ends with the thread of this process that waits for it.
 _SHELL = """
@@ -27,14 +31,14 @@ os.execv("/bin/sh", ["sh", "-c", sys.argv[2]])
 """
 
 
-def serve(variable: str, index: int, host: str, gpus: str | None = None) -> None:
+def serve(variable: str, index: int, host: str = "", gpus: str | None = None) -> None:
     """Serve as a member of a cluster, up to its end.
 
     Args:
         variable: the `variable` of the `Cluster`.
         index: the number of this member.
         host: the address of this host, at which the others reach it. Members with the same address
-            make one host.
+            make one host. "": that from which this process reaches the caller.
         gpus: the GPUs that it may use, as in CUDA_VISIBLE_DEVICES; None: as that says.
 
     Raises:
@@ -54,13 +58,17 @@ def serve(variable: str, index: int, host: str, gpus: str | None = None) -> None
         command.join()
 
 
-def _run(variable: str, order: dict[str, str]) -> None:
+def _run(variable: str, order: dict[str, Any]) -> None:
     """Run a command, and pass on its input, its output and its exit code."""
     with meet(variable) as way:
         way.send_bytes(json.dumps({"run": order["run"]}).encode())
         environ = dict(os.environ)
+        environ[BY_SSH] = _addresses(way)
         if "gpus" in order:
-            environ[GPUS] = order["gpus"]
+            # Members may share a GPU.
+            every = [gpu for gpus in order["gpus"] for gpu in gpus.split(",") if gpu]
+            environ[GPUS] = ",".join(dict.fromkeys(every))
+            environ[OF_RANKS_VARIABLE] = ";".join(order["gpus"])
         process = subprocess.Popen(
             [sys.executable, "-c", _SHELL, str(os.getpid()), order["command"]],
             env=environ,
@@ -84,6 +92,13 @@ def _run(variable: str, order: dict[str, str]) -> None:
             thread.join()
         with contextlib.suppress(OSError):
             way.send_bytes(EXIT + str(code if code >= 0 else 128 - code).encode())
+
+
+def _addresses(way: Connection) -> str:
+    """Return the addresses and ports of both ends, as sshd writes them."""
+    with socket.socket(fileno=os.dup(way.fileno())) as its:
+        ends = [*its.getpeername()[:2], *its.getsockname()[:2]]
+    return " ".join(map(str, ends))
 
 
 def _pass_on(pipe: IO[bytes], way: Connection, kind: bytes, lock: threading.Lock) -> None:

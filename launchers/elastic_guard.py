@@ -127,7 +127,7 @@ def make(options: argparse.Namespace) -> ElasticHostJob | None:
         UsageError: this host cannot run processes of the job; the message says why.
     """
     control = Control()
-    here = host_guard.take(control, options)
+    here = host_guard.take(control, options, grows=True)
     if here is None:
         return None
     job = host_guard.plan_of(options, here, [{}] * here.slots)

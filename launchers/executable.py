@@ -16,6 +16,13 @@ def make(kind: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     _objects[:] = [kind(*args, **kwargs)]
 
 
+def make_and_call(given: Sequence[Any], function: Callable[[Any], Any]) -> Any:
+    """Make the object of this rank, and call a function with it."""
+    if given:
+        make(*given)
+    return call(function)
+
+
 def call(function: Callable[[Any], Any], only_rank: int | None = None) -> Any:
     """Call a function with the object of this rank; None if it is for another rank only."""
     if only_rank not in (None, rank):

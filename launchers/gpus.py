@@ -1,4 +1,4 @@
-"""Deal the GPUs of a host out to its ranks: one each, in turn.
+"""Deal the GPUs of a host out to its ranks: one each, in turn, or those that a cluster gives each.
 
 A rank with one visible GPU uses that one, in any program: TensorFlow takes the memory of all GPUs
 that it sees, and CuPy uses the first of them. Each host is asked for its own GPUs, so in a job of
@@ -12,13 +12,16 @@ from collections.abc import Mapping, Sequence
 from ringar.job import gpus, nvidia
 from ringar.launchers.errors import UsageError
 
+OF_RANKS_VARIABLE = "RINGAR_GPUS_OF_RANKS"
+"""The GPUs of each rank of a host, as a cluster's manager has shared them out: "0,1;2,3"."""
+
 _SHARED = (
     "; between ranks on one GPU, NCCL needs to be 2.30 or later, with NCCL_MULTI_RANK_GPU_ENABLE=1"
 )
 
 
 def of_ranks(environ: Mapping[str, str], local_size: int) -> tuple[str | None, ...]:
-    """Return the GPU of each rank of this host, as CUDA_VISIBLE_DEVICES names it; None: unchanged.
+    """Return the GPUs of each rank of this host, as in CUDA_VISIBLE_DEVICES; None: unchanged.
 
     Args:
         environ: the environment that the ranks would have.
@@ -28,8 +31,10 @@ def of_ranks(environ: Mapping[str, str], local_size: int) -> tuple[str | None, .
         UsageError: RINGAR_GPUS has an unknown value.
     """
     check(environ)
-    visible = nvidia.visible_gpus(environ) if gpus.mode(environ) == "each" else ()
-    return deal(visible, local_size)
+    if gpus.mode(environ) != "each":
+        return (None,) * local_size
+    given = environ.get(OF_RANKS_VARIABLE)
+    return deal(nvidia.visible_gpus(environ) if given is None else given.split(";"), local_size)
 
 
 def deal(visible: Sequence[str], local_size: int) -> tuple[str | None, ...]:
@@ -53,7 +58,7 @@ def describe(dealt: Mapping[int, str | None], rank: str = "rank") -> str:
     """
     ranks: dict[str, list[int]] = {}
     for number, gpu in dealt.items():
-        if gpu is not None:
+        if gpu:
             ranks.setdefault(gpu, []).append(number)
     parts: list[str] = []
     for gpu, numbers in ranks.items():
@@ -61,7 +66,7 @@ def describe(dealt: Mapping[int, str | None], rank: str = "rank") -> str:
         if numbers[1:]:
             who = f"{rank}s {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
         verb = "" if parts else " have" if numbers[1:] else " has"
-        parts.append(f"{who}{verb} GPU {gpu}")
+        parts.append(f"{who}{verb} GPU{'s' if ',' in gpu else ''} {gpu}")
     shared = any(numbers[1:] for numbers in ranks.values())
     return ", ".join(parts) + (_SHARED if shared else "")
 

@@ -145,8 +145,13 @@ class Here:
         return self.hosts[self.number].slots
 
 
-def take(control: Control, options: argparse.Namespace) -> Here | None:
+def take(control: Control, options: argparse.Namespace, *, grows: bool = False) -> Here | None:
     """Take the line with the job, and bring this process where it says; None if there is none.
+
+    Args:
+        control: where the line comes from.
+        options: those of the guard.
+        grows: whether other hosts may join the job later.
 
     Raises:
         UsageError: this host cannot run the program, or has no address.
@@ -161,7 +166,7 @@ def take(control: Control, options: argparse.Namespace) -> Here | None:
     text = os.environ[VARIABLE]
     number = int(os.environ["SLURM_NODEID"] if text == BY_SLURM else text)
     others = [host.name for i, host in enumerate(hosts) if i != number]
-    address = addresses.to_listen_at(job["interfaces"], others, os.environ)
+    address = addresses.to_listen_at(job["interfaces"], others, os.environ, grows=grows)
     return Here(hosts, number, functools.partial(_listen, address), job.get("stdin"))
 
 

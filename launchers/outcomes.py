@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from ringar.errors import RankError
+from ringar.errors import PeerLostError, RankError
 from ringar.launchers.process import Launcher
 from ringar.launchers.rendezvous import Outcome
 
@@ -56,6 +56,43 @@ def results(arrived: Mapping[int, Outcome], size: int, launcher: Launcher | None
     return [_unpickled(rank, outcome) for rank, outcome in enumerate(outcomes)]
 
 
+def of_elastic_job(arrived: Mapping[int, Outcome], launcher: Launcher) -> list[Any]:
+    """Return the results of the ranks that have come to the end, in the order of their last ranks.
+
+    Args:
+        arrived: the outcomes by slot, in the order of their arrival.
+        launcher: the launcher, which has ended.
+
+    Raises:
+        RankError: the job could not go on.
+        Exception: the error of a rank, of those with which all ranks have ended.
+    """
+    if launcher.code == 0:
+        done = [outcome for outcome in arrived.values() if not outcome.trace]
+        # Ranks that ended in a world before the last one stand behind those with their number.
+        done.sort(key=lambda outcome: (outcome.place[1], -outcome.place[0]))
+        return [_unpickled(outcome.place[1], outcome) for outcome in done]
+    why = launcher.last or f"the elastic job has ended with exit code {launcher.code}"
+    for outcome in arrived.values():
+        error = _error_of(outcome) if outcome.trace else None
+        # What ranks say of each other's loss, or of the end of the job, is no cause of it.
+        if error is not None and not isinstance(error, RankError | PeerLostError):
+            raise error from RankError(
+                f"{why}; rank {outcome.place[1]} had failed:\n{outcome.trace}"
+            )
+    unread = [one.trace for one in arrived.values() if one.trace and not one.value]
+    raise RankError("\n".join([why, *unread[:1]]))
+
+
+def _error_of(outcome: Outcome) -> Exception | None:
+    """Return the error of a rank; None if only its traceback has come."""
+    try:
+        error: Exception | None = pickle.loads(outcome.value) if outcome.value else None
+    except Exception:  # a class that only ranks can import
+        return None
+    return error
+
+
 def _raise_first(
     arrived: Mapping[int, Outcome], outcomes: Sequence[Outcome | None], launcher: Launcher | None
 ) -> NoReturn:
@@ -68,10 +105,7 @@ def _raise_first(
     if first is not None and first in errors:
         outcome = arrived[first]
         cause = RankError(f"rank {first} of {size} failed:\n{outcome.trace}")
-        try:
-            error = pickle.loads(outcome.value) if outcome.value else None
-        except Exception:  # a class that only ranks can import
-            error = None
+        error = _error_of(outcome)
         if error is None:
             raise cause
         raise error from cause

@@ -40,10 +40,12 @@ class Outcome(NamedTuple):
     Attributes:
         trace: the traceback of its error; "" if it has returned.
         value: the pickled result or exception; empty if the exception cannot be pickled.
+        place: in an elastic job the last world of this process, and its rank there.
     """
 
     trace: str
     value: bytes
+    place: tuple[int, int] = (0, 0)
 
 
 class Meeting(abc.ABC):
@@ -80,7 +82,9 @@ class Meeting(abc.ABC):
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                connection = Connection(self._socket.accept()[0].detach())
+                accepted, _ = self._socket.accept()
+                _keep_alive(accepted)
+                connection = Connection(accepted.detach())
                 # A stranger may connect and remain silent: a thread for each connection.
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
@@ -124,11 +128,24 @@ def _connect(addresses: Sequence[str], port: int) -> Connection:
             faults.append(f"{address}: {error}")
             continue
         found.settimeout(None)
+        _keep_alive(found)
         return Connection(found.detach())
     raise ConnectionError(
         f"{socket.gethostname()}: expected to reach the caller of ringar.run at port {port}, "
         f"received {'; '.join(faults)}; open the ports between these hosts"
     )
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Let a connection end some 40 s after the host at its other end has lost its power."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 10),
+        (socket.TCP_KEEPINTVL, 10),
+        (socket.TCP_KEEPCNT, 3),
+        (socket.TCP_USER_TIMEOUT, 40_000),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Server(Meeting):
@@ -170,15 +187,21 @@ class Server(Meeting):
             return self._changed.wait_for(lambda: len(self.outcomes) >= count, seconds)
 
     def serve(self, connection: Connection) -> None:
-        """Serve a rank. One that dies ends its connection; the launcher reports it."""
+        """Serve a rank; in an elastic job a process, which has the number of its slot.
+
+        One that dies ends its connection; the launcher reports it.
+        """
         rank, done = int(connection.recv_bytes()), 0
         while done := self._next(done):
             message, outcomes = self._message, self.outcomes
             connection.send_bytes(_MORE)
             connection.send_bytes(message)
-            outcome = Outcome(connection.recv_bytes().decode(), connection.recv_bytes())
             with self._changed:
-                outcomes[rank] = outcome
+                outcomes.pop(rank, None)  # of a process that has had this number before
+            trace, value, place = (connection.recv_bytes() for _ in range(3))
+            world, rank_there = map(int, place.split())
+            with self._changed:
+                outcomes[rank] = Outcome(trace.decode(), value, (world, rank_there))
                 self._changed.notify_all()
             connection.send_bytes(b"received")
         connection.send_bytes(_LAST)
@@ -219,4 +242,5 @@ class Client:
         """Send this rank's outcome, and wait until the caller has all of it."""
         self._connection.send_bytes(outcome.trace.encode(errors="replace"))
         self._connection.send_bytes(outcome.value)
+        self._connection.send_bytes("{} {}".format(*outcome.place).encode())
         self._connection.recv_bytes()

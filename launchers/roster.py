@@ -105,7 +105,9 @@ class Roster:
 
     def has_members(self) -> bool:
         """Return whether a process lives that has been in a world, or the first is yet to come."""
-        return self.generation == 0 or any(m.rank is not None for m in self.living.values())
+        if self.generation == 0:  # a program that asks for no world ends without one
+            return bool(self.living) or not self.is_finishing
+        return any(m.rank is not None for m in self.living.values())
 
     def joiners(self) -> list[Member]:
         """Return the members that wait until those in the world let them in."""

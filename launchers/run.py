@@ -10,11 +10,11 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ringar.errors import DeadlineError
 from ringar.job import nvidia
-from ringar.launchers import allocation, outcomes
+from ringar.launchers import allocation, elastic_plan, outcomes
 from ringar.launchers import hosts as hosts_module
 from ringar.launchers import options as options_module
 from ringar.launchers.choose import Choice, choose
@@ -35,6 +35,8 @@ def run(
     hosts: str | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
     options: Sequence[str] = (),
 ) -> list[Result]:
     """Call a function on several ranks, from a script or a notebook, and return all results.
@@ -57,10 +59,16 @@ def run(
             connect to a port of this host; they need no common disk.
         env: variables to set for the ranks.
         timeout: seconds after which the ranks are ended.
-        options: further options of `ringarrun`, such as `["--bind-to", "none"]`.
+        min_np: makes the job elastic: it goes on while so many ranks are left. The function trains
+            by `ringar.elastic.run` or `ringar.callbacks.Elastic`, and is called in each process
+            that joins.
+        max_np: as many ranks as an elastic job may have, where hosts come and go.
+        options: further options of `ringarrun`, such as `["--bind-to", "none"]`, or of an elastic
+            job `["--host-discovery-script", "./hosts.sh", "--reset-limit", "3"]`.
 
     Returns:
-        The results, in the order of ranks.
+        The results, in the order of ranks; those of an elastic job are of the ranks that have come
+        to the end.
 
     Raises:
         DeadlineError: the ranks have not ended within `timeout`; the message names them.
@@ -73,8 +81,13 @@ def run(
     """
     _refuse_inside_a_job()
     message = outcomes.message(function, args, kwargs)
+    elastic = {"--min-np": min_np, "--max-np": max_np}
+    options = [*_given(elastic), *options]
     arguments = _arguments(np, hosts, env, options)
-    _, choice = parsed(arguments)
+    request = _request(arguments)
+    if _is_elastic(request):
+        return call_elastic(arguments, message, env or {}, timeout)
+    choice = _choice(request)
     others = [host.name for host in choice.hosts if not hosts_module.is_this_host(host.name)]
     with Server(others, local=choice.launcher == "local", last=message) as server:
         launcher = Launcher(arguments, {**os.environ, **(env or {}), VARIABLE: server.variable})
@@ -111,19 +124,72 @@ def _arguments(
     return [*words, *options, "-m", "ringar.launchers.worker"]
 
 
+def call_elastic(
+    arguments: Sequence[str], message: bytes, env: Mapping[str, str], timeout: float | None
+) -> list[Any]:
+    """Call a function in an elastic job; return the results of those that have come to the end.
+
+    Args:
+        arguments: the command line of `ringarrun`.
+        message: the function and its arguments, as `outcomes.message` returns them.
+        env: variables to set for the ranks.
+        timeout: seconds after which the job is ended.
+
+    Raises:
+        DeadlineError: it has not ended within `timeout`.
+        RankError: it could not go on.
+        Exception: an error of the function on all ranks.
+    """
+    request = _request(arguments)
+    names = [host.name for host in request.hosts]
+    others = [name for name in names if not hosts_module.is_this_host(name)]
+    is_here = not others and not request.discovery_script and request.launcher in ("auto", "local")
+    with Server(others, local=is_here, last=message) as server:
+        launcher = Launcher(arguments, {**os.environ, **env, VARIABLE: server.variable})
+        if not launcher.wait(timeout):
+            raise DeadlineError(
+                f"ringar.run: expected the elastic job to end within {timeout:g} s, but ranks "
+                "still train; raise `timeout`, or let the function do less"
+            )
+    return outcomes.of_elastic_job(server.outcomes, launcher)
+
+
+def _is_elastic(request: Request) -> bool:
+    try:
+        return elastic_plan.is_wanted(request)
+    except UsageError as error:
+        raise ValueError(f"ringar.run: {error}") from None
+
+
+def _given(options: Mapping[str, object]) -> list[str]:
+    """Return the words for the options that have a value."""
+    return [f"{name}={value}" for name, value in options.items() if value is not None]
+
+
 def parsed(arguments: Sequence[str]) -> tuple[Request, Choice]:
     """Return what the launcher will read in its arguments, and its choice of hosts and ranks.
 
     Raises:
         ValueError: the launcher would refuse `arguments`.
     """
+    request = _request(arguments)
+    return request, _choice(request)
+
+
+def _request(arguments: Sequence[str]) -> Request:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            request = options_module.request(options_module.parser().parse_args(arguments))
-        return request, choose(request, os.environ)
+            return options_module.request(options_module.parser().parse_args(arguments))
     except UsageError as error:
         raise ValueError(f"ringar.run: {error}") from None
     except SystemExit:
         text = said.getvalue().strip().removeprefix("ringarrun: error: ")
         raise ValueError(f"ringar.run: {text}") from None
+
+
+def _choice(request: Request) -> Choice:
+    try:
+        return choose(request, os.environ)
+    except UsageError as error:
+        raise ValueError(f"ringar.run: {error}") from None

@@ -13,6 +13,7 @@ from types import TracebackType
 
 import cloudpickle
 
+from ringar.job import membership
 from ringar.launchers import executable, guard
 from ringar.launchers.rendezvous import Client, Outcome
 
@@ -26,13 +27,15 @@ def main() -> None:
         try:
             value = _call(message, rank)
         except BaseException as error:
-            client.send(Outcome(_trace(error), _pickled(error)))
+            if isinstance(error, SystemExit) and membership.is_elastic():
+                raise  # this rank leaves, or has come too late to take part
+            client.send(Outcome(_trace(error), _pickled(error), membership.last_place()))
             # Raised, so that the rank ends as a script does. The caller shows the traceback.
             sys.excepthook = _print_last_line
             if isinstance(error, SystemExit):
                 raise RuntimeError(f"the function called sys.exit({error.code!r})") from None
             raise
-        client.send(Outcome("", value))
+        client.send(Outcome("", value, membership.last_place()))
 
 
 def _call(message: bytes, rank: int) -> bytes:

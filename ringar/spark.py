@@ -1,4 +1,4 @@
-"""Train on a cluster of Spark: `ringar.spark.run`."""
+"""Train on a cluster of Spark: `ringar.spark.run`, `ringar.spark.run_elastic`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ringar.launchers import cluster_member
 from ringar.launchers.cluster import Cluster
+from ringar.launchers.elastic_cluster import ElasticCluster, Limits, threads
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import RDD, SparkContext, TaskContext
 
-__all__ = ["run"]
+__all__ = ["run", "run_elastic"]
 
 Result = TypeVar("Result")
 
@@ -74,10 +75,10 @@ def run(
     number = context.defaultParallelism if num_proc is None else num_proc
     if number < 1:
         raise ValueError(f"`num_proc` must be 1 or more. Received: {num_proc}")
-    tasks = _Tasks(context)
+    tasks = _Tasks(context, "ringar.spark.run")
     try:
         with Cluster(number) as cluster:
-            tasks.start(cluster.variable, number)
+            tasks.start(cluster.variable, number, _serve_at_barrier)
             try:
                 pool = cluster.start(env or {}, options, start_timeout, tasks.check)
             except BaseException:
@@ -88,20 +89,109 @@ def run(
         tasks.end()
 
 
-class _Tasks:
-    """The barrier stage, in a thread that waits for it."""
+def run_elastic(
+    fn: Callable[..., Result],
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float = 600.0,
+    elastic_timeout: float = 600.0,
+    reset_limit: int | None = None,
+    *,
+    spark_context: SparkContext | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    options: Sequence[str] = (),
+) -> list[Result]:
+    """Call a function in an elastic job on a cluster of Spark, and return the results.
 
-    def __init__(self, context: SparkContext) -> None:
-        self._context = context
+    Each rank is a task of an ordinary stage. Spark starts as many as it has room for, others when
+    executors appear, and those that fail again, `spark.task.maxFailures` times. Ranks whose tasks
+    or executors are lost are left out, and the others go on from the last commit; ranks of tasks
+    that come join at the next commit. Each task is a host of its own: ranks are connected by TCP.
+
+    Args:
+        fn: the function that each process calls that joins. It trains by `ringar.elastic.run` or
+            `ringar.callbacks.Elastic`.
+        args: its positional arguments, the same on each rank.
+        kwargs: its keyword arguments.
+        num_proc: the number of ranks to begin with; fewer, at least `min_num_proc`, begin if no
+            others come for some seconds. Default: Spark's `defaultParallelism`, within the limits.
+        min_num_proc: go on while so many ranks are left; default: `num_proc`.
+        max_num_proc: as many ranks, and tasks, as there may be; default: `num_proc`.
+        start_timeout: seconds to wait for the first `min_num_proc` tasks.
+        elastic_timeout: seconds to wait for `min_num_proc` ranks later.
+        reset_limit: how often the ranks may change.
+        spark_context: the context; default: the active one.
+        env: variables to set for the ranks.
+        timeout: seconds after which the ranks are ended.
+        options: further options of `ringarrun`.
+
+    Returns:
+        The results of the ranks that have come to the end, in the order of ranks.
+
+    Raises:
+        DeadlineError: fewer than `min_num_proc` tasks have started within `start_timeout`, or the
+            job has not ended within `timeout`.
+        ImportError: there is no PySpark.
+        RankError: fewer than `min_num_proc` ranks were left for `elastic_timeout`, all were lost,
+            or they changed more often than `reset_limit`.
+        RuntimeError: there is no active context, or Spark could not run the tasks.
+        ValueError: a number or an option is wrong.
+        Exception: an error of the function on all ranks.
+
+    Example:
+    ```python
+    losses = ringar.spark.run_elastic(train, num_proc=4, min_num_proc=2, max_num_proc=8)
+    ```
+    """
+    context = _active(spark_context)
+    given = {"num_proc": num_proc, "min_num_proc": min_num_proc, "max_num_proc": max_num_proc}
+    number = num_proc
+    if number is None:
+        number = max(context.defaultParallelism, min_num_proc or 1)
+        number = min(number, max_num_proc or number)
+    least = number if min_num_proc is None else min_num_proc
+    most = number if max_num_proc is None else max_num_proc
+    if not 1 <= least <= number <= most:
+        raise ValueError(
+            "expected 1 <= `min_num_proc` <= `num_proc` <= `max_num_proc`. Received: "
+            + ", ".join(f"{name}={value}" for name, value in given.items())
+        )
+    tasks = _Tasks(context, "ringar.spark.run_elastic")
+    cpus = float(context.getConf().get("spark.task.cpus", "1") or 1)
+    with ElasticCluster(Limits(least, most, reset_limit, elastic_timeout)) as cluster:
+        tasks.start(cluster.variable, most, _serve)
+        try:
+            cluster.wait(number, start_timeout, tasks.check)
+            env = {**threads(cpus), **(env or {})}
+            return cluster.call(fn, args, kwargs, env=env, options=options, timeout=timeout)
+        finally:
+            tasks.cancel()  # some may be yet to start
+
+
+class _Tasks:
+    """A stage whose tasks are members, in a thread that waits for it."""
+
+    def __init__(self, context: SparkContext, name: str) -> None:
+        self._context, self._name = context, name
         self._group = f"ringar-{uuid.uuid4().hex[:8]}"
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, variable: str, number: int) -> None:
-        """Start the tasks, which serve the launcher up to the end of the job."""
+    def start(self, variable: str, number: int, run: Callable[[RDD[int], str], None]) -> None:
+        """Start the tasks, which serve the launcher up to the end of the job.
+
+        Args:
+            variable: tells them how to reach the launcher.
+            number: how many.
+            run: runs a task for each partition.
+        """
         from pyspark import InheritableThread
 
-        self._thread = InheritableThread(target=self._run, args=(variable, number))
+        self._thread = InheritableThread(target=self._run, args=(variable, number, run))
         self._thread.daemon = True
         self._thread.start()
 
@@ -109,7 +199,7 @@ class _Tasks:
         """Raise the error with which Spark has ended the tasks."""
         if self._error is not None:
             raise RuntimeError(
-                f"ringar.spark.run expected Spark to run all tasks at once: {self._error}"
+                f"{self._name} expected Spark to run all its tasks: {self._error}"
             ) from self._error
 
     def end(self) -> None:
@@ -125,23 +215,46 @@ class _Tasks:
         with contextlib.suppress(Exception):  # the context has been stopped
             self._context._jsc.sc().cancelJobGroupAndFutureJobs(self._group)
 
-    def _run(self, variable: str, number: int) -> None:
-        def serve(_: Iterable[Any]) -> Iterator[None]:
-            from pyspark import BarrierTaskContext
-
-            context = BarrierTaskContext.get()
-            host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
-            given = context.resources().get("gpu")
-            gpus = None if given is None else ",".join(given.addresses)
-            cluster_member.serve(variable, context.partitionId(), host, gpus)
-            return iter(())
-
-        self._context.setJobGroup(self._group, "ringar.spark.run", interruptOnCancel=True)
+    def _run(self, variable: str, number: int, run: Callable[[RDD[int], str], None]) -> None:
+        self._context.setJobGroup(self._group, self._name, interruptOnCancel=True)
         try:
-            rows = self._context.parallelize(range(number), number)
-            rows.barrier().mapPartitions(serve).collect()
+            run(self._context.parallelize(range(number), number), variable)
         except Exception as error:
             self._error = error
+
+
+def _serve_at_barrier(rows: RDD[int], variable: str) -> None:
+    """Let tasks serve that start together, or not at all."""
+
+    def serve(_: Iterable[Any]) -> Iterator[None]:
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
+        cluster_member.serve(variable, context.partitionId(), host, _gpus(context))
+        return iter(())
+
+    rows.barrier().mapPartitions(serve).collect()
+
+
+def _serve(rows: RDD[int], variable: str) -> None:
+    """Let tasks serve that start when there is room, and again when they are lost."""
+
+    def serve(_: Iterable[Any]) -> Iterator[None]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        cluster_member.serve(variable, context.partitionId(), gpus=_gpus(context))
+        return iter(())
+
+    rows.mapPartitions(serve).collect()
+
+
+def _gpus(context: TaskContext) -> str | None:
+    """Return the GPUs of a task, as in CUDA_VISIBLE_DEVICES."""
+    given = context.resources().get("gpu")
+    return None if given is None else ",".join(given.addresses)
 
 
 def _active(given: SparkContext | None) -> SparkContext:

@@ -10,7 +10,10 @@ from collections.abc import Callable
 from typing import NoReturn
 
 _FRAMEWORK = "ringar trains models of Keras 3 and TensorFlow only"
-_SPARK = "ringar has no estimators and stores; call functions on Spark by ringar.spark.run"
+_SPARK = (
+    "ringar has no estimators and stores; call functions on Spark by ringar.spark.run or "
+    "run_elastic"
+)
 _RAY = "it takes Horovod's settings; use ringar.ray.RayExecutor, whose methods are the same"
 _TF1 = (
     "TensorFlow 2.16 and later have no tf.estimator, and Horovod itself lacks this name there; "

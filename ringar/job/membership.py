@@ -147,6 +147,11 @@ def enter() -> World:
     return _world
 
 
+def last_place() -> tuple[int, int]:
+    """Return the generation of the world that this process was in last, and its rank there."""
+    return (ALONE, 0) if _world is None else (_world.generation, _world.rank)
+
+
 def started() -> None:
     """Tell the launcher that this process has met the others of its world."""
     if _connection is not None:

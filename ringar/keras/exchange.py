@@ -72,6 +72,10 @@ class Exchange:
             variables: those that it trains; None if they are not known.
         """
 
+    def is_local(self, variable: Any) -> bool:
+        """Return whether each rank has a value of its own of a variable."""
+        return False
+
     def variables(self) -> list[Any]:
         """Return the state that has been made; a run that is resumed goes on with it."""
         return []

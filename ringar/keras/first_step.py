@@ -8,7 +8,7 @@ gradients of an eager step have been computed, which a warning says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -34,6 +34,7 @@ def begin(
     variables: Sequence[Any] | None,
     process_set: ProcessSet | None,
     optimizer: keras.optimizers.Optimizer | None = None,
+    is_local: Callable[[Any], bool] = lambda variable: False,
 ) -> None:
     """Make the ranks begin with the same state, once for these variables. Collective, once.
 
@@ -44,6 +45,7 @@ def begin(
         variables: those whose gradients are reduced.
         process_set: the ranks concerned; None: all.
         optimizer: the one that will apply the gradients, if it is known.
+        is_local: whether each rank has a value of its own of a variable.
 
     Raises:
         MismatchError: on every rank, if ranks have different numbers of variables.
@@ -66,7 +68,7 @@ def begin(
         else:
             state = State.of(trained)
             state += State.of_optimizer(optimizer) if optimizer is not None else State([], [])
-        _agree(state, process_set, is_traced)
+        _agree(state.without(is_local), process_set, is_traced)
 
 
 def _agree(state: State, process_set: ProcessSet | None, is_traced: bool) -> None:

@@ -349,33 +349,14 @@ class Sharded(Exchange):
     def publish(self) -> None:
         """Gather the slices that were assigned into the model's variables, first layer first."""
         slices = self.slices
-<<<<<<< HEAD
-        changed = [s.whole if s.pending is not None else None for s in slices]
-        plan = self._reduction.plan(changed)
-        for number, bucket in enumerate(reversed(plan)):
-            its = [slices[i] for i in bucket.indices]
-            # Compiled code knows the shapes before, and needs equal numbers of rows.
-            padded = is_compiling()
-            gathered = grouped_allgather(
-                [s.read() if padded else s.read()[: s.count] for s in its],
-                name=f"weights/slices_{number}:{bucket.label}",
-                process_set=self.process_set,
-            )
-            for one, flat in zip(its, gathered, strict=True):
-                flat = one.joined(flat) if padded else flat
-                one.whole.assign(tf.reshape(flat, one.whole.shape))
-                one.pending = None
-            branches.note(gathered)
-=======
         for ranks in self._slicing.kinds:
             changed = [
                 s.whole if s.pending is not None and s.ranks is ranks else None for s in slices
             ]
-            plan = buckets.plan(changed, self._reduction.bucket_bytes)
+            plan = self._reduction.plan(changed)
             for number, bucket in enumerate(reversed(plan)):
                 name = f"weights/slices_{number}:{bucket.label}"
                 _gather([slices[i] for i in bucket.indices], ranks, name)
->>>>>>> 56c8c3d8bc4db468d6dacd6751ac3879ddb057f1
 
     def applied(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
         """Constrain the whole variables, as Keras does after a step."""

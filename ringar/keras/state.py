@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,12 @@ class State:
     def __add__(self, other: State) -> State:
         """Return both."""
         return State(self.variables + other.variables, self.cuts + other.cuts)
+
+    def without(self, is_left_out: Callable[[Any], bool]) -> State:
+        """Return the others."""
+        both = zip(self.variables, self.cuts, strict=True)
+        rest = [pair for pair in both if not is_left_out(pair[0])]
+        return State([variable for variable, _ in rest], [cut for _, cut in rest])
 
     @property
     def names(self) -> str:

@@ -59,12 +59,14 @@ class Counter:
 
 
 @contextlib.contextmanager
-def members(cluster: Cluster, count: int, host: str = "127.0.0.1") -> Iterator[list[int]]:
-    """Start members; yield their processes."""
+def members(
+    cluster: Cluster, count: int, host: str = "127.0.0.1", gpus: str = "{}"
+) -> Iterator[list[int]]:
+    """Start members, which have GPUs by their numbers; yield their processes."""
     processes = []
     for index in range(count):
         text = SERVES.format(repr(cluster.variable), index, repr(host))
-        env = {**os.environ, "PYTHONPATH": PYTHONPATH, "CUDA_VISIBLE_DEVICES": str(index)}
+        env = {**os.environ, "PYTHONPATH": PYTHONPATH, "CUDA_VISIBLE_DEVICES": gpus.format(index)}
         processes.append(subprocess.Popen([sys.executable, "-c", text], env=env))
     try:
         yield [process.pid for process in processes]
@@ -82,7 +84,7 @@ def test_functions_are_called_one_after_the_other(capfd: pytest.CaptureFixture[s
             assert [word for word, *_ in first] == ["a0", "a1"]
             assert [word for word, *_ in second] == ["b0", "b1"]
             assert [pid for _, pid, _ in first] == [pid for _, pid, _ in second]
-            assert {gpus for *_, gpus in first} <= {"0", "1", "0,1"}
+            assert [gpus for *_, gpus in first] == ["0", "1"]
             pool.call(executable.make, [Counter, (5,), {"step": 2}])
             assert pool.call(executable.call, [Counter.advance]) == [7, 7]
             assert pool.call(executable.call, [Counter.advance, 1]) == [None, 9]
@@ -96,7 +98,24 @@ def test_members_on_the_host_of_the_caller_run_its_ranks() -> None:
     """Spark may name hosts as they name themselves."""
     host = socket.gethostname()
     with Cluster(2) as cluster, members(cluster, 2, host), cluster.start({}, [], 30) as pool:
-        assert {gpus for *_, gpus in pool.call(whoami, ["a"])} <= {"0", "1", "0,1"}
+        assert [gpus for *_, gpus in pool.call(whoami, ["a"])] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "seen"),
+    [
+        ("{0}0,{0}1", [], ["00,01", "10,11"]),  # two for each
+        pytest.param("7", [], ["7", "7"], marks=pytest.mark.slow),  # a part of one
+        pytest.param("", [], ["", ""], marks=pytest.mark.slow),
+        ("{0}0,{0}1", ["--gpus", "all"], ["00,01,10,11"] * 2),
+    ],
+)
+def test_ranks_see_the_gpus_of_their_members(
+    given: str, options: list[str], seen: list[str]
+) -> None:
+    with Cluster(2) as cluster, members(cluster, 2, gpus=given):
+        pool = cluster.start({}, options, 30)
+        assert [gpus for *_, gpus in pool.call(whoami, ["a"])] == seen
 
 
 def test_a_member_that_comes_too_late() -> None:

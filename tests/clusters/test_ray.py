@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from ringar.ray import RayExecutor
 from tests.plugin import run_job
+from tests.plugin.jobs import ROOT
 
 pytest.importorskip("ray", reason="no Ray: make test-clusters")
 pytestmark = [pytest.mark.job, pytest.mark.slow, pytest.mark.deadline(300)]
@@ -19,7 +21,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 import ringar
 
-ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
+ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, logging_level="ERROR")
 
 def train(steps):
     import keras
@@ -55,10 +57,11 @@ def expect(kind, text, function, *args, **kwargs):
         raise AssertionError(f"no {kind}")
 
 broken = ringar.ray.RayExecutor(2)
-serve = ringar.ray._Member.serve
-ringar.ray._Member.serve = lambda self, variable, index: 1 / 0
+from ringar.ray.actors import Member
+serve = Member.serve
+Member.serve = lambda self, variable, index: 1 / 0
 expect(ray.exceptions.RayTaskError, "ZeroDivisionError", broken.start)
-ringar.ray._Member.serve = serve
+Member.serve = serve
 executor = ringar.ray.RayExecutor(2)
 expect(RuntimeError, "expected to be started", executor.run, train)
 executor.start(Counter, [5], {"step": 2})
@@ -81,6 +84,9 @@ with ringar.ray.RayExecutor(cpus_per_worker=2, placement_group=group) as executo
 remove_placement_group(group)
 with ringar.ray.RayExecutor(num_hosts=1, num_workers_per_host=3, env={"WORD": "x"}) as executor:
     assert executor.run(lambda: __import__("os").environ["WORD"]) == ["x"] * 3
+with ringar.ray.RayExecutor(2, gpus_per_worker=2) as executor:
+    seen = executor.run(lambda: __import__("os").environ["CUDA_VISIBLE_DEVICES"])
+    assert sorted(seen) == ["0,1", "2,3"], seen
 expect(ValueError, "`num_workers`", ringar.ray.RayExecutor)
 expect(ValueError, "`num_workers`", ringar.ray.RayExecutor, 3, num_hosts=2)
 print("all is well")
@@ -109,3 +115,112 @@ def test_an_executor(tmp_path: Path) -> None:
     assert job.code == 0, job
     assert "all is well" in job.stdout
     assert "ValueError: one is bad" in job.stderr
+
+
+def test_the_example(tmp_path: Path) -> None:
+    """An actor is killed in it; the accuracy is that of two ranks that are not disturbed."""
+    command = [sys.executable, str(ROOT / "examples" / "ray_train.py"), "--lose"]
+    job = run_job(None, command, deadline=280, env={"RINGAR_GRACE_SCALE": "0.2"}).check()
+    ends = re.findall(r"rank \d of \d in the end: accuracy ([\d.]+)%", job.stdout)
+    assert ends, job
+    assert len(set(ends)) == 1, job
+    assert float(ends[0]) > 94, job
+    assert "is lost: the way to its host ended" in job.stderr, job
+
+
+ELASTIC = """
+import sys, threading, time
+from pathlib import Path
+import cloudpickle
+import ray
+import ringar
+from ringar.errors import DeadlineError
+from tests.elastic import functions
+from tests.elastic.functions import add_up
+
+cloudpickle.register_pickle_by_value(functions)
+folder = Path(sys.argv[1])
+
+def expect(kind, text, function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no {kind}")
+
+ray.init(num_cpus=3, include_dashboard=False, logging_level="ERROR")
+
+@ray.remote(num_cpus=1)
+class Blocker:
+    def wait(self):
+        pass
+
+blocker = Blocker.remote()
+ray.get(blocker.wait.remote())
+
+# An actor is killed, and its rank with it. Ray starts it again: its rank joins.
+options = {"env": {"RINGAR_GRACE_SCALE": "0.2"}}
+with ringar.ray.RayExecutor(min_workers=1, max_workers=2, **options) as executor:
+    args = [str(folder), 2, "killed", True]
+    results = executor.run(add_up, args, timeout=150)
+    assert [(rank, sizes[-3:], rest) for rank, sizes, rest in results] == [
+        (0, [2, 1, 2], 0), (1, [2, 1, 2], 0)
+    ], results
+    expect(RuntimeError, "ranks that stay", executor.execute_single, print)
+print("lost and joined", flush=True)
+
+# There is room for two of three, until another actor ends: a third rank joins.
+def sizes(folder):
+    import numpy as np
+    import ringar
+    ringar.init()
+
+    @ringar.elastic.run
+    def train(state):
+        state.sizes = [*state.sizes, ringar.size()]
+        Path(folder, str(ringar.size())).touch()
+        while ringar.size() < 3:
+            ringar.barrier()
+            state.commit()
+            time.sleep(0.05)
+
+    state = ringar.elastic.ObjectState(sizes=[])
+    train(state)
+    return state.sizes
+
+class Counter:
+    def __init__(self, count):
+        self.count = count
+
+with ringar.ray.RayExecutor(min_workers=2, max_workers=2, **options) as executor:
+    executor.shutdown()
+    executor.start(Counter, [5])
+    assert executor.execute(lambda counter: counter.count) == [5, 5]
+
+def grow():
+    while not (folder / "2").exists():
+        time.sleep(0.1)
+    ray.kill(blocker)
+
+with ringar.ray.RayExecutor(min_workers=2, max_workers=3, **options) as executor:
+    threading.Thread(target=grow, daemon=True).start()
+    assert executor.run(sizes, [str(folder)], timeout=120) == [[2, 3]] * 3
+print("grown", flush=True)
+
+executor = ringar.ray.RayExecutor(min_workers=4, elastic_timeout=3)
+expect(DeadlineError, "expected 4 processes of the cluster within 3 s, received", executor.start)
+expect(ValueError, "`min_workers`", ringar.ray.RayExecutor, 2, min_workers=1)
+expect(ValueError, "`min_workers`", ringar.ray.RayExecutor, 2, max_workers=1)
+expect(ValueError, "`max_workers` no less", ringar.ray.RayExecutor, min_workers=2, max_workers=1)
+print("all is well")
+ray.shutdown()
+"""
+
+
+def test_an_elastic_executor(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ELASTIC)
+    job = run_job(None, [sys.executable, str(script), str(tmp_path)], deadline=280)
+    assert job.code == 0, job
+    assert "all is well" in job.stdout

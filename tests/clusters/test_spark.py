@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.plugin import run_job
+from tests.plugin.jobs import ROOT
 
 pytest.importorskip("pyspark", reason="no PySpark: make test-clusters")
 pytestmark = [
@@ -69,7 +71,7 @@ gpus = ringar.spark.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"], num_proc=2)
 assert set(gpus) <= {"7", "7,7"}, gpus
 expect(ringar.errors.RankError, "rank 1 of 2", ringar.spark.run, dies, num_proc=2)
 expect(KeyError, "no such word", ringar.spark.run, fails, num_proc=2)
-expect(RuntimeError, "all tasks at once", ringar.spark.run, mean, [1], num_proc=3)
+expect(RuntimeError, "expected Spark to run all its tasks", ringar.spark.run, mean, [1], num_proc=3)
 args = [ringar.errors.DeadlineError, "within 2 s, received 0", ringar.spark.run, mean, [1]]
 took = seconds(expect, *args, num_proc=3, start_timeout=2)
 assert took < 11, took  # Spark gives up what it would try again
@@ -88,3 +90,66 @@ def test_a_function_on_tasks(tmp_path: Path) -> None:
     assert job.code == 0, job
     assert "all is well" in job.stdout
     assert "[1] rank 1" in job.stdout
+
+
+def test_the_example() -> None:
+    program = str(ROOT / "examples" / "spark_train.py")
+    command = [sys.executable, program, "--master", "local-cluster[2,1,1024]"]
+    job = run_job(None, command, deadline=380).check()
+    assert "2 ranks, loss of the last epoch" in job.stdout, job
+    found = re.search(r"accuracy: ([\d.]+)%", job.stdout)
+    assert found is not None, job
+    assert float(found[1]) > 90, job
+
+
+ELASTIC = """
+import sys, threading, time
+from pathlib import Path
+import cloudpickle
+from pyspark.sql import SparkSession
+import ringar
+from tests.elastic import functions
+from tests.elastic.functions import add_up
+
+cloudpickle.register_pickle_by_value(functions)
+folder = Path(sys.argv[1])
+
+def expect(kind, text, function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except kind as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"no {kind}")
+
+run = ringar.spark.run_elastic
+settings = {"spark.ui.enabled": "false", "spark.python.worker.reuse": "false"}
+spark = SparkSession.builder.master("local-cluster[2,1,1024]").config(map=settings).getOrCreate()
+env = {"RINGAR_GRACE_SCALE": "0.2"}
+
+# A task is killed, and its rank with it. Spark tries it again: its rank joins.
+args = [str(folder), 2, "killed", True]
+results = run(add_up, args, num_proc=2, min_num_proc=1, env=env, timeout=150)
+assert [(rank, sizes[-3:], rest) for rank, sizes, rest in results] == [
+    (0, [2, 1, 2], 0), (1, [2, 1, 2], 0)
+], results
+print("lost and joined", flush=True)
+
+# There is room for two of three tasks.
+assert run(lambda: 1, num_proc=3, min_num_proc=2, env=env) == [1, 1]
+text = "expected 3 processes of the cluster within 6 s, received 2"
+expect(ringar.errors.DeadlineError, text, run, print, num_proc=3, start_timeout=6)
+text = "`min_num_proc` <= `num_proc`"
+expect(ValueError, text, run, print, num_proc=2, min_num_proc=3)
+expect(ValueError, text, run, print, num_proc=2, max_num_proc=1)
+spark.stop()
+print("all is well")
+"""
+
+
+def test_an_elastic_job(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ELASTIC)
+    job = run_job(None, [sys.executable, str(script), str(tmp_path)], deadline=380)
+    assert job.code == 0, job
+    assert "all is well" in job.stdout

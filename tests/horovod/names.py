@@ -56,7 +56,7 @@ _KERAS: dict[str, str | None] = {
     ),
 }
 _CALLBACKS: dict[str, str | None] = {
-    "BroadcastGlobalVariablesCallback": "root_rank, device=''",
+    "BroadcastGlobalVariablesCallback": "root_rank, device='', local_variables=None",
     "MetricAverageCallback": "device=''",
     "LearningRateScheduleCallback": (
         "initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True, "

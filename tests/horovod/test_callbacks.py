@@ -119,6 +119,28 @@ def test_metrics_are_averaged_and_weights_broadcast() -> None:
         np.testing.assert_array_equal(weights[0], of_ranks[-1][1][0])
 
 
+def test_local_variables_are_not_broadcast() -> None:
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential(
+        [keras.Input((2,)), keras.layers.Dense(2, use_bias=False), keras.layers.Dense(1)]
+    )
+    own, shared = (layer.kernel.numpy() for layer in model.layers)
+    optimizer = hvd.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.0), local_layers=[model.layers[0]]
+    )
+    model.compile(optimizer, "mse", run_eagerly=True)
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(
+        0, local_variables=model.layers[0].trainable_weights
+    )
+    x = np.ones((2, 2), np.float32)
+    model.fit(x, x[:, :1], batch_size=2, verbose=0, callbacks=[callback])
+    np.testing.assert_array_equal(model.layers[0].kernel.numpy(), own)
+    of_first = hvd_tf.broadcast_object(shared)
+    np.testing.assert_array_equal(model.layers[1].kernel.numpy(), of_first)
+    with pytest.raises(ValueError, match="expected variables of TensorFlow or Keras"):
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[x])
+
+
 def test_the_best_model_is_saved(tmp_path: Path) -> None:
     checkpoint = plain_callbacks.BestModelCheckpoint(monitor="loss")
     checkpoint.filepath = str(tmp_path / "best.keras")

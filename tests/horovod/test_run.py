@@ -107,8 +107,7 @@ def test_variables_stand_for_options() -> None:
 
 def test_wrong_arguments() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"min_num_proc": 1}, "not elastic, received min_num_proc"),
-        ({"max_np": 3, "slots": 2}, "received max_num_proc, slots"),
+        ({"min_num_proc": 1, "slots": 2}, "the slots in `hosts` or `hostfile`, received slots=2"),
         ({"hosts": "a:1", "hostfile": "f"}, "`hosts` or `hostfile`"),
         ({"use_gloo": True, "use_mpi": True}, "`use_gloo` or `use_mpi`"),
         ({"executable": "/bin/other"}, "expected this Python"),

@@ -368,3 +368,13 @@ def test_horovods_main_example_of_keras(way: str) -> None:
         assert losses == of_ranks[0][1]
         for one, other in zip(weights, of_ranks[0][0], strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_local_variables_of_a_tape_stay_as_they_are() -> None:
+    own, shared = tf.Variable(1.0 + hvd.rank()), tf.Variable(2.0 + hvd.rank())
+    tape: Any = hvd_tf.DistributedGradientTape(tf.GradientTape())
+    tape.register_local_source(own)
+    with tape:
+        loss = own * shared
+    tape.gradient(loss, [own, shared])
+    assert (float(own), float(shared)) == (1.0 + hvd.rank(), 2.0)

@@ -36,6 +36,16 @@ def test_deal(visible: tuple[str, ...], size: int, dealt: tuple[str | None, ...]
     assert gpus.deal(visible, size) == dealt
 
 
+def test_ranks_of_a_cluster_have_what_its_manager_gives_them() -> None:
+    given = {**TWO, gpus.OF_RANKS_VARIABLE: "2,3;;GPU-a"}
+    dealt = gpus.of_ranks(given, 3)
+    assert dealt == ("2,3", "", "GPU-a")
+    assert gpus.variables(dealt[1]) == {"CUDA_VISIBLE_DEVICES": "", "RINGAR_GPU": ""}
+    described = gpus.describe(dict(enumerate(dealt)))
+    assert described == "rank 0 has GPUs 2,3, rank 2 GPU GPU-a"
+    assert gpus.of_ranks({**given, "RINGAR_GPUS": "all"}, 3) == (None, None, None)
+
+
 def test_describe() -> None:
     assert gpus.describe({0: None, 1: None}) == ""
     assert gpus.describe({0: "2", 1: "3"}) == "rank 0 has GPU 2, rank 1 GPU 3"

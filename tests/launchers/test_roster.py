@@ -98,6 +98,18 @@ def test_a_job_whose_world_has_died_is_over() -> None:
     assert not made.has_members()
 
 
+def test_a_job_that_asks_for_no_world_is_over_with_its_last_process() -> None:
+    made = roster()
+    for slot in (0, 1):
+        made.living[slot] = Member(slot)
+        assert made.has_members()
+    made.remove(0)
+    made.is_finishing = True  # it ended well
+    assert made.has_members()
+    made.remove(1)
+    assert not made.has_members()
+
+
 def test_a_slot_cools_down_from_its_second_failure_on() -> None:
     places = Slots(10.0, 25.0)
     assert places.free_at(1) == 0.0

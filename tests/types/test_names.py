@@ -21,7 +21,7 @@ MODULES = {
     "layers": "ringar/layers.py",
     "parallel": "ringar/parallel/__init__.py",
     "parallel.scan": "ringar/parallel/scan/__init__.py",
-    "ray": "ringar/ray.py",
+    "ray": "ringar/ray/__init__.py",
     "spark": "ringar/spark.py",
     "parallel.scheduled": "ringar/parallel/scheduled/__init__.py",
     "parallel.sparse": "ringar/parallel/sparse/__init__.py",

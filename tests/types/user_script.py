@@ -310,7 +310,11 @@ def main() -> None:
     with ringar.ray.RayExecutor(2, cpus_per_worker=2, options=["--deadline", "60"]) as executor:
         assert_type(executor.run(train, [keras.Sequential(), 2]), list[dict[str, list[float]]])
         assert_type(executor.execute_single(len), int)
+    elastic = ringar.ray.RayExecutor(min_workers=1, max_workers=2, reset_limit=3, elastic_timeout=9)
+    assert_type(elastic.run(len, ["abc"]), list[int])
     assert_type(ringar.spark.run(len, ["abc"], num_proc=2), list[int])
+    assert_type(ringar.spark.run_elastic(len, ["abc"], min_num_proc=1), list[int])
+    assert_type(ringar.run(ringar.size, np=2, min_np=1, max_np=3), list[int])
     assert_type(horovod.run(ringar.size, num_proc=2), list[int])
     try:
         ringar.shutdown()

@@ -43,16 +43,19 @@ def run(
 ) -> list[Result]:
     """Call a function on several ranks, and return all results in the order of the ranks.
 
+    Those of an elastic job are of the ranks that have come to the end.
+
     Args:
         func: the function; cloudpickle carries it to the ranks.
         args: its positional arguments.
         kwargs: its keyword arguments.
         num_proc: the number of ranks.
-        min_num_proc: None: jobs of functions are not elastic.
-        max_num_proc: None, likewise.
-        slots: None, likewise.
-        reset_limit: None, likewise.
-        cooldown_range: None, likewise.
+        min_num_proc: makes the job elastic: it goes on while so many ranks are left. With another
+            argument of elastic jobs alone, it is `num_proc`.
+        max_num_proc: as many ranks as an elastic job may have; default: `num_proc`.
+        slots: None: `hosts` or `hostfile` tell the slots of a host.
+        reset_limit: how often the ranks of an elastic job may change.
+        cooldown_range: no effect: a slot whose processes fail is left alone for longer and longer.
         hosts: hosts and their slots, "h1:2,h2:4".
         hostfile: a file with hosts and slots, `h1 slots=2` in a line.
         start_timeout: seconds that a rank waits in `init` for the others.
@@ -71,23 +74,24 @@ def run(
         max_np: deprecated.
 
     Raises:
-        ValueError: arguments contradict each other, or ask for an elastic job.
+        ValueError: arguments contradict each other.
         Exception: the error of the rank that failed first.
     """
     if np is not None:
         warnings.warn("`np` is deprecated: pass `num_proc`", DeprecationWarning, stacklevel=2)
         num_proc = np if num_proc == 1 else num_proc
-    elastic = {
-        "min_num_proc": min_num_proc if min_np is None else min_np,
-        "max_num_proc": max_num_proc if max_np is None else max_np,
-        "slots": slots,
-        "reset_limit": reset_limit,
-        "cooldown_range": cooldown_range,
-    }
-    if given := [name for name, value in elastic.items() if value is not None]:
+    for name, old in (("min", min_np), ("max", max_np)):
+        if old is not None:
+            text = f"`{name}_np` is deprecated: pass `{name}_num_proc`"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+    least = min_np if min_num_proc is None else min_num_proc
+    most = max_np if max_num_proc is None else max_num_proc
+    if least is None and not (most is None and reset_limit is None):
+        least = num_proc
+    if slots is not None:
         raise ValueError(
-            f"run expected a job that is not elastic, received {', '.join(given)}; start a script "
-            "by horovodrun --min-np"
+            f"run expected the slots in `hosts` or `hostfile`, received slots={slots}; write "
+            'hosts="h1:2,h2:4"'
         )
     if hosts is not None and hostfile is not None:
         raise ValueError("run expected `hosts` or `hostfile`, received both")
@@ -104,6 +108,9 @@ def run(
         "--launcher": "mpirun" if use_mpi else None,
         "--mpi-args": mpi_args,
         "--network-interface": network_interface,
+        "--min-np": least,
+        "--max-np": most,
+        "--reset-limit": reset_limit,
     }
     options = [f"{name}={value}" for name, value in values.items() if value is not None]
     options += ["--verbose"] if verbose else []

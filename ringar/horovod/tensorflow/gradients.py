@@ -143,10 +143,13 @@ class GradientExchange(Exchange):
 
     def register_local_var(self, var: Any) -> None:
         """Keep the gradients of a variable on this rank."""
-        if self._helper is None:
-            self._local.register(var)
-        else:
+        self._local.register(var)
+        if self._helper is not None:
             self._helper.register_local_var(var)
+
+    def is_local(self, variable: Any) -> bool:
+        """Return whether the gradients of a variable stay on this rank, and so does its value."""
+        return self._local.has(variable)
 
     def build(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
         """Build the optimizer, which a branch of a step could not do."""

@@ -30,6 +30,10 @@ class LocalVariables:
         own = _of_tensorflow(variable)
         self._known[id(own)] = own
 
+    def has(self, variable: Any) -> bool:
+        """Return whether a variable is one of them."""
+        return id(_of_tensorflow(variable)) in self._known
+
     def reduce(
         self,
         gradients: Sequence[Any],
@@ -39,9 +43,7 @@ class LocalVariables:
         """Reduce the gradients of variables that are not local, and scale the others."""
         if not self._known:
             return list(reduce(gradients, variables))
-        shared = [
-            i for i, one in enumerate(variables) if id(_of_tensorflow(one)) not in self._known
-        ]
+        shared = [i for i, one in enumerate(variables) if not self.has(one)]
         results = [self._scaled(gradient) for gradient in gradients]
         if shared:
             reduced = reduce([gradients[i] for i in shared], [variables[i] for i in shared])

@@ -58,7 +58,8 @@ class _Tape(tapes.DistributedGradientTape):
         variables = tf.nest.flatten(sources)
         joining.note(joining.Taped(variables, self._exchange))
         if self._exchange.meets:
-            first_step.begin(variables, self._exchange.process_set)
+            exchange = self._exchange
+            first_step.begin(variables, exchange.process_set, is_local=exchange.is_local)
         reduced = self._exchange(tf.nest.flatten(gradients), variables)
         return tf.nest.pack_sequence_as(sources, reduced)
 

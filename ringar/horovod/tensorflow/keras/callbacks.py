@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import keras
+import tensorflow as tf
 
 from ringar.job import place
 from ringar.keras import callbacks as of_ringar
@@ -20,6 +21,9 @@ __all__ = [
 ]
 
 
+Variable: TypeAlias = tf.Variable | keras.Variable
+
+
 class BroadcastGlobalVariablesCallback(of_ringar.BroadcastGlobalVariablesCallback):
     """Give all ranks the weights and the optimizer's state of one rank before the first batch.
 
@@ -28,11 +32,46 @@ class BroadcastGlobalVariablesCallback(of_ringar.BroadcastGlobalVariablesCallbac
     Args:
         root_rank: the rank whose state is taken.
         device: no effect.
+        local_variables: variables, or one, of TensorFlow or Keras, that each rank keeps as they
+            are.
+
+    Raises:
+        ValueError: one of `local_variables` is no variable.
     """
 
-    def __init__(self, root_rank: int, device: str = "") -> None:
+    def __init__(
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Variable | Iterable[Variable] | None = None,
+    ) -> None:
         super().__init__(root_rank)
         self.device = device
+        self._local: list[Variable] = []
+        if isinstance(local_variables, (tf.Variable, keras.Variable)):
+            local_variables = [local_variables]
+        for variable in local_variables or ():
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Variable) -> None:
+        """Keep a variable as it is on each rank.
+
+        Raises:
+            ValueError: it is no variable.
+        """
+        if not isinstance(var, (tf.Variable, keras.Variable)):
+            raise ValueError(
+                "BroadcastGlobalVariablesCallback expected variables of TensorFlow or Keras that "
+                f"stay on their rank, received {var!r}"
+            )
+        self._local.append(var)
+
+    def _broadcast_new_weights(self) -> bool:
+        kept = [(var, keras.ops.convert_to_numpy(var)) for var in self._local]
+        has_new = super()._broadcast_new_weights()
+        for var, value in kept:
+            var.assign(value)
+        return has_new
 
 
 class MetricAverageCallback(of_ringar.MetricAverageCallback):

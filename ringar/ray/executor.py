@@ -1,4 +1,4 @@
-"""Train on a cluster of Ray: `ringar.ray.RayExecutor`."""
+"""`RayExecutor`: ranks on a cluster of Ray that stay, or an elastic job for each call."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ringar.errors import DeadlineError
-from ringar.launchers import cluster_member, executable
+from ringar.launchers import executable
 from ringar.launchers.cluster import Cluster
-from ringar.launchers.pool import Pool
+from ringar.launchers.elastic_cluster import ElasticCluster, Limits, threads
+from ringar.ray import actors
+from ringar.ray.actors import Actors
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
-__all__ = ["RayExecutor"]
+_END = 1.0  # seconds for the actors of an elastic executor to end; some may be yet to start
 
 Result = TypeVar("Result")
 
-_END = 10.0  # seconds for an actor to end after its job
+_Call = Callable[
+    [Callable[..., Any], Sequence[object], Mapping[str, object] | None, float | None], list[Any]
+]
 
 
 class RayExecutor:
@@ -31,6 +34,12 @@ class RayExecutor:
     host share memory; between hosts they are connected by TCP. ringar must be installed on all
     hosts, in the same environment at the same path. `ray.init` comes first.
 
+    With `min_workers` the executor is elastic: each call of `run` or `execute` is an elastic job.
+    Ranks whose actors are lost are left out while `min_workers` are left, and the others go on from
+    the last commit. Ray starts lost actors again, and those for which it has no room as soon as it
+    has, up to `max_workers`; their ranks join at the next commit. The function trains by
+    `ringar.elastic.run` or `ringar.callbacks.Elastic`.
+
     Args:
         num_workers: the number of ranks; or give the next two.
         num_hosts: the number of hosts.
@@ -41,6 +50,10 @@ class RayExecutor:
             executor ends. Default: one of its own, packed on few hosts, or on `num_hosts`.
         env: variables to set for the ranks.
         timeout: seconds to wait for the resources, and for the actors to connect.
+        min_workers: in place of `num_workers`: go on while so many ranks are left.
+        max_workers: as many ranks as there may be; default: `min_workers`.
+        reset_limit: how often the ranks may change.
+        elastic_timeout: seconds to wait for `min_workers` ranks, at the beginning and later.
         options: further options of `ringarrun`, such as `["--deadline", "60"]`.
 
     Raises:
@@ -66,19 +79,35 @@ class RayExecutor:
         placement_group: PlacementGroup | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float = 60.0,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        reset_limit: int | None = None,
+        elastic_timeout: float = 600.0,
         options: Sequence[str] = (),
     ) -> None:
-        _ray()
-        self.num_workers = _number(num_workers, num_hosts, num_workers_per_host, placement_group)
+        actors.module()
+        self._limits: Limits | None = None
+        if min_workers is None and (max_workers is not None or reset_limit is not None):
+            raise ValueError(
+                "`min_workers` must be given with `max_workers` and `reset_limit`. Received: "
+                f"max_workers={max_workers}, reset_limit={reset_limit}"
+            )
+        if min_workers is None:
+            self.num_workers = _number(
+                num_workers, num_hosts, num_workers_per_host, placement_group
+            )
+        else:
+            given = (num_workers, num_hosts, num_workers_per_host, placement_group)
+            self._limits = _limits(min_workers, max_workers, reset_limit, elastic_timeout, given)
+            self.num_workers = self._limits.most
         self._hosts = num_hosts
         self._per_bundle = self.num_workers // num_hosts if num_hosts else 1
         self._resources = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
         self._given_group, self._env = placement_group, dict(env or {})
         self._timeout, self._options = timeout, tuple(options)
         self._stack = contextlib.ExitStack()
-        self._pool: Pool | None = None
-        self._actors: list[Any] = []
-        self._served: list[Any] = []
+        self._ranks: _Call | None = None
+        self._object: tuple[Any, ...] = ()  # what elastic jobs make on each rank
 
     def start(
         self,
@@ -86,10 +115,11 @@ class RayExecutor:
         executable_args: Sequence[object] = (),
         executable_kwargs: Mapping[str, object] | None = None,
     ) -> None:
-        """Start the ranks.
+        """Start the ranks; of an elastic executor, the actors.
 
         Args:
-            executable_cls: makes an object on each rank, for the functions of `execute`.
+            executable_cls: makes an object on each rank, for the functions of `execute`. An elastic
+                executor makes it anew in each call.
             executable_args: its positional arguments.
             executable_kwargs: its keyword arguments.
 
@@ -99,22 +129,50 @@ class RayExecutor:
             RuntimeError: the executor has started already.
             Exception: an error of `executable_cls`, as in `run`.
         """
-        if self._pool is not None:
+        if self._ranks is not None:
             raise RuntimeError(
                 "ringar.ray.RayExecutor expected to be started once; call `shutdown` first"
             )
+        made = executable_cls, tuple(executable_args), dict(executable_kwargs or {})
+        self._object = made if executable_cls is not None else ()
         try:
-            group = self._group()
-            self._stack.callback(self._end_actors)  # after the ranks, which end first
-            cluster = self._stack.enter_context(Cluster(self.num_workers))
-            self._start_actors(group, cluster.variable)
-            self._pool = cluster.start(self._env, self._options, self._timeout, self._check)
-            if executable_cls is not None:
-                args = executable_cls, tuple(executable_args), dict(executable_kwargs or {})
-                self._pool.call(executable.make, args)
+            if self._limits is not None:
+                self._ranks = self._start_elastic(self._limits)
+                return
+            self._ranks = self._start_pool()
+            if self._object:
+                self._ranks(executable.make, self._object, None, None)
         except BaseException:
             self.shutdown()
             raise
+
+    def _start_pool(self) -> _Call:
+        served = Actors()
+        group = self._group()
+        self._stack.callback(served.end)  # after the ranks, which end first
+        cluster = self._stack.enter_context(Cluster(self.num_workers))
+        options = actors.placed(group, self.num_workers, self._per_bundle, self._resources)
+        served.start(cluster.variable, options)
+        return cluster.start(self._env, self._options, self._timeout, served.check).call
+
+    def _start_elastic(self, limits: Limits) -> _Call:
+        served = Actors()
+        self._stack.callback(served.end, _END)
+        cluster = self._stack.enter_context(ElasticCluster(limits))
+        served.start(cluster.variable, actors.replaced(limits.most, self._resources))
+        cluster.wait(limits.most, limits.timeout, served.check)
+        env = {**threads(self._resources["CPU"]), **self._env}
+
+        def call(
+            fn: Callable[..., Any],
+            args: Sequence[object],
+            kwargs: Mapping[str, object] | None,
+            timeout: float | None,
+        ) -> list[Any]:
+            cluster.wait(limits.most, limits.timeout, served.check)
+            return cluster.call(fn, args, kwargs, env=env, options=self._options, timeout=timeout)
+
+        return call
 
     def run(
         self,
@@ -133,28 +191,43 @@ class RayExecutor:
             timeout: seconds after which all ranks are ended.
 
         Returns:
-            The results, in the order of ranks.
+            The results, in the order of ranks; of an elastic executor those of the ranks that have
+            come to the end.
 
         Raises:
-            DeadlineError: not all ranks have returned within `timeout`.
-            RankError: a rank was killed, or the ranks have ended before.
+            DeadlineError: not all ranks have returned within `timeout`, or there are not
+                `min_workers` actors within `elastic_timeout`.
+            RankError: a rank was killed, or the ranks have ended before; in an elastic job, fewer
+                than `min_workers` are left for `elastic_timeout`, or they changed more often than
+                `reset_limit`.
             Exception: the error of the rank that failed first. The ranks have ended then; `start`
                 starts others, after `shutdown`.
         """
-        return self._ranks().call(fn, args, kwargs, timeout)
+        return self._started()(fn, args, kwargs, timeout)
 
     def execute(self, fn: Callable[..., Result]) -> list[Result]:
         """Call a function with the object of each rank; return the results as `run` does."""
-        return self._ranks().call(executable.call, [fn])
+        if self._limits is not None:
+            return self._started()(executable.make_and_call, [self._object, fn], None, None)
+        return self._started()(executable.call, [fn], None, None)
 
     def execute_single(self, fn: Callable[..., Result]) -> Result:
-        """Call a function with the object of the first rank, and on that rank only."""
-        result: Result = self._ranks().call(executable.call, [fn, 0])[0]
+        """Call a function with the object of the first rank, and on that rank only.
+
+        Raises:
+            RuntimeError: the executor is elastic: its ranks have no object between calls.
+        """
+        if self._limits is not None:
+            raise RuntimeError(
+                "ringar.ray.RayExecutor.execute_single expected ranks that stay, but this executor "
+                "is elastic (`min_workers`); call `execute`, and look at `ringar.rank()`"
+            )
+        result: Result = self._started()(executable.call, [fn, 0], None, None)[0]
         return result
 
     def shutdown(self) -> None:
         """End the ranks and their actors, and give the resources back."""
-        self._pool = None
+        self._ranks = None
         self._stack.close()
 
     def __enter__(self) -> RayExecutor:
@@ -169,12 +242,12 @@ class RayExecutor:
     ) -> None:
         self.shutdown()
 
-    def _ranks(self) -> Pool:
-        if self._pool is None:
+    def _started(self) -> _Call:
+        if self._ranks is None:
             raise RuntimeError(
                 "ringar.ray.RayExecutor expected to be started; call `start`, or use it in a `with`"
             )
-        return self._pool
+        return self._ranks
 
     def _group(self) -> PlacementGroup:
         """Return the placement group, when Ray has given its resources."""
@@ -188,59 +261,30 @@ class RayExecutor:
             strategy = "PACK" if self._hosts is None else "STRICT_SPREAD"
             group = placement_group(bundles, strategy=strategy)
             self._stack.callback(remove_placement_group, group)
-        if not group.wait(self._timeout):
-            raise DeadlineError(
-                f"ringar.ray.RayExecutor expected a placement group of {group.bundle_specs} within "
-                f"{self._timeout:g} s, but Ray has {_ray().available_resources()} left; ask for "
-                "less, end what else runs there, or raise `timeout`"
-            )
+        actors.wait_for(group, self._timeout)
         return group
 
-    def _start_actors(self, group: PlacementGroup, variable: str) -> None:
-        """Start an actor for each rank, which serves the launcher up to the end of the job."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        remote = _ray().remote(_Member)
-        for index in range(self.num_workers):
-            place = PlacementGroupSchedulingStrategy(group, index // self._per_bundle)
-            cpus, gpus = self._resources["CPU"], self._resources["GPU"]
-            options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": place}
-            actor = remote.options(**options).remote()
-            self._actors.append(actor)
-            self._served.append(actor.serve.remote(variable, index))
-
-    def _check(self) -> None:
-        """Raise the error of an actor that has ended before the job has begun."""
-        ray = _ray()
-        ended, _ = ray.wait(self._served, num_returns=len(self._served), timeout=0)
-        ray.get(ended)
-
-    def _end_actors(self) -> None:
-        ray = _ray()
-        ray.wait(self._served, num_returns=len(self._served), timeout=_END)
-        for actor in self._actors:
-            ray.kill(actor)
-        self._actors, self._served = [], []
-
-
-class _Member:
-    """The actor of a rank."""
-
-    def serve(self, variable: str, index: int) -> None:
-        """Serve the launcher up to the end of the job."""
-        import ray
-
-        cluster_member.serve(variable, index, ray.util.get_node_ip_address())
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError(
-            "ringar.ray expected the package ray, which is not installed: pip install 'ringar[ray]'"
-        ) from error
-    return ray
+def _limits(
+    least: int,
+    most: int | None,
+    reset_limit: int | None,
+    timeout: float,
+    given: Sequence[object],
+) -> Limits:
+    """Return the numbers of ranks of an elastic executor; `given` is what does not go with them."""
+    if any(one is not None for one in given):
+        raise ValueError(
+            "`min_workers` must be given without `num_workers`, `num_hosts`, "
+            "`num_workers_per_host` and `placement_group`: the number of ranks of an elastic "
+            f"executor changes. Received: {given}"
+        )
+    if not 1 <= least <= (least if most is None else most):
+        raise ValueError(
+            "`min_workers` must be 1 or more, and `max_workers` no less. Received: "
+            f"min_workers={least}, max_workers={most}"
+        )
+    return Limits(least, least if most is None else most, reset_limit, timeout)
 
 
 def _number(

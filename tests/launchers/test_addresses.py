@@ -1,0 +1,35 @@
+"""The addresses at which the hosts of a job reach each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringar.launchers import addresses
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """The interfaces of a host."""
+    found = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.1", "fd00::1"], "eth1": ["10.1.0.1"]}
+    monkeypatch.setattr(addresses, "of_interfaces", lambda: found)
+    monkeypatch.setattr(addresses, "towards", lambda host: "10.1.0.1" if host == "b" else "")
+    return found
+
+
+def test_a_host_listens_where_the_others_are(own: dict[str, list[str]]) -> None:
+    assert addresses.to_listen_at([], ["a", "b"], {}) == "10.1.0.1"
+    reached = {"SSH_CONNECTION": "10.0.0.9 1 10.1.0.1 22"}
+    assert addresses.to_listen_at([], ["a"], reached) == "10.1.0.1"
+    assert addresses.to_listen_at([], ["a"], {}) == "10.0.0.1"
+
+
+def test_the_only_host_listens_for_those_that_may_come(own: dict[str, list[str]]) -> None:
+    assert addresses.to_listen_at([], [], {}) == "127.0.0.1"
+    assert addresses.to_listen_at([], [], {}, grows=True) == "10.0.0.1"
+    own.clear()  # no network at all
+    assert addresses.to_listen_at([], [], {}, grows=True) == "127.0.0.1"
+
+
+def test_names_may_have_a_user() -> None:
+    assert addresses.towards("somebody@127.0.0.1") == "127.0.0.1"
+    assert addresses.towards("3@127.0.0.1") == "127.0.0.1"

@@ -66,9 +66,9 @@ class HogwildEmbedding(keras.layers.Embedding):
         """Read the rows of a batch into the weights of this rank."""
         if is_compiling():
             raise UnsupportedError(
-                "XLA cannot compile a step with a ringar.layers.HogwildEmbedding: batches differ in "
-                "the number of rows that they read. Compile the model with jit_compile=False, or "
-                "use keras.layers.Embedding."
+                "XLA cannot compile a step with a ringar.layers.HogwildEmbedding: batches differ "
+                "in the number of rows that they read. Compile the model with jit_compile=False, "
+                "or use keras.layers.Embedding."
             )
         weights = self.embeddings
         rows, _ = tf.unique(tf.reshape(tf.cast(inputs, tf.int64), [-1]))

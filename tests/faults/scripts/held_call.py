@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before TensorFlow counts the cores
-
 import numpy as np
 import tensorflow as tf
 
@@ -27,6 +25,7 @@ def step(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return long, tf.numpy_function(reduce, [y], tf.float32)
 
 
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before TensorFlow makes its threads
 threads = int(sys.argv[1])
 ringar.init(deadline=3, stall_warning=1, inter_op_threads=threads or None)
 try:

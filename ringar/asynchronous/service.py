@@ -138,6 +138,7 @@ class Service:
             for served in self._shards:
                 if served.has_push(worker):
                     self._take(served, worker)
+                served.note_lost(worker)
                 served.leave(worker)
             self._missing.discard(worker)
 
@@ -222,6 +223,14 @@ class _Served:
         if self.shard.take(Push(worker, header.step, header.version, gradients)):
             self.publish()
         self.acknowledge()
+
+    def note_lost(self, worker: int) -> None:
+        """Note the push that a worker has sent to other shards, perhaps, when it died."""
+        step, version = self._place.announced(
+            self._place.mailbox(self._mailboxes.data.local, worker)
+        )
+        if not self.ended[worker] and step == self.shard.pushes(worker):
+            self.shard.note_lost(worker, version)
 
     def leave(self, worker: int) -> None:
         """Go on without a worker."""

@@ -9,10 +9,10 @@ Each rank has a part of two windows. In that of a rank which serves shards lie, 
 one. `published` tells the newest publication and its version, and which publication is being
 written. So a worker has read one version, whole, if its buffer was not begun anew meanwhile.
 
-*Push.* A worker writes its gradients to its mailboxes, then a header with a new number to `control`,
-and rings. The shard reads the gradients where they lie, and acknowledges the number: the mailbox
-is free again. A worker that dies before the header has pushed nothing, one that dies after it all.
-Headers follow when all mailboxes are full: if one shard has got a push, all others know of it.
+*Push.* A worker writes its gradients to its mailboxes, then a header with a new number to
+`control`, and rings. The shard reads the gradients where they lie, and acknowledges the number: the
+mailbox is free again. A worker that dies before the header has pushed nothing, one that dies after
+it all. Headers follow when all mailboxes are full: if one shard has got a push, all know of it.
 
 A header, an acknowledgement (ack) and `published` are a chunk of the window each, and so seen whole
 or not at all.

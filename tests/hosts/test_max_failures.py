@@ -130,6 +130,7 @@ if rank == 0:
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_stops_does_not_hide_one_that_dies(two: Hosts, tmp_path: Path) -> None:
     script = tmp_path / "stopped.py"
     script.write_text(STOPPED)

@@ -51,7 +51,7 @@ def install() -> None:
         _remember(_of_tape(self))  # last: a tape may compute by others
         return computed
 
-    compute._ringar = True
+    compute._ringar = True  # type: ignore[attr-defined]
     tape.__enter__, tape.__exit__, tape.gradient = begin, end, compute
 
 

@@ -96,8 +96,8 @@ def test_shards_go_on_without_a_worker_of_another_host(
     assert len(of_worker[0]) in ((3,) if what == "fit" else (5, 6)), of_worker
 
 
-# Of the workers on the other host the first one stops; then the second one dies. The server lets the
-# first one go on when it knows of the second one.
+# Of the workers on the other host the first one stops; then the second one dies. The server lets
+# the first one go on when it knows of the second one.
 STOPPED = """
 import os, signal, time
 import keras, numpy as np

@@ -31,6 +31,7 @@ def test_two_ranks_learn_the_digits() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.deadline(300)  # three jobs
 def test_other_gradients() -> None:
     true, synthetic, zero = (
         accuracy(4, "--synthesizer", kind)[0] for kind in ("true", "default", "zero")

@@ -38,7 +38,7 @@ def test_the_data_are_digits_of_two_parts() -> None:
 def test_two_ranks_train_as_one_process() -> None:
     args = ["--epochs", "3"]
     one, _ = results(run_job(None, SCRIPT, args=args))
-    two, _ = results(run_job(2, SCRIPT, args=args))
+    two, _ = results(run_job(2, SCRIPT, args=args, launcher_args=["--no-prefix"]))
     assert len(one) == 3
     np.testing.assert_allclose(two, one, rtol=2e-3)
 
@@ -47,7 +47,7 @@ def test_two_ranks_train_as_one_process() -> None:
 @pytest.mark.job
 @pytest.mark.deadline(300)
 def test_it_learns_the_digits() -> None:
-    losses, accuracy = results(run_job(2, SCRIPT))
+    losses, accuracy = results(run_job(2, SCRIPT, launcher_args=["--no-prefix"]))
     assert losses[-1] < losses[0] / 2
     assert accuracy > 0.7
 

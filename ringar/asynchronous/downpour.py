@@ -13,8 +13,9 @@ import tensorflow as tf
 from ringar.asynchronous.gradients import Gradient, Rows, copy
 from ringar.asynchronous.parameter_server import ParameterServer
 from ringar.asynchronous.replica import Pulled, Replica
-from ringar.asynchronous.replication import Replication, refuse_compiled
+from ringar.asynchronous.replication import Replication
 from ringar.asynchronous.staleness import UNLIMITED, BackupWorkers, HardSync
+from ringar.collectives.host_call import host_call
 from ringar.keras import sparse
 from ringar.keras.optimizer import distribute
 from ringar.keras.reduction import all_finite
@@ -58,7 +59,7 @@ def Downpour(  # the paper's name
             fit the server's `control`.
         MismatchError: this rank does not work; in the first step, if the optimizer trains other
             variables than the server has.
-        UnsupportedError: in the first step, if XLA compiles it.
+        UnsupportedError: in the first step, if XLA compiles it for a GPU.
     """
     for name, value, least in (
         ("n_fetch", n_fetch, 1),
@@ -214,20 +215,20 @@ class DownpourReplication(Replication):
         loss_scale: tf.Tensor | None = None,
     ) -> list[Any]:
         """Hand the gradients over, and return them for the local step."""
-        refuse_compiled()
         merged = [sparse.merged(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
         pushed = merged if loss_scale is None else [_unscaled(g, loss_scale) for g in merged]
         # With a loss scale, a step that overflows is left out.
         counts = True if loss_scale is None else all_finite(pushed)
         tensors, rebuild = _flat(pushed)
 
-        def step(factor: np.ndarray, counts: np.ndarray, *arrays: np.ndarray) -> np.bool_:
+        def step(factor: np.ndarray, counts: np.ndarray, *arrays: np.ndarray) -> list[np.ndarray]:
             made = rebuild(arrays)
             gradients = made if counts else [None] * len(made)
-            return np.bool_(self._pace.step(gradients, float(factor)))
+            return [np.asarray(self._pace.step(gradients, float(factor)))]
 
         rate = tf.cast(self._factor(), tf.float64)
-        self._is_due = tf.numpy_function(step, [rate, counts, *tensors], tf.bool)
+        due = [tf.TensorSpec([], tf.bool)]
+        self._is_due = host_call(step, [rate, counts, *tensors], due, "Downpour")[0]
         return merged
 
     @tf.autograph.experimental.do_not_convert

@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.asynchronous.parameter_server import ParameterServer
-from ringar.asynchronous.replication import Replication, refuse_compiled
+from ringar.asynchronous.replication import Replication
+from ringar.collectives.host_call import host_call
 
 
 class ElasticReplication(Replication):
@@ -39,7 +40,6 @@ class ElasticReplication(Replication):
         loss_scale: tf.Tensor | None = None,
     ) -> list[Any]:
         """Return the gradients as they are."""
-        refuse_compiled()
         self._gradients = [gradient for gradient in gradients if gradient is not None]
         return list(gradients)
 
@@ -47,13 +47,13 @@ class ElasticReplication(Replication):
     def after(self) -> None:
         """Count the step, and exchange behind the last one of a period."""
 
-        def count() -> np.bool_:
+        def count() -> list[np.ndarray]:
             self._steps += 1
-            return np.bool_(self._steps % self._period == 0)
+            return [np.asarray(self._steps % self._period == 0)]
 
         # A graph whose iterator has ended runs what does not depend on the batch: no step to count.
         with tf.control_dependencies(tf.nest.flatten(self._gradients, expand_composites=True)):
-            is_due = tf.numpy_function(count, [], tf.bool)
+            is_due = host_call(count, [], [tf.TensorSpec([], tf.bool)], "EASGD")[0]
         self._gradients = []
         self.replace(is_due, self._move, self._server.variables)
 

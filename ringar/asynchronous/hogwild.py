@@ -55,8 +55,9 @@ def Hogwild(  # the paper's name
     Raises:
         NotInitializedError: before `ringar.init()`.
         ValueError: if `optimizer` is distributed already.
-        UnsupportedError: if the ranks are on several hosts; in the first step, with
-            `jit_compile=True`, layers that are cut, weights of 8 or 16 bits, or in an elastic job.
+        UnsupportedError: if the ranks are on several hosts; in the first step, with layers that
+            are cut, weights of 8 or 16 bits, in an elastic job, if XLA compiles it for a GPU, or if
+            XLA compiles a model with a `ringar.layers.HogwildEmbedding`.
     """
     hosts = _hosts(process_set) if place.is_initialized() else 1
     if hosts > 1:

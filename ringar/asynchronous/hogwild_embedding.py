@@ -9,8 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ringar.asynchronous.shared_weights import refuse_compiling, shared_of
+from ringar.asynchronous.shared_weights import shared_of
 from ringar.collectives.compiled import is_compiling
+from ringar.errors import UnsupportedError
 
 
 @keras.saving.register_keras_serializable(package="ringar")
@@ -64,7 +65,11 @@ class HogwildEmbedding(keras.layers.Embedding):
     def _read(self, inputs: tf.Tensor) -> None:
         """Read the rows of a batch into the weights of this rank."""
         if is_compiling():
-            raise refuse_compiling()
+            raise UnsupportedError(
+                "XLA cannot compile a step with a ringar.layers.HogwildEmbedding: batches differ "
+                "in the number of rows that they read. Compile the model with jit_compile=False, "
+                "or use keras.layers.Embedding."
+            )
         weights = self.embeddings
         rows, _ = tf.unique(tf.reshape(tf.cast(inputs, tf.int64), [-1]))
         own = tf.gather(weights.value, rows)

@@ -13,13 +13,19 @@ DROPPED = -1
 HELD = -2
 """`Entry.update` of a push that still waits for its update."""
 
+LOST = -3
+"""`Entry.update` of a push that never came: its worker died when other shards had got theirs.
+
+It tells from which version of the shard the worker has computed what the others have applied.
+"""
+
 
 class Entry(NamedTuple):
     """Record a push to a shard.
 
     Attributes:
         sequence: the number of the push on its shard, from 0, in the order in which pushes were
-            taken.
+            taken; -1 for one that never came.
         shard: the shard's number.
         worker: the worker's number.
         step: the number of this worker's push, from 0.
@@ -28,7 +34,7 @@ class Entry(NamedTuple):
             dropped, those up to the time when it was taken.
         applied: whether it is part of an update.
         update: the number of that update, from 0, which led from version `update` to the next;
-            `DROPPED` or `HELD` without one.
+            `DROPPED`, `HELD` or `LOST` without one.
     """
 
     sequence: int

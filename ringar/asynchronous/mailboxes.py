@@ -9,9 +9,10 @@ Each rank has a part of two windows. In that of a rank which serves shards lie, 
 one. `published` tells the newest publication and its version, and which publication is being
 written. So a worker has read one version, whole, if its buffer was not begun anew meanwhile.
 
-*Push.* A worker writes its gradients to its mailbox, then a header with a new number to `control`,
-and rings. The shard reads the gradients where they lie, and acknowledges the number: the mailbox
-is free again. A worker that dies before the header has pushed nothing, one that dies after it all.
+*Push.* A worker writes its gradients to its mailboxes, then a header with a new number to
+`control`, and rings. The shard reads the gradients where they lie, and acknowledges the number: the
+mailbox is free again. A worker that dies before the header has pushed nothing, one that dies after
+it all. Headers follow when all mailboxes are full: if one shard has got a push, all know of it.
 
 A header, an acknowledgement (ack) and `published` are a chunk of the window each, and so seen whole
 or not at all.
@@ -33,6 +34,7 @@ _RECORD = 8  # numbers
 _RECORD_BYTES = 8 * _RECORD
 _ALIGNMENT = 64
 _ABSENT, _DENSE = -1, -2  # in place of a number of rows
+_ANNOUNCED = 2  # numbers at the head of a mailbox, before those of rows
 
 Arrays = list[np.ndarray]
 
@@ -112,7 +114,8 @@ class ShardPlace:
         self.rank, self.pieces, self.workers = rank, list(pieces), workers
         ends = np.cumsum([0, *(_aligned(piece.bytes) for piece in pieces)])
         self._begins, self.values_bytes = [int(end) for end in ends[:-1]], int(ends[-1])
-        self._mailbox_bytes = _aligned(8 * len(self.pieces)) + self.values_bytes
+        self._head_bytes = _aligned(8 * (_ANNOUNCED + len(self.pieces)))
+        self._mailbox_bytes = self._head_bytes + self.values_bytes
         self._data, self._control = data, control
         self.data_end = data + 2 * self.values_bytes + workers * self._mailbox_bytes
         self.control_end = control + 1 + 2 * workers
@@ -148,11 +151,15 @@ class ShardPlace:
         """Return what to write to a buffer for values: offsets in it, and bytes."""
         return [(at, _bytes_of(value)) for at, value in zip(self._begins, values, strict=True)]
 
-    def parts(self, gradients: Sequence[Gradient]) -> list[tuple[int, np.ndarray]]:
-        """Return what to write to a mailbox for gradients: offsets in it, and bytes."""
-        counts = np.full(len(self.pieces), _ABSENT, np.int64)
-        body = _aligned(8 * len(self.pieces))
-        found: list[tuple[int, np.ndarray]] = [(0, counts.view(np.uint8))]
+    def parts(
+        self, gradients: Sequence[Gradient], step: int, version: int
+    ) -> list[tuple[int, np.ndarray]]:
+        """Return what to write to a mailbox for a push: offsets in it, and bytes."""
+        head = np.full(_ANNOUNCED + len(self.pieces), _ABSENT, np.int64)
+        head[:_ANNOUNCED] = step + 1, version
+        counts = head[_ANNOUNCED:]
+        body = self._head_bytes
+        found: list[tuple[int, np.ndarray]] = [(0, head.view(np.uint8))]
         for i, (piece, gradient) in enumerate(zip(self.pieces, gradients, strict=True)):
             at = body + self._begins[i]
             if isinstance(gradient, Rows) and 8 * gradient.indices.size + gradient.values.nbytes > (
@@ -170,12 +177,20 @@ class ShardPlace:
 
     def gradients(self, mailbox: np.ndarray) -> list[Gradient]:
         """Return the gradients in the bytes of a mailbox, as arrays on them."""
-        counts = mailbox[: 8 * len(self.pieces)].view(np.int64)
-        body = mailbox[_aligned(8 * len(self.pieces)) :]
+        counts = self._head(mailbox)[_ANNOUNCED:]
+        body = mailbox[self._head_bytes :]
         return [
             _read(body[begin:], piece, int(count))
             for begin, piece, count in zip(self._begins, self.pieces, counts, strict=True)
         ]
+
+    def announced(self, mailbox: np.ndarray) -> tuple[int, int]:
+        """Return the step and the version of the push in a mailbox; step -1: there was none."""
+        step, version = self._head(mailbox)[:_ANNOUNCED]
+        return int(step) - 1, int(version)
+
+    def _head(self, mailbox: np.ndarray) -> np.ndarray:
+        return mailbox[: 8 * (_ANNOUNCED + len(self.pieces))].view(np.int64)
 
     def mailbox(self, memory: np.ndarray, worker: int) -> np.ndarray:
         """Return a worker's mailbox in the part of the rank that serves the shard."""

@@ -142,6 +142,8 @@ class ParameterServer:
             self._ranks.rank(),
             turnstiles,
             self._files.after_update,
+            hosts=[self._host(worker) for worker in working],
+            host=self._host(self._ranks.rank()),
         )
         barrier(name=f"{name}/begin", process_set=process_set)  # all shards are published
         self._replica: Replica | None = None
@@ -279,6 +281,11 @@ class ParameterServer:
             taken |= of_rank
         server_arguments.check_schedule(schedule, taken)
         return [Turnstile(schedule, number) for number in range(len(self._pieces))]
+
+    def _host(self, rank: int) -> int:
+        """Return the number of the host of a rank of the process set."""
+        hosts = place.require("ringar.ParameterServer()").hosts
+        return int(hosts[self._ranks.ranks[rank]]) if hosts else 0
 
     def _worker_set(self, working: Sequence[int]) -> ProcessSet:
         ranks = [self._ranks.ranks[worker] for worker in working]

@@ -38,7 +38,8 @@ def replay(
 
     The values are bit for bit those of the run, if `gradients` computes the same bits: on the same
     kind of device, with as many threads. What a push did that is not in an update, because it was
-    dropped or is still held, is not computed.
+    dropped or is still held, is not computed. A push that reached some of the shards only, because
+    its worker died, is applied to these.
 
     Args:
         log: the entries of all shards, in any order.

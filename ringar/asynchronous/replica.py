@@ -98,8 +98,9 @@ class Replica:
         for shard, version in zip(self._mailboxes.shards, versions, strict=True):
             own = [piece.of_gradient(gradients[piece.variable]) for piece in shard.pieces]
             mailbox = shard.mailbox_at(self._worker)
-            for offset, array in shard.parts(own):
+            for offset, array in shard.parts(own, self.pushes, version):
                 self._mailboxes.data.put(shard.rank, array, mailbox + offset)
+        for shard, version in zip(self._mailboxes.shards, versions, strict=True):
             self._send(shard, Header(self._headers, version, self.pushes, bits, 0))
         self.pushes += 1
 

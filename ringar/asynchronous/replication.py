@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ringar.asynchronous.parameter_server import ParameterServer
 from ringar.collectives import Average
-from ringar.collectives.compiled import is_compiling
+from ringar.collectives.host_call import host_call
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.keras.exchange import Exchange
@@ -71,22 +71,10 @@ class Replication(Exchange):
         variables = self._server.variables
 
         def act() -> tf.Tensor:
-            dtypes = [tf.as_dtype(variable.dtype) for variable in variables]
-            given = [tf.convert_to_tensor(one) for one in inputs]
-            for variable, value in zip(
-                variables, tf.numpy_function(values, given, dtypes), strict=True
-            ):
-                variable.assign(tf.ensure_shape(value, variable.shape))
+            results = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
+            found = host_call(values, inputs, results, "parameter server")
+            for variable, value in zip(variables, found, strict=True):
+                variable.assign(value)
             return tf.constant(0)
 
         tf.cond(is_due, act, lambda: tf.constant(0))
-
-
-def refuse_compiled() -> None:
-    """Raise an error in a step that XLA compiles."""
-    if is_compiling():
-        raise UnsupportedError(
-            f"rank {place.rank()} | parameter server: expected a step that runs op by op or as a "
-            "graph; received one that XLA compiles, which cannot leave it to push. Compile the "
-            "model with jit_compile=False."
-        )

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ringar.asynchronous.log import Entry
+from ringar.asynchronous.log import LOST, Entry
 from ringar.asynchronous.partition import Piece
 from ringar.keras.optimizer import is_distributed
 from ringar.sharding.cut import cut_of
@@ -73,6 +73,12 @@ def check(
 
 def check_schedule(entries: Sequence[Entry], taken: Mapping[int, int]) -> None:
     """Expect a schedule to go on where the shards are: `taken` pushes have come to each."""
+    lost = next((entry for entry in entries if entry.update == LOST), None)
+    if lost is not None:
+        raise ValueError(
+            "`schedule` must be the log of a run in which all shards got each push. Received: "
+            f"{lost}, of a worker that died in the middle. ringar.asynchronous.replay takes it."
+        )
     first = dict(taken)
     for entry in sorted(entries, reverse=True):
         first[entry.shard] = entry.sequence

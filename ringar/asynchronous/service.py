@@ -46,6 +46,8 @@ class Service:
         turnstiles: for each shard of the server the order of another run, if it is to be that of
             this one.
         after_update: called with a shard after each of its updates.
+        hosts: the number of each worker's host.
+        host: that of this rank.
     """
 
     def __init__(
@@ -56,6 +58,9 @@ class Service:
         rank: int,
         turnstiles: Sequence[Turnstile] = (),
         after_update: Callable[[Shard], None] | None = None,
+        *,
+        hosts: Sequence[int],
+        host: int,
     ) -> None:
         self._mailboxes, self._rank, self._workers = mailboxes, rank, list(workers)
         self._after_update = after_update
@@ -69,12 +74,18 @@ class Service:
         self.failure: Exception | None = None
         self.last_push = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="ringar shards", daemon=True)
-        watch = threading.Thread(target=self._watch, name="ringar watch", daemon=True)
         for served in self._shards:
             served.publish()
             served.acknowledge()
         self._thread.start()
-        watch.start()
+        # A look at another host waits for the rank there, which may have stopped.
+        others = [worker for worker, its in enumerate(hosts) if its != host]
+        here = [worker for worker, its in enumerate(hosts) if its == host]
+        for watched in ([here] if here else []) + [[worker] for worker in others]:
+            watch = threading.Thread(
+                target=self._watch, args=[watched], name="ringar watch", daemon=True
+            )
+            watch.start()
 
     @property
     def missing(self) -> list[int]:
@@ -138,13 +149,14 @@ class Service:
             for served in self._shards:
                 if served.has_push(worker):
                     self._take(served, worker)
+                served.note_lost(worker)
                 served.leave(worker)
             self._missing.discard(worker)
 
-    def _watch(self) -> None:
-        """Look now and then whether workers are alive. Between hosts a look may take long."""
-        while self._missing and self._thread.is_alive():
-            for worker in list(self._missing):
+    def _watch(self, workers: Sequence[int]) -> None:
+        """Look now and then whether workers are alive."""
+        while self._missing.intersection(workers) and self._thread.is_alive():
+            for worker in self._missing.intersection(workers):
                 rank = self._workers[worker]
                 try:
                     if rank != self._rank:
@@ -222,6 +234,14 @@ class _Served:
         if self.shard.take(Push(worker, header.step, header.version, gradients)):
             self.publish()
         self.acknowledge()
+
+    def note_lost(self, worker: int) -> None:
+        """Note the push that a worker has sent to other shards, perhaps, when it died."""
+        step, version = self._place.announced(
+            self._place.mailbox(self._mailboxes.data.local, worker)
+        )
+        if not self.ended[worker] and step == self.shard.pushes(worker):
+            self.shard.note_lost(worker, version)
 
     def leave(self, worker: int) -> None:
         """Go on without a worker."""

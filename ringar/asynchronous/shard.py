@@ -16,7 +16,7 @@ import numpy as np
 from ringar.asynchronous import gradients as of_pushes
 from ringar.asynchronous.applying import Variables
 from ringar.asynchronous.gradients import Gradient, Rows
-from ringar.asynchronous.log import DROPPED, HELD, Entry
+from ringar.asynchronous.log import DROPPED, HELD, LOST, Entry
 from ringar.asynchronous.staleness import Arrival, StalenessControl, mean_factor
 
 __all__ = ["Entry", "Push", "Rows", "Shard"]
@@ -146,6 +146,17 @@ class Shard:
     def pushes(self, worker: int) -> int:
         """Return how many pushes of a worker were taken, which is the number of its next step."""
         return self._judge.clocks[worker]
+
+    def note_lost(self, worker: int, version: int) -> None:
+        """Note in the log that the next push of a worker, which has died, never came.
+
+        Args:
+            worker: the worker's number.
+            version: that of this shard from which it has computed the push.
+        """
+        step, staleness = self.pushes(worker), self.version - version
+        lost = Entry(-1, self.number, worker, step, version, staleness, False, LOST)
+        self._entries.append(lost)
 
     def leave(self, worker: int) -> bool:
         """Wait no longer for a worker, which has ended or died. What it has pushed counts.
@@ -300,7 +311,7 @@ class Shard:
             if entry.sequence == sequence:
                 entry = entry._replace(staleness=staleness, applied=True, update=update)
                 self._entries[index] = entry
-            if entry.sequence <= sequence:
+            if 0 <= entry.sequence <= sequence:
                 return
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import Average, Window, barrier
-from ringar.collectives.compiled import is_compiling
+from ringar.collectives.host_call import host_call
 from ringar.errors import UnsupportedError
 from ringar.job import membership
 from ringar.job.process_sets import ProcessSet, or_all
@@ -163,8 +163,6 @@ class SharedWeights(Exchange):
         loss_scale: tf.Tensor | None = None,
     ) -> list[Any]:
         """Note the values before the step; return this rank's gradients, one slice per row."""
-        if is_compiling():
-            raise refuse_compiling()
         merged = [sparse.merged(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
         both = zip(merged, variables or (), strict=True)
         changes = (self._change(gradient, variable) for gradient, variable in both)
@@ -184,12 +182,10 @@ class SharedWeights(Exchange):
         ]
         # Functions in the graph must not hold tensors of it.
         act = _Act([change.shared for change in changes])
-        now = tf.numpy_function(act, tensors, [variable.dtype for variable in whole])
-        now = tf.nest.flatten(now)[
-            : len(whole)
-        ]  # a tensor, a list, or an operation without results
+        results = [tf.TensorSpec(variable.shape, variable.dtype) for variable in whole]
+        now = host_call(act, tensors, results, "Hogwild")
         for variable, value in zip(whole, now, strict=True):
-            variable.assign(tf.ensure_shape(value, variable.shape))
+            variable.assign(value)
         size = float(or_all(self.process_set).size())
         share.record(  # no rank waits for another one in a step: all are idle at once
             lambda _: tf.constant(size), [None], [next(iter(self._shared.values())).variable]
@@ -259,14 +255,6 @@ def is_table(variable: Any) -> bool:
 def shared_of(variable: Any) -> SharedVariable | None:
     """Return the shared elements of `variable`, once ranks share them."""
     return getattr(variable, "_ringar_shared", None)
-
-
-def refuse_compiling() -> UnsupportedError:
-    """Return the error of a step that XLA compiles."""
-    return UnsupportedError(
-        "XLA cannot compile a step of ringar.Hogwild: it reads and changes memory that other ranks "
-        "change at the same time. Compile the model with jit_compile=False."
-    )
 
 
 def _values(shared: SharedVariable, rows: Any) -> tf.Tensor:

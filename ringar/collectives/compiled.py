@@ -45,14 +45,17 @@ def static_shape(tensor: tf.Tensor, call: Call) -> list[int]:
 
 
 def run(
-    spec: str, tensors: Sequence[tf.Tensor], results: Sequence[tf.TensorSpec]
+    spec: str,
+    tensors: Sequence[tf.Tensor],
+    results: Sequence[tf.TensorSpec],
+    target: str = "ringar_collective",
 ) -> list[tf.Tensor]:
-    """Add the custom call to the graph under construction."""
+    """Add a custom call to the graph under construction, behind those before it."""
     device = target_device()
     check_failures_are_reported(device)
     order = _order(device)
     token, *outputs = xla.custom_call_v2(
-        "ringar_collective",
+        target,
         [order.read_value(), *tensors],
         [_TOKEN, *results],
         backend_config=spec,

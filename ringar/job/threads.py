@@ -3,7 +3,8 @@
 TensorFlow has two pools. The intra-op pool splits one operation, such as a matrix product, into
 parts. The inter-op pool runs independent operations and the input pipeline. By default each pool
 takes every core in every rank, so that N ranks on one host have N times as many threads as cores.
-`ringar.init()` gives each rank its share instead; 0 means TensorFlow's own default, all cores.
+`ringar.init()` gives each rank its share instead; 0 means TensorFlow's own default, all cores. Two
+operations can run at once even where a rank has one core: one may wait for the other.
 
 Pools start with the first operation and keep their sizes. After that, an explicit number in
 `init()` or in the environment is an error, and ringar's own defaults have no effect.
@@ -22,7 +23,8 @@ INTER_OP_VARIABLE = "RINGAR_INTER_OP_THREADS"
 #: Set by the launcher where it has bound this rank to CPUs of its own.
 BOUND_CPUS_VARIABLE = "RINGAR_BOUND_CPUS"
 
-# One thread would let an operation that waits stall the input pipeline as well.
+# With one thread, an operation that waits would stall the input pipeline, and a collective that
+# `numpy_function` calls would keep TensorFlow from computing the inputs of the one before it.
 _MIN_INTER_OP = 2
 
 
@@ -66,9 +68,9 @@ def configure(
     """
     intra = _asked("intra_op_threads", intra_op_threads, INTRA_OP_VARIABLE)
     inter = _asked("inter_op_threads", inter_op_threads, INTER_OP_VARIABLE)
-    if intra is None and inter is None and local_size == 1:
-        return  # TensorFlow's own defaults are right for the only rank of a host
     share = cores(local_size)
+    if intra is None and inter is None and local_size == 1 and share >= _MIN_INTER_OP:
+        return  # TensorFlow's own defaults are right for the only rank of a host
     _set("intra_op", share, intra)
     _set("inter_op", max(_MIN_INTER_OP, share), inter)
 

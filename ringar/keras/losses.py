@@ -27,7 +27,7 @@ import tensorflow as tf
 from ringar.collectives import Average, Sum, allreduce
 from ringar.collectives.compiled import is_compiling
 from ringar.job.process_sets import ProcessSet
-from ringar.keras import share
+from ringar.keras import loss_rows, share
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 _UNREDUCED = (None, "none")
@@ -35,6 +35,7 @@ _UNREDUCED = (None, "none")
 
 def install() -> None:
     """Override the call of `keras.losses.Loss`, once."""
+    loss_rows.install()
     call = keras.losses.Loss.__call__
     if hasattr(call, "_ringar"):
         return
@@ -53,7 +54,7 @@ def of_global_batch(loss: Any, value: Any, y_pred: Any, sample_weight: Any) -> A
     """Return the value of a loss: this rank's if it is a mean over rows, or that of all ranks."""
     step = share.current()
     if step is None:
-        share.note_batch(y_pred)
+        loss_rows.note(y_pred)
         return value
     exchange = step.exchange
     if exchange is None or exchange.is_alone:

@@ -22,12 +22,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import record as tape_record
-from tensorflow.python.framework import ops as tf_ops
 
 from ringar.collectives.compiled import is_compiling
 from ringar.collectives.shares import WHOLE
-from ringar.keras import tuned
+from ringar.keras import loss_rows, tuned
 from ringar.keras.exchange import Exchange
 from ringar.sharding.slots import inner_optimizer
 
@@ -98,7 +96,6 @@ _answer = _Answer()
 _step: ContextVar[Step | None] = ContextVar("step", default=None)
 _idle: ContextVar[Record | None] = ContextVar("idle", default=None)
 _steps: weakref.WeakKeyDictionary[keras.Model, Step] = weakref.WeakKeyDictionary()
-_batch_in_eager_code: list[int] = []
 
 
 def step_of(model: keras.Model) -> Step | None:
@@ -144,7 +141,7 @@ def rows() -> Any:
     if (record := _idle.get()) is not None:
         return 0.0 if record.has_rows else WHOLE
     step = _step.get()
-    batch = step.batch if step is not None else _batch_of_graph()
+    batch = step.batch if step is not None else loss_rows.latest()
     if batch is None:
         return WHOLE
     if isinstance(batch, int):
@@ -302,25 +299,3 @@ def _describe(gradient: Any, variable: Any, compiled: bool) -> Callable[[], Any]
         return tf.IndexedSlices(values, tf.zeros([count], index), shape)
 
     return slices
-
-
-def note_batch(y_pred: Any) -> None:
-    """Remember the rows of a loss under a gradient tape, for loops without a `train_step`."""
-    batch: Any = next(iter(tf.nest.flatten(y_pred)), None)
-    if not tf.is_tensor(batch) or not batch.shape.rank or not tape_record.could_possibly_record():
-        return
-    if tf.executing_eagerly():
-        _batch_in_eager_code[:] = [int(batch.shape[0])]
-    else:
-        tf_ops.get_default_graph()._ringar_batch = batch
-
-
-def _batch_of_graph() -> Any:
-    if tf.executing_eagerly():
-        return _batch_in_eager_code[0] if _batch_in_eager_code else None
-    graph = tf_ops.get_default_graph()
-    while graph is not None:
-        if (batch := getattr(graph, "_ringar_batch", None)) is not None:
-            return batch
-        graph = getattr(graph, "outer_graph", None)
-    return None

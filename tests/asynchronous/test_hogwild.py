@@ -263,8 +263,9 @@ def test_refusals(rank: int, size: int) -> None:
             model.train_on_batch(x, y)
 
     words = 6 * size
-    plain = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
-    refused(plain, "jit_compile=False", jit_compile=True)
+    table = table_model(words)
+    with pytest.raises(ringar.errors.UnsupportedError, match="cannot compile a step with a ringar"):
+        tf.function(lambda: table(x, training=True), jit_compile=True)()
     with pytest.warns(UserWarning, match="Proceeding with `jit_compile=False`"):
         table_model(words).compile(ringar.Hogwild(sgd()), "mse", jit_compile=True)
     accumulating = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)

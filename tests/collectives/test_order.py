@@ -230,7 +230,6 @@ def test_a_step_that_fails_in_the_middle_leaves_nothing_behind() -> None:
             np.testing.assert_array_equal(result, np.full(700_000, ringar.size(), np.float32))
 
 
-@pytest.mark.slow  # on a busy machine TensorFlow may not compute the inputs while the call waits
 def test_a_call_that_waits_in_the_middle_of_a_step() -> None:
     """It waits for a collective before it whose inputs are still computed, and does not drop it."""
 

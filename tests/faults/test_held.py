@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.outcomes import Outcomes, run_scenarios
+from tests.plugin import run_job
 
 pytestmark = [pytest.mark.job, pytest.mark.deadline(120)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "held.py"
+CALL = Path(__file__).parent / "scripts" / "held_call.py"
 
 
 def run(folder: Path, threads: int) -> Outcomes:
@@ -32,3 +34,15 @@ def test_a_step_that_fails_ends_although_a_collective_of_it_is_held(tmp_path: Pa
     message = 'allreduce "second": expected the inputs of a collective before it'
     assert message in outcomes.job.stderr, outcomes.job
     outcomes.expect_success("works after it")
+
+
+def test_a_python_function_that_waits_leaves_a_thread_on_one_core() -> None:
+    assert run_job(None, CALL, args=["0"], deadline=60).check().stdout.split() == ["right"]
+
+
+@pytest.mark.slow
+def test_a_python_function_that_waits_in_the_only_thread_says_what_to_do() -> None:
+    job = run_job(None, CALL, args=["1"], deadline=60).check()
+    for text in (job.stdout, job.stderr):
+        assert 'allreduce "inner": expected the inputs of a collective before it' in text, job
+        assert "ringar.init(inter_op_threads=...) gives it more" in text, job

@@ -94,3 +94,46 @@ def test_shards_go_on_without_a_worker_of_another_host(
     count = 30 if what == "fit" else 12
     assert of_worker[1] == list(range(count))
     assert len(of_worker[0]) in ((3,) if what == "fit" else (5, 6)), of_worker
+
+
+# Of the workers on the other host the first one stops; then the second one dies. The server lets
+# the first one go on when it knows of the second one.
+STOPPED = """
+import os, signal, time
+import keras, numpy as np
+import ringar
+ringar.init(deadline=30)
+rank = ringar.rank()
+pids = ringar.allgather(np.array([os.getpid()]))
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+server = ringar.ParameterServer(model, keras.optimizers.SGD(0.1), servers=[0])
+if server.is_worker:
+    server.pull()
+    server.push([np.ones(v.shape, "float32") for v in server.variables])
+    server.replica.wait_until_taken()
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+if rank == 2:
+    while open(f"/proc/{pids[1]}/stat").read().rsplit(")", 1)[1].split()[0] != "T":
+        time.sleep(0.05)
+    time.sleep(1.5)  # the server is looking after the one that has stopped
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 0:
+    give_up = time.monotonic() + 20
+    while 2 in server._service.missing and time.monotonic() < give_up:
+        time.sleep(0.05)
+    print("missing", server._service.missing, flush=True)
+    os.kill(int(pids[1]), signal.SIGCONT)
+server.close()
+if rank == 0:
+    print("versions", [shard.version for shard in server.shards.values()], flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_stops_does_not_hide_one_that_dies(two: Hosts, tmp_path: Path) -> None:
+    script = tmp_path / "stopped.py"
+    script.write_text(STOPPED)
+    job = run(two, 1, "1,2", script)
+    assert job.code == 0, job
+    assert job.stdout.splitlines() == ["missing [1]", "versions [2]"], job

@@ -63,9 +63,17 @@ def test_the_suite_of_one_host(two: Hosts, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_modules_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
-    suite = "tests/parallel/pipeline/test_delayed.py::test_is_the_papers_rule"
-    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", suite]
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["test_delayed.py::test_is_the_papers_rule"],
+        ["test_synthetic.py::test_is_the_papers_rule", "test_synthetic.py::test_sparse_updates"],
+    ],
+    ids=["delayed", "synthetic"],
+)
+def test_modules_on_two_hosts(two: Hosts, tmp_path: Path, tests: list[str]) -> None:
+    suite = [f"tests/parallel/pipeline/{test}" for test in tests]
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suite]
     variables = {"RINGAR_TEST_HUB": str(tmp_path / "hub")}
     result = run_on_hosts(two, 1, program, variables=variables, deadline=120)
     result.check()

@@ -52,3 +52,27 @@ def test_wrapping_twice_is_an_error() -> None:
     tape = ringar.DistributedGradientTape(tf.GradientTape())
     with pytest.raises(ValueError, match="must not be distributed already"):
         ringar.DistributedGradientTape(tape)
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_rows_of_a_loss_count_for_the_gradients_of_its_tape(
+    graph: bool, rank: int, size: int
+) -> None:
+    x, rows, slope = tf.Variable(1.0), 1 + rank, 1.0 + rank
+    loss = keras.losses.MeanSquaredError()
+
+    def step() -> list[tf.Tensor]:
+        with ringar.DistributedGradientTape(tf.GradientTape()) as outer:
+            value = loss(tf.zeros([rows, 1]), slope * x * tf.ones([rows, 1]))
+            with tf.GradientTape() as inner:
+                other = x * x
+            inner.gradient(other, x)  # it has no loss, and is not the tape that has one
+        of_loss = outer.gradient(value, x)
+        with ringar.DistributedGradientTape(tf.GradientTape()) as tape:
+            without = slope * x
+        return [of_loss, tape.gradient(without, x)]
+
+    of_loss, without = (tf.function(step) if graph else step)()
+    slopes = np.arange(1.0, size + 1)
+    np.testing.assert_allclose(of_loss, np.average(2 * slopes**2, weights=slopes), rtol=1e-6)
+    np.testing.assert_allclose(without, slopes.mean(), rtol=1e-6)

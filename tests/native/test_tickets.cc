@@ -170,11 +170,15 @@ TEST(tickets_end_with_a_collective_that_is_never_submitted) {
   on_threads(1, [](Rank& me) {
     const auto engine = me.engine();
     EXPECT_OK(engine->start());
-    engine->draw_ticket(1);
-    auto held = announced("held", me.rank, engine->draw_ticket(1), 1);
+    constexpr int64_t kStep = -7;  // as TensorFlow numbers those of a function
+    const uint64_t first = engine->draw_ticket(kStep);
+    auto held = announced("held", me.rank, engine->draw_ticket(kStep), kStep);
     engine->submit(held.get());
-    engine->end_step(1, {RINGAR_OUT_OF_MEMORY, "no memory"});
+    engine->end_step(kStep, {RINGAR_OUT_OF_MEMORY, "no memory"});
     EXPECT_CONTAINS(held->wait().message(), "no memory");
+    auto late = announced("late", me.rank, first, kStep);
+    engine->submit(late.get());
+    EXPECT_CONTAINS(late->wait().message(), "no memory");
   });
 }
 

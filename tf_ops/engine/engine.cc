@@ -185,7 +185,7 @@ void Engine::submit(Request* request) {
   request->submitted_ns = Timeline::instance().on() ? monotonic_ns() : 0;
   Status refusal;
   if (const auto set = line_for(request->spec, &refusal)) return set->submit(request);
-  if (request->step >= 0) end_step(request->step, refusal);
+  if (request->step != kNoStep) end_step(request->step, refusal);
   finish(request, refusal);
 }
 
@@ -227,7 +227,7 @@ Status Engine::run_message(Request& request) {
 // The step ends first: who hears of the failure may issue something else at once, which must not
 // meet what the others still have of the step.
 void Engine::finish_in_step(Request* request, const Status& status) {
-  if (!status.ok() && request->ticket && request->step >= 0) end_step_by(*request, status);
+  if (!status.ok() && request->ticket && request->step != kNoStep) end_step_by(*request, status);
   finish(request, status);
 }
 

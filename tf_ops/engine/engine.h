@@ -152,7 +152,7 @@ class Engine : private ProcessSet::Owner {
   std::shared_ptr<WindowService> window_service_;
 
   mutable std::mutex failure_mutex_;
-  std::atomic<int64_t> last_failed_step_{-1}, last_step_with_messages_{-1};
+  std::atomic<int64_t> last_failed_step_{kNoStep}, last_step_with_messages_{kNoStep};
   Status last_failure_;
 };
 

@@ -111,7 +111,7 @@ Status ProcessSet::run(Request& request) {
 Status ProcessSet::refusal_of(const Request& request) const {
   if (closed_) return no_such_set(who(), id_);
   if (stops()) return was_shut_down();
-  return request.step < 0 ? Status() : owner_.failure_of(request.step);
+  return request.step == kNoStep ? Status() : owner_.failure_of(request.step);
 }
 
 Status ProcessSet::was_shut_down() const {
@@ -183,10 +183,15 @@ void ProcessSet::look_after_held_tickets(std::unique_lock<std::mutex>& lock) {
   const double waited = std::chrono::duration<double>(now - held_.since).count();
   const bool late = waited >= timeouts.deadline;
   if (!late && waited < held_.warn_at) return;
-  const std::string text = who() + Signature::of(tickets_.first_that_waits(), "", 0).title() +
-                           ": expected the inputs of a collective before it in the program, "
-                           "still waiting for them after " +
-                           text_of_seconds(waited);
+  const Request& waits = tickets_.first_that_waits();
+  std::string text = who() + Signature::of(waits, "", 0).title() +
+                     ": expected the inputs of a collective before it in the program, still "
+                     "waiting for them after " +
+                     text_of_seconds(waited);
+  if (waits.waiter)
+    text +=
+        ". If the call keeps a thread of TensorFlow, as one from a numpy_function does, there "
+        "may be no other to compute them: ringar.init(inter_op_threads=...) gives it more";
   held_.warn_at *= 2;
   const int64_t step = tickets_.awaited_step();
   lock.unlock();

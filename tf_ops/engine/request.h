@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,6 +58,9 @@ struct OnGpu {
   std::shared_ptr<struct Enqueued> enqueued{};  // engine/gpu_watch.h; filled by the engine
 };
 
+// TensorFlow numbers steps at random, those of a `tf.function` by negative numbers.
+constexpr int64_t kNoStep = std::numeric_limits<int64_t>::min();
+
 class Request {
  public:
   explicit Request(const Spec& spec) : spec(spec) {}
@@ -93,7 +97,7 @@ class Request {
   std::optional<OnGpu> gpu;
   std::vector<int64_t> splits;    // rows per rank, alltoall and reducescatter; empty: even
   uint64_t ticket = 0;            // drawn from the engine before it came, or 0
-  int64_t step = -1;              // of TensorFlow, if it comes from there
+  int64_t step = kNoStep;         // of TensorFlow, if it comes from there
   int64_t submitted_ns = 0;       // when it was handed to the engine, if there is a timeline
   std::vector<int64_t> received;  // rows that came, per array and rank; filled by the engine
 

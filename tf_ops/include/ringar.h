@@ -227,6 +227,13 @@ RINGAR_EXPORT void ringar_begin_training(void);
 RINGAR_EXPORT int ringar_has_tensorflow_ops(void);
 RINGAR_EXPORT int ringar_has_xla_target(void);
 
+// Calls a function that compiled code names by a number. It reads inputs and writes outputs; if it
+// fails, it returns 1 and writes a text that ends with a zero.
+#define RINGAR_MESSAGE_BYTES 4096
+typedef int (*ringar_host_function)(int64_t number, const void** inputs, void** outputs,
+                                    char* message);
+RINGAR_EXPORT void ringar_on_host_call(ringar_host_function function);
+
 #ifdef __cplusplus
 }
 #endif

@@ -208,16 +208,15 @@ TEST(recurrent_ranges_keep_to_themselves) {
   for_all([](auto* cell, const Recurrent& level) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
     using T = typename CellOf<Cell>::T;
-    const auto& kernels = kernels_of<Cell>(*level.kernels);
     for (int64_t units : {1, 3, 20})
       for (auto [first, last] : {std::pair<int64_t, int64_t>{0, 3}, {3, 4}, {4, 23}, {7, 7}}) {
         const Layer layer{{23, 5, 3, units}};
         Problem<Cell> whole(layer), part(layer);
         run_forward(whole, level);
         run_backward(whole, level);
-        kernels.forward(part.cell(), first, last);
+        run_forward(part, level, first, last);
         expect_rows(part.h, whole.h, 23, first, last, part.kUnwritten);
-        kernels.backward(part.cell(), part.backward(), first, last);
+        run_backward(part, level, first, last);
         expect_rows(part.d_inputs, whole.d_inputs, 23, first, last, part.kUnwritten);
         expect_rows(part.d_h0, whole.d_h0, 23, first, last, part.kUnwritten);
         Reference<Cell> reference(part);
@@ -226,7 +225,9 @@ TEST(recurrent_ranges_keep_to_themselves) {
         expect_same_gradients(part, reference, describe<Cell>(level, layer));
         part.forget_gradients();
         if constexpr (CellOf<Cell>::kStates == 1)
-          kernels.gradients(part.cell(), part.backward(), whole.h.data(), first, last);
+          run_way_back(part, level, [&](const auto& kernels, const T* packed, const auto& back) {
+            kernels.gradients(part.cell(), packed, back, whole.h.data(), first, last);
+          });
         expect_rows(part.d_inputs, part.d_inputs, 23, first, last, part.kUnwritten);
         static_assert(std::is_floating_point_v<T>);
       }
@@ -268,15 +269,18 @@ TEST(recurrent_nan_stays_in_its_example) {
 template <typename T>
 std::vector<T> activated(const Recurrent& level, Activation activation, const std::vector<T>& z) {
   constexpr size_t kUnits = 19;
+  const auto& kernels = kernels_of<SimpleRnn<T>>(*level.kernels);
+  const RecurrentShape shape{1, 1, 0, kUnits};
   const std::vector<T> zeros(kUnits * kUnits);
+  std::vector<T> packed(static_cast<size_t>(kernels.sizes(shape).forth));
   std::vector<T> all, bias(kUnits), h(kUnits);
   for (size_t i = 0; i < z.size(); i += kUnits) {
     const size_t count = std::min(kUnits, z.size() - i);
     std::copy_n(z.data() + i, count, bias.data());
-    const SimpleRnn<T> cell{{1, 1, 0, kUnits}, activation,   {nullptr, nullptr, bias.data()},
-                            zeros.data(),      zeros.data(), nullptr,
+    const SimpleRnn<T> cell{shape,        activation,   {nullptr, nullptr, bias.data()},
+                            zeros.data(), zeros.data(), nullptr,
                             h.data()};
-    kernels_of<SimpleRnn<T>>(*level.kernels).forward(cell, 0, 1);
+    kernels.forward(cell, packed.data(), 0, 1);
     all.insert(all.end(), h.data(), h.data() + count);
   }
   return all;

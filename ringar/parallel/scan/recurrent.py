@@ -7,6 +7,10 @@ batch, or, of a SimpleRNN and a GRU, by the scan of `tf_ops/scan/scan.cc` over J
 made as they are needed.
 
 The state of an LSTM has two vectors, h and c, in one row. Its states of all steps are those of h.
+
+A sequence may also go through in chunks of steps, one call after the other. `pack` brings the
+kernels into the order in which the products read them, once for all chunks; `backward_chunk` adds
+the gradients of the weights to sums that go from chunk to chunk; `weight_gradients` returns them.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import dataclasses
 from collections.abc import Callable
 
 import tensorflow as tf
+from tensorflow.python.eager import record as tape_record
 
 from ringar.parallel.scan import computation
 from ringar.parallel.scan.chain import Differentiable, Options
@@ -103,15 +108,19 @@ class Sequence:
 def states(sequence: Sequence, options: Options) -> tuple[tf.Tensor, tf.Tensor]:
     """Return h after each step, (batch, steps, units), and what `last_state` returns."""
 
-    def run(*given: tf.Tensor) -> tuple[tuple[tf.Tensor, ...], Callable[..., list[tf.Tensor]]]:
+    with_inputs = needs_input_gradient(sequence)
+
+    def run(
+        *given: tf.Tensor,
+    ) -> tuple[tuple[tf.Tensor, ...], Callable[..., list[tf.Tensor | None]]]:
         own = sequence.of(*given)
         saved = forward(own, options.threads)
 
-        def gradient(d_states: tf.Tensor, *d_rest: tf.Tensor) -> list[tf.Tensor]:
+        def gradient(d_states: tf.Tensor, *d_rest: tf.Tensor) -> list[tf.Tensor | None]:
             d_last = None
             if d_rest:  # the upstream gradient of the last h is in `d_states`
                 d_last = tf.concat([tf.zeros_like(d_states[:, -1]), *d_rest], axis=1)
-            return backward(own, saved, d_states, d_last, options)
+            return backward(own, saved, d_states, d_last, options, with_inputs)
 
         if own.cell.vectors == 1:
             return (saved[0],), gradient
@@ -127,27 +136,61 @@ def last_state(sequence: Sequence, options: Options) -> tf.Tensor:
     Its backward pass is cheaper than that of `states`: other steps have no upstream gradients.
     """
 
+    with_inputs = needs_input_gradient(sequence)
+
     def run(*given: tf.Tensor) -> Differentiable:
         own = sequence.of(*given)
         saved = forward(own, options.threads)
 
-        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-            return backward(own, saved, None, upstream, options)
+        def gradient(upstream: tf.Tensor) -> list[tf.Tensor | None]:
+            return backward(own, saved, None, upstream, options, with_inputs)
 
         return final_state(own.cell, saved), gradient
 
     return tf.custom_gradient(run)(*sequence.given())
 
 
-def forward(sequence: Sequence, threads: int) -> list[tf.Tensor]:
-    """Return the states and the saved values for `backward`; not differentiable."""
+def needs_input_gradient(sequence: Sequence) -> bool:
+    """Return whether the gradient of the inputs will be asked for, as far as is known now.
+
+    It is known not to be where a tape watches the weights and not the inputs, as in the first layer
+    of a model. `backward` may then leave out a product, a sixth of the arithmetic of a training step
+    where there are as many features as units.
+    """
+    watches = tape_record.should_record_backprop
+    return bool(watches([sequence.inputs])) or not watches([sequence.recurrent_kernel])
+
+
+def pack(sequence: Sequence, back: bool) -> tf.Tensor:
+    """Return both kernels in the order in which `forward` or, if `back`, `backward_chunk` reads them.
+
+    The tensor depends on the processor: no other process may get it.
+    """
+    (packed,) = computation.compute(
+        f"{sequence.cell.name}_pack",
+        [sequence.kernel, sequence.recurrent_kernel],
+        [tf.TensorSpec([None], sequence.inputs.dtype)],
+        back=back,
+    )
+    return packed
+
+
+def forward(sequence: Sequence, threads: int, packed: tf.Tensor | None = None) -> list[tf.Tensor]:
+    """Return the states and the saved values for `backward`; not differentiable.
+
+    Args:
+        sequence: the call.
+        threads: the number of threads.
+        packed: the result of `pack`; None to pack the kernels for this call.
+    """
     cell, dtype = sequence.cell, sequence.inputs.dtype
     batch, steps = sequence.inputs.shape[:2]
     units = sequence.recurrent_kernel.shape[0]
     outputs = [tf.TensorSpec([batch, steps, units], dtype)]
     if cell.saved_units:
         outputs.append(tf.TensorSpec([batch, steps, cell.saved_units * units], dtype))
-    inputs = [*_fixed(sequence), *_projection(sequence), _or_absent(sequence.recurrent_bias, dtype)]
+    rest = [_or_absent(tensor, dtype) for tensor in (sequence.recurrent_bias, packed)]
+    inputs = [*_fixed(sequence), *_projection(sequence), *rest]
     return computation.compute(cell.name, inputs, outputs, **_cell_options(cell, threads))
 
 
@@ -165,7 +208,8 @@ def backward(
     d_states: tf.Tensor | None,
     d_last: tf.Tensor | None,
     options: Options,
-) -> list[tf.Tensor]:
+    with_inputs: bool = True,
+) -> list[tf.Tensor | None]:
     """Return the gradients of the tensors that `Sequence.given` lists.
 
     Args:
@@ -174,19 +218,87 @@ def backward(
         d_states: gradients with respect to the states, (batch, steps, units), or None.
         d_last: an additional gradient with respect to the last state, of its shape, or None.
         options: the options of the scan.
+        with_inputs: whether the gradient of the inputs is expected to be used. Otherwise it is
+            None in eager code. In a function it is then computed, if it is used after all, by the
+            whole way back once more: what nothing reads is not run.
     """
-    cell, h = sequence.cell, saved[0]
-    outside = [_or_absent(d, h.dtype) for d in (d_states, d_last)]
-    given = sequence.given()
-    biases = [_or_absent(b, h.dtype) for b in (sequence.bias, sequence.recurrent_bias)]
-    results = computation.compute(
-        f"{cell.name}_gradient",
-        [*_fixed(sequence), *_projection(sequence), *outside, *saved],
-        [tf.TensorSpec(tensor.shape, h.dtype) for tensor in (*given[:4], *biases)],
-        levels=options.levels,
-        **_cell_options(cell, options.threads),
-    )
+    given, dtype = sequence.given(), saved[0].dtype
+    biases = [_or_absent(b, dtype) for b in (sequence.bias, sequence.recurrent_bias)]
+    rest = [tf.TensorSpec(tensor.shape, dtype) for tensor in (*given[1:4], *biases)]
+    upstream = [_or_absent(d, dtype) for d in (d_states, d_last)]
+
+    def run(with_inputs: bool) -> list[tf.Tensor]:
+        return computation.compute(
+            f"{sequence.cell.name}_gradient",
+            [*_fixed(sequence), *_projection(sequence), *upstream, *saved],
+            [_d_inputs_spec(sequence, with_inputs), *rest],
+            levels=options.levels,
+            without_inputs=not with_inputs,
+            **_cell_options(sequence.cell, options.threads),
+        )
+
+    results: list[tf.Tensor | None] = [*run(with_inputs)]
+    if not with_inputs:
+        results[0] = None if tf.executing_eagerly() else run(True)[0]
     return results[: len(given)]
+
+
+def backward_chunk(
+    sequence: Sequence,
+    saved: list[tf.Tensor],
+    d_states: tf.Tensor | None,
+    d_last: tf.Tensor | None,
+    packed: tf.Tensor,
+    sums: tf.Tensor | None,
+    options: Options,
+    with_inputs: bool = True,
+) -> tuple[tf.Tensor | None, tf.Tensor, tf.Tensor]:
+    """Return the gradients of a chunk's inputs and initial state, and the sums with its own.
+
+    Args:
+        sequence: the call, of the chunk's steps.
+        saved: as of `backward`.
+        d_states: as of `backward`.
+        d_last: as of `backward`.
+        packed: the result of `pack`, for the way back.
+        sums: what the chunk before, which has the later steps, has returned; None for the first.
+            Nothing else may read them: they are overwritten where TensorFlow allows it.
+        options: the options of the scan.
+        with_inputs: as of `backward`; a chunk does not return what is not expected to be used.
+    """
+    h = saved[0]
+    rest = [_or_absent(d, h.dtype) for d in (d_states, d_last)]
+    before = tf.zeros([0, 0], h.dtype) if sums is None else sums
+    d_inputs, d_initial, added = computation.compute(
+        f"{sequence.cell.name}_chunk_gradient",
+        [*_fixed(sequence), *_projection(sequence), *rest, packed, before, *saved],
+        [
+            _d_inputs_spec(sequence, with_inputs),
+            tf.TensorSpec(sequence.initial.shape, h.dtype),
+            tf.TensorSpec([None, None], h.dtype),
+        ],
+        levels=options.levels,
+        without_inputs=not with_inputs,
+        **_cell_options(sequence.cell, options.threads),
+    )
+    return d_inputs if with_inputs else None, d_initial, added
+
+
+def weight_gradients(sequence: Sequence, sums: tf.Tensor) -> list[tf.Tensor]:
+    """Return the gradients of the weights, as `Sequence.given` lists them, of a whole sequence.
+
+    Args:
+        sequence: the call of any chunk.
+        sums: what `backward_chunk` has returned for the last one, which has the first steps.
+    """
+    given = sequence.given()
+    biases = [_or_absent(b, sums.dtype) for b in (sequence.bias, sequence.recurrent_bias)]
+    results = computation.compute(
+        f"{sequence.cell.name}_weights",
+        [sums, sequence.kernel, sequence.recurrent_kernel, biases[0]],
+        [tf.TensorSpec(tensor.shape, sums.dtype) for tensor in (*given[2:4], *biases)],
+    )
+    return results[: len(given) - 2]
 
 
 def jacobians(sequence: Sequence, saved: list[tf.Tensor], threads: int) -> tf.Tensor:
@@ -218,6 +330,11 @@ def _fixed(sequence: Sequence) -> list[tf.Tensor]:
 def _projection(sequence: Sequence) -> list[tf.Tensor]:
     bias = _or_absent(sequence.bias, sequence.inputs.dtype)
     return [sequence.inputs, sequence.kernel, bias]
+
+
+def _d_inputs_spec(sequence: Sequence, with_inputs: bool) -> tf.TensorSpec:
+    shape = sequence.inputs.shape if with_inputs else [0]
+    return tf.TensorSpec(shape, sequence.inputs.dtype)
 
 
 def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:

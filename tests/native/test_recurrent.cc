@@ -234,6 +234,101 @@ TEST(recurrent_ranges_keep_to_themselves) {
   });
 }
 
+// The steps [begin, end) of rows of `width` elements for each step of each example.
+template <typename E>
+std::vector<E> stretch_of(const std::vector<E>& all, const RecurrentShape& shape, int64_t width,
+                          int64_t begin, int64_t end) {
+  std::vector<E> part;
+  for (int64_t b = 0; b < shape.batch && !all.empty(); ++b) {
+    const auto example = all.begin() + b * shape.steps * width;
+    part.insert(part.end(), example + begin * width, example + end * width);
+  }
+  return part;
+}
+
+// The stretch as a problem of its own. Its kernels are not to be read: they are packed beforehand.
+template <typename Cell>
+Problem<Cell> stretch_of(const Problem<Cell>& whole, int64_t begin, int64_t end) {
+  using T = typename CellOf<Cell>::T;
+  const RecurrentShape& shape = whole.layer.shape;
+  Layer layer = whole.layer;
+  layer.shape.steps = end - begin;
+  Problem<Cell> part(layer);
+  part.inputs = stretch_of(whole.inputs, shape, shape.features, begin, end);
+  part.d_states = stretch_of(whole.d_states, shape, shape.units, begin, end);
+  part.mask = stretch_of(whole.mask, shape, 1, begin, end);
+  part.kernel.assign(part.kernel.size(), std::numeric_limits<T>::quiet_NaN());
+  part.recurrent.assign(part.recurrent.size(), std::numeric_limits<T>::quiet_NaN());
+  return part;
+}
+
+// The state after the last step, as h0 has it.
+template <typename Cell>
+auto last_state(const Problem<Cell>& p) {
+  const RecurrentShape& s = p.layer.shape;
+  std::vector<typename CellOf<Cell>::T> state;
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const int64_t row = (b + 1) * s.steps - 1;
+    const auto h = p.h.begin() + row * s.units;
+    state.insert(state.end(), h, h + s.units);
+    if (CellOf<Cell>::kStates == 1) continue;
+    const auto c = p.kept.begin() + (row * CellOf<Cell>::kKept + 4) * s.units;
+    state.insert(state.end(), c, c + s.units);
+  }
+  return state;
+}
+
+template <typename Cell>
+void check_stretches(const Recurrent& level, const Layer& layer, int64_t steps) {
+  const std::string name = describe<Cell>(level, layer) + ", in stretches of " + show(steps);
+  const auto& kernels = kernels_of<Cell>(*level.kernels);
+  const RecurrentShape& shape = layer.shape;
+  Problem<Cell> whole(layer);
+  run_forward(whole, level);
+  run_backward(whole, level);
+  const auto packed = packed_of(whole, kernels), packed_back = packed_back_of(whole, kernels);
+  auto sums = zeros_for_sums(whole, kernels);
+
+  std::vector<Problem<Cell>> parts;
+  for (int64_t begin = 0; begin < shape.steps; begin += steps) {
+    auto state = parts.empty() ? whole.h0 : last_state(parts.back());
+    parts.push_back(stretch_of(whole, begin, std::min(begin + steps, shape.steps)));
+    parts.back().h0 = std::move(state);
+    kernels.forward(parts.back().cell(), packed.data(), 0, shape.batch);
+  }
+  auto d_last = whole.d_last;
+  for (int64_t i = static_cast<int64_t>(parts.size()) - 1; i >= 0; --i) {
+    Problem<Cell>& part = parts[static_cast<size_t>(i)];
+    part.d_last = d_last;
+    kernels.backward(part.cell(), packed_back.data(), part.backward(sums), 0, shape.batch);
+    d_last = part.d_h0;
+    const int64_t begin = i * steps, end = begin + part.layer.shape.steps;
+    expect_close(part.h, stretch_of(whole.h, shape, shape.units, begin, end), name + ", h");
+    if (layer.d_inputs)
+      expect_close(part.d_inputs, stretch_of(whole.d_inputs, shape, shape.features, begin, end),
+                   name + ", d_inputs");
+  }
+  expect_close(parts[0].d_h0, whole.d_h0, name + ", d_h0");
+  Problem<Cell> written(layer);
+  kernels.write_sums(shape, sums.data(), written.weights());
+  written.layer.d_inputs = false;
+  expect_same_gradients(written, whole, name);
+}
+
+TEST(recurrent_stretches_share_what_is_packed_and_summed) {
+  for_all([](auto* cell, const Recurrent& level) {
+    using Cell = std::remove_pointer_t<decltype(cell)>;
+    for (int64_t steps : {1, 3, 7, 11})
+      for (auto [batch, units] : {std::pair<int64_t, int64_t>{1, 5}, {3, 20}, {17, 33}})
+        for (int64_t features : {1, 40}) {
+          Layer layer{{batch, 11, features, units}};
+          layer.masking = steps & 2 ? Masking::kRandom : Masking::kNone;
+          layer.d_inputs = units != 20;
+          check_stretches<Cell>(level, layer, steps);
+        }
+  });
+}
+
 TEST(recurrent_nan_stays_in_its_example) {
   for_all([](auto* cell, const Recurrent& level) {
     using Cell = std::remove_pointer_t<decltype(cell)>;

@@ -25,11 +25,11 @@ from ringar.parallel.scan.chain import Options
 from ringar.parallel.wavefront.plan import Costs, LayerCost, Line
 from ringar.sharding.grid import Grid
 
-_FEW, _MANY = 1, 9
+_FEW, _MANY = 1, 17
 _CHUNKS = 4
 _BATCHES = (1, 16)
 _NUMBERS = (1 << 8, 1 << 16)
-_REPEATS = 3
+_REPEATS = 5
 
 #: Of a machine that was not measured: seconds of any chunk and message, and per operation and byte.
 _START, _FLOPS, _BYTES = 1e-4, 2e10, 2e9
@@ -94,10 +94,10 @@ def _layer(shape: Shape) -> LayerCost:
     for batch in _BATCHES:
         one = _chunks(shape, batch, _FEW, 1)
         few, many = (_chunks(shape, batch, count, _CHUNKS) for count in (_FEW, _MANY))
-        # Where the times are disturbed the difference may be far too small, and chunks would seem
-        # to be free: what is done once is not held to be more than half.
         chunk = max((few - one) / (_CHUNKS - 1), few / (2 * _CHUNKS))
-        step = max(many - few, 1e-9) / (_CHUNKS * (_MANY - _FEW))
+        # Where the times are disturbed a difference may be far too small, and chunks or steps would
+        # seem to be free: neither is held to be less than a part of the whole.
+        step = max((many - few) / (_MANY - _FEW), many / (4 * _MANY)) / _CHUNKS
         steps.append(step)
         starts.append(max(chunk - _FEW * step, 0.0))
         wholes.append(max(one - chunk, 0.0))

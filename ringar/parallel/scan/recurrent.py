@@ -7,10 +7,6 @@ batch, or, of a SimpleRNN and a GRU, by the scan of `tf_ops/scan/scan.cc` over J
 made as they are needed.
 
 The state of an LSTM has two vectors, h and c, in one row. Its states of all steps are those of h.
-
-A sequence may also go through in chunks of steps, one call after the other. `pack` brings the
-kernels into the order in which the products read them, once for all chunks; `backward_chunk` adds
-the gradients of the weights to sums that go from chunk to chunk; `weight_gradients` returns them.
 """
 
 from __future__ import annotations
@@ -107,7 +103,6 @@ class Sequence:
 
 def states(sequence: Sequence, options: Options) -> tuple[tf.Tensor, tf.Tensor]:
     """Return h after each step, (batch, steps, units), and what `last_state` returns."""
-
     with_inputs = needs_input_gradient(sequence)
 
     def run(
@@ -135,7 +130,6 @@ def last_state(sequence: Sequence, options: Options) -> tf.Tensor:
 
     Its backward pass is cheaper than that of `states`: other steps have no upstream gradients.
     """
-
     with_inputs = needs_input_gradient(sequence)
 
     def run(*given: tf.Tensor) -> Differentiable:
@@ -154,25 +148,11 @@ def needs_input_gradient(sequence: Sequence) -> bool:
     """Return whether the gradient of the inputs will be asked for, as far as is known now.
 
     It is known not to be where a tape watches the weights and not the inputs, as in the first layer
-    of a model. `backward` may then leave out a product, a sixth of the arithmetic of a training step
-    where there are as many features as units.
+    of a model. `backward` may then leave out a product, a sixth of the arithmetic of a training
+    step where there are as many features as units.
     """
     watches = tape_record.should_record_backprop
     return bool(watches([sequence.inputs])) or not watches([sequence.recurrent_kernel])
-
-
-def pack(sequence: Sequence, back: bool) -> tf.Tensor:
-    """Return both kernels in the order in which `forward` or, if `back`, `backward_chunk` reads them.
-
-    The tensor depends on the processor: no other process may get it.
-    """
-    (packed,) = computation.compute(
-        f"{sequence.cell.name}_pack",
-        [sequence.kernel, sequence.recurrent_kernel],
-        [tf.TensorSpec([None], sequence.inputs.dtype)],
-        back=back,
-    )
-    return packed
 
 
 def forward(sequence: Sequence, threads: int, packed: tf.Tensor | None = None) -> list[tf.Tensor]:
@@ -189,9 +169,9 @@ def forward(sequence: Sequence, threads: int, packed: tf.Tensor | None = None) -
     outputs = [tf.TensorSpec([batch, steps, units], dtype)]
     if cell.saved_units:
         outputs.append(tf.TensorSpec([batch, steps, cell.saved_units * units], dtype))
-    rest = [_or_absent(tensor, dtype) for tensor in (sequence.recurrent_bias, packed)]
-    inputs = [*_fixed(sequence), *_projection(sequence), *rest]
-    return computation.compute(cell.name, inputs, outputs, **_cell_options(cell, threads))
+    rest = [or_absent(tensor, dtype) for tensor in (sequence.recurrent_bias, packed)]
+    inputs = [*fixed_inputs(sequence), *projection_inputs(sequence), *rest]
+    return computation.compute(cell.name, inputs, outputs, **cell_options(cell, threads))
 
 
 def final_state(cell: Cell, saved: list[tf.Tensor]) -> tf.Tensor:
@@ -223,82 +203,24 @@ def backward(
             whole way back once more: what nothing reads is not run.
     """
     given, dtype = sequence.given(), saved[0].dtype
-    biases = [_or_absent(b, dtype) for b in (sequence.bias, sequence.recurrent_bias)]
+    biases = [or_absent(b, dtype) for b in (sequence.bias, sequence.recurrent_bias)]
     rest = [tf.TensorSpec(tensor.shape, dtype) for tensor in (*given[1:4], *biases)]
-    upstream = [_or_absent(d, dtype) for d in (d_states, d_last)]
+    upstream = [or_absent(d, dtype) for d in (d_states, d_last)]
 
     def run(with_inputs: bool) -> list[tf.Tensor]:
         return computation.compute(
             f"{sequence.cell.name}_gradient",
-            [*_fixed(sequence), *_projection(sequence), *upstream, *saved],
-            [_d_inputs_spec(sequence, with_inputs), *rest],
+            [*fixed_inputs(sequence), *projection_inputs(sequence), *upstream, *saved],
+            [d_inputs_spec(sequence, with_inputs), *rest],
             levels=options.levels,
             without_inputs=not with_inputs,
-            **_cell_options(sequence.cell, options.threads),
+            **cell_options(sequence.cell, options.threads),
         )
 
     results: list[tf.Tensor | None] = [*run(with_inputs)]
     if not with_inputs:
         results[0] = None if tf.executing_eagerly() else run(True)[0]
     return results[: len(given)]
-
-
-def backward_chunk(
-    sequence: Sequence,
-    saved: list[tf.Tensor],
-    d_states: tf.Tensor | None,
-    d_last: tf.Tensor | None,
-    packed: tf.Tensor,
-    sums: tf.Tensor | None,
-    options: Options,
-    with_inputs: bool = True,
-) -> tuple[tf.Tensor | None, tf.Tensor, tf.Tensor]:
-    """Return the gradients of a chunk's inputs and initial state, and the sums with its own.
-
-    Args:
-        sequence: the call, of the chunk's steps.
-        saved: as of `backward`.
-        d_states: as of `backward`.
-        d_last: as of `backward`.
-        packed: the result of `pack`, for the way back.
-        sums: what the chunk before, which has the later steps, has returned; None for the first.
-            Nothing else may read them: they are overwritten where TensorFlow allows it.
-        options: the options of the scan.
-        with_inputs: as of `backward`; a chunk does not return what is not expected to be used.
-    """
-    h = saved[0]
-    rest = [_or_absent(d, h.dtype) for d in (d_states, d_last)]
-    before = tf.zeros([0, 0], h.dtype) if sums is None else sums
-    d_inputs, d_initial, added = computation.compute(
-        f"{sequence.cell.name}_chunk_gradient",
-        [*_fixed(sequence), *_projection(sequence), *rest, packed, before, *saved],
-        [
-            _d_inputs_spec(sequence, with_inputs),
-            tf.TensorSpec(sequence.initial.shape, h.dtype),
-            tf.TensorSpec([None, None], h.dtype),
-        ],
-        levels=options.levels,
-        without_inputs=not with_inputs,
-        **_cell_options(sequence.cell, options.threads),
-    )
-    return d_inputs if with_inputs else None, d_initial, added
-
-
-def weight_gradients(sequence: Sequence, sums: tf.Tensor) -> list[tf.Tensor]:
-    """Return the gradients of the weights, as `Sequence.given` lists them, of a whole sequence.
-
-    Args:
-        sequence: the call of any chunk.
-        sums: what `backward_chunk` has returned for the last one, which has the first steps.
-    """
-    given = sequence.given()
-    biases = [_or_absent(b, sums.dtype) for b in (sequence.bias, sequence.recurrent_bias)]
-    results = computation.compute(
-        f"{sequence.cell.name}_weights",
-        [sums, sequence.kernel, sequence.recurrent_kernel, biases[0]],
-        [tf.TensorSpec(tensor.shape, sums.dtype) for tensor in (*given[2:4], *biases)],
-    )
-    return results[: len(given) - 2]
 
 
 def jacobians(sequence: Sequence, saved: list[tf.Tensor], threads: int) -> tf.Tensor:
@@ -312,9 +234,9 @@ def jacobians(sequence: Sequence, saved: list[tf.Tensor], threads: int) -> tf.Te
     batch, steps, units = saved[0].shape
     (matrices,) = computation.compute(
         f"{sequence.cell.name}_jacobians",
-        [*_fixed(sequence), *saved],
+        [*fixed_inputs(sequence), *saved],
         [tf.TensorSpec([steps, batch, units, units], saved[0].dtype)],
-        **_cell_options(sequence.cell, threads),
+        **cell_options(sequence.cell, threads),
     )
     return matrices
 
@@ -322,26 +244,31 @@ def jacobians(sequence: Sequence, saved: list[tf.Tensor], threads: int) -> tf.Te
 # The order of the computations' inputs: tf_ops/kernels/recurrent.cc.
 
 
-def _fixed(sequence: Sequence) -> list[tf.Tensor]:
+def fixed_inputs(sequence: Sequence) -> list[tf.Tensor]:
+    """Return the inputs that all computations of a cell begin with."""
     mask = tf.zeros([0], tf.uint8) if sequence.mask is None else tf.cast(sequence.mask, tf.uint8)
     return [sequence.initial, sequence.recurrent_kernel, mask]
 
 
-def _projection(sequence: Sequence) -> list[tf.Tensor]:
-    bias = _or_absent(sequence.bias, sequence.inputs.dtype)
+def projection_inputs(sequence: Sequence) -> list[tf.Tensor]:
+    """Return the inputs of what a cell reads at each step."""
+    bias = or_absent(sequence.bias, sequence.inputs.dtype)
     return [sequence.inputs, sequence.kernel, bias]
 
 
-def _d_inputs_spec(sequence: Sequence, with_inputs: bool) -> tf.TensorSpec:
+def d_inputs_spec(sequence: Sequence, with_inputs: bool) -> tf.TensorSpec:
+    """Return the spec of the gradient of the inputs, empty if it is left out."""
     shape = sequence.inputs.shape if with_inputs else [0]
     return tf.TensorSpec(shape, sequence.inputs.dtype)
 
 
-def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
+def or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
+    """Return a tensor, or what stands for None."""
     return computation.absent(dtype) if tensor is None else tensor
 
 
-def _cell_options(cell: Cell, threads: int) -> dict[str, int]:
+def cell_options(cell: Cell, threads: int) -> dict[str, int]:
+    """Return the options of a computation of a cell."""
     return {
         "activation": cell.activation,
         "recurrent_activation": cell.recurrent_activation,

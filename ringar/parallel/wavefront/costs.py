@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ringar.collectives import allgather_object, recv, send
 from ringar.job import calibration
-from ringar.parallel.scan import recurrent
+from ringar.parallel.scan import chunks, recurrent
 from ringar.parallel.scan.chain import Options
 from ringar.parallel.wavefront.plan import Costs, LayerCost, Line
 from ringar.sharding.grid import Grid
@@ -29,7 +29,7 @@ _FEW, _MANY = 1, 17
 _CHUNKS = 4
 _BATCHES = (1, 16)
 _NUMBERS = (1 << 8, 1 << 16)
-_REPEATS = 5
+_REPEATS = 8
 
 #: Of a machine that was not measured: seconds of any chunk and message, and per operation and byte.
 _START, _FLOPS, _BYTES = 1e-4, 2e10, 2e9
@@ -117,20 +117,20 @@ def _chunks(shape: Shape, batch: int, steps: int, count: int) -> float:
     upstream = tf.ones([batch, steps, shape.units])
 
     def run() -> list[tf.Tensor]:
-        calls, packed = [sequence], recurrent.pack(sequence, back=False)
+        calls, packed = [sequence], chunks.pack(sequence, back=False)
         saved = [recurrent.forward(sequence, 1, packed)]
         for _ in range(count - 1):
             state = recurrent.final_state(shape.cell, saved[-1])
             calls.append(dataclasses.replace(sequence, initial=state))
             saved.append(recurrent.forward(calls[-1], 1, packed))
-        packed, sums, d_last = recurrent.pack(sequence, back=True), None, None
+        packed, sums, d_last = chunks.pack(sequence, back=True), None, None
         left = []
         for call, kept in zip(reversed(calls), reversed(saved), strict=True):
-            d_x, d_last, sums = recurrent.backward_chunk(
+            d_x, d_last, sums = chunks.backward(
                 call, kept, upstream, d_last, packed, sums, Options(0, 1)
             )
             left.append(d_x)
-        return [*left, *recurrent.weight_gradients(sequence, sums)]
+        return [*left, *chunks.weight_gradients(sequence, sums)]
 
     return _shortest(tf.function(run, autograph=False))
 

@@ -38,7 +38,7 @@ import tensorflow as tf
 
 from ringar.collectives import broadcast
 from ringar.parallel.pipeline.messages import Messages
-from ringar.parallel.scan import recurrent
+from ringar.parallel.scan import chunks, recurrent
 from ringar.parallel.scan.chain import Options
 from ringar.parallel.wavefront.plan import Plan
 from ringar.sharding.grid import Grid
@@ -237,7 +237,7 @@ class _Evaluation:
 
     def _pack(self, back: bool) -> dict[int, tf.Tensor]:
         layers = self._stack.layers
-        return {layer: recurrent.pack(layers[layer], back) for layer in self._stack.block}
+        return {layer: chunks.pack(layers[layer], back) for layer in self._stack.block}
 
     def _cell(
         self, layer: int, number: int, x: tf.Tensor, states: dict[int, tf.Tensor]
@@ -272,12 +272,12 @@ class _Evaluation:
         call, saved = self._calls[layer][number], self._saved[layer][number]
         later, with_inputs = carried[layer], layer > 0 or self._with_inputs
         with self._recorded("backward", layer, number):
-            d_x, carried[layer], sums[layer] = recurrent.backward_chunk(
+            d_x, carried[layer], sums[layer] = chunks.backward(
                 call, saved, d_h, later, packed, sums.pop(layer, None), options, with_inputs
             )
         if not with_inputs and not tf.executing_eagerly():
             # As in `recurrent.backward`: only run if it is used after all.
-            d_x, *_ = recurrent.backward_chunk(call, saved, d_h, later, packed, None, options)
+            d_x, *_ = chunks.backward(call, saved, d_h, later, packed, None, options)
         return d_x if factors is None or d_x is None else d_x * factors[:, None]
 
     @contextlib.contextmanager
@@ -347,7 +347,7 @@ class _Evaluation:
             owner = stack.plan.owner(number)
             gradients.append(self._shared(carried.get(number), layer.initial, owner, wants_states))
             if number in sums:
-                own = recurrent.weight_gradients(layer, sums[number])
+                own = chunks.weight_gradients(layer, sums[number])
                 gradients += [self._for_average(gradient) for gradient in own]
             else:
                 gradients += [tf.zeros_like(tensor) for tensor in layer.given()[2:]]

@@ -92,6 +92,34 @@ def assert_same(found: list[Any], expected: list[Any], tolerance: float = 1e-4) 
         assert np.abs(one - other).max(initial=0.0) <= tolerance * scale, f"result {index}"
 
 
+@pytest.mark.parametrize("way", ["eager", "function", "asked for later"])
+@kinds
+def test_gradients_of_weights_without_those_of_inputs(kind: str, way: str) -> None:
+    pair = build(kind, 20, features=40)
+    x = sequences(3, 6, 40)
+    found = []
+    for layer in pair:
+
+        def run(x: tf.Tensor, layer: Any = layer) -> tuple[Any, Any]:
+            with tf.GradientTape() as tape:  # watches the weights, not the inputs
+                loss = tf.reduce_sum(tf.sin(layer(x)))
+            weights = tape.gradient(loss, [w.value for w in layer.trainable_variables])
+            return loss, [tf.stop_gradient(gradient) for gradient in weights]
+
+        function = run if way == "eager" else tf.function(run, autograph=False)
+        if way == "asked for later":  # by a tape that the trace does not know
+            function(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss, weights = function(x)
+            found.append([loss, *weights, tape.gradient(loss, x)])
+        else:
+            loss, weights = function(x)
+            found.append([loss, *weights])
+    for expected, received in zip(*found, strict=True):
+        np.testing.assert_allclose(received, expected, rtol=1e-4, atol=1e-5)
+
+
 @ways_back
 @pytest.mark.parametrize("sequences_out", [False, True])
 def test_results_are_those_of_keras(kind: str, backward: Any, sequences_out: bool) -> None:

@@ -112,13 +112,36 @@ void expect_same_gradients(const P& received, const Q& wanted, const std::string
   expect_close(received.d_recurrent_bias, wanted.d_recurrent_bias, what + ", d_recurrent_bias");
 }
 
+// Of the examples [first, last).
+template <typename Cell>
+void run_forward(Problem<Cell>& p, const Recurrent& level, int64_t first, int64_t last) {
+  const auto& kernels = kernels_of<Cell>(*level.kernels);
+  const auto packed = packed_of(p, kernels);
+  kernels.forward(p.cell(), packed.data(), first, last);
+}
 template <typename Cell>
 void run_forward(Problem<Cell>& p, const Recurrent& level) {
-  kernels_of<Cell>(*level.kernels).forward(p.cell(), 0, p.layer.shape.batch);
+  run_forward(p, level, 0, p.layer.shape.batch);
+}
+
+// `run(kernels, packed, backward)` is the way back, whose sums are written afterwards.
+template <typename Cell, typename Run>
+void run_way_back(Problem<Cell>& p, const Recurrent& level, const Run& run) {
+  const auto& kernels = kernels_of<Cell>(*level.kernels);
+  const auto packed = packed_back_of(p, kernels);
+  auto sums = zeros_for_sums(p, kernels);
+  run(kernels, packed.data(), p.backward(sums));
+  kernels.write_sums(p.layer.shape, sums.data(), p.weights());
+}
+template <typename Cell>
+void run_backward(Problem<Cell>& p, const Recurrent& level, int64_t first, int64_t last) {
+  run_way_back(p, level, [&](const auto& kernels, const auto* packed, const auto& backward) {
+    kernels.backward(p.cell(), packed, backward, first, last);
+  });
 }
 template <typename Cell>
 void run_backward(Problem<Cell>& p, const Recurrent& level) {
-  kernels_of<Cell>(*level.kernels).backward(p.cell(), p.backward(), 0, p.layer.shape.batch);
+  run_backward(p, level, 0, p.layer.shape.batch);
 }
 
 inline constexpr Activation kActivations[] = {Activation::kTanh, Activation::kSigmoid,

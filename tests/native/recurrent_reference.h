@@ -116,9 +116,11 @@ struct Problem {
               projection,    h0.data(),        recurrent.data(),
               or_null(mask), h.data(),         kept.data()};
   }
-  Backward<T> backward() {
-    return {or_null(d_states), or_null(d_last), or_null(d_inputs),  d_h0.data(),
-            or_null(d_kernel), or_null(d_bias), d_recurrent.data(), or_null(d_recurrent_bias)};
+  Backward<T> backward(std::vector<T>& sums) {
+    return {or_null(d_states), or_null(d_last), or_null(d_inputs), d_h0.data(), sums.data()};
+  }
+  WeightGradients<T> weights() {
+    return {or_null(d_kernel), d_recurrent.data(), or_null(d_bias), or_null(d_recurrent_bias)};
   }
   bool is_masked(int64_t b, int64_t t) const {
     return !mask.empty() && !mask[static_cast<size_t>(b * layer.shape.steps + t)];
@@ -129,6 +131,28 @@ struct Problem {
     return v.empty() ? nullptr : v.data();
   }
 };
+
+// The arrays of a problem in the order of the products of some kernels. They hold what must not be
+// read where `pack` forgets to write.
+template <typename P, typename Kernels>
+std::vector<typename P::T> packed_of(P& p, const Kernels& kernels) {
+  std::vector<typename P::T> packed(static_cast<size_t>(kernels.sizes(p.layer.shape).forth),
+                                    P::kUnwritten);
+  kernels.pack(p.layer.shape, P::or_null(p.kernel), p.recurrent.data(), packed.data());
+  return packed;
+}
+template <typename P, typename Kernels>
+std::vector<typename P::T> packed_back_of(P& p, const Kernels& kernels) {
+  std::vector<typename P::T> packed(static_cast<size_t>(kernels.sizes(p.layer.shape).back),
+                                    P::kUnwritten);
+  kernels.pack_back(p.layer.shape, p.layer.d_inputs ? P::or_null(p.kernel) : nullptr,
+                    p.recurrent.data(), packed.data());
+  return packed;
+}
+template <typename P, typename Kernels>
+std::vector<typename P::T> zeros_for_sums(const P& p, const Kernels& kernels) {
+  return std::vector<typename P::T>(static_cast<size_t>(kernels.sizes(p.layer.shape).sums));
+}
 
 inline double value_of(Activation activation, double x) {
   switch (activation) {

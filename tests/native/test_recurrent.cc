@@ -208,16 +208,15 @@ TEST(recurrent_ranges_keep_to_themselves) {
   for_all([](auto* cell, const Recurrent& level) {
     using Cell = std::remove_pointer_t<decltype(cell)>;
     using T = typename CellOf<Cell>::T;
-    const auto& kernels = kernels_of<Cell>(*level.kernels);
     for (int64_t units : {1, 3, 20})
       for (auto [first, last] : {std::pair<int64_t, int64_t>{0, 3}, {3, 4}, {4, 23}, {7, 7}}) {
         const Layer layer{{23, 5, 3, units}};
         Problem<Cell> whole(layer), part(layer);
         run_forward(whole, level);
         run_backward(whole, level);
-        kernels.forward(part.cell(), first, last);
+        run_forward(part, level, first, last);
         expect_rows(part.h, whole.h, 23, first, last, part.kUnwritten);
-        kernels.backward(part.cell(), part.backward(), first, last);
+        run_backward(part, level, first, last);
         expect_rows(part.d_inputs, whole.d_inputs, 23, first, last, part.kUnwritten);
         expect_rows(part.d_h0, whole.d_h0, 23, first, last, part.kUnwritten);
         Reference<Cell> reference(part);
@@ -226,10 +225,107 @@ TEST(recurrent_ranges_keep_to_themselves) {
         expect_same_gradients(part, reference, describe<Cell>(level, layer));
         part.forget_gradients();
         if constexpr (CellOf<Cell>::kStates == 1)
-          kernels.gradients(part.cell(), part.backward(), whole.h.data(), first, last);
+          run_way_back(part, level, [&](const auto& kernels, const T* packed, const auto& back) {
+            kernels.gradients(part.cell(), packed, back, whole.h.data(), first, last);
+          });
         expect_rows(part.d_inputs, part.d_inputs, 23, first, last, part.kUnwritten);
         static_assert(std::is_floating_point_v<T>);
       }
+  });
+}
+
+// The steps [begin, end) of rows of `width` elements for each step of each example.
+template <typename E>
+std::vector<E> stretch_of(const std::vector<E>& all, const RecurrentShape& shape, int64_t width,
+                          int64_t begin, int64_t end) {
+  std::vector<E> part;
+  for (int64_t b = 0; b < shape.batch && !all.empty(); ++b) {
+    const auto example = all.begin() + b * shape.steps * width;
+    part.insert(part.end(), example + begin * width, example + end * width);
+  }
+  return part;
+}
+
+// The stretch as a problem of its own. Its kernels are not to be read: they are packed beforehand.
+template <typename Cell>
+Problem<Cell> stretch_of(const Problem<Cell>& whole, int64_t begin, int64_t end) {
+  using T = typename CellOf<Cell>::T;
+  const RecurrentShape& shape = whole.layer.shape;
+  Layer layer = whole.layer;
+  layer.shape.steps = end - begin;
+  Problem<Cell> part(layer);
+  part.inputs = stretch_of(whole.inputs, shape, shape.features, begin, end);
+  part.d_states = stretch_of(whole.d_states, shape, shape.units, begin, end);
+  part.mask = stretch_of(whole.mask, shape, 1, begin, end);
+  part.kernel.assign(part.kernel.size(), std::numeric_limits<T>::quiet_NaN());
+  part.recurrent.assign(part.recurrent.size(), std::numeric_limits<T>::quiet_NaN());
+  return part;
+}
+
+// The state after the last step, as h0 has it.
+template <typename Cell>
+auto last_state(const Problem<Cell>& p) {
+  const RecurrentShape& s = p.layer.shape;
+  std::vector<typename CellOf<Cell>::T> state;
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const int64_t row = (b + 1) * s.steps - 1;
+    const auto h = p.h.begin() + row * s.units;
+    state.insert(state.end(), h, h + s.units);
+    if (CellOf<Cell>::kStates == 1) continue;
+    const auto c = p.kept.begin() + (row * CellOf<Cell>::kKept + 4) * s.units;
+    state.insert(state.end(), c, c + s.units);
+  }
+  return state;
+}
+
+template <typename Cell>
+void check_stretches(const Recurrent& level, const Layer& layer, int64_t steps) {
+  const std::string name = describe<Cell>(level, layer) + ", in stretches of " + show(steps);
+  const auto& kernels = kernels_of<Cell>(*level.kernels);
+  const RecurrentShape& shape = layer.shape;
+  Problem<Cell> whole(layer);
+  run_forward(whole, level);
+  run_backward(whole, level);
+  const auto packed = packed_of(whole, kernels), packed_back = packed_back_of(whole, kernels);
+  auto sums = zeros_for_sums(whole, kernels);
+
+  std::vector<Problem<Cell>> parts;
+  for (int64_t begin = 0; begin < shape.steps; begin += steps) {
+    auto state = parts.empty() ? whole.h0 : last_state(parts.back());
+    parts.push_back(stretch_of(whole, begin, std::min(begin + steps, shape.steps)));
+    parts.back().h0 = std::move(state);
+    kernels.forward(parts.back().cell(), packed.data(), 0, shape.batch);
+  }
+  auto d_last = whole.d_last;
+  for (int64_t i = static_cast<int64_t>(parts.size()) - 1; i >= 0; --i) {
+    Problem<Cell>& part = parts[static_cast<size_t>(i)];
+    part.d_last = d_last;
+    kernels.backward(part.cell(), packed_back.data(), part.backward(sums), 0, shape.batch);
+    d_last = part.d_h0;
+    const int64_t begin = i * steps, end = begin + part.layer.shape.steps;
+    expect_close(part.h, stretch_of(whole.h, shape, shape.units, begin, end), name + ", h");
+    if (layer.d_inputs)
+      expect_close(part.d_inputs, stretch_of(whole.d_inputs, shape, shape.features, begin, end),
+                   name + ", d_inputs");
+  }
+  expect_close(parts[0].d_h0, whole.d_h0, name + ", d_h0");
+  Problem<Cell> written(layer);
+  kernels.write_sums(shape, sums.data(), written.weights());
+  written.layer.d_inputs = false;
+  expect_same_gradients(written, whole, name);
+}
+
+TEST(recurrent_stretches_share_what_is_packed_and_summed) {
+  for_all([](auto* cell, const Recurrent& level) {
+    using Cell = std::remove_pointer_t<decltype(cell)>;
+    for (int64_t steps : {1, 3, 7, 11})
+      for (auto [batch, units] : {std::pair<int64_t, int64_t>{1, 5}, {3, 20}, {17, 33}})
+        for (int64_t features : {1, 40}) {
+          Layer layer{{batch, 11, features, units}};
+          layer.masking = steps & 2 ? Masking::kRandom : Masking::kNone;
+          layer.d_inputs = units != 20;
+          check_stretches<Cell>(level, layer, steps);
+        }
   });
 }
 
@@ -268,15 +364,18 @@ TEST(recurrent_nan_stays_in_its_example) {
 template <typename T>
 std::vector<T> activated(const Recurrent& level, Activation activation, const std::vector<T>& z) {
   constexpr size_t kUnits = 19;
+  const auto& kernels = kernels_of<SimpleRnn<T>>(*level.kernels);
+  const RecurrentShape shape{1, 1, 0, kUnits};
   const std::vector<T> zeros(kUnits * kUnits);
+  std::vector<T> packed(static_cast<size_t>(kernels.sizes(shape).forth));
   std::vector<T> all, bias(kUnits), h(kUnits);
   for (size_t i = 0; i < z.size(); i += kUnits) {
     const size_t count = std::min(kUnits, z.size() - i);
     std::copy_n(z.data() + i, count, bias.data());
-    const SimpleRnn<T> cell{{1, 1, 0, kUnits}, activation,   {nullptr, nullptr, bias.data()},
-                            zeros.data(),      zeros.data(), nullptr,
+    const SimpleRnn<T> cell{shape,        activation,   {nullptr, nullptr, bias.data()},
+                            zeros.data(), zeros.data(), nullptr,
                             h.data()};
-    kernels_of<SimpleRnn<T>>(*level.kernels).forward(cell, 0, 1);
+    kernels.forward(cell, packed.data(), 0, 1);
     all.insert(all.end(), h.data(), h.data() + count);
   }
   return all;

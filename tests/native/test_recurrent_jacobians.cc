@@ -87,10 +87,11 @@ void check_jacobians_and_gradients(const Recurrent& level, const Layer& layer) {
     for (size_t j = 0; j < n; ++j) d_h0[b * n + j] = gradient[j];
   }
   other.forget_gradients();
-  Backward<T> backward = other.backward();
-  backward.d_states = backward.d_last = nullptr;
-  backward.d_h0 = nullptr;
-  kernels_of<Cell>(*level.kernels).gradients(other.cell(), backward, d_h.data(), 0, s.batch);
+  run_way_back(other, level, [&](const auto& kernels, const T* packed, Backward<T> backward) {
+    backward.d_states = backward.d_last = nullptr;
+    backward.d_h0 = nullptr;
+    kernels.gradients(other.cell(), packed, backward, d_h.data(), 0, s.batch);
+  });
   const std::string name = describe<Cell>(level, layer);
   expect_close(d_h0, p.d_h0, name + ", d_h0");
   expect_same_gradients(other, p, name);

@@ -46,6 +46,10 @@ int Options::threads() const {
   return static_cast<int>(std::clamp<int64_t>(number("threads"), 1, kMost));
 }
 
+bool Options::is_double() const {
+  return text("dtype") == "float64";
+}
+
 Status expect_dims(const char* computation, const char* input, const Dims& received,
                    const Dims& expected) {
   if (received == expected) return {};
@@ -56,14 +60,11 @@ Status expect_dims(const char* computation, const char* input, const Dims& recei
 
 namespace {
 
-bool is_double(const Options& options) {
-  return options.text("dtype") == "float64";
-}
-
 Status run(const Computation& computation, const Options& options, const Inputs& inputs,
            const Outputs& outputs) {
   try {
-    (is_double(options) ? computation.run_double : computation.run_float)(options, inputs, outputs);
+    (options.is_double() ? computation.run_double : computation.run_float)(options, inputs,
+                                                                           outputs);
   } catch (const std::bad_alloc&) {
     return {RINGAR_OUT_OF_MEMORY, std::string(computation.name) + ": expected memory for the " +
                                       "products of the tree, received none. Use fewer levels."};
@@ -93,34 +94,59 @@ class Kernel {
     std::vector<TfTensor> held;
     Inputs inputs;
     for (int i = 0; i < tf.TF_NumInputs(context); ++i) {
-      TF_Tensor* tensor = nullptr;
-      tf.TF_GetInput(context, i, &tensor, status.get());
+      TfTensor tensor = input(context, i, status);
       if (!is_ok(status)) return {};
-      held.emplace_back(tensor);
-      inputs.data.push_back(tf.TF_TensorData(tensor));
+      inputs.data.push_back(tf.TF_TensorData(tensor.get()));
       inputs.dims.emplace_back();
-      for (int d = 0; d < tf.TF_NumDims(tensor); ++d)
-        inputs.dims.back().push_back(tf.TF_Dim(tensor, d));
+      for (int d = 0; d < tf.TF_NumDims(tensor.get()); ++d)
+        inputs.dims.back().push_back(tf.TF_Dim(tensor.get(), d));
+      // TensorFlow hands on the memory of an input that nobody holds.
+      if (i != computation_.in_place.input) held.push_back(std::move(tensor));
     }
     RINGAR_RETURN_IF_ERROR(computation_.check(inputs.dims));
     Outputs outputs;
     for (const Dims& dims : computation_.shapes(options_, inputs.dims)) {
       const auto index = static_cast<int>(outputs.size());
-      held.emplace_back(allocate(context, index, dims, status));
+      held.push_back(index == computation_.in_place.output
+                         ? hand_on(context, dims, inputs, held, status)
+                         : allocate(context, index, dims, status));
       if (!is_ok(status)) return {};
       outputs.push_back(tf.TF_TensorData(held.back().get()));
     }
     return run(computation_, options_, inputs, outputs);
   }
 
-  TF_Tensor* allocate(TF_OpKernelContext* context, int index, const Dims& dims,
-                      const TfStatus& status) const {
+  static TfTensor input(TF_OpKernelContext* context, int index, const TfStatus& status) {
+    TF_Tensor* tensor = nullptr;
+    tensorflow().TF_GetInput(context, index, &tensor, status.get());
+    return TfTensor(tensor);
+  }
+
+  TfTensor allocate(TF_OpKernelContext* context, int index, const Dims& dims,
+                    const TfStatus& status) const {
     const auto& tf = tensorflow();
     const int64_t elements =
         std::accumulate(dims.begin(), dims.end(), int64_t{1}, std::multiplies<int64_t>());
-    const size_t bytes = static_cast<size_t>(elements) * (is_double(options_) ? 8 : 4);
-    return tf.TF_AllocateOutput(context, index, tf.TF_ExpectedOutputDataType(context, index),
-                                dims.data(), static_cast<int>(dims.size()), bytes, status.get());
+    const size_t bytes = static_cast<size_t>(elements) * (options_.is_double() ? 8 : 4);
+    return TfTensor(tf.TF_AllocateOutput(context, index,
+                                         tf.TF_ExpectedOutputDataType(context, index), dims.data(),
+                                         static_cast<int>(dims.size()), bytes, status.get()));
+  }
+
+  // The output that may have the memory of an input; the input, which nothing held so far, is held
+  // from then on.
+  TfTensor hand_on(TF_OpKernelContext* context, const Dims& dims, const Inputs& inputs,
+                   std::vector<TfTensor>& held, const TfStatus& status) const {
+    const auto& tf = tensorflow();
+    const auto [from, to] = computation_.in_place;
+    int forwarded = -1;
+    TfTensor output = inputs.dims[static_cast<size_t>(from)] == dims
+                          ? TfTensor(tf.TF_ForwardInputOrAllocateOutput(
+                                context, &from, 1, to, dims.data(), static_cast<int>(dims.size()),
+                                &forwarded, status.get()))
+                          : allocate(context, to, dims, status);
+    if (is_ok(status)) held.push_back(input(context, from, status));
+    return output;
   }
 
   const Computation& computation_;
@@ -209,6 +235,15 @@ __attribute__((constructor)) void register_all() {
   register_computation<gru_jacobians_computation>();
   register_computation<lstm_computation>();
   register_computation<lstm_gradient_computation>();
+  register_computation<simple_rnn_pack_computation>();
+  register_computation<gru_pack_computation>();
+  register_computation<lstm_pack_computation>();
+  register_computation<simple_rnn_chunk_gradient_computation>();
+  register_computation<gru_chunk_gradient_computation>();
+  register_computation<lstm_chunk_gradient_computation>();
+  register_computation<simple_rnn_weights_computation>();
+  register_computation<gru_weights_computation>();
+  register_computation<lstm_weights_computation>();
   register_computation<sparse_multiply_computation>();
   register_computation<sparse_gradient_computation>();
 }

@@ -29,6 +29,8 @@ class Options {
   const std::string& text(const std::string& name) const;
   // How many to use, 1 or more.
   int threads() const;
+  // Whether the arrays are of float64, not float32.
+  bool is_double() const;
 
  private:
   std::map<std::string, std::string> values_;
@@ -58,6 +60,11 @@ struct Computation {
   std::vector<Dims> (*shapes)(const Options&, const std::vector<Dims>& inputs);
   void (*run_float)(const Options&, const Inputs&, const Outputs&);
   void (*run_double)(const Options&, const Inputs&, const Outputs&);
+  // An output of the dims of an input, which may have its memory where nothing else needs that.
+  // Then both begin at one address.
+  struct InPlace {
+    int input = -1, output = -1;
+  } in_place = {};
 };
 
 // An error unless an input has the dims that it must have.
@@ -74,6 +81,15 @@ const Computation& gru_gradient_computation();
 const Computation& gru_jacobians_computation();
 const Computation& lstm_computation();
 const Computation& lstm_gradient_computation();
+const Computation& simple_rnn_pack_computation();
+const Computation& gru_pack_computation();
+const Computation& lstm_pack_computation();
+const Computation& simple_rnn_chunk_gradient_computation();
+const Computation& gru_chunk_gradient_computation();
+const Computation& lstm_chunk_gradient_computation();
+const Computation& simple_rnn_weights_computation();
+const Computation& gru_weights_computation();
+const Computation& lstm_weights_computation();
 const Computation& sparse_multiply_computation();
 const Computation& sparse_gradient_computation();
 

@@ -10,7 +10,7 @@
 namespace ringar {
 
 // Where the inputs are, by the list in recurrent.cc.
-enum : size_t { kInitial, kRecurrent, kMask, kInputs, kKernel, kBias, kRecurrentBias };
+enum : size_t { kInitial, kRecurrent, kMask, kInputs, kKernel, kBias, kRecurrentBias, kPacked };
 constexpr size_t kDStates = 6, kDLast = 7;
 constexpr size_t kStates = 3;  // the index of h where there are no inputs
 

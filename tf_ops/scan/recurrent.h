@@ -79,22 +79,44 @@ struct Lstm {
 // What the way back gets and gives. `d_states`, gradients with respect to each h_t from outside of
 // the chain, may be null (none but the last); `d_last` (batch, units), one more with respect to the
 // last state, may be null, too. d_inputs, of the shape of the inputs, may be null: not wanted.
-// d_kernel, d_bias (null without bias), d_recurrent and d_recurrent_bias (GRU; null without bias)
-// are the sums over the examples of this call alone, written, not added to: threads have arrays of
-// their own, added up in a fixed order afterwards.
+// `sums`, of sizes().sums elements, zeros at first, is added to: the gradients of the weights, as
+// the tiles of the products leave them. Threads have sums of their own, and so have stretches of
+// the steps that are called one after the other the same.
 template <typename T>
 struct Backward {
   const T *d_states, *d_last;
-  T *d_inputs, *d_h0, *d_kernel, *d_bias, *d_recurrent, *d_recurrent_bias;
+  T *d_inputs, *d_h0, *sums;
 };
 
-// The same for every cell; `Cell` is SimpleRnn<T>, Gru<T> or Lstm<T>.
+// d_bias is null without bias, d_recurrent_bias in all cells but a GRU with bias.
+template <typename T>
+struct WeightGradients {
+  T *d_kernel, *d_recurrent, *d_bias, *d_recurrent_bias;
+};
+
+// The elements of a cell's arrays of one instruction set: both kernels in the order in which the
+// products of `forward` and `backward` read them, and the sums of `backward`.
+struct PackedSizes {
+  int64_t forth, back, sums;
+};
+
+// The same for every cell; `Cell` is SimpleRnn<T>, Gru<T> or Lstm<T>. Kernels are packed once for
+// any number of calls: several threads, or several stretches of steps.
 template <typename Cell, typename T>
 struct CellKernels {
-  void (*forward)(const Cell& cell, int64_t first, int64_t last);
+  PackedSizes (*sizes)(const RecurrentShape& shape);
 
-  // The vector through the chain, from the last step to the first: writes all of `backward`.
-  void (*backward)(const Cell& cell, const Backward<T>& backward, int64_t first, int64_t last);
+  // Writes sizes().forth elements.
+  void (*pack)(const RecurrentShape& shape, const T* kernel, const T* recurrent, T* to);
+  void (*forward)(const Cell& cell, const T* packed, int64_t first, int64_t last);
+
+  // The same, for the way back, sizes().back elements. `kernel` may be null: d_inputs then, too.
+  void (*pack_back)(const RecurrentShape& shape, const T* kernel, const T* recurrent, T* to);
+  // The vector through the chain, from the last step to the first: writes all of `backward`, but
+  // adds to its sums.
+  void (*backward)(const Cell& cell, const T* packed, const Backward<T>& backward, int64_t first,
+                   int64_t last);
+  void (*write_sums)(const RecurrentShape& shape, const T* sums, const WeightGradients<T>& to);
 };
 
 // Those of a cell whose way back may be a scan, too. An LSTM's is not: its Jacobians are those of
@@ -111,8 +133,8 @@ struct ScannedKernels : CellKernels<Cell, T> {
   // What `backward` writes, apart from d_h0, where the gradients with respect to all states are
   // known: `d_h` (batch, steps, units), whole (those from later steps included). `backward`'s
   // d_states, d_last and d_h0 are not looked at.
-  void (*gradients)(const Cell& cell, const Backward<T>& backward, const T* d_h, int64_t first,
-                    int64_t last);
+  void (*gradients)(const Cell& cell, const T* packed, const Backward<T>& backward, const T* d_h,
+                    int64_t first, int64_t last);
 };
 
 // Elements of `scratch`: the recurrent kernel's, transposed.

@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Callable
 
 import tensorflow as tf
+from tensorflow.python.eager import record as tape_record
 
 from ringar.parallel.scan import computation
 from ringar.parallel.scan.chain import Differentiable, Options
@@ -102,16 +103,19 @@ class Sequence:
 
 def states(sequence: Sequence, options: Options) -> tuple[tf.Tensor, tf.Tensor]:
     """Return h after each step, (batch, steps, units), and what `last_state` returns."""
+    with_inputs = needs_input_gradient(sequence)
 
-    def run(*given: tf.Tensor) -> tuple[tuple[tf.Tensor, ...], Callable[..., list[tf.Tensor]]]:
+    def run(
+        *given: tf.Tensor,
+    ) -> tuple[tuple[tf.Tensor, ...], Callable[..., list[tf.Tensor | None]]]:
         own = sequence.of(*given)
         saved = forward(own, options.threads)
 
-        def gradient(d_states: tf.Tensor, *d_rest: tf.Tensor) -> list[tf.Tensor]:
+        def gradient(d_states: tf.Tensor, *d_rest: tf.Tensor) -> list[tf.Tensor | None]:
             d_last = None
             if d_rest:  # the upstream gradient of the last h is in `d_states`
                 d_last = tf.concat([tf.zeros_like(d_states[:, -1]), *d_rest], axis=1)
-            return backward(own, saved, d_states, d_last, options)
+            return backward(own, saved, d_states, d_last, options, with_inputs)
 
         if own.cell.vectors == 1:
             return (saved[0],), gradient
@@ -126,29 +130,48 @@ def last_state(sequence: Sequence, options: Options) -> tf.Tensor:
 
     Its backward pass is cheaper than that of `states`: other steps have no upstream gradients.
     """
+    with_inputs = needs_input_gradient(sequence)
 
     def run(*given: tf.Tensor) -> Differentiable:
         own = sequence.of(*given)
         saved = forward(own, options.threads)
 
-        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-            return backward(own, saved, None, upstream, options)
+        def gradient(upstream: tf.Tensor) -> list[tf.Tensor | None]:
+            return backward(own, saved, None, upstream, options, with_inputs)
 
         return final_state(own.cell, saved), gradient
 
     return tf.custom_gradient(run)(*sequence.given())
 
 
-def forward(sequence: Sequence, threads: int) -> list[tf.Tensor]:
-    """Return the states and the saved values for `backward`; not differentiable."""
+def needs_input_gradient(sequence: Sequence) -> bool:
+    """Return whether the gradient of the inputs will be asked for, as far as is known now.
+
+    It is known not to be where a tape watches the weights and not the inputs, as in the first layer
+    of a model. `backward` may then leave out a product, a sixth of the arithmetic of a training
+    step where there are as many features as units.
+    """
+    watches = tape_record.should_record_backprop
+    return bool(watches([sequence.inputs])) or not watches([sequence.recurrent_kernel])
+
+
+def forward(sequence: Sequence, threads: int, packed: tf.Tensor | None = None) -> list[tf.Tensor]:
+    """Return the states and the saved values for `backward`; not differentiable.
+
+    Args:
+        sequence: the call.
+        threads: the number of threads.
+        packed: the result of `pack`; None to pack the kernels for this call.
+    """
     cell, dtype = sequence.cell, sequence.inputs.dtype
     batch, steps = sequence.inputs.shape[:2]
     units = sequence.recurrent_kernel.shape[0]
     outputs = [tf.TensorSpec([batch, steps, units], dtype)]
     if cell.saved_units:
         outputs.append(tf.TensorSpec([batch, steps, cell.saved_units * units], dtype))
-    inputs = [*_fixed(sequence), *_projection(sequence), _or_absent(sequence.recurrent_bias, dtype)]
-    return computation.compute(cell.name, inputs, outputs, **_cell_options(cell, threads))
+    rest = [or_absent(tensor, dtype) for tensor in (sequence.recurrent_bias, packed)]
+    inputs = [*fixed_inputs(sequence), *projection_inputs(sequence), *rest]
+    return computation.compute(cell.name, inputs, outputs, **cell_options(cell, threads))
 
 
 def final_state(cell: Cell, saved: list[tf.Tensor]) -> tf.Tensor:
@@ -165,7 +188,8 @@ def backward(
     d_states: tf.Tensor | None,
     d_last: tf.Tensor | None,
     options: Options,
-) -> list[tf.Tensor]:
+    with_inputs: bool = True,
+) -> list[tf.Tensor | None]:
     """Return the gradients of the tensors that `Sequence.given` lists.
 
     Args:
@@ -174,18 +198,28 @@ def backward(
         d_states: gradients with respect to the states, (batch, steps, units), or None.
         d_last: an additional gradient with respect to the last state, of its shape, or None.
         options: the options of the scan.
+        with_inputs: whether the gradient of the inputs is expected to be used. Otherwise it is
+            None in eager code. In a function it is then computed, if it is used after all, by the
+            whole way back once more: what nothing reads is not run.
     """
-    cell, h = sequence.cell, saved[0]
-    outside = [_or_absent(d, h.dtype) for d in (d_states, d_last)]
-    given = sequence.given()
-    biases = [_or_absent(b, h.dtype) for b in (sequence.bias, sequence.recurrent_bias)]
-    results = computation.compute(
-        f"{cell.name}_gradient",
-        [*_fixed(sequence), *_projection(sequence), *outside, *saved],
-        [tf.TensorSpec(tensor.shape, h.dtype) for tensor in (*given[:4], *biases)],
-        levels=options.levels,
-        **_cell_options(cell, options.threads),
-    )
+    given, dtype = sequence.given(), saved[0].dtype
+    biases = [or_absent(b, dtype) for b in (sequence.bias, sequence.recurrent_bias)]
+    rest = [tf.TensorSpec(tensor.shape, dtype) for tensor in (*given[1:4], *biases)]
+    upstream = [or_absent(d, dtype) for d in (d_states, d_last)]
+
+    def run(with_inputs: bool) -> list[tf.Tensor]:
+        return computation.compute(
+            f"{sequence.cell.name}_gradient",
+            [*fixed_inputs(sequence), *projection_inputs(sequence), *upstream, *saved],
+            [d_inputs_spec(sequence, with_inputs), *rest],
+            levels=options.levels,
+            without_inputs=not with_inputs,
+            **cell_options(sequence.cell, options.threads),
+        )
+
+    results: list[tf.Tensor | None] = [*run(with_inputs)]
+    if not with_inputs:
+        results[0] = None if tf.executing_eagerly() else run(True)[0]
     return results[: len(given)]
 
 
@@ -200,9 +234,9 @@ def jacobians(sequence: Sequence, saved: list[tf.Tensor], threads: int) -> tf.Te
     batch, steps, units = saved[0].shape
     (matrices,) = computation.compute(
         f"{sequence.cell.name}_jacobians",
-        [*_fixed(sequence), *saved],
+        [*fixed_inputs(sequence), *saved],
         [tf.TensorSpec([steps, batch, units, units], saved[0].dtype)],
-        **_cell_options(sequence.cell, threads),
+        **cell_options(sequence.cell, threads),
     )
     return matrices
 
@@ -210,21 +244,31 @@ def jacobians(sequence: Sequence, saved: list[tf.Tensor], threads: int) -> tf.Te
 # The order of the computations' inputs: tf_ops/kernels/recurrent.cc.
 
 
-def _fixed(sequence: Sequence) -> list[tf.Tensor]:
+def fixed_inputs(sequence: Sequence) -> list[tf.Tensor]:
+    """Return the inputs that all computations of a cell begin with."""
     mask = tf.zeros([0], tf.uint8) if sequence.mask is None else tf.cast(sequence.mask, tf.uint8)
     return [sequence.initial, sequence.recurrent_kernel, mask]
 
 
-def _projection(sequence: Sequence) -> list[tf.Tensor]:
-    bias = _or_absent(sequence.bias, sequence.inputs.dtype)
+def projection_inputs(sequence: Sequence) -> list[tf.Tensor]:
+    """Return the inputs of what a cell reads at each step."""
+    bias = or_absent(sequence.bias, sequence.inputs.dtype)
     return [sequence.inputs, sequence.kernel, bias]
 
 
-def _or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
+def d_inputs_spec(sequence: Sequence, with_inputs: bool) -> tf.TensorSpec:
+    """Return the spec of the gradient of the inputs, empty if it is left out."""
+    shape = sequence.inputs.shape if with_inputs else [0]
+    return tf.TensorSpec(shape, sequence.inputs.dtype)
+
+
+def or_absent(tensor: tf.Tensor | None, dtype: tf.DType) -> tf.Tensor:
+    """Return a tensor, or what stands for None."""
     return computation.absent(dtype) if tensor is None else tensor
 
 
-def _cell_options(cell: Cell, threads: int) -> dict[str, int]:
+def cell_options(cell: Cell, threads: int) -> dict[str, int]:
+    """Return the options of a computation of a cell."""
     return {
         "activation": cell.activation,
         "recurrent_activation": cell.recurrent_activation,

@@ -11,8 +11,8 @@ single cells:
 
 With equal blocks and free messages that takes T + (P-1) k steps of a block, where one worker takes
 P T of them: S = P T / (T + (P-1) k) times as fast. Small chunks fill the diagonal sooner, but each
-chunk costs its start (weights are packed anew, an op is scheduled), and a message. `choose` adds
-both to the model, and takes the chunk with the least time.
+chunk costs its start (kernels and sums of gradients come from memory, an op is scheduled), and a
+message. `choose` adds both to the model, and takes the chunk with the least time.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ class LayerCost:
     Attributes:
         start: the seconds of a chunk without its steps, by the batch.
         step: the seconds of a step, by the batch.
+        whole: the seconds of what is done once for all chunks: packing, writing gradients.
     """
 
     start: Line
     step: Line
+    whole: float = 0.0
 
     def __call__(self, steps: float, batch: float) -> float:
         """Return the seconds of a chunk."""
@@ -75,7 +77,7 @@ class Costs:
     def layer_by_layer(self, steps: int, batch: float, threads: int) -> float:
         """Return the seconds of the whole stack, where threads share the examples."""
         share = batch / min(threads, batch)
-        return sum(cost(steps, share) for cost in self.layers)
+        return sum(cost.whole + cost(steps, share) for cost in self.layers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +147,8 @@ class Plan:
         # Forward and backward: two messages for each chunk, and the outputs for all ranks.
         cuts = [2 * costs.message(batch * self.chunk * costs.units[last - 1])
                 for _, last in self.blocks[: self.workers - 1]]  # fmt: skip
+        whole = max(sum(cost.whole for cost in costs.layers[first:last])
+                    for first, last in self.blocks)  # fmt: skip
         outputs = 0.0
         if len(self.blocks) > 1:
             outputs = costs.message(batch * self.steps * costs.units[-1])
@@ -152,7 +156,7 @@ class Plan:
         first = sum(map(sum, blocks)) + sum(cuts)
         slowest = max(sum(block) for block in blocks) + max(cuts, default=0.0)
         fill = (lanes - 1) * max(map(max, blocks)) if lanes > 1 else 0.0
-        return first + fill + (count - lanes) * slowest / lanes + outputs
+        return whole + first + fill + (count - lanes) * slowest / lanes + outputs
 
 
 def speedup(steps: int, chunk: int, workers: int) -> float:

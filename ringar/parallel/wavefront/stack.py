@@ -14,6 +14,9 @@ one thread might take all chunks through its first layer before its second, and 
 waiting. In a `tf.function` nothing else orders the cells: what has its inputs runs, so that in one
 process the inter-op pool runs the diagonal.
 
+The kernels of a layer are packed once for all chunks, and the gradients of its weights go from
+chunk to chunk as sums that each adds to, in place.
+
 **Gradients.** Only a layer's owner has the gradients of its weights. It multiplies them by the
 number of ranks, and all others have zeros: the *average* over the ranks, as
 `ringar.DistributedOptimizer` takes it, is the gradient. So there is no second exchange, and the
@@ -35,7 +38,7 @@ import tensorflow as tf
 
 from ringar.collectives import broadcast
 from ringar.parallel.pipeline.messages import Messages
-from ringar.parallel.scan import recurrent
+from ringar.parallel.scan import chunks, recurrent
 from ringar.parallel.scan.chain import Options
 from ringar.parallel.wavefront.plan import Plan
 from ringar.sharding.grid import Grid
@@ -147,6 +150,9 @@ def evaluate(stack: Stack) -> list[tf.Tensor]:
         (batch, units); then for each layer (batch, vectors * units).
     """
     given = [layer.given() for layer in stack.layers]
+    # All ranks take part where the gradient of the inputs is sent.
+    is_sent = stack.links is not None and stack.spreads[0]
+    with_inputs = is_sent or recurrent.needs_input_gradient(stack.layers[0])
     counts = [len(tensors) - 1 for tensors in given]
 
     def run(inputs: tf.Tensor, *rest: tf.Tensor) -> tuple[list[tf.Tensor], Gradient]:
@@ -154,7 +160,7 @@ def evaluate(stack: Stack) -> list[tf.Tensor]:
         for layer, count in zip(stack.layers, counts, strict=True):
             own.append(layer.of(inputs, *tensors[:count]))
             del tensors[:count]
-        evaluation = _Evaluation(dataclasses.replace(stack, layers=own))
+        evaluation = _Evaluation(dataclasses.replace(stack, layers=own), with_inputs)
         return evaluation.forward(), evaluation.backward
 
     outputs = tf.custom_gradient(run)(given[0][0], *[t for each in given for t in each[1:]])
@@ -162,19 +168,27 @@ def evaluate(stack: Stack) -> list[tf.Tensor]:
 
 
 class _Evaluation:
-    """Evaluate a stack once: forward, then backward with what forward has saved."""
+    """Evaluate a stack once: forward, then backward with what forward has saved.
 
-    def __init__(self, stack: Stack) -> None:
+    Args:
+        stack: the stack.
+        with_inputs: whether the gradient of the inputs is expected to be used.
+    """
+
+    def __init__(self, stack: Stack, with_inputs: bool) -> None:
         self._stack, self._chunks = stack, stack.plan.chunks
+        self._with_inputs = with_inputs
         self._batch = tf.shape(stack.layers[0].inputs)[0]
         # By layer, of each chunk: the call, and what `recurrent.forward` has returned.
         self._calls: dict[int, list[recurrent.Sequence]] = {layer: [] for layer in stack.block}
         self._saved: dict[int, list[list[tf.Tensor]]] = {layer: [] for layer in stack.block}
+        self._packed: dict[int, tf.Tensor] = {}
 
     def forward(self) -> list[tf.Tensor]:
         stack = self._stack
         first, last = stack.part == 0, stack.part == stack.plan.workers - 1
         states = {layer: stack.layers[layer].initial for layer in stack.block}
+        self._packed = self._pack(back=False)
         left: list[tf.Tensor] = []  # the states of the last layer, of each chunk
         for number in range(len(self._chunks)) if stack.block else ():
             x = self._inputs(number) if first else self._receive(number, stack.block.start - 1)
@@ -197,18 +211,22 @@ class _Evaluation:
             width = stack.layers[top].initial.shape[1]
             vector = tf.pad(d_outputs, [[0, 0], [0, width - stack.units(top)]])
             carried[top] = vector if carried[top] is None else carried[top] + vector
-        weights: dict[int, list[tf.Tensor]] = {}
-        left: list[tf.Tensor] = []  # the gradients of the block's inputs, from the last chunk on
+        self._packed = self._pack(back=True)
+        sums: dict[int, tf.Tensor] = {}
+        # From the last chunk on: the gradients of the block's inputs, and of its state before.
+        left: list[tf.Tensor | None] = []
+        before: list[tf.Tensor] = []
         for number in reversed(range(len(self._chunks))) if stack.block else ():
             d_x = self._upstream(number, d_outputs, last)
-            with _after(left, len(left) - stack.plan.ahead):
+            with _after(before, len(left) - stack.plan.ahead):
                 for layer in reversed(stack.block):
-                    d_x = self._cell_back(layer, number, d_x, carried, weights)
-            assert d_x is not None
+                    d_x = self._cell_back(layer, number, d_x, carried, sums)
             left.append(d_x)
+            before.append(carried[stack.block.start])
             if not first:
+                assert d_x is not None, "only the first layer's may be unwanted"
                 self._links.send(d_x, stack.part - 1, "gradients")
-        return self._gradients(left[::-1], carried, weights)
+        return self._gradients(left[::-1], carried, sums)
 
     @property
     def _links(self) -> Links:
@@ -216,6 +234,10 @@ class _Evaluation:
         return self._stack.links
 
     # --- cells ---
+
+    def _pack(self, back: bool) -> dict[int, tf.Tensor]:
+        layers = self._stack.layers
+        return {layer: chunks.pack(layers[layer], back) for layer in self._stack.block}
 
     def _cell(
         self, layer: int, number: int, x: tf.Tensor, states: dict[int, tf.Tensor]
@@ -230,7 +252,7 @@ class _Evaluation:
             mask=None if stack.mask is None else stack.mask[:, begin:end],
         )
         with self._recorded("forward", layer, number):
-            saved = recurrent.forward(call, stack.plan.threads)
+            saved = recurrent.forward(call, stack.plan.threads, self._packed[layer])
             states[layer] = recurrent.final_state(call.cell, saved)
         self._calls[layer].append(call)
         self._saved[layer].append(saved)
@@ -242,20 +264,21 @@ class _Evaluation:
         number: int,
         d_h: tf.Tensor | None,
         carried: dict[int, tf.Tensor | None],
-        weights: dict[int, list[tf.Tensor]],
-    ) -> tf.Tensor:
+        sums: dict[int, tf.Tensor],
+    ) -> tf.Tensor | None:
         stack = self._stack
-        factors = stack.dropped[layer]
+        factors, packed = stack.dropped[layer], self._packed[layer]
         options = Options(stack.levels[layer], stack.plan.threads)
         call, saved = self._calls[layer][number], self._saved[layer][number]
+        later, with_inputs = carried[layer], layer > 0 or self._with_inputs
         with self._recorded("backward", layer, number):
-            d_x, carried[layer], *own = recurrent.backward(
-                call, saved, d_h, carried[layer], options
+            d_x, carried[layer], sums[layer] = chunks.backward(
+                call, saved, d_h, later, packed, sums.pop(layer, None), options, with_inputs
             )
-            if layer in weights:
-                own = [a + b for a, b in zip(weights[layer], own, strict=True)]
-        weights[layer] = own
-        return d_x if factors is None else d_x * factors[:, None]
+        if not with_inputs and not tf.executing_eagerly():
+            # As in `recurrent.backward`: only run if it is used after all.
+            d_x, *_ = chunks.backward(call, saved, d_h, later, packed, None, options)
+        return d_x if factors is None or d_x is None else d_x * factors[:, None]
 
     @contextlib.contextmanager
     def _recorded(self, what: str, layer: int, number: int) -> Iterator[None]:
@@ -309,24 +332,25 @@ class _Evaluation:
 
     def _gradients(
         self,
-        left: list[tf.Tensor],
+        left: list[tf.Tensor | None],
         carried: dict[int, tf.Tensor | None],
-        weights: dict[int, list[tf.Tensor]],
+        sums: dict[int, tf.Tensor],
     ) -> list[tf.Tensor]:
         """Return the gradients in the order of the arguments."""
         stack = self._stack
         wants_inputs, wants_states = stack.spreads
         inputs = stack.layers[0].inputs
-        d_inputs = tf.concat(left, axis=1) if stack.part == 0 else None
+        known = [d_x for d_x in left if d_x is not None]
+        d_inputs = tf.concat(known, axis=1) if stack.part == 0 and known else None
         gradients = [self._shared(d_inputs, inputs, 0, wants_inputs)]
         for number, layer in enumerate(stack.layers):
             owner = stack.plan.owner(number)
             gradients.append(self._shared(carried.get(number), layer.initial, owner, wants_states))
-            own = weights.get(number)
-            if own is None:
-                gradients += [tf.zeros_like(tensor) for tensor in layer.given()[2:]]
-            else:
+            if number in sums:
+                own = chunks.weight_gradients(layer, sums[number])
                 gradients += [self._for_average(gradient) for gradient in own]
+            else:
+                gradients += [tf.zeros_like(tensor) for tensor in layer.given()[2:]]
         return gradients
 
     def _shared(

@@ -39,6 +39,7 @@ from ringar.keras.exchange import Exchange
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 from ringar.keras.sharded import STAGES, Sharded, Stage, check
+from ringar.keras.sharded_weights import ShardedWeights
 from ringar.sharding import slots
 from ringar.sharding.slots import inner_optimizer, with_nested
 from ringar.sharding.variable_slice import wholes
@@ -279,7 +280,8 @@ def _sharded(
     optimizer = keras.optimizers.get(optimizer)
     check(optimizer, reduction)
     # In a LossScaleOptimizer the inner one is distributed, as `compile` leaves it.
-    inner, exchange = inner_optimizer(optimizer), Sharded(stage, reduction)
+    inner = inner_optimizer(optimizer)
+    exchange = ShardedWeights(reduction) if stage == "weights" else Sharded(stage, reduction)
     distribute(inner, exchange, "ringar.DistributedOptimizer")
     slot_files.install()
     if inner.built:

@@ -52,10 +52,10 @@ from ringar.sharding.variable_slice import VariableSlice
 if TYPE_CHECKING:
     from ringar.collectives.shares import Control
 
-Stage = Literal["optimizer", "gradients"]
+Stage = Literal["optimizer", "gradients", "weights"]
 """What is cut into slices."""
 
-STAGES = ("optimizer", "gradients")
+STAGES = ("optimizer", "gradients", "weights")
 _REFUSED = (*NOT_ELEMENTWISE, "MultiOptimizer")
 
 
@@ -100,7 +100,7 @@ class Sharded(Exchange):
         return list(variables) if self.is_alone else [self._part(v) for v in variables]
 
     def _part(self, variable: Any) -> Any:
-        if isinstance(variable, VariableSlice) or _is_overwritten(variable):
+        if isinstance(variable, VariableSlice) or is_overwritten(variable):
             return variable
         if cut_of(variable) is not None:
             raise UnsupportedError(
@@ -178,10 +178,10 @@ class Sharded(Exchange):
         begins = share.record(repeat, gradients, variables)
         return self._ask(self._reduction.control(share.rows(), variables, begins))
 
-    def _ask(self, control: Control) -> tf.Tensor:
+    def _ask(self, control: Control, what: str = "gradients") -> tf.Tensor:
         return shares.allreduce(
             [], control, self.op, compression=Compression.none, algorithm=None,
-            prescale_factor=1.0, postscale_factor=1.0, name=f"gradients/{self.description}",
+            prescale_factor=1.0, postscale_factor=1.0, name=f"{what}/{self.description}",
             process_set=self.process_set,
         )[1]  # fmt: skip
 
@@ -304,7 +304,7 @@ class Sharded(Exchange):
             return
         for gradient, variable in zip(gradients, variables or (), strict=False):
             constraint = getattr(variable, "constraint", None)
-            if gradient is not None and constraint is not None and not _is_overwritten(variable):
+            if gradient is not None and constraint is not None and not is_overwritten(variable):
                 variable.assign(constraint(variable))
 
 
@@ -359,5 +359,6 @@ def check(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> None:
         )
 
 
-def _is_overwritten(variable: Any) -> bool:
+def is_overwritten(variable: Any) -> bool:
+    """Return whether Keras writes gradients over a variable."""
     return bool(getattr(variable, "overwrite_with_gradient", False))

@@ -22,6 +22,7 @@ from ringar.collectives.digest import digest
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
 from ringar.sharding import slots
+from ringar.sharding.sharded_variable import is_sharded
 
 _GROUP = "ringar"
 #: The kinds of variables that a file of weights lacks.
@@ -121,6 +122,7 @@ def variables_of(model: keras.Model, metrics: bool = True) -> dict[str, Any]:
         for kind, group in groups.items()
         for number, variable in enumerate(group)
         if kind != "seed" or id(variable) not in weights  # the rest of `variables` are seeds
+        if not is_sharded(variable)  # in the file of the model
     }
 
 

@@ -46,12 +46,14 @@ class Plan:
     """Hold the collectives of a pass in their order, for a rank without data that repeats them.
 
     Attributes:
+        gathers: those of the forward pass.
         entries: each runs one collective, and adds the gradients that it gets to its argument, by
             the keys of slices.
         variables: those whose step ends the pass, once it has come.
         record: the record of the training step, if it is one.
     """
 
+    gathers: list[Callable[[], Any]] = field(default_factory=list)
     entries: list[Callable[[dict[Any, tf.Tensor]], None]] = field(default_factory=list)
     variables: Sequence[Any] | None = None
     record: share.Record | None = None
@@ -243,7 +245,8 @@ class Unit:
         gather = functools.partial(
             gathered, self._slices, self._dtypes, name, self._pass.process_set
         )
-        self._pass.plan.entries.append(lambda _: gather(None) and None)
+        self._pass.plan.gathers.append(gather)
+        self._pass.plan.entries.append(lambda _: gather() and None)
         with tf.control_dependencies(own_tensors(after)):
             return gather(reads)
 
@@ -266,7 +269,7 @@ class Unit:
             f"weights/gather_again_{self._number}",
             self._pass.process_set,
         )
-        self._pass.plan.entries.append(lambda _: gather(None) and None)
+        self._pass.plan.entries.append(lambda _: gather() and None)
         with tf.control_dependencies([tf.convert_to_tensor(upstream)]):
             wholes = gather([self._reads[i] for i in large])
         self._again = dict(zip(large, wholes, strict=True))
@@ -381,8 +384,7 @@ def current(trainer: Trainer | None, process_set: ProcessSet | None) -> Pass:
             found = Pass(trainer, process_set, batch, trains)
             if calls is not None:
                 calls.forward = found
-    if not trains:
-        _last_plans[id(process_set)] = found.plan
+    _last_plans[id(process_set), trains] = found.plan
     return found
 
 
@@ -415,7 +417,8 @@ def join_forward(process_set: ProcessSet | None, size: int) -> None:
     Raises:
         ValueError: this rank has never had a batch itself.
     """
-    plan = _last_plans.get(id(process_set))
+    key = id(process_set)
+    plan = _last_plans.get((key, False)) or _last_plans.get((key, True))
     while round(float(ask(process_set, True, FORWARD)[1])) < size:
         if plan is None:
             raise ValueError(
@@ -423,7 +426,8 @@ def join_forward(process_set: ProcessSet | None, size: int) -> None:
                 "every rank, received none on this one, which so does not know what the others "
                 "gather; give it one"
             )
-        plan.repeat()
+        for gather in plan.gathers:
+            gather()
 
 
 def _refuse_nested(graph: Any) -> None:

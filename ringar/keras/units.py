@@ -16,9 +16,15 @@ from ringar.collectives.allgather import allgather
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import gathering
+from ringar.keras import forward, gathering
 from ringar.keras.gathering import Unit
-from ringar.sharding.sharded_variable import WeightSlice, is_sharded, numpy_of, slice_of
+from ringar.sharding.sharded_variable import (
+    WeightSlice,
+    is_sharded,
+    leader,
+    numpy_of,
+    slice_of,
+)
 
 _visible: ContextVar[dict[int, tf.Tensor] | None] = ContextVar("visible", default=None)
 _GROUP = "_ringar_group"
@@ -72,6 +78,7 @@ def cut(variable: Any, process_set: ProcessSet | None) -> WeightSlice:
             "optimizer.build(model.trainable_variables) on every rank first"
         )
     install()
+    forward.install()
     whole = tf.convert_to_tensor(variable)
     name = "weights/first"
     variable.assign(broadcast(whole, ranks.ranks[0], name=name, process_set=process_set))
@@ -89,7 +96,7 @@ def _read(variable: Any, process_set: ProcessSet | None) -> tf.Tensor:
     if seen is not None and seen.dtype in (wanted, its.storage.dtype):
         return tf.cast(seen, wanted)
     if gathering.is_outside():
-        return tf.cast(outside(variable, process_set), wanted)
+        return tf.cast(tf.convert_to_tensor(outside(variable, process_set)), wanted)
     its_pass = gathering.current(its.trainer, process_set)
     unit = Unit(its_pass, [variable], [its.storage.dtype])
     return tf.cast(unit.visible[id(variable)], wanted)
@@ -97,7 +104,9 @@ def _read(variable: Any, process_set: ProcessSet | None) -> tf.Tensor:
 
 def outside(variable: Any, process_set: ProcessSet | None) -> Any:
     """Return the whole value of a sharded variable, outside of all steps. Collective."""
-    its = slice_of(variable)
+    its, leads = slice_of(variable), leader.get()
+    if leads is not None:
+        return leads.gather(its.storage, its)
     whole = allgather(numpy_of(variable), name=OUTSIDE, process_set=process_set)
     return whole.reshape([int(d) for d in its.whole.shape])
 

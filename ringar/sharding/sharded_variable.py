@@ -10,7 +10,8 @@ Keras returns gradients of slices.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -22,6 +23,20 @@ from ringar.job.process_sets import ProcessSet, or_all
 from ringar.sharding.variable_slice import VariableSlice
 
 _CLASSES: dict[type, type] = {}
+
+
+class Leader(Protocol):
+    """Ask the other ranks for the slices of a variable, on the rank that writes or reads a file."""
+
+    def gather(self, slot: Any, its: VariableSlice) -> np.ndarray:
+        """Return the whole value of which `slot` holds this rank's slice."""
+
+    def scatter(self, slot: Any, its: VariableSlice, whole: np.ndarray) -> None:
+        """Give each rank its slice of a whole value."""
+
+
+leader: ContextVar[Leader | None] = ContextVar("leader", default=None)
+"""The leader while this rank writes or reads a file for all."""
 
 
 class WeightSlice(VariableSlice):
@@ -107,8 +122,11 @@ class ShardedMixin:
         return self._slice.storage.handle
 
     def _direct_assign(self, value: Any) -> None:
-        its = self._slice
-        its.assign(its.of(tf.reshape(tf.cast(value, its.storage.dtype), [-1])))
+        its, leads = self._slice, leader.get()
+        if leads is not None:
+            leads.scatter(its.storage, its, np.asarray(value))
+        else:
+            its.assign(its.of(tf.reshape(tf.cast(value, its.storage.dtype), [-1])))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} path={self._slice.path}, {self._slice!r}>"

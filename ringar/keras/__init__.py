@@ -23,6 +23,7 @@ from ringar.keras.optimizer import DistributedOptimizer
 from ringar.keras.predict import predict
 from ringar.keras.seeds import separate_seeds, set_random_seed
 from ringar.keras.tape import DistributedGradientTape
+from ringar.keras.units import gather_together, sharded_weights
 
 __all__ = [
     "DistributedGradientTape",
@@ -30,10 +31,12 @@ __all__ = [
     "MemoryReport",
     "MemoryRow",
     "callbacks",
+    "gather_together",
     "join",
     "load_model",
     "memory_report",
     "predict",
     "separate_seeds",
     "set_random_seed",
+    "sharded_weights",
 ]

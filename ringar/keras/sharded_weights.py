@@ -14,13 +14,13 @@ collectives of the step, with zeros for gradients, and takes the optimizer's ste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ringar.collectives import Average, Max, grouped_allgather, grouped_allreduce
+from ringar.collectives import Max, branches, grouped_allreduce
 from ringar.collectives import grouped_reducescatter as scatter
 from ringar.collectives.shares import WHOLE
 from ringar.errors import UnsupportedError
@@ -48,6 +48,12 @@ class ShardedWeights(Sharded):
     def renewed(self) -> ShardedWeights:
         """Return an exchange with these settings, and without the state of this one."""
         return ShardedWeights(self._reduction.renewed())
+
+    def prepare(self, optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+        """Shard the weights before a step reads them."""
+        with tf.init_scope():
+            if model.built and not optimizer.built and tf.executing_eagerly():
+                optimizer.build(model.trainable_variables)
 
     def _part(self, variable: Any) -> Any:
         if isinstance(variable, VariableSlice) or is_overwritten(variable):
@@ -181,18 +187,31 @@ class ShardedWeights(Sharded):
         )
         return [its.padded(tensor) for its, tensor in zip(slices, own, strict=True)]
 
+    def clipped(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: Sequence[Any],
+        clip: Callable[[Sequence[Any]], list[Any]],
+    ) -> list[Any]:
+        """Clip by the norms of whole gradients, with the formulas of Keras."""
+        found = super().clipped(optimizer, gradients, clip)
+        branches.note(found)  # perhaps in the branch of a step that is due
+        return found
+
     def publish(self) -> None:
         """Do nothing: the optimizer trains the slices themselves."""
 
     def applied(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
         """Constrain whole variables, as Keras does after a step: gather them for a moment."""
-        both = zip(gradients, variables or (), strict=False)
-        bound = [v for g, v in both if g is not None and getattr(v, "constraint", None) is not None]
-        for variable in bound if not self.is_alone else ():
-            if is_overwritten(variable):
-                continue
+        both = [(g, v) for g, v in zip(gradients, variables or (), strict=False) if g is not None]
+        bound = [v for _, v in both if is_sharded(v) and v.constraint is not None]
+        for variable in bound:
             its = slice_of(variable)
-            (whole,) = gathering.gathered(
-                [its], [its.storage.dtype], "weights/constraint", self.process_set
-            )
+            # TensorFlow drops the order of this collective and the last reduction without that.
+            branches.note([g for g, _ in both])
+            with branches.behind():
+                (whole,) = gathering.gathered(
+                    [its], [its.storage.dtype], "weights/constraint", self.process_set
+                )
             variable.assign(variable.constraint(whole))
+            branches.note([whole])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -18,6 +19,7 @@ from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import forward, gathering
 from ringar.keras.gathering import Unit
+from ringar.keras.sharded import is_overwritten
 from ringar.sharding.sharded_variable import (
     WeightSlice,
     is_sharded,
@@ -30,6 +32,13 @@ _visible: ContextVar[dict[int, tf.Tensor] | None] = ContextVar("visible", defaul
 _GROUP = "_ringar_group"
 OUTSIDE = "value of a sharded weight (read it on every rank)"
 """The name of the collective that reads a weight outside of a step."""
+
+
+class _Creation(NamedTuple):
+    process_set: ProcessSet | None
+
+
+_creates: ContextVar[_Creation | None] = ContextVar("creates", default=None)
 
 
 class _Group:
@@ -60,6 +69,34 @@ def gather_together(*layers: keras.layers.Layer) -> None:
         object.__setattr__(layer, _GROUP, group)  # unseen by Keras' tracking
 
 
+@contextmanager
+def sharded_weights(process_set: ProcessSet | None = None) -> Iterator[None]:
+    """Return a context in which each new weight that is trained is sharded as soon as it is there.
+
+    It is for models that one rank cannot hold: train them with
+    `ringar.DistributedOptimizer(optimizer, shard="weights")`. A rank never holds more than one
+    whole weight. Values are those of the first rank. Collective: every rank makes the same model.
+
+    Args:
+        process_set: the ranks that train together; by default all.
+
+    Example:
+    ```python
+    with ringar.sharded_weights():
+        model = keras.Sequential([keras.Input((784,)), keras.layers.Dense(10)])
+    ```
+    """
+    if or_all(process_set).size() == 1:
+        yield
+        return
+    install()
+    token = _creates.set(_Creation(process_set))
+    try:
+        yield
+    finally:
+        _creates.reset(token)
+
+
 def cut(variable: Any, process_set: ProcessSet | None) -> WeightSlice:
     """Keep this rank's slice of a variable, with the value of the first rank. Collective, once."""
     ranks = or_all(process_set)
@@ -78,7 +115,6 @@ def cut(variable: Any, process_set: ProcessSet | None) -> WeightSlice:
             "optimizer.build(model.trainable_variables) on every rank first"
         )
     install()
-    forward.install()
     whole = tf.convert_to_tensor(variable)
     name = "weights/first"
     variable.assign(broadcast(whole, ranks.ranks[0], name=name, process_set=process_set))
@@ -202,8 +238,23 @@ def _in_stateless_scope() -> bool:
     return bool(stateless_scope.in_stateless_scope())
 
 
+def _adding(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def add_weight(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+        variable = original(self, *args, **kwargs)
+        creation = _creates.get()
+        is_there = creation is not None and not _in_stateless_scope()
+        if is_there and variable.trainable and not is_overwritten(variable):
+            cut(variable, creation.process_set)
+        return variable
+
+    return add_weight
+
+
 def install() -> None:
     """Let the layers of Keras gather their weights, once for all layers."""
     original = keras.layers.Layer.__call__
     if not hasattr(original, "_ringar"):
         keras.layers.Layer.__call__ = _calling(original)
+        keras.layers.Layer.add_weight = _adding(keras.layers.Layer.add_weight)
+        forward.install()

@@ -5,9 +5,9 @@
     python -m benchmarks.sharded --only time --models transformer
 
 Memory: a stack of dense layers (400 MB of weights by default) with Adam, in jobs of their own
-without shards and by each stage: the resident memory that the slots take, against 8 bytes per
-parameter without shards and 8/N on N ranks; and the greatest resident memory of a step beyond what
-the process had without the weights.
+without shards and by each stage: the resident memory of weights and slots, against 12 bytes per
+parameter without shards, 4 + 8/N on N ranks, and 12/N with sharded weights; and the greatest
+resident memory of a step beyond what the process had without the model.
 
 Time: a step of AlexNet and of a Transformer of 12 layers of width 512 on two ranks, without shards
 and by each stage, in turn in the same job; and what a rank must send in a step (`ringar.stats`).
@@ -36,7 +36,9 @@ LIMIT = 600.0
 TOLERANCE = 1e-4
 """Relative, of losses."""
 MB = 1e6
-MOST_TIME, MOST_BYTES, MOST_OFF = 1.05, 1.001, 0.05
+MOST_OFF = 0.05
+MOST_TIME = {"optimizer": 1.05, "gradients": 1.05, "weights": 1.25}
+MOST_BYTES = {"optimizer": 1.001, "gradients": 1.001, "weights": 1.501}
 
 Row = dict[str, Any]
 
@@ -44,12 +46,13 @@ Row = dict[str, Any]
 def memory_row(shard: str | None, ranks: int, reports: Reports) -> Row:
     """Returns the greatest figures of a job's ranks, and the bytes that the formula gives."""
     weights = reports[0]["weights"]
+    slots = 2 * weights / (1 if shard is None else ranks)
     return {
         "shard": shard or "none",
         "ranks": ranks,
         "weights": weights,
-        "slots": max(one["slots"] for one in reports),
-        "expected": 2 * weights / (1 if shard is None else ranks),
+        "held": max(one["held"] for one in reports),
+        "expected": weights / (ranks if shard == "weights" else 1) + slots,
         "peak": max(one["peak"] for one in reports),
         "losses": [one["losses"] for one in reports],
     }
@@ -88,10 +91,10 @@ def wrong_losses(rows: list[Row]) -> int:
 
 def memory_text(rows: list[Row]) -> str:
     """Returns the table of memory."""
-    headers = ["shard", "ranks", "weights", "slots", "formula", "slots / formula", "peak of a step"]
+    headers = ["shard", "ranks", "weights", "held", "formula", "held / formula", "peak of a step"]
     return report.table(headers, [
-        [row["shard"], row["ranks"], f"{row['weights'] / MB:.0f} MB", f"{row['slots'] / MB:.0f} MB",
-         f"{row['expected'] / MB:.0f} MB", f"{row['slots'] / row['expected']:.3f}",
+        [row["shard"], row["ranks"], f"{row['weights'] / MB:.0f} MB", f"{row['held'] / MB:.0f} MB",
+         f"{row['expected'] / MB:.0f} MB", f"{row['held'] / row['expected']:.3f}",
          f"{row['peak'] / MB:.0f} MB"]
         for row in rows
     ])  # fmt: skip
@@ -112,17 +115,18 @@ def targets(memory: list[Row], times: list[Row]) -> list[Target]:
     cut = [row for row in memory if row["shard"] != "none"]
     found = []
     if cut:
-        off = [abs(row["slots"] / row["expected"] - 1) for row in cut]
-        found.append(Target("slots: off the formula by", MOST_OFF, "", off, at_most=True))
+        off = [abs(row["held"] / row["expected"] - 1) for row in cut]
+        found.append(Target("weights and slots: off the formula by", MOST_OFF, "", off, at_most=True))
     for model in dict.fromkeys(row["model"] for row in times):
         its = {row["shard"]: row for row in times if row["model"] == model}
-        ways = [its[way] for way in its if way != "none"]
-        found += [
-            Target(f"{model}: step over no shards", MOST_TIME, "x",
-                   [row["times"] for row in ways], at_most=True),
-            Target(f"{model}: bytes over an allreduce", MOST_BYTES, "x",
-                   [row["bytes"] / its["none"]["bytes"] for row in ways], at_most=True),
-        ]  # fmt: skip
+        for way in MOST_TIME:
+            row = its[way]
+            found += [
+                Target(f"{model}, {way}: step over no shards", MOST_TIME[way], "x",
+                       [row["times"]], at_most=True),
+                Target(f"{model}, {way}: bytes over an allreduce", MOST_BYTES[way], "x",
+                       [row["bytes"] / its["none"]["bytes"]], at_most=True),
+            ]  # fmt: skip
     return found
 
 

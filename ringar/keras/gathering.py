@@ -77,6 +77,9 @@ class Trainer(Protocol):
     def weigh(self, plan: Plan) -> tf.Tensor:
         """Tell the other ranks this rank's rows, and return its weight in averages."""
 
+    def repeat_rows(self) -> tf.Tensor:
+        """Tell the other ranks the rows of this rank, if it has any; return its weight."""
+
     def scatter(
         self, slices: Sequence[WeightSlice], flat: list[tf.Tensor], weight: Any, name: str
     ) -> list[tf.Tensor]:
@@ -149,6 +152,7 @@ class Pass:
         if self._weight is None or (self.graph is not None and not own_tensors([self._weight])):
             with tf.control_dependencies(own_tensors([self.answer])):
                 self._weight = self.trainer.weigh(self.plan)
+            self.plan.entries.append(_without_gradients(self.trainer.repeat_rows))
         return self._weight
 
 
@@ -246,7 +250,7 @@ class Unit:
             gathered, self._slices, self._dtypes, name, self._pass.process_set
         )
         self._pass.plan.gathers.append(gather)
-        self._pass.plan.entries.append(lambda _: gather() and None)
+        self._pass.plan.entries.append(_without_gradients(gather))
         with tf.control_dependencies(own_tensors(after)):
             return gather(reads)
 
@@ -269,7 +273,7 @@ class Unit:
             f"weights/gather_again_{self._number}",
             self._pass.process_set,
         )
-        self._pass.plan.entries.append(lambda _: gather() and None)
+        self._pass.plan.entries.append(_without_gradients(gather))
         with tf.control_dependencies([tf.convert_to_tensor(upstream)]):
             wholes = gather([self._reads[i] for i in large])
         self._again = dict(zip(large, wholes, strict=True))
@@ -314,6 +318,15 @@ def gathered(
             slices, grouped_allgather(own, name=name, process_set=process_set), strict=True
         )
     ]
+
+
+def _without_gradients(collective: Callable[[], Any]) -> Callable[[dict[Any, tf.Tensor]], None]:
+    """Return an entry of a plan that adds no gradients."""
+
+    def entry(_: dict[Any, tf.Tensor]) -> None:
+        collective()
+
+    return entry
 
 
 def _scatter_zeros(

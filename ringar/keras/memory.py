@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from ringar.collectives.dtypes import ITEM_BYTES
 from ringar.job import place
+from ringar.keras import units
 from ringar.keras.sharded import STAGES, check_elementwise
 from ringar.sharding import slots
 from ringar.sharding.slots import inner_optimizer
@@ -36,7 +37,8 @@ class MemoryRow:
     Attributes:
         shard: as for `ringar.DistributedOptimizer`; None: every rank has all.
         ranks: the number of ranks.
-        weights: the bytes of the model's weights.
+        weights: the bytes of the model's weights; with "weights" those of slices, and of the two
+            largest layers behind each other while they are gathered.
         gradients: those of gradients.
         slots: those of the optimizer's variables.
         activations: those that a step needs besides; None if no batch was given.
@@ -126,17 +128,19 @@ def memory_report(
     gradients = sum(map(_bytes, trained))
     of_variables, others = _slots_of(optimizer, trained)
     activations = None if batch is None else _activations(model, batch, gradients)
+    held = units.most_gathered(model)  # two units behind each other: the second is prefetched
     rows = []
     for shard in (None, *STAGES):
         for size in ranks:
             cut = size if shard is not None else 1
             slices = [_slice_bytes(v, cut) for v in trained]
+            sharded = shard == "weights" and size > 1
             rows.append(
                 MemoryRow(
                     shard,
                     size,
-                    weights,
-                    sum(slices) if shard == "gradients" else gradients,
+                    weights - gradients + sum(slices) + held if sharded else weights,
+                    sum(slices) if shard in ("gradients", "weights") else gradients,
                     others + sum(n * b for n, b in zip(of_variables, slices, strict=True)),
                     activations,
                 )

@@ -156,10 +156,10 @@ class ShardedWeights(Sharded):
         rows = share.rows()
         if plan.record is not None:
             plan.record.has_rows = isinstance(rows, tf.Tensor) or rows != WHOLE
-        plan.entries.append(lambda _: self._weigh() and None)
-        return self._weigh()
+        return self.repeat_rows()
 
-    def _weigh(self) -> tf.Tensor:
+    def repeat_rows(self) -> tf.Tensor:
+        """Tell the other ranks the rows of this rank, if it has any; return its weight."""
         wholes = [its.whole for its in self.slices]
         return self._ask(self._reduction.control(share.rows(), wholes, False), "rows")[0]
 

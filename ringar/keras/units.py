@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -153,6 +154,39 @@ def _dtype_of(layer: keras.layers.Layer, variable: Any) -> tf.DType:
     computes = keras.backend.is_float_dtype(layer.compute_dtype)
     casts = layer.autocast and getattr(variable, "_autocast", True) and own.is_floating
     return tf.as_dtype(layer.compute_dtype) if casts and computes else own
+
+
+def most_gathered(model: keras.Model) -> int:
+    """Return the most bytes of trained weights in two units behind each other, as layers lie.
+
+    Args:
+        model: a built model, sharded or not.
+    """
+    sizes = []
+    seen: set[Any] = set()
+    for layer in _callable_layers(model):
+        group = getattr(layer, _GROUP, None)
+        inside = [layer] if group is None else group.layers
+        if group is not None and group in seen:
+            continue
+        seen.add(group)
+        own = {id(v): v for one in inside for v in one.trainable_variables}
+        sizes.append(sum(_bytes_of(v) for v in own.values()))
+    return max((sum(sizes[i : i + 2]) for i in range(len(sizes))), default=0)
+
+
+def _callable_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
+    """Yield the layers that a model and the models in it call, as far as they have weights."""
+    for layer in model._layers:
+        if isinstance(layer, keras.Model) and getattr(layer, _GROUP, None) is None:
+            yield from _callable_layers(layer)
+        elif layer.trainable_variables:
+            yield layer
+
+
+def _bytes_of(variable: Any) -> int:
+    item = tf.as_dtype(keras.backend.standardize_dtype(variable.dtype)).size
+    return math.prod(int(d) for d in variable.shape) * int(item)
 
 
 def _found(layers: Sequence[keras.layers.Layer], group: Any) -> dict[int, tuple[Any, tf.DType]]:

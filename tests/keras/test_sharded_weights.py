@@ -14,7 +14,7 @@ import tensorflow as tf
 import ringar
 from ringar.sharding.sharded_variable import is_sharded, slice_of
 from tests.keras import common, uneven
-from tests.keras.test_sharded import FAST, OPTIMIZERS, SHAPES, STEPS, WITH_NORMS, words_model
+from tests.keras.test_sharded import FAST, OPTIMIZERS, SHAPES, STEPS, words_model
 from tests.plugin import fast_if
 
 pytestmark = pytest.mark.usefixtures("initialized")
@@ -56,7 +56,7 @@ def trained(shard: Any, rank: int, jit: bool, names: Sequence[str]) -> dict[str,
 @pytest.mark.parametrize(
     ("jit", "names"),
     [
-        (False, FAST),
+        (False, ("momentum", *FAST)),
         fast_if(False, False, tuple(OPTIMIZERS)),
         fast_if(False, True, tuple(OPTIMIZERS)),
     ],
@@ -67,7 +67,8 @@ def test_optimizers_train_as_without_shards(
     expected, received = (trained(shard, rank, jit, names) for shard in (None, "weights"))
     for name, values in received.items():
         difference = common.largest_difference(values, expected[name])
-        exact = size <= 2 and not jit and name not in WITH_NORMS
+        # A square root may differ by a bit with the place of an element in its tensor.
+        exact = size <= 2 and not jit and name in ("SGD", "momentum", "Lion", "clipvalue")
         assert difference <= (0.0 if exact else 1e-6), name
         assert common.largest_difference(values, [v.numpy() for v in variables(name)]) > 1e-3, name
 

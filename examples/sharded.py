@@ -9,7 +9,7 @@ slots take two thirds of what weights and slots take together. Each rank keeps t
 only, and all ranks have the same weights after each step. The table tells what a rank needs for
 each stage and number of ranks, and how much memory this rank's slots have taken.
 
-The third command trains 134 million parameters, 2.1 GB with Adam, on ranks that may take 2 GB each,
+The third command trains 118 million parameters, 1.9 GB with Adam, on ranks that may take 2 GB each,
 gradients and activations included: with `--shard none` they run out of memory.
 """
 

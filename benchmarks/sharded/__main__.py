@@ -116,7 +116,9 @@ def targets(memory: list[Row], times: list[Row]) -> list[Target]:
     found = []
     if cut:
         off = [abs(row["held"] / row["expected"] - 1) for row in cut]
-        found.append(Target("weights and slots: off the formula by", MOST_OFF, "", off, at_most=True))
+        found.append(
+            Target("weights and slots: off the formula by", MOST_OFF, "", off, at_most=True)
+        )
     for model in dict.fromkeys(row["model"] for row in times):
         its = {row["shard"]: row for row in times if row["model"] == model}
         for way in MOST_TIME:

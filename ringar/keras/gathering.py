@@ -6,7 +6,7 @@ with its backward pass, a unit costs
 
     forward     one grouped all-gather of its slices; the whole weights live until the call's end
     backward    a second all-gather of its matrices (`regather.py`), in graphs only
-                one grouped reduce-scatter of their gradients, as the gradient of the first gathering
+                one grouped reduce-scatter of their gradients: the gradient of the first one
 
 Gatherings could all run when a step begins, and would hold all weights. So the gathering of a unit
 waits for the input of the unit before it, and that of the backward pass for the gradient that
@@ -290,9 +290,7 @@ class Unit:
         slices = [self._slices[i] for i in seen]
         name = f"gradients/scatter_{self._number}"
         self._pass.plan.entries.append(functools.partial(_scatter_zeros, trainer, slices, name))
-        flat = [
-            tf.reshape(tf.cast(upstream[i], self._slices[i].storage.dtype), [-1]) for i in seen
-        ]
+        flat = [tf.reshape(tf.cast(upstream[i], self._slices[i].storage.dtype), [-1]) for i in seen]
         reduced: list[Any] = [None] * len(self._slices)
         for i, own in zip(seen, trainer.scatter(slices, flat, weight, name), strict=True):
             reduced[i] = own

@@ -64,7 +64,7 @@ class MemoryReport:
     Attributes:
         rows: one for each stage and number of ranks.
         available: the bytes that this process may still take: its share of the host's free memory,
-            or less, if a cgroup or RLIMIT_AS says so.
+            or less, if a cgroup, RLIMIT_AS or RLIMIT_DATA says so.
     """
 
     rows: tuple[MemoryRow, ...]
@@ -214,7 +214,8 @@ def _available() -> int:
                 text = file.read().strip()
             if text.isdigit():
                 limits.append(max(int(text) // ranks - _status("VmRSS"), 0))
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        limits.append(max(soft - _status("VmSize"), 0))
+    for limit, used in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        soft, _ = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY:
+            limits.append(max(soft - _status(used), 0))
     return min(limits)

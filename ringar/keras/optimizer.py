@@ -236,8 +236,10 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
             optimizer of Keras treats each slice by itself: Adam, for example, adds their squares.)
         shard: "optimizer" or "gradients": each rank keeps the optimizer's slots for its slice of
             every variable only, and gets that slice of the reduced gradients (ZeRO,
-            docs/sharded.md). `model.save` and `save_weights` then are for all ranks to call, and
-            the first one writes; slots are whole in files.
+            docs/sharded.md). "weights": it keeps its slice of the weights only, too, and gathers
+            those of a layer while it is called; all ranks then evaluate together. `model.save` and
+            `save_weights` then are for all ranks to call, and the first one writes; files hold
+            whole slots and weights.
 
     Returns:
         `optimizer`, whose class is now `Distributed<class>`, a subclass of its former class. Copies

@@ -1,7 +1,7 @@
 """Stage 3 of ZeRO: each rank keeps its slice of every weight only, and trains it.
 
-The weights of a layer are gathered when it is called (`gathering.py`), and their gradients arrive at
-the optimizer as reduced slices. On N ranks, with P parameters, a rank sends
+The weights of a layer are gathered when it is called (`gathering.py`), and their gradients arrive
+at the optimizer as reduced slices. On N ranks, with P parameters, a rank sends
 
     all-gather         of the weights, layer by layer          (N-1)/N P
     all-gather         again, in the backward pass             (N-1)/N P at most

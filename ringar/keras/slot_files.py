@@ -1,11 +1,11 @@
 """Files of sharded models: they hold whole slots and weights, as those of a plain optimizer.
 
 The first rank writes, and no rank ever holds more than one whole slot or weight. While Keras walks
-through the model on the first rank, and comes to one, that rank asks the others for it, and all gather
-it; then it is in the file, and forgotten. The others answer until the first rank has ended, with
-an error or without. A backup is restored in the same way, in the other direction. So `model.save`
-and `model.save_weights` are for all ranks to call. A rank that reads a file of its own accord, as
-`model.load_weights` does, reads its slices of it, and needs no other rank.
+through the model on the first rank, and comes to one, that rank asks the others for it, and all
+gather it; then it is in the file, and forgotten. The others answer until the first rank has ended,
+with an error or without. A backup is restored in the same way, in the other direction. So
+`model.save` and `model.save_weights` are for all ranks to call. A rank that reads a file of its own
+accord, as `model.load_weights` does, reads its slices of it, and needs no other rank.
 """
 
 from __future__ import annotations

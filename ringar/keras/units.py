@@ -120,9 +120,7 @@ def cut(variable: Any, process_set: ProcessSet | None) -> WeightSlice:
     name = "weights/first"
     variable.assign(broadcast(whole, ranks.ranks[0], name=name, process_set=process_set))
     del whole
-    return WeightSlice(
-        variable, process_set, functools.partial(_read, process_set=process_set)
-    )
+    return WeightSlice(variable, process_set, functools.partial(_read, process_set=process_set))
 
 
 def _read(variable: Any, process_set: ProcessSet | None) -> tf.Tensor:

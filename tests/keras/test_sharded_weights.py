@@ -74,7 +74,7 @@ def test_optimizers_train_as_without_shards(
 
 
 class Residual(keras.Model):
-    """A subclassed model with a weight of its own, a layer that is used twice, and an unused one."""
+    """A subclassed model with a weight of its own, a layer used twice, and an unused one."""
 
     def __init__(self) -> None:
         super().__init__()

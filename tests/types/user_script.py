@@ -54,6 +54,8 @@ def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
     )
     model.compile(optimizer, "mse")
     report = ringar.memory_report(model, ringar.DistributedOptimizer("adam", shard="optimizer"))
+    with ringar.sharded_weights():
+        ringar.gather_together(keras.layers.Dense(1), keras.layers.Dense(1))
     assert_type(report, ringar.MemoryReport)
     assert_type(report.that_fit(), tuple[ringar.MemoryRow, ...])
     ringar.LocalSGD(keras.optimizers.SGD(), 16, outer=ringar.SlowMo(0.7), warmup_steps=10)

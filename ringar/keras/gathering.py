@@ -386,15 +386,15 @@ def current(trainer: Trainer | None, process_set: ProcessSet | None) -> Pass:
             passes[key] = Pass(trainer, process_set, batch, trains)
         found: Pass = passes[key]
     elif trains:
-        found = _eager.get(id(trainer))  # type: ignore[assignment]
-        if found is None or found.step is not share.current():
-            found = _eager[id(trainer)] = Pass(trainer, process_set, batch, trains)
+        known = _eager.get(id(trainer))
+        if known is None or known.step is not share.current():
+            known = _eager[id(trainer)] = Pass(trainer, process_set, batch, trains)
+        found = known
     else:
-        found = calls.forward if calls is not None else None  # type: ignore[assignment]
-        if found is None:
-            found = Pass(trainer, process_set, batch, trains)
-            if calls is not None:
-                calls.forward = found
+        known = calls.forward if calls is not None else None
+        found = known or Pass(trainer, process_set, batch, trains)
+        if calls is not None:
+            calls.forward = found
     _last_plans[id(process_set), trains] = found.plan
     return found
 

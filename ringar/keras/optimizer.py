@@ -274,8 +274,8 @@ def _sharded(
 ) -> keras.optimizers.Optimizer:
     if stage not in STAGES:
         raise ValueError(
-            f'`shard` must be None, "optimizer" or "gradients". Received: shard={stage!r}. The '
-            "weights themselves stay whole on every rank."
+            '`shard` must be None, "optimizer", "gradients" or "weights". '
+            f"Received: shard={shard!r}"
         )
     if grid is not None:
         raise ValueError("`shard` must be None with `grid`. Received: both")

@@ -31,7 +31,7 @@ def redirect(old: tf.Tensor, new: tf.Tensor, since: int) -> int:
         since: a `place` before the backward pass.
 
     Returns:
-        The number of inputs that were redirected, those of copies included.
+        The number of inputs that were redirected.
     """
     count = 0
     for op in old.consumers():

@@ -275,9 +275,9 @@ def _adding(original: Callable[..., Any]) -> Callable[..., Any]:
     def add_weight(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
         variable = original(self, *args, **kwargs)
         creation = _creates.get()
-        is_there = creation is not None and not _in_stateless_scope()
-        if is_there and variable.trainable and not is_overwritten(variable):
-            cut(variable, creation.process_set)
+        if creation is not None and not _in_stateless_scope():
+            if variable.trainable and not is_overwritten(variable):
+                cut(variable, creation.process_set)
         return variable
 
     return add_weight

@@ -275,7 +275,7 @@ def _sharded(
     if stage not in STAGES:
         raise ValueError(
             '`shard` must be None, "optimizer", "gradients" or "weights". '
-            f"Received: shard={shard!r}"
+            f"Received: shard={stage!r}"
         )
     if grid is not None:
         raise ValueError("`shard` must be None with `grid`. Received: both")

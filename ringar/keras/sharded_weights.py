@@ -31,7 +31,7 @@ from ringar.keras.gathering import Plan
 from ringar.keras.reduction import Reduction, tensor_like
 from ringar.keras.sharded import Sharded, is_overwritten
 from ringar.sharding.cut import cut_of
-from ringar.sharding.sharded_variable import WeightSlice, is_sharded, slice_of
+from ringar.sharding.sharded_variable import WeightSlice, is_of_keras, is_sharded, slice_of
 from ringar.sharding.variable_slice import VariableSlice
 
 
@@ -58,7 +58,7 @@ class ShardedWeights(Sharded):
     def _part(self, variable: Any) -> Any:
         if isinstance(variable, VariableSlice) or is_overwritten(variable):
             return variable
-        if cut_of(variable) is not None or not isinstance(variable, keras.Variable):
+        if cut_of(variable) is not None or not is_of_keras(variable):
             raise UnsupportedError(
                 f'rank {place.rank()} | shard="weights": expected variables of layers that every '
                 f"rank has whole, received {getattr(variable, 'path', variable)}; use "

@@ -23,6 +23,7 @@ from ringar.keras.gathering import Unit
 from ringar.keras.sharded import is_overwritten
 from ringar.sharding.sharded_variable import (
     WeightSlice,
+    is_of_keras,
     is_sharded,
     leader,
     numpy_of,
@@ -238,7 +239,7 @@ def _tensors_in(values: Any) -> list[Any] | None:
     flat = tf.nest.flatten(values)
     if any(isinstance(one, keras.KerasTensor) for one in flat):
         return None
-    tensors = [one for one in flat if tf.is_tensor(one) and not isinstance(one, keras.Variable)]
+    tensors = [one for one in flat if tf.is_tensor(one) and not is_of_keras(one)]
     return list(tf.nest.flatten(tensors, expand_composites=True))
 
 
@@ -275,9 +276,9 @@ def _adding(original: Callable[..., Any]) -> Callable[..., Any]:
     def add_weight(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
         variable = original(self, *args, **kwargs)
         creation = _creates.get()
-        if creation is not None and not _in_stateless_scope():
-            if variable.trainable and not is_overwritten(variable):
-                cut(variable, creation.process_set)
+        is_trained = variable.trainable and not is_overwritten(variable)
+        if creation is not None and is_trained and not _in_stateless_scope():
+            cut(variable, creation.process_set)
         return variable
 
     return add_weight

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src import backend  # the class of layers' variables before Keras 3.4
 from keras.src.backend.common import stateless_scope  # in no public place
 from tensorflow.python.ops import gen_resource_variable_ops
 
@@ -65,7 +66,7 @@ class WeightSlice(VariableSlice):
         ranks = or_all(process_set)
         super().__init__(variable, ranks.size(), ranks.rank())
         self.process_set = process_set
-        whole = self._value
+        whole = variable.value
         self._name, self._key = str(whole.name), whole._unique_id
         self.reader = reader
         own = self.of_array(whole.numpy())
@@ -130,6 +131,11 @@ class ShardedMixin:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} path={self._slice.path}, {self._slice!r}>"
+
+
+def is_of_keras(variable: Any) -> bool:
+    """Return whether something is a variable of Keras."""
+    return isinstance(variable, backend.Variable)
 
 
 def is_sharded(variable: Any) -> bool:

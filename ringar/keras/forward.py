@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from ringar.job.process_sets import or_all
-from ringar.keras import gathering
+from ringar.keras import passes
 from ringar.sharding.sharded_variable import is_sharded, slice_of
 
 _IS_CUT = "_ringar_functions_of_slices"
@@ -52,12 +52,12 @@ def leave(model: keras.Model) -> None:
     Args:
         model: the model.
     """
-    passes = _passes.get()
-    if passes is None or passes.has_left:
+    own = _passes.get()
+    if own is None or own.has_left:
         return
-    passes.has_left = True
+    own.has_left = True
     its = slice_of(next(filter(is_sharded, model.weights)))
-    gathering.join_forward(its.process_set, or_all(its.process_set).size())
+    passes.join_forward(its.process_set, or_all(its.process_set).size())
 
 
 def install() -> None:

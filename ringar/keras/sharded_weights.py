@@ -26,8 +26,8 @@ from ringar.collectives.shares import WHOLE
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import or_all
-from ringar.keras import gathering, share, units
-from ringar.keras.gathering import Plan
+from ringar.keras import gathering, passes, share, units
+from ringar.keras.passes import Plan
 from ringar.keras.reduction import Reduction, tensor_like
 from ringar.keras.sharded import Sharded, is_overwritten
 from ringar.sharding.cut import cut_of
@@ -87,7 +87,7 @@ class ShardedWeights(Sharded):
             if gradient is not None:
                 self._check(gradient, variable)
         if self._answer is None:
-            self._begun = gathering.end_pass(self, variables)
+            self._begun = passes.end_pass(self, variables)
         reduced = list(gradients)
         whole = [i for i, v in enumerate(variables or ()) if reduced[i] is not None]
         whole = [i for i in whole if not is_sharded(variables[i])]  # type: ignore[index]

@@ -18,7 +18,7 @@ from ringar.collectives.allgather import allgather
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import forward, gathering
+from ringar.keras import forward, passes
 from ringar.keras.gathering import Unit
 from ringar.keras.sharded import is_overwritten
 from ringar.sharding.sharded_variable import (
@@ -131,9 +131,9 @@ def _read(variable: Any, process_set: ProcessSet | None) -> tf.Tensor:
     its = slice_of(variable)
     if seen is not None and seen.dtype in (wanted, its.storage.dtype):
         return tf.cast(seen, wanted)
-    if gathering.is_outside():
+    if passes.is_outside():
         return tf.cast(tf.convert_to_tensor(outside(variable, process_set)), wanted)
-    its_pass = gathering.current(its.trainer, process_set)
+    its_pass = passes.current(its.trainer, process_set)
     unit = Unit(its_pass, [variable], [its.storage.dtype])
     return tf.cast(unit.visible[id(variable)], wanted)
 
@@ -215,7 +215,7 @@ def _unit_of(layer: keras.layers.Layer, tensors: Sequence[Any]) -> Unit | None:
     variables = [variable for variable, _ in found.values()]
     slices = [slice_of(variable) for variable in variables]
     trainer = next((its.trainer for its in slices if its.trainer is not None), None)
-    its_pass = gathering.current(trainer, slices[0].process_set)
+    its_pass = passes.current(trainer, slices[0].process_set)
     if group is not None and group in its_pass.groups:
         called = its_pass.groups[group]
         called.calls_left -= 1
@@ -250,7 +250,7 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
         tensors = _tensors_in((args, kwargs))
         if tensors is None or _in_stateless_scope():
             return original(self, *args, **kwargs)
-        with gathering.outermost(tensors):
+        with passes.outermost(tensors):
             unit = _unit_of(self, tensors)
             if unit is None:
                 return original(self, *args, **kwargs)

@@ -54,7 +54,8 @@ def test_four_ranks_train_what_one_cannot_hold() -> None:
     arguments += ["--batch-size", "120"]
     alone = run_job(1, SCRIPT, args=[*arguments, "--shard", "none"], deadline=180)
     assert alone.code != 0
-    assert "OOM when allocating" in alone.stderr
+    # A library may not survive that it gets no memory.
+    assert re.search("OOM when allocating|bad_alloc|SIGSEGV|SIGABRT", alone.stderr), alone
     four = run_job(4, SCRIPT, args=[*arguments, "--shard", "weights"], deadline=180)
     ranks, shard, slots, _ = row(four)
     parameters = 65 * width + 7 * (width + 1) * width + 10 * (width + 1)

@@ -163,6 +163,7 @@ class Stop(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2, 3, 4)
 def test_backup_resumes_bit_for_bit(
     rank: int, shared_tmp_path: Path, exchange: Callable[[Any], Any]

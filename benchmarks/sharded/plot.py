@@ -2,8 +2,8 @@
 
     python -m benchmarks.sharded.plot build/sharded.json docs/pictures/sharded.png
 
-Lines are the formulas, of the bytes per float32 parameter with Adam; points are the measured weights
-and slots, with gradients by their shapes.
+Lines are the formulas, of the bytes per float32 parameter with Adam; points are the
+measured weights and slots, with gradients by their shapes.
 """
 
 from __future__ import annotations

@@ -144,10 +144,15 @@ class ShardedWeights(Sharded):
         gradients = plan.repeat()
         if plan.variables is None:
             return
-        keys = [slice_of(v)._unique_id if is_sharded(v) else None for v in plan.variables]
+        own = [
+            gradients.get(slice_of(v)._unique_id)
+            if is_sharded(v)
+            else tf.zeros(v.shape, v.dtype)  # written over, with the maximum of all ranks
+            for v in plan.variables
+        ]
         self._answer = answer
         try:
-            self._holder.apply([gradients.get(key) for key in keys], plan.variables)
+            self._holder.apply(own, plan.variables)
         finally:
             self._answer = None
 

@@ -127,7 +127,9 @@ class Unit:
         gather = functools.partial(
             gathered, self._slices, self._dtypes, name, self._pass.process_set
         )
-        self._pass.plan.gathers.append(gather)
+        # Ranks must all compile a gathering, or none.
+        alone = tf.function(gather, jit_compile=True, autograph=False) if is_compiling() else gather
+        self._pass.plan.gathers.append(alone)
         self._pass.plan.entries.append(without_gradients(gather))
         with tf.control_dependencies(own_tensors(after)):
             return gather(reads)

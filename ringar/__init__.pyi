@@ -70,11 +70,13 @@ from .keras import DistributedOptimizer as DistributedOptimizer
 from .keras import MemoryReport as MemoryReport
 from .keras import MemoryRow as MemoryRow
 from .keras import autotune as autotune
+from .keras import gather_together as gather_together
 from .keras import join as join
 from .keras import load_model as load_model
 from .keras import memory_report as memory_report
 from .keras import predict as predict
 from .keras import separate_seeds as separate_seeds
 from .keras import set_random_seed as set_random_seed
+from .keras import sharded_weights as sharded_weights
 from .launchers.run import run as run
 from .version import __version__ as __version__

@@ -44,3 +44,20 @@ def test_without_shards() -> None:
     assert (ranks, shard) == (2, "none")
     assert slots == pytest.approx(8 * (65 * 256 + 257 * 256 + 257 * 10) / 1e6, abs=0.1)
     assert accuracy >= 93.0
+
+
+@pytest.mark.slow
+@pytest.mark.deadline(400)
+def test_four_ranks_train_what_one_cannot_hold() -> None:
+    width = 4096
+    arguments = ["--width", str(width), "--layers", "8", "--limit-gb", "2", "--epochs", "1"]
+    arguments += ["--batch-size", "120"]
+    alone = run_job(1, SCRIPT, args=[*arguments, "--shard", "none"], deadline=180)
+    assert alone.code != 0
+    # A library may not survive that it gets no memory.
+    assert re.search("OOM when allocating|bad_alloc|SIGSEGV|SIGABRT", alone.stderr), alone
+    four = run_job(4, SCRIPT, args=[*arguments, "--shard", "weights"], deadline=180)
+    ranks, shard, slots, _ = row(four)
+    parameters = 65 * width + 7 * (width + 1) * width + 10 * (width + 1)
+    assert (ranks, shard) == (4, "weights")
+    assert slots == pytest.approx(8 * parameters / 4 / 1e6, rel=0.01)

@@ -8,7 +8,6 @@ is one of all of them; their losses must agree.
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,7 @@ from benchmarks.training import models
 
 WARM_STEPS = 2
 TOKENS = 64
-WAYS: tuple[str | None, ...] = (None, "optimizer", "gradients")
+WAYS: tuple[str | None, ...] = (None, "optimizer", "gradients", "weights")
 OFFLOADED = "gradients, disk"
 """A way of the memory alone: stage 2 with slots in a file."""
 
@@ -81,62 +80,32 @@ def trainer(make: Callable[[], Any], shard: Any, examples: int, offload: Any = N
     return model, optimizer, step
 
 
-def resident_bytes(array: np.ndarray) -> int:
-    """Returns the bytes of an array's pages that are in memory."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    first = array.ctypes.data // page
-    count = (array.ctypes.data + array.nbytes - 1) // page - first + 1
-    with open("/proc/self/pagemap", "rb", buffering=0) as file:
-        file.seek(8 * first)
-        entries = np.frombuffer(file.read(8 * count), np.uint64)
-    return int((entries >> np.uint64(63)).sum()) * page  # the bit of a page that is present
-
-
-def slot_bytes(optimizer: Any) -> int:
-    """Returns the resident bytes of an optimizer's slots: the pages of their own buffers.
-
-    What the process as a whole has grown by is no measure. The allocator gives slots memory that
-    the making of the model has left, and keeps memory of its own, some 10 to 40 MB.
-    """
-    values = [slot.value for slot in optimizer.variables]
-    # Not `numpy`, which copies.
-    arrays = [np.asarray(v.read_value()) for v in values if hasattr(v, "read_value")]
-    return sum(resident_bytes(array) for array in arrays)
-
-
-def anonymous_bytes() -> int:
-    """Returns the memory of this process that no file backs."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) * 1024
-
-
 def memory(options: Options) -> dict[str, Any]:
-    """Returns the bytes of slots, as resident memory, and the greatest of a step."""
+    """Returns the resident memory of weights and slots, and the greatest of a step."""
+    import tensorflow as tf
+
     import ringar
 
     shard, offload = options["shard"], None
     if shard == OFFLOADED:
         shard, offload = "gradients", "disk"
+    tf.matmul(*[tf.ones((512, 512))] * 2)  # threads and arenas are no memory of the model
+    before = now_bytes()
     model, optimizer, step = trainer(
         lambda: wide(options["layers"], options["width"]), shard, options["examples"], offload
     )
     weights = sum(4 * int(np.prod(w.shape)) for w in model.weights)
-    ctypes.CDLL(None).malloc_trim(0)  # else slots take memory that was never given back
-    base = now_bytes() - weights
-    before = anonymous_bytes()
     optimizer.build(model.trainable_variables)
-    grown = anonymous_bytes() - before
+    ctypes.CDLL(None).malloc_trim(0)  # what was given back, such as whole weights, counts no more
+    held = now_bytes() - before
     losses = [float(step()) for _ in range(2)]
-    slots = slot_bytes(optimizer)
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     ringar.barrier()
     losses.append(float(step()))
     with open("/proc/self/status") as file:
         peak = next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024
-    return {
-        "weights": weights, "slots": slots, "grown": grown, "peak": peak - base, "losses": losses
-    }  # fmt: skip
+    return {"weights": weights, "held": held, "peak": peak - before, "losses": losses}
 
 
 def timing(options: Options) -> dict[str, Any]:
@@ -144,7 +113,10 @@ def timing(options: Options) -> dict[str, Any]:
     import ringar
 
     make, examples = MODELS[options["model"]]
-    steps = {way or "none": trainer(make, way, examples)[2] for way in WAYS}
+    steps = {}
+    for way in WAYS:
+        model, optimizer, steps[way or "none"] = trainer(make, way, examples)
+        optimizer.build(model.trainable_variables)
     losses: dict[str, list[float]] = {name: [] for name in steps}
     seconds: dict[str, list[list[float]]] = {name: [] for name in steps}
     sent = {}

@@ -24,6 +24,7 @@ from ringar.keras.predict import predict
 from ringar.keras.seeds import separate_seeds, set_random_seed
 from ringar.keras.tape import DistributedGradientTape
 from ringar.keras.tuning.loop import autotune
+from ringar.keras.units import gather_together, sharded_weights
 
 __all__ = [
     "DistributedGradientTape",
@@ -32,10 +33,12 @@ __all__ = [
     "MemoryRow",
     "autotune",
     "callbacks",
+    "gather_together",
     "join",
     "load_model",
     "memory_report",
     "predict",
     "separate_seeds",
     "set_random_seed",
+    "sharded_weights",
 ]

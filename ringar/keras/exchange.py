@@ -76,6 +76,14 @@ class Exchange:
         """Return whether each rank has a value of its own of a variable."""
         return False
 
+    def prepare(self, optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+        """Act before the training step of a model is traced, or runs in eager code.
+
+        Args:
+            optimizer: the one around whose steps ranks exchange.
+            model: the model.
+        """
+
     def variables(self) -> list[Any]:
         """Return the state that has been made; a run that is resumed goes on with it."""
         return []

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from ringar.collectives.dtypes import ITEM_BYTES
 from ringar.job import place
+from ringar.keras import units
 from ringar.keras.sharded import STAGES, check_elementwise
 from ringar.sharding import slots
 from ringar.sharding.slots import inner_optimizer
@@ -38,7 +39,8 @@ class MemoryRow:
     Attributes:
         shard: as for `ringar.DistributedOptimizer`; None: every rank has all.
         ranks: the number of ranks.
-        weights: the bytes of the model's weights.
+        weights: the bytes of the model's weights; with "weights" those of slices, and of the two
+            largest layers behind each other while they are gathered.
         gradients: those of gradients.
         slots: those of the optimizer's variables.
         activations: those that a step needs besides; None if no batch was given.
@@ -64,7 +66,7 @@ class MemoryReport:
     Attributes:
         rows: one for each stage and number of ranks.
         available: the bytes that this process may still take: its share of the host's free memory,
-            or less, if a cgroup or RLIMIT_AS says so.
+            or less, if a cgroup, RLIMIT_AS or RLIMIT_DATA says so.
     """
 
     rows: tuple[MemoryRow, ...]
@@ -131,20 +133,22 @@ def memory_report(
     gradients = sum(map(_bytes, trained))
     of_variables, others = _slots_of(optimizer, trained)
     activations = None if batch is None else _activations(model, batch, gradients)
+    held = units.most_gathered(model)  # two units behind each other: the second is prefetched
     rows = []
     for shard in (None, *STAGES):
         for size in ranks:
             cut = size if shard is not None else 1
             slices = [_slice_bytes(v, cut) for v in trained]
             its_slots = [n * b for n, b in zip(of_variables, slices, strict=True)]
-            if offload == "disk" and shard is not None:
+            if offload == "disk" and shard in ("optimizer", "gradients"):
                 its_slots = [max(its_slots, default=0)]
+            sharded = shard == "weights" and size > 1
             rows.append(
                 MemoryRow(
                     shard,
                     size,
-                    weights,
-                    sum(slices) if shard == "gradients" else gradients,
+                    weights - gradients + sum(slices) + held if sharded else weights,
+                    sum(slices) if shard in ("gradients", "weights") else gradients,
                     others + sum(its_slots),
                     activations,
                 )
@@ -218,7 +222,8 @@ def _available() -> int:
                 text = file.read().strip()
             if text.isdigit():
                 limits.append(max(int(text) // ranks - _status("VmRSS"), 0))
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        limits.append(max(soft - _status("VmSize"), 0))
+    for limit, used in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        soft, _ = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY:
+            limits.append(max(soft - _status(used), 0))
     return min(limits)

@@ -25,6 +25,7 @@ from ringar.collectives import allgather_object
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError, UnsupportedError
 from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras import forward
 from ringar.keras.metric_states import (
     Logs,
     Shapes,
@@ -91,6 +92,7 @@ class Metrics:
 
         def combined(logs: Any) -> Logs:
             vars(model).pop(_AT_THE_END, None)
+            forward.leave(model)
             # After no step there are no logs, and the original would fail if nothing is built.
             own = flatten(original(model, logs)) if logs else {}
             return {**own, **self._combine(model, own, states_of(model), "evaluation")}

@@ -29,6 +29,7 @@ from ringar.collectives.allreduce import allreduce
 from ringar.collectives.digest import digest
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.sharding.cut import cut_of
+from ringar.sharding.sharded_variable import is_sharded
 
 
 def combine(model: keras.Model, process_set: ProcessSet | None = None) -> None:
@@ -40,7 +41,11 @@ def combine(model: keras.Model, process_set: ProcessSet | None = None) -> None:
         model: the model that is trained.
         process_set: the ranks that train together; by default all.
     """
-    variables = [v for v in model.non_trainable_weights if keras.backend.is_float_dtype(v.dtype)]
+    variables = [
+        v
+        for v in model.non_trainable_weights
+        if keras.backend.is_float_dtype(v.dtype) and not is_sharded(v)
+    ]
     whole = [v for v in variables if cut_of(v) is None]
     _combine(model, whole, process_set)
     parts = [v for v in variables if cut_of(v) is not None]

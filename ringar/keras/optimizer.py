@@ -40,6 +40,7 @@ from ringar.keras.exchange import Exchange
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 from ringar.keras.sharded import STAGES, Sharded, Stage, check
+from ringar.keras.sharded_weights import ShardedWeights
 from ringar.sharding import slots
 from ringar.sharding.slice_ranks import Slicing
 from ringar.sharding.slots import inner_optimizer, with_nested
@@ -259,16 +260,19 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
             optimizer of Keras treats each slice by itself: Adam, for example, adds their squares.)
         shard: "optimizer" or "gradients": each rank keeps the optimizer's slots for its slice of
             every variable only, and gets that slice of the reduced gradients (ZeRO,
-            docs/sharded.md). `model.save` and `save_weights` then are for all ranks to call, and
-            the first one writes; slots are whole in files. On a grid, a variable that is cut over
-            the parts is sliced among the ranks that have the same part.
+            docs/sharded.md). "weights": it keeps its slice of the weights only, too, and gathers
+            those of a layer while it is called; all ranks then evaluate together. `model.save` and
+            `save_weights` then are for all ranks to call, and the first one writes; files hold
+            whole slots and weights. On a grid, a variable that is cut over the parts is sliced
+            among the ranks that have the same part; not with "weights".
         shard_ranks: "host", with `shard`: slices are those of the ranks of one host, and other
             hosts hold the same. Then the slots take more memory, and only slices of gradients
             travel between hosts. Collective: all ranks of the job call it, each for its own
             `process_set`; all hosts have equally many ranks of a set.
         offload: with `shard`, where a rank's slots are. "memory": in the memory of the host, while
             the model is on a GPU. "disk": in a file, from which a step reads the slots of one
-            variable after the other. Not in steps that XLA compiles for another device.
+            variable after the other. Not in steps that XLA compiles for another device, and not
+            with "weights".
         offload_folder: the folder of that file, on a disk; by default RINGAR_OFFLOAD_FOLDER, or
             that of temporary files. The file has no name, and vanishes with the process.
 
@@ -315,20 +319,36 @@ def _sharded(
 ) -> keras.optimizers.Optimizer:
     if stage not in STAGES:
         raise ValueError(
-            f'`shard` must be None, "optimizer" or "gradients". Received: shard={stage!r}. The '
-            "weights themselves stay whole on every rank."
+            '`shard` must be None, "optimizer", "gradients" or "weights". '
+            f"Received: shard={stage!r}"
         )
     optimizer = keras.optimizers.get(optimizer)
     check(optimizer, reduction)
     # In a LossScaleOptimizer the inner one is distributed, as `compile` leaves it.
-    slicing = Slicing(reduction.process_set, grid, shard_ranks)
-    inner, exchange = inner_optimizer(optimizer), Sharded(stage, reduction, slicing, offload)
+    inner = inner_optimizer(optimizer)
+    exchange: Sharded
+    if stage == "weights":
+        _check_alone(grid, shard_ranks, offload)
+        exchange = ShardedWeights(reduction)
+    else:
+        slicing = Slicing(reduction.process_set, grid, shard_ranks)
+        exchange = Sharded(stage, reduction, slicing, offload)
     distribute(inner, exchange, "ringar.DistributedOptimizer")
     slot_files.install()
     if inner.built:
         make = None if offload is None else offload.slot
         slots.replace(inner, exchange.parts(inner._trainable_variables), make)
     return optimizer
+
+
+def _check_alone(grid: Grid | None, shard_ranks: object, offload: object) -> None:
+    given = {"grid": grid, "shard_ranks": shard_ranks, "offload": offload}
+    names = [f"`{name}`" for name, value in given.items() if value is not None]
+    if names:
+        raise ValueError(
+            f'{" and ".join(names)} must be None with shard="weights", whose slices of weights are '
+            'those of all ranks and lie in their memory. Use shard="gradients", or leave it out.'
+        )
 
 
 def distribute(

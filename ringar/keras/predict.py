@@ -20,7 +20,7 @@ from ringar.collectives.call import Call
 from ringar.collectives.dtypes import Arrays
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import ragged
+from ringar.keras import forward, ragged
 from ringar.keras.metrics import ranks_with_data
 from ringar.keras.together import on_every_rank
 
@@ -90,11 +90,12 @@ def predict(
     def predict_share() -> _Share:
         nonlocal outputs
         rows: list[int] = []
-        if is_unknown:
-            outputs, rows = _by_batches(model, share)
-        elif share is not None:
-            bar = verbose if ranks.rank() == 0 else 0
-            outputs = model.predict(share, batch_size=batch_size, verbose=bar)
+        with forward.together(model):
+            if is_unknown:
+                outputs, rows = _by_batches(model, share)
+            elif share is not None:
+                bar = verbose if ranks.rank() == 0 else 0
+                outputs = model.predict(share, batch_size=batch_size, verbose=bar)
         return _Share.of(outputs, rows)
 
     shares = on_every_rank(predict_share, _CALL.name, "to predict its share", ranks)

@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from ringar.sharding.grid import Grid
     from ringar.sharding.slice_ranks import SliceRanks
 
-Stage = Literal["optimizer", "gradients"]
+Stage = Literal["optimizer", "gradients", "weights"]
 """What is cut into slices."""
 
-STAGES = ("optimizer", "gradients")
+STAGES = ("optimizer", "gradients", "weights")
 _REFUSED = (*NOT_ELEMENTWISE, "MultiOptimizer")
 
 
@@ -142,7 +142,7 @@ class Sharded(Exchange):
         return list(variables) if self.is_alone else [self._part(v) for v in variables]
 
     def _part(self, variable: Any) -> Any:
-        if isinstance(variable, VariableSlice) or _is_overwritten(variable):
+        if isinstance(variable, VariableSlice) or is_overwritten(variable):
             return variable
         tensor = variable.value if isinstance(variable, keras.Variable) else variable
         if tensor._unique_id not in self._slices:
@@ -214,10 +214,10 @@ class Sharded(Exchange):
         begins = share.record(repeat, gradients, variables)
         return self._ask(self._reduction.control(share.rows(), variables, begins))
 
-    def _ask(self, control: Control) -> tf.Tensor:
+    def _ask(self, control: Control, what: str = "gradients") -> tf.Tensor:
         return shares.allreduce(
             [], control, self.op, compression=Compression.none, algorithm=None,
-            prescale_factor=1.0, postscale_factor=1.0, name=f"gradients/{self.description}",
+            prescale_factor=1.0, postscale_factor=1.0, name=f"{what}/{self.description}",
             process_set=self.process_set,
         )[1]  # fmt: skip
 
@@ -364,7 +364,7 @@ class Sharded(Exchange):
             return
         for gradient, variable in zip(gradients, variables or (), strict=False):
             constraint = getattr(variable, "constraint", None)
-            if gradient is not None and constraint is not None and not _is_overwritten(variable):
+            if gradient is not None and constraint is not None and not is_overwritten(variable):
                 variable.assign(constraint(variable))
 
 
@@ -439,5 +439,6 @@ def _is_of(part: Any, ranks: SliceRanks) -> bool:
     return isinstance(part, VariableSlice) and part.ranks is ranks
 
 
-def _is_overwritten(variable: Any) -> bool:
+def is_overwritten(variable: Any) -> bool:
+    """Return whether Keras writes gradients over a variable."""
     return bool(getattr(variable, "overwrite_with_gradient", False))

@@ -201,7 +201,11 @@ def _observe_step(model: Any) -> None:
 def _stepping(model: Any, data: Any) -> Iterator[None]:
     inputs = tf.nest.flatten(keras.utils.unpack_x_y_sample_weight(data)[0])
     batch = next((part for part in inputs if getattr(part, "shape", ()) != ()), None)
-    step = Step(model, batch, next(iter(_found(optimizers_of(model))), None))
+    optimizers = optimizers_of(model)
+    for optimizer in optimizers:
+        for exchange in _found([optimizer]):
+            exchange.prepare(optimizer, model)
+    step = Step(model, batch, next(iter(_found(optimizers)), None))
     token = _step.set(step)
     try:
         with tuned.using(tuned.of(model)):

@@ -1,11 +1,11 @@
-"""Files of models whose optimizer is sharded: they hold whole slots, as those of a plain optimizer.
+"""Files of sharded models: they hold whole slots and weights, as those of a plain optimizer.
 
-The first rank writes, and no rank ever holds more than one whole slot. While Keras walks through
-the model on the first rank, and comes to a slot, that rank asks the others for it, and all gather
-it; then it is in the file, and forgotten. The others answer until the first rank has ended, with
-an error or without. A backup is restored in the same way, in the other direction. So `model.save`
-and `model.save_weights` are for all ranks to call. A rank that reads a file of its own accord, as
-`model.load_weights` does, reads its slices of it, and needs no other rank.
+The first rank writes, and no rank ever holds more than one whole slot or weight. While Keras walks
+through the model on the first rank, and comes to one, that rank asks the others for it, and all
+gather it; then it is in the file, and forgotten. The others answer until the first rank has ended,
+with an error or without. A backup is restored in the same way, in the other direction. So
+`model.save` and `model.save_weights` are for all ranks to call. A rank that reads a file of its own
+accord, as `model.load_weights` does, reads its slices of it, and needs no other rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -28,6 +27,8 @@ from ringar.keras.sharded import Sharded
 from ringar.keras.together import on_first_rank
 from ringar.sharding import slots
 from ringar.sharding.cut import cut_of
+from ringar.sharding.sharded_variable import is_sharded, slice_of
+from ringar.sharding.sharded_variable import leader as _current
 from ringar.sharding.slots import inner_optimizer
 from ringar.sharding.variable_slice import VariableSlice
 from ringar.sharding.whole import joined
@@ -68,12 +69,10 @@ class _Leader:
         broadcast_object((verb, number), self._root, **self._where)
 
 
-_leader: ContextVar[_Leader | None] = ContextVar("leader", default=None)
-
-
-def _sliced(model: keras.Model) -> list[tuple[keras.Variable, VariableSlice]]:
-    """Return the slots of the model's optimizers that are slices, with the slices."""
-    return [
+def _sliced(model: keras.Model) -> list[tuple[Any, VariableSlice]]:
+    """Return what holds slices: the model's weights, and its optimizers' slots, with the slices."""
+    weights = [slice_of(weight) for weight in model.weights if is_sharded(weight)]
+    return [(its.storage, its) for its in weights] + [
         (slot, its)
         for optimizer in map(inner_optimizer, share.optimizers_of(model))
         for slot, its in zip(optimizer.variables, slots.slices(optimizer), strict=True)
@@ -144,11 +143,11 @@ def on_first_rank_of(
 @contextmanager
 def _leading(model: keras.Model, process_set: ProcessSet | None) -> Iterator[None]:
     leader = _Leader(model, process_set)
-    token = _leader.set(leader)
+    token = _current.set(leader)
     try:
         yield
     finally:
-        _leader.reset(token)
+        _current.reset(token)
         leader.end()
 
 
@@ -164,7 +163,7 @@ def save(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
     if not any(its_slices):
         plainly(store)
         return
-    leader = _leader.get()
+    leader = _current.get()
     for number, (slot, its) in enumerate(zip(optimizer.variables, its_slices, strict=True)):
         if its is None:
             store[str(number)] = slot.numpy()
@@ -190,7 +189,7 @@ def load(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
     if not any(its_slices) or len(store.keys()) != len(its_slices):
         plainly(store)
         return
-    leader = _leader.get()
+    leader = _current.get()
     for number, (slot, its) in enumerate(zip(optimizer.variables, its_slices, strict=True)):
         value = store[str(number)]
         if its is None:
@@ -231,7 +230,7 @@ def _replace(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
 def _on_all_ranks(original: Any) -> Any:
     def save_together(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
         exchange = exchange_of(self)
-        if exchange is None or _leader.get() is not None:
+        if exchange is None or _current.get() is not None:
             original(self, filepath, *args, **kwargs)
             return
         _check_whole(self)

@@ -14,6 +14,7 @@ from ringar.collectives.digest import digest
 from ringar.keras.share import optimizers_of
 from ringar.sharding import slots
 from ringar.sharding.cut import Cut, cut_of
+from ringar.sharding.sharded_variable import is_sharded
 
 if TYPE_CHECKING:
     from ringar.job.process_sets import ProcessSet
@@ -29,7 +30,8 @@ class State:
     @classmethod
     def of(cls, variables: Sequence[Any]) -> State:
         """Return the state of variables of models."""
-        return cls(list(variables), [cut_of(variable) for variable in variables])
+        common = [v for v in variables if not is_sharded(v)]  # each rank has a slice of its own
+        return cls(common, [cut_of(variable) for variable in common])
 
     @classmethod
     def of_optimizer(cls, optimizer: keras.optimizers.Optimizer) -> State:

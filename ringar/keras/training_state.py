@@ -23,6 +23,7 @@ from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
 from ringar.sharding import slots
 from ringar.sharding.cut import cut_of
+from ringar.sharding.sharded_variable import is_sharded
 from ringar.sharding.variable_slice import VariableSlice
 from ringar.sharding.whole import joined
 
@@ -156,6 +157,7 @@ def variables_of(model: keras.Model, metrics: bool = True) -> dict[str, Any]:
         for kind, group in groups.items()
         for number, variable in enumerate(group)
         if kind != "seed" or id(variable) not in weights  # the rest of `variables` are seeds
+        if not is_sharded(variable)  # in the file of the model
     }
 
 

@@ -45,6 +45,7 @@ OTHERS = [
     "train",
     "differentiate",
     "shard",
+    "sharded_weights",
     "LocalSGD",
     "DiLoCo",
     "EASGD",
@@ -71,6 +72,7 @@ ON_GPUS = [
 FREE = {
     *("init", "shutdown", "is_initialized", "stop_timeline", "DistributedOptimizer"),
     *("stats", "reset_stats", "run", "empty", "memory_report"),
+    "gather_together",
     # These take what there is after init only, begin with a collective, or ask for the rank.
     *("Downpour", "autotune", "join", "load_model", "predict", "separate_seeds", "set_random_seed"),
 }

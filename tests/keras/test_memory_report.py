@@ -26,7 +26,7 @@ def test_bytes_are_those_of_the_formula() -> None:
     report = ringar.memory_report(model(), K.Adam(amsgrad=True), ranks=(1, 2, 4))
     whole, trained = 4 * (7 * 10 + 10 + 33), 4 * 33
     scalars = 8 + 4  # the number of steps and the learning rate
-    assert len(report.rows) == 9
+    assert len(report.rows) == 12
     for ranks, kernel, bias in ((1, 30, 3), (2, 15, 2), (4, 8, 1)):
         cut = 4 * (kernel + bias)
         for shard, gradients in (("optimizer", trained), ("gradients", cut)):
@@ -35,6 +35,10 @@ def test_bytes_are_those_of_the_formula() -> None:
             assert (its.weights, its.gradients, its.slots) == expected
             assert its.activations is None
             assert its.total == sum(expected)
+        its = row(report, "weights", ranks)
+        # One layer is trained, and so gathered whole.
+        weights = whole if ranks == 1 else whole - trained + cut + trained
+        assert (its.weights, its.gradients, its.slots) == (weights, cut, 3 * cut + scalars)
         assert row(report, None, ranks).slots == 3 * trained + scalars
     assert "gradients" in str(report)
     assert report.that_fit() == report.rows

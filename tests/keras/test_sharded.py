@@ -244,12 +244,15 @@ def test_bad_arguments() -> None:
     def make(**options: Any) -> None:
         ringar.DistributedOptimizer("adam", **{"shard": "optimizer", **options})
 
-    with pytest.raises(ValueError, match='`shard` must be None, "optimizer" or "gradients"'):
-        make(shard="weights")
+    with pytest.raises(ValueError, match='`shard` must be None, "optimizer", "gradients" or "w'):
+        make(shard="all")
     with pytest.raises(ValueError, match="`shard_ranks` needs `shard`"):
         make(shard=None, shard_ranks="host")
     with pytest.raises(ValueError, match='`shard_ranks` must be None or "host"'):
         make(shard_ranks="rack")
+    for changes in ({"shard_ranks": "host"}, {"offload": "disk"}):
+        with pytest.raises(ValueError, match='must be None with shard="weights"'):
+            make(shard="weights", **changes)
     with pytest.raises(ValueError, match="`compression` must be none, fp16 or bf16"):
         make(compression=ringar.Compression.powersgd(rank=2))
     with pytest.raises(ValueError, match="`algorithm` must be None"):

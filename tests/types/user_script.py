@@ -54,6 +54,8 @@ def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
     )
     model.compile(optimizer, "mse")
     report = ringar.memory_report(model, ringar.DistributedOptimizer("adam", shard="optimizer"))
+    with ringar.sharded_weights():
+        ringar.gather_together(keras.layers.Dense(1), keras.layers.Dense(1))
     assert_type(report, ringar.MemoryReport)
     ringar.DistributedOptimizer(
         "adam", shard="gradients", shard_ranks="host", offload="disk", offload_folder="/tmp"

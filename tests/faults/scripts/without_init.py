@@ -76,6 +76,11 @@ def shard() -> None:
     ringar.data.shard(ones(4))
 
 
+def sharded_weights() -> None:
+    with ringar.sharded_weights():
+        pass
+
+
 def slices() -> None:
     ringar.allreduce(tf.IndexedSlices(tf.ones([1, 4]), tf.constant([0]), tf.constant([9, 4])))
 
@@ -99,7 +104,7 @@ def attempt_everything(when: str) -> None:
     for name, scenario in COLLECTIVES.items():
         for mode, run in MODES.items():
             attempt(f"{when}: {name}, {mode}", partial(run, scenario))
-    for function in (start_timeline, shard, slices, train, differentiate):
+    for function in (start_timeline, shard, sharded_weights, slices, train, differentiate):
         attempt(f"{when}: {function.__name__}", function)
 
 

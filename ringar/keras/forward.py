@@ -1,0 +1,106 @@
+"""Models whose weights are sharded, in `evaluate` and `predict`: what Keras' functions must know.
+
+Every rank gathers weights for its batches, and needs all other ranks for it. So ranks that have
+fewer batches take part in the gatherings of the others until all have come to the end.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+
+from ringar.job.process_sets import or_all
+from ringar.keras import passes
+from ringar.sharding.sharded_variable import is_sharded, slice_of
+
+_IS_CUT = "_ringar_functions_of_slices"
+
+
+class _Passes:
+    has_left = False
+
+
+_passes: ContextVar[_Passes | None] = ContextVar("passes", default=None)
+
+
+@contextmanager
+def together(model: keras.Model) -> Iterator[None]:
+    """Return a context for forward passes, of which ranks may have different numbers.
+
+    Args:
+        model: the model; if its weights are sharded, all ranks must come here.
+    """
+    if _passes.get() is not None or not any(map(is_sharded, model.weights)):
+        yield
+        return
+    token = _passes.set(_Passes())
+    try:
+        yield
+        leave(model)
+    finally:
+        _passes.reset(token)
+
+
+def leave(model: keras.Model) -> None:
+    """Take part in the forward passes of the others, at the end of this rank's; once in a context.
+
+    Args:
+        model: the model.
+    """
+    own = _passes.get()
+    if own is None or own.has_left:
+        return
+    own.has_left = True
+    its = slice_of(next(filter(is_sharded, model.weights)))
+    passes.join_forward(its.process_set, or_all(its.process_set).size())
+
+
+def install() -> None:
+    """Let `evaluate` and `predict` of Keras end together, and their functions read slices."""
+    if hasattr(keras.Model.evaluate, "_ringar_together"):
+        return
+    for name in ("evaluate", "predict"):
+        _replace(keras.Model, name, _ending_together)
+    for name in ("make_test_function", "make_predict_function"):
+        _replace(keras.Model, name, functools.partial(_made_anew, name))
+    _replace(keras.optimizers.Optimizer, "_var_key", _key_of_slice)
+
+
+def _replace(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+    original = getattr(owner, name)
+    replaced: Any = functools.wraps(original)(wrapper(original))
+    replaced._ringar_together = True
+    setattr(owner, name, replaced)
+
+
+def _ending_together(original: Any) -> Any:
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with together(self):
+            return original(self, *args, **kwargs)
+
+    return run
+
+
+def _made_anew(name: str, original: Any) -> Any:
+    """Make a function again that has read whole weights, before they were sharded."""
+
+    def make(self: Any, force: bool = False) -> Any:
+        if any(map(is_sharded, self.weights)):
+            known = vars(self).setdefault(_IS_CUT, set())
+            force = force or name not in known
+            known.add(name)
+        return original(self, force)
+
+    return make
+
+
+def _key_of_slice(original: Any) -> Any:
+    def key(self: Any, variable: Any) -> Any:
+        return slice_of(variable)._unique_id if is_sharded(variable) else original(self, variable)
+
+    return key

@@ -1,0 +1,207 @@
+"""The weights of a layer, gathered while the layer needs them.
+
+Weights are sharded: each rank keeps slices. The unit of gathering is a layer that a model calls,
+with all layers inside it, or a group of layers that the user names. In a *pass*, a forward pass
+with its backward pass, a unit costs
+
+    forward     one grouped all-gather of its slices; the whole weights live until the call's end
+    backward    a second all-gather of its matrices (`regather.py`), in graphs only
+                one grouped reduce-scatter of their gradients: the gradient of the first one
+
+Gatherings could all run when a step begins, and would hold all weights. So the gathering of a unit
+waits for the input of the unit before it, and that of the backward pass for the gradient that
+reaches the unit behind it: one layer is prefetched. The last unit keeps its weights, since its
+backward pass follows at once. Vectors are kept, too.
+
+Every reading of a weight outside a unit is a gathering of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import record as tape_record
+from tensorflow.python.framework import ops as tf_ops
+
+from ringar.collectives import grouped_allgather
+from ringar.collectives.compiled import is_compiling
+from ringar.job.process_sets import ProcessSet
+from ringar.keras import regather
+from ringar.keras.passes import Pass, Trainer, own_tensors, without_gradients
+from ringar.sharding.sharded_variable import WeightSlice, slice_of
+
+
+class Unit:
+    """Gather some weights in a pass.
+
+    Args:
+        of: the pass.
+        variables: the sharded variables.
+        dtypes: for each, the dtype in which it is needed.
+        inputs: tensors that the unit needs, for the gathering of the unit behind it.
+        is_called: whether a layer, or several, are called with it.
+        reaches_back: whether the backward pass goes on to the unit before it.
+
+    Attributes:
+        visible: the whole weights, by the identities of the variables.
+        calls_left: the calls of a group that are still to come.
+    """
+
+    calls_left = 0
+
+    def __init__(
+        self,
+        of: Pass,
+        variables: Sequence[Any],
+        dtypes: Sequence[Any],
+        inputs: Sequence[Any] = (),
+        is_called: bool = False,
+        reaches_back: bool = False,
+    ) -> None:
+        self._pass = of
+        self._slices = [slice_of(variable) for variable in variables]
+        self._dtypes = list(dtypes)
+        self._number = of.number()
+        self._before = of.units[-1] if of.units else None
+        self.inputs = own_tensors(inputs)
+        self._seen: set[int] = set()
+        self._again: dict[int, tf.Tensor] = {}
+        self._since: int | None = None
+        self._reads = [its.read() for its in self._slices]
+        records = tape_record.could_possibly_record()
+        self._is_large = [len(its.whole.shape) > 1 for its in self._slices]
+        self._drops = of.graph is not None and records and reaches_back and any(self._is_large)
+        if is_called:
+            of.units.append(self)
+        after = [*self._before.inputs, of.answer] if self._before is not None else [of.answer]
+        wholes = self._link(after) if records else self._gather(self._reads, after)
+        self._wholes = wholes
+        self.visible = dict(zip(map(id, variables), wholes, strict=True))
+
+    def left(self, output: Any) -> Any:
+        """Return an output of a layer of this unit, which tells when the backward pass comes."""
+        is_tensor = isinstance(output, tf.Tensor) and output.dtype.is_floating
+        if not self._drops or not is_tensor:
+            return output
+
+        @tf.custom_gradient
+        def leave(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], Any]]:
+            def backward(upstream: Any) -> Any:
+                self._begin_backward(upstream)
+                return upstream
+
+            return tf.identity(x), backward
+
+        outside = leave(output)
+        if hasattr(output, "_keras_mask"):
+            outside._keras_mask = output._keras_mask
+        return outside
+
+    def _link(self, after: Sequence[Any]) -> list[tf.Tensor]:
+        """Return the whole weights, whose gradients are reduced, and become those of slices."""
+
+        @tf.custom_gradient
+        def gather(*reads: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+            return self._gather(list(reads), after), self._reduce
+
+        # A gradient of all weights has zeros for those that the loss does not depend on. The
+        # links tell them apart: without an upstream gradient a link is not asked.
+        def linked(number: int, whole: tf.Tensor) -> tf.Tensor:
+            @tf.custom_gradient
+            def link(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], Any]]:
+                def backward(upstream: Any) -> tf.Tensor:
+                    self._seen.add(number)
+                    return tf.ensure_shape(tf.convert_to_tensor(upstream), x.shape)
+
+                return tf.identity(x), backward
+
+            return link(whole)
+
+        return [linked(i, whole) for i, whole in enumerate(gather(*self._reads))]
+
+    def _gather(self, reads: Sequence[Any], after: Sequence[Any]) -> list[tf.Tensor]:
+        name = f"weights/gather_{self._number}"
+        gather = functools.partial(
+            gathered, self._slices, self._dtypes, name, self._pass.process_set
+        )
+        # Ranks must all compile a gathering, or none.
+        alone = tf.function(gather, jit_compile=True, autograph=False) if is_compiling() else gather
+        self._pass.plan.gathers.append(alone)
+        self._pass.plan.entries.append(without_gradients(gather))
+        with tf.control_dependencies(own_tensors(after)):
+            return gather(reads)
+
+    def _begin_backward(self, upstream: Any) -> None:
+        if tf.executing_eagerly() or tf_ops.get_default_graph() is not self._pass.graph:
+            return  # the ops of the backward pass are in another graph
+        for unit in (self, self._before):
+            if unit is not None and unit._drops and unit is not self._pass.units[-1]:
+                unit._gather_again(upstream)
+
+    def _gather_again(self, upstream: Any) -> None:
+        if self._since is not None:
+            return
+        self._since = regather.place()
+        large = [i for i, is_large in enumerate(self._is_large) if is_large]
+        gather = functools.partial(
+            gathered,
+            [self._slices[i] for i in large],
+            [self._dtypes[i] for i in large],
+            f"weights/gather_again_{self._number}",
+            self._pass.process_set,
+        )
+        self._pass.plan.entries.append(without_gradients(gather))
+        with tf.control_dependencies([tf.convert_to_tensor(upstream)]):
+            wholes = gather([self._reads[i] for i in large])
+        self._again = dict(zip(large, wholes, strict=True))
+
+    def _reduce(self, *upstream: Any) -> list[Any]:
+        """Return the gradients of the slices, reduced; None for unconnected weights."""
+        for number, whole in self._again.items():
+            assert self._since is not None
+            regather.redirect(self._wholes[number], whole, self._since)
+        self._again = {}
+        seen = sorted(self._seen)
+        trainer, weight = self._pass.trainer, self._pass.weight()
+        assert trainer is not None
+        slices = [self._slices[i] for i in seen]
+        name = f"gradients/scatter_{self._number}"
+        self._pass.plan.entries.append(functools.partial(_scatter_zeros, trainer, slices, name))
+        flat = [tf.reshape(tf.cast(upstream[i], self._slices[i].storage.dtype), [-1]) for i in seen]
+        reduced: list[Any] = [None] * len(self._slices)
+        for i, own in zip(seen, trainer.scatter(slices, flat, weight, name), strict=True):
+            reduced[i] = own
+        return reduced
+
+
+def gathered(
+    slices: Sequence[WeightSlice],
+    dtypes: Sequence[Any],
+    name: str,
+    process_set: ProcessSet | None,
+    reads: Sequence[Any] | None = None,
+) -> list[tf.Tensor]:
+    """Return whole weights; without `reads`, of what the slices are now."""
+    # Compiled code knows the shapes before, and needs equal numbers of rows.
+    padded, own = is_compiling(), []
+    for its, dtype, read in zip(slices, dtypes, reads or [s.read() for s in slices], strict=True):
+        part = tf.cast(read, dtype)
+        own.append(part if padded or its.count == its.shape[0] else part[: its.count])
+    return [
+        tf.reshape(its.joined(flat) if padded else flat, its.whole.shape)
+        for its, flat in zip(
+            slices, grouped_allgather(own, name=name, process_set=process_set), strict=True
+        )
+    ]
+
+
+def _scatter_zeros(
+    trainer: Trainer, slices: Sequence[WeightSlice], name: str, gradients: dict[Any, tf.Tensor]
+) -> None:
+    zeros = [tf.zeros([its.elements], its.storage.dtype) for its in slices]
+    for its, own in zip(slices, trainer.scatter(slices, zeros, None, name), strict=True):
+        key = its._unique_id
+        gradients[key] = gradients[key] + own if key in gradients else own

@@ -1,0 +1,271 @@
+"""A forward pass with its backward pass, in which sharded weights are gathered layer by layer.
+
+In a graph each trace is a pass, in eager code each step. A pass begins with a message: whether this
+rank has data. A rank without any repeats the plan of a pass that it has traced or run before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import tensorflow as tf
+from tensorflow.python.eager import record as tape_record
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops import control_flow_v2_func_graphs as branch_graphs
+
+from ringar.collectives import Average, shares
+from ringar.collectives.compression import Compression
+from ringar.collectives.shares import Control
+from ringar.errors import UnsupportedError
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet
+from ringar.keras import share
+from ringar.sharding.sharded_variable import WeightSlice
+
+
+@dataclass
+class Plan:
+    """Hold the collectives of a pass in their order, for a rank without data that repeats them.
+
+    Attributes:
+        gathers: those of the forward pass.
+        entries: each runs one collective, and adds the gradients that it gets to its argument, by
+            the keys of slices.
+        variables: those whose step ends the pass, once it has come.
+        record: the record of the training step, if it is one.
+    """
+
+    gathers: list[Callable[[], Any]] = field(default_factory=list)
+    entries: list[Callable[[dict[Any, tf.Tensor]], None]] = field(default_factory=list)
+    variables: Sequence[Any] | None = None
+    record: share.Record | None = None
+
+    def repeat(self) -> dict[Any, tf.Tensor]:
+        """Run all collectives without data, and return the reduced gradients of slices."""
+        gradients: dict[Any, tf.Tensor] = {}
+        for entry in self.entries:
+            entry(gradients)
+        return gradients
+
+
+def without_gradients(collective: Callable[[], Any]) -> Callable[[dict[Any, tf.Tensor]], None]:
+    """Return an entry of a plan that adds no gradients."""
+
+    def entry(_: dict[Any, tf.Tensor]) -> None:
+        collective()
+
+    return entry
+
+
+class Trainer(Protocol):
+    """Reduce the gradients of slices: the exchange of an optimizer."""
+
+    process_set: ProcessSet | None
+
+    def tell(self, plan: Plan) -> tf.Tensor:
+        """Tell the other ranks that a step begins, and return their answer."""
+
+    def weigh(self, plan: Plan) -> tf.Tensor:
+        """Tell the other ranks this rank's rows, and return its weight in averages."""
+
+    def repeat_rows(self) -> tf.Tensor:
+        """Tell the other ranks the rows of this rank, if it has any; return its weight."""
+
+    def scatter(
+        self, slices: Sequence[WeightSlice], flat: list[tf.Tensor], weight: Any, name: str
+    ) -> list[tf.Tensor]:
+        """Return this rank's slices of reduced gradients."""
+
+
+def ask(process_set: ProcessSet | None, idle: bool, name: str) -> tf.Tensor:
+    """Tell the other ranks whether this one takes part in a pass without data; return their answer.
+
+    Args:
+        process_set: the ranks.
+        idle: whether this rank has no data.
+        name: the name of the message.
+    """
+    return shares.allreduce(
+        [], Control(idle=idle), Average, compression=Compression.none, algorithm=None,
+        prescale_factor=1.0, postscale_factor=1.0, name=name, process_set=process_set,
+    )[1]  # fmt: skip
+
+
+FORWARD = "weights/forward"
+"""The name of the message before a pass without a step."""
+
+
+class Pass:
+    """Gather the units of one forward pass, and reduce their gradients.
+
+    Args:
+        trainer: what reduces gradients; None: nothing does.
+        process_set: the ranks.
+        batch: tensors of the batch, of this graph.
+        trains: whether a step follows.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer | None,
+        process_set: ProcessSet | None,
+        batch: Sequence[Any],
+        trains: bool,
+    ) -> None:
+        self.trainer, self.process_set = trainer, process_set
+        self.graph = None if tf.executing_eagerly() else tf_ops.get_default_graph()
+        self.step = share.current()
+        self.plan = Plan()
+        self.units: list[Any] = []
+        self.groups: dict[Any, Any] = {}
+        self._count = 0
+        self._weight: tf.Tensor | None = None
+        # A graph whose iterator has ended runs what does not depend on the batch.
+        with tf.control_dependencies(own_tensors(batch)):
+            if trainer is not None and trains:
+                self.answer = trainer.tell(self.plan)
+            else:
+                self.answer = ask(process_set, False, FORWARD)
+
+    def number(self) -> int:
+        """Return the number of the next gathering."""
+        self._count += 1
+        return self._count
+
+    def weight(self) -> tf.Tensor:
+        """Return the weight of this rank in averages of gradients."""
+        if self.trainer is None:
+            raise ValueError(
+                f"rank {place.rank()} | gradients of sharded weights: expected an optimizer that "
+                'was built with shard="weights" and these weights, received none; call '
+                "optimizer.build(model.trainable_variables) on every rank first"
+            )
+        if self._weight is None or (self.graph is not None and not own_tensors([self._weight])):
+            with tf.control_dependencies(own_tensors([self.answer])):
+                self._weight = self.trainer.weigh(self.plan)
+            self.plan.entries.append(without_gradients(self.trainer.repeat_rows))
+        return self._weight
+
+
+def own_tensors(tensors: Sequence[Any]) -> list[tf.Tensor]:
+    """Return those of `tensors` that are of the graph under construction, if there is one."""
+    if tf.executing_eagerly():
+        return []
+    graph = tf_ops.get_default_graph()
+    return [t for t in tensors if getattr(t, "graph", None) is graph]
+
+
+class _Calls:
+    """Hold the outermost call of a layer that runs: its tensors, and the pass in eager code."""
+
+    def __init__(self, batch: Sequence[Any]) -> None:
+        self.batch = batch
+        self.forward: Pass | None = None
+
+
+_calls: ContextVar[_Calls | None] = ContextVar("calls", default=None)
+_eager: dict[Any, Pass] = {}
+_last_plans: dict[Any, Plan] = {}
+
+
+@contextmanager
+def outermost(batch: Sequence[Any]) -> Iterator[None]:
+    """Return a context for the call of a layer with these tensors."""
+    if _calls.get() is not None:
+        yield
+        return
+    token = _calls.set(_Calls(batch))
+    try:
+        yield
+    finally:
+        _calls.reset(token)
+
+
+def current(trainer: Trainer | None, process_set: ProcessSet | None) -> Pass:
+    """Return the pass that is traced or runs, of the weights that a trainer trains."""
+    calls = _calls.get()
+    batch = calls.batch if calls is not None else []
+    trains = share.current() is not None or tape_record.could_possibly_record()
+    if not tf.executing_eagerly():
+        graph = tf_ops.get_default_graph()
+        _refuse_nested(graph)
+        passes = getattr(graph, "_ringar_passes", None)
+        if passes is None:
+            passes = graph._ringar_passes = {}
+        key = id(trainer), trains
+        if key not in passes:
+            passes[key] = Pass(trainer, process_set, batch, trains)
+        found: Pass = passes[key]
+    elif trains:
+        known = _eager.get(id(trainer))
+        if known is None or known.step is not share.current():
+            known = _eager[id(trainer)] = Pass(trainer, process_set, batch, trains)
+        found = known
+    else:
+        known = calls.forward if calls is not None else None
+        found = known or Pass(trainer, process_set, batch, trains)
+        if calls is not None:
+            calls.forward = found
+    _last_plans[id(process_set), trains] = found.plan
+    return found
+
+
+def is_outside() -> bool:
+    """Return whether this code is in no step, and in no call of a layer."""
+    is_plain = tf.executing_eagerly() and not tape_record.could_possibly_record()
+    return is_plain and _calls.get() is None and share.current() is None
+
+
+def end_pass(trainer: Trainer, variables: Sequence[Any] | None) -> tf.Tensor | None:
+    """End the pass whose gradients were reduced, and return the answer to its first message."""
+    if tf.executing_eagerly():
+        found = _eager.pop(id(trainer), None)
+    else:
+        passes = getattr(tf_ops.get_default_graph(), "_ringar_passes", {})
+        found = passes.pop((id(trainer), True), None)
+    if found is None:
+        return None
+    found.plan.variables = variables
+    return found.answer
+
+
+def join_forward(process_set: ProcessSet | None, size: int) -> None:
+    """Take part in the forward passes of the other ranks until none has data.
+
+    Args:
+        process_set: the ranks.
+        size: their number.
+
+    Raises:
+        ValueError: this rank has never had a batch itself.
+    """
+    key = id(process_set)
+    plan = _last_plans.get((key, False)) or _last_plans.get((key, True))
+    while round(float(ask(process_set, True, FORWARD)[1])) < size:
+        if plan is None:
+            raise ValueError(
+                f"rank {place.rank()} | weights that are sharded: expected at least one batch on "
+                "every rank, received none on this one, which so does not know what the others "
+                "gather; give it one"
+            )
+        for gather in plan.gathers:
+            gather()
+
+
+def _refuse_nested(graph: Any) -> None:
+    kinds = (
+        branch_graphs.CondBranchFuncGraph,
+        branch_graphs.WhileBodyFuncGraph,
+        branch_graphs.WhileCondFuncGraph,
+    )
+    outer = getattr(graph, "outer_graph", None)
+    if isinstance(graph, kinds) or getattr(outer, "_ringar_passes", None):
+        raise UnsupportedError(
+            f"rank {place.rank()} | weights that are sharded: expected a layer whose weights are "
+            "gathered once in a step, received one in a loop, a branch or a tf.function inside "
+            "the model; gather it with the layer around it: ringar.gather_together(layer)"
+        )

@@ -1,0 +1,222 @@
+"""Stage 3 of ZeRO: each rank keeps its slice of every weight only, and trains it.
+
+The weights of a layer are gathered when it is called (`gathering.py`), and their gradients arrive
+at the optimizer as reduced slices. On N ranks, with P parameters, a rank sends
+
+    all-gather         of the weights, layer by layer          (N-1)/N P
+    all-gather         again, in the backward pass             (N-1)/N P at most
+    reduce-scatter     of the gradients, layer by layer        (N-1)/N P
+
+which is 1.5 times what an allreduce sends. Two small messages come in front: whether a step begins,
+and the rows of each rank, once they are known. A rank that has no data left repeats the
+collectives of the step, with zeros for gradients, and takes the optimizer's step on its slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ringar.collectives import Max, branches, grouped_allreduce
+from ringar.collectives import grouped_reducescatter as scatter
+from ringar.collectives.shares import WHOLE
+from ringar.errors import UnsupportedError
+from ringar.job import place
+from ringar.job.process_sets import or_all
+from ringar.keras import gathering, passes, share, units
+from ringar.keras.passes import Plan
+from ringar.keras.reduction import Reduction, tensor_like
+from ringar.keras.sharded import Sharded, is_overwritten
+from ringar.sharding.cut import cut_of
+from ringar.sharding.sharded_variable import WeightSlice, is_of_keras, is_sharded, slice_of
+from ringar.sharding.variable_slice import VariableSlice
+
+
+class ShardedWeights(Sharded):
+    """Shard weights, gradients and the optimizer's slots.
+
+    Args:
+        reduction: how gradients are reduced.
+    """
+
+    def __init__(self, reduction: Reduction) -> None:
+        super().__init__("weights", reduction)
+
+    def renewed(self) -> ShardedWeights:
+        """Return an exchange with these settings, and without the state of this one."""
+        return ShardedWeights(self._reduction.renewed())
+
+    def prepare(self, optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+        """Shard the weights before a step reads them."""
+        with tf.init_scope():
+            if model.built and not optimizer.built and tf.executing_eagerly():
+                optimizer.build(model.trainable_variables)
+
+    def _part(self, variable: Any) -> Any:
+        if isinstance(variable, VariableSlice) or is_overwritten(variable):
+            return variable
+        if cut_of(variable) is not None or not is_of_keras(variable):
+            raise UnsupportedError(
+                f'rank {place.rank()} | shard="weights": expected variables of layers that every '
+                f"rank has whole, received {getattr(variable, 'path', variable)}; use "
+                'shard="gradients" for a tf.Variable, and no `shard` for a split layer'
+            )
+        its = units.cut(variable, self.process_set)
+        its.trainer = self
+        self._slices[its._unique_id] = its
+        return its
+
+    @tf.autograph.experimental.do_not_convert
+    def __call__(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any] | None = None,
+        loss_scale: tf.Tensor | None = None,
+    ) -> list[Any]:
+        """Return this rank's slices of gradients, which are reduced, and reduce the others.
+
+        Raises:
+            ValueError: a gradient is not one of a sharded weight.
+        """
+        if self.is_alone or all(gradient is None for gradient in gradients):
+            return self._reduction(gradients, variables, loss_scale)
+        for gradient, variable in zip(gradients, variables or gradients, strict=True):
+            if gradient is not None:
+                self._check(gradient, variable)
+        if self._answer is None:
+            self._begun = passes.end_pass(self, variables)
+        reduced = list(gradients)
+        whole = [i for i, v in enumerate(variables or ()) if reduced[i] is not None]
+        whole = [i for i in whole if not is_sharded(variables[i])]  # type: ignore[index]
+        if whole:
+            maxima = grouped_allreduce(
+                [tensor_like(variables[i], reduced[i]) for i in whole],  # type: ignore[index]
+                op=Max,
+                name="overwrites",
+                process_set=self.process_set,
+            )
+            for i, maximum in zip(whole, maxima, strict=True):
+                reduced[i] = maximum
+        if loss_scale is not None:
+            self._spread_overflow(reduced)
+        return reduced
+
+    def _check(self, gradient: Any, variable: Any) -> None:
+        is_ready = is_overwritten(variable) or (
+            is_sharded(variable) and tuple(gradient.shape) == slice_of(variable).shape
+        )
+        if not is_ready:
+            raise ValueError(
+                f'rank {place.rank()} | DistributedOptimizer(shard="weights"): expected gradients '
+                "of weights that were sharded before the step, from tape.gradient(loss, "
+                f"model.trainable_weights), received one of shape {tuple(gradient.shape)} for "
+                f"{getattr(variable, 'path', 'an unknown variable')}; call "
+                "optimizer.build(model.trainable_variables) on every rank before the first step"
+            )
+
+    # What a pass asks of its trainer.
+
+    def tell(self, plan: Plan) -> tf.Tensor:
+        """Tell the other ranks that a step begins; record the step; return their answer."""
+        own = [its.whole for its in self.slices]
+
+        def repeat(_: Sequence[Any]) -> tf.Tensor:
+            answer = self._ask(self._reduction.control(WHOLE, (), begins))
+
+            def step() -> tf.Tensor:
+                self._repeat(plan, answer)
+                return tf.constant(0)
+
+            # Where all ranks are idle, there is no step.
+            is_step = answer[1] < float(or_all(self.process_set).size())
+            tf.cond(is_step, step, lambda: tf.constant(0))
+            return answer[1]
+
+        begins = share.record(repeat, [None] * len(own), own)
+        step = share.current()
+        plan.record = share.record_of(own[0]) if step is None else step.records[-1]
+        return self._ask(self._reduction.control(WHOLE, (), begins))
+
+    def _repeat(self, plan: Plan, answer: tf.Tensor) -> None:
+        gradients = plan.repeat()
+        if plan.variables is None:
+            return
+        own = [
+            gradients.get(slice_of(v)._unique_id)
+            if is_sharded(v)
+            else tf.zeros(v.shape, v.dtype)  # written over, with the maximum of all ranks
+            for v in plan.variables
+        ]
+        self._answer = answer
+        try:
+            self._holder.apply(own, plan.variables)
+        finally:
+            self._answer = None
+
+    def weigh(self, plan: Plan) -> tf.Tensor:
+        """Tell the other ranks this rank's rows, and return its weight in averages."""
+        rows = share.rows()
+        if plan.record is not None:
+            plan.record.has_rows = isinstance(rows, tf.Tensor) or rows != WHOLE
+        return self.repeat_rows()
+
+    def repeat_rows(self) -> tf.Tensor:
+        """Tell the other ranks the rows of this rank, if it has any; return its weight."""
+        wholes = [its.whole for its in self.slices]
+        return self._ask(self._reduction.control(share.rows(), wholes, False), "rows")[0]
+
+    def scatter(
+        self, slices: Sequence[WeightSlice], flat: list[tf.Tensor], weight: Any, name: str
+    ) -> list[tf.Tensor]:
+        """Return this rank's slices of reduced gradients.
+
+        Args:
+            slices: those of the weights.
+            flat: the flat gradients of the whole weights on this rank.
+            weight: the weight of this rank in averages; None: the gradients are zeros.
+            name: that of the collective.
+        """
+        if not flat:
+            return []
+        own = scatter(
+            flat if weight is None else self._weighted(flat, weight),
+            self.op,
+            compression=self._reduction.of_dense,
+            prescale_factor=self._reduction.prescale_factor,
+            postscale_factor=self._reduction.postscale_factor,
+            name=name,
+            process_set=self.process_set,
+        )
+        return [its.padded(tensor) for its, tensor in zip(slices, own, strict=True)]
+
+    def clipped(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: Sequence[Any],
+        clip: Callable[[Sequence[Any]], list[Any]],
+    ) -> list[Any]:
+        """Clip by the norms of whole gradients, with the formulas of Keras."""
+        found = super().clipped(optimizer, gradients, clip)
+        branches.note(found)  # perhaps in the branch of a step that is due
+        return found
+
+    def publish(self) -> None:
+        """Do nothing: the optimizer trains the slices themselves."""
+
+    def applied(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
+        """Constrain whole variables, as Keras does after a step: gather them for a moment."""
+        both = [(g, v) for g, v in zip(gradients, variables or (), strict=False) if g is not None]
+        bound = [v for _, v in both if is_sharded(v) and v.constraint is not None]
+        for variable in bound:
+            its = slice_of(variable)
+            # TensorFlow drops the order of this collective and the last reduction without that.
+            branches.note([g for g, _ in both])
+            with branches.behind():
+                (whole,) = gathering.gathered(
+                    [its], [its.storage.dtype], "weights/constraint", self.process_set
+                )
+            variable.assign(variable.constraint(whole))
+            branches.note([whole])

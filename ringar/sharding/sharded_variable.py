@@ -1,0 +1,161 @@
+"""A weight of which each rank keeps a slice only, in the form of a variable of Keras.
+
+The variable of a layer gets a derived class: its shape stays the whole one, its storage is a flat
+variable of n/N elements (`variable_slice.py` has the cut). Reading it needs the other ranks. So a
+reader does it, which is set when the variable is cut. Assigning a whole value keeps this rank's
+slice of it. The handle is that of the slice: `tape.gradient(loss, model.trainable_weights)` of
+Keras returns gradients of slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src import backend  # the class of layers' variables before Keras 3.4
+from keras.src.backend.common import stateless_scope  # in no public place
+from tensorflow.python.ops import gen_resource_variable_ops
+
+from ringar.job.process_sets import ProcessSet
+from ringar.sharding.slice_ranks import SliceRanks
+from ringar.sharding.variable_slice import VariableSlice
+
+_CLASSES: dict[type, type] = {}
+
+
+class Leader(Protocol):
+    """Ask the other ranks for the slices of a variable, on the rank that writes or reads a file."""
+
+    def gather(self, slot: Any, its: VariableSlice) -> np.ndarray:
+        """Return the whole value of which `slot` holds this rank's slice."""
+
+    def scatter(self, slot: Any, its: VariableSlice, whole: np.ndarray) -> None:
+        """Give each rank its slice of a whole value."""
+
+
+leader: ContextVar[Leader | None] = ContextVar("leader", default=None)
+"""The leader while this rank writes or reads a file for all."""
+
+
+class WeightSlice(VariableSlice):
+    """Hold this rank's slice of a weight, for an optimizer that trains it.
+
+    The weight's own memory is given back: functions that were traced before cannot read it any
+    more, and fail if they do.
+
+    Args:
+        variable: a `keras.Variable` with its whole value.
+        process_set: the ranks that have the slices; None: all.
+        reader: returns the whole value of the variable, in the dtype of its layer.
+
+    Attributes:
+        trainer: what reduces the gradients of the slice, once an optimizer trains it.
+    """
+
+    trainer: Any = None
+
+    def __init__(
+        self,
+        variable: Any,
+        process_set: ProcessSet | None,
+        reader: Callable[[Any], tf.Tensor],
+    ) -> None:
+        super().__init__(variable, SliceRanks(process_set, process_set))
+        self.process_set = process_set
+        whole = variable.value
+        self._name, self._key = str(whole.name), whole._unique_id
+        self.reader = reader
+        own = self.of_array(whole.numpy())
+        with tf.device(whole.device):
+            self._value = tf.Variable(own, dtype=whole.dtype, name=variable.name)
+        nothing = tf.zeros([0], whole.dtype)
+        gen_resource_variable_ops.assign_variable_op(whole.handle, nothing, validate_shape=False)
+        variable.__class__ = _class_of(type(variable))
+        variable._value = self._value
+        variable._slice = self
+
+    @property
+    def storage(self) -> tf.Variable:
+        """The variable of the slice, padded."""
+        return self._value
+
+    @property
+    def name(self) -> str:
+        """The weight's name before it was cut."""
+        return self._name
+
+    @property
+    def _unique_id(self) -> Any:
+        return self._key
+
+    def read(self) -> tf.Tensor:
+        """Return the elements of the slice."""
+        return tf.convert_to_tensor(self._value)
+
+    def assign(self, value: Any) -> None:
+        """Set the elements of the slice."""
+        self._value.assign(tf.ensure_shape(tf.cast(value, self._value.dtype), self.shape))
+
+
+class ShardedMixin:
+    """A `keras.Variable` whose storage is a slice."""
+
+    _slice: WeightSlice
+
+    @property
+    def value(self) -> Any:
+        """The whole value: in a layer that was gathered that of the layer, else a collective."""
+        if stateless_scope.in_stateless_scope():
+            scope = stateless_scope.get_stateless_scope()
+            value = scope.get_current_value(self)
+            # Keras asks for shapes only, in a graph that is never run.
+            value = tf.zeros(self._slice.whole.shape, self._slice.dtype) if value is None else value
+            return self._maybe_autocast(value)  # type: ignore[attr-defined]
+        return self._slice.reader(self)
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The resource of the slice."""
+        return self._slice.storage.handle
+
+    def _direct_assign(self, value: Any) -> None:
+        its, leads = self._slice, leader.get()
+        if leads is not None:
+            leads.scatter(its.storage, its, np.asarray(value))
+        else:
+            its.assign(its.of(tf.reshape(tf.cast(value, its.storage.dtype), [-1])))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} path={self._slice.path}, {self._slice!r}>"
+
+
+def is_of_keras(variable: Any) -> bool:
+    """Return whether something is a variable of Keras."""
+    return isinstance(variable, backend.Variable)
+
+
+def is_sharded(variable: Any) -> bool:
+    """Return whether a rank keeps only a slice of a weight."""
+    return isinstance(variable, ShardedMixin)
+
+
+def slice_of(variable: Any) -> WeightSlice:
+    """Return this rank's slice of a weight that is sharded."""
+    its: WeightSlice = variable._slice
+    return its
+
+
+def numpy_of(variable: Any) -> np.ndarray:
+    """Return the slice of a weight that is sharded as an array, without its padding."""
+    its = slice_of(variable)
+    return np.asarray(its.storage.numpy())[: its.count]
+
+
+def _class_of(base: type[keras.Variable]) -> type:
+    if base not in _CLASSES:
+        _CLASSES[base] = type(f"Sharded{base.__name__}", (ShardedMixin, base), {})
+    return _CLASSES[base]

@@ -1,0 +1,257 @@
+"""With sharded weights (ZeRO's stage 3) training computes what unsharded training does."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from ringar.sharding.sharded_variable import is_sharded, slice_of
+from tests.keras import common, uneven
+from tests.keras.test_sharded import OPTIMIZERS, SHAPES, STEPS, words_model
+from tests.plugin import fast_if
+
+pytestmark = pytest.mark.usefixtures("initialized")
+
+K = keras.optimizers
+L = keras.layers
+
+
+def variables(name: str) -> list[keras.Variable]:
+    rng = np.random.default_rng(3)
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in SHAPES]
+    return [keras.Variable(a, name=f"{name}_{i}") for i, a in enumerate(arrays)]
+
+
+def trained(shard: Any, rank: int, jit: bool, names: Sequence[str]) -> dict[str, list[np.ndarray]]:
+    """Train variables by each optimizer, all in one graph; return their values."""
+    own = {name: variables(name) for name in names}
+    made = {name: ringar.DistributedOptimizer(OPTIMIZERS[name](), shard=shard) for name in names}
+    for name, its in own.items():
+        made[name].build(its)
+
+    @tf.function(jit_compile=jit, autograph=False)
+    def step(number: tf.Tensor) -> None:
+        for name, its in own.items():
+            with tf.GradientTape() as tape:
+                values = [tf.convert_to_tensor(v) for v in its]
+                gradients = [tf.sin(value * float(rank + 1) + number) for value in values]
+                # The gradients of this loss are those, bit for bit.
+                both = zip(values, gradients, strict=True)
+                loss = tf.add_n([tf.reduce_sum(v * tf.stop_gradient(g)) for v, g in both])
+            made[name].apply(tape.gradient(loss, its), its)
+
+    for number in range(STEPS):
+        step(tf.constant(float(number)))
+    return {name: [np.array(v.numpy()) for v in its] for name, its in own.items()}
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize(
+    ("jit", "names"),
+    [
+        (False, ("momentum", "AdamW", "averages", "accumulation")),
+        fast_if(False, False, tuple(OPTIMIZERS)),
+        fast_if(False, True, tuple(OPTIMIZERS)),
+    ],
+)
+def test_optimizers_train_as_without_shards(
+    jit: bool, names: Sequence[str], rank: int, size: int
+) -> None:
+    expected, received = (trained(shard, rank, jit, names) for shard in (None, "weights"))
+    for name, values in received.items():
+        difference = common.largest_difference(values, expected[name])
+        # A square root may differ by a bit with the place of an element in its tensor.
+        exact = size <= 2 and not jit and name in ("SGD", "momentum", "Lion", "clipvalue")
+        assert difference <= (0.0 if exact else 1e-6), name
+        assert common.largest_difference(values, [v.numpy() for v in variables(name)]) > 1e-3, name
+
+
+class Residual(keras.Model):
+    """A subclassed model with a weight of its own, a layer used twice, and an unused one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.last = L.Dense(6, activation="tanh"), L.Dense(1)
+        self.unused = L.Dense(3)
+        self.scale = self.add_weight(shape=(6,), initializer="ones", name="scale")
+
+    def build(self, shape: Any) -> None:
+        for layer in (self.shared, self.last, self.unused):
+            layer.build(shape)
+
+    def call(self, x: Any) -> Any:
+        x = x + self.shared(x)
+        return self.last(x * self.scale + self.shared(x))
+
+
+def residual() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    model = Residual()
+    model.build((None, 6))
+    return model
+
+
+def sequence(layer: Callable[[], Any]) -> keras.Model:
+    """A recurrent layer on the features as a sequence, with regularizers."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((6,))
+    x = L.Reshape((6, 1))(inputs)
+    x = layer()(x)
+    outputs = L.Dense(1, kernel_regularizer="l2", activity_regularizer="l1")(x)
+    return keras.Model(inputs, outputs)
+
+
+def transformer() -> keras.Model:
+    """Two blocks of a Transformer, the first of them gathered as one."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((6,))
+    x = L.Dense(8)(L.Reshape((6, 1))(inputs))
+    for number in range(2):
+        norm, attention = L.LayerNormalization(), L.MultiHeadAttention(2, 4)
+        wide, narrow = L.Dense(16, activation="gelu"), L.Dense(8)
+        y = norm(x)
+        x = L.Add()([x, attention(y, y)])
+        x = L.Add()([x, narrow(wide(L.LayerNormalization()(x)))])
+        if number == 0:
+            ringar.gather_together(norm, attention, wide, narrow)
+    return keras.Model(inputs, L.Dense(1)(L.Flatten()(x)))
+
+
+def convolutions() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    layers = [
+        keras.Input((6,)), L.Reshape((6, 1)), L.Conv1D(4, 3, activation="relu"),
+        L.BatchNormalization(), L.SeparableConv1D(3, 2), L.Flatten(), L.Dense(1),
+    ]  # fmt: skip
+    return keras.Sequential(layers)
+
+
+MODELS: dict[str, tuple[Callable[[], keras.Model], Callable[..., Any]]] = {
+    "residual": (residual, common.regression),
+    "words": (words_model, common.tokens),
+    "lstm": (lambda: sequence(lambda: L.LSTM(4)), common.regression),
+    "gru": (lambda: sequence(lambda: L.Bidirectional(L.GRU(3))), common.regression),
+    "transformer": (transformer, common.regression),
+    "convolutions": (convolutions, common.regression),
+}
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("residual", {}),
+        fast_if(False, "words", {}),
+        fast_if(False, "lstm", {}),
+        fast_if(False, "gru", {}),
+        fast_if(False, "transformer", {}),
+        fast_if(False, "convolutions", {}),
+        *(fast_if(False, name, {"jit_compile": True}) for name in MODELS),
+        *(fast_if(False, name, {"run_eagerly": True}) for name in MODELS),
+        fast_if(False, "transformer", {"steps_per_execution": 3}),
+    ],
+)
+def test_models_train_as_without_shards(name: str, options: dict[str, Any], size: int) -> None:
+    build, data = MODELS[name]
+    of_both = []
+    for shard in (None, "weights"):
+        model = build()
+        # Not Adam: some gradients are rounding errors, which it scales.
+        optimizer = ringar.DistributedOptimizer(K.SGD(0.01, momentum=0.9), shard=shard)
+        model.compile(optimizer, "mse", **{"jit_compile": False, **options})
+        batches = common.own_batches(data(6 * common.GLOBAL_BATCH))
+        model.fit(batches, verbose=0, callbacks=[ringar.callbacks.Distributed()])
+        assert all(is_sharded(v) for v in model.trainable_variables) == (shard is not None)
+        of_both.append(common.values(model))
+    assert common.largest_difference(*of_both) <= 1e-6
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize(
+    ("known", "jit"), [(False, False), fast_if(False, True, False), fast_if(False, True, True)]
+)
+def test_ranks_without_data_train_their_slices(
+    known: bool, jit: bool, rank: int, size: int, exchange: Callable[[Any], Any]
+) -> None:
+    batches = uneven.batches_of(size, common.regression)
+    of_both = []
+    for shard in (None, "weights"):
+        model = common.dense_model(kernel_constraint="max_norm")
+        optimizer = ringar.DistributedOptimizer(K.SGD(0.1, momentum=0.9), shard=shard)
+        model.compile(optimizer, "mse", jit_compile=jit)
+        data = uneven.dataset(batches[rank], known)
+        first = ringar.callbacks.Distributed()
+        model.fit(data, epochs=2, verbose=0, validation_data=data, callbacks=[first])
+        of_both.append([*common.values(model), *map(np.asarray, model.history.history.values())])
+    assert common.largest_difference(*of_both) <= 1e-6
+    steps = 2 * max(map(len, batches))
+    assert exchange(common.number(optimizer.iterations)) == [steps] * size
+
+
+def take_step(model: keras.Model, optimizer: Any, x: tf.Tensor, y: tf.Tensor) -> None:
+    with tf.GradientTape() as tape:
+        loss = keras.losses.MeanSquaredError()(y, model(x, training=True))
+    weights = model.trainable_variables
+    optimizer.apply(tape.gradient(loss, weights), weights)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("mode", ["graph", fast_if(False, "jit"), fast_if(False, "eager")])
+def test_join_in_a_loop_of_ones_own(mode: str, rank: int) -> None:
+    x, y = common.regression(40)
+    of_both = []
+    for shard in (None, "weights"):
+        model = common.dense_model()
+        optimizer = ringar.DistributedOptimizer(K.Adam(0.01), shard=shard)
+        optimizer.build(model.trainable_variables)
+        step: Any = functools.partial(take_step, model, optimizer)
+        if mode != "eager":
+            step = tf.function(step, jit_compile=mode == "jit")
+        for number in range(5 if rank == 0 else 2):
+            part = slice(8 * number, 8 * number + 8)
+            step(tf.constant(x[part]), tf.constant(y[part]))
+        assert ringar.join(optimizer) == (0 if rank == 0 else 3)
+        assert common.number(optimizer.iterations) == 5
+        of_both.append(common.values(model))
+    assert common.largest_difference(*of_both) <= 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.usefixtures("mixed_float16")
+@pytest.mark.parametrize("inside", [False, fast_if(False, True)])
+def test_overflow_on_one_rank_skips_the_step_on_all(inside: bool, rank: int, size: int) -> None:
+    x, y = common.regression(8)
+    overflowing = np.full_like(y, 1e30) if rank == size - 1 else y
+    of_both = []
+    for shard in (None, "weights"):
+        model = common.dense_model()
+        optimizer = K.LossScaleOptimizer(K.Adam(0.01)) if inside else K.Adam(0.01)
+        model.compile(ringar.DistributedOptimizer(optimizer, shard=shard), "mse")
+        for target in (y, overflowing, y):
+            model.fit(tf.data.Dataset.from_tensors((x, target)), verbose=0)
+        assert common.number(model.optimizer.dynamic_scale) == 2.0**14
+        assert common.number(model.optimizer.inner_optimizer.iterations) == 2
+        of_both.append(common.values(model))
+    assert common.largest_difference(*of_both) <= 1e-6
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_a_rank_keeps_its_slice(size: int, rank: int) -> None:
+    with ringar.sharded_weights():
+        model = common.dense_model()
+    expected = common.values(common.dense_model())
+    assert common.largest_difference(common.values(model), expected) == 0.0
+    for weight, whole in zip(model.weights, expected, strict=True):
+        its = slice_of(weight)
+        assert its.storage.shape == (-(-whole.size // size),)
+        assert tuple(weight.shape) == whole.shape
+        part = np.array_split(whole.ravel(), size)[rank]
+        np.testing.assert_array_equal(its.storage.numpy()[: part.size], part)

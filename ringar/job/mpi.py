@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -145,7 +145,8 @@ def _meet(mpi: ModuleType, world: MPI.Intracomm, start_timeout: float) -> Place:
     _wait_for_all_ranks(mpi, world, start_timeout, prefix)
     _compare(world, prefix)
     with contextlib.ExitStack() as undo:
-        local = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
+        of_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
+        local = cast("MPI.Intracomm", of_host)
         try:
             firsts = world.allgather(local.bcast(world.Get_rank()))
             segment_fd, trouble = _share_memory(local, prefix)

@@ -21,7 +21,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ringar import errors
 from ringar.job import log, membership
@@ -107,7 +107,7 @@ def _left_of(mpi: ModuleType, whole: MPI.Intracomm) -> MPI.Intracomm:
         if not _is_loss(mpi, error):
             raise
         whole.Revoke()
-        left = whole.Shrink()
+        left = cast("MPI.Intracomm", whole.Shrink())
         _log.info("%d of %d ranks are left", left.Get_size(), whole.Get_size())
         return left
     return whole

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness import results
 from benchmarks.sharded import __main__ as sharded
-from benchmarks.sharded import plot
+from benchmarks.sharded import plot, worker
 
 LOSSES = [1.0, 0.5]
 
@@ -52,7 +52,7 @@ def test_rows_and_targets() -> None:
 
 
 def test_slots_on_disk_take_no_memory() -> None:
-    rows = [sharded.memory_row(sharded.OFFLOADED, 2, [of_memory(n)]) for n in (104, 120)]
+    rows = [sharded.memory_row(worker.OFFLOADED, 2, [of_memory(n)]) for n in (104, 120)]
     found = [sharded.targets([row], []) for row in rows]
     assert [[target.row()[-1] for target in of_row] for of_row in found] == [["yes"], ["no"]]
 

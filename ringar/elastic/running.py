@@ -36,8 +36,8 @@ def run(
     called again in the new world: it has to begin where its state says.
 
     Under `ringarrun` without `--min-np`, and without a launcher, the state is shared and the
-    function called once. Under `mpirun --with-ft ulfm` of Open MPI 5 ranks may be lost, and none
-    can join.
+    function called once. Under `mpirun --with-ft ulfm -x RINGAR_ELASTIC=1` of Open MPI 5 ranks may
+    be lost, and none can join.
 
     Args:
         function: trains, and calls `state.commit()` from time to time.

@@ -43,8 +43,8 @@ from ringar.errors import RankError
 VARIABLE = "RINGAR_RENDEZVOUS_FD"
 #: The folder in which commits are kept, where the user has asked.
 FOLDER_VARIABLE = "RINGAR_ELASTIC_DIR"
-#: Open MPI sets it for ranks of `mpirun --with-ft ulfm`.
-ULFM_VARIABLE = "OMPI_MCA_mpi_ft_enable"
+#: 1: the ranks of a job of MPI go on without those that are lost; the user sets it.
+BY_MPI_VARIABLE = "RINGAR_ELASTIC"
 #: The generation of a process that trains alone, before it joins.
 ALONE = 0
 
@@ -121,9 +121,8 @@ def is_by_launcher() -> bool:
 
 
 def is_by_mpi() -> bool:
-    """Return whether MPI has started the ranks, and tells which of them live."""
-    is_on = os.environ.get(ULFM_VARIABLE, "0") in ("1", "true")
-    return is_on and "RINGAR_RANK" not in os.environ
+    """Return whether MPI tells which ranks live, as the user has asked (`survivors`)."""
+    return os.environ.get(BY_MPI_VARIABLE) == "1" and "RINGAR_RANK" not in os.environ
 
 
 def enter() -> World:

@@ -1,7 +1,8 @@
 """The ranks of a job of MPI that live, where MPI lets a job outlive ranks (ULFM).
 
 `mpirun --with-ft ulfm` of Open MPI 5 does not end a job of which a rank dies (User-Level Failure
-Mitigation, Bland et al. 2013). The ranks that live make a communicator of themselves:
+Mitigation, Bland et al. 2013). With RINGAR_ELASTIC=1 the ranks that live make a communicator of
+themselves:
 
     a rank notices a loss    it revokes the communicators, and all operations on them fail, on all
                              ranks, whomever they wait for

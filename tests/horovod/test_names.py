@@ -47,6 +47,7 @@ DIFFERENCES = {
     "`run` with elastic arguments": "test_run::test_wrong_arguments",
     "`horovodrun`": "test_run::test_options",
     "Variables of the environment": "test_job::test_variables_that_are_read",
+    "Autotune": "test_run::test_variables_of_autotune",
     "Names of Horovod that are absent": "test_names::test_absent_names_say_why",
 }
 

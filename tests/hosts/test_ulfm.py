@@ -23,7 +23,8 @@ pytestmark = [
 def test_ranks_that_are_lost_in_turn_leave_a_smaller_job(two: Hosts) -> None:
     """Killed, an exception, SIGTERM; see scripts/ulfm.py."""
     program = [sys.executable, str(SCRIPTS / "ulfm.py")]
-    command = open_mpi(two, 2, program, options=["--with-ft", "ulfm"])
+    command = open_mpi(two, 2, program, options=["--with-ft", "ulfm"],
+                       variables={"RINGAR_ELASTIC": "1"})  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "3"}
     job = two[0].run(*command, env=environment, timeout=100, check=False)
     ends = re.findall(r"^(\d): 0 (\[.*\]) (-?\d+)$", job.stdout, re.MULTILINE)

@@ -22,6 +22,7 @@ def accuracy(np: int, *options: str) -> tuple[float, str]:
     return float(found[2]), found[0]
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_the_digits() -> None:
     percent, line = accuracy(2, "--slow-rank", "--epochs", "10")
     assert percent >= 90

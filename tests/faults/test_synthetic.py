@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.job, pytest.mark.deadline(120)]
 SCRIPT = Path(__file__).parent / "scripts" / "synthetic.py"
 
 
+@pytest.mark.slow
 def test_rank_0_goes_on_while_rank_1_is_stopped() -> None:
     """It does as many steps as it can, until `ahead` batches have no gradient."""
     result = run_job(2, SCRIPT).check()

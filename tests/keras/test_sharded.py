@@ -57,8 +57,10 @@ if hasattr(K, "ScheduleFreeAdamW"):
 FAST = ("RMSprop", "Adam", "AdamW", "Nadam", "Ftrl", "clipnorm", "averages", "accumulation")
 #: Whose updates depend on sums over elements, in an order that slices change.
 WITH_NORMS = ("clipnorm", "global_clipnorm", "accumulation")
-#: Whose update the optimizer of graphs rewrites, so that bits depend on the place in a tensor.
-BY_PLACE = ("Adagrad",)
+#: Whose updates come to TensorFlow's `rsqrt`, `pow` or reciprocal, as written or as graphs are
+#: rewritten. In vectors and at the end of a tensor these give other bits: an element has the bits
+#: of its place, with no rank involved.
+BY_PLACE = ("Adagrad", "Ftrl", "ScheduleFreeAdamW")
 
 
 def variables(name: str) -> list[keras.Variable]:

@@ -44,8 +44,7 @@ def reduce(
     call, ranks = calls.begin(
         collective, process_set, name, prescale=prescale_factor, postscale=postscale_factor
     )
-    call = with_op(call, op, ranks.size())
-    call = dataclasses.replace(call, wire=wire, algorithm=algorithm)
+    call = with_op(call, op, ranks.size(), wire=wire, algorithm=algorithm)
     for dtype in dict.fromkeys(value.dtype for value in values):
         refuse_integer_average(call, dtype, op, ranks.size())
     pairs = [compression.compress(value) for value in values]
@@ -56,8 +55,8 @@ def reduce(
     ]
 
 
-def with_op(call: Call, op: ReduceOp, ranks: int) -> Call:
-    """Return the call with its op; an average becomes a scaled sum.
+def with_op(call: Call, op: ReduceOp, ranks: int, *, wire: str = "", algorithm: str = "") -> Call:
+    """Return the call with what a reduction adds to it; an average becomes a scaled sum.
 
     In a graph that may outlive the number of ranks, the engine makes the factor when it runs.
 
@@ -72,11 +71,14 @@ def with_op(call: Call, op: ReduceOp, ranks: int) -> Call:
                 "Pass one of those.",
             )
         )
+    factor, mean = call.postscale, False
     if op is Average:
-        if membership.is_elastic() and not tf.executing_eagerly():
-            return dataclasses.replace(call, op="sum", mean=True)
-        return dataclasses.replace(call, op="sum", postscale=call.postscale / ranks)
-    return dataclasses.replace(call, op=op.value)
+        mean = not tf.executing_eagerly() and membership.is_elastic()
+        factor = factor if mean else factor / ranks
+    return dataclasses.replace(
+        call, op="sum" if op is Average else op.value, postscale=factor, mean=mean, wire=wire,
+        algorithm=algorithm,
+    )  # fmt: skip
 
 
 def refuse_integer_average(

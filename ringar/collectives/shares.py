@@ -77,11 +77,10 @@ def allreduce(
     call, ranks = calls.begin(
         "allreduce", process_set, name, prescale=prescale_factor, postscale=postscale_factor
     )
-    call = dataclasses.replace(
-        with_op(call, op, ranks.size()),
-        wire=compressors.checked(compression),
+    call = with_op(
+        call, op, ranks.size(), wire=compressors.checked(compression),
         algorithm=calls.checked_algorithm(algorithm),
-    )
+    )  # fmt: skip
     pairs = [compression.compress(tensor) for tensor in tensors]
     results: list[Any] = [None] * len(pairs)
     answer = None

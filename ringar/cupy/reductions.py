@@ -161,7 +161,7 @@ def _reduce(
         return []
     factors = {"prescale": prescale_factor, "postscale": postscale_factor}
     cupy, call, ranks = collectives.begin(function, collective, process_set, name, **factors)
-    call = dataclasses.replace(with_op(call, op, ranks.size()), algorithm=chosen)
+    call = with_op(call, op, ranks.size(), algorithm=chosen)
     inputs = collectives.inputs_of(cupy, call, given, dtype)
     for one in dict.fromkeys(inputs.dtypes):
         refuse_integer_average(call, one, op, ranks.size())

@@ -79,7 +79,7 @@ CASES = (
     Case(4, peers=("openmpi",), sizes=SIZES[:1], title="Open MPI, ring", options=OPEN_MPI_RING),
 )
 DELAYED = tuple(
-    Case(count, peers=("ringar", "openmpi"), sizes=((MIB, 3), (64 * KIB, 5), (8 * KIB, 10)))
+    Case(count, peers=("ringar", "openmpi"), sizes=((MIB, 3), (256 * KIB, 5), (KIB, 10)))
     for count in (2, 4, 8, 16)
 )
 

@@ -5,9 +5,11 @@ ones, additions and copies take 0.1 to 0.2 s on 2 to 8 hosts at 200 to 500 Mbit/
 if MPI has to connect the hosts first.
 
 - Latency: every host's first rank sends a few bytes to the next host and receives from the one
-  before, all at once, as in every round of a ring or of recursive doubling; median.
-- Bandwidth: the same with larger messages, until one takes 15 ms or is 16 MiB, then four of these
-  without a pause. The median of the last three counts: token buckets, of clouds and of
+  before, all at once, as in every round of a ring or of recursive doubling. Groups of eight such
+  rounds are timed, and the median group counts: within a group rounds are short and long in turn
+  where the ranks are out of step, since messages wait for those who come late.
+- Bandwidth: the same with larger messages, until one takes 15 ms and eight latencies or is 16 MiB,
+  then four of these without a pause. The median of the last three counts: token buckets, of clouds and of
   `tc qdisc ... tbf`, let a first burst pass faster. The bytes travel as in the ring, in chunks of
   which several are under way. MPI asks the receiver before it sends a longer message, and question
   and answer wait in the queues behind the bytes.
@@ -39,8 +41,11 @@ _WARM_UP = 4
 _SMALL, _GROUP, _GROUPS, _SMALL_SECONDS = 8, 8, 4, 0.03
 """Bytes of a small message, messages per group, most groups, and seconds after which to stop."""
 
-_FIRST, _LARGEST, _LONG_ENOUGH = 64 << 10, 16 << 20, 0.015
-"""Bytes of the first and the largest message for the bandwidth; seconds of a long enough one."""
+_FIRST, _LARGEST = 64 << 10, 16 << 20
+"""Bytes of the first and the largest message for the bandwidth."""
+
+_LONG_ENOUGH, _LATENCIES = 0.015, 8
+"""Seconds, and latencies, that a long enough message takes."""
 
 _CHUNK, _LANES = 64000, 8
 """Bytes of a chunk, as in tf_ops/engine/tuning.cc, and chunks under way: half a megabyte fills a
@@ -96,19 +101,20 @@ def _link(comm: MPI.Comm) -> tuple[float, float]:
     small = np.zeros(_SMALL, np.uint8), np.zeros(_SMALL, np.uint8)
     for _ in range(_WARM_UP):
         _exchange(comm, *small)
-    times: list[float] = []
+    groups: list[float] = []
     for _ in range(_GROUPS):
-        times += _timed(lambda: _exchange(comm, *small), _GROUP)
-        if max(comm.allgather(sum(times))) > _SMALL_SECONDS:
+        groups.append(sum(_timed(lambda: _exchange(comm, *small), _GROUP)))
+        if max(comm.allgather(sum(groups))) > _SMALL_SECONDS:
             break
-    latency = max(comm.allgather(median(times)))
+    latency = max(comm.allgather(median(groups) / _GROUP))
+    long_enough = max(_LONG_ENOUGH, _LATENCIES * latency)
     size = _FIRST
     while True:
         given, got = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
         slowest = max(comm.allgather(_timed(lambda: _exchange(comm, given, got), 1)[0]))  # noqa: B023
-        if slowest >= _LONG_ENOUGH or size >= _LARGEST:
+        if slowest >= long_enough or size >= _LARGEST:
             break
-        size = min(_LARGEST, size * (4 if slowest < _LONG_ENOUGH / 4 else 2))
+        size = min(_LARGEST, size * (4 if slowest < long_enough / 4 else 2))
     everyone = comm.allgather(_timed(lambda: _exchange(comm, given, got), 4))
     _, *rest = (max(times) for times in zip(*everyone, strict=True))
     seconds = median(rest)

@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "engine/tuning.h"
@@ -23,6 +24,7 @@ constexpr size_t kBytesOfAllRanks[] = {size_t{8} << 20, size_t{16} << 20, size_t
 
 constexpr double kSecondsBetweenHosts = 0.2;  // and what is under way
 constexpr size_t kTurns = 5;
+constexpr double kSecondsOfTurns = 0.05;  // of an array, unless one turn takes longer
 // Where halving and doubling take less of a ring's time at the longest array that there was time
 // for, they are taken for any longer one, too: they send as many bytes.
 constexpr double kByFar = 0.5;
@@ -167,55 +169,88 @@ class Crossover {
         array_(sizes.back()),
         sums_(sizes.back()) {}
 
+  // Each step halves the sizes that are left, of two in the middle it takes the shorter one: long
+  // arrays take long.
   Status run(size_t most, size_t* found) {
+    RINGAR_RETURN_IF_ERROR(open());
     *found = sizes_.front() / 2;
-    for (const size_t bytes : sizes_) {
-      if (bytes > most) break;
+    // Below `low` the first way takes less time, from `high` on it does not.
+    size_t low = 0, high = sizes_.size();
+    while (high > 0 && sizes_[high - 1] > most) --high;
+    for (bool is_over = false; low < high && !is_over;) {
+      const size_t middle = (low + high - 1) / 2, bytes = sizes_[middle];
       double numbers[3] = {};  // seconds of the second way and of the first; of all until now
       RINGAR_RETURN_IF_ERROR(measure(bytes, numbers));
-      ratio_ = numbers[1] / numbers[0];
-      fastest_.emplace_back(bytes, std::min(numbers[0], numbers[1]));
-      if (ratio_ > 1) break;
-      *found = 2 * bytes;  // half way to the next size, which is four times as long
-      if (numbers[2] > kSecondsBetweenHosts) break;
+      took_[bytes] = {numbers[0], numbers[1]};
+      is_over = numbers[2] > kSecondsBetweenHosts;
+      if (numbers[1] > numbers[0]) {
+        high = middle;
+      } else {
+        low = middle + 1;
+        *found = 2 * bytes;  // half way to the next size, which is four times as long
+      }
     }
     return {};
   }
 
   // The time of the first way by that of the second, at the longest array that was measured.
-  double ratio() const { return ratio_; }
+  double ratio() const {
+    if (took_.empty()) return 1;
+    const auto [second, first] = took_.rbegin()->second;
+    return first / second;
+  }
   // An array that takes about so many seconds by the faster way, from 128 KiB to 8 MiB.
   size_t bytes_in(double seconds) const {
-    const auto [bytes, took] = fastest_.back();
-    const double linear = static_cast<double>(bytes) * seconds / took / 64;
+    const auto [bytes, took] = *took_.rbegin();
+    const double linear = static_cast<double>(bytes) * seconds / fastest(took) / 64;
     return 64 * static_cast<size_t>(std::clamp(linear, 2048.0, 131072.0));
   }
   // The size of buckets by the times of the faster way at the shortest and the longest array; 0 if
   // there is one only.
   size_t bucket() const {
-    if (fastest_.size() < 2) return 0;
-    const auto [shorter, soon] = fastest_.front();
-    const auto [longer, late] = fastest_.back();
+    if (took_.size() < 2) return 0;
+    const auto [shorter, shorter_took] = *took_.begin();
+    const auto [longer, longer_took] = *took_.rbegin();
+    const double soon = fastest(shorter_took), late = fastest(longer_took);
     const double per_byte = (late - soon) / static_cast<double>(longer - shorter);
     if (per_byte <= 0) return 0;
     return bucket_for(std::max(0.0, soon - per_byte * static_cast<double>(shorter)), per_byte);
   }
 
  private:
+  using Seconds = std::pair<double, double>;  // of the second way and of the first
+
+  static double fastest(const Seconds& took) { return std::min(took.first, took.second); }
+
+  // The first array opens connections.
+  Status open() {
+    for (const size_t way : {0, 1}) RINGAR_RETURN_IF_ERROR(reduce(sizes_.front(), way, nullptr));
+    return {};
+  }
+
+  // Where arrays take long, latencies make most of it, and little is noise: one turn is enough.
   Status measure(size_t bytes, double (&numbers)[3]) {
     std::array<std::vector<double>, 2> times;
-    for (size_t turn = 0; turn < 2 * (1 + kTurns); ++turn) {
-      const size_t way = turn % 2;
-      use_(way == 0 ? 0 : bytes);
-      Allreduce sum(DataType::kFloat32, ReduceOp::kSum, array_.data(), sums_.data(), bytes);
-      const auto before = Clock::now();
-      RINGAR_RETURN_IF_ERROR(ranks_.run(sum));
-      if (turn > 1) times[way].push_back(seconds_since(before));  // the first opens connections
+    for (size_t turn = 1, turns = 1; turn <= turns; ++turn) {
+      for (const size_t way : {0, 1}) RINGAR_RETURN_IF_ERROR(reduce(bytes, way, &times[way]));
+      if (turn != 1 && turn != turns) continue;
+      numbers[0] = median(times[0]);
+      numbers[1] = median(times[1]);
+      numbers[2] = seconds_since(start_);
+      RINGAR_RETURN_IF_ERROR(agree(ranks_, numbers));
+      const double in_time = kSecondsOfTurns / (numbers[0] + numbers[1]);
+      if (turn == 1) turns = static_cast<size_t>(std::clamp<double>(in_time, 1, kTurns));
     }
-    numbers[0] = median(times[0]);
-    numbers[1] = median(times[1]);
-    numbers[2] = seconds_since(start_);
-    return agree(ranks_, numbers);
+    return {};
+  }
+
+  Status reduce(size_t bytes, size_t way, std::vector<double>* times) {
+    use_(way == 0 ? 0 : bytes);
+    Allreduce sum(DataType::kFloat32, ReduceOp::kSum, array_.data(), sums_.data(), bytes);
+    const auto before = Clock::now();
+    RINGAR_RETURN_IF_ERROR(ranks_.run(sum));
+    if (times) times->push_back(seconds_since(before));
+    return {};
   }
 
   Communicator& ranks_;
@@ -223,8 +258,7 @@ class Crossover {
   const std::function<void(size_t)> use_;
   const Clock::time_point start_ = Clock::now();
   std::vector<std::byte> array_, sums_;
-  double ratio_ = 1;
-  std::vector<std::pair<size_t, double>> fastest_;  // bytes, seconds
+  std::map<size_t, Seconds> took_;  // by bytes
 };
 
 }  // namespace

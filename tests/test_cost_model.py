@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 import math
 import re
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -506,3 +509,17 @@ def test_measure(ranks: int, tmp_path: Path) -> None:
     command = [str(mpirun), "-np", str(ranks), sys.executable, str(program)]
     result = run_job(None, command, env=env, deadline=60).check()
     assert result.stdout.count("measured in") == 3
+
+
+def test_latency_where_ranks_are_out_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = itertools.cycle([0.0, 0.0, 0.0, 0.02])
+    monkeypatch.setattr(
+        link_probe, "_timed", lambda _, n: [next(rounds) if n > 4 else 0.1 for _ in range(n)]
+    )
+    comm: Any = types.SimpleNamespace(
+        allgather=lambda value: [value], Get_rank=lambda: 0, Get_size=lambda: 1
+    )
+    monkeypatch.setattr(link_probe, "_exchange", lambda *_: None)
+    latency, bandwidth = link_probe._link(comm)
+    assert latency == pytest.approx(0.005)
+    assert bandwidth == pytest.approx((64 << 10) / (0.1 - 0.005))

@@ -42,6 +42,8 @@ RATES = {2: 500.0, 4: 300.0, 8: 200.0}
 """Mbit/s of a host, by their number: all together stay below what this machine's cores can move."""
 DELAYED_RATE = 50.0
 """The same where frames pass relays."""
+UNLIMITED = 1e6
+"""The same where one TCP stream keeps the processors busy; a bucket counts what passes."""
 SIZES = ((32 * MIB, 3), (8 * MIB, 5), (MIB, 15), (64 * KIB, 50), (KIB, 1000))
 """Bytes, and calls per round."""
 PROBE_BYTES = 16 * MIB
@@ -62,9 +64,12 @@ class Case:
     title: str = ""
     options: tuple[str, ...] = ()
     delay: float = 0.0
+    unlimited: bool = False
 
     @property
     def rate_mbit(self) -> float:
+        if self.unlimited:
+            return UNLIMITED
         if self.delay:
             return DELAYED_RATE
         return RATES[min(RATES, key=lambda hosts: abs(hosts - self.hosts))]
@@ -77,6 +82,7 @@ CASES = (
     Case(2, 2, ("ringar:hierarchical", "ringar:ring", "openmpi"), SIZES[:1]),
     Case(4, 2, ("ringar:hierarchical", "openmpi"), SIZES[1:2]),
     Case(4, peers=("openmpi",), sizes=SIZES[:1], title="Open MPI, ring", options=OPEN_MPI_RING),
+    Case(2, peers=("ringar", "openmpi"), sizes=((64 * MIB, 5),), unlimited=True),
 )
 DELAYED = tuple(
     Case(count, peers=("ringar", "openmpi"), sizes=((MIB, 3), (256 * KIB, 5), (KIB, 10)))
@@ -170,7 +176,8 @@ def row(
         times = [{"results": [{"times": r["results"][index]["rounds"][number]}]} for r in reports]
         series.rounds.append(slowest_rank(times, 0))
     due = DEFINITIONS["allreduce"].factor(case.hosts) * one["bytes"]
-    bound = due / hosts.payload_rate
+    payload_rate = stream_rate if case.unlimited else hosts.payload_rate
+    bound = due / payload_rate
     peer, _, algorithm = one["peer"].partition(":")
     all_sent, payload = sent_per_call(reports, index)
     return {
@@ -179,7 +186,7 @@ def row(
         "rate_mbit": hosts.rate_mbit,
         "mtu": hosts.mtu,
         "delay": case.delay,
-        "payload_rate": hosts.payload_rate,
+        "payload_rate": payload_rate,
         "stream_rate": stream_rate,
         "bytes": one["bytes"],
         "peer": case.title or {"openmpi": "Open MPI"}.get(peer, peer),
@@ -201,7 +208,8 @@ def measure(case: Case, rounds: int, mtu: int, found: Measured) -> None:
         for host in hosts if case.delay else ():
             # A frame passes the relays of two hosts.
             stack.enter_context(host.relayed(Faults(latency=case.delay / 2)))
-        stream_rate = stream.measure(hosts[0], hosts[1], PROBE_BYTES)
+        probe = 64 * PROBE_BYTES if case.unlimited else PROBE_BYTES
+        stream_rate = stream.measure(hosts[0], hosts[1], probe)
         try:
             reports = run_in_turn(case, hosts, rounds)
         except JobFailedError as error:

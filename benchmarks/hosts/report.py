@@ -10,7 +10,7 @@ from benchmarks.harness.report import KIB, MIB
 from benchmarks.harness.series import slowest
 from benchmarks.harness.targets import Target, table
 
-LARGE = 32 * MIB
+LARGE, UNLIMITED = 32 * MIB, 64 * MIB
 _PREDICTED_FROM = MIB
 """Smaller ones are at the mercy of two cores' scheduler, not of the link."""
 
@@ -49,7 +49,8 @@ def as_data(rows: list[Row]) -> dict[str, list[Row]]:
     """
     predicted = [
         r for r in rows
-        if r["peer"] == "ringar" and (r["bytes"] >= _PREDICTED_FROM or r["delay"])
+        if r["peer"] == "ringar" and r["bytes"] != UNLIMITED
+        and (r["bytes"] >= _PREDICTED_FROM or r["delay"])
     ]  # fmt: skip
     return {"rows": predicted, "others": [r for r in rows if r not in predicted]}
 
@@ -63,6 +64,7 @@ def targets(rows: list[Row], training: list[Row]) -> list[Target]:
     """Returns all targets, those without measurements included."""
     nothing = [float("nan")]
     large = _of(rows, "ringar", LARGE)
+    unlimited = _of(rows, "ringar", UNLIMITED)
     pairs = _of(rows, "ringar", LARGE, ranks_per_host=2, algorithm="hierarchical")
 
     def against(peer: str, size: int, hosts: int) -> list[float]:
@@ -87,6 +89,8 @@ def targets(rows: list[Row], training: list[Row]) -> list[Target]:
         Target("allreduce 1 KiB on 4 hosts against Open MPI", 1, "x", against("Open MPI", KIB, 4)),
         Target("allreduce 64 KiB on 8 hosts against Open MPI", 1, "x",
                against("Open MPI", 64 * KIB, 8)),
+        Target("allreduce 64 MiB on 2 hosts, a link without a rate: sent per rank", 3, "GB/s",
+               [r["due"] / r["seconds"] / 1e9 for r in unlimited] or nothing),
     ]  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def test_the_cost_model_is_checked_with_ringar_s_large_rows(tmp_path: Path) -> N
 def test_cases_stay_within_the_rates_of_the_bound() -> None:
     assert {case.hosts for case in hosts.CASES} == {2, 4, 8}
     for case in hosts.CASES:
-        assert 200 <= case.rate_mbit <= 500
+        assert 200 <= case.rate_mbit <= 500 or case.unlimited
         assert max(dict(case.sizes)) >= 8 * MIB
 
 

@@ -9,10 +9,10 @@ if MPI has to connect the hosts first.
   rounds are timed, and the median group counts: within a group rounds are short and long in turn
   where the ranks are out of step, since messages wait for those who come late.
 - Bandwidth: the same with larger messages, until one takes 15 ms and eight latencies or is 16 MiB,
-  then four of these without a pause. The median of the last three counts: token buckets, of clouds and of
-  `tc qdisc ... tbf`, let a first burst pass faster. The bytes travel as in the ring, in chunks of
-  which several are under way. MPI asks the receiver before it sends a longer message, and question
-  and answer wait in the queues behind the bytes.
+  then four of these without a pause. The median of the last three counts: token buckets, of clouds
+  and of `tc qdisc ... tbf`, let a first burst pass faster. The bytes travel as in the ring, in
+  chunks of which several are under way. MPI asks the receiver before it sends a longer message, and
+  question and answer wait in the queues behind the bytes.
 - Reduction: NumPy adds float32 arrays that fit into a cache, as chunks do; median.
 - Within a host: MPI's barrier of the host's ranks, and NumPy's copy of an array that is larger than
   the inner caches. ringar's shared memory may be a little faster than that barrier.

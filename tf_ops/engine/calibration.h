@@ -19,10 +19,11 @@
 // Between hosts another choice depends on the network: up to which size recursive doubling, of few
 // rounds and many bytes, takes less time than halving and doubling, and up to which size these take
 // less than a ring, of many rounds. Where nothing is known of the network, the ranks measure that,
-// too, in the same manner: allreduces two ways, in turn, of sizes that close in on the one where the
-// way for longer arrays wins, until the time is over. Up to three hosts have recursive doubling and the ring
-// alone (World::halving_doubling_bytes_for). On many hosts a ring takes long, however short the
-// array; so it is not measured before halving and doubling have won over recursive doubling.
+// too, in the same manner: allreduces two ways, in turn, of sizes that close in on the one where
+// the way for longer arrays wins, until the time is over. Up to three hosts have recursive doubling
+// and the ring alone (World::halving_doubling_bytes_for). On many hosts a ring takes long, however
+// short the array; so it is not measured before halving and doubling have won over recursive
+// doubling.
 //
 // Some networks give one stream of TCP a part of their rate only. So arrays that take a few
 // milliseconds go by one stream to a rank and by several, in turn.

@@ -1,14 +1,15 @@
 """What does sharding save, and what does it cost?
 
     python -m benchmarks.sharded --output build/sharded
-    python -m benchmarks.sharded --only memory --ranks 2
+    python -m benchmarks.sharded --only memory --ranks 2 --allocator onednn
     python -m benchmarks.sharded --only time --models transformer
 
 Memory: a stack of dense layers (400 MB of weights by default) with Adam, in jobs of their own
 without shards, by each stage, and with slots on disk: the resident memory of weights and slots,
 against 12 bytes per parameter without shards, 4 + 8/N on N ranks, 12/N with sharded weights, and 4
 with slots on disk; and the greatest resident memory of a step beyond what the process had without
-the model.
+the model. TensorFlow's allocator for oneDNN keeps the pages of what was freed, such as whole
+weights that were cut, for later tensors; so by default the allocator is the system's.
 
 Time: a step of AlexNet and of a Transformer of 12 layers of width 512 on two ranks, without shards
 and by each stage, in turn in the same job; and what a rank must send in a step (`ringar.stats`).
@@ -38,6 +39,7 @@ TOLERANCE = 1e-4
 """Relative, of losses."""
 MB = 1e6
 MOST_OFF = 0.05
+SYSTEM_ALLOCATOR = {"TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}
 MOST_TIME = {"optimizer": 1.05, "gradients": 1.05, "weights": 1.25}
 MOST_BYTES = {"optimizer": 1.001, "gradients": 1.001, "weights": 1.501}
 
@@ -143,7 +145,10 @@ def measure_memory(options: argparse.Namespace, ranks: int, missing: dict[str, s
         job = {"task": "memory", "shard": shard, "ranks": ranks, "threads": 1,
                "layers": options.layers, "width": options.width, "examples": 16}  # fmt: skip
         try:
-            reports = run_worker("benchmarks.sharded.worker", job, ranks, deadline=LIMIT)
+            reports = run_worker(
+                "benchmarks.sharded.worker", job, ranks, deadline=LIMIT,
+                env=SYSTEM_ALLOCATOR if options.allocator == "system" else None,
+            )  # fmt: skip
         except JobFailedError as error:
             missing[title] = str(error)
         else:
@@ -173,6 +178,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--ranks", default="2,4", help="of the memory (default %(default)s)")
     add("--layers", type=int, default=24, help="of the memory (default %(default)s)")
     add("--width", type=int, default=2048, help="of the memory (default %(default)s)")
+    add("--allocator", choices=("system", "onednn"), default="system",
+        help="of TensorFlow, while memory is measured (default %(default)s)")  # fmt: skip
     add("--models", default="alexnet,transformer", help="(default %(default)s)")
     add("--steps", type=int, default=4, help="timed steps of a turn (default %(default)s)")
     add("--rounds", type=int, default=5, help="turns of each way (default %(default)s)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -116,6 +118,40 @@ def test_ranks_see_the_gpus_of_their_members(
     with Cluster(2) as cluster, members(cluster, 2, gpus=given):
         pool = cluster.start({}, options, 30)
         assert [gpus for *_, gpus in pool.call(whoami, ["a"])] == seen
+
+
+def what_is_there() -> tuple[str, str]:
+    import brought  # type: ignore[import-not-found]
+
+    return brought.WORD, os.getcwd()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="hides a folder from members: needs root")
+def test_ranks_have_what_the_manager_has_brought_to_their_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its modules; and its folder, where the caller's is missing."""
+    caller, there = tmp_path / "caller" / "project", tmp_path / "there"
+    caller.mkdir(parents=True)
+    there.mkdir()
+    (there / "brought.py").write_text("WORD = 'x'\n")
+    monkeypatch.chdir(caller)
+    with Cluster(1) as cluster:
+        text = f"import sys; sys.path.append({str(there)!r}); "
+        text += SERVES.format(repr(cluster.variable), 0, "'127.0.0.1'")
+        member_of = f"exec {sys.executable} -c {shlex.quote(text)}"
+        hide = f"mount -t tmpfs none {caller.parent} && {member_of}"
+        member = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", hide],
+            cwd=there,
+            env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        )
+        try:
+            pool = cluster.start({}, [], 30)
+            assert pool.call(what_is_there) == [("x", str(there))]
+        finally:
+            member.kill()
+            member.wait()
 
 
 def test_a_member_that_comes_too_late() -> None:

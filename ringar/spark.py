@@ -211,9 +211,10 @@ class _Tasks:
 
     def cancel(self) -> None:
         """Tell Spark to end the tasks, or not to start them later."""
-        # Python's `cancelJobGroup` forgets the stage that Spark will try again when there is room.
-        with contextlib.suppress(Exception):  # the context has been stopped
-            self._context._jsc.sc().cancelJobGroupAndFutureJobs(self._group)
+        # The first one, of Spark 4, also knows the stage that waits to be tried again for room.
+        for cancel in ("cancelJobGroupAndFutureJobs", "cancelJobGroup"):
+            with contextlib.suppress(Exception):  # the context has been stopped
+                getattr(self._context._jsc.sc(), cancel)(self._group)
 
     def _run(self, variable: str, number: int, run: Callable[[RDD[int], str], None]) -> None:
         self._context.setJobGroup(self._group, self._name, interruptOnCancel=True)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -23,6 +24,7 @@ from ringar.errors import DeadlineError, RankError
 from ringar.launchers import executable
 from ringar.launchers.cluster import Cluster, Member
 from ringar.launchers.rendezvous import meet
+from ringar.spark import _Tasks
 from tests.plugin.jobs import PYTHONPATH
 
 pytestmark = [pytest.mark.job, pytest.mark.deadline(90)]
@@ -203,6 +205,15 @@ def test_a_function_that_takes_too_long() -> None:
             cluster.start({}, ["--min-np", "1"], 30)
         with pytest.raises(ValueError, match="unknown option --no-such"):
             cluster.start({}, ["--no-such"], 30)
+
+
+def test_spark_3_cancels_tasks_that_have_not_started() -> None:
+    """It has no `cancelJobGroupAndFutureJobs`."""
+    cancelled: list[str] = []
+    of_spark_3 = SimpleNamespace(cancelJobGroup=cancelled.append)
+    tasks = _Tasks(SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: of_spark_3)), "test")  # type: ignore[arg-type]
+    tasks.cancel()
+    assert cancelled == [tasks._group]
 
 
 def test_members_that_do_not_come() -> None:

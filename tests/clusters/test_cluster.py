@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import cloudpickle
 import pytest
 
+import ringar
 from ringar.errors import DeadlineError, RankError
 from ringar.launchers import executable
 from ringar.launchers.cluster import Cluster, Member
@@ -214,6 +215,28 @@ def test_spark_3_cancels_tasks_that_have_not_started() -> None:
     tasks = _Tasks(SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: of_spark_3)), "test")  # type: ignore[arg-type]
     tasks.cancel()
     assert cancelled == [tasks._group]
+
+
+def test_spark_tells_why_it_has_ended_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of the ranks is its consequence."""
+
+    class Ended(_Tasks):
+        def start(self, *_: object) -> None:
+            self._error = Exception("Task 1 failed 4 times")
+
+    @contextlib.contextmanager
+    def cluster(limits: object) -> Iterator[SimpleNamespace]:
+        def call(*_: object, **__: object) -> None:
+            raise RankError("all ranks are lost")
+
+        yield SimpleNamespace(variable="", wait=lambda *_: None, call=call)
+
+    context = SimpleNamespace(getConf=dict)
+    monkeypatch.setattr(ringar.spark, "_active", lambda given: context)
+    monkeypatch.setattr(ringar.spark, "_Tasks", Ended)
+    monkeypatch.setattr(ringar.spark, "ElasticCluster", cluster)
+    with pytest.raises(RuntimeError, match="Task 1 failed 4 times"):
+        ringar.spark.run_elastic(print, num_proc=2)
 
 
 def test_members_that_do_not_come() -> None:

@@ -10,8 +10,9 @@ joins.
 
 Ray Train's own trainers start workers for TensorFlow's MultiWorkerMirroredStrategy, which Keras 3
 leaves to you to fit. `RayExecutor` takes the trainer's place: its actors hold CPUs and GPUs as
-Ray Train's workers do, and its ranks are ringar's. In a trial of Ray Tune it takes the trial's
-placement group: `RayExecutor(placement_group=ray.util.get_current_placement_group())`.
+Ray Train's workers do, and its ranks are ringar's. In a trial of Ray Tune it takes the bundles of
+the trial's placement group, whose first one is the trial's own:
+`RayExecutor(n, placement_group=ray.util.get_current_placement_group())` with `n` others.
 """
 
 from __future__ import annotations

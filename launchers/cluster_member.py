@@ -22,6 +22,12 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 BY_SSH = "SSH_CONNECTION"
 """Tells a guard the address at which its host was reached, as sshd does."""
 
+MEMBER_PATH_VARIABLE = "RINGAR_MEMBER_PATH"
+"""The folder that a member runs in, and behind it those in which it finds modules.
+
+The manager may have brought a program's files there, which other hosts have not elsewhere.
+"""
+
 # The shell ends with the thread of this process that waits for it.
 _SHELL = """
 import os, signal, sys
@@ -64,6 +70,7 @@ def _run(variable: str, order: dict[str, Any]) -> None:
         way.send_bytes(json.dumps({"run": order["run"]}).encode())
         environ = dict(os.environ)
         environ[BY_SSH] = _addresses(way)
+        environ[MEMBER_PATH_VARIABLE] = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
         if "gpus" in order:
             # Members may share a GPU.
             every = [gpu for gpus in order["gpus"] for gpu in gpus.split(",") if gpu]

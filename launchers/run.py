@@ -53,8 +53,9 @@ def run(
         function: the function that every rank calls.
         args: its positional arguments, the same on each rank.
         kwargs: its keyword arguments.
-        np: the number of ranks; by default the slots of `hosts` or of the scheduler's allocation,
-            else the number of GPUs, and 2 without GPUs.
+        np: the number of ranks; by default the slots of the hosts that are named, or of the
+            scheduler's allocation, else the number of GPUs, and 2 without GPUs; in an elastic job
+            no fewer than `min_np`, and no more than `max_np`.
         hosts: the hosts and their slots, as in `ringarrun -H`: "h1:4,h2:4". They must be able to
             connect to a port of this host; they need no common disk.
         env: variables to set for the ranks.
@@ -115,13 +116,17 @@ def _arguments(
 ) -> list[str]:
     """Return the command line of `ringarrun`."""
     words = [] if hosts is None else ["-H", hosts]
-    if np is None and hosts is None and allocation.find(os.environ) is None:
-        np = len(nvidia.visible_gpus(os.environ)) or 2
     if np is not None:
         words += ["-np", str(np)]
     for name in env or ():
         words += ["-x", name]
-    return [*words, *options, "-m", "ringar.launchers.worker"]
+    words += [*options, "-m", "ringar.launchers.worker"]
+    request = _request(words)
+    knows_hosts = request.hosts or request.discovery_script or allocation.find(os.environ)
+    if request.num_proc is None and not knows_hosts:
+        number = max(len(nvidia.visible_gpus(os.environ)) or 2, request.min_np or 1)
+        words[:0] = ["-np", str(min(number, request.max_np or number))]
+    return words
 
 
 def call_elastic(

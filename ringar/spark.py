@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ringar.errors import RankError
 from ringar.launchers import cluster_member
 from ringar.launchers.cluster import Cluster
 from ringar.launchers.elastic_cluster import ElasticCluster, Limits, threads
@@ -108,9 +109,11 @@ def run_elastic(
     """Call a function in an elastic job on a cluster of Spark, and return the results.
 
     Each rank is a task of an ordinary stage. Spark starts as many as it has room for, others when
-    executors appear, and those that fail again, `spark.task.maxFailures` times. Ranks whose tasks
-    or executors are lost are left out, and the others go on from the last commit; ranks of tasks
-    that come join at the next commit. Each task is a host of its own: ranks are connected by TCP.
+    executors appear, and those that fail again. Ranks whose tasks or executors are lost are left
+    out, and the others go on from the last commit; ranks of tasks that come join at the next
+    commit. When one task has failed `spark.task.maxFailures` times (4 by default), Spark ends all
+    of them, and the job: raise it for long ones. Each task is a host of its own: ranks are
+    connected by TCP.
 
     Args:
         fn: the function that each process calls that joins. It trains by `ringar.elastic.run` or
@@ -138,7 +141,8 @@ def run_elastic(
         ImportError: there is no PySpark.
         RankError: fewer than `min_num_proc` ranks were left for `elastic_timeout`, all were lost,
             or they changed more often than `reset_limit`.
-        RuntimeError: there is no active context, or Spark could not run the tasks.
+        RuntimeError: there is no active context, or Spark could not run the tasks, or has ended
+            them: the message has its reason.
         ValueError: a number or an option is wrong.
         Exception: an error of the function on all ranks.
 
@@ -168,6 +172,9 @@ def run_elastic(
             cluster.wait(number, start_timeout, tasks.check)
             env = {**threads(cpus), **(env or {})}
             return cluster.call(fn, args, kwargs, env=env, options=options, timeout=timeout)
+        except RankError:
+            tasks.check()  # Spark may have ended all tasks, and knows why
+            raise
         finally:
             tasks.cancel()  # some may be yet to start
 
@@ -211,9 +218,10 @@ class _Tasks:
 
     def cancel(self) -> None:
         """Tell Spark to end the tasks, or not to start them later."""
-        # Python's `cancelJobGroup` forgets the stage that Spark will try again when there is room.
-        with contextlib.suppress(Exception):  # the context has been stopped
-            self._context._jsc.sc().cancelJobGroupAndFutureJobs(self._group)
+        # The first one, of Spark 4, also knows the stage that waits to be tried again for room.
+        for cancel in ("cancelJobGroupAndFutureJobs", "cancelJobGroup"):
+            with contextlib.suppress(Exception):  # the context has been stopped
+                getattr(self._context._jsc.sc(), cancel)(self._group)
 
     def _run(self, variable: str, number: int, run: Callable[[RDD[int], str], None]) -> None:
         self._context.setJobGroup(self._group, self._name, interruptOnCancel=True)

@@ -14,7 +14,10 @@ _SPARK = (
     "ringar has no estimators and stores; call functions on Spark by ringar.spark.run or "
     "run_elastic"
 )
-_RAY = "it takes Horovod's settings; use ringar.ray.RayExecutor, whose methods are the same"
+_RAY = (
+    "it takes Horovod's settings; use ringar.ray.RayExecutor, which has its methods but "
+    "create_settings and run_remote"
+)
 _TF1 = (
     "TensorFlow 2.16 and later have no tf.estimator, and Horovod itself lacks this name there; "
     "call broadcast_variables before the training"

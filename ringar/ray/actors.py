@@ -82,13 +82,20 @@ class Actors:
 def placed(
     group: PlacementGroup, number: int, per_bundle: int, resources: Mapping[str, float]
 ) -> list[dict[str, object]]:
-    """Return the options of actors in the bundles of a placement group."""
+    """Return the options of actors in the last bundles of a placement group.
+
+    A trial of Ray Tune, which may give its own group, holds the first bundle itself.
+    """
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    first = group.bundle_count - number // per_bundle
 
     return [
         {
             **amounts(resources),
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index // per_bundle),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                group, first + index // per_bundle
+            ),
         }
         for index in range(number)
     ]

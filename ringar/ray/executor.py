@@ -47,7 +47,8 @@ class RayExecutor:
         cpus_per_worker: the CPUs of Ray that each rank needs.
         gpus_per_worker: the GPUs of Ray that each rank needs.
         placement_group: a placement group with a bundle for each rank, which stays when the
-            executor ends. Default: one of its own, packed on few hosts, or on `num_hosts`.
+            executor ends; of more bundles the last ones are taken. Default: one of its own, packed
+            on few hosts, or on `num_hosts`.
         env: variables to set for the ranks.
         timeout: seconds to wait for the resources, and for the actors to connect.
         min_workers: in place of `num_workers`: go on while so many ranks are left.

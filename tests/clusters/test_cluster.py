@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -13,14 +14,18 @@ import time
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
 
+import ringar
 from ringar.errors import DeadlineError, RankError
 from ringar.launchers import executable
 from ringar.launchers.cluster import Cluster, Member
 from ringar.launchers.rendezvous import meet
+from ringar.spark import _Tasks
 from tests.plugin.jobs import PYTHONPATH
 
 pytestmark = [pytest.mark.job, pytest.mark.deadline(90)]
@@ -118,6 +123,40 @@ def test_ranks_see_the_gpus_of_their_members(
         assert [gpus for *_, gpus in pool.call(whoami, ["a"])] == seen
 
 
+def what_is_there() -> tuple[str, str]:
+    import brought  # type: ignore[import-not-found]
+
+    return brought.WORD, os.getcwd()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="hides a folder from members: needs root")
+def test_ranks_have_what_the_manager_has_brought_to_their_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its modules; and its folder, where the caller's is missing."""
+    caller, there = tmp_path / "caller" / "project", tmp_path / "there"
+    caller.mkdir(parents=True)
+    there.mkdir()
+    (there / "brought.py").write_text("WORD = 'x'\n")
+    monkeypatch.chdir(caller)
+    with Cluster(1) as cluster:
+        text = f"import sys; sys.path.append({str(there)!r}); "
+        text += SERVES.format(repr(cluster.variable), 0, "'127.0.0.1'")
+        member_of = f"exec {sys.executable} -c {shlex.quote(text)}"
+        hide = f"mount -t tmpfs none {caller.parent} && {member_of}"
+        member = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", hide],
+            cwd=there,
+            env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        )
+        try:
+            pool = cluster.start({}, [], 30)
+            assert pool.call(what_is_there) == [("x", str(there))]
+        finally:
+            member.kill()
+            member.wait()
+
+
 def test_a_member_that_comes_too_late() -> None:
     """It ends at once, though its connection was accepted before the port was closed."""
     with Cluster(2) as cluster:
@@ -167,6 +206,37 @@ def test_a_function_that_takes_too_long() -> None:
             cluster.start({}, ["--min-np", "1"], 30)
         with pytest.raises(ValueError, match="unknown option --no-such"):
             cluster.start({}, ["--no-such"], 30)
+
+
+def test_spark_3_cancels_tasks_that_have_not_started() -> None:
+    """It has no `cancelJobGroupAndFutureJobs`."""
+    cancelled: list[str] = []
+    of_spark_3 = SimpleNamespace(cancelJobGroup=cancelled.append)
+    tasks = _Tasks(SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: of_spark_3)), "test")  # type: ignore[arg-type]
+    tasks.cancel()
+    assert cancelled == [tasks._group]
+
+
+def test_spark_tells_why_it_has_ended_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of the ranks is its consequence."""
+
+    class Ended(_Tasks):
+        def start(self, *_: object) -> None:
+            self._error = Exception("Task 1 failed 4 times")
+
+    @contextlib.contextmanager
+    def cluster(limits: object) -> Iterator[SimpleNamespace]:
+        def call(*_: object, **__: object) -> None:
+            raise RankError("all ranks are lost")
+
+        yield SimpleNamespace(variable="", wait=lambda *_: None, call=call)
+
+    context = SimpleNamespace(getConf=dict)
+    monkeypatch.setattr(ringar.spark, "_active", lambda given: context)
+    monkeypatch.setattr(ringar.spark, "_Tasks", Ended)
+    monkeypatch.setattr(ringar.spark, "ElasticCluster", cluster)
+    with pytest.raises(RuntimeError, match="Task 1 failed 4 times"):
+        ringar.spark.run_elastic(print, num_proc=2)
 
 
 def test_members_that_do_not_come() -> None:

@@ -19,6 +19,7 @@ SCRIPT = """
 import numpy as np
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 import ringar
 
 ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, logging_level="ERROR")
@@ -82,6 +83,23 @@ with ringar.ray.RayExecutor(cpus_per_worker=2, placement_group=group) as executo
     other = ringar.ray.RayExecutor(2, timeout=3)
     expect(ringar.errors.DeadlineError, "placement group", other.start)
 remove_placement_group(group)
+
+# As a trial of Ray Tune, which holds the first bundle of its group.
+group = placement_group([{"CPU": 1}] * 3)
+
+@ray.remote(num_cpus=1)
+class Trial:
+    def train(self):
+        group = ray.util.get_current_placement_group()
+        with ringar.ray.RayExecutor(2, placement_group=group) as executor:
+            return executor.run(lambda: 1)
+
+strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+trial = Trial.options(scheduling_strategy=strategy).remote()
+assert ray.get(trial.train.remote()) == [1, 1]
+ray.kill(trial)
+remove_placement_group(group)
+
 with ringar.ray.RayExecutor(num_hosts=1, num_workers_per_host=3, env={"WORD": "x"}) as executor:
     assert executor.run(lambda: __import__("os").environ["WORD"]) == ["x"] * 3
 with ringar.ray.RayExecutor(2, gpus_per_worker=2) as executor:

@@ -135,6 +135,38 @@ assert [(rank, sizes[-3:], rest) for rank, sizes, rest in results] == [
 ], results
 print("lost and joined", flush=True)
 
+# Another job holds one of the two places, until the only rank trains: a second one joins.
+def hold(rows):
+    Path(folder, "held").touch()
+    while not Path(folder, "1").exists():
+        time.sleep(0.1)
+    return rows
+
+def sizes(folder):
+    import ringar
+    ringar.init()
+
+    @ringar.elastic.run
+    def train(state):
+        state.sizes = [*state.sizes, ringar.size()]
+        Path(folder, str(ringar.size())).touch()
+        while ringar.size() < 2:
+            ringar.barrier()
+            state.commit()
+            time.sleep(0.05)
+
+    state = ringar.elastic.ObjectState(sizes=[])
+    train(state)
+    return state.sizes
+
+holder = spark.sparkContext.parallelize([0], 1).mapPartitions(hold)
+threading.Thread(target=holder.collect, daemon=True).start()
+while not Path(folder, "held").exists():
+    time.sleep(0.1)
+grown = run(sizes, [str(folder)], num_proc=1, max_num_proc=2, env=env, timeout=150)
+assert grown == [[1, 2]] * 2, grown
+print("grown", flush=True)
+
 # There is room for two of three tasks.
 assert run(lambda: 1, num_proc=3, min_num_proc=2, env=env) == [1, 1]
 text = "expected 3 processes of the cluster within 6 s, received 2"

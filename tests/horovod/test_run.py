@@ -30,6 +30,10 @@ OPTIONS = [
         "-np 4 --host-discovery-script d.sh a",
         "-np 4 --host-discovery-script d.sh --gpus=all --min-np=4 a",
     ),
+    (
+        "--host-discovery-script=d.sh --num-proc=4 a",
+        "--host-discovery-script=d.sh --num-proc=4 --gpus=all --min-np=4 a",
+    ),
     ("-np 2 --gloo --tcp --verbose a", "-np 2 --verbose --gpus=all a"),
     ("-np 2 --mpi -H h:2 a", "-np 2 --launcher mpirun -H h:2 --gpus=all a"),
     ("-np 1 --no-stall-check a", "-np 1 --stall-warning 1000000000 --gpus=all a"),

@@ -17,6 +17,7 @@ import pytest
 
 import ringar
 from ringar.launchers.rendezvous import Client, Outcome, Server
+from ringar.launchers.request import Request
 from tests.launchers.helpers import MARK, QUICK, clean_environment, processes, wait_until
 from tests.plugin.jobs import PYTHONPATH, left_in_shared_memory
 
@@ -127,6 +128,37 @@ def test_ranks_that_take_too_long_are_ended() -> None:
 def test_bad_calls_start_nothing(call: dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         ringar.run(**{"function": print, "np": 1, **call})
+
+
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [
+        ({}, 2),
+        ({"min_np": 3}, 3),
+        ({"min_np": 1, "max_np": 1}, 1),
+        ({"hosts": "localhost:5"}, None),
+        ({"options": ["--hostfile", "hosts"]}, None),
+        ({"options": ["--host-discovery-script", "./hosts.sh"], "min_np": 3}, None),
+    ],
+)
+def test_the_number_of_ranks_where_none_is_given(
+    call: dict[str, Any], number: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Hosts that are named have slots. Without: two, or as many as an elastic job needs."""
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("localhost slots=5\n")
+    seen: list[Request] = []
+
+    def stop(request: Request) -> bool:
+        seen.append(request)
+        raise InterruptedError
+
+    monkeypatch.setattr("ringar.launchers.run._is_elastic", stop)
+    monkeypatch.setattr("ringar.job.nvidia.visible_gpus", lambda environ: [])
+    monkeypatch.setattr("ringar.launchers.allocation.find", lambda environ: None)
+    with pytest.raises(InterruptedError):
+        ringar.run(print, **call)
+    assert [request.num_proc for request in seen] == [number]
 
 
 @pytest.mark.parametrize("variable", ["RINGAR_JOB", "RINGAR_RANK"])

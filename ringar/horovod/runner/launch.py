@@ -158,23 +158,31 @@ def _value(name: str, values: Iterator[str]) -> str:
     return value
 
 
+def _values(words: Sequence[str]) -> dict[str, str]:
+    """Return the word behind each option, or the text behind its equals sign."""
+    values = {}
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        name, equals, inline = word.partition("=")
+        values[name] = inline if equals else following
+    return values
+
+
 def _implied(result: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return the options that Horovod's defaults and variables stand for."""
-    names = {word.partition("=")[0]: i for i, word in enumerate(result)}
+    values = _values(result)
     implied: list[str] = []
-    if "--gpus" not in names and not environ.get("RINGAR_GPUS"):
+    if "--gpus" not in values and not environ.get("RINGAR_GPUS"):
         implied.append("--gpus=all")  # scripts choose their GPU by local_rank()
-    if "--host-discovery-script" in names and "--min-np" not in names:
-        count = next((names[one] for one in ("-np", "-n", "--num-proc") if one in names), None)
-        if count is not None:
-            implied.append(f"--min-np={result[count + 1]}")
+    if "--host-discovery-script" in values and "--min-np" not in values:
+        numbers = [values[one] for one in ("-np", "-n", "--num-proc") if one in values]
+        implied += [f"--min-np={number}" for number in numbers[:1]]
     variables = {
         "--timeline-filename": environ.get("HOROVOD_TIMELINE", ""),
         "--start-timeout": environ.get("HOROVOD_START_TIMEOUT", ""),
         "--elastic-timeout": environ.get("HOROVOD_ELASTIC_TIMEOUT", ""),
     }
     for option, value in variables.items():
-        if value and value != "DYNAMIC" and option not in names:
+        if value and value != "DYNAMIC" and option not in values:
             implied.append(f"{option}={value}")
     return implied
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class SlowMo:
     """Name the slow momentum of `ringar.LocalSGD(outer=...)` (Wang et al. 2020, algorithm 1).
 
-    At the end of a period that began with x0, with the learning rate gamma of the optimizer:
+    At the end of a period that began with x0, with gamma the mean learning rate of its steps:
     u <- beta u + (x0 - mean(x)) / gamma, then x <- x0 - alpha gamma u.
 
     Attributes:

@@ -324,6 +324,18 @@ def test_a_pull_during_a_publication_has_the_one_before() -> None:
         for _ in range(2):
             server.push([np.ones(v.shape, "float32") for v in server.pull()])
         before = server.pull()
+def test_shards_follow_a_schedule_of_their_optimizer(size: int) -> None:
+    """It counts the updates of the shard; no callback of a worker changes it."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 4, 0.5)
+    model = dense_model()
+    halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    with ringar.ParameterServer(model, keras.optimizers.SGD(schedule)) as server:
+        fit(server, model, callbacks=[halve])
+    for shard in server.shards.values():
+        assert shard.version == size * STEPS
+        assert shard.learning_rate == pytest.approx(0.05 * 0.5 ** (shard.version / 4))
+
+
         (served,) = server._service._shards
         put, seen = server._mailboxes.data.put, []
 

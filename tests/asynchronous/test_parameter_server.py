@@ -268,6 +268,33 @@ def test_learning_rates_of_callbacks_reach_the_shards() -> None:
         assert shard.learning_rate == pytest.approx(0.025)
 
 
+def test_the_end_of_an_epoch_ends_a_period_of_easgd(size: int) -> None:
+    model, twin = dense_model(), dense_model()
+    with ringar.ParameterServer(model, keras.optimizers.SGD(1.0), 1) as server:
+        before = [np.array(v) for v in server.variables]
+        model.compile(ringar.EASGD(sgd(), 2 * STEPS, beta=0.8, server=server), "mse")
+        callbacks = [ringar.callbacks.Distributed()]
+        model.fit(*data_of(server.worker), batch_size=8, shuffle=False, verbose=0,
+                  callbacks=callbacks)  # fmt: skip
+        if size == 1:
+            twin.compile(sgd(), "mse")
+            twin.fit(*data_of(0), batch_size=8, shuffle=False, verbose=0)
+            moves = [0.8 * (x - c) for x, c in zip(twin.get_weights(), before, strict=True)]
+            close(model.get_weights(), np.add, before, moves)
+        model.train_on_batch(*batch_of(server.worker, 0))
+    pushes = [(e.worker, e.step) for e in whole_log(server)]
+    assert sorted(pushes) == [(worker, step) for worker in range(size) for step in range(2)]
+
+
+def test_easgd_refuses_a_center_that_does_not_add() -> None:
+    means = ringar.SoftSync(1)
+    decaying = keras.optimizers.SGD(1.0, weight_decay=0.1)
+    for optimizer, control in ((keras.optimizers.SGD(1.0), means), (decaying, None)):
+        server = ringar.ParameterServer(dense_model(), optimizer, 1, control=control)
+        with server, pytest.raises(ValueError, match="makes each push an update"):
+            ringar.EASGD(sgd(), 2, server=server)
+
+
 def test_shards_go_on_from_their_files(shared_tmp_path: Path) -> None:
     model = dense_model()
     with ringar.ParameterServer(model, adam(), 3, directory=shared_tmp_path / "s") as server:

@@ -87,7 +87,7 @@ def Downpour(  # the paper's name
         )
     pace = Pace(
         server.replica,
-        server.first_versions,
+        server.versions_of_variables(),
         n_fetch,
         n_push,
         warm_start if server.worker > 0 else 0,

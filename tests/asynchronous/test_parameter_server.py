@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ def run(
 ) -> tuple[list[asynchronous.Entry], dict[int, list[np.ndarray]], list[list[np.ndarray]]]:
     """Train with a server; return its log and values, and those of a replay in one process."""
     gradients = asynchronous.gradients_of(model, batches)
+    pulls: int = 1,
     with ringar.ParameterServer(model, make(), shards, **options) as server:
         before = server.new_shards([np.array(v) for v in server.variables], make())
         for step in range(STEPS if server.is_worker else 0):
@@ -98,6 +100,9 @@ def run(
     log, values = whole_log(server), final_values(server)
     of_shards = asynchronous.gradients_of(model, batches)
     return log, values, one_process.compute(lambda: asynchronous.replay(log, before, of_shards))
+            for _ in range(pulls - 1):
+                server.pull()
+                time.sleep(0.005)  # in which others push
 
 
 @pytest.mark.parametrize("control", CONTROLS)
@@ -122,7 +127,7 @@ def test_replays_of_embeddings_and_other_shards(make: Callable[[], Any], shards:
 
 def test_a_schedule_forces_the_order_of_another_run() -> None:
     log, values, _ = run(dense_model(), batch_of)
-    again, repeated, _ = run(dense_model(), batch_of, schedule=log)
+    again, repeated, _ = run(dense_model(), batch_of, pulls=2, schedule=log)  # as an epoch's end
     assert sorted(log) == sorted(again)
     equal(repeated, [values[number] for number in sorted(values)])
     lost = log[0]._replace(sequence=-1, update=asynchronous.log.LOST)
@@ -146,6 +151,27 @@ def test_a_log_keeps_its_newest_entries(size: int) -> None:
     "control",
     [ringar.HardSync(), ringar.StaleSynchronous(0)],
     ids=["hardsync", "bulk"],
+@pytest.mark.parametrize("control", ["hardsync", fast_if(False, "asynchronous")])
+def test_versions_of_a_second_fit(control: str) -> None:
+    """By another optimizer: the log tells what it has trained with, and replays."""
+    model = dense_model()
+    with ringar.ParameterServer(model, sgd(), 2, control=CONTROLS[control]) as server:
+        before = server.new_shards([np.array(v) for v in server.variables], sgd())
+        fit(server, model)
+        fit(server, model)
+        model.train_on_batch(*batch_of(server.worker, 2 * STEPS))
+    log, values = whole_log(server), final_values(server)
+
+    def batches(worker: int, step: int) -> Any:
+        return batch_of(worker, step % STEPS if step < 2 * STEPS else step)
+
+    gradients = asynchronous.gradients_of(dense_model(), batches)
+    replayed = one_process.compute(lambda: asynchronous.replay(log, before, gradients))
+    for number, arrays in enumerate(replayed):
+        for one, other in zip(values[number], arrays, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
 )
 def test_synchronous_limits(control: asynchronous.StalenessControl, size: int) -> None:
     """HardSync is SGD with the mean of all gradients, SSP with bound 0 that with their sum."""

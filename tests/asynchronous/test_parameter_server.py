@@ -15,6 +15,9 @@ import pytest
 import ringar
 from ringar import asynchronous
 from tests import one_process
+from ringar.asynchronous.log import LOST
+from ringar.asynchronous.partition import Description, partition
+from ringar.asynchronous.shard_files import ShardFiles
 from tests.keras import common
 from tests.plugin import fast_if
 
@@ -349,6 +352,23 @@ def test_checkpoints_of_the_first_worker(shared_tmp_path: Path, size: int) -> No
         fit(server, model, epochs=2, callbacks=callbacks)
     ringar.barrier()
     loaded = keras.saving.load_model(path)
+@pytest.mark.ranks(1)
+def test_files_of_bfloat16(tmp_path: Path) -> None:
+    values = [np.arange(6).reshape(2, 3).astype("bfloat16")]
+    pieces = partition([Description("w", (2, 3), "bfloat16")], 1)
+    written, read = (
+        asynchronous.Shard(0, start, adam(), ringar.Asynchronous(), 1)
+        for start in (values, [0 * values[0]])
+    )
+    written.take(asynchronous.Push(0, 0, 0, values))
+    ShardFiles(tmp_path, None, pieces, "server").save([written])
+    ShardFiles(tmp_path, None, pieces, "server").load({0: read}, None)
+    for name, array in written.state().items():
+        if name.startswith(("value", "slot")):
+            np.testing.assert_array_equal(read.state()[name], array)
+    assert read.version == 1
+
+
     assert type(loaded.optimizer) is keras.optimizers.SGD
     of_first = ringar.broadcast_object(after[-1])
     for one, other in zip(loaded.get_weights(), of_first, strict=True):

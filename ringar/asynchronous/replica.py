@@ -54,7 +54,7 @@ class Replica:
         self._mailboxes, self._variables, self._worker = mailboxes, list(variables), worker
         self._deadline, self._call = deadline, Call("window", name=name)
         self._turnstiles = turnstiles
-        self._headers = 0  # to each shard
+        self._headers, self._has_ended = 0, False  # headers to each shard
         self.pushes = 0
         self._scheduled: tuple[int, Pulled] | None = None  # the last one, and for which push
 
@@ -99,6 +99,8 @@ class Replica:
         Raises:
             MismatchError: on this rank, for a gradient that does not fit.
         """
+        if self._has_ended:
+            raise self._refusal("a push before the server is closed", "one behind that")
         if len(gradients) != len(self._variables):
             raise self._refusal(f"{len(self._variables)} gradients", str(len(gradients)))
         gradients = [self._checked(g, v) for g, v in zip(gradients, self._variables, strict=True)]
@@ -123,7 +125,7 @@ class Replica:
         """
         if wait:
             self.wait_until_taken()
-        self._headers += 1
+        self._headers, self._has_ended = self._headers + 1, True
         for shard in self._mailboxes.shards:
             self._send(shard, Header(self._headers, 0, self.pushes, 0, 1))
 

@@ -29,6 +29,9 @@ class Variables:
         names: the variables' names, as in the model.
         traced: whether an update is a `tf.function`, which needs a free thread of TensorFlow's
             pool. Else its ops run one by one, in the caller's thread.
+
+    Attributes:
+        follows_schedule: whether the optimizer computes its learning rate, which cannot be set.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Variables:
                 f"Received: {len(names)} names, {len(values)} arrays"
             )
         self.optimizer, self._traced = optimizer, traced
+        self.follows_schedule = not isinstance(optimizer._learning_rate, keras.Variable)
         with tf.init_scope():
             self._variables = [_variable(*pair) for pair in zip(values, names, strict=True)]
             optimizer.build(self._variables)

@@ -36,7 +36,8 @@ def Downpour(  # the paper's name
     parameters by `optimizer`. After every `n_push` steps it pushes the sum of the gradients since
     the last push, and after every `n_fetch` steps it replaces its parameters by the server's.
     Nobody waits for other workers, unless the server's `control` says so. A callback that changes
-    the learning rate of `optimizer` changes that of the shards by the same factor.
+    the learning rate of `optimizer` changes that of the shards by the same factor, unless the
+    server's optimizer follows a schedule, which counts the updates of a shard.
 
     Args:
         optimizer: a `keras.optimizers.Optimizer`, or the name of one; in the paper, SGD. The object
@@ -86,7 +87,7 @@ def Downpour(  # the paper's name
         )
     pace = Pace(
         server.replica,
-        server.first_versions,
+        server.versions_of_variables(),
         n_fetch,
         n_push,
         warm_start if server.worker > 0 else 0,

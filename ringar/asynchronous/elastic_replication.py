@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -29,7 +30,7 @@ class ElasticReplication(Replication):
     def __init__(self, server: ParameterServer, period: int, alpha: float) -> None:
         super().__init__(server)
         self._period, self._alpha = period, alpha
-        self._steps = 0
+        self._steps = self._since = 0  # those of the period
         self._gradients: list[Any] = []  # of the step that is traced or runs
 
     @tf.autograph.experimental.do_not_convert
@@ -49,7 +50,8 @@ class ElasticReplication(Replication):
 
         def count() -> list[np.ndarray]:
             self._steps += 1
-            return [np.asarray(self._steps % self._period == 0)]
+            self._since += 1
+            return [np.asarray(self._since >= self._period)]
 
         # A graph whose iterator has ended runs what does not depend on the batch: no step to count.
         with tf.control_dependencies(tf.nest.flatten(self._gradients, expand_composites=True)):
@@ -58,8 +60,14 @@ class ElasticReplication(Replication):
         self.replace(is_due, self._move, self._server.variables)
 
     def newest(self) -> list[np.ndarray]:
-        """Return the center."""
+        """End a period that has begun, and return the center."""
+        self.finish()
         return self._server.replica.pull().values
+
+    def finish(self) -> None:
+        """End a period that has begun: move the center."""
+        if self._since > 0:
+            self._move(*(keras.ops.convert_to_numpy(v) for v in self._server.variables))
 
     def steps(self) -> int:
         """Return the number of steps of this worker."""
@@ -67,6 +75,7 @@ class ElasticReplication(Replication):
 
     def _move(self, *values: np.ndarray) -> list[np.ndarray]:
         """Move the center to these parameters, and return them moved to the center."""
+        self._since = 0
         center, versions = self._server.replica.pull()
         moves = [
             x.dtype.type(self._alpha) * (x - its) for x, its in zip(values, center, strict=True)

@@ -16,6 +16,8 @@ from ringar.asynchronous.rules import (
     Rule,
     SlowMomentum,
 )
+from ringar.asynchronous.server_arguments import settings
+from ringar.asynchronous.staleness import BackupWorkers, HardSync, SoftSync
 from ringar.collectives import Average
 from ringar.collectives.compression import Compression, Compressor
 from ringar.collectives.powersgd import PowerSGD
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 class SlowMo:
     """Name the slow momentum of `ringar.LocalSGD(outer=...)` (Wang et al. 2020, algorithm 1).
 
-    At the end of a period that began with x0, with the learning rate gamma of the optimizer:
+    At the end of a period that began with x0, with gamma the mean learning rate of its steps:
     u <- beta u + (x0 - mean(x)) / gamma, then x <- x0 - alpha gamma u.
 
     Attributes:
@@ -174,15 +176,16 @@ def EASGD(  # the paper's name
     and saves; so do those of a loop of your own in `ringar.join(optimizer)`.
 
     With a `server` no worker waits for another one, and the server's parameters are the center:
-    behind a period a worker takes d = alpha (x - center), and x <- x - d, center <- center + d.
+    behind a period a worker takes d = alpha (x - center), and x <- x - d, center <- center + d. The
+    end of an epoch, and `close` of the server, end a period there, too.
 
     Args:
         optimizer: a `keras.optimizers.Optimizer`, or the name of one.
         period: the steps of a period (the paper's tau), as for `ringar.LocalSGD`; with a server a
             number.
         beta: the moving rate of the center, positive and at most 1.
-        server: a `ringar.ParameterServer` with `keras.optimizers.SGD(1.0)`, on a rank that works.
-            The other arguments are for ranks in step.
+        server: a `ringar.ParameterServer` with `keras.optimizers.SGD(1.0)`, whose control makes
+            each push an update, on a rank that works. The other arguments are for ranks in step.
         compression: the form in which d is sent, as for `ringar.DistributedOptimizer`.
         algorithm: as for `ringar.LocalSGD`.
         process_set: the ranks that train together; by default all.
@@ -203,6 +206,7 @@ def EASGD(  # the paper's name
         _check_center(server)
         alpha = beta / server.workers.size()
         exchange = ElasticReplication(server, period, alpha)
+        server.before_close(exchange.finish)
         return distribute(optimizer, exchange, "ringar.EASGD")
     mean = Reduction(Average, compression, algorithm, process_set, None, 1.0, 1.0, False, "moves")
     rule = ElasticAveraging(beta, or_all(process_set).size())
@@ -210,14 +214,19 @@ def EASGD(  # the paper's name
 
 
 def _check_center(server: ParameterServer) -> None:
-    """Expect a server that adds what is pushed, times -1, and nothing else."""
-    config = server.optimizer.get_config()
-    plain = isinstance(server.optimizer, keras.optimizers.SGD) and not config["momentum"]
-    if not plain or config["learning_rate"] != 1.0 or server.control.factor(2) != 1.0:
+    """Expect a server that adds each push by itself, times -1, and nothing else."""
+    config = settings(server.optimizer)
+    is_plain = isinstance(server.optimizer, keras.optimizers.SGD) and (
+        config == settings(keras.optimizers.SGD(1.0))
+    )
+    takes_means = isinstance(server.control, SoftSync | BackupWorkers | HardSync)
+    if not is_plain or takes_means or server.control.factor(2) != 1.0:
         raise ValueError(
-            "`server` must have the optimizer keras.optimizers.SGD(1.0) and a constant rate: its "
-            "parameters are the center, which moves by as much as the worker. Received: "
-            f"{server.optimizer.__class__.__name__}({config['learning_rate']}) and {server.control}"
+            "`server` must have the optimizer keras.optimizers.SGD(1.0), without other arguments, "
+            "and a control that makes each push an update at a constant rate, as Asynchronous() or "
+            "StaleSynchronous: its parameters are the center, which moves by as much as the "
+            f"worker. Received: {server.optimizer.__class__.__name__}({config['learning_rate']}) "
+            f"and {server.control}"
         )
 
 

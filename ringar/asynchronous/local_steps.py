@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ringar.asynchronous.rules import Rule
@@ -56,6 +57,7 @@ class LocalSteps(Exchange):
         self._optimizer: Any = None
         self._counts: _Counts | None = None
         self._gradients: list[Any] = []  # of the step that is traced or runs
+        self._rate: Any = None  # its learning rate
         self._end_period: Callable[[], tf.Tensor] = self._combine
 
     @property
@@ -111,6 +113,7 @@ class LocalSteps(Exchange):
         """Begin a period, if this step is its first; return this rank's own gradients."""
         assert self._counts is not None
         _if(self._counts.since.read_value() == 0, self._rule.begin)
+        self._rate = keras.ops.convert_to_tensor(self._optimizer.learning_rate)
         merged = [None if g is None else self._mean.merged(g) for g in gradients]
         self._gradients = [g for g in merged if g is not None]
         return merged
@@ -134,8 +137,9 @@ class LocalSteps(Exchange):
         # A graph whose iterator has ended runs what does not depend on the batch: no step to count.
         with tf.control_dependencies(tf.nest.flatten(self._gradients, expand_composites=True)):
             taken = self._counts.add(rows if are_known else 1.0)
+            self._rule.note_step(self._rate, self._counts.since.read_value())
             _if(self._counts.since.read_value() >= self._steps_of_period(taken), end_period)
-        self._gradients = []
+        self._gradients, self._rate = [], None
 
     def flush(self) -> None:
         """End a period that has begun."""
@@ -175,18 +179,18 @@ class LocalSteps(Exchange):
             self._rule.contributions(), variables, control=control
         )
         answer = share.take_answer()
-        averaged = self._averaged_slots()
-        slot_means, _ = self._mean.plain("slots").reduce(
-            [tf.convert_to_tensor(slot) for slot in averaged], averaged, control=control
+        averaged = [*self._rule.averaged(), *self._averaged_slots()]
+        their_means, _ = self._mean.plain("state").reduce(
+            [tf.convert_to_tensor(one) for one in averaged], averaged, control=control
         )
         share.take_answer()
 
         def act() -> None:
-            self._rule.combine(means, self._optimizer)
+            for one, mean in zip(averaged, their_means, strict=True):
+                one.assign(mean)
+            self._rule.combine(means)
             if save_state is not None:
                 save_state(all_finite(means))
-            for slot, mean in zip(averaged, slot_means, strict=True):
-                slot.assign(mean)
 
         if answer is None:
             act()

@@ -153,7 +153,7 @@ class ParameterServer:
             self._replica = Replica(
                 self._mailboxes, described, self.worker, self._deadline, name, turnstiles
             )
-            self.first_versions = self._update_variables()
+            self._first_versions = self._update_variables()
 
     @property
     def replica(self) -> Replica:
@@ -174,6 +174,13 @@ class ParameterServer:
         """Return the newest values of all variables. Any worker, at any time."""
         values, self._versions = self.replica.pull()
         return values
+
+    def versions_of_variables(self) -> list[int]:
+        """Return the versions of the shards that the variables of this worker have.
+
+        If it has pushed before, it gets the newest: what it has may be older than it seems.
+        """
+        return self._update_variables() if self.replica.pushes else self._first_versions
 
     def _update_variables(self) -> list[int]:
         """Give the variables of this worker their newest values; return the shards' versions."""

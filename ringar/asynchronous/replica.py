@@ -26,6 +26,10 @@ class Pulled(NamedTuple):
     versions: list[int]
 
 
+def _copied(pulled: Pulled) -> Pulled:
+    return Pulled([value.copy() for value in pulled.values], pulled.versions)
+
+
 class Replica:
     """Pull from all shards, and push to them.
 
@@ -50,16 +54,20 @@ class Replica:
         self._mailboxes, self._variables, self._worker = mailboxes, list(variables), worker
         self._deadline, self._call = deadline, Call("window", name=name)
         self._turnstiles = turnstiles
-        self._headers = 0  # to each shard
+        self._headers, self._has_ended = 0, False  # headers to each shard
         self.pushes = 0
+        self._scheduled: tuple[int, Pulled] | None = None  # the last one, and for which push
 
     def pull(self) -> Pulled:
         """Return the newest values of all variables, when it is this worker's turn.
 
-        They have the last push of this worker in them.
+        They have the last push of this worker in them. By a schedule, all pulls before a push
+        return the same.
         """
         self.wait_until_taken()
         self.wait_for_turn()
+        if self._scheduled is not None and self._scheduled[0] == self.pushes:
+            return _copied(self._scheduled[1])
         versions: list[int] = []
         values: list[list[np.ndarray]] = []
         for number, shard in enumerate(self._mailboxes.shards):
@@ -71,7 +79,10 @@ class Replica:
             if self._turnstiles:
                 self._mailboxes.tell_pulled(shard, self._worker, self.pushes + 1)
         pieces = [shard.pieces for shard in self._mailboxes.shards]
-        return Pulled(whole_values(pieces, values), versions)
+        pulled = Pulled(whole_values(pieces, values), versions)
+        if any(t.version(self._worker, self.pushes) is not None for t in self._turnstiles):
+            self._scheduled = self.pushes, _copied(pulled)
+        return pulled
 
     def push(
         self, gradients: Sequence[Gradient], versions: Sequence[int], rate: float = 1.0
@@ -88,6 +99,8 @@ class Replica:
         Raises:
             MismatchError: on this rank, for a gradient that does not fit.
         """
+        if self._has_ended:
+            raise self._refusal("a push before the server is closed", "one behind that")
         if len(gradients) != len(self._variables):
             raise self._refusal(f"{len(self._variables)} gradients", str(len(gradients)))
         gradients = [self._checked(g, v) for g, v in zip(gradients, self._variables, strict=True)]
@@ -112,7 +125,7 @@ class Replica:
         """
         if wait:
             self.wait_until_taken()
-        self._headers += 1
+        self._headers, self._has_ended = self._headers + 1, True
         for shard in self._mailboxes.shards:
             self._send(shard, Header(self._headers, 0, self.pushes, 0, 1))
 

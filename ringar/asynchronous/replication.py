@@ -53,6 +53,10 @@ class Replication(Exchange):
         """Return the parameters of the server, with all that this worker has to push."""
         raise NotImplementedError
 
+    def begin(self) -> None:
+        """Begin an epoch with the newest parameters: those of the model may be another worker's."""
+        self.settle()
+
     def settle(self) -> None:
         """Give the model the newest parameters."""
         for variable, value in zip(self._server.variables, self.newest(), strict=True):

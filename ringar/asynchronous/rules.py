@@ -36,11 +36,23 @@ class Rule:
     def begin(self) -> None:
         """Act before the first step of a period."""
 
+    def note_step(self, rate: tf.Tensor, number: tf.Tensor) -> None:
+        """Note a step that this rank has taken.
+
+        Args:
+            rate: its learning rate.
+            number: its number in the period, from 1.
+        """
+
+    def averaged(self) -> list[Any]:
+        """Return the variables of the state that ranks average before they combine."""
+        return []
+
     def contributions(self) -> list[tf.Tensor]:
         """Return what is averaged over the ranks, a tensor per variable."""
         raise NotImplementedError
 
-    def combine(self, means: Sequence[tf.Tensor], optimizer: Any) -> None:
+    def combine(self, means: Sequence[tf.Tensor]) -> None:
         """Set the variables, given the averages of all ranks' contributions."""
         raise NotImplementedError
 
@@ -69,7 +81,7 @@ class Averaging(Rule):
         """Return x0 - x."""
         return [x0 - _value(x) for x0, x in zip(self._x0, self.variables, strict=True)]
 
-    def combine(self, means: Sequence[tf.Tensor], optimizer: Any) -> None:
+    def combine(self, means: Sequence[tf.Tensor]) -> None:
         """Set x = x0 - mean(x0 - x)."""
         for x, x0, mean in zip(self.variables, self._x0, means, strict=True):
             x.assign(x0 - mean)
@@ -80,6 +92,9 @@ class SlowMomentum(Averaging):
 
     With the learning rate gamma of the optimizer: u <- beta u + mean(x0 - x) / gamma, then
     x <- x0 - alpha gamma u. On one rank with beta = 0 it is Lookahead (Zhang et al. 2019).
+
+    The paper has one gamma for all steps of a period. Here it is the mean of their rates, over the
+    ranks, too: ranks with fewer steps are elsewhere in a schedule, which may end with a rate of 0.
 
     Args:
         beta: the slow momentum.
@@ -94,19 +109,31 @@ class SlowMomentum(Averaging):
         return SlowMomentum(self.beta, self.alpha)
 
     def build(self, variables: list[Any]) -> None:
-        """Make room for x0 and u."""
+        """Make room for x0, u and gamma."""
         super().build(variables)
         self._u = [
             tf.Variable(tf.zeros(x.shape, x.dtype), trainable=False, name="slow_momentum")
             for x in variables
         ]
-        self.state += self._u
+        self._gamma = tf.Variable(0.0, trainable=False, name="rate_of_period")
+        self.state += [*self._u, self._gamma]
 
-    def combine(self, means: Sequence[tf.Tensor], optimizer: Any) -> None:
+    def note_step(self, rate: tf.Tensor, number: tf.Tensor) -> None:
+        """Note the learning rate."""
+        former, rate = self._gamma.read_value(), tf.cast(rate, tf.float32)
+        mean = former + (rate - former) / tf.cast(number, tf.float32)
+        self._gamma.assign(tf.where(number == 1, rate, mean))
+
+    def averaged(self) -> list[Any]:
+        """Return gamma."""
+        return [self._gamma]
+
+    def combine(self, means: Sequence[tf.Tensor]) -> None:
         """Set u and x."""
         for x, x0, u, mean in zip(self.variables, self._x0, self._u, means, strict=True):
-            gamma = tf.cast(optimizer.learning_rate, mean.dtype)
-            x.assign(x0 - self.alpha * gamma * u.assign(self.beta * u + mean / gamma))
+            gamma = tf.cast(self._gamma.read_value(), mean.dtype)
+            now = u.assign(self.beta * u + tf.math.divide_no_nan(mean, gamma))
+            x.assign(x0 - self.alpha * gamma * now)
 
 
 class OuterOptimizer(Averaging):
@@ -131,7 +158,7 @@ class OuterOptimizer(Averaging):
         self._outer.build(variables)
         self.state += self._outer.variables
 
-    def combine(self, means: Sequence[tf.Tensor], optimizer: Any) -> None:
+    def combine(self, means: Sequence[tf.Tensor]) -> None:
         """Take the step from x0."""
         _assign(self.variables, self._x0)
         self._outer.apply(list(means), self.variables)
@@ -176,7 +203,7 @@ class ElasticAveraging(Rule):
         """Return d."""
         return [_value(x) - center for x, center in zip(self.variables, self._center, strict=True)]
 
-    def combine(self, means: Sequence[tf.Tensor], optimizer: Any) -> None:
+    def combine(self, means: Sequence[tf.Tensor]) -> None:
         """Move x and the center."""
         own = self.contributions()
         for x, center, d, mean in zip(self.variables, self._center, own, means, strict=True):

@@ -227,6 +227,7 @@ class _Served:
             return
         self._last, self._taken[worker] = worker, header.number
         if header.has_ended:
+            self.note_lost(worker)  # it may have left without waiting for the shard
             self.leave(worker)
             return
         self._set_rate(_factor(header.rate))

@@ -197,12 +197,14 @@ class Shard:
     def learning_rate(self) -> float:
         """The learning rate of the optimizer, without a factor for staleness.
 
-        Set it to change the rate of later updates, unless the optimizer follows a schedule.
+        Set it to change the rate of later updates. An optimizer that follows a schedule keeps it.
         """
         return float(keras.ops.convert_to_numpy(self._variables.optimizer.learning_rate))
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
+        if self._variables.follows_schedule:
+            return
         former = self.learning_rate
         self._variables.optimizer.learning_rate = rate
         if self.learning_rate != former:

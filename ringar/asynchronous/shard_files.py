@@ -91,7 +91,7 @@ class ShardFiles:
             return
         self._directory.mkdir(parents=True, exist_ok=True)
         for shard in shards:
-            arrays: dict[str, Any] = {_key(name): array for name, array in shard.state().items()}
+            arrays: dict[str, Any] = dict(_named(*item) for item in shard.state().items())
             arrays["layout"] = np.array(self._layouts[shard.number])
             with written_whole(self._path(shard.number)) as path, open(path, "wb") as file:
                 np.savez(file, **arrays)
@@ -116,14 +116,20 @@ class ShardFiles:
                     f"{self._layouts[shard.number]}; it holds {file['layout']}. Give the server "
                     "the model that it was written with, or another directory."
                 )
-            state = {_name(key): file[key] for key in file.files if key != "layout"}
+            state = dict(_read(key, file[key]) for key in file.files if key != "layout")
         shard.load(state, restart=True)
         self._saved[shard.number] = shard.version
 
 
-def _key(name: str) -> str:
-    return name.replace("/", ".")  # a slash would be a folder in the archive
+def _named(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+    """Return an array as the archive holds it, with its key: NumPy's files know no bfloat16."""
+    key = name.replace("/", ".")  # a slash would be a folder in the archive
+    if array.dtype.kind != "V":
+        return key, array
+    return f"{key}:{array.dtype.name}", array.view(f"u{array.dtype.itemsize}")
 
 
-def _name(key: str) -> str:
-    return key.replace(".", "/")
+def _read(key: str, array: np.ndarray) -> tuple[str, np.ndarray]:
+    """Return what `_named` was given."""
+    key, _, dtype = key.partition(":")
+    return key.replace(".", "/"), array.view(dtype) if dtype else array

@@ -18,10 +18,15 @@ Combine = Callable[["Ranks", list[Arrays], np.ndarray], None]
 
 @dataclass
 class Ranks:
-    """Hold a model of each rank, compiled with an optimizer of its own, and a rule's state."""
+    """Hold a model of each rank, compiled with an optimizer of its own, and a rule's state.
+
+    Attributes:
+        rates: the learning rates of each rank's steps of the period.
+    """
 
     models: list[keras.Model]
     state: dict[str, Any] = field(default_factory=dict)
+    rates: list[list[float]] = field(default_factory=list)
 
     def parameters(self) -> list[Arrays]:
         """The trainable variables of each rank."""
@@ -65,8 +70,10 @@ def train(
         for number in range(max(map(len, periods))):
             before = ranks.parameters()
             rows = np.zeros(len(batches))
+            ranks.rates = [[] for _ in batches]
             for rank, own in enumerate(periods):
                 for x, y in own[number] if number < len(own) else ():
+                    ranks.rates[rank].append(float(ranks.models[rank].optimizer.learning_rate))
                     ranks.models[rank].train_on_batch(x, y)
                     rows[rank] += len(x)
             combine(ranks, before, rows / rows.sum())
@@ -92,11 +99,12 @@ def averaging(ranks: Ranks, before: list[Arrays], shares: np.ndarray) -> None:
 
 
 def slow_momentum(beta: float, alpha: float) -> Combine:
-    """U = beta u + (x0 - mean(x)) / gamma; x = x0 - alpha gamma u."""
+    """U = beta u + (x0 - mean(x)) / gamma; x = x0 - alpha gamma u; gamma is the mean rate."""
 
     def combine(ranks: Ranks, before: list[Arrays], shares: np.ndarray) -> None:
         x0, mean = before[0], ranks.mean(ranks.parameters(), shares)
-        gamma = float(ranks.models[0].optimizer.learning_rate)
+        rates = zip(shares, ranks.rates, strict=True)
+        gamma = sum(share * np.mean(own) for share, own in rates if own)
         u = ranks.state.get("u", [0.0] * len(x0))
         ranks.state["u"] = [beta * s + (a - m) / gamma for s, a, m in zip(u, x0, mean, strict=True)]
         new = zip(x0, ranks.state["u"], strict=True)

@@ -82,6 +82,20 @@ def test_uneven_ranks_equal_one_process(
     assert common.largest_difference(parameters(model), ranks.parameters()[0]) < 2e-5
 
 
+def test_slow_momentum_takes_the_rates_of_a_period(rank: int, size: int) -> None:
+    """By a schedule that ends with 0, in which ranks with fewer steps are behind."""
+    wrap, combine = RULES["slowmo"]
+    batches = batches_of(size)
+    steps = 2 * max(map(len, batches))
+
+    def decaying() -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(keras.optimizers.schedules.PolynomialDecay(0.1, steps, 0.0))
+
+    model = fit(wrap, batches[rank], decaying)
+    ranks = periods.train(common.dense_model, decaying, batches, lambda _: 2, combine, epochs=2)
+    assert common.largest_difference(parameters(model), ranks.parameters()[0]) < 2e-5
+
+
 @pytest.mark.parametrize(
     "schedule",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ import pytest
 
 import ringar
 from ringar import asynchronous
+from ringar.asynchronous.log import LOST
+from ringar.asynchronous.partition import Description, partition
+from ringar.asynchronous.shard_files import ShardFiles
 from tests import one_process
 from tests.keras import common
 from tests.plugin import fast_if
@@ -87,6 +91,7 @@ def run(
     batches: Callable[[int, int], Any],
     make: Callable[[], Any] = sgd,
     shards: int = 2,
+    pulls: int = 1,
     **options: Any,
 ) -> tuple[list[asynchronous.Entry], dict[int, list[np.ndarray]], list[list[np.ndarray]]]:
     """Train with a server; return its log and values, and those of a replay in one process."""
@@ -94,6 +99,9 @@ def run(
     with ringar.ParameterServer(model, make(), shards, **options) as server:
         before = server.new_shards([np.array(v) for v in server.variables], make())
         for step in range(STEPS if server.is_worker else 0):
+            for _ in range(pulls - 1):
+                server.pull()
+                time.sleep(0.005)  # in which others push
             server.push(gradients(server.worker, step, [server.pull()])[0])
     log, values = whole_log(server), final_values(server)
     of_shards = asynchronous.gradients_of(model, batches)
@@ -122,10 +130,10 @@ def test_replays_of_embeddings_and_other_shards(make: Callable[[], Any], shards:
 
 def test_a_schedule_forces_the_order_of_another_run() -> None:
     log, values, _ = run(dense_model(), batch_of)
-    again, repeated, _ = run(dense_model(), batch_of, schedule=log)
+    again, repeated, _ = run(dense_model(), batch_of, pulls=2, schedule=log)  # as an epoch's end
     assert sorted(log) == sorted(again)
     equal(repeated, [values[number] for number in sorted(values)])
-    lost = log[0]._replace(sequence=-1, update=asynchronous.log.LOST)
+    lost = log[0]._replace(sequence=-1, update=LOST)
     with pytest.raises(ValueError, match="a run in which all shards got each push"):
         ringar.ParameterServer(dense_model(), sgd(), 2, schedule=[*log[1:], lost])
     of_last_shard = [entry for entry in log if entry.shard == 1]
@@ -140,6 +148,27 @@ def test_a_log_keeps_its_newest_entries(size: int) -> None:
     if server.shards:
         assert [entry.sequence for entry in server.log()] == [size * STEPS - 2, size * STEPS - 1]
         assert sum(server.staleness().values()) == size * STEPS
+
+
+@pytest.mark.parametrize("control", ["hardsync", fast_if(False, "asynchronous")])
+def test_versions_of_a_second_fit(control: str) -> None:
+    """By another optimizer: the log tells what it has trained with, and replays."""
+    model = dense_model()
+    with ringar.ParameterServer(model, sgd(), 2, control=CONTROLS[control]) as server:
+        before = server.new_shards([np.array(v) for v in server.variables], sgd())
+        fit(server, model)
+        fit(server, model)
+        model.train_on_batch(*batch_of(server.worker, 2 * STEPS))
+    log, values = whole_log(server), final_values(server)
+
+    def batches(worker: int, step: int) -> Any:
+        return batch_of(worker, step % STEPS if step < 2 * STEPS else step)
+
+    gradients = asynchronous.gradients_of(dense_model(), batches)
+    replayed = one_process.compute(lambda: asynchronous.replay(log, before, gradients))
+    for number, arrays in enumerate(replayed):
+        for one, other in zip(values[number], arrays, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -239,6 +268,33 @@ def test_easgd_moves_the_center_as_the_paper_says(size: int) -> None:
             ringar.barrier()
 
 
+def test_the_end_of_an_epoch_ends_a_period_of_easgd(size: int) -> None:
+    model, twin = dense_model(), dense_model()
+    with ringar.ParameterServer(model, keras.optimizers.SGD(1.0), 1) as server:
+        before = [np.array(v) for v in server.variables]
+        model.compile(ringar.EASGD(sgd(), 2 * STEPS, beta=0.8, server=server), "mse")
+        callbacks = [ringar.callbacks.Distributed()]
+        model.fit(*data_of(server.worker), batch_size=8, shuffle=False, verbose=0,
+                  callbacks=callbacks)  # fmt: skip
+        if size == 1:
+            twin.compile(sgd(), "mse")
+            twin.fit(*data_of(0), batch_size=8, shuffle=False, verbose=0)
+            moves = [0.8 * (x - c) for x, c in zip(twin.get_weights(), before, strict=True)]
+            close(model.get_weights(), np.add, before, moves)
+        model.train_on_batch(*batch_of(server.worker, 0))
+    pushes = [(e.worker, e.step) for e in whole_log(server)]
+    assert sorted(pushes) == [(worker, step) for worker in range(size) for step in range(2)]
+
+
+def test_easgd_refuses_a_center_that_does_not_add() -> None:
+    means = ringar.SoftSync(1)
+    decaying = keras.optimizers.SGD(1.0, weight_decay=0.1)
+    for optimizer, control in ((keras.optimizers.SGD(1.0), means), (decaying, None)):
+        server = ringar.ParameterServer(dense_model(), optimizer, 1, control=control)
+        with server, pytest.raises(ValueError, match="makes each push an update"):
+            ringar.EASGD(sgd(), 2, server=server)
+
+
 def close(found: Any, combine: Callable[..., np.ndarray], some: Any, others: Any) -> None:
     for one, first, second in zip(found, some, others, strict=True):
         np.testing.assert_allclose(one, combine(first, second), rtol=1e-5, atol=1e-6)
@@ -268,6 +324,18 @@ def test_learning_rates_of_callbacks_reach_the_shards() -> None:
         assert shard.learning_rate == pytest.approx(0.025)
 
 
+def test_shards_follow_a_schedule_of_their_optimizer(size: int) -> None:
+    """It counts the updates of the shard; no callback of a worker changes it."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 4, 0.5)
+    model = dense_model()
+    halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    with ringar.ParameterServer(model, keras.optimizers.SGD(schedule)) as server:
+        fit(server, model, callbacks=[halve])
+    for shard in server.shards.values():
+        assert shard.version == size * STEPS
+        assert shard.learning_rate == pytest.approx(0.05 * 0.5 ** (shard.version / 4))
+
+
 def test_shards_go_on_from_their_files(shared_tmp_path: Path) -> None:
     model = dense_model()
     with ringar.ParameterServer(model, adam(), 3, directory=shared_tmp_path / "s") as server:
@@ -281,6 +349,23 @@ def test_shards_go_on_from_their_files(shared_tmp_path: Path) -> None:
     again.close()
     with pytest.raises((ValueError, ringar.errors.RankError), match="expected a file of each of 2"):
         ringar.ParameterServer(other, adam(), 2, directory=shared_tmp_path / "s")
+
+
+@pytest.mark.ranks(1)
+def test_files_of_bfloat16(tmp_path: Path) -> None:
+    values = [np.arange(6).reshape(2, 3).astype("bfloat16")]
+    pieces = partition([Description("w", (2, 3), "bfloat16")], 1)
+    written, read = (
+        asynchronous.Shard(0, start, adam(), ringar.Asynchronous(), 1)
+        for start in (values, [0 * values[0]])
+    )
+    written.take(asynchronous.Push(0, 0, 0, values))
+    ShardFiles(tmp_path, None, pieces, "server").save([written])
+    ShardFiles(tmp_path, None, pieces, "server").load({0: read}, None)
+    for name, array in written.state().items():
+        if name.startswith(("value", "slot")):
+            np.testing.assert_array_equal(read.state()[name], array)
+    assert read.version == 1
 
 
 def test_checkpoints_of_the_first_worker(shared_tmp_path: Path, size: int) -> None:
@@ -352,6 +437,36 @@ def test_closing_pushes_what_has_accrued() -> None:
             model.train_on_batch(*batch_of(server.worker, step))
     of_ranks = ringar.allgather_object(len(server.log()))
     assert sum(of_ranks) == 2 * ringar.size()
+
+
+@pytest.mark.ranks(1)
+def test_a_push_of_a_worker_that_fails_replays() -> None:
+    """One shard has taken it, and the other has not yet."""
+    model = dense_model()
+    gradients = asynchronous.gradients_of(model, batch_of)
+    server = ringar.ParameterServer(model, sgd(), 2)
+    before = server.new_shards([np.array(v) for v in server.variables], sgd())
+    slow = server._service._shards[1]
+    slow.next = lambda: None  # type: ignore[method-assign]
+    server.push(gradients(0, 0, [server.pull()])[0])
+    while server.shards[0].version == 0:
+        time.sleep(0.001)
+    with pytest.raises(InterruptedError), server:
+        raise InterruptedError
+    del slow.next
+    assert server._service.join(20)
+    assert [entry.update for entry in server.log()] == [0, LOST]
+    of_shards = asynchronous.gradients_of(model, batch_of)
+    equal(final_values(server), asynchronous.replay(server.log(), before, of_shards))
+
+
+def test_a_push_behind_the_end_is_an_error_at_once() -> None:
+    model = dense_model()
+    with ringar.ParameterServer(model, sgd(), 1) as server:
+        model.compile(ringar.Downpour(sgd(), server), "mse")
+        model.train_on_batch(*batch_of(server.worker, 0))
+    with pytest.raises(Exception, match="expected a push before the server is closed"):
+        model.train_on_batch(*batch_of(server.worker, 1))
 
 
 def test_rows_of_equal_numbers_are_added() -> None:

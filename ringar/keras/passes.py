@@ -6,12 +6,14 @@ rank has data. A rank without any repeats the plan of a pass that it has traced 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import keras
 import tensorflow as tf
 from tensorflow.python.eager import record as tape_record
 from tensorflow.python.framework import ops as tf_ops
@@ -169,7 +171,9 @@ class _Calls:
 
 _calls: ContextVar[_Calls | None] = ContextVar("calls", default=None)
 _eager: dict[Any, Pass] = {}
-_last_plans: dict[Any, Plan] = {}
+_plans: weakref.WeakKeyDictionary[keras.Model, dict[str, Plan]] = weakref.WeakKeyDictionary()
+_forward: ContextVar[tuple[keras.Model, str] | None] = ContextVar("forward", default=None)
+_FIT = "fit"
 
 
 @contextmanager
@@ -210,7 +214,7 @@ def current(trainer: Trainer | None, process_set: ProcessSet | None) -> Pass:
         found = known or Pass(trainer, process_set, batch, trains)
         if calls is not None:
             calls.forward = found
-    _last_plans[id(process_set), trains] = found.plan
+    _note(found.plan, trains)
     return found
 
 
@@ -233,6 +237,32 @@ def end_pass(trainer: Trainer, variables: Sequence[Any] | None) -> tf.Tensor | N
     return found.answer
 
 
+@contextmanager
+def forwards_of(model: keras.Model, function: str) -> Iterator[None]:
+    """Return a context for forward passes, whose plan `join_forward` repeats.
+
+    Args:
+        model: the model.
+        function: which function runs them: "evaluate" or "predict".
+    """
+    token = _forward.set((model, function))
+    try:
+        yield
+    finally:
+        _forward.reset(token)
+
+
+def _note(plan: Plan, trains: bool) -> None:
+    """Remember a plan for the ranks without data of later passes, which may not be traced again."""
+    step = share.current()
+    if trains:
+        model, function = (None if step is None else step.model), _FIT
+    else:
+        model, function = _forward.get() or (None, "")
+    if model is not None:
+        _plans.setdefault(model, {})[function] = plan
+
+
 def join_forward(process_set: ProcessSet | None, size: int) -> None:
     """Take part in the forward passes of the other ranks until none has data.
 
@@ -243,8 +273,10 @@ def join_forward(process_set: ProcessSet | None, size: int) -> None:
     Raises:
         ValueError: this rank has never had a batch itself.
     """
-    key = id(process_set)
-    plan = _last_plans.get((key, False)) or _last_plans.get((key, True))
+    model, function = _forward.get() or (None, "")
+    plans = {} if model is None else _plans.get(model, {})
+    known = [plan for name, plan in plans.items() if name != _FIT]
+    plan = next((p for p in (plans.get(function), *known, plans.get(_FIT)) if p is not None), None)
     while round(float(ask(process_set, True, FORWARD)[1])) < size:
         if plan is None:
             raise ValueError(

@@ -202,6 +202,24 @@ def test_ranks_have_different_numbers_of_batches_in_forward_passes(rank: int) ->
     np.testing.assert_allclose(model(x[:5]), expected[:5], rtol=1e-6)
 
 
+@pytest.mark.ranks(2, 3)
+def test_ranks_repeat_the_forward_passes_of_the_model_that_others_evaluate(rank: int) -> None:
+    x, y = common.regression(40)
+    own = slice(0, 8 * (rank + 1))
+    models = []
+    for seed in (0, 1):
+        with ringar.sharded_weights():
+            model = common.dense_model(seed)
+        model.compile("sgd", "mse", jit_compile=False)
+        models.append(model)
+    first, second = models
+    first.evaluate(x[own], y[own], batch_size=8, verbose=0)
+    second.predict(x[own], batch_size=8, verbose=0)
+    received = first.evaluate(x[own], y[own], batch_size=8, verbose=0)  # traced already
+    expected = np.square(common.dense_model()(x[own]) - y[own]).mean()
+    assert received == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.ranks(2)
 def test_what_is_refused() -> None:
     model = deep(2)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import keras
 import tensorflow as tf
@@ -24,7 +24,7 @@ from ringar.collectives.compression import Compression
 from ringar.collectives.shares import Control
 from ringar.errors import UnsupportedError
 from ringar.job import place
-from ringar.job.process_sets import ProcessSet
+from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
 from ringar.sharding.sharded_variable import WeightSlice
 
@@ -63,6 +63,7 @@ def without_gradients(collective: Callable[[], Any]) -> Callable[[dict[Any, tf.T
     return entry
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """Reduce the gradients of slices: the exchange of an optimizer."""
 
@@ -171,6 +172,7 @@ class _Calls:
 
 _calls: ContextVar[_Calls | None] = ContextVar("calls", default=None)
 _eager: dict[Any, Pass] = {}
+_trainers: dict[tuple[int, ...], weakref.ref[Trainer]] = {}
 _plans: weakref.WeakKeyDictionary[keras.Model, dict[str, Plan]] = weakref.WeakKeyDictionary()
 _forward: ContextVar[tuple[keras.Model, str] | None] = ContextVar("forward", default=None)
 _FIT = "fit"
@@ -194,6 +196,10 @@ def current(trainer: Trainer | None, process_set: ProcessSet | None) -> Pass:
     calls = _calls.get()
     batch = calls.batch if calls is not None else []
     trains = share.current() is not None or tape_record.could_possibly_record()
+    if not trains:
+        trainer = None  # a forward pass has one message, whatever trains its weights
+    elif trainer is None:
+        trainer = _trainer_of_step(process_set)
     if not tf.executing_eagerly():
         graph = tf_ops.get_default_graph()
         _refuse_nested(graph)
@@ -216,6 +222,21 @@ def current(trainer: Trainer | None, process_set: ProcessSet | None) -> Pass:
             calls.forward = found
     _note(found.plan, trains)
     return found
+
+
+def train_with(trainer: Trainer) -> None:
+    """Gather frozen weights in the passes of `trainer`, in loops of the user."""
+    _trainers[tuple(or_all(trainer.process_set).ranks)] = weakref.ref(trainer)
+
+
+def _trainer_of_step(process_set: ProcessSet | None) -> Trainer | None:
+    """Return the trainer of the step, in whose pass weights are gathered that have none."""
+    ranks, step = or_all(process_set).ranks, share.current()
+    known = _trainers.get(tuple(ranks))
+    for found in (None if step is None else step.exchange, None if known is None else known()):
+        if isinstance(found, Trainer) and or_all(found.process_set).ranks == ranks:
+            return found
+    return None
 
 
 def is_outside() -> bool:

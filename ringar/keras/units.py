@@ -133,7 +133,7 @@ def _read(variable: Any, process_set: ProcessSet | None) -> tf.Tensor:
         return tf.cast(seen, wanted)
     if passes.is_outside():
         return tf.cast(tf.convert_to_tensor(outside(variable, process_set)), wanted)
-    its_pass = passes.current(its.trainer, process_set)
+    its_pass = passes.current(its.trainer if variable.trainable else None, process_set)
     unit = Unit(its_pass, [variable], [its.storage.dtype])
     return tf.cast(unit.visible[id(variable)], wanted)
 
@@ -214,7 +214,8 @@ def _unit_of(layer: keras.layers.Layer, tensors: Sequence[Any]) -> Unit | None:
         return None
     variables = [variable for variable, _ in found.values()]
     slices = [slice_of(variable) for variable in variables]
-    trainer = next((its.trainer for its in slices if its.trainer is not None), None)
+    trainers = [its.trainer for v, its in zip(variables, slices, strict=True) if v.trainable]
+    trainer = next((one for one in trainers if one is not None), None)
     its_pass = passes.current(trainer, slices[0].process_set)
     if group is not None and group in its_pass.groups:
         called = its_pass.groups[group]
@@ -226,7 +227,7 @@ def _unit_of(layer: keras.layers.Layer, tensors: Sequence[Any]) -> Unit | None:
     watched = tape_record.should_record_backprop([t for t in tensors if t.dtype.is_floating])
     unit = Unit(
         its_pass, variables, [dtype for _, dtype in found.values()], tensors,
-        is_called=True, reaches_back=has_parts or watched,
+        is_called=True, is_watched=watched, reaches_back=has_parts or watched,
     )  # fmt: skip
     if group is not None and len(group.layers) > 1:
         unit.calls_left = len(group.layers) - 1

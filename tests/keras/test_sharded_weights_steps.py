@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,28 @@ def test_ranks_repeat_the_forward_passes_of_the_model_that_others_evaluate(rank:
     received = first.evaluate(x[own], y[own], batch_size=8, verbose=0)  # traced already
     expected = np.square(common.dense_model()(x[own]) - y[own]).mean()
     assert received == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("frozen", [(True,), fast_if(False, (False, True, False))])
+def test_frozen_layers_send_no_gradients(frozen: tuple[bool, ...], rank: int) -> None:
+    """Layers are frozen before the first step, or between fits; ranks have uneven batches."""
+    data = common.own_batches(common.regression(3 * common.GLOBAL_BATCH)).take(3 - rank)
+    of_both = []
+    for shard in (None, "weights"):
+        with ringar.sharded_weights() if shard else contextlib.nullcontext():
+            model = common.dense_model()
+        for is_frozen in frozen:
+            model.layers[0].trainable = not is_frozen
+            optimizer = ringar.DistributedOptimizer(K.SGD(0.1, momentum=0.9), shard=shard)
+            model.compile(optimizer, "mse", jit_compile=False, run_eagerly=shard is None)
+            ringar.reset_stats()
+            first = ringar.callbacks.Distributed()
+            model.fit(data, verbose=0, validation_data=data, callbacks=[first])
+        of_both.append([*common.values(model), *map(np.asarray, model.history.history.values())])
+    assert common.largest_difference(*of_both) <= 1e-6
+    if frozen[-1]:  # three steps of the last layer: of a kernel of 8 elements, and a bias
+        assert ringar.stats("collective")["reducescatter"].bytes == 3 * 4 * (8 + 1) // 2
 
 
 @pytest.mark.ranks(2)

@@ -28,9 +28,9 @@ from ringar.sharding.sharded_variable import (
     leader,
     numpy_of,
     slice_of,
+    visible,
 )
 
-_visible: ContextVar[dict[int, tf.Tensor] | None] = ContextVar("visible", default=None)
 _GROUP = "_ringar_group"
 OUTSIDE = "value of a sharded weight (read it on every rank)"
 """The name of the collective that reads a weight outside of a step."""
@@ -126,7 +126,7 @@ def cut(variable: Any, process_set: ProcessSet | None) -> WeightSlice:
 
 def _read(variable: Any, process_set: ProcessSet | None) -> tf.Tensor:
     """Return the whole value of a sharded variable, in the dtype that it has here."""
-    seen = (_visible.get() or {}).get(id(variable))
+    seen = (visible.get() or {}).get(id(variable))
     wanted = tf.as_dtype(variable.dtype)  # in a layer of mixed precision, that of its computations
     its = slice_of(variable)
     if seen is not None and seen.dtype in (wanted, its.storage.dtype):
@@ -207,7 +207,7 @@ def _found(layers: Sequence[keras.layers.Layer], group: Any) -> dict[int, tuple[
 def _unit_of(layer: keras.layers.Layer, tensors: Sequence[Any]) -> Unit | None:
     """Return the unit that a call of `layer` needs; None: there is one, or it is no unit."""
     group = getattr(layer, _GROUP, None)
-    if group is None and (_visible.get() is not None or isinstance(layer, keras.Model)):
+    if group is None and (visible.get() is not None or isinstance(layer, keras.Model)):
         return None
     found = _found([layer] if group is None else group.layers, group)
     if not found:
@@ -255,11 +255,11 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
             unit = _unit_of(self, tensors)
             if unit is None:
                 return original(self, *args, **kwargs)
-            token = _visible.set({**(_visible.get() or {}), **unit.visible})
+            token = visible.set({**(visible.get() or {}), **unit.visible})
             try:
                 outputs = original(self, *args, **kwargs)
             finally:
-                _visible.reset(token)
+                visible.reset(token)
             return tf.nest.map_structure(unit.left, outputs)
 
     call._ringar = True  # type: ignore[attr-defined]

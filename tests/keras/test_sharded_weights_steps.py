@@ -257,6 +257,10 @@ def test_what_is_refused() -> None:
     )
     with pytest.raises(UnsupportedError, match="in a loop, a branch or a tf.function"):
         repeated(tf.ones((1, WIDTH)))
+    normalized = keras.Sequential([keras.Input((WIDTH,)), L.SpectralNormalization(L.Dense(2))])
+    ringar.DistributedOptimizer("sgd", shard="weights").build(normalized.trainable_variables)
+    with pytest.raises(UnsupportedError, match=r"dense.*/kernel: expected a weight .* not change"):
+        normalized(tf.ones((1, WIDTH)), training=True)
 
 
 IN_JOBS = """

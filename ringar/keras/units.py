@@ -18,7 +18,7 @@ from ringar.collectives.allgather import allgather
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import forward, passes
+from ringar.keras import forward, passes, slot_files
 from ringar.keras.gathering import Unit
 from ringar.keras.sharded import is_overwritten
 from ringar.sharding.sharded_variable import (
@@ -292,3 +292,4 @@ def install() -> None:
         keras.layers.Layer.__call__ = _calling(original)
         keras.layers.Layer.add_weight = _adding(keras.layers.Layer.add_weight)
         forward.install()
+        slot_files.install()

@@ -158,6 +158,24 @@ def test_file_is_that_of_plain_training_and_loads_in_any_way(
     exchange("done")
 
 
+@pytest.mark.ranks(2)
+def test_a_model_without_an_optimizer_is_written_by_the_first_rank(
+    rank: int, shared_tmp_path: Path, exchange: Callable[[Any], Any]
+) -> None:
+    with ringar.sharded_weights():
+        model = common.dense_model()
+    encoder = keras.Model(model.inputs, model.layers[0].output)
+    encoder.save_weights(shared_tmp_path / "one.weights.h5")  # which one rank can open only
+    encoder.save(shared_tmp_path / f"{rank}.keras")
+    exchange("saved")
+    assert {file.name for file in shared_tmp_path.iterdir()} == {"one.weights.h5", "0.keras"}
+    loaded = keras.models.load_model(shared_tmp_path / "0.keras")
+    assert_same(common.values(loaded), common.values(common.dense_model())[:2])
+    encoder.load_weights(shared_tmp_path / "one.weights.h5")
+    assert_same(common.values(encoder), common.values(loaded))
+    exchange("done")
+
+
 class Stop(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if epoch == 1:

@@ -285,11 +285,43 @@ def _adding(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_weight
 
 
+def _recomputing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Hand whole weights to a call that is repeated in the backward pass (`keras.RematScope`).
+
+    TensorFlow finds no gradients of tensors that such a call does not get as arguments.
+    """
+
+    @functools.wraps(original)
+    def rematerialized_call(
+        self: keras.layers.Layer, call: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        seen = visible.get()
+        if seen is None:
+            return original(self, call, *args, **kwargs)
+        keys = [id(weight) for weight in self.weights if id(weight) in seen]
+
+        def with_weights(*values: Any, **options: Any) -> Any:
+            own = dict(zip(keys, values[: len(keys)], strict=True))
+            token = visible.set({**seen, **own})
+            try:
+                return call(*values[len(keys) :], **options)
+            finally:
+                visible.reset(token)
+
+        repeated = original(self, with_weights, *args, **kwargs)
+        return functools.partial(repeated, *(seen[key] for key in keys))
+
+    return rematerialized_call
+
+
 def install() -> None:
     """Let the layers of Keras gather their weights, once for all layers."""
     original = keras.layers.Layer.__call__
     if not hasattr(original, "_ringar"):
         keras.layers.Layer.__call__ = _calling(original)
         keras.layers.Layer.add_weight = _adding(keras.layers.Layer.add_weight)
+        if hasattr(keras.layers.Layer, "rematerialized_call"):
+            again = _recomputing(keras.layers.Layer.rematerialized_call)
+            keras.layers.Layer.rematerialized_call = again
         forward.install()
         slot_files.install()

@@ -216,7 +216,9 @@ class ParameterServer:
 
     def staleness(self) -> collections.Counter[int]:
         """Return how many pushes of each staleness the shards of this rank have applied."""
-        return sum((shard.staleness for shard in self.shards.values()), collections.Counter())
+        # Copies, each in one step of the interpreter: the service of the shards goes on counting.
+        counted = (dict(shard.staleness) for shard in self.shards.values())
+        return sum(map(collections.Counter, counted), collections.Counter())
 
     def before_close(self, act: Callable[[], None]) -> None:
         """Let `close` call a function first, which pushes what is left."""

@@ -29,19 +29,21 @@ _passes: ContextVar[_Passes | None] = ContextVar("passes", default=None)
 
 
 @contextmanager
-def together(model: keras.Model) -> Iterator[None]:
+def together(model: keras.Model, function: str = "predict") -> Iterator[None]:
     """Return a context for forward passes, of which ranks may have different numbers.
 
     Args:
         model: the model; if its weights are sharded, all ranks must come here.
+        function: which function runs them: "evaluate" or "predict".
     """
     if _passes.get() is not None or not any(map(is_sharded, model.weights)):
         yield
         return
     token = _passes.set(_Passes())
     try:
-        yield
-        leave(model)
+        with passes.forwards_of(model, function):
+            yield
+            leave(model)
     finally:
         _passes.reset(token)
 
@@ -65,7 +67,9 @@ def install() -> None:
     if hasattr(keras.Model.evaluate, "_ringar_together"):
         return
     for name in ("evaluate", "predict"):
-        _replace(keras.Model, name, _ending_together)
+        _replace(keras.Model, name, functools.partial(_ending_together, name))
+    for name, function in (("test_on_batch", "evaluate"), ("predict_on_batch", "predict")):
+        _replace(keras.Model, name, functools.partial(_noting, function))
     for name in ("make_test_function", "make_predict_function"):
         _replace(keras.Model, name, functools.partial(_made_anew, name))
     _replace(keras.optimizers.Optimizer, "_var_key", _key_of_slice)
@@ -78,9 +82,19 @@ def _replace(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
     setattr(owner, name, replaced)
 
 
-def _ending_together(original: Any) -> Any:
+def _ending_together(name: str, original: Any) -> Any:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with together(self):
+        with together(self, name):
+            return original(self, *args, **kwargs)
+
+    return run
+
+
+def _noting(function: str, original: Any) -> Any:
+    """Note the plan if the function is traced for one batch here, and used by `function` later."""
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with passes.forwards_of(self, function):
             return original(self, *args, **kwargs)
 
     return run

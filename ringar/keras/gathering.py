@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -43,6 +44,7 @@ class Unit:
         dtypes: for each, the dtype in which it is needed.
         inputs: tensors that the unit needs, for the gathering of the unit behind it.
         is_called: whether a layer, or several, are called with it.
+        is_watched: whether a gradient by `inputs` may be asked for.
         reaches_back: whether the backward pass goes on to the unit before it.
 
     Attributes:
@@ -59,6 +61,7 @@ class Unit:
         dtypes: Sequence[Any],
         inputs: Sequence[Any] = (),
         is_called: bool = False,
+        is_watched: bool = False,
         reaches_back: bool = False,
     ) -> None:
         self._pass = of
@@ -70,8 +73,11 @@ class Unit:
         self._seen: set[int] = set()
         self._again: dict[int, tf.Tensor] = {}
         self._since: int | None = None
-        self._reads = [its.read() for its in self._slices]
-        records = tape_record.could_possibly_record()
+        self._is_trained = [bool(variable.trainable) for variable in variables]
+        # Frozen weights at the beginning of a model have no backward pass.
+        records = tape_record.could_possibly_record() and (is_watched or any(self._is_trained))
+        with nullcontext() if records else tape_record.stop_recording():
+            self._reads = [its.read() for its in self._slices]
         self._is_large = [len(its.whole.shape) > 1 for its in self._slices]
         self._drops = of.graph is not None and records and reaches_back and any(self._is_large)
         if is_called:
@@ -159,19 +165,21 @@ class Unit:
         self._again = dict(zip(large, wholes, strict=True))
 
     def _reduce(self, *upstream: Any) -> list[Any]:
-        """Return the gradients of the slices, reduced; None for unconnected weights."""
+        """Return the gradients of the slices, reduced; None for frozen and unconnected weights."""
         for number, whole in self._again.items():
             assert self._since is not None
             regather.redirect(self._wholes[number], whole, self._since)
         self._again = {}
-        seen = sorted(self._seen)
+        seen = [i for i in sorted(self._seen) if self._is_trained[i]]
+        reduced: list[Any] = [None] * len(self._slices)
+        if not seen:
+            return reduced
         trainer, weight = self._pass.trainer, self._pass.weight()
         assert trainer is not None
         slices = [self._slices[i] for i in seen]
         name = f"gradients/scatter_{self._number}"
         self._pass.plan.entries.append(functools.partial(_scatter_zeros, trainer, slices, name))
         flat = [tf.reshape(tf.cast(upstream[i], self._slices[i].storage.dtype), [-1]) for i in seen]
-        reduced: list[Any] = [None] * len(self._slices)
         for i, own in zip(seen, trainer.scatter(slices, flat, weight, name), strict=True):
             reduced[i] = own
         return reduced

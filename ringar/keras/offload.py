@@ -143,11 +143,12 @@ class OnDisk(Offload):
         failures = zip(ranks.ranks, of_ranks, strict=True)
         told = [f"{text} (rank {rank})" for rank, text in failures if text is not None]
         if told:
+            self._has_met = False  # a later step must not begin without slots
             raise OSError(
                 f'rank {place.rank()} | DistributedOptimizer(offload="disk"): expected a folder '
                 f"with room for the {self._bytes} bytes of a rank's slots, received "
                 f"{', '.join(told)}; make room, or name another folder by `offload_folder` or "
-                f"{FOLDER_VARIABLE}"
+                f"{FOLDER_VARIABLE}, and then make a new optimizer"
             )
 
     @property

@@ -6,12 +6,14 @@ rank has data. A rank without any repeats the plan of a pass that it has traced 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import keras
 import tensorflow as tf
 from tensorflow.python.eager import record as tape_record
 from tensorflow.python.framework import ops as tf_ops
@@ -22,7 +24,7 @@ from ringar.collectives.compression import Compression
 from ringar.collectives.shares import Control
 from ringar.errors import UnsupportedError
 from ringar.job import place
-from ringar.job.process_sets import ProcessSet
+from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
 from ringar.sharding.sharded_variable import WeightSlice
 
@@ -61,6 +63,7 @@ def without_gradients(collective: Callable[[], Any]) -> Callable[[dict[Any, tf.T
     return entry
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """Reduce the gradients of slices: the exchange of an optimizer."""
 
@@ -169,7 +172,10 @@ class _Calls:
 
 _calls: ContextVar[_Calls | None] = ContextVar("calls", default=None)
 _eager: dict[Any, Pass] = {}
-_last_plans: dict[Any, Plan] = {}
+_trainers: dict[tuple[int, ...], weakref.ref[Trainer]] = {}
+_plans: weakref.WeakKeyDictionary[keras.Model, dict[str, Plan]] = weakref.WeakKeyDictionary()
+_forward: ContextVar[tuple[keras.Model, str] | None] = ContextVar("forward", default=None)
+_FIT = "fit"
 
 
 @contextmanager
@@ -190,6 +196,10 @@ def current(trainer: Trainer | None, process_set: ProcessSet | None) -> Pass:
     calls = _calls.get()
     batch = calls.batch if calls is not None else []
     trains = share.current() is not None or tape_record.could_possibly_record()
+    if not trains:
+        trainer = None  # a forward pass has one message, whatever trains its weights
+    elif trainer is None:
+        trainer = _trainer_of_step(process_set)
     if not tf.executing_eagerly():
         graph = tf_ops.get_default_graph()
         _refuse_nested(graph)
@@ -210,8 +220,23 @@ def current(trainer: Trainer | None, process_set: ProcessSet | None) -> Pass:
         found = known or Pass(trainer, process_set, batch, trains)
         if calls is not None:
             calls.forward = found
-    _last_plans[id(process_set), trains] = found.plan
+    _note(found.plan, trains)
     return found
+
+
+def train_with(trainer: Trainer) -> None:
+    """Gather frozen weights in the passes of `trainer`, in loops of the user."""
+    _trainers[tuple(or_all(trainer.process_set).ranks)] = weakref.ref(trainer)
+
+
+def _trainer_of_step(process_set: ProcessSet | None) -> Trainer | None:
+    """Return the trainer of the step, in whose pass weights are gathered that have none."""
+    ranks, step = or_all(process_set).ranks, share.current()
+    known = _trainers.get(tuple(ranks))
+    for found in (None if step is None else step.exchange, None if known is None else known()):
+        if isinstance(found, Trainer) and or_all(found.process_set).ranks == ranks:
+            return found
+    return None
 
 
 def is_outside() -> bool:
@@ -233,6 +258,32 @@ def end_pass(trainer: Trainer, variables: Sequence[Any] | None) -> tf.Tensor | N
     return found.answer
 
 
+@contextmanager
+def forwards_of(model: keras.Model, function: str) -> Iterator[None]:
+    """Return a context for forward passes, whose plan `join_forward` repeats.
+
+    Args:
+        model: the model.
+        function: which function runs them: "evaluate" or "predict".
+    """
+    token = _forward.set((model, function))
+    try:
+        yield
+    finally:
+        _forward.reset(token)
+
+
+def _note(plan: Plan, trains: bool) -> None:
+    """Remember a plan for the ranks without data of later passes, which may not be traced again."""
+    step = share.current()
+    if trains:
+        model, function = (None if step is None else step.model), _FIT
+    else:
+        model, function = _forward.get() or (None, "")
+    if model is not None:
+        _plans.setdefault(model, {})[function] = plan
+
+
 def join_forward(process_set: ProcessSet | None, size: int) -> None:
     """Take part in the forward passes of the other ranks until none has data.
 
@@ -243,8 +294,10 @@ def join_forward(process_set: ProcessSet | None, size: int) -> None:
     Raises:
         ValueError: this rank has never had a batch itself.
     """
-    key = id(process_set)
-    plan = _last_plans.get((key, False)) or _last_plans.get((key, True))
+    model, function = _forward.get() or (None, "")
+    plans = {} if model is None else _plans.get(model, {})
+    known = [plan for name, plan in plans.items() if name != _FIT]
+    plan = next((p for p in (plans.get(function), *known, plans.get(_FIT)) if p is not None), None)
     while round(float(ask(process_set, True, FORWARD)[1])) < size:
         if plan is None:
             raise ValueError(

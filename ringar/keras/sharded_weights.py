@@ -66,6 +66,7 @@ class ShardedWeights(Sharded):
             )
         its = units.cut(variable, self.process_set)
         its.trainer = self
+        passes.train_with(self)
         self._slices[its._unique_id] = its
         return its
 

@@ -150,8 +150,9 @@ def rows() -> Any:
         return tf.cast(batch.nrows(), tf.float32)
     if isinstance(batch, tf.SparseTensor):
         return tf.cast(batch.dense_shape[0], tf.float32)
-    if batch.shape.rank and batch.shape[0] is not None:
-        return float(batch.shape[0])
+    shape = tf.TensorShape(batch.shape)  # eager steps of `train_on_batch` get NumPy arrays
+    if shape.rank and shape[0] is not None:
+        return float(shape[0])
     return tf.cast(tf.shape(batch)[0], tf.float32)
 
 

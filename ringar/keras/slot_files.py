@@ -108,10 +108,20 @@ def exchange_of(model: keras.Model) -> Sharded | None:
     return next(found, None)
 
 
+def ranks_of(model: keras.Model) -> ProcessSet | None:
+    """Return the ranks that have slices of weights or slots of `model`; None: it is whole."""
+    exchange = exchange_of(model)
+    if exchange is not None:
+        return or_all(exchange.process_set)
+    # A model without an optimizer, such as a part of one that is trained.
+    its = next((slice_of(weight) for weight in model.weights if is_sharded(weight)), None)
+    return None if its is None else or_all(its.process_set)
+
+
 def only_answers(model: keras.Model) -> bool:
     """Return whether this rank takes part in saving `model`, and writes nothing itself."""
-    exchange = exchange_of(model)
-    return exchange is not None and or_all(exchange.process_set).rank() != 0
+    ranks = ranks_of(model)
+    return ranks is not None and ranks.rank() != 0
 
 
 def on_first_rank_of(
@@ -130,7 +140,7 @@ def on_first_rank_of(
         what: the deed.
         process_set: the ranks concerned.
     """
-    if exchange_of(model) is None:
+    if ranks_of(model) is None:
         return on_first_rank(action, name, what, process_set)
 
     def led() -> Any:
@@ -208,7 +218,7 @@ def load(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
 
 
 def install() -> None:
-    """Let Keras save models whose optimizers are sharded, once for all models."""
+    """Let Keras save models whose weights or optimizers are sharded, once for all models."""
     if hasattr(keras.Model.save, "_ringar"):
         return
     for function in ("save", "save_weights"):
@@ -229,8 +239,8 @@ def _replace(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
 
 def _on_all_ranks(original: Any) -> Any:
     def save_together(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        exchange = exchange_of(self)
-        if exchange is None or _current.get() is not None:
+        ranks = ranks_of(self)
+        if ranks is None or _current.get() is not None:
             original(self, filepath, *args, **kwargs)
             return
         _check_whole(self)
@@ -239,7 +249,7 @@ def _on_all_ranks(original: Any) -> Any:
             original(self, filepath, *args, **kwargs)
 
         what = f"to write {str(filepath)!r}"
-        on_first_rank_of(self, write, original.__name__, what, exchange.process_set)
+        on_first_rank_of(self, write, original.__name__, what, ranks)
 
     return save_together
 

@@ -18,7 +18,7 @@ from ringar.collectives.allgather import allgather
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import forward, passes
+from ringar.keras import forward, passes, slot_files
 from ringar.keras.gathering import Unit
 from ringar.keras.sharded import is_overwritten
 from ringar.sharding.sharded_variable import (
@@ -28,9 +28,9 @@ from ringar.sharding.sharded_variable import (
     leader,
     numpy_of,
     slice_of,
+    visible,
 )
 
-_visible: ContextVar[dict[int, tf.Tensor] | None] = ContextVar("visible", default=None)
 _GROUP = "_ringar_group"
 OUTSIDE = "value of a sharded weight (read it on every rank)"
 """The name of the collective that reads a weight outside of a step."""
@@ -126,14 +126,14 @@ def cut(variable: Any, process_set: ProcessSet | None) -> WeightSlice:
 
 def _read(variable: Any, process_set: ProcessSet | None) -> tf.Tensor:
     """Return the whole value of a sharded variable, in the dtype that it has here."""
-    seen = (_visible.get() or {}).get(id(variable))
+    seen = (visible.get() or {}).get(id(variable))
     wanted = tf.as_dtype(variable.dtype)  # in a layer of mixed precision, that of its computations
     its = slice_of(variable)
     if seen is not None and seen.dtype in (wanted, its.storage.dtype):
         return tf.cast(seen, wanted)
     if passes.is_outside():
         return tf.cast(tf.convert_to_tensor(outside(variable, process_set)), wanted)
-    its_pass = passes.current(its.trainer, process_set)
+    its_pass = passes.current(its.trainer if variable.trainable else None, process_set)
     unit = Unit(its_pass, [variable], [its.storage.dtype])
     return tf.cast(unit.visible[id(variable)], wanted)
 
@@ -207,14 +207,15 @@ def _found(layers: Sequence[keras.layers.Layer], group: Any) -> dict[int, tuple[
 def _unit_of(layer: keras.layers.Layer, tensors: Sequence[Any]) -> Unit | None:
     """Return the unit that a call of `layer` needs; None: there is one, or it is no unit."""
     group = getattr(layer, _GROUP, None)
-    if group is None and (_visible.get() is not None or isinstance(layer, keras.Model)):
+    if group is None and (visible.get() is not None or isinstance(layer, keras.Model)):
         return None
     found = _found([layer] if group is None else group.layers, group)
     if not found:
         return None
     variables = [variable for variable, _ in found.values()]
     slices = [slice_of(variable) for variable in variables]
-    trainer = next((its.trainer for its in slices if its.trainer is not None), None)
+    trainers = [its.trainer for v, its in zip(variables, slices, strict=True) if v.trainable]
+    trainer = next((one for one in trainers if one is not None), None)
     its_pass = passes.current(trainer, slices[0].process_set)
     if group is not None and group in its_pass.groups:
         called = its_pass.groups[group]
@@ -226,7 +227,7 @@ def _unit_of(layer: keras.layers.Layer, tensors: Sequence[Any]) -> Unit | None:
     watched = tape_record.should_record_backprop([t for t in tensors if t.dtype.is_floating])
     unit = Unit(
         its_pass, variables, [dtype for _, dtype in found.values()], tensors,
-        is_called=True, reaches_back=has_parts or watched,
+        is_called=True, is_watched=watched, reaches_back=has_parts or watched,
     )  # fmt: skip
     if group is not None and len(group.layers) > 1:
         unit.calls_left = len(group.layers) - 1
@@ -254,11 +255,11 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
             unit = _unit_of(self, tensors)
             if unit is None:
                 return original(self, *args, **kwargs)
-            token = _visible.set({**(_visible.get() or {}), **unit.visible})
+            token = visible.set({**(visible.get() or {}), **unit.visible})
             try:
                 outputs = original(self, *args, **kwargs)
             finally:
-                _visible.reset(token)
+                visible.reset(token)
             return tf.nest.map_structure(unit.left, outputs)
 
     call._ringar = True  # type: ignore[attr-defined]
@@ -284,10 +285,43 @@ def _adding(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_weight
 
 
+def _recomputing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Hand whole weights to a call that is repeated in the backward pass (`keras.RematScope`).
+
+    TensorFlow finds no gradients of tensors that such a call does not get as arguments.
+    """
+
+    @functools.wraps(original)
+    def rematerialized_call(
+        self: keras.layers.Layer, call: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        seen = visible.get()
+        if seen is None:
+            return original(self, call, *args, **kwargs)
+        keys = [id(weight) for weight in self.weights if id(weight) in seen]
+
+        def with_weights(*values: Any, **options: Any) -> Any:
+            own = dict(zip(keys, values[: len(keys)], strict=True))
+            token = visible.set({**seen, **own})
+            try:
+                return call(*values[len(keys) :], **options)
+            finally:
+                visible.reset(token)
+
+        repeated = original(self, with_weights, *args, **kwargs)
+        return functools.partial(repeated, *(seen[key] for key in keys))
+
+    return rematerialized_call
+
+
 def install() -> None:
     """Let the layers of Keras gather their weights, once for all layers."""
     original = keras.layers.Layer.__call__
     if not hasattr(original, "_ringar"):
         keras.layers.Layer.__call__ = _calling(original)
         keras.layers.Layer.add_weight = _adding(keras.layers.Layer.add_weight)
+        if hasattr(keras.layers.Layer, "rematerialized_call"):
+            again = _recomputing(keras.layers.Layer.rematerialized_call)
+            keras.layers.Layer.rematerialized_call = again
         forward.install()
+        slot_files.install()

@@ -20,6 +20,8 @@ from keras.src import backend  # the class of layers' variables before Keras 3.4
 from keras.src.backend.common import stateless_scope  # in no public place
 from tensorflow.python.ops import gen_resource_variable_ops
 
+from ringar.errors import UnsupportedError
+from ringar.job import place
 from ringar.job.process_sets import ProcessSet
 from ringar.sharding.slice_ranks import SliceRanks
 from ringar.sharding.variable_slice import VariableSlice
@@ -39,6 +41,9 @@ class Leader(Protocol):
 
 leader: ContextVar[Leader | None] = ContextVar("leader", default=None)
 """The leader while this rank writes or reads a file for all."""
+
+visible: ContextVar[dict[int, Any] | None] = ContextVar("visible", default=None)
+"""The whole weights of the layers that are called, by the identities of the variables."""
 
 
 class WeightSlice(VariableSlice):
@@ -124,6 +129,12 @@ class ShardedMixin:
 
     def _direct_assign(self, value: Any) -> None:
         its, leads = self._slice, leader.get()
+        if id(self) in (visible.get() or {}):
+            raise UnsupportedError(
+                f"rank {place.rank()} | {its.path}: expected a weight that its layer does not "
+                "change while it is called, since ranks without data would not, received one that "
+                'it assigns, as SpectralNormalization does; use shard="gradients"'
+            )
         if leads is not None:
             leads.scatter(its.storage, its, np.asarray(value))
         else:

@@ -78,9 +78,12 @@ def test_gan(options: dict[str, Any], rank: int, size: int, exchange: Exchange) 
     assert len(set(exchange(str([v.tobytes() for v in common.values(model)])))) == 1
 
 
-def test_train_on_batch(rank: int, size: int) -> None:
-    model, single = common.dense_model(seed=rank), common.dense_model()
-    model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_train_on_batch(eagerly: bool, rank: int, size: int) -> None:
+    # An eager step has its gradients before weights are compared.
+    model, single = common.dense_model(0 if eagerly else rank), common.dense_model()
+    optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", run_eagerly=eagerly)
     single.compile(keras.optimizers.SGD(0.1), "mse")
     for number in range(3):
         parts = [common.regression(4 + 2 * r, seed=10 * number + r) for r in range(size)]

@@ -146,9 +146,12 @@ def test_a_folder_that_cannot_be_written_is_an_error_on_all_ranks(
     model.compile(ringar.DistributedOptimizer(K.Adam(0.01), **options), "mse")
     before = common.values(model)
     told = rf"(?s)rank {rank} \| .*with room for .*No such file.*\(rank {size - 1}\); make room"
-    with pytest.raises(OSError, match=told):
-        fit(model)
-    assert_same(common.values(model), before)
+    for _ in range(2):  # this optimizer has no slots, whatever has become of the folder
+        with pytest.raises(OSError, match=told):
+            fit(model)
+        assert_same(common.values(model), before)
+        folder.mkdir(exist_ok=True)
+        model.compile(model.optimizer, "mse")
 
 
 def test_compiled_steps_are_refused_before_training(rank: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -133,6 +134,16 @@ def convolutions() -> keras.Model:
     return keras.Sequential(layers)
 
 
+def repeated() -> keras.Model:
+    """Layers whose calls are repeated in the backward pass, from Keras 3.9 on."""
+    keras.utils.set_random_seed(0)
+    scope = keras.RematScope(mode="full") if hasattr(keras, "RematScope") else nullcontext()
+    with scope:  # Keras repeats layers whose call takes one argument
+        layers = [L.Conv1D(4, 3, activation="tanh"), L.LayerNormalization()]
+    layers = [keras.Input((6,)), L.Reshape((6, 1)), *layers, L.Flatten(), L.Dense(1)]
+    return keras.Sequential(layers)
+
+
 MODELS: dict[str, tuple[Callable[[], keras.Model], Callable[..., Any]]] = {
     "residual": (residual, common.regression),
     "words": (words_model, common.tokens),
@@ -140,6 +151,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Callable[..., Any]]] = {
     "gru": (lambda: sequence(lambda: L.Bidirectional(L.GRU(3))), common.regression),
     "transformer": (transformer, common.regression),
     "convolutions": (convolutions, common.regression),
+    "repeated": (repeated, common.regression),
 }
 
 
@@ -153,6 +165,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Callable[..., Any]]] = {
         fast_if(False, "gru", {}),
         fast_if(False, "transformer", {}),
         fast_if(False, "convolutions", {}),
+        fast_if(False, "repeated", {}),
         *(fast_if(False, name, {"jit_compile": True}) for name in MODELS),
         *(fast_if(False, name, {"run_eagerly": True}) for name in MODELS),
         fast_if(False, "transformer", {"steps_per_execution": 3}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,24 @@ def test_file_is_that_of_plain_training_and_loads_in_any_way(
     exchange("done")
 
 
+@pytest.mark.ranks(2)
+def test_a_model_without_an_optimizer_is_written_by_the_first_rank(
+    rank: int, shared_tmp_path: Path, exchange: Callable[[Any], Any]
+) -> None:
+    with ringar.sharded_weights():
+        model = common.dense_model()
+    encoder = keras.Model(model.inputs, model.layers[0].output)
+    encoder.save_weights(shared_tmp_path / "one.weights.h5")  # which one rank can open only
+    encoder.save(shared_tmp_path / f"{rank}.keras")
+    exchange("saved")
+    assert {file.name for file in shared_tmp_path.iterdir()} == {"one.weights.h5", "0.keras"}
+    loaded = keras.models.load_model(shared_tmp_path / "0.keras")
+    assert_same(common.values(loaded), common.values(common.dense_model())[:2])
+    encoder.load_weights(shared_tmp_path / "one.weights.h5")
+    assert_same(common.values(encoder), common.values(loaded))
+    exchange("done")
+
+
 class Stop(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if epoch == 1:
@@ -202,6 +221,46 @@ def test_ranks_have_different_numbers_of_batches_in_forward_passes(rank: int) ->
     np.testing.assert_allclose(model(x[:5]), expected[:5], rtol=1e-6)
 
 
+@pytest.mark.ranks(2, 3)
+def test_ranks_repeat_the_forward_passes_of_the_model_that_others_evaluate(rank: int) -> None:
+    x, y = common.regression(40)
+    own = slice(0, 8 * (rank + 1))
+    models = []
+    for seed in (0, 1):
+        with ringar.sharded_weights():
+            model = common.dense_model(seed)
+        model.compile("sgd", "mse", jit_compile=False)
+        models.append(model)
+    first, second = models
+    first.evaluate(x[own], y[own], batch_size=8, verbose=0)
+    second.predict(x[own], batch_size=8, verbose=0)
+    received = first.evaluate(x[own], y[own], batch_size=8, verbose=0)  # traced already
+    expected = np.square(common.dense_model()(x[own]) - y[own]).mean()
+    assert received == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("frozen", [(True,), fast_if(False, (False, True, False))])
+def test_frozen_layers_send_no_gradients(frozen: tuple[bool, ...], rank: int) -> None:
+    """Layers are frozen before the first step, or between fits; ranks have uneven batches."""
+    data = common.own_batches(common.regression(3 * common.GLOBAL_BATCH)).take(3 - rank)
+    of_both = []
+    for shard in (None, "weights"):
+        with ringar.sharded_weights() if shard else contextlib.nullcontext():
+            model = common.dense_model()
+        for is_frozen in frozen:
+            model.layers[0].trainable = not is_frozen
+            optimizer = ringar.DistributedOptimizer(K.SGD(0.1, momentum=0.9), shard=shard)
+            model.compile(optimizer, "mse", jit_compile=False, run_eagerly=shard is None)
+            ringar.reset_stats()
+            first = ringar.callbacks.Distributed()
+            model.fit(data, verbose=0, validation_data=data, callbacks=[first])
+        of_both.append([*common.values(model), *map(np.asarray, model.history.history.values())])
+    assert common.largest_difference(*of_both) <= 1e-6
+    if frozen[-1]:  # three steps of the last layer: of a kernel of 8 elements, and a bias
+        assert ringar.stats("collective")["reducescatter"].bytes == 3 * 4 * (8 + 1) // 2
+
+
 @pytest.mark.ranks(2)
 def test_what_is_refused() -> None:
     model = deep(2)
@@ -216,6 +275,10 @@ def test_what_is_refused() -> None:
     )
     with pytest.raises(UnsupportedError, match="in a loop, a branch or a tf.function"):
         repeated(tf.ones((1, WIDTH)))
+    normalized = keras.Sequential([keras.Input((WIDTH,)), L.SpectralNormalization(L.Dense(2))])
+    ringar.DistributedOptimizer("sgd", shard="weights").build(normalized.trainable_variables)
+    with pytest.raises(UnsupportedError, match=r"dense.*/kernel: expected a weight .* not change"):
+        normalized(tf.ones((1, WIDTH)), training=True)
 
 
 IN_JOBS = """

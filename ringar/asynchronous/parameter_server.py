@@ -104,7 +104,7 @@ class ParameterServer:
         self._ranks = or_all(process_set)
         self._name = name
         self.variables = server_arguments.variables_of(model_or_variables)
-        serving, working = server_arguments.roles(servers, self._ranks.size())
+        serving, working = server_arguments.roles(servers, self._ranks.size(), process_set)
         # Else a worker that waits in a step for shards of its rank holds threads of TensorFlow.
         self._serves_only = servers is not None
         shards = len(serving) if shards is None else shards

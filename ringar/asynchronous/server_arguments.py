@@ -9,6 +9,8 @@ import keras
 
 from ringar.asynchronous.log import LOST, Entry
 from ringar.asynchronous.partition import Piece
+from ringar.job import place
+from ringar.job.process_sets import ProcessSet
 from ringar.keras.optimizer import is_distributed
 from ringar.sharding.cut import cut_of
 from ringar.sharding.slots import NOT_ELEMENTWISE, inner_optimizer, with_nested
@@ -32,10 +34,17 @@ def variables_of(given: keras.Model | Sequence[keras.Variable]) -> list[Any]:
     return found
 
 
-def roles(servers: Sequence[int] | None, size: int) -> tuple[list[int], list[int]]:
-    """Return the ranks that serve, and those that work."""
+def roles(
+    servers: Sequence[int] | None, size: int, process_set: ProcessSet | None
+) -> tuple[list[int], list[int]]:
+    """Return the ranks that serve, and those that work, of the `size` ranks of a process set."""
     if servers is None:
         return list(range(size)), list(range(size))
+    if size < place.size():
+        raise ValueError(
+            "`servers` needs all ranks of the job, which make a process set of the workers "
+            f"together. Received: process_set={process_set}"
+        )
     serving = list(servers)
     working = [rank for rank in range(size) if rank not in serving]
     if not serving or len(set(serving)) != len(serving) or not set(serving) <= set(range(size)):

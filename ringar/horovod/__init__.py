@@ -10,4 +10,7 @@ from ringar.horovod.runner import run
 
 __all__ = ["run"]
 
+#: The version of Horovod whose names these are; scripts compare it.
+__version__ = "0.28.1"
+
 __getattr__ = absent.getter(__name__)

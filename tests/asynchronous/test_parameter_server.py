@@ -539,6 +539,15 @@ def test_bad_arguments(case: str) -> None:
         act(dense_model())
 
 
+@pytest.mark.ranks(2)
+def test_dedicated_servers_need_all_ranks() -> None:
+    alone = ringar.add_process_set([0])
+    if ringar.rank() == 0:
+        with pytest.raises(ValueError, match="`servers` needs all ranks of the job"):
+            ringar.ParameterServer(dense_model(), sgd(), servers=[0], process_set=alone)
+    ringar.remove_process_set(alone)
+
+
 def test_bad_pushes_leave_the_server_usable() -> None:
     model = dense_model()
     with ringar.ParameterServer(model, sgd(), 2) as server:

@@ -88,7 +88,7 @@ _RUN = (
 
 #: By module below `horovod`: the names, and the parameters of those that are called.
 NAMES: dict[str, dict[str, str | None]] = {
-    "": {"run": _RUN, **dict.fromkeys(("torch", "mxnet", "spark", "ray"))},
+    "": {"run": _RUN, **dict.fromkeys(("__version__", "torch", "mxnet", "spark", "ray"))},
     "runner": {"run": _RUN},
     "tensorflow": {
         **_BASICS,

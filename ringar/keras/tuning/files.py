@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -113,7 +114,10 @@ def store(path: Path, kind: Kind, choice: Choice) -> None:
     with calibration.beside(path) as new:
         new.write_text(text, encoding="utf-8")
         new.replace(path)
+        new.unlink()  # one that its user alone may read; another gets the rights of all new files
 
+        if path.exists():
+            shutil.copymode(path, new)
 
 def check_writable(path: Path) -> None:
     """Raise `OSError` if the file of settings cannot be written."""

@@ -60,8 +60,8 @@ class Director:
 
     def __init__(self, job: Job, options: Options) -> None:
         self._options = options
-        self._kind = files.Kind.of(job)
         self._space = Space(job, options.compression)
+        self._kind = files.Kind.of(job, "compression" in self._space.dimensions)
         self._log: files.Log | None = None
         self._samples: Generator[Sample, float, Choice] | None = None
         self._sample = Sample("search", DEFAULTS)

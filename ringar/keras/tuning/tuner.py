@@ -156,8 +156,8 @@ class Tuner:
         self, job: Job, options: Options, ranks: ProcessSet, clock: Callable[[], float]
     ) -> None:
         self._options, self._ranks, self._clock = options, ranks, clock
-        firsts = allgather_object(place.local_rank() == 0, **self._named("hosts"))
-        self.job = dataclasses.replace(job, hosts=max(sum(firsts), 1))
+        hosts = place.hosts()
+        self.job = dataclasses.replace(job, hosts=len({hosts[rank] for rank in ranks.ranks}))
         self._director: Director | None = None
         decision = Decision(DEFAULTS)
         if ranks.rank() == 0:

@@ -14,10 +14,15 @@ import pytest
 import tensorflow as tf
 
 import ringar
+from ringar.job import place
 from ringar.keras import tuned
+from ringar.keras.buckets import Spec
 from ringar.keras.tuned import DEFAULTS, Settings
 from ringar.keras.tuning import clock as clocks
 from ringar.keras.tuning import fit as tuning
+from ringar.keras.tuning import options
+from ringar.keras.tuning.space import Job
+from ringar.keras.tuning.tuner import Tuner
 from tests.keras import common
 from tests.keras.tuning.short import LENGTHS, STEPS, data, layers
 from tests.plugin import fast_if
@@ -270,6 +275,17 @@ def test_what_is_not_tuned_says_why_on_one_rank(
     for message, reason in zip(said, reasons, strict=True):
         assert message.startswith("Autotune: the defaults stay: ")
         assert reason in message
+
+
+@pytest.mark.ranks(4)
+def test_hosts_are_those_of_the_ranks_that_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where none of them is the first rank of its host."""
+    ranks = ringar.add_process_set([1, 3])
+    monkeypatch.setattr(place, "hosts", lambda: [0, 0, 1, 1])
+    if ringar.rank() in ranks.ranks:
+        job = Job(2, 1, tuple(Spec.of(weight) for weight in layers().weights))
+        assert Tuner(job, options.Options(), ranks, clocks.now).job.hosts == 2
+    ringar.remove_process_set(ranks)
 
 
 def wrong(name: str, rank: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:

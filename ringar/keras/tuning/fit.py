@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from ringar.collectives import allgather_object, shares
-from ringar.job import log, mpi
+from ringar.job import log, membership, mpi
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share, tuned
 from ringar.keras.buckets import Spec
@@ -61,16 +61,31 @@ class FitTuner:
         """Whether the settings stay."""
         return self._tuner.is_done
 
+    def rest(self) -> None:
+        """Take no part in a training that is not tuned; leave it no settings that were only tried.
+
+        Nor those that were found in an elastic job: ranks that have joined do not know them.
+        """
+        self._is_out = True
+        if not self.is_done or membership.is_elastic():
+            self._functions.clear()  # the model may have been compiled anew
+            self._use(DEFAULTS)
+
     def begin(self, steps: int) -> None:
         """Begin a training, of epochs in which all ranks have so many steps."""
         self._steps = steps
         self._tuner.begin_window()
         self._functions.clear()  # the model may have been compiled anew
+        self._change()
 
     def begin_epoch(self) -> None:
         """Begin an epoch on all ranks."""
         self._next, self._is_out = None, False
         self._tuner.pause()
+
+    def end_training(self) -> None:
+        """End a training, perhaps before the search."""
+        self._tuner.end_training()
 
     def before_batch(self, batch: int) -> None:
         """Act before a batch that all ranks have."""
@@ -92,8 +107,13 @@ class FitTuner:
         self._is_out = True
 
     def _change(self) -> None:
+        self._use(self._tuner.settings)
+        if self._tuner.is_done:
+            self._functions.clear()
+
+    def _use(self, settings: Settings) -> None:
         """Give the model the training function for the settings."""
-        model, settings = self._model, self._tuner.settings
+        model = self._model
         if settings != self._settings:
             self._functions[self._settings] = model.train_function, share.step_of(model)
             self._settings = settings
@@ -103,8 +123,6 @@ class FitTuner:
                 share.return_to(model, step)
             else:
                 model.make_train_function(force=True)
-        if self._tuner.is_done:
-            self._functions.clear()
 
 
 def of(model: keras.Model) -> FitTuner | None:
@@ -130,16 +148,17 @@ def begin(
         ValueError: on every rank, if an option is wrong, or rank 0 cannot read or write a file.
         UnsupportedError: on every rank, if rank 0 lacks Optuna.
     """
-    ranks = or_all(process_set)
-    if not options.is_wanted(os.environ) or ranks.size() == 1:
-        return None
-    if obstacle := _obstacle(model, steps, meets):
-        if ranks.rank() == 0:
+    ranks, known = or_all(process_set), of(model)
+    is_wanted = options.is_wanted(os.environ) and ranks.size() > 1
+    obstacle = _obstacle(model, steps, meets) if is_wanted else ""
+    if obstacle or not is_wanted:
+        if known is not None:
+            known.rest()
+        if obstacle and tuned.of(model) == DEFAULTS and ranks.rank() == 0:
             _log.warning("Autotune: the defaults stay: %s.", obstacle)
         return None
     assert steps is not None
     job = _job(model, ranks)
-    known = of(model)
     own = known.progress if known is not None and known.job == job else None
     everyone = allgather_object(own, name="autotune/progress", process_set=ranks)
     if own is None or any(its != own for its in everyone):

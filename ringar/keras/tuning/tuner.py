@@ -20,7 +20,7 @@ from ringar.keras.tuned import DEFAULTS, Settings
 from ringar.keras.tuning import files
 from ringar.keras.tuning.bayes import BayesianSampler
 from ringar.keras.tuning.options import Options
-from ringar.keras.tuning.search import Choice, Sample, search
+from ringar.keras.tuning.search import TURNS, Choice, Sample, search
 from ringar.keras.tuning.space import Job, Space
 
 _UNMEASURED = 2
@@ -65,6 +65,7 @@ class Director:
         self._log: files.Log | None = None
         self._samples: Generator[Sample, float, Choice] | None = None
         self._sample = Sample("search", DEFAULTS)
+        self._measured, self._says_so = 0, False
         found = self._known()
         if found is not None or self._space.count == 1:
             self.first = Decision(found or DEFAULTS, is_last=True)
@@ -101,12 +102,27 @@ class Director:
     def decide(self, seconds: float) -> Decision:
         """Take the seconds of a step of the last window, and return what comes next."""
         assert self._samples is not None
+        self._measured += 1
         self._write(self._sample, seconds)
         try:
             self._sample = self._samples.send(seconds)
         except StopIteration as end:
             return self._end(end.value)
         return Decision(self._sample.settings)
+
+    def end_training(self) -> None:
+        """Say, once, if a training has ended before the search."""
+        if self._says_so:
+            return
+        self._says_so = True
+        most = self._options.warmup + min(self._options.samples, self._space.count) + 2 * TURNS
+        _log.warning(
+            "Autotune: the training has ended before the search, after %d of at most %d samples of "
+            "%d steps, and nothing is chosen yet. The next `fit` of this model goes on with it. "
+            "Train for more steps, or lower RINGAR_AUTOTUNE_STEPS_PER_SAMPLE or "
+            "RINGAR_AUTOTUNE_BAYES_OPT_MAX_SAMPLES.",
+            self._measured, most, self._options.steps,
+        )  # fmt: skip
 
     def _write(self, sample: Sample, seconds: float) -> None:
         if self._log is None:
@@ -180,6 +196,11 @@ class Tuner:
     def pause(self) -> None:
         """Measure nothing until the next step: what comes between is no part of a step."""
         self._last = None
+
+    def end_training(self) -> None:
+        """End a training; let the first rank say that the search has not ended."""
+        if self._director is not None and not self.is_done:
+            self._director.end_training()
 
     def step_begins(self) -> bool:
         """Note that a step begins, on all ranks; return whether its settings are others.

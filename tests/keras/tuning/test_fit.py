@@ -277,6 +277,34 @@ def test_what_is_not_tuned_says_why_on_one_rank(
         assert reason in message
 
 
+@pytest.mark.ranks(2, 3)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_a_search_that_has_not_ended_says_so_and_leaves_no_trial_behind(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """A training that is not tuned has the defaults, and the next one goes on with the search."""
+    monkeypatch.setenv("RINGAR_AUTOTUNE", "1")
+    clock.model = model = compiled()()
+    for steps in (9, 5):
+        train(model, steps=steps)
+    assert tuned.of(model) != DEFAULTS
+    said = [r.message for r in caplog.records if "has ended before the search" in r.message]
+    assert len(said) == (ringar.rank() == 0)
+    assert all("after 2 of at most 14 samples of 2 steps" in message for message in said)
+    its = tuning.of(model)
+    assert its is not None
+    measured = its.progress[-1]
+    x, y = data(4)
+    batches = ((x[i : i + 2], y[i : i + 2]) for i in range(0, 8, 2))
+    model.fit(batches, verbose=0, callbacks=[ringar.callbacks.Distributed()])
+    assert tuned.of(model) == DEFAULTS
+    train(model, epochs=2)
+    assert its.is_done
+    assert tuning.of(model) is its
+    assert its.progress[-1] == 14 != measured
+    assert tuned.of(model) != DEFAULTS
+
+
 @pytest.mark.ranks(4)
 def test_hosts_are_those_of_the_ranks_that_train(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where none of them is the first rank of its host."""

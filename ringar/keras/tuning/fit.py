@@ -3,14 +3,15 @@
 The settings of a step are read while it is traced. So a change means another training function. A
 function is kept as long as its settings may come back, with the record of its collectives.
 
-All ranks change before the same batch. A rank that stops alone leaves its epoch before the others
-know: it then takes part in the end of a window that they may have reached, and says so. The others
-change nothing from then on, since it repeats the collectives of its last step.
+All ranks change before the same batch. A rank that stops alone, or whose data end early, leaves its
+epoch before the others know. It repeats the collectives of its last step then, so that nothing may
+change: it goes on to count steps, takes part in the end of each window and says that it has left.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -44,6 +45,8 @@ class FitTuner:
         self._steps = 0
         self._next: int | None = None  # the batch that follows
         self._is_out = False  # of this epoch, since a rank leaves
+        self._done = 0  # steps of the batch that has begun
+        self._begun_at = 0
         self._settings = DEFAULTS
         if tuned.of(model) != DEFAULTS:  # of an earlier search
             tuned.give(model, DEFAULTS)
@@ -89,22 +92,37 @@ class FitTuner:
 
     def before_batch(self, batch: int) -> None:
         """Act before a batch that all ranks have."""
-        if shares.stop_was_seen():
-            self._is_out = True
-        if self._is_out or self._tuner.is_done:
-            return
-        if batch != self._next:
-            self._tuner.pause()
-        self._next = batch + self._model.steps_per_execution
-        if self._tuner.step_begins() or self._tuner.is_done:
+        self._begun_at = shares.steps()
+        if self._step_begins(batch) or self._tuner.is_done:
             self._change()
 
     def leave(self) -> None:
-        """End the epoch on this rank. Others may have come to the end of a window."""
-        stops = self._next is not None and self._next < self._steps
-        if stops and not self._is_out and not shares.stop_was_seen() and self._tuner.is_due():
-            self._tuner.meet_in_vain()
-        self._is_out = True
+        """End the epoch on this rank. Others may go on."""
+        # A rank that stops has ended its last batch; one whose data ended has begun one in vain.
+        stops = self._model.stop_training
+        self._done = self._each if stops else shares.steps() - self._begun_at
+
+    def before_missing_step(self) -> None:
+        """Act before a step that others may take, and this rank does not."""
+        if self._done == self._each:
+            self._done = 0
+            if self._next is not None and self._next < self._steps:
+                self._step_begins(self._next, has_data=False)
+        self._done += 1
+
+    @property
+    def _each(self) -> int:
+        return int(self._model.steps_per_execution)
+
+    def _step_begins(self, batch: int, has_data: bool = True) -> bool:
+        if shares.stop_was_seen():
+            self._is_out = True
+        if self._is_out or self._tuner.is_done:
+            return False
+        if batch != self._next:
+            self._tuner.pause()
+        self._next = batch + self._each
+        return self._tuner.step_begins(has_data)
 
     def _change(self) -> None:
         self._use(self._tuner.settings)
@@ -170,10 +188,17 @@ def begin(
     return None if known.is_done else known
 
 
-def leave(model: keras.Model) -> None:
-    """End the epoch of `model` on this rank, before it joins those that go on."""
-    if (known := of(model)) is not None:
-        known.leave()
+def leave(model: keras.Model) -> Callable[[], None] | None:
+    """End the epoch of `model` on this rank, before it joins those that go on.
+
+    Returns:
+        What is to be called before each step that it joins; None if nothing is tuned.
+    """
+    known = of(model)
+    if known is None:
+        return None
+    known.leave()
+    return known.before_missing_step
 
 
 def _obstacle(model: keras.Model, steps: int | None, meets: bool) -> str:

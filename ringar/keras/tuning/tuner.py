@@ -202,10 +202,14 @@ class Tuner:
         if self._director is not None and not self.is_done:
             self._director.end_training()
 
-    def step_begins(self) -> bool:
+    def step_begins(self, has_data: bool = True) -> bool:
         """Note that a step begins, on all ranks; return whether its settings are others.
 
         The time between two calls is that of the step between them.
+
+        Args:
+            has_data: whether this rank takes the step. A rank without data counts steps as the
+                others do, and lets no settings change.
         """
         now = self._clock()
         if self._last is not None:
@@ -216,25 +220,18 @@ class Tuner:
         self._last = now
         if len(self._times) < self._options.steps:
             return False
-        changes = self._end_window()
+        changes = self._end_window(has_data)
         self._last = self._clock()
         return changes
 
-    def is_due(self) -> bool:
-        """Return whether the next step, if it follows at once, ends a window."""
-        counts = self._last is not None and self._skip == 0
-        return not self.is_done and len(self._times) + counts >= self._options.steps
-
-    def meet_in_vain(self) -> None:
-        """Take part in the end of a window in the place of a step that this rank leaves out."""
-        self._gather(None)
-
-    def _end_window(self) -> bool:
+    def _end_window(self, has_data: bool) -> bool:
         """Let rank 0 decide; return whether the settings change."""
-        of_ranks = self._gather(median(self._times))
+        own = median(self._times) if has_data else None
+        self.measured += 1
+        of_ranks = allgather_object(own, **self._named("window"))
         self._times = []
         seconds = [one for one in of_ranks if one is not None]
-        if len(seconds) < len(of_ranks):  # a rank leaves: this step is none of all ranks
+        if len(seconds) < len(of_ranks):  # this step is none of all ranks
             return False
         decision, before = Decision(DEFAULTS), self.settings  # of rank 0 alone
         if self._director is not None:
@@ -244,10 +241,6 @@ class Tuner:
             return False
         self._skip = _UNMEASURED
         return True
-
-    def _gather(self, seconds: float | None) -> list[float | None]:
-        self.measured += 1
-        return allgather_object(seconds, **self._named("window"))
 
     def _take(self, decision: Decision) -> None:
         root = self._ranks.ranks[0]

@@ -191,6 +191,22 @@ def test_ranks_may_have_different_numbers_of_steps(
     assert tuned.of(model) != DEFAULTS
 
 
+@pytest.mark.ranks(2, 3)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("steps_per_execution", [1, fast_if(False, 2)])
+def test_the_data_of_a_rank_may_end_before_the_steps_of_the_epoch(
+    steps_per_execution: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others do not know it, and come to the ends of windows while this rank joins them."""
+    make = compiled(steps_per_execution=steps_per_execution)
+    steps = 14 - 7 * (ringar.rank() == 1)
+    model = tuned_and_untuned(make, clock, monkeypatch, steps=steps, steps_per_epoch=14, epochs=3)
+    assert ringar.allgather_object(common.digest(model)) == [common.digest(model)] * ringar.size()
+    its = tuning.of(model)
+    assert its is not None
+    assert its.progress[-1] != 0  # the windows that have ended
+
+
 class Stop(keras.callbacks.Callback):
     """Stop behind a batch, on one rank."""
 

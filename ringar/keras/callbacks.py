@@ -274,6 +274,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Check that all ranks hold the same weights."""
+        if self.tuner is not None:
+            self.tuner.end_training()
         if self.check:
             checks.check_weights(self.model, self.process_set)
         self._meet_again()

@@ -12,7 +12,7 @@ all ranks to stop. They see that before their next batch, train it and leave the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -29,19 +29,27 @@ from ringar.sharding.slots import inner_optimizer
 from ringar.sharding.variable_slice import wholes
 
 
-def repeat(records: Sequence[Record], size: int, limit: int | None = None) -> int:
+def repeat(
+    records: Sequence[Record],
+    size: int,
+    limit: int | None,
+    before: Callable[[], None] | None = None,
+) -> int:
     """Take part in steps of the other ranks until none of them has data.
 
     Args:
         records: the collectives of a step.
         size: the number of ranks.
         limit: the number of steps, if it is known.
+        before: is called before each step.
 
     Returns:
         The number of steps in which a rank had data.
     """
     steps = 0
     while limit is None or steps < limit:
+        if before is not None:
+            before()
         for number, record in enumerate(records):
             if record.repeat() == size and number == 0:
                 return steps
@@ -71,7 +79,6 @@ class Epochs:
         self._ranks = or_all(process_set)
         known = [count for count in steps if count is not None]
         self.limit = max(known) if len(known) == len(steps) else None
-        self._uneven = self.limit is None or min(known) < self.limit
         self._begun_at = 0
         self._has_left = True
         shares.begin_training()
@@ -94,7 +101,7 @@ class Epochs:
         if self._has_left:
             return
         self._has_left = True
-        tuning.leave(self._model)
+        before = tuning.leave(self._model)
         step = share.step_of(self._model)
         # A step may have no gradients that ringar reduces.
         records = step.records if step is not None and step.is_marked else []
@@ -104,11 +111,11 @@ class Epochs:
         left = None
         if self.limit is not None and all(one.in_every_step for one in exchanges):
             left = max(self.limit - own, 0)
-        _finish(records, exchanges, self._ranks, left)
+        _finish(records, exchanges, self._ranks, left, before)
         if not records:
             return
         self.look()
-        if self._ranks.size() > 1 and (self._uneven or shares.stop_was_seen()):
+        if self._ranks.size() > 1:  # data may also end before `steps_per_epoch`
             self._catch_up(own, exchanges)
 
     def _catch_up(self, own: int, exchanges: Sequence[Exchange]) -> None:
@@ -124,11 +131,12 @@ def _finish(
     exchanges: Sequence[Exchange],
     ranks: ProcessSet,
     limit: int | None = None,
+    before: Callable[[], None] | None = None,
 ) -> int:
     """Join the other ranks at the end of this rank's data, as `repeat` does."""
     for exchange in exchanges:
         exchange.flush()
-    steps = repeat(records, ranks.size(), limit) if records and ranks.size() > 1 else 0
+    steps = repeat(records, ranks.size(), limit, before) if records and ranks.size() > 1 else 0
     for exchange in exchanges:
         exchange.settle()
     return steps

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -38,10 +39,11 @@ class Kind:
     ranks: int
     model: str
     chosen: str
+    compression: bool
 
     @classmethod
-    def of(cls, job: Job) -> Kind:
-        """Return the kind of a job on this machine."""
+    def of(cls, job: Job, compression: bool = False) -> Kind:
+        """Return the kind of a job on this machine, which may have tried compression."""
         variables = " ".join(f"{spec.dtype}{list(spec.shape or ())}" for spec in job.specs)
         chosen = ", ".join(f"{name}={value}" for name, value in sorted(job.chosen.items()))
         return cls(
@@ -51,6 +53,7 @@ class Kind:
             job.ranks,
             hashlib.sha256(variables.encode()).hexdigest()[:12],
             chosen,
+            compression,
         )
 
 
@@ -111,7 +114,10 @@ def store(path: Path, kind: Kind, choice: Choice) -> None:
     entries = [entry for entry in _entries(path) if entry.get("kind") != own["kind"]]
     text = json.dumps({"settings": [*entries, own]}, indent=1) + "\n"
     with calibration.beside(path) as new:
+        new.unlink()  # one that its user alone may read; another gets the rights of all new files
         new.write_text(text, encoding="utf-8")
+        if path.exists():
+            shutil.copymode(path, new)
         new.replace(path)
 
 

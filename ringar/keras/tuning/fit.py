@@ -3,20 +3,21 @@
 The settings of a step are read while it is traced. So a change means another training function. A
 function is kept as long as its settings may come back, with the record of its collectives.
 
-All ranks change before the same batch. A rank that stops alone leaves its epoch before the others
-know: it then takes part in the end of a window that they may have reached, and says so. The others
-change nothing from then on, since it repeats the collectives of its last step.
+All ranks change before the same batch. A rank that stops alone, or whose data end early, leaves its
+epoch before the others know. It repeats the collectives of its last step then, so that nothing may
+change: it goes on to count steps, takes part in the end of each window and says that it has left.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from ringar.collectives import allgather_object, shares
-from ringar.job import log, mpi
+from ringar.job import log, membership, mpi
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share, tuned
 from ringar.keras.buckets import Spec
@@ -44,6 +45,8 @@ class FitTuner:
         self._steps = 0
         self._next: int | None = None  # the batch that follows
         self._is_out = False  # of this epoch, since a rank leaves
+        self._done = 0  # steps of the batch that has begun
+        self._begun_at = 0
         self._settings = DEFAULTS
         if tuned.of(model) != DEFAULTS:  # of an earlier search
             tuned.give(model, DEFAULTS)
@@ -61,39 +64,74 @@ class FitTuner:
         """Whether the settings stay."""
         return self._tuner.is_done
 
+    def rest(self) -> None:
+        """Take no part in a training that is not tuned; leave it no settings that were only tried.
+
+        Nor those that were found in an elastic job: ranks that have joined do not know them.
+        """
+        self._is_out = True
+        if not self.is_done or membership.is_elastic():
+            self._functions.clear()  # the model may have been compiled anew
+            self._use(DEFAULTS)
+
     def begin(self, steps: int) -> None:
         """Begin a training, of epochs in which all ranks have so many steps."""
         self._steps = steps
         self._tuner.begin_window()
         self._functions.clear()  # the model may have been compiled anew
+        self._change()
 
     def begin_epoch(self) -> None:
         """Begin an epoch on all ranks."""
         self._next, self._is_out = None, False
         self._tuner.pause()
 
+    def end_training(self) -> None:
+        """End a training, perhaps before the search."""
+        self._tuner.end_training()
+
     def before_batch(self, batch: int) -> None:
         """Act before a batch that all ranks have."""
-        if shares.stop_was_seen():
-            self._is_out = True
-        if self._is_out or self._tuner.is_done:
-            return
-        if batch != self._next:
-            self._tuner.pause()
-        self._next = batch + self._model.steps_per_execution
-        if self._tuner.step_begins() or self._tuner.is_done:
+        self._begun_at = shares.steps()
+        if self._step_begins(batch) or self._tuner.is_done:
             self._change()
 
     def leave(self) -> None:
-        """End the epoch on this rank. Others may have come to the end of a window."""
-        stops = self._next is not None and self._next < self._steps
-        if stops and not self._is_out and not shares.stop_was_seen() and self._tuner.is_due():
-            self._tuner.meet_in_vain()
-        self._is_out = True
+        """End the epoch on this rank. Others may go on."""
+        # A rank that stops has ended its last batch; one whose data ended has begun one in vain.
+        stops = self._model.stop_training
+        self._done = self._each if stops else shares.steps() - self._begun_at
+
+    def before_missing_step(self) -> None:
+        """Act before a step that others may take, and this rank does not."""
+        if self._done == self._each:
+            self._done = 0
+            if self._next is not None and self._next < self._steps:
+                self._step_begins(self._next, has_data=False)
+        self._done += 1
+
+    @property
+    def _each(self) -> int:
+        return int(self._model.steps_per_execution)
+
+    def _step_begins(self, batch: int, has_data: bool = True) -> bool:
+        if shares.stop_was_seen():
+            self._is_out = True
+        if self._is_out or self._tuner.is_done:
+            return False
+        if batch != self._next:
+            self._tuner.pause()
+        self._next = batch + self._each
+        return self._tuner.step_begins(has_data)
 
     def _change(self) -> None:
+        self._use(self._tuner.settings)
+        if self._tuner.is_done:
+            self._functions.clear()
+
+    def _use(self, settings: Settings) -> None:
         """Give the model the training function for the settings."""
-        model, settings = self._model, self._tuner.settings
+        model = self._model
         if settings != self._settings:
             self._functions[self._settings] = model.train_function, share.step_of(model)
             self._settings = settings
@@ -103,8 +141,6 @@ class FitTuner:
                 share.return_to(model, step)
             else:
                 model.make_train_function(force=True)
-        if self._tuner.is_done:
-            self._functions.clear()
 
 
 def of(model: keras.Model) -> FitTuner | None:
@@ -130,16 +166,17 @@ def begin(
         ValueError: on every rank, if an option is wrong, or rank 0 cannot read or write a file.
         UnsupportedError: on every rank, if rank 0 lacks Optuna.
     """
-    ranks = or_all(process_set)
-    if not options.is_wanted(os.environ) or ranks.size() == 1:
-        return None
-    if obstacle := _obstacle(model, steps, meets):
-        if ranks.rank() == 0:
+    ranks, known = or_all(process_set), of(model)
+    is_wanted = options.is_wanted(os.environ) and ranks.size() > 1
+    obstacle = _obstacle(model, steps, meets) if is_wanted else ""
+    if obstacle or not is_wanted:
+        if known is not None:
+            known.rest()
+        if obstacle and tuned.of(model) == DEFAULTS and ranks.rank() == 0:
             _log.warning("Autotune: the defaults stay: %s.", obstacle)
         return None
     assert steps is not None
     job = _job(model, ranks)
-    known = of(model)
     own = known.progress if known is not None and known.job == job else None
     everyone = allgather_object(own, name="autotune/progress", process_set=ranks)
     if own is None or any(its != own for its in everyone):
@@ -151,10 +188,17 @@ def begin(
     return None if known.is_done else known
 
 
-def leave(model: keras.Model) -> None:
-    """End the epoch of `model` on this rank, before it joins those that go on."""
-    if (known := of(model)) is not None:
-        known.leave()
+def leave(model: keras.Model) -> Callable[[], None] | None:
+    """End the epoch of `model` on this rank, before it joins those that go on.
+
+    Returns:
+        What is to be called before each step that it joins; None if nothing is tuned.
+    """
+    known = of(model)
+    if known is None:
+        return None
+    known.leave()
+    return known.before_missing_step
 
 
 def _obstacle(model: keras.Model, steps: int | None, meets: bool) -> str:

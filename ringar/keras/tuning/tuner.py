@@ -20,7 +20,7 @@ from ringar.keras.tuned import DEFAULTS, Settings
 from ringar.keras.tuning import files
 from ringar.keras.tuning.bayes import BayesianSampler
 from ringar.keras.tuning.options import Options
-from ringar.keras.tuning.search import Choice, Sample, search
+from ringar.keras.tuning.search import TURNS, Choice, Sample, search
 from ringar.keras.tuning.space import Job, Space
 
 _UNMEASURED = 2
@@ -60,11 +60,12 @@ class Director:
 
     def __init__(self, job: Job, options: Options) -> None:
         self._options = options
-        self._kind = files.Kind.of(job)
         self._space = Space(job, options.compression)
+        self._kind = files.Kind.of(job, "compression" in self._space.dimensions)
         self._log: files.Log | None = None
         self._samples: Generator[Sample, float, Choice] | None = None
         self._sample = Sample("search", DEFAULTS)
+        self._measured, self._says_so = 0, False
         found = self._known()
         if found is not None or self._space.count == 1:
             self.first = Decision(found or DEFAULTS, is_last=True)
@@ -101,12 +102,27 @@ class Director:
     def decide(self, seconds: float) -> Decision:
         """Take the seconds of a step of the last window, and return what comes next."""
         assert self._samples is not None
+        self._measured += 1
         self._write(self._sample, seconds)
         try:
             self._sample = self._samples.send(seconds)
         except StopIteration as end:
             return self._end(end.value)
         return Decision(self._sample.settings)
+
+    def end_training(self) -> None:
+        """Say, once, if a training has ended before the search."""
+        if self._says_so:
+            return
+        self._says_so = True
+        most = self._options.warmup + min(self._options.samples, self._space.count) + 2 * TURNS
+        _log.warning(
+            "Autotune: the training has ended before the search, after %d of at most %d samples of "
+            "%d steps, and nothing is chosen yet. The next `fit` of this model goes on with it. "
+            "Train for more steps, or lower RINGAR_AUTOTUNE_STEPS_PER_SAMPLE or "
+            "RINGAR_AUTOTUNE_BAYES_OPT_MAX_SAMPLES.",
+            self._measured, most, self._options.steps,
+        )  # fmt: skip
 
     def _write(self, sample: Sample, seconds: float) -> None:
         if self._log is None:
@@ -156,8 +172,8 @@ class Tuner:
         self, job: Job, options: Options, ranks: ProcessSet, clock: Callable[[], float]
     ) -> None:
         self._options, self._ranks, self._clock = options, ranks, clock
-        firsts = allgather_object(place.local_rank() == 0, **self._named("hosts"))
-        self.job = dataclasses.replace(job, hosts=max(sum(firsts), 1))
+        hosts = place.hosts()
+        self.job = dataclasses.replace(job, hosts=len({hosts[rank] for rank in ranks.ranks}))
         self._director: Director | None = None
         decision = Decision(DEFAULTS)
         if ranks.rank() == 0:
@@ -181,10 +197,19 @@ class Tuner:
         """Measure nothing until the next step: what comes between is no part of a step."""
         self._last = None
 
-    def step_begins(self) -> bool:
+    def end_training(self) -> None:
+        """End a training; let the first rank say that the search has not ended."""
+        if self._director is not None and not self.is_done:
+            self._director.end_training()
+
+    def step_begins(self, has_data: bool = True) -> bool:
         """Note that a step begins, on all ranks; return whether its settings are others.
 
         The time between two calls is that of the step between them.
+
+        Args:
+            has_data: whether this rank takes the step. A rank without data counts steps as the
+                others do, and lets no settings change.
         """
         now = self._clock()
         if self._last is not None:
@@ -195,25 +220,18 @@ class Tuner:
         self._last = now
         if len(self._times) < self._options.steps:
             return False
-        changes = self._end_window()
+        changes = self._end_window(has_data)
         self._last = self._clock()
         return changes
 
-    def is_due(self) -> bool:
-        """Return whether the next step, if it follows at once, ends a window."""
-        counts = self._last is not None and self._skip == 0
-        return not self.is_done and len(self._times) + counts >= self._options.steps
-
-    def meet_in_vain(self) -> None:
-        """Take part in the end of a window in the place of a step that this rank leaves out."""
-        self._gather(None)
-
-    def _end_window(self) -> bool:
+    def _end_window(self, has_data: bool) -> bool:
         """Let rank 0 decide; return whether the settings change."""
-        of_ranks = self._gather(median(self._times))
+        own = median(self._times) if has_data else None
+        self.measured += 1
+        of_ranks = allgather_object(own, **self._named("window"))
         self._times = []
         seconds = [one for one in of_ranks if one is not None]
-        if len(seconds) < len(of_ranks):  # a rank leaves: this step is none of all ranks
+        if len(seconds) < len(of_ranks):  # this step is none of all ranks
             return False
         decision, before = Decision(DEFAULTS), self.settings  # of rank 0 alone
         if self._director is not None:
@@ -223,10 +241,6 @@ class Tuner:
             return False
         self._skip = _UNMEASURED
         return True
-
-    def _gather(self, seconds: float | None) -> list[float | None]:
-        self.measured += 1
-        return allgather_object(seconds, **self._named("window"))
 
     def _take(self, decision: Decision) -> None:
         root = self._ranks.ranks[0]

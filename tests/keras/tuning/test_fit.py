@@ -14,10 +14,15 @@ import pytest
 import tensorflow as tf
 
 import ringar
+from ringar.job import place
 from ringar.keras import tuned
+from ringar.keras.buckets import Spec
 from ringar.keras.tuned import DEFAULTS, Settings
 from ringar.keras.tuning import clock as clocks
 from ringar.keras.tuning import fit as tuning
+from ringar.keras.tuning import options
+from ringar.keras.tuning.space import Job
+from ringar.keras.tuning.tuner import Tuner
 from tests.keras import common
 from tests.keras.tuning.short import LENGTHS, STEPS, data, layers
 from tests.plugin import fast_if
@@ -186,6 +191,22 @@ def test_ranks_may_have_different_numbers_of_steps(
     assert tuned.of(model) != DEFAULTS
 
 
+@pytest.mark.ranks(2, 3)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("steps_per_execution", [1, fast_if(False, 2)])
+def test_the_data_of_a_rank_may_end_before_the_steps_of_the_epoch(
+    steps_per_execution: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others do not know it, and come to the ends of windows while this rank joins them."""
+    make = compiled(steps_per_execution=steps_per_execution)
+    steps = 14 - 7 * (ringar.rank() == 1)
+    model = tuned_and_untuned(make, clock, monkeypatch, steps=steps, steps_per_epoch=14, epochs=3)
+    assert ringar.allgather_object(common.digest(model)) == [common.digest(model)] * ringar.size()
+    its = tuning.of(model)
+    assert its is not None
+    assert its.progress[-1] != 0  # the windows that have ended
+
+
 class Stop(keras.callbacks.Callback):
     """Stop behind a batch, on one rank."""
 
@@ -270,6 +291,45 @@ def test_what_is_not_tuned_says_why_on_one_rank(
     for message, reason in zip(said, reasons, strict=True):
         assert message.startswith("Autotune: the defaults stay: ")
         assert reason in message
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_a_search_that_has_not_ended_says_so_and_leaves_no_trial_behind(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """A training that is not tuned has the defaults, and the next one goes on with the search."""
+    monkeypatch.setenv("RINGAR_AUTOTUNE", "1")
+    clock.model = model = compiled()()
+    for steps in (9, 5):
+        train(model, steps=steps)
+    assert tuned.of(model) != DEFAULTS
+    said = [r.message for r in caplog.records if "has ended before the search" in r.message]
+    assert len(said) == (ringar.rank() == 0)
+    assert all("after 2 of at most 14 samples of 2 steps" in message for message in said)
+    its = tuning.of(model)
+    assert its is not None
+    measured = its.progress[-1]
+    x, y = data(4)
+    batches = ((x[i : i + 2], y[i : i + 2]) for i in range(0, 8, 2))
+    model.fit(batches, verbose=0, callbacks=[ringar.callbacks.Distributed()])
+    assert tuned.of(model) == DEFAULTS
+    train(model, epochs=2)
+    assert its.is_done
+    assert tuning.of(model) is its
+    assert its.progress[-1] == 14 != measured
+    assert tuned.of(model) != DEFAULTS
+
+
+@pytest.mark.ranks(4)
+def test_hosts_are_those_of_the_ranks_that_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where none of them is the first rank of its host."""
+    ranks = ringar.add_process_set([1, 3])
+    monkeypatch.setattr(place, "hosts", lambda: [0, 0, 1, 1])
+    if ringar.rank() in ranks.ranks:
+        job = Job(2, 1, tuple(Spec.of(weight) for weight in layers().weights))
+        assert Tuner(job, options.Options(), ranks, clocks.now).job.hosts == 2
+    ringar.remove_process_set(ranks)
 
 
 def wrong(name: str, rank: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:

@@ -231,6 +231,19 @@ def test_a_file_of_settings_holds_them_by_kind(tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())["settings"]) == 2
     differing = [Job(3, 1, SPECS), Job(2, 2, SPECS), Job(2, 1, SPECS, {"bucket_bytes": MIB})]
     assert [files.load(path, files.Kind.of(job)) for job in differing] == [None] * 3
+    # A search with compression is another one than a search without it.
+    assert files.load(path, files.Kind.of(Job(2, 1, SPECS), compression=True)) is None
+
+
+def test_others_may_read_a_file_of_settings_as_they_may_read_any_file(tmp_path: Path) -> None:
+    path, any_file = tmp_path / "settings.json", tmp_path / "any"
+    any_file.touch()
+    kind, choice = files.Kind.of(Job(2, 1, SPECS)), Choice(DEFAULTS, 1.0, 1.0, 3)
+    files.store(path, kind, choice)
+    assert path.stat().st_mode == any_file.stat().st_mode
+    path.chmod(0o660)
+    files.store(path, kind, choice)
+    assert path.stat().st_mode & 0o777 == 0o660
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ constexpr double kGain = 0.97;  // less is noise
 constexpr size_t kBytesOfAllRanks[] = {size_t{8} << 20, size_t{16} << 20, size_t{32} << 20};
 
 constexpr double kSecondsBetweenHosts = 0.2;  // and what is under way
-constexpr size_t kTurns = 5;
+constexpr double kTurns = 5;
 // Where halving and doubling take less of a ring's time at the longest array that there was time
 // for, they are taken for any longer one, too: they send as many bytes.
 constexpr double kByFar = 0.5;
@@ -202,15 +202,24 @@ class Crossover {
   }
 
  private:
+  // Each way opens connections in its first turn, which tells how many there is time for.
   Status measure(size_t bytes, double (&numbers)[3]) {
     std::array<std::vector<double>, 2> times;
-    for (size_t turn = 0; turn < 2 * (1 + kTurns); ++turn) {
-      const size_t way = turn % 2;
-      use_(way == 0 ? 0 : bytes);
-      Allreduce sum(DataType::kFloat32, ReduceOp::kSum, array_.data(), sums_.data(), bytes);
-      const auto before = Clock::now();
-      RINGAR_RETURN_IF_ERROR(ranks_.run(sum));
-      if (turn > 1) times[way].push_back(seconds_since(before));  // the first opens connections
+    size_t turns = kTurns;
+    for (size_t turn = 0; turn <= turns; ++turn) {
+      double both[1] = {};
+      for (const size_t way : {0, 1}) {
+        use_(way == 0 ? 0 : bytes);
+        Allreduce sum(DataType::kFloat32, ReduceOp::kSum, array_.data(), sums_.data(), bytes);
+        const auto before = Clock::now();
+        RINGAR_RETURN_IF_ERROR(ranks_.run(sum));
+        const double took = seconds_since(before);
+        both[0] += took;
+        if (turn > 0) times[way].push_back(took);
+      }
+      if (turn > 0) continue;
+      RINGAR_RETURN_IF_ERROR(agree(ranks_, both));
+      turns = static_cast<size_t>(std::clamp(kSecondsBetweenHosts / both[0], 1.0, kTurns));
     }
     numbers[0] = median(times[0]);
     numbers[1] = median(times[1]);

@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace ringar {
 
@@ -57,7 +58,8 @@ LinkTuning halving_tuning(size_t bytes, int ranks);
 size_t page_bytes();
 size_t page_up(size_t bytes);  // the next multiple of it
 
-// 0, or a number that stands for the text in RINGAR_TUNING.
+// The text in RINGAR_TUNING, and a number that stands for it; "" and 0: none.
+std::string tuning_overrides();
 uint64_t tuning_override();
 
 }  // namespace ringar

@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ringar.job import survivors
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -74,16 +76,13 @@ def measure(comm: MPI.Comm, hosts: Sequence[int]) -> dict[str, float]:
     if len(set(hosts)) == 1:
         hosts = range(size)
     first = {host: hosts.index(host) for host in hosts}
-    local = comm.Split(hosts[rank], rank)
+    of_host = survivors.part(comm.Split(hosts[rank], rank))
     leads = first[hosts[rank]] == rank
-    between = comm.Split(0 if leads else 1, rank)
-    try:
+    of_leads = survivors.part(comm.Split(0 if leads else 1, rank))
+    with of_host as local, of_leads as between:
         link = _link(between) if leads else None
         comm.Barrier()
         mine = (*_adder_and_copier(), _barrier(local))
-    finally:
-        between.Free()
-        local.Free()
     everyone = comm.allgather((link, mine))
     links = [found for found, _ in everyone if found is not None]
     others = [found for _, found in everyone]

@@ -146,22 +146,17 @@ def _meet(mpi: ModuleType, world: MPI.Intracomm, start_timeout: float) -> Place:
     _compare(world, prefix)
     with contextlib.ExitStack() as undo:
         of_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
-        local = cast("MPI.Intracomm", of_host)
-        try:
+        with survivors.part(cast("MPI.Intracomm", of_host)) as local:
             firsts = world.allgather(local.bcast(world.Get_rank()))
-            segment_fd, trouble = _share_memory(local, prefix)
+            segment_fd, trouble = _share_memory(local, prefix, undo)
             _publish_bound_cpus(local)
-        finally:
-            local.Free()
-        if segment_fd >= 0:
-            undo.callback(os.close, segment_fd)
         # Without shared memory on one host, all hosts must fail: they would wait for it.
         agree(world, trouble)
         numbers = {first: number for number, first in enumerate(sorted(set(firsts)))}
         hosts = [numbers[first] for first in firsts]
         communicator = _own_communicator(mpi, world)
         # Ranks may have counted differently: one may have missed an earlier start.
-        _generation = communicator.allreduce(_generation + 1, op=mpi.MAX)
+        _generation = max(communicator.allgather(_generation + 1))
         place = Place(
             rank=world.Get_rank(),
             hosts=hosts,
@@ -322,11 +317,13 @@ def _own_communicator(mpi: ModuleType, world: MPI.Intracomm) -> MPI.Intracomm:
     A control message may arrive after its receiver has left. Open MPI delivers a message for a
     freed communicator to the next one with the same number, and ends the process if that one has
     too few ranks. In ringar's own communicator the generation identifies late control messages.
-    Messages of a failed collective cannot be identified, so the next start gets a new duplicate.
+    Messages of a failed collective cannot be identified, so the next start gets a new duplicate; so
+    does one of ranks that are left, since the one before may have been made with a rank more.
     """
     global _communicator
-    if world.allreduce(_communicator is None, op=mpi.LOR):
-        _communicator = world.Dup()
+    is_needed = _communicator is None or membership.is_by_mpi()
+    if any(world.allgather(is_needed)):  # allreduce of mpi4py waits where no loss is told
+        _communicator = survivors.own(world.Dup())
     assert _communicator is not None  # some rank has none, so all have a new one
     return _communicator
 
@@ -343,8 +340,10 @@ def _compare(world: MPI.Intracomm, prefix: str) -> None:
             )
 
 
-def _share_memory(local: MPI.Intracomm, prefix: str) -> tuple[int, errors.UnsupportedError | None]:
-    """Open a file in /dev/shm on all ranks of this host, then remove its name.
+def _share_memory(
+    local: MPI.Intracomm, prefix: str, undo: contextlib.ExitStack
+) -> tuple[int, errors.UnsupportedError | None]:
+    """Open a file in /dev/shm on all ranks of this host, then remove its name; note it in `undo`.
 
     Returns:
         The file descriptor, -1 for the only rank of a host; and the error, if a rank of this host
@@ -358,6 +357,7 @@ def _share_memory(local: MPI.Intracomm, prefix: str) -> tuple[int, errors.Unsupp
     fd = -1
     try:
         if first:
+            undo.callback(Path(path).unlink, missing_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         trouble = str(error)
@@ -367,6 +367,8 @@ def _share_memory(local: MPI.Intracomm, prefix: str) -> tuple[int, errors.Unsupp
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         trouble = str(error)
+    if fd >= 0:
+        undo.callback(os.close, fd)
     troubles = [text for text in local.allgather(trouble) if text]
     if first and path and fd >= 0:
         os.unlink(path)

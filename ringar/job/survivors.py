@@ -22,7 +22,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from ringar import errors
 from ringar.job import log, membership
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 _log = log.logger(__name__)
 
+Some = TypeVar("Some", bound="MPI.Comm")
+
 _world: MPI.Intracomm | None = None  # of the ranks that lived when it was made
+_own: MPI.Intracomm | None = None  # the last duplicate of it
 _is_over = False  # whether the next start needs a smaller one
 _has_shrunk = False
 
@@ -65,6 +68,35 @@ def world(mpi: ModuleType, deadline: float) -> MPI.Intracomm:
     return _world
 
 
+def own(communicator: MPI.Intracomm) -> MPI.Intracomm:
+    """Return ringar's own communicator, which a loss during the start revokes like the world's."""
+    global _own
+    _own = communicator
+    return communicator
+
+
+@contextlib.contextmanager
+def part(communicator: Some) -> Iterator[Some]:
+    """Free a communicator of some ranks after use.
+
+    If a loss ends the use, ranks that have not seen it still wait there for this one: it is
+    revoked in place of that.
+    """
+    from mpi4py import MPI
+
+    is_over = False
+    try:
+        yield communicator
+    except MPI.Exception as error:
+        is_over = membership.is_by_mpi() and _is_loss(MPI, error)
+        raise
+    finally:
+        if is_over:
+            communicator.Revoke()
+        else:
+            communicator.Free()
+
+
 def leave(communicator: MPI.Intracomm, *, failed: bool) -> None:
     """Leave the world of a communicator; the next start makes a smaller one.
 
@@ -88,15 +120,21 @@ def losses(mpi: ModuleType) -> Iterator[None]:
         if not membership.is_by_mpi() or not _is_loss(mpi, error):
             raise
         _is_over = True
-        if _world is not None:
-            _world.Revoke()
+        for one in filter(None, (_world, _own)):
+            one.Revoke()
         raise errors.PeerLostError(
             f"expected all ranks to start together, but one is lost: {error}"
         ) from error
 
 
 def _is_loss(mpi: ModuleType, error: MPI.Exception) -> bool:
-    lost = (mpi.ERR_PROC_FAILED, mpi.ERR_PROC_FAILED_PENDING, mpi.ERR_REVOKED)
+    lost = (
+        mpi.ERR_PROC_FAILED,
+        mpi.ERR_PROC_FAILED_PENDING,
+        mpi.ERR_REVOKED,
+        mpi.ERR_IN_STATUS,  # of calls that look after several messages
+        mpi.ERR_OTHER,  # in place of the first, where a rank dies in the middle of a collective
+    )
     return error.Get_error_class() in lost
 
 

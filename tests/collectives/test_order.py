@@ -230,8 +230,6 @@ def test_a_step_that_fails_in_the_middle_leaves_nothing_behind() -> None:
             np.testing.assert_array_equal(result, np.full(700_000, ringar.size(), np.float32))
 
 
-# Once in a long run TensorFlow had no thread left for the inputs of a collective before the call.
-@pytest.mark.slow
 def test_a_call_that_waits_in_the_middle_of_a_step() -> None:
     """It waits for a collective before it whose inputs are still computed, and does not drop it."""
 

@@ -10,16 +10,17 @@ import pytest
 
 from tests.hosts import Hosts, open_mpi
 from tests.hosts.scenarios import SCRIPTS
-from tests.plugin.jobs import PYTHONPATH
+from tests.plugin import run_job
+from tests.plugin.jobs import PYTHONPATH, left_in_shared_memory
 
 pytestmark = [
     pytest.mark.job,
-    pytest.mark.slow,
     pytest.mark.usefixtures("has_open_mpi"),
     pytest.mark.deadline(120),
 ]
 
 
+@pytest.mark.slow
 def test_ranks_that_are_lost_in_turn_leave_a_smaller_job(two: Hosts) -> None:
     """Killed, an exception, SIGTERM; see scripts/ulfm.py."""
     program = [sys.executable, str(SCRIPTS / "ulfm.py")]
@@ -30,3 +31,14 @@ def test_ranks_that_are_lost_in_turn_leave_a_smaller_job(two: Hosts) -> None:
     ends = re.findall(r"^(\d): 0 (\[.*\]) (-?\d+)$", job.stdout, re.MULTILINE)
     assert ends == [("1", "[4, 3, 2, 1]", "0")], (job.stdout, job.stderr)
     assert "; going back to the last commit" in job.stderr, job.stderr
+
+
+def test_ranks_that_are_lost_in_the_middle_of_the_start() -> None:
+    """The others leave each collective in which they wait, and meet; see scripts/ulfm_start.py."""
+    program = [sys.executable, str(SCRIPTS / "ulfm_start.py")]
+    command = open_mpi(None, 6, program, options=["--with-ft", "ulfm"],
+                       variables={"RINGAR_ELASTIC": "1"})  # fmt: skip
+    job = run_job(None, command, deadline=90)
+    ends = sorted(re.findall(r"^(\d): (\[.*\]) (\d)$", job.stdout, re.MULTILINE))
+    assert ends == [("0", "[5, 4, 3, 2]", "0"), ("1", "[5, 4, 3, 2]", "0")], job
+    assert not left_in_shared_memory()

@@ -1,11 +1,16 @@
 // Results past the caches: the same bits, the same choice on all ranks, and what the choice is.
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
 
 #include "check.h"
 #include "engine/calibration.h"
 #include "engine/copy.h"
+#include "engine/timeline.h"
 #include "plans.h"
 #include "ranks.h"
 #include "requests.h"
@@ -130,6 +135,68 @@ TEST(calibration_is_the_same_on_all_ranks) {
       for (uint64_t seed = 0; seed < 4; ++seed)
         run_plan(random_plan(50 + seed, all_ranks(me.size), 0, 300'000), me.rank, engine);
     });
+}
+
+// Messages take a while to hosts far apart, however short they are.
+class FarLink : public Link {
+ public:
+  FarLink(std::unique_ptr<Link> near, double seconds, std::atomic<int>& sent)
+      : near_(std::move(near)), seconds_(seconds), sent_(sent) {}
+
+  Status send(int to, int tag, const std::byte* data, size_t bytes, int* handle) override {
+    ++sent_;
+    return begin(handle, 0, [&](int* near) { return near_->send(to, tag, data, bytes, near); });
+  }
+  Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
+                 int* handle) override {
+    return begin(handle, seconds_,
+                 [&](int* near) { return near_->receive(from, tag, data, bytes, length, near); });
+  }
+  Status progress() override { return near_->progress(); }
+  Status poll(int handle, bool* done, int* from) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Transfer& transfer = transfers_[static_cast<size_t>(handle)];
+    if (!transfer.come)
+      transfer.status = near_->poll(transfer.near, &transfer.come, &transfer.from);
+    const auto now = static_cast<double>(monotonic_ns());
+    if (transfer.come && transfer.due == 0) transfer.due = now + transfer.seconds * 1e9;
+    *done = transfer.come && now >= transfer.due;
+    if (from) *from = transfer.from;
+    return *done ? transfer.status : Status();
+  }
+
+ private:
+  struct Transfer {
+    double seconds;  // after it has come
+    int near = -1, from = -1;
+    bool come = false;
+    double due = 0;
+    Status status{};
+  };
+
+  template <typename Begin>
+  Status begin(int* handle, double seconds, Begin begin) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    *handle = static_cast<int>(transfers_.size());
+    return begin(&transfers_.emplace_back(Transfer{seconds}).near);
+  }
+
+  const std::unique_ptr<Link> near_;
+  const double seconds_;
+  std::atomic<int>& sent_;
+  std::mutex mutex_;
+  std::deque<Transfer> transfers_;
+};
+
+// The start of a job must not take a hundred times as long as a message.
+TEST(calibration_between_hosts_far_apart_is_short) {
+  std::atomic<int> sent{0};
+  on_threads(Hosts{{1, 1}}, [&](Rank& me) {
+    me.config.recursive_doubling_count = 0;  // nothing is known of the network
+    Engine engine(me.config, std::make_unique<FarLink>(me.mesh->open(me.rank), 0.04, sent));
+    EXPECT_OK(engine.start());
+  });
+  EXPECT(sent.load() < 160);
 }
 
 // One rank alone calibrates nothing, however it was asked.

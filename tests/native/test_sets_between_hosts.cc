@@ -155,5 +155,18 @@ TEST(between_hosts_with_several_streams) {
     });
 }
 
+// By MPI the ranks compare them before (ringar/job/mpi.py).
+TEST(between_hosts_settings_that_differ_end_the_start) {
+  for (const char* setting : {"streams=1", "chunk=32000"})
+    on_processes(Hosts{{1, 2}}, [&](Rank& me) {
+      if (me.rank == 0) setenv("RINGAR_TUNING", setting, 1);
+      const auto engine = me.engine();
+      const Status status = engine->start();
+      EXPECT_EQ(status.code(), RINGAR_MISMATCH);
+      EXPECT_CONTAINS(status.message(), std::string(", RINGAR_TUNING=") + setting);
+      EXPECT_CONTAINS(status.message(), "\nRanks start with the same version of ringar");
+    });
+}
+
 }  // namespace
 }  // namespace ringar::test

@@ -270,6 +270,67 @@ TEST(tcp_link_waits_for_ranks_of_its_generation) {
   EXPECT(memory == data);
 }
 
+// An acceptor by hand, whose steps a test can put between those of a link.
+struct Acceptor {
+  const Credentials own{0, 1, "a secret"};
+  Handshake handshake = Handshake::accepting(own);
+  Descriptor socket;
+
+  // Accepts a connection, and goes on with the handshake; true when it is over.
+  bool advance(const Descriptor& listener) {
+    if (socket.get() < 0) socket = accept_from(listener.get());
+    bool done = false;
+    if (socket.get() >= 0) EXPECT_OK(handshake.advance(socket.get(), &done));
+    return done;
+  }
+};
+
+// The end of a connection may come some time after the word "later", and messages in between.
+TEST(tcp_link_loses_nothing_that_was_too_early) {
+  Links links(2);
+  links.ranks[0].reset();
+  links.open({1, 2, "a secret"});
+  const Buffer data[] = {pattern(9, 1), pattern(5000, 2), pattern(9, 3)};
+  std::vector<int> sends = {links.send(1, 0, 7, data[0])};
+  Acceptor early;
+  while (!early.advance(links.listeners[0])) EXPECT_OK(links.of(1).progress());
+  EXPECT(early.handshake.is_too_early());
+  EXPECT_OK(links.of(1).progress());
+  sends.push_back(links.send(1, 0, 7, data[1]));
+  early.socket.reset();
+  EXPECT_OK(links.of(1).progress());
+  sends.push_back(links.send(1, 0, 7, data[2]));
+  links.open({0, 2, "a secret"});
+  for (const Buffer& sent : data) {
+    Buffer memory(sent.size());
+    EXPECT_OK(links.wait(0, links.receive(0, 1, 7, memory)));
+    EXPECT(memory == sent);
+  }
+  for (const int handle : sends) EXPECT_OK(links.wait(1, handle));
+}
+
+// A rank leaves for the next generation in the middle of a handshake.
+TEST(tcp_link_asks_again_who_has_hung_up) {
+  for (const bool has_answered : {false, true}) {
+    Links links(2);
+    links.ranks[0].reset();
+    const Buffer data = pattern(9, 1);
+    Buffer memory(data.size());
+    const int sent = links.send(1, 0, 7, data);
+    {
+      Acceptor leaves;
+      while (leaves.socket.get() < 0) EXPECT(!leaves.advance(links.listeners[0]));
+      // Its answer is not read any more.
+      for (int i = 0; has_answered && i < 100; ++i) EXPECT_OK(links.of(1).progress());
+    }
+    EXPECT_OK(links.of(1).progress());
+    links.open({0, 1, "a secret"});
+    EXPECT_OK(links.wait(0, links.receive(0, 1, 7, memory)));
+    EXPECT_OK(links.wait(1, sent));
+    EXPECT(memory == data);
+  }
+}
+
 TEST(tcp_link_is_not_hurt_by_strangers) {
   Links links(2);
   std::mt19937 random(1);
@@ -289,6 +350,24 @@ TEST(tcp_link_is_not_hurt_by_strangers) {
     EXPECT_OK(links.wait(from, links.send(from, 1 - from, 7, data)));
     EXPECT_OK(links.wait(1 - from, waits));
     EXPECT(memory == data);
+  }
+}
+
+// The ranks of a large job may all connect at once.
+TEST(tcp_link_takes_no_rank_of_its_job_for_one_stranger_too_many) {
+  constexpr int kRanks = 300;
+  std::vector<TcpAddress> addresses(kRanks, {"127.0.0.1"});
+  Descriptor listener;
+  EXPECT_OK(listen_at(addresses.data(), &listener));
+  std::unique_ptr<Link> link;
+  std::vector<Descriptor> connections;
+  for (int rank = 1; rank < kRanks; ++rank) connections.emplace_back(connect_raw(addresses[0]));
+  EXPECT_OK(open_tcp_link({0, 1, "a secret"}, std::move(listener), addresses, &link));
+  EXPECT_OK(link->progress());
+  for (const Descriptor& connection : connections) {
+    char word[256];
+    EXPECT(::recv(connection.get(), word, sizeof word, MSG_DONTWAIT) > 0);
+    EXPECT_EQ(::recv(connection.get(), word, sizeof word, MSG_DONTWAIT), -1);  // no end
   }
 }
 

@@ -30,6 +30,15 @@ def is_initialized() -> bool:
     return "ringar" in sys.modules and sys.modules["ringar"].is_initialized()
 
 
+def has_tensorflow_begun() -> bool:
+    """Return whether an op of TensorFlow has run here, without importing it."""
+    if "tensorflow" not in sys.modules:
+        return False
+    from tensorflow.python.eager import context
+
+    return context.context()._context_handle is not None
+
+
 def leave() -> None:
     """Shut ringar down on this rank alone."""
     import ringar

@@ -53,6 +53,11 @@ class Ranks:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Fail the run, on every rank, if the ranks have collected different tests."""
+        if fixtures.has_tensorflow_begun():
+            raise session.Interrupted(
+                f"rank {RANK} | expected test modules that run no op of TensorFlow when they are "
+                "imported: its pools get their sizes then, and not from ringar.init()"
+            )
         tests = [item.nodeid for item in session.items]
         found = self._exchange("collection", (tests, self._uncollected))
         if self._uncollected:

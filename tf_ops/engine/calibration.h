@@ -51,8 +51,8 @@ struct WaysBetweenHosts {
   bool has_streams = false;
 };
 
-// `use` makes those that follow go so. Ends after some 0.6 s. All ranks call it at the same place,
-// and find the same.
+// `use` makes those that follow go so. Ends after some 0.6 s; later between hosts far apart, where
+// each way is measured once. All ranks call it at the same place, and find the same.
 Status calibrate_between_hosts(Communicator& ranks,
                                const std::function<void(const WaysBetweenHosts&)>& use,
                                WaysBetweenHosts* found);

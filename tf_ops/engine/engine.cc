@@ -8,6 +8,7 @@
 
 #include "engine/calibration.h"
 #include "engine/timeline.h"
+#include "engine/tuning.h"
 
 namespace ringar {
 namespace {
@@ -22,10 +23,14 @@ int spin_microseconds(const ringar_config& config, bool between_hosts) {
 // Networks are slower than shared memory, and the issuing thread has the backward pass to run.
 constexpr size_t kInlineBytesBetweenHosts = 4096;
 
-// The first collective of a job over several hosts without MPI.
+// The first collective of a job over several hosts without MPI. Its name has what all ranks must
+// have alike.
 class Meeting : public Request {
  public:
-  Meeting() : Request(own_) { own_.name = "ringar.init()"; }
+  Meeting() : Request(own_) {
+    own_.name = "ringar.init() of ringar " RINGAR_VERSION;
+    if (!tuning_overrides().empty()) own_.name += ", RINGAR_TUNING=" + tuning_overrides();
+  }
   std::byte* allocate(size_t, int64_t) override { return nullptr; }
   void complete(const Status&) override {}
 
@@ -92,6 +97,9 @@ Status Engine::meet() {
   Meeting meeting;
   const Status met = find(0)->communicator().run(meeting);
   world_.timeouts.deadline = config_.deadline;
+  if (met.code() == RINGAR_MISMATCH)
+    return {met.code(),
+            met.message() + "\nRanks start with the same version of ringar and RINGAR_TUNING."};
   if (met.code() != RINGAR_DEADLINE) return met;
   return {met.code(), met.message() + " At the start it is --start-timeout of ringarrun."};
 }

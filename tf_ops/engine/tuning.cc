@@ -90,6 +90,10 @@ size_t page_up(size_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
+std::string tuning_overrides() {
+  return std::string(overrides());
+}
+
 uint64_t tuning_override() {
   uint64_t hash = 0;
   for (char c : overrides()) hash = hash * 31 + static_cast<unsigned char>(c);

@@ -9,13 +9,15 @@
 //
 // The constants come from tuning_table.inc, which `python -m benchmarks.collectives.crossover`
 // writes. RINGAR_TUNING=slice=131072,small=65536,inline=65536,chunk=65536,lanes=24,past=16777216
-// overrides some or all of them; that is how the benchmark tries them. All ranks must have the same
-// (SharedSegment::join sees to it), since slices lay out the memory that they share.
+// overrides some or all of them; that is how the benchmark tries them. All ranks must have the
+// same, since slices lay out the memory that they share, and chunks are messages:
+// SharedSegment::join sees to it on a host, Engine::meet and ringar/job/mpi.py between hosts.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace ringar {
 
@@ -57,7 +59,8 @@ LinkTuning halving_tuning(size_t bytes, int ranks);
 size_t page_bytes();
 size_t page_up(size_t bytes);  // the next multiple of it
 
-// 0, or a number that stands for the text in RINGAR_TUNING.
+// The text in RINGAR_TUNING, and a number that stands for it; "" and 0: none.
+std::string tuning_overrides();
 uint64_t tuning_override();
 
 }  // namespace ringar

@@ -84,7 +84,10 @@ class MpiLink : public Link {
     if (finalized) return;
     for (size_t i = 0; i < requests_.size(); ++i) {
       if (requests_[i] == mpi_.request_null) continue;
-      if (transfers_[i].receives) mpi_.cancel(&requests_[i]);
+      // Where a rank was lost, a send to it is not done, and Open MPI ends the job when one fails
+      // that was freed.
+      if (!transfers_[i].receives) continue;
+      mpi_.cancel(&requests_[i]);
       mpi_.request_free(&requests_[i]);
     }
   }

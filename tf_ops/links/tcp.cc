@@ -24,7 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Before a rank that has not come to this generation yet is asked again.
+// Before a rank that is not at this generation yet is asked again.
 constexpr std::chrono::milliseconds kPause(10);
 
 // To one rank: the one that always is, and those of messages that may take others.
@@ -37,7 +37,8 @@ int stream_of(int tag) {
 // For what is still to be sent when the link is closed.
 constexpr std::chrono::seconds kFarewell(1);
 
-// Of connections that have not proved anything yet. Beyond, the oldest one is closed.
+// Of connections that have not proved anything yet, beside those of all ranks at once. Beyond, the
+// oldest one is closed.
 constexpr size_t kMostStrangers = 256;
 constexpr std::chrono::seconds kTimeOfStrangers(10);
 
@@ -187,9 +188,10 @@ class TcpLink : public Link {
     const auto is_stranger = [](const auto& entry) { return entry.second.connection.peer() < 0; };
     auto count =
         static_cast<size_t>(std::count_if(receivers_.begin(), receivers_.end(), is_stranger));
+    const size_t most = kMostStrangers + kStreams * addresses_.size();
     const auto latest = Clock::now() - kTimeOfStrangers;
     for (auto it = receivers_.begin(); it != receivers_.end();) {
-      const bool goes = is_stranger(*it) && (count > kMostStrangers || it->second.since < latest);
+      const bool goes = is_stranger(*it) && (count > most || it->second.since < latest);
       count -= goes ? 1 : 0;
       it = goes ? receivers_.erase(it) : std::next(it);
     }
@@ -198,8 +200,10 @@ class TcpLink : public Link {
   void go_on(const Stream& stream, Status status, bool has_news = false) {
     const auto place = senders_.find(stream);
     if (place == senders_.end()) return;
-    if (status.ok()) status = place->second.advance(transfers_, has_news);
-    if (status.ok() && place->second.is_too_early())
+    TcpSender& sender = place->second;
+    const bool paused = sender.pauses();
+    if (status.ok()) status = sender.advance(transfers_, has_news);
+    if (status.ok() && sender.pauses() && !paused)
       early_.emplace_back(stream, Clock::now() + kPause);
     if (!status.ok()) give_up(stream.rank, status);
   }

@@ -16,6 +16,10 @@ constexpr uint64_t kLongestMessage = INT32_MAX;
 // After so many bytes other connections have their turn.
 constexpr size_t kTurnBytes = size_t{4} << 20;
 
+// A rank that hangs up once has left for the next generation. One that always does has died, or
+// knows another secret.
+constexpr int kMostHungUp = 5;
+
 }  // namespace
 
 TcpSender::TcpSender(const Credentials& own, int peer, const TcpAddress& address)
@@ -23,7 +27,7 @@ TcpSender::TcpSender(const Credentials& own, int peer, const TcpAddress& address
 
 Status TcpSender::open() {
   handshake_ = Handshake::opening(*own_, peer_);
-  ready_ = is_too_early_ = false;
+  state_ = State::kConnecting;
   return begin_to_connect(address_, &socket_);
 }
 
@@ -32,11 +36,8 @@ void TcpSender::push(int tag, const std::byte* data, size_t bytes, int handle) {
 }
 
 Status TcpSender::advance(Transfers& transfers, bool has_news) {
-  if (!ready_) {
-    RINGAR_RETURN_IF_ERROR(connect(&ready_));
-    is_too_early_ = handshake_.is_too_early();
-    if (!ready_ || is_too_early_) return {};
-  }
+  if (state_ == State::kConnecting) RINGAR_RETURN_IF_ERROR(connect());
+  if (state_ != State::kReady) return {};
   if (has_news) RINGAR_RETURN_IF_ERROR(look_for_the_end());
   while (!queue_.empty()) {
     bool all = false;
@@ -48,9 +49,17 @@ Status TcpSender::advance(Transfers& transfers, bool has_news) {
   return {};
 }
 
-Status TcpSender::connect(bool* done) {
-  const Status status = handshake_.advance(socket_.get(), done);
-  return status.ok() ? status : lost(status.message());
+Status TcpSender::connect() {
+  bool done = false;
+  const Status status = handshake_.advance(socket_.get(), &done);
+  const bool hung_up = handshake_.was_hung_up() && ++hung_up_ < kMostHungUp;
+  if (!status.ok() && !hung_up) return lost(status.message());
+  if (!hung_up && !done) return {};
+  state_ = hung_up || handshake_.is_too_early() ? State::kPausing : State::kReady;
+  // The end of this one is no end of the other rank.
+  if (state_ == State::kPausing) socket_.reset();
+  if (!hung_up) hung_up_ = 0;
+  return {};
 }
 
 Status TcpSender::write(Outgoing& message, bool* all) {

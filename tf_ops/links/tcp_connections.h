@@ -27,10 +27,11 @@ class TcpSender {
  public:
   TcpSender(const Credentials& own, int peer, const TcpAddress& address);
 
-  // Begins to connect, after it was told to come later once more.
+  // Begins to connect, from the beginning.
   Status open();
-  // The acceptor is to be asked again, from the beginning.
-  bool is_too_early() const { return is_too_early_; }
+  // Whether it is to be opened again after a pause: the acceptor has said so, or has hung up, as
+  // one does that leaves for the next generation.
+  bool pauses() const { return state_ == State::kPausing; }
   // `data` must stay until the handle is done.
   void push(int tag, const std::byte* data, size_t bytes, int handle);
   // Writes as much as the connection takes, and tells what is sent. `has_news`: there is something
@@ -42,13 +43,14 @@ class TcpSender {
   bool is_idle() const { return queue_.empty(); }
 
  private:
+  enum class State { kConnecting, kReady, kPausing };
   struct Outgoing {
     Frame frame;
     const std::byte* data;
     int handle;
     size_t sent = 0;  // of frame and data together
   };
-  Status connect(bool* done);
+  Status connect();
   Status write(Outgoing& message, bool* all);
   Status look_for_the_end();
   Status lost(const std::string& why) const;
@@ -58,8 +60,8 @@ class TcpSender {
   const TcpAddress address_;
   Descriptor socket_;
   Handshake handshake_;
-  bool ready_ = false;  // after the handshake
-  bool is_too_early_ = false;
+  State state_ = State::kConnecting;
+  int hung_up_ = 0;  // times in a row
   std::deque<Outgoing> queue_;
 };
 

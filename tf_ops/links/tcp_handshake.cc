@@ -118,10 +118,15 @@ Status Handshake::flush(int socket, bool* all) {
   while (!out_.empty()) {
     const ssize_t n = ::send(socket, out_.data(), out_.size(), MSG_NOSIGNAL);
     if (n < 0 && errno == EAGAIN) return *all = false, Status();
-    if (n < 0) return stranger(strerror(errno));
+    if (n < 0) return end(strerror(errno), errno == ECONNRESET || errno == EPIPE);
     out_.erase(0, static_cast<size_t>(n));
   }
   return *all = true, Status();
+}
+
+Status Handshake::end(const std::string& why, bool by_the_other) {
+  was_hung_up_ = by_the_other;
+  return stranger(why);
 }
 
 Status Handshake::fill(int socket, bool* all) {
@@ -129,8 +134,9 @@ Status Handshake::fill(int socket, bool* all) {
     char bytes[kAnswerBytes];
     const ssize_t n = ::recv(socket, bytes, expected_ - in_.size(), 0);
     if (n < 0 && errno == EAGAIN) return *all = false, Status();
-    if (n == 0) return stranger("the end of the connection: it refused this rank's proof, or died");
-    if (n < 0) return stranger(strerror(errno));
+    if (n == 0)
+      return end("the end of the connection: it refused this rank's proof, or died", true);
+    if (n < 0) return end(strerror(errno), errno == ECONNRESET || errno == EPIPE);
     in_.append(bytes, static_cast<size_t>(n));
   }
   return *all = true, Status();

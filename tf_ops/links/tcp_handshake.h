@@ -38,6 +38,8 @@ class Handshake {
   int peer() const { return peer_; }
   // Whether the connection is over, since the acceptor wants to be asked again.
   bool is_too_early() const { return is_too_early_; }
+  // Whether the other one has closed the connection before it had said all.
+  bool was_hung_up() const { return was_hung_up_; }
 
  private:
   Handshake(const Credentials& own, int peer, bool opens);
@@ -48,11 +50,12 @@ class Handshake {
   std::string proof(const char* word) const;
   Status flush(int socket, bool* all);
   Status fill(int socket, bool* all);
+  Status end(const std::string& why, bool by_the_other);
 
   const Credentials* own_;
   int32_t peer_, generation_;  // the opener's
   bool opens_;
-  bool is_too_early_ = false;
+  bool is_too_early_ = false, was_hung_up_ = false;
   bool ends_ = false;  // when `out_` is on its way
   std::string nonce_, nonce_of_other_;
   std::string out_, in_;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -26,15 +27,15 @@ def gru(**options: Any) -> Any:
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ([], "`layers` must be a list of .* at least one"),
-        (None, "`layers` must be a list of"),
-        ([keras.layers.GRU(4)], 'layer 0 is a GRU "gru.*ScanGRU.from_config'),
-        ([keras.layers.Dense(4)], "layer 0 is a Dense"),
+        (list, "`layers` must be a list of .* at least one"),
+        (lambda: None, "`layers` must be a list of"),
+        (lambda: [keras.layers.GRU(4)], 'layer 0 is a GRU "gru.*ScanGRU.from_config'),
+        (lambda: [keras.layers.Dense(4)], "layer 0 is a Dense"),
     ],
 )
-def test_what_is_no_stack(layers: Any, message: str) -> None:
+def test_what_is_no_stack(layers: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ringar.parallel.Wavefront(layers)
+        ringar.parallel.Wavefront(layers())
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -212,7 +213,8 @@ def test_spark_3_cancels_tasks_that_have_not_started() -> None:
     """It has no `cancelJobGroupAndFutureJobs`."""
     cancelled: list[str] = []
     of_spark_3 = SimpleNamespace(cancelJobGroup=cancelled.append)
-    tasks = _Tasks(SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: of_spark_3)), "test")  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: of_spark_3))
+    tasks = _Tasks(context, "test")
     tasks.cancel()
     assert cancelled == [tasks._group]
 

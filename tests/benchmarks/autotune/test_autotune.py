@@ -23,13 +23,13 @@ def rank(tuned: list[float], fastest: list[float], **more: Any) -> Any:
 
 
 def test_a_row_compares_within_rounds() -> None:
-    row = autotune.row("host", [rank([1.0, 1.8, 2.0], [1.0, 1.6, 1.6])] * 2)
+    row = autotune.row("host", "here", [rank([1.0, 1.8, 2.0], [1.0, 1.6, 1.6])] * 2)
     assert (row["seconds"], row["min"], row["max"]) == (1.8, 1.0, 2.0)
     assert (row["default_seconds"], row["times"], row["wrong"]) == (2.0, 0.5, 0)
     # The settings that were the fastest when each was measured once may be slow.
     assert (row["best"], row["best_seconds"], row["times_of_best"]) == ("ring", 1.6, 1.125)
     assert [target.row()[-1] for target in autotune.targets([row])] == ["yes", "no"]
-    slow = autotune.row("host", [rank([2.1, 2.1, 4.2], [2.1, 2.1, 4.2])] * 2)
+    slow = autotune.row("host", "here", [rank([2.1, 2.1, 4.2], [2.1, 2.1, 4.2])] * 2)
     assert [target.row()[-1] for target in autotune.targets([row, slow])] == ["no", "no"]
     assert [target.row()[-1] for target in autotune.targets([slow])] == ["no", "yes"]
     assert all(found in autotune.text([row]) for found in ("0.500", "1.125", "| 4 "))
@@ -47,4 +47,4 @@ def test_a_row_compares_within_rounds() -> None:
 )
 def test_wrong_results_are_counted(case: str, report: dict[str, Any], wrong: int) -> None:
     one = rank([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], **report)
-    assert autotune.row(case, [one] * 2)["wrong"] == wrong
+    assert autotune.row(case, case, [one] * 2)["wrong"] == wrong

@@ -13,7 +13,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
-from ringar.launchers import graces
+from ringar.launchers import graces, member_path
 from ringar.launchers.cluster_agent import ERR, EXIT, OUT
 from ringar.launchers.gpus import OF_RANKS_VARIABLE
 from ringar.launchers.rendezvous import meet
@@ -21,12 +21,6 @@ from ringar.launchers.rendezvous import meet
 GPUS = "CUDA_VISIBLE_DEVICES"
 BY_SSH = "SSH_CONNECTION"
 """Tells a guard the address at which its host was reached, as sshd does."""
-
-MEMBER_PATH_VARIABLE = "RINGAR_MEMBER_PATH"
-"""The folder that a member runs in, and behind it those in which it finds modules.
-
-The manager may have brought a program's files there, which other hosts have not elsewhere.
-"""
 
 # The shell ends with the thread of this process that waits for it.
 _SHELL = """
@@ -70,7 +64,7 @@ def _run(variable: str, order: dict[str, Any]) -> None:
         way.send_bytes(json.dumps({"run": order["run"]}).encode())
         environ = dict(os.environ)
         environ[BY_SSH] = _addresses(way)
-        environ[MEMBER_PATH_VARIABLE] = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
+        environ[member_path.VARIABLE] = member_path.of_this_process()
         if "gpus" in order:
             # Members may share a GPU.
             every = [gpu for gpus in order["gpus"] for gpu in gpus.split(",") if gpu]

@@ -33,8 +33,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringar.job.tcp import LISTENER_VARIABLE, WORLD_VARIABLE
-from ringar.launchers import addresses, cpus, gpus, guard
-from ringar.launchers.cluster_member import MEMBER_PATH_VARIABLE
+from ringar.launchers import addresses, cpus, gpus, guard, member_path
 from ringar.launchers.guard import GuardedJob
 from ringar.launchers.hosts import Host
 from ringar.launchers.local import LocalJob
@@ -160,7 +159,7 @@ def take(control: Control, options: argparse.Namespace, *, grows: bool = False) 
     job = control.next()
     if job is None:
         return None
-    os.chdir(_folder(job["folder"]))
+    os.chdir(member_path.folder_for(job["folder"]))
     os.environ.update(job["environment"])
     check_executable(options.command[0], os.environ.get("PATH"))
     hosts = [Host(name, slots) for name, slots in job["hosts"]]
@@ -169,12 +168,6 @@ def take(control: Control, options: argparse.Namespace, *, grows: bool = False) 
     others = [host.name for i, host in enumerate(hosts) if i != number]
     address = addresses.to_listen_at(job["interfaces"], others, os.environ, grows=grows)
     return Here(hosts, number, functools.partial(_listen, address), job.get("stdin"))
-
-
-def _folder(wanted: str) -> str:
-    """Return the folder that ranks start in: on a cluster that of the member where it must be."""
-    of_member = os.environ.get(MEMBER_PATH_VARIABLE, "").split(os.pathsep)[0]
-    return of_member if of_member and not os.path.isdir(wanted) else wanted
 
 
 def make(options: argparse.Namespace) -> HostJob | None:

@@ -19,9 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringar.launchers import srun
+from ringar.launchers import member_path, srun
 from ringar.launchers.check_build import ringar_version
-from ringar.launchers.cluster_member import MEMBER_PATH_VARIABLE
 from ringar.launchers.errors import UsageError
 from ringar.launchers.hosts import is_this_host
 from ringar.launchers.mpi import NONE, Mpi, identify
@@ -41,7 +40,7 @@ folder, program, script, module, uses_mpi = sys.argv[1:]
 answer = dict(
     host=os.environ.get('SLURMD_NODENAME') or socket.gethostname(),
     python='.'.join(map(str, sys.version_info[:3])),
-    folder=os.path.isdir(folder) or bool(os.environ.get('{MEMBER_PATH_VARIABLE}')),
+    folder=os.path.isdir(folder) or bool(os.environ.get('{member_path.VARIABLE}')),
     program=bool(shutil.which(os.path.join(folder, program) if '/' in program else program)),
     script=not script or os.path.isfile(os.path.join(folder, script)),
 )

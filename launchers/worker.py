@@ -14,8 +14,7 @@ from types import TracebackType
 import cloudpickle
 
 from ringar.job import membership
-from ringar.launchers import executable, guard
-from ringar.launchers.cluster_member import MEMBER_PATH_VARIABLE
+from ringar.launchers import executable, guard, member_path
 from ringar.launchers.rendezvous import Client, Outcome
 
 
@@ -23,7 +22,7 @@ def main() -> None:
     """Run the functions of the caller on this rank; raise their error."""
     rank = int(os.environ.get("RINGAR_RANK") or guard.place(os.environ).rank)
     executable.rank = rank
-    sys.path += _of_member()
+    sys.path += member_path.take_modules()
     client = Client(rank)
     for message in client.messages():
         try:
@@ -38,12 +37,6 @@ def main() -> None:
                 raise RuntimeError(f"the function called sys.exit({error.code!r})") from None
             raise
         client.send(Outcome("", value, membership.last_place()))
-
-
-def _of_member() -> list[str]:
-    """Return where the member of a cluster finds modules, and this process does not yet."""
-    _, *folders = os.environ.pop(MEMBER_PATH_VARIABLE, "").split(os.pathsep)
-    return [folder for folder in folders if folder not in sys.path]
 
 
 def _call(message: bytes, rank: int) -> bytes:

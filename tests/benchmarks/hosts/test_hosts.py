@@ -44,19 +44,21 @@ def test_targets_of_what_was_measured() -> None:
         row("ringar over MPI", 1024, 31e-6, hosts=2),
         row("ringar", 65536, 5e-3, hosts=8),
         row("Open MPI", 65536, 6e-3, hosts=8),
+        row("ringar", 64 * MIB, 20e-3, hosts=2),
     ]
     training = [{"ratio": 1.1}]
-    assert verdicts(rows, training) == ["yes"] * 7
+    assert verdicts(rows, training) == ["yes"] * 8
     rows[0].update(of_bound=0.93, sent=1.03 * 32 * MIB)
     rows[2].update(sent=1.5 * 32 * MIB)
     rows[4].update(seconds=60e-6)
     rows[6].update(seconds=36e-6)
     rows[8].update(seconds=7e-3)
-    assert verdicts(rows, [{"ratio": 1.2}]) == ["no"] * 7
+    rows[10].update(seconds=30e-3)
+    assert verdicts(rows, [{"ratio": 1.2}]) == ["no"] * 8
 
 
 def test_targets_of_nothing() -> None:
-    assert verdicts([], []) == ["not measured"] * 7
+    assert verdicts([], []) == ["not measured"] * 8
 
 
 def test_a_training_step_is_compared_with_its_round() -> None:

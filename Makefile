@@ -184,7 +184,7 @@ test-gpu: $(LIBRARY)
 test-clusters: $(LIBRARY)
 	$(call need,java,default-jre-headless)
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[ray,spark]'
-	$(LIMIT) 900 $(PYTEST) --slow tests/clusters
+	$(LIMIT) 1800 $(PYTEST) --slow tests/clusters
 
 test-matrix: $(WHEEL)
 	$(LIMIT) 1500 $(BIN)/python -m tests.matrix $(WHEEL) $(TENSORFLOW)

@@ -19,16 +19,19 @@ struct Answer {
   std::vector<int> finished;  // requests, from 0 in the order in which they were made
   mpi::Status status{};       // of each
   int bytes = 0;              // of each message
+  bool goes_on = false;       // a receive from anyone, when a rank is lost
 };
 Answer answer;
-int requests_made;
+int requests_made, requests_cancelled;
+int end_of_isend;
 
 Mpi mpi_of_the_test() {
-  requests_made = 0;
+  requests_made = requests_cancelled = 0;
+  end_of_isend = mpi::kSuccess;
   Mpi mpi{};
   mpi.isend = [](const void*, int, mpi::Datatype, int, int, mpi::Comm, mpi::Request* request) {
     *request = 100 + requests_made++;
-    return mpi::kSuccess;
+    return end_of_isend;
   };
   mpi.irecv = [](void*, int, mpi::Datatype, int, int, mpi::Comm, mpi::Request* request) {
     *request = 100 + requests_made++;
@@ -36,7 +39,7 @@ Mpi mpi_of_the_test() {
   };
   mpi.testsome = [](int, mpi::Request* requests, int* count, int* which, mpi::Status* statuses) {
     for (int request : answer.finished) {
-      requests[request] = mpi::kRequestNull;
+      if (!answer.goes_on) requests[request] = mpi::kRequestNull;
       which[*count] = request;
       statuses[(*count)++] = answer.status;
     }
@@ -46,8 +49,14 @@ Mpi mpi_of_the_test() {
     *bytes = answer.bytes;
     return mpi::kSuccess;
   };
-  mpi.cancel = [](mpi::Request*) { return mpi::kSuccess; };
-  mpi.request_free = [](mpi::Request*) { return mpi::kSuccess; };
+  mpi.cancel = [](mpi::Request*) {
+    ++requests_cancelled;
+    return mpi::kSuccess;
+  };
+  mpi.request_free = [](mpi::Request* request) {
+    *request = mpi::kRequestNull;
+    return mpi::kSuccess;
+  };
   mpi.comm_set_errhandler = [](mpi::Comm, mpi::Errhandler) { return mpi::kSuccess; };
   mpi.error_string = [](int code, char* text, int* length) {
     *length = std::snprintf(text, mpi::kMaxErrorString, "error %d", code);
@@ -93,6 +102,29 @@ TEST(mpi_link_tells_which_transfer_has_failed) {
   EXPECT_OK(receiving.link.send(1, 5, receiving.memory, 8, &third));
   EXPECT_EQ(second, receiving.handle);
   EXPECT(third != second);
+}
+
+TEST(mpi_link_tells_by_poll_what_could_not_begin) {
+  Receiving receiving;
+  end_of_isend = 33;
+  int handle = -1, next = -1;
+  bool done = false;
+  EXPECT_OK(receiving.link.send(1, 5, receiving.memory, 8, &handle));
+  end_of_isend = mpi::kSuccess;
+  EXPECT_OK(receiving.link.send(2, 5, receiving.memory, 8, &next));
+  EXPECT(next != handle);
+  const Status status = receiving.link.poll(handle, &done);
+  EXPECT_EQ(status.code(), RINGAR_PEER_LOST);
+  EXPECT_CONTAINS(status.message(), "MPI could not send to rank 1: error 33");
+}
+
+TEST(mpi_link_ends_a_receive_that_goes_on_after_an_error) {
+  Receiving receiving;
+  answer = {kBad, {0}, {}, 0, true};
+  answer.status.MPI_ERROR = 33;
+  EXPECT_OK(receiving.link.progress());
+  EXPECT_EQ(requests_cancelled, 1);
+  EXPECT_EQ(receiving.link.poll(receiving.handle, &receiving.done).code(), RINGAR_PEER_LOST);
 }
 
 TEST(mpi_link_expects_messages_of_the_right_length) {

@@ -31,7 +31,8 @@ class Link {
 
   virtual ~Link() = default;
 
-  // `handle` stands for the transfer until poll() has said that it is done, or has failed.
+  // `handle` stands for the transfer until poll() has said that it is done, or has failed: also if
+  // it could not begin. An error is one of the link as a whole.
   virtual Status send(int to, int tag, const std::byte* data, size_t bytes, int* handle) = 0;
   // `from` may be kAnyone. A message of another length is an error.
   virtual Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,

@@ -86,9 +86,7 @@ class MpiLink : public Link {
       if (requests_[i] == mpi_.request_null) continue;
       // Where a rank was lost, a send to it is not done, and Open MPI ends the job when one fails
       // that was freed.
-      if (!transfers_[i].receives) continue;
-      mpi_.cancel(&requests_[i]);
-      mpi_.request_free(&requests_[i]);
+      if (transfers_[i].receives) give_up(&requests_[i]);
     }
   }
 
@@ -122,6 +120,8 @@ class MpiLink : public Link {
       transfer.done = true;
       if (code != mpi::kSuccess) transfer.failure = status.MPI_ERROR;
       is_told |= transfer.failure != mpi::kSuccess;
+      // A receive from anyone is told that a rank was lost, and goes on.
+      if (transfer.failure != mpi::kSuccess && transfer.receives) give_up(&requests_[slot]);
       if (!transfer.receives || transfer.failure != mpi::kSuccess) continue;
       transfer.from = status.MPI_SOURCE;
       mpi_.get_count(&status, mpi_.byte, &transfer.received);
@@ -155,6 +155,12 @@ class MpiLink : public Link {
     int from = 0, received = 0;
   };
 
+  void give_up(mpi::Request* receive) const {
+    if (*receive == mpi_.request_null) return;
+    mpi_.cancel(receive);
+    mpi_.request_free(receive);
+  }
+
   size_t begin(const Transfer& transfer, int* handle) {
     if (free_.empty()) {
       free_.push_back(static_cast<int>(transfers_.size()));
@@ -173,8 +179,9 @@ class MpiLink : public Link {
   Status begun(int code, size_t slot) {
     if (code == mpi::kSuccess) return {};
     requests_[slot] = mpi_.request_null;
-    free_.push_back(static_cast<int>(slot));
-    return failure_of(transfers_[slot], text(code));
+    transfers_[slot].done = true;
+    transfers_[slot].failure = code;
+    return {};
   }
 
   Status failure_of(const Transfer& transfer, const std::string& why) const {

@@ -252,6 +252,7 @@ class ParameterServer:
         if self._service.failure is not None:
             raise self._service.failure
         self._files.save(self.shards.values())
+        self._files.release()
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -264,10 +265,12 @@ class ParameterServer:
     ) -> None:
         if kind is None:
             self.close()
-        elif self._replica is not None:  # the others go on without this rank
+            return
+        if self._replica is not None:  # the others go on without this rank
             with suppress(RingarError):
                 self._replica.end(wait=False)
             self._replica = None
+        self._files.release()
 
     def _wait_for_workers(self) -> None:
         while not self._service.join(0.05):

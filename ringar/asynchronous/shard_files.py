@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,16 +50,19 @@ class ShardFiles:
         """Let shards go on from their files. Collective: all shards have files, or none.
 
         Raises:
-            ValueError: on the rank whose file does not fit, or if some shards have none.
+            ValueError: on the rank whose file does not fit, if some shards have none, or if another
+                server keeps files there.
             RankError: on the others.
         """
         if self._directory is None:
             return
         what = "to load its shards"
 
-        found = on_every_rank(
-            lambda: self._missing(shards), f"{self._name}/files", what, process_set
-        )
+        def look() -> tuple[bool, list[str]]:
+            self._take_directory()
+            return self._missing(shards)
+
+        found = on_every_rank(look, f"{self._name}/files", what, process_set)
         if not any(there for there, _ in found):
             return
         missing = sorted({name for _, names in found for name in names})
@@ -97,6 +101,22 @@ class ShardFiles:
                 np.savez(file, **arrays)
             self._saved[shard.number] = shard.version
 
+    def release(self) -> None:
+        """Let another server keep files in this directory."""
+        if self._directory is not None:
+            _in_use.pop(self._directory.resolve(), None)
+
+    def _take_directory(self) -> None:
+        """Keep other servers of this process from it; they would overwrite the files."""
+        assert self._directory is not None
+        other = _in_use.setdefault(self._directory.resolve(), self)
+        if other is not self:
+            raise ValueError(
+                f"ringar.ParameterServer {self._name!r} expected a directory of its own; the "
+                f"server {other._name!r} keeps its files in {os.fspath(self._directory)!r}. Close "
+                "that one first, or give each a directory."
+            )
+
     def _missing(self, shards: Mapping[int, Shard]) -> tuple[bool, list[str]]:
         """Return whether there are files of any shards, and the names of those that are not."""
         assert self._directory is not None
@@ -119,6 +139,9 @@ class ShardFiles:
             state = dict(_read(key, file[key]) for key in file.files if key != "layout")
         shard.load(state, restart=True)
         self._saved[shard.number] = shard.version
+
+
+_in_use = weakref.WeakValueDictionary[Path, ShardFiles]()
 
 
 def _named(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:

@@ -343,6 +343,8 @@ def test_shards_go_on_from_their_files(shared_tmp_path: Path) -> None:
     before = final_values(server)
     other = dense_model()
     again = ringar.ParameterServer(other, adam(), 3, directory=shared_tmp_path / "s")
+    with pytest.raises((ValueError, ringar.errors.RankError), match="a directory of its own"):
+        ringar.ParameterServer(other, adam(), directory=shared_tmp_path / "s", name="second")
     equal(final_values(again), [before[number] for number in sorted(before)])
     of_ranks = ringar.allgather_object([np.array(v) for v in other.trainable_variables])
     assert all(np.array_equal(a, b) for v in of_ranks for a, b in zip(v, of_ranks[0], strict=True))

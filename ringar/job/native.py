@@ -371,21 +371,23 @@ class Prepared:
         self, spec: str, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
     ) -> None:
         self.inputs, self.outputs = list(inputs), list(outputs)
-        self._run = library().ringar_run_prepared
         arrays = _describe_numpy(self.inputs, self.outputs)
-        self._call = ctypes.c_void_p(library().ringar_prepare(spec.encode(), arrays, len(inputs)))
+        self._call = library().ringar_prepare(spec.encode(), arrays, len(inputs))
         if not self._call:
             raise errors.MismatchError(library().ringar_last_error().decode())
+        # ctypes takes a reference as it is; of an address it makes an argument in each call.
+        call = ctypes.byref(ctypes.c_char.from_address(self._call))
+        self._run = functools.partial(library().ringar_run_prepared, call)
 
     def run(self) -> None:
         """Run the collective and wait for its end; raise as `ringar.allreduce`."""
-        code = self._run(self._call)
+        code = self._run()
         if code:
             check(code)
 
     def __del__(self) -> None:
         if getattr(self, "_call", None):
-            library().ringar_release(self._call)
+            library().ringar_release(ctypes.c_void_p(self._call))
 
 
 def run(

@@ -84,6 +84,7 @@ Status Engine::start() {
   const std::string why_not = reserve(all, &set);
   if (!why_not.empty()) return {RINGAR_OUT_OF_MEMORY, who() + why_not};
   RINGAR_RETURN_IF_ERROR(install(all, std::move(set), &id));
+  all_ranks_ = find(id);
   RINGAR_RETURN_IF_ERROR(meet());
   RINGAR_RETURN_IF_ERROR(calibrate_between_hosts());
   return calibrate();

@@ -146,6 +146,7 @@ class Engine : private ProcessSet::Owner {
   int next_id_ = 0;
   std::map<int, Area> areas_;
   std::map<int, std::shared_ptr<ProcessSet>> sets_;  // those that this rank is a member of
+  std::shared_ptr<ProcessSet> all_ranks_;  // the same as sets_[0], from start() on: needs no lock
   // Those that are open, whoever else refers to them: other ranks count on this one's parts.
   std::set<std::shared_ptr<Window>> windows_;
   std::shared_ptr<WindowSpace> window_space_;

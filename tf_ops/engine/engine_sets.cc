@@ -107,6 +107,7 @@ Status Engine::discard(int id) {
 }
 
 std::shared_ptr<ProcessSet> Engine::find(int id, Status* refusal) {
+  if (id == 0 && all_ranks_) return all_ranks_;
   const std::lock_guard<std::mutex> lock(sets_mutex_);
   const auto mine = sets_.find(id);
   if (mine != sets_.end()) return mine->second;

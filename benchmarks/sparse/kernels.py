@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from ringar.parallel.sparse.kernels import Product
+    from ringar.parallel.sparse.plan import LayerPlan
 
 UNITS, CONNECTIONS = 8192, 32
 BATCHES = (1, 8, 32, 64, 128)
@@ -31,15 +35,14 @@ def rows() -> list[dict[str, Any]]:
     return found
 
 
-def _seconds(product: Any, plan: Any, batch: int) -> tuple[float, float]:
+def _seconds(product: Product, plan: LayerPlan, batch: int) -> tuple[float, float]:
     import tensorflow as tf
 
-    rng = np.random.default_rng(0)
+    rng, rows = np.random.default_rng(0), len(plan.neurons)
     values, bias, own, upstream = (
         tf.constant(rng.standard_normal(shape, np.float32))
-        for shape in (len(plan.entries), len(plan.neurons), (plan.own_inputs, batch),
-                      (len(plan.neurons), batch))
-    )  # fmt: skip
+        for shape in (len(plan.pattern.columns), rows, (plan.own_inputs, batch), (rows, batch))
+    )
     ghosts = tf.zeros([0, batch])
     return (
         _fastest(lambda: product(values, bias, own, ghosts)),

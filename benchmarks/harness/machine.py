@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def _cpu_model() -> str:
+    """Returns the name of the processor; where a virtual machine hides its number, its family."""
+    facts: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+        key, _, value = line.partition(":")
+        facts.setdefault(key.strip(), value.strip())
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    if re.search(r"\d", name) or "cpu family" not in facts:
+        return name
+    return f"{name} (family {facts['cpu family']}, model {facts['model']})"
 
 
 def _memory_gib() -> float:

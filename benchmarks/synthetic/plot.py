@@ -15,7 +15,7 @@ COLORS = ("#2474b5", "#d97b1f")
 
 def draw(data: dict[str, Any], path: str) -> None:
     """Writes the picture of what `benchmarks.synthetic` has measured."""
-    figure, (left, right) = pyplot().subplots(1, 2, figsize=(11, 4.4))
+    figure, (left, right) = pyplot().subplots(1, 2, figsize=(11, 5.2))
     for row in data["rows"]:
         curves = list(zip(*row["accuracies"], strict=True))
         means = [100 * sum(values) / len(values) for values in curves]
@@ -24,7 +24,6 @@ def draw(data: dict[str, Any], path: str) -> None:
     left.xaxis.get_major_locator().set_params(integer=True)
     left.set_xlabel("epochs")
     left.set_ylabel("accuracy on other images, %")
-    left.legend(frameon=False, fontsize=8, loc="lower right")
     for row, color in zip(data["stops"], COLORS, strict=False):
         for rank, (ends, line) in enumerate(zip(row["ends"], ("-", ":"), strict=True)):
             right.plot(ends, range(1, len(ends) + 1), line, color=color,
@@ -36,9 +35,10 @@ def draw(data: dict[str, Any], path: str) -> None:
     right.set_ylim(0, 1.1 * max(seen, default=1))
     right.set_xlabel("seconds; rank 1 is stopped in the gray part")
     right.set_ylabel("steps done")
-    right.legend(frameon=False, fontsize=8)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14), "ncols": 2}
+        axes.legend(frameon=False, fontsize=8, **below)
     figure.tight_layout()
     save(figure, path)
 

@@ -21,6 +21,10 @@ PLAN: dict[str, Any] = json.loads(sys.argv[1])
 SLOT = int(os.environ.get("RINGAR_RANK", "0"))
 FIRST = not os.path.exists(PLAN["once"] + str(SLOT))  # of the processes in this slot
 
+# Their import takes half of the time of a short job, and the work does without them.
+for left_out in ("sklearn", "pandas", "matplotlib", *(["keras"] * (PLAN["work"] == "collectives"))):
+    sys.modules[left_out] = None  # type: ignore[assignment]
+
 
 def happen(step: int | str) -> str:
     """Let the faults of this rank at `step` happen; return what it has to do wrong, if anything."""

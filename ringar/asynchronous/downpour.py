@@ -47,7 +47,8 @@ def Downpour(  # the paper's name
         n_fetch: the steps between fetches.
         n_push: the steps between pushes.
         warm_start: the first worker alone trains until the shards have as many updates. The others
-            begin with these parameters, and leave out their first batch.
+            begin with these parameters, and leave out their first batch; or when the first worker
+            has ended, or died.
         overlap: push and fetch in another thread, while the next steps are computed. A fetch then
             returns what was read `n_fetch` steps before.
 

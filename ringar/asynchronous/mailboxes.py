@@ -48,12 +48,14 @@ class Published(NamedTuple):
         publication: the number of the newest publication.
         writing: the number of the one that is being written, or of the newest.
         failed: whether the shard has failed.
+        is_left: whether the first worker has ended or died.
     """
 
     version: int
     publication: int
     writing: int
-    failed: int
+    failed: int = 0
+    is_left: int = 0
 
     @property
     def place(self) -> int:

@@ -144,11 +144,16 @@ class Replica:
             )
 
     def wait_for_version(self, version: int) -> None:
-        """Wait until all shards have this version, as long as they come nearer."""
+        """Wait until all shards have this version, or were left by the first worker.
+
+        Raises:
+            DeadlineError: they come no nearer.
+        """
         newest, since = -1, time.monotonic()
         while True:
-            versions = [self._published(shard).version for shard in self._mailboxes.shards]
-            if min(versions) >= version:
+            published = [self._published(shard) for shard in self._mailboxes.shards]
+            versions = [one.version for one in published]
+            if min(versions) >= version or all(one.is_left for one in published):
                 return
             if sum(versions) != newest:
                 newest, since = sum(versions), time.monotonic()
@@ -188,7 +193,7 @@ class Replica:
             )
 
     def _published(self, shard: ShardPlace) -> Published:
-        found = Published(*self._mailboxes.read(shard.rank, shard.published_at())[:4])
+        found = Published(*self._mailboxes.read(shard.rank, shard.published_at())[:5])
         if found.failed:
             raise PeerLostError(
                 self._call.refusal(

@@ -184,7 +184,7 @@ class _Served:
         self._place: ShardPlace = mailboxes.shards[shard.number]
         self._taken = np.zeros(workers, np.int64)
         self._last = -1  # the worker whose push was taken last
-        self._published = Published(0, -1, -1, 0)
+        self._published = Published(0, -1, -1)
         self._rate, self._factor = shard.learning_rate, 1.0
         self._acks = [Ack(0, 0)] * workers
         # The numbers of the workers' headers, where they are written.
@@ -251,6 +251,8 @@ class _Served:
         self.ended[worker] = True
         if self.shard.leave(worker):
             self.publish()
+        if worker == 0:
+            self._tell(self._published._replace(is_left=1))
         self.acknowledge()
 
     def publish(self) -> None:
@@ -260,7 +262,8 @@ class _Served:
         begin = place.values_at(number % 2)
         for offset, value in place.offsets(self.shard.arrays()):
             self._mailboxes.data.put(place.rank, value, begin + offset)
-        self._tell(Published(self.shard.version, number, number, 0))
+        done = self._published._replace(version=self.shard.version, publication=number)
+        self._tell(done)
 
     def tell_failure(self) -> None:
         """Tell the workers that there will be no acknowledgement."""

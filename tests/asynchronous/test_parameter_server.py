@@ -248,6 +248,15 @@ def test_downpour_trains_and_all_end_with_the_servers_values(
     )
 
 
+def test_a_warm_start_ends_when_the_first_worker_does(size: int) -> None:
+    model = dense_model()
+    with ringar.ParameterServer(model, sgd()) as server:
+        fit(server, model, warm_start=10 * STEPS)
+    pushes = [(e.worker, e.step) for e in whole_log(server) if e.shard == 0 and e.applied]
+    assert [worker for worker, _ in pushes[:STEPS]] == STEPS * [0]
+    assert len(pushes) == size * STEPS - (size - 1)
+
+
 def test_easgd_moves_the_center_as_the_paper_says(size: int) -> None:
     model, twin = dense_model(), dense_model()
     with ringar.ParameterServer(model, keras.optimizers.SGD(1.0)) as server:

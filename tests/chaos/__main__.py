@@ -47,10 +47,15 @@ DISK = "/mnt"
 def plan(case: Case, folder: str) -> str:
     """Return what `program.py` reads."""
     fields = {"seed": case.seed, "work": case.work, "steps": faults.STEPS, "faults": case.faults}
-    loud, disk = case.kind == "output closed", DISK if case.kind == "full disk" else ""
-    once = f"{folder}/happened-"
     return json.dumps(
-        {**fields, "deadline": case.deadline, "once": once, "loud": loud, "disk": disk}
+        {
+            **fields,
+            "deadline": case.deadline,
+            "once": f"{folder}/happened-",
+            "loud": case.kind == "output closed",
+            "disk": DISK if case.kind == "full disk" else "",
+            "stays": LIMIT if case.kind in SIGNALS else 0.0,  # until its launcher gets the signal
+        }
     )
 
 

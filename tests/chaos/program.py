@@ -209,6 +209,7 @@ def main() -> None:
     happen("init")
     ringar.init(deadline=PLAN["deadline"], start_timeout=PLAN["deadline"] + 20)
     globals()[PLAN["work"]]()
+    time.sleep(PLAN["stays"])
     happen("end")
     ringar.shutdown()
 

@@ -28,9 +28,7 @@ def accuracy(kind: str, period: int, seed: int, rank: int, size: int) -> float:
     model.compile(optimizer, loss(), metrics=["accuracy"])
     own = slice(rank, TRAINED, size)
     callbacks = [ringar.callbacks.Distributed()]
-    model.fit(
-        task.x[own], task.y[own], batch_size=8, epochs=EPOCHS, verbose=0, callbacks=callbacks
-    )
+    model.fit(task.x[own], task.y[own], batch_size=8, epochs=EPOCHS, verbose=0, callbacks=callbacks)
     return float(model.evaluate(task.x[TRAINED:], task.y[TRAINED:], verbose=0)[1])
 
 

@@ -23,9 +23,7 @@ STEPS = 500
 RATES = {"dense": 0.15, "sparse": 0.1}
 
 
-def train(
-    kind: str, control: StalenessControl, seed: int, steps: int
-) -> tuple[float, list[int]]:
+def train(kind: str, control: StalenessControl, seed: int, steps: int) -> tuple[float, list[int]]:
     """The accuracy on images that were not trained on, and the histogram of staleness."""
     task = problem(kind)
     x, y, model = task.x, task.y, task.model(seed)

@@ -54,7 +54,8 @@ def plan(case: Case, folder: str) -> str:
             "once": f"{folder}/happened-",
             "loud": case.kind == "output closed",
             "disk": DISK if case.kind == "full disk" else "",
-            "stays": LIMIT if case.kind in SIGNALS else 0.0,  # until its launcher gets the signal
+            # Until its launcher gets the signal, or finds its output closed.
+            "stays": LIMIT if case.kind in faults.OF_LAUNCHER else 0.0,
         }
     )
 

@@ -209,7 +209,10 @@ def main() -> None:
     happen("init")
     ringar.init(deadline=PLAN["deadline"], start_timeout=PLAN["deadline"] + 20)
     globals()[PLAN["work"]]()
-    time.sleep(PLAN["stays"])
+    until = time.monotonic() + PLAN["stays"]
+    while time.monotonic() < until:
+        say(-1)
+        time.sleep(0.1)
     happen("end")
     ringar.shutdown()
 

@@ -55,7 +55,6 @@ def main() -> None:
         cuts=cuts(ringar.size()),
         synthesizer=None if options.synthesizer == "default" else options.synthesizer,
         conditioned=True,
-        ahead=8,
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])

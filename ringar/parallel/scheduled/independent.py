@@ -20,6 +20,10 @@ import numpy as np
 MARGIN = 1e-6
 """Beyond the rounding of correlations in float64."""
 
+ROUNDING = 1e-12
+"""So much above `rho` is still `rho`: a correlation of just that is rounded up on some processors,
+and down on others."""
+
 
 class Independent:
     """Take variables one after the other, unless they depend on those taken before."""
@@ -33,7 +37,7 @@ class Independent:
         """
         size = len(correlations)
         self._correlations = correlations
-        self._conflicts = np.abs(correlations) > rho
+        self._conflicts = np.abs(correlations) > rho + ROUNDING
         self._blocked = np.zeros(size, bool)
         self._taken: list[int] = []
         # The inverse of the Cholesky factor of 2 I - G of those taken.

@@ -238,7 +238,7 @@ class Dynamic(Scheduler):
         picked_in = self._picked_in[variables]
         count = min(self.candidates * 2, len(variables))
         if count < len(variables):
-            longest = np.argpartition(picked_in, count - 1)[:count]
+            longest = _least(picked_in, count)
             variables, picked_in = variables[longest], picked_in[longest]
         return variables[np.argsort(picked_in, kind="stable")]
 
@@ -251,13 +251,24 @@ class Dynamic(Scheduler):
             return np.empty(0, np.int64)
         times = self._random.standard_exponential(len(variables)) / squares
         if count < len(times):
-            least = np.argpartition(times, count - 1)[:count]
+            least = _least(times, count)
             variables, times = variables[least], times[least]
-        return variables[np.argsort(times)]
+        return variables[np.argsort(times, kind="stable")]
 
     def _note(self, picked: list[int]) -> None:
         self._round += 1
         self._picked_in[picked] = self._round
+
+
+def _least(values: np.ndarray, count: int) -> np.ndarray:
+    """Return the places of the least values, of equal ones the first.
+
+    `np.argpartition` takes any of the equal ones, and on each kind of processor other ones. Ranks
+    on unlike processors must choose alike.
+    """
+    greatest = np.partition(values, count - 1)[count - 1]
+    below, equal = np.flatnonzero(values < greatest), np.flatnonzero(values == greatest)
+    return np.concatenate([below, equal[: count - len(below)]])
 
 
 def _interleave(first: np.ndarray, second: np.ndarray) -> np.ndarray:

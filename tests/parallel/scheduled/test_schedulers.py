@@ -110,6 +110,25 @@ def test_every_variable_has_its_turn_first(kind: Any, rho: float | None) -> None
     np.testing.assert_array_equal(np.sort(np.concatenate(picked)), np.arange(20))
 
 
+def test_those_that_wait_equally_long_come_in_their_order() -> None:
+    """On any processor: ranks on unlike ones choose alike."""
+    scheduler = Dynamic(8, rho=None)
+    scheduler.start(np.ones(200), 1)
+    last = np.zeros(200)
+    for number in range(1, 51):
+        candidates = scheduler.propose()
+        if number > 25:
+            waiting = np.lexsort((np.arange(200), last))
+            np.testing.assert_array_equal(candidates, waiting[:8])
+        (block,) = scheduler.pick(candidates, None)
+        last[block] = number
+
+
+def test_a_correlation_that_is_rho_is_not_above_it() -> None:
+    rounded = np.array([[1.0, 0.3 + 1e-16], [0.3 + 1e-16, 1.0]])
+    assert take_all(rounded, rho=0.3) == [0, 1]
+
+
 def test_round_robin_gives_all_ranks_work() -> None:
     scheduler = RoundRobin(6)
     scheduler.start(np.ones(30), 3, owners=np.repeat(np.arange(3), 10))

@@ -5,10 +5,11 @@
     ringarrun -np 2 python examples/synthetic.py --slow-rank
 
 Each rank holds a part of a dense net. It updates its weights with a synthetic gradient, predicted
-from its activations and the labels, and goes on to the next batch (Jaderberg et al. 2017). With
-`--synthesizer zero` lower modules get no gradient at all, with `--synthesizer true` they wait for
-the true one. With `--slow-rank` the last rank sleeps for a second in each epoch; rank 0 prints how
-far ahead of it the others went.
+from its activations and the labels, and goes on to the next batch (Jaderberg et al. 2017). What
+predicts learns from the gradient that comes back later: the true one, or with `--bp-lambda 0` one
+that is itself built on a prediction. With `--synthesizer zero` lower modules get no gradient at all,
+with `--synthesizer true` they wait for the true one. With `--slow-rank` the last rank sleeps for a
+second in each epoch; rank 0 prints how far ahead of it the others went.
 
 scikit-learn brings its digits: 1,797 images of 8 x 8.
 """
@@ -16,6 +17,7 @@ scikit-learn brings its digits: 1,797 images of 8 x 8.
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from typing import Any
 
@@ -55,9 +57,12 @@ def main() -> None:
         cuts=cuts(ringar.size()),
         synthesizer=None if options.synthesizer == "default" else options.synthesizer,
         conditioned=True,
+        bp_lambda=options.bp_lambda,
     )
+    steps = options.epochs * math.ceil(len(train[0]) / options.batch_size)
+    rate = keras.optimizers.schedules.CosineDecay(1e-3, steps)  # what is left of errors fades out
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
     sleep = Sleep()
     callbacks = [sleep] if options.slow_rank else []
     begin = time.monotonic()
@@ -105,6 +110,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--synthesizer", choices=["default", "true", "zero"], default="default")
+    parser.add_argument("--bp-lambda", type=float, default=1.0, help="0 to 1 (default 1)")
     parser.add_argument("--slow-rank", action="store_true", help="let the last rank sleep")
     return parser.parse_args()
 

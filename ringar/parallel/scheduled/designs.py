@@ -3,9 +3,10 @@
 A round exchanges, for n rows, d columns, S picked variables and C candidates over P ranks,
 
     cut        a rank holds           push                                survey
-    rows       n/P x d, n/P of r      S inner products with the           C x C inner products
-                                      residual r
-    columns    n x d/P, n of r        n changes of r, S of coefficients   C columns of n
+    rows       n/P x d, n/P of r      S inner products with the           C x C inner products,
+                                      residual r                          C of them with r
+    columns    n x d/P, n of r        n changes of r, S of coefficients   C columns of n, C inner
+                                                                          products with r
 
 Rows are the cut for many examples, columns the one for many variables. By rows a round's sums do
 not depend on the number of ranks, but for their order. By columns each variable belongs to one
@@ -84,6 +85,10 @@ class Design(abc.ABC):
     def correlations(self, candidates: np.ndarray, surveyed: np.ndarray) -> np.ndarray:
         """Return the correlations between candidates, from the sum of the surveys."""
 
+    def slopes(self, surveyed: np.ndarray) -> np.ndarray:
+        """Return the products of candidates with the residual that there was at their survey."""
+        return surveyed[:, -1]
+
     @abc.abstractmethod
     def push(self, picked: np.ndarray, step: Step) -> np.ndarray:
         """Return this rank's part of the changes."""
@@ -124,12 +129,12 @@ class Rows(Design):
     def survey(self, candidates: np.ndarray) -> np.ndarray:
         """Return the inner products of the candidates, over this rank's rows."""
         columns = self.columns[candidates]
-        return columns @ columns.T
+        return np.column_stack([columns @ columns.T, columns @ self.residual])
 
     def correlations(self, candidates: np.ndarray, surveyed: np.ndarray) -> np.ndarray:
         """Return the correlations between candidates."""
         lengths = self.lengths[candidates]
-        return surveyed / np.outer(lengths, lengths)
+        return surveyed[:, :-1] / np.outer(lengths, lengths)
 
     def push(self, picked: np.ndarray, step: Step) -> np.ndarray:
         """Return the inner products with the residual, over this rank's rows."""
@@ -178,13 +183,14 @@ class Columns(Design):
     def survey(self, candidates: np.ndarray) -> np.ndarray:
         """Return the candidates' columns, zeros for those of other ranks."""
         is_own, places = self._own(candidates)
-        columns = np.zeros((len(candidates), self.rows))
-        columns[is_own] = self.columns[places]
-        return columns
+        surveyed = np.zeros((len(candidates), self.rows + 1))
+        surveyed[is_own, :-1] = own = self.columns[places]
+        surveyed[is_own, -1] = own @ self.residual
+        return surveyed
 
     def correlations(self, candidates: np.ndarray, surveyed: np.ndarray) -> np.ndarray:
         """Return the correlations between candidates."""
-        columns = surveyed / self.lengths[candidates][:, np.newaxis]
+        columns = surveyed[:, :-1] / self.lengths[candidates][:, np.newaxis]
         return columns @ columns.T
 
     def push(self, picked: np.ndarray, step: Step) -> np.ndarray:

@@ -51,20 +51,24 @@ class LassoProblem(Problem):
             owners=design.owners,
             excluded=design.constant,
         )
-        self._proposed = self._next = np.empty(0, np.int64)
+        self._next = np.empty(0, np.int64)
+        self._before = np.empty(0)
 
     def survey(self, number: int) -> np.ndarray | None:
         """Propose candidates, and return this rank's part of their correlations."""
         self._next = self.scheduler.propose()
+        self._before = self.coefficients[self._next]
         return self.design.survey(self._next) if self.scheduler.is_checked else None
 
     def schedule(self, number: int, surveyed: np.ndarray | None) -> list[np.ndarray]:
         """Pick from the candidates."""
-        self._proposed = self._next
-        correlations = None
-        if surveyed is not None:
-            correlations = self.design.correlations(self._proposed, surveyed)
-        return self.scheduler.pick(self._proposed, correlations)
+        candidates = self._next
+        if surveyed is None:
+            return self.scheduler.pick(candidates, None)
+        correlations = self.design.correlations(candidates, surveyed)
+        changes = self._changes(candidates, self.design.slopes(surveyed), self._before)
+        steps = np.abs(changes) * self.design.lengths[candidates]
+        return self.scheduler.pick(candidates, correlations, steps)
 
     def push(self, blocks: Sequence[np.ndarray]) -> np.ndarray:
         """Return this rank's part of the steps."""
@@ -105,7 +109,13 @@ class LassoProblem(Problem):
         return squares / (2 * self.design.rows) + penalty
 
     def _step(self, variables: np.ndarray, products: np.ndarray) -> np.ndarray:
-        squares, before = self.design.squares[variables], self.coefficients[variables]
+        return self._changes(variables, products, self.coefficients[variables])
+
+    def _changes(
+        self, variables: np.ndarray, products: np.ndarray, before: np.ndarray
+    ) -> np.ndarray:
+        """Return the steps of variables from `before`, given products with the residual."""
+        squares = self.design.squares[variables]
         target = products + squares * before
         limit = self.design.rows * self.alpha
         return np.sign(target) * np.maximum(np.abs(target) - limit, 0) / squares - before

@@ -2,9 +2,13 @@
 
 `Dynamic` is that of Kim et al. (EuroSys 2016, section 2.2) and of Lee et al. (arXiv:1312.5766):
 
-1. propose candidates, several times as many as needed, with a probability by their recent change;
+1. propose candidates, several times as many as needed, with a probability by their last step;
 2. keep those that are independent of each other (`ringar.parallel.scheduled.independent`);
 3. share them out to the ranks so that all have about the same work.
+
+In the paper a step is known of variables that have taken it. Here candidates are surveyed for step
+2 anyway, and one more number for each tells how far it would move: step 2 goes through them in this
+order, and a variable need not move to be known.
 
 `RoundRobin` and `Random` draw candidates otherwise. Without `rho` they leave out step 2: they are
 the unscheduled parallel updates to compare with.
@@ -96,12 +100,19 @@ class Scheduler(abc.ABC):
     def propose(self) -> np.ndarray:
         """Return candidates for the next round, in the order in which they should be picked."""
 
-    def pick(self, candidates: np.ndarray, correlations: np.ndarray | None) -> list[np.ndarray]:
+    def pick(
+        self,
+        candidates: np.ndarray,
+        correlations: np.ndarray | None,
+        steps: np.ndarray | None = None,
+    ) -> list[np.ndarray]:
         """Choose from candidates, and share them out to the ranks.
 
         Args:
             candidates: what `propose` has returned.
             correlations: between them, (candidates, candidates); None without `rho`.
+            steps: how far each would have moved when it was proposed, (candidates,), in the unit of
+                `report`; None: not known.
 
         Returns:
             The variables of each rank.
@@ -156,13 +167,14 @@ class Scheduler(abc.ABC):
 
 
 class Dynamic(Scheduler):
-    """Pick variables by their recent change, and check that they are independent.
+    """Pick variables by their steps, and check that they are independent.
 
-    At first each variable is picked once, in a random order. Then a share `explore` of the
-    candidates are those that were not picked for the longest time, and the others are drawn with a
-    probability by the square of their last change: a step lowers an objective by about the square
-    of its length. (Kim et al. add a constant to the change, by which any variable is drawn now and
-    then. A queue comes to each variable sooner than chance does.)
+    At first each variable is a candidate once, in a random order. Then a share `explore` of the
+    candidates are those that have waited longest, and the others are drawn with a probability by
+    the square of their last step, seen or taken: a step lowers an objective by about the square of
+    its length. (Kim et al. add a constant to the step, by which any variable is drawn now and then.
+    A queue comes to each variable sooner than chance does.) Of the candidates, those with the
+    longest steps are picked.
 
     Args:
         picks: the largest number of variables of a round, over all ranks.
@@ -203,24 +215,40 @@ class Dynamic(Scheduler):
         count = len(self._costs)
         self._squares = np.zeros(count)
         self._round = 0
-        # The round of the last pick; negative, in a random order, before the first one.
-        self._picked_in = self._random.permutation(count) - count
+        self._is_under_way = np.zeros(count, bool)
+        # The round in which a variable's step was last seen; negative, in a random order, at first.
+        self._seen_in = self._random.permutation(count) - count
 
     def propose(self) -> np.ndarray:
-        """Return candidates: those never picked, or else by waiting time and recent change."""
-        # Those picked for the round that is under way come last: a second step right after the
-        # first one gains little, until others have changed.
-        picked_in = self._picked_in[self._usable]
-        is_under_way = (picked_in == self._round) & (self._round > 0)
+        """Return candidates: those never seen, or else by waiting time and last step."""
+        is_under_way = self._is_under_way[self._usable]
         others, under_way = self._usable[~is_under_way], self._usable[is_under_way]
         waiting = self._waiting(others)
-        fresh = int((self._picked_in[waiting] < 0).sum())
+        fresh = int((self._seen_in[waiting] < 0).sum())
         drawn = self._draw(others, self.candidates - max(fresh, self._explored()))
         waiting = waiting[~np.isin(waiting, drawn)][: self.candidates - len(drawn)]
         rest = self._draw(under_way, len(under_way))
         rest = np.concatenate([rest, under_way[~np.isin(under_way, rest)]])
         rest = rest[: self.candidates - len(waiting) - len(drawn)]
         return np.concatenate([waiting[:fresh], _interleave(waiting[fresh:], drawn), rest])
+
+    def pick(
+        self,
+        candidates: np.ndarray,
+        correlations: np.ndarray | None,
+        steps: np.ndarray | None = None,
+    ) -> list[np.ndarray]:
+        """Choose from candidates, the longest steps first; see `Scheduler.pick`."""
+        if steps is None:
+            return super().pick(candidates, correlations)
+        # The steps of those that have moved since are done. They come last.
+        has_moved = self._is_under_way[candidates]
+        self._squares[candidates[~has_moved]] = np.square(steps[~has_moved])
+        self._seen_in[candidates] = self._round + 1
+        order = np.lexsort((-self._squares[candidates], has_moved))
+        if correlations is not None:
+            correlations = correlations[np.ix_(order, order)]
+        return super().pick(candidates[order], correlations)
 
     def report(self, variables: np.ndarray, changes: np.ndarray) -> None:
         """Learn by how much variables have changed."""
@@ -235,12 +263,12 @@ class Dynamic(Scheduler):
 
     def _waiting(self, variables: np.ndarray) -> np.ndarray:
         """Return those that have waited longest, as many as there may be candidates."""
-        picked_in = self._picked_in[variables]
+        seen_in = self._seen_in[variables]
         count = min(self.candidates * 2, len(variables))
         if count < len(variables):
-            longest = _least(picked_in, count)
-            variables, picked_in = variables[longest], picked_in[longest]
-        return variables[np.argsort(picked_in, kind="stable")]
+            longest = _least(seen_in, count)
+            variables, seen_in = variables[longest], seen_in[longest]
+        return variables[np.argsort(seen_in, kind="stable")]
 
     def _draw(self, variables: np.ndarray, count: int) -> np.ndarray:
         """Draw without replacement: those with the least times, exponential with these rates."""
@@ -257,7 +285,9 @@ class Dynamic(Scheduler):
 
     def _note(self, picked: list[int]) -> None:
         self._round += 1
-        self._picked_in[picked] = self._round
+        self._seen_in[picked] = self._round
+        self._is_under_way[:] = False
+        self._is_under_way[picked] = True
 
 
 def _least(values: np.ndarray, count: int) -> np.ndarray:

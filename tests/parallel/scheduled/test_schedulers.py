@@ -153,6 +153,18 @@ def test_a_variable_that_depends_on_another_waits_for_the_next_round() -> None:
     np.testing.assert_array_equal(scheduler.propose(), [1, 4, 5, 0])
 
 
+def test_the_longest_steps_are_picked_and_those_under_way_come_last() -> None:
+    scheduler = Dynamic(2, rho=0.5, candidates=4)
+    scheduler.start(np.ones(4), 1)
+    steps, picked = np.array([4.0, 3, 2, 1]), []
+    for _ in range(3):
+        candidates = scheduler.propose()
+        (block,) = scheduler.pick(candidates, np.eye(4), steps[candidates])
+        scheduler.report(block, np.full(2, 9.0))
+        picked.append(block.tolist())
+    assert picked == [[0, 1], [2, 3], [0, 1]]
+
+
 def test_what_changes_is_picked_often() -> None:
     dynamic = np.concatenate(rounds_of(Dynamic(2, explore=0.2), 50, 400)[25:])
     uniform = np.concatenate(rounds_of(Random(2), 50, 400)[25:])

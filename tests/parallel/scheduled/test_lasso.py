@@ -156,12 +156,12 @@ def test_unscheduled_updates_diverge() -> None:
 
 @pytest.mark.slow
 @pytest.mark.deadline(400)
-def test_a_third_of_the_rounds_of_round_robin_on_10_000_columns() -> None:
+def test_a_tenth_of_the_rounds_of_round_robin_on_10_000_columns() -> None:
     from benchmarks.scheduled import designs, rounds
 
     data = designs.correlated(rows=400, columns=10_000)
     found = rounds.to_reach(data, share=1e-3, limit=10_000)
-    assert 3 * found["dynamic"].rounds < found["round robin"].rounds
+    assert 10 * found["dynamic"].rounds < found["round robin"].rounds
 
 
 # --- Bad input.

@@ -145,8 +145,12 @@ class _Run:
             )
 
     def _first_survey(self) -> np.ndarray | None:
-        first = self.agreement.attempt(partial(self.problem.survey, 0))
+        first = self.agreement.attempt(partial(self._survey, 0))
         self.agreement.settle("`survey`")
+        self.agreement.require(
+            {"`survey`": "None" if first is None else "an array"},
+            "Return an array on every rank, or None on every rank.",
+        )
         if first is None:
             return None
         exchanged = self.agreement.attempt_together(partial(self._exchange, [first]))
@@ -156,7 +160,7 @@ class _Run:
         """Run a round, and return the survey for the next one."""
         problem, attempt = self.problem, self.agreement.attempt
         blocks = attempt(partial(self._schedule, number, surveyed)) or []
-        survey = attempt(partial(problem.survey, number + 1))
+        survey = attempt(partial(self._survey, number + 1))
         pushed = attempt(partial(self._push, blocks))
         self.agreement.settle(
             f"schedule of round {number}",
@@ -186,11 +190,12 @@ class _Run:
             )
         return exchanged
 
+    def _survey(self, number: int) -> np.ndarray | None:
+        surveyed = self.problem.survey(number)
+        return None if surveyed is None else _as_array("survey", surveyed)
+
     def _push(self, blocks: Blocks) -> np.ndarray:
-        pushed: object = self.problem.push(blocks)
-        if not isinstance(pushed, (np.ndarray, np.generic)):
-            raise ValueError(f"`push` must return a NumPy array. Received: {type(pushed).__name__}")
-        return np.asarray(pushed)
+        return _as_array("push", self.problem.push(blocks))
 
     def _ends(self, done: int) -> bool:
         """Evaluate; return whether the run ends."""
@@ -222,6 +227,13 @@ class _Run:
     def _call_back(self, progress: Progress) -> bool:
         answers = [callback(progress) for callback in self.callbacks]  # all are called
         return True in answers
+
+
+def _as_array(method: str, result: object) -> np.ndarray:
+    """Return what a method of the problem has returned, which must be an array."""
+    if not isinstance(result, (np.ndarray, np.generic)):
+        raise ValueError(f"`{method}` must return a NumPy array. Received: {type(result).__name__}")
+    return np.asarray(result)
 
 
 def check_blocks(blocks: Blocks, variables: int, ranks: int, number: int) -> None:

@@ -184,10 +184,14 @@ def test_a_problem_without_variables() -> None:
         scheduled.run(problem, 3)
 
 
-def test_a_push_that_returns_nothing() -> None:
+@pytest.mark.parametrize(("method", "returned"), [("push", None), ("survey", [1.0, 2.0])])
+def test_no_array(method: str, returned: Any) -> None:
     problem = Halve()
-    problem.push = lambda blocks: None  # type: ignore[assignment, method-assign, return-value]
-    with pytest.raises(ValueError, match=r"`push` must return a NumPy array\. Received: NoneType"):
+    setattr(problem, method, lambda *arguments: returned)
+    kind = type(returned).__name__
+    with pytest.raises(
+        ValueError, match=rf"`{method}` must return a NumPy array\. Received: {kind}"
+    ):
         scheduled.run(problem, 3)
 
 
@@ -326,6 +330,20 @@ def test_what_ranks_push_differs(rank: int) -> None:
     problem.push = lambda blocks: np.zeros(VARIABLES + rank)  # type: ignore[method-assign]
     with pytest.raises(MismatchError, match="expected the same collective"):
         scheduled.run(problem, 3)
+    scheduled.run(Halve(), 1)
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_survey_of_some_ranks(rank: int, at: int) -> None:
+    problem = Halve()
+    survey = problem.survey
+    problem.survey = (  # type: ignore[method-assign]
+        lambda number: None if (rank, number) == (1, at) else survey(number)
+    )
+    message = r"the same `survey`.*None \(rank 1\)" if at == 0 else "the same collective"
+    with pytest.raises(ValueError, match=message):
+        scheduled.run(problem, 4)
     scheduled.run(Halve(), 1)
 
 

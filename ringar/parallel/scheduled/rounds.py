@@ -65,8 +65,9 @@ def run(
         rounds: the largest number of rounds.
         tolerance: the run ends when `problem.gap` is at most this. None: after `rounds`.
         every: the rounds between two evaluations of the objective, and of the gap.
-        callbacks: called with a `ringar.parallel.scheduled.Progress` after each evaluation, and may
-            be given on some ranks only. The run ends on all ranks when one of them returns True.
+        callbacks: called with a `ringar.parallel.scheduled.Progress` after each evaluation. A
+            rank may have none; those on all ranks may use collectives. The run ends on all ranks
+            when one of them returns True.
 
     Returns:
         The history, the same on all ranks.
@@ -215,7 +216,8 @@ class _Run:
             history.converged = history.gap <= self.tolerance
         stop = False
         if self.calls_back:
-            own = self.agreement.attempt(partial(self._call_back, Progress(done, objective)))
+            call = partial(self._call_back, Progress(done, objective))
+            own = self.agreement.attempt_together(call)
             self.agreement.settle("callbacks")
             stop = self._on_any_rank(bool(own))
         return history.converged or stop

@@ -372,13 +372,17 @@ def test_a_value_error_on_one_rank_is_one_on_all(rank: int) -> None:
 
 
 @pytest.mark.ranks(2, 3, 4)
-def test_a_callback_that_fails_on_one_rank(rank: int) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_a_callback_that_fails_on_one_rank(rank: int, together: bool) -> None:
     def fail(progress: Progress) -> None:
         if rank == 1 and progress.round == 2:
             raise Broken("disk full")
+        if together:
+            ringar.allreduce(np.ones(3), ringar.Sum)
 
     with pytest.raises(Broken if rank == 1 else RankError, match="disk full"):
         scheduled.run(Halve(), 4, callbacks=[fail])
+    scheduled.run(Halve(), 1)
 
 
 @pytest.mark.ranks(3, 4)

@@ -120,7 +120,12 @@ class MatrixFactorization:
             NotInitializedError: before `ringar.init()`.
         """
         ratings = self._checked(rows, columns, values, shape)
-        problem = Factorization(ratings, self.settings, self.process_set)
+        agreement = Agreement("MatrixFactorization", self.process_set)
+        problem = agreement.attempt_together(
+            lambda: Factorization(ratings, self.settings, self.process_set)
+        )
+        agreement.settle("data")
+        assert problem is not None  # or else `settle` has raised
         with np.errstate(over="ignore", invalid="ignore"):  # `run` looks at the objective
             history = run(
                 problem,

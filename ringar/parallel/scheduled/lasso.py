@@ -216,13 +216,11 @@ class Lasso:
             NotInitializedError: before `ringar.init()`.
         """
         x, y = self._checked(x, y)
-        design = CUTS[self.cut](x, y, self.fit_intercept, self.process_set)
         agreement = Agreement("Lasso", self.process_set)
-        problem = agreement.attempt(
-            lambda: LassoProblem(design, self.alpha, self.scheduler, self.process_set)
-        )
+        problem = agreement.attempt_together(lambda: self._problem(x, y))
         agreement.settle("data")
         assert problem is not None  # or else `settle` has raised
+        design = problem.design
         every = self.every or max(1, problem.variables // self.scheduler.picks // 2)
         with np.errstate(over="ignore", invalid="ignore"):  # `run` looks at the objective
             history = run(
@@ -245,6 +243,10 @@ class Lasso:
         """Return predictions, (rows,), for rows of all columns, on this rank alone."""
         predicted: np.ndarray = np.asarray(x) @ self.coef_ + self.intercept_
         return predicted
+
+    def _problem(self, x: np.ndarray, y: np.ndarray) -> LassoProblem:
+        design = CUTS[self.cut](x, y, self.fit_intercept, self.process_set)
+        return LassoProblem(design, self.alpha, self.scheduler, self.process_set)
 
     def _checked(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the data as arrays, if those of all ranks fit. Collective."""

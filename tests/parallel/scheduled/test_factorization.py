@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import ringar
+from ringar.errors import RankError
 from ringar.parallel.scheduled import MatrixFactorization, balance
 from ringar.parallel.scheduled.strata import Factorization, Ratings, Settings
 from ringar.parallel.scheduled.waves import arrange
@@ -230,6 +231,17 @@ def test_elements_on_one_rank_only(rank: int) -> None:
     rows, columns, values = part(slice(None) if rank == 1 else slice(0))
     model = MatrixFactorization(**OPTIONS).fit(rows, columns, values, SHAPE)
     np.testing.assert_allclose(model.row_factors_, fit().row_factors_, rtol=1e-10)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_a_rank_without_memory(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise MemoryError("no more memory")
+
+    if rank == 1:
+        monkeypatch.setattr(Factorization, "_own", fail)
+    with pytest.raises(MemoryError if rank == 1 else RankError, match="no more memory"):
+        fit()
 
 
 def test_a_rate_that_is_too_large() -> None:

@@ -13,8 +13,10 @@ from sklearn.linear_model import Lasso as ScikitLasso
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 
 import ringar
+from ringar.errors import RankError
 from ringar.parallel import scheduled
 from ringar.parallel.scheduled import Dynamic, Lasso, Random, RoundRobin, Scheduler
+from ringar.parallel.scheduled.designs import Rows
 
 pytestmark = [pytest.mark.usefixtures("initialized")]
 
@@ -240,6 +242,17 @@ def test_cuts_that_do_not_fit(rank: int) -> None:
 def test_other_arguments(rank: int, name: str, values: Any) -> None:
     with pytest.raises(ValueError, match=rf"the same `{name}` on every rank; received"):
         fit(Lasso(**{"alpha": 1.0, name: values[rank == 1]}), diabetes())
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_a_rank_without_memory(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise MemoryError("no more memory")
+
+    if rank == 1:
+        monkeypatch.setattr(Rows, "_measure", fail)
+    with pytest.raises(MemoryError if rank == 1 else RankError, match="no more memory"):
+        fit(Lasso(), diabetes())
 
 
 def test_a_warning_where_rounds_run_out() -> None:

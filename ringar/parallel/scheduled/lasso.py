@@ -221,7 +221,9 @@ class Lasso:
         agreement.settle("data")
         assert problem is not None  # or else `settle` has raised
         design = problem.design
-        every = self.every or max(1, problem.variables // self.scheduler.picks // 2)
+        every = self.every
+        if every is None:
+            every = max(1, problem.variables // self.scheduler.picks // 2)
         with np.errstate(over="ignore", invalid="ignore"):  # `run` looks at the objective
             history = run(
                 problem, self.rounds, tolerance=self.tolerance, every=every, callbacks=callbacks

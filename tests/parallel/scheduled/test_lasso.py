@@ -205,6 +205,11 @@ def test_data(x: Any, y: Any, message: str, everywhere: bool, rank: int, size: i
         Lasso().fit(*given)
 
 
+def test_no_rounds_between_evaluations() -> None:
+    with pytest.raises(ValueError, match="`every` must be a whole number of at least 1"):
+        fit(Lasso(every=0), diabetes())
+
+
 @pytest.mark.parametrize("cut", ["rows", "columns"])
 def test_no_rows_at_all(cut: str) -> None:
     with pytest.raises(ValueError, match="a row on some rank"):

@@ -134,7 +134,7 @@ class MatrixFactorization:
                 every=problem.size,
                 callbacks=callbacks,
             )
-        self.row_factors_, self.column_factors_ = problem.gathered()
+        self.row_factors_, self.column_factors_ = problem.all_rows(), problem.all_columns()
         self.mean_, self.objectives_ = problem.mean, history.objectives
         return self
 

@@ -92,10 +92,9 @@ class Factorization(Problem):
 
     def schedule(self, number: int, surveyed: np.ndarray | None) -> list[np.ndarray]:
         """Return the rows of each rank, and the columns that it has in this round."""
-        columns = [self.column_blocks[(rank + number) % self.size] for rank in range(self.size)]
         return [
-            np.concatenate([rows, self.shape[0] + own])
-            for rows, own in zip(self.row_blocks, columns, strict=True)
+            np.concatenate([rows, self.shape[0] + columns])
+            for rows, columns in zip(self.row_blocks, self._held(number), strict=True)
         ]
 
     def push(self, blocks: Sequence[np.ndarray]) -> np.ndarray:
@@ -125,7 +124,7 @@ class Factorization(Problem):
 
     def objective(self) -> float:
         """Return half the squared errors, and the penalty of the factors of every rating."""
-        columns = self.gathered()[1]
+        columns = self.all_columns()
         error = sum(
             waves.squared_error(self.row_factors, columns[block])
             for waves, block in zip(self.waves, self.column_blocks, strict=True)
@@ -139,25 +138,28 @@ class Factorization(Problem):
             error += self.settings.regularization * float(self.counts[places] @ squares)
         return float(self._sum(np.array(error / 2)))
 
-    def gathered(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the factors of all rows and of all columns. Collective."""
-        found = []
-        held = self.column_blocks[(self.rank + self.round) % self.size]
-        for count, places, factors in (
-            (self.shape[0], self.row_blocks[self.rank], self.row_factors),
-            (self.shape[1], held, self.column_factors),
-        ):
-            whole = np.empty((count, self.settings.factors))
-            whole[self._gather(places)] = self._gather(factors)
-            found.append(whole)
-        return found[0], found[1]
+    def all_rows(self) -> np.ndarray:
+        """Return the factors of all rows. Collective."""
+        return self._gather(self.row_blocks, self.row_factors)
+
+    def all_columns(self) -> np.ndarray:
+        """Return the factors of all columns. Collective."""
+        return self._gather(self._held(self.round), self.column_factors)
 
     def describe(self) -> dict[str, object]:
         """Return what must be equal on all ranks."""
         return {**super().describe(), "settings": self.settings}
 
-    def _gather(self, values: np.ndarray) -> np.ndarray:
-        return allgather(values, name="scheduled.factors", process_set=self.process_set)
+    def _held(self, number: int) -> list[np.ndarray]:
+        """Return the columns that each rank has in a round."""
+        return [self.column_blocks[(rank + number) % self.size] for rank in range(self.size)]
+
+    def _gather(self, blocks: list[np.ndarray], factors: np.ndarray) -> np.ndarray:
+        """Return the factors of the blocks of all ranks, given those of this rank's block."""
+        gathered = allgather(factors, name="scheduled.factors", process_set=self.process_set)
+        whole = np.empty_like(gathered)
+        whole[np.concatenate(blocks)] = gathered
+        return whole
 
     def _sum(self, values: np.ndarray) -> np.ndarray:
         return allreduce(values, Sum, name="scheduled.counts", process_set=self.process_set)

@@ -9,7 +9,7 @@ import pytest
 
 import ringar
 from ringar.errors import RankError
-from ringar.parallel.scheduled import MatrixFactorization, balance
+from ringar.parallel.scheduled import MatrixFactorization, balance, strata
 from ringar.parallel.scheduled.strata import Factorization, Ratings, Settings
 from ringar.parallel.scheduled.waves import arrange
 
@@ -120,6 +120,22 @@ def test_a_matrix_of_low_rank_is_found() -> None:
 
 def test_a_tolerance_ends_it() -> None:
     assert len(fit(epochs=200, tolerance=0.01).objectives_) < 100
+
+
+def test_an_evaluation_gathers_the_columns_only(
+    rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ratings = Ratings(*part(share_of(rank, size)), SHAPE)
+    problem = Factorization(ratings, Settings(3, 0.02, 0.05, 0.0, 0), None)
+    gathered = []
+
+    def allgather(array: np.ndarray, **options: Any) -> np.ndarray:
+        gathered.append(ringar.allgather(array, **options))
+        return gathered[-1]
+
+    monkeypatch.setattr(strata, "allgather", allgather)
+    problem.objective()
+    assert [array.shape for array in gathered] == [(SHAPE[1], 3)]
 
 
 def test_blocks_share_no_row_and_no_column(rank: int, size: int) -> None:

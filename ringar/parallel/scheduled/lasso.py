@@ -270,14 +270,14 @@ class Lasso:
 
 
 def _check_data(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    for name, array in (("x", x), ("y", y)):
+        if array.dtype.kind not in "fiub":
+            raise ValueError(f"`{name}` must be a dense array of numbers. Received: {array.dtype}")
+        if not np.isfinite(array).all():
+            raise ValueError(f"`{name}` must be finite. Received: infinite values, or NaN")
     if x.ndim != 2 or y.ndim != 1 or len(x) != len(y):
         raise ValueError(
             "`x` must have the shape (rows, columns), and `y` (rows,). "
             f"Received: {x.shape} and {y.shape}"
         )
-    for name, array in (("x", x), ("y", y)):
-        if array.dtype.kind not in "fiub":
-            raise ValueError(f"`{name}` must be an array of numbers. Received: {array.dtype}")
-        if not np.isfinite(array).all():
-            raise ValueError(f"`{name}` must be finite. Received: infinite values, or NaN")
     return x, y

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import Lasso as ScikitLasso
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
@@ -201,7 +202,8 @@ ONE = np.ones((6, 4))
         (ONE, np.ones((6, 1)), r"the shape \(rows, columns\)"),
         (ONE * np.nan, np.ones(6), r"`x` must be finite"),
         (ONE, np.full(6, np.inf), r"`y` must be finite"),
-        (ONE.astype(str), np.ones(6), r"`x` must be an array of numbers"),
+        (ONE.astype(str), np.ones(6), r"`x` must be a dense array of numbers"),
+        (csr_array(ONE), np.ones(6), r"`x` must be a dense array of numbers. Received: object"),
     ],
 )
 def test_data(x: Any, y: Any, message: str, everywhere: bool, rank: int, size: int) -> None:

@@ -7,8 +7,8 @@
 Each rank holds a part of a dense net. It updates its weights with a synthetic gradient, predicted
 from its activations and the labels, and goes on to the next batch (Jaderberg et al. 2017). What
 predicts learns from the gradient that comes back later: the true one, or with `--bp-lambda 0` one
-that is itself built on a prediction. With `--synthesizer zero` lower modules get no gradient at all,
-with `--synthesizer true` they wait for the true one. With `--slow-rank` the last rank sleeps for a
+that is itself built on a prediction. With `--synthesizer zero` lower modules get no gradient, with
+`--synthesizer true` they wait for the true one. With `--slow-rank` the last rank sleeps for a
 second in each epoch; rank 0 prints how far ahead of it the others went.
 
 scikit-learn brings its digits: 1,797 images of 8 x 8.

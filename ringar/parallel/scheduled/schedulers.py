@@ -174,7 +174,8 @@ class Dynamic(Scheduler):
     the square of their last step, seen or taken: a step lowers an objective by about the square of
     its length. (Kim et al. add a constant to the step, by which any variable is drawn now and then.
     A queue comes to each variable sooner than chance does.) Of the candidates, those with the
-    longest steps are picked.
+    longest steps are picked. A variable that was not seen for as many rounds as there are variables
+    comes first: none waits for ever.
 
     Args:
         picks: the largest number of variables of a round, over all ranks.
@@ -220,17 +221,20 @@ class Dynamic(Scheduler):
         self._seen_in = self._random.permutation(count) - count
 
     def propose(self) -> np.ndarray:
-        """Return candidates: those never seen, or else by waiting time and last step."""
+        """Return candidates: those that are due, others by waiting time and last step."""
         is_under_way = self._is_under_way[self._usable]
         others, under_way = self._usable[~is_under_way], self._usable[is_under_way]
         waiting = self._waiting(others)
-        fresh = int((self._seen_in[waiting] < 0).sum())
-        drawn = self._draw(others, self.candidates - max(fresh, self._explored()))
+        # Those never seen are due, and those that others on which they depend have kept waiting for
+        # more rounds than there are variables.
+        due = int((self._seen_in[waiting] < max(0, self._round - len(self._usable))).sum())
+        drawable = others[~np.isin(others, waiting[:due])]
+        drawn = self._draw(drawable, self.candidates - max(due, self._explored()))
         waiting = waiting[~np.isin(waiting, drawn)][: self.candidates - len(drawn)]
         rest = self._draw(under_way, len(under_way))
         rest = np.concatenate([rest, under_way[~np.isin(under_way, rest)]])
         rest = rest[: self.candidates - len(waiting) - len(drawn)]
-        return np.concatenate([waiting[:fresh], _interleave(waiting[fresh:], drawn), rest])
+        return np.concatenate([waiting[:due], _interleave(waiting[due:], drawn), rest])
 
     def pick(
         self,

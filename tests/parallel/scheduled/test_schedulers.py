@@ -174,6 +174,21 @@ def test_what_changes_is_picked_often() -> None:
     assert len(np.unique(dynamic)) == 50, "the others are tried now and then"
 
 
+@pytest.mark.parametrize("changing", [[3, 7], [0, 1, 2, 4, 5, 6]])
+def test_no_variable_waits_for_ever(changing: list[int]) -> None:
+    """A round takes one variable, on which all others depend."""
+    scheduler = Dynamic(4)
+    scheduler.start(np.ones(8), 1)
+    picked = []
+    for _ in range(60):
+        candidates = scheduler.propose()
+        (block,) = scheduler.pick(candidates, np.ones((len(candidates),) * 2))
+        scheduler.report(block, 1.0 * np.isin(block, changing))
+        picked += block.tolist()
+    for begin in range(len(picked) - 16):
+        assert set(picked[begin : begin + 16]) == set(range(8))
+
+
 def test_few_variables_are_picked_in_every_round() -> None:
     assert {len(block) for block in rounds_of(Dynamic(8), 5, 6)} == {5}
 

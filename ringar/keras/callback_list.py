@@ -67,14 +67,12 @@ class DistributedListMixin:
         dropped = (_K.BackupAndRestore, *(() if writes else _WRITERS))
         kept = _checkpoints(given, writes) if exchange_of(model) is not None else []
         self.callbacks = [c for c in given if c in kept or not isinstance(c, dropped)]
-        if any(isinstance(c, _K.ModelCheckpoint) for c in given) and any(
-            cut_of(weight) is not None for weight in (model.weights if model.built else ())
-        ):
+        if any(isinstance(c, _K.ModelCheckpoint) and _takes_all_ranks(model, c) for c in given):
             raise ValueError(
                 f"rank {or_all(self._process_set).rank()} | ModelCheckpoint: expected a model "
-                "whose layers are whole on every rank, received one with split layers; save "
-                "ringar.parallel.merge(model), or a SparseNet as it is, after `fit`, and use "
-                "BackupAndRestore during it"
+                "that the first rank can save alone, received one with split layers or a "
+                "SparseNet; save ringar.parallel.merge(model), or a SparseNet as it is, after "
+                "`fit`, and use BackupAndRestore during it"
             )
 
     def save_whole(self) -> None:
@@ -216,6 +214,14 @@ class DistributedListMixin:
             where: dict[str, Any] = {"name": "end of training", "process_set": self._process_set}
             state = broadcast_object(training_state.counters(kept), ranks.ranks[0], **where)
             training_state.set_counters(kept, state)
+
+
+def _takes_all_ranks(model: keras.Model, saving: keras.callbacks.ModelCheckpoint) -> bool:
+    """Return whether the first rank cannot write the files of a ModelCheckpoint alone."""
+    if any(cut_of(weight) is not None for weight in (model.weights if model.built else ())):
+        return True
+    layers = () if saving.save_weights_only else model._flatten_layers()
+    return any(getattr(layer, "saves_on_all_ranks", False) for layer in layers)
 
 
 def _checkpoints(

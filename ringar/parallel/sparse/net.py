@@ -92,6 +92,8 @@ class SparseNet(keras.Model):
 
     writes_channels = "whole"
     """The kind of its outputs, for `ringar.sharding.lineage`."""
+    saves_on_all_ranks = True
+    """Whether `save` is collective: no ModelCheckpoint of the first rank alone may call it."""
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -146,3 +147,15 @@ def test_draws() -> None:
         with pytest.raises(ValueError, match=message):
             draw()
     assert scipy.sparse.issparse(sparse.erdos_renyi([4, 4], 2)[0])
+
+
+def test_checkpoints_of_one_rank(open_grid: OpenGrid, tmp_path: Path) -> None:
+    """Saving is collective on any grid, also where each rank has the whole net."""
+    net = nets.made(open_grid(1), partition="block")
+    model = keras.Sequential([keras.Input((nets.UNITS[0],)), net])
+    model.compile(ringar.DistributedOptimizer("sgd", grid=net.grid), "mse")
+    saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "net.keras"))
+    callbacks = [ringar.callbacks.Distributed(), saving]
+    for one in (net, model):
+        with pytest.raises(ValueError, match="that the first rank can save alone"):
+            one.fit(*nets.examples(), verbose=0, callbacks=callbacks)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
     from ringar.parallel.sparse.net import SparseNet
 
 FORMAT = "ringar sparse net 1"
+_UNREADABLE = (
+    *(ValueError, KeyError, OSError, EOFError),
+    *(TypeError, AttributeError),  # from another type than an archive, such as the array of a .npy
+    *(zipfile.BadZipFile, zlib.error, NotImplementedError),  # from one that is cut off or damaged
+)
 
 
 def arrays_of(net: SparseNet) -> dict[str, np.ndarray]:
@@ -74,11 +81,12 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         with np.load(content, allow_pickle=False) as archive:
             arrays = dict(archive)
         known = json.loads(arrays["about"].tobytes())["format"] == FORMAT
-    except (ValueError, KeyError, OSError):
+    except _UNREADABLE:
         known = False
     if not known:
         raise ValueError(
-            f"`filepath` must be a file that SparseNet.save has written. Received: {path!r}"
+            "`filepath` must be a whole file that SparseNet.save has written. "
+            f"Received: {os.fspath(path)!r}"
         )
     return arrays
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import keras
@@ -88,9 +89,21 @@ def test_errors_are_on_all_ranks(open_grid: OpenGrid, shared_tmp_path: Path) -> 
         SparseNet.load(shared_tmp_path / "nothing.npz", grid=grid)
     with pytest.raises(OSError):
         net.save(shared_tmp_path / "no folder" / "net.npz")
-    if ringar.rank() == 0:
-        np.savez(shared_tmp_path / "other.npz", data_0=np.ones(3))
-    with pytest.raises((OSError, ValueError), match="that SparseNet.save has written"):
-        SparseNet.load(shared_tmp_path / "other.npz", grid=grid)
+    whole = shared_tmp_path / "whole.npz"
+    net.save(whole)
+    written = whole.read_bytes()
+    damaged = bytearray(written)
+    damaged[len(damaged) // 3] ^= 0xFF
+    array = io.BytesIO()
+    np.save(array, np.ones(3))
+    archive = io.BytesIO()
+    np.savez(archive, data_0=np.ones(3))
+    others = (b"", array.getvalue(), archive.getvalue(), written[: len(written) // 2], damaged)
+    for number, content in enumerate(others):
+        path = shared_tmp_path / f"{number}.npz"
+        if ringar.rank() == 0:
+            path.write_bytes(content)
+        with pytest.raises((OSError, ValueError), match=r"a whole file that SparseNet\.save"):
+            SparseNet.load(path, grid=grid)
     with pytest.raises(ringar.errors.UnsupportedError, match=r"net\.save\(path\)"):
         net.get_config()

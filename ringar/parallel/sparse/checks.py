@@ -15,7 +15,7 @@ from ringar.keras.together import on_every_rank
 from ringar.parallel.scan.computation import usable_threads
 from ringar.parallel.sparse.kernels import KERNELS
 from ringar.parallel.sparse.matrices import csr_layers
-from ringar.parallel.sparse.partition import METHODS, Partition
+from ringar.parallel.sparse.partition import METHODS, Partition, check_options
 from ringar.sharding.lineage import MIXING_ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def _check(given: Given) -> Checked:
 def _check_partition(given: Given, layers: Sequence[csr_array]) -> None:
     partition = given.partition
     if isinstance(partition, str) and partition in METHODS:
+        check_options(given.imbalance, given.seed)
         return
     if not isinstance(partition, Partition):
         names = ", ".join(f'"{name}"' for name in METHODS)
@@ -113,14 +114,13 @@ def _check_partition(given: Given, layers: Sequence[csr_array]) -> None:
 
 
 def _activations(given: Given, count: int) -> list[str]:
-    if isinstance(given.activation, str):
-        names = [given.activation] * (count - 1) + [given.last_activation]
-    else:
-        names = list(given.activation)
-    if len(names) != count:
+    names = given.activation
+    if isinstance(names, str):
+        names = [names] * (count - 1) + [given.last_activation]
+    if not isinstance(names, list | tuple) or len(names) != count:
         raise ValueError(
             f"`activation` must be a name, or a list of {count}, one for each layer. "
-            f"Received: {len(names)} of them"
+            f"Received: {given.activation!r}"
         )
     for name in names:
         if not isinstance(name, str) or keras.activations.get(name) in MIXING_ACTIVATIONS:
@@ -129,7 +129,7 @@ def _activations(given: Given, count: int) -> list[str]:
                 f"Received: {name!r}. Put a softmax behind the net, or into a loss with "
                 "from_logits=True."
             )
-    return names
+    return list(names)
 
 
 def _biases(given: Given, layers: Sequence[csr_array]) -> list[np.ndarray | None]:

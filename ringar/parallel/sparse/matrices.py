@@ -39,7 +39,7 @@ def csr_layers(layers: Sequence[sparray], dtype: str) -> list[csr_array]:
         dtype: that of the result, "float32" or "float64".
 
     Raises:
-        ValueError: a layer is no sparse matrix, does not fit the layer before, has a neuron
+        ValueError: a layer is no sparse matrix, does not fit the layer before, has no neuron, one
             without inputs or a weight that is not finite, or there is none.
     """
     sparse = scipy_sparse()
@@ -68,6 +68,11 @@ def _check(number: int, matrix: csr_array, inputs: int) -> None:
             f"`layers[{number}]` must have a column for each of the {inputs} neurons of the layer "
             f"before. Received: shape {matrix.shape}. Rows are neurons: transpose matrices whose "
             "columns are."
+        )
+    if matrix.shape[0] == 0:
+        raise ValueError(
+            f"`layers[{number}]` must have a row for each of its neurons, at least one. "
+            f"Received: shape {matrix.shape}"
         )
     without = np.flatnonzero(np.diff(matrix.indptr) == 0)
     if without.size:

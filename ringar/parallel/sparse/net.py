@@ -79,6 +79,7 @@ class SparseNet(keras.Model):
             does not fit the net or the grid, or ranks disagree.
         RankError: another rank has raised one of these.
         ImportError: SciPy or a partitioner is missing.
+        OSError: on the other ranks, if rank 0 has failed to place the neurons.
 
     Example:
     ```python

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array, sparray
 
 METHODS = ("hypergraph", "block", "random")
+MOST_SEED = np.iinfo(np.int32).max
+"""METIS takes seeds of 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -135,20 +137,29 @@ def partition(
         ImportError: a partitioner is needed and there is none.
     """
     checked = csr_layers(layers, "float32")
+    if method not in METHODS:
+        names = ", ".join(f'"{name}"' for name in METHODS)
+        raise ValueError(f"`method` must be one of {names}. Received: {method!r}")
+    if not isinstance(parts, int | np.integer) or parts < 1:
+        raise ValueError(f"`parts` must be a positive whole number. Received: parts={parts!r}")
+    check_options(imbalance, seed)
     return place(checked, parts, method, imbalance, seed)
+
+
+def check_options(imbalance: float, seed: int) -> None:
+    """Raise a ValueError if an option of the placement is out of range."""
+    if not 0 < imbalance < np.inf:
+        raise ValueError(f"`imbalance` must be above 0 and finite. Received: imbalance={imbalance}")
+    if not isinstance(seed, int | np.integer) or not 0 <= seed <= MOST_SEED:
+        raise ValueError(
+            f"`seed` must be a whole number from 0 to {MOST_SEED}. Received: seed={seed!r}"
+        )
 
 
 def place(
     layers: Sequence[csr_array], parts: int, method: str, imbalance: float, seed: int
 ) -> Partition:
-    """Place neurons as `partition` does; the layers are checked."""
-    if method not in METHODS:
-        names = ", ".join(f'"{name}"' for name in METHODS)
-        raise ValueError(f"`partition` must be one of {names}. Received: {method!r}")
-    if not isinstance(parts, int | np.integer) or parts < 1:
-        raise ValueError(f"`parts` must be a positive whole number. Received: parts={parts!r}")
-    if not 0 < imbalance < np.inf:
-        raise ValueError(f"`imbalance` must be above 0 and finite. Received: imbalance={imbalance}")
+    """Place neurons as `partition` does; all arguments are checked."""
     if method == "random":
         rng = np.random.default_rng(seed)
         owners = [rng.permutation(np.arange(layer.shape[0]) % parts) for layer in layers]

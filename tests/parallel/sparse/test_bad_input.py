@@ -38,6 +38,7 @@ def test_layers(grid: Grid) -> None:
         ([layers[0].toarray()], r"`layers\[0\]` must be a sparse matrix of SciPy"),
         (layers[0], "`layers` must be a list of SciPy sparse matrices"),
         ([], "`layers` must be a list"),
+        ([layers[0][:0]], r"`layers\[0\]` must have a row for each of its neurons"),
         ([layers[0] * np.nan], r"`layers\[0\]` must have finite weights"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -55,6 +56,9 @@ def test_arguments(grid: Grid) -> None:
         ({"kernel": "fast"}, "`kernel` must be one of"),
         ({"dtype": "float16"}, "`dtype` must be one of"),
         ({"activation": ["relu"]}, "`activation` must be a name, or a list of 3"),
+        ({"activation": None}, "`activation` must be a name, or a list of 3"),
+        ({"imbalance": 0.0}, "`imbalance` must be above 0 and finite"),
+        ({"seed": -1}, "`seed` must be a whole number from 0"),
         ({"last_activation": "softmax"}, "treats each neuron by itself"),
         ({"activation": "sparsemax"}, "treats each neuron by itself"),
         ({"activation": "glu"}, "treats each neuron by itself"),
@@ -78,6 +82,8 @@ def test_partitions() -> None:
             sparse.Partition(tuple(owners), 2)
     with pytest.raises(ValueError, match="`parts` must be a positive whole number"):
         sparse.partition(nets.drawn(), 0)
+    with pytest.raises(ValueError, match="`method` must be one of"):
+        sparse.partition(nets.drawn(), 2, "best")
     for imbalance in (0.0, np.inf, np.nan):
         with pytest.raises(ValueError, match="`imbalance` must be above 0 and finite"):
             sparse.partition(nets.drawn(), 2, imbalance=imbalance)

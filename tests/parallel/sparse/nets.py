@@ -13,7 +13,8 @@ import ringar
 from ringar.parallel import Grid, SparseNet, sparse
 from tests import one_process
 
-UNITS, BATCH, STEPS = (40, 48, 48, 20), 12, 5
+UNITS, BATCH, EXAMPLES = (40, 48, 48, 20), 12, 56
+STEPS = -(-EXAMPLES // BATCH)  # the last batch is smaller
 METHODS = ("hypergraph", "block", "random")
 
 
@@ -24,8 +25,8 @@ def drawn(seed: int = 1) -> list[Any]:
 
 def examples() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(2)
-    shapes = ((BATCH * STEPS, UNITS[0]), (BATCH * STEPS, UNITS[-1]))
-    x, y = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    sizes = (UNITS[0], UNITS[-1])
+    x, y = (rng.normal(size=(EXAMPLES, size)).astype(np.float32) for size in sizes)
     return x, y
 
 

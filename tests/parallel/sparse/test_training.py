@@ -84,7 +84,7 @@ def test_words_are_km1(open_grid: OpenGrid, method: str) -> None:
     assert net.words == [0, *(km1(net, number) for number in (1, 2))]
     ringar.reset_stats()
     nets.fit(net)
-    expected = sum(net.words) * nets.BATCH * nets.STEPS * 4
+    expected = sum(net.words) * nets.EXAMPLES * 4
     assert sent(net, "/states") == expected
     assert sent(net, "/gradients") == expected
     assert (expected > 0) == (ringar.size() > 1)
@@ -93,7 +93,7 @@ def test_words_are_km1(open_grid: OpenGrid, method: str) -> None:
     others = ringar.size() - 1
     if others:
         assert outputs is not None
-        assert outputs.bytes == rows * others * nets.BATCH * nets.STEPS * 4
+        assert outputs.bytes == rows * others * nets.EXAMPLES * 4
 
 
 def km1(net: SparseNet, number: int) -> int:

@@ -2,7 +2,8 @@
 
 For layer l it has `data_l`, `indices_l` and `indptr_l`, a SciPy CSR matrix [neurons, neurons of the
 layer before], and `bias_l`; `optimizer_i` for each variable of the optimizer; and `about`, a JSON
-text with the number of inputs, the activations, the dtype and Keras' config of `compile`.
+text with the number of inputs, the activations, the layers that are trained, the dtype and Keras'
+config of `compile`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def arrays_of(net: SparseNet) -> dict[str, np.ndarray]:
         "format": FORMAT,
         "inputs": matrices[0].shape[1],
         "activations": net.activations,
+        "trainable": [rows.trainable for rows in net.rows],
         "dtype": net.compute_dtype,
         "compile": None,
     }
@@ -102,6 +104,7 @@ class Saved:
         self._arrays = arrays
         self._about = json.loads(arrays["about"].tobytes())
         self.activations: list[str] = self._about["activations"]
+        self.trainable: list[bool] = self._about["trainable"]
         self.dtype: str = self._about["dtype"]
 
     @property

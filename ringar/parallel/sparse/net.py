@@ -303,6 +303,8 @@ class SparseNet(keras.Model):
             biases=saved.biases, partition=partition, imbalance=imbalance, seed=seed, grid=grid,
             kernel=kernel, threads=threads, dtype=saved.dtype, name=name,
         )  # fmt: skip
+        for rows, trainable in zip(net.rows, saved.trainable, strict=True):
+            rows.trainable = trainable
         if compile:
             saved.compile(net)
         return net

@@ -39,7 +39,7 @@ class _Description:
 def agree(
     layer: keras.layers.Layer, grid: Grid, input_shape: Sequence[int | None], channel_axis: int
 ) -> tuple[str, list[tuple[int, int]]]:
-    """Return rank 0's name of the layer, and the tiles of this rank's model group by their parts.
+    """Return rank 0's name of the layer, and the tiles of every model group by their parts.
 
     Collective over all ranks.
 
@@ -50,8 +50,8 @@ def agree(
         channel_axis: 3 or 1.
 
     Raises:
-        ValueError: on all ranks, if they have made different layers, have no images, or do not
-            know their rows and columns.
+        ValueError: on all ranks, if they have made different layers, have no images, do not know
+            their rows and columns, or if a model group has other ones.
     """
     own = _description(layer, grid, input_shape, channel_axis)
     ranks = [own]
@@ -70,9 +70,16 @@ def agree(
                 f"The rows and columns of the input of {its.kind} {ranks[0].name} must be known. "
                 f"Received: {its.tile} on rank {rank}. Give keras.Input their numbers."
             )
-    first = grid.group * grid.model
-    group: Any = [its.tile for its in ranks[first : first + grid.model]]
-    return ranks[0].name, group
+    of_ranks: Any = [its.tile for its in ranks]
+    groups = [of_ranks[at : at + grid.model] for at in range(0, len(ranks), grid.model)]
+    for group, tiles in enumerate(groups):
+        if tiles != groups[0]:
+            raise ValueError(
+                f"The input of {own.kind} {ranks[0].name} must have the same rows and columns in "
+                f"every model group. Received: {groups[0]} on the ranks of group 0, and {tiles} on "
+                f"those of group {group}. Give all groups images of one size, cut alike."
+            )
+    return ranks[0].name, groups[0]
 
 
 def plane_of_tiles(

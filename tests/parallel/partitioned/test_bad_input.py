@@ -168,6 +168,18 @@ def test_ranks_that_disagree(
     assert float(ringar.allreduce(np.ones(1))[0]) == 1, "the ranks are still in step"
 
 
+@pytest.mark.ranks(4)
+def test_a_group_that_disagrees(rank: int) -> None:
+    """The other group is told, too, and does not go on alone."""
+    grid = ringar.parallel.Grid(model=2)
+    try:
+        with pytest.raises(ValueError, match=r"the same rows and columns in every.*of group 1"):
+            R.OwnTile(size=(12, 8))(keras.Input((6 - (rank == 3), 8, 1)))
+        assert float(ringar.allreduce(np.ones(1))[0]) == 1, "the ranks are still in step"
+    finally:
+        grid.close()
+
+
 @pytest.mark.ranks(2)
 def test_images_that_differ_within_a_group(grid: ringar.parallel.Grid, rank: int) -> None:
     images = keras.Input((8, 8, 1))

@@ -111,6 +111,8 @@ class LocallyConnected2D(keras.layers.Layer):
                 f"The rows, columns and channels of the input of {self.name} must be known. "
                 f"Received: shape {tuple(input_shape)}"
             )
+        # Each pixel has its kernels: images of another size have none.
+        self.input_spec = keras.layers.InputSpec(shape=(None, *input_shape[1:]))
         taps = math.prod(self.kernel_size) * channels
         self.kernel = self.add_weight(
             name="kernel",
@@ -136,7 +138,7 @@ class LocallyConnected2D(keras.layers.Layer):
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return the images that the kernels make."""
         first = self.data_format == "channels_first"
-        x = self.padded(inputs)
+        x = self.padded(tf.ensure_shape(inputs, self.input_spec.shape))
         x = tf.transpose(x, [0, 2, 3, 1]) if first else x
         kernel = self.weight(self.kernel)
         outputs = tf.einsum("brck,rckf->brcf", self._patches(x, kernel.shape[:2]), kernel)

@@ -110,6 +110,11 @@ class Plane:
         return [self.tile(part) for part in range(self.grid.model)]
 
     @property
+    def whole(self) -> Box:
+        """All of the plane."""
+        return Box(Interval(0, self.height), Interval(0, self.width))
+
+    @property
     def own(self) -> Box:
         """The tile of this rank."""
         return self.tile(self.grid.part)

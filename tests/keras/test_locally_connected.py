@@ -119,3 +119,15 @@ def test_what_it_refuses() -> None:
         LocallyConnected2D(2, 0)
     with pytest.raises(ValueError, match="Computed output size would be"):
         LocallyConnected2D(2, 7).build((None, 6, 6, 1))
+    layer = LocallyConnected2D(2, 3)
+    layer(images(6, 6, 1))
+    with pytest.raises(ValueError, match=r"expected shape=\(None, 6, 6, 1\)"):
+        layer(images(7, 6, 1))
+
+
+def test_images_whose_sizes_are_found_when_they_come() -> None:
+    """As those of decoded files: the kernels know them."""
+    x, layer = images(6, 5, 2), LocallyConnected2D(2, 3, padding="same")
+    expected = layer(x)
+    decoded = tf.function(layer, input_signature=[tf.TensorSpec((None, None, None, 2))])
+    np.testing.assert_array_equal(decoded(x), expected)

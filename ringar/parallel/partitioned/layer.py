@@ -17,7 +17,7 @@ from ringar.parallel.partitioned.reach import Reach, Window
 from ringar.sharding import pixelwise
 from ringar.sharding.grid import Grid, resolve
 from ringar.sharding.lineage import MIXING_ACTIVATIONS
-from ringar.sharding.planes import Plane
+from ringar.sharding.planes import Box, Plane
 
 
 class OnPlane:
@@ -71,6 +71,21 @@ class OnPlane:
         self.plane = self._agree(input_shape)
         super().build(input_shape)  # type: ignore[misc]
 
+    def _of_size(self, x: tf.Tensor, box: Box) -> tf.Tensor:
+        """Return images of the size of a box, which data without known sizes get here."""
+        sizes = (box.rows.size, box.columns.size)
+        received = tuple(x.shape[axis] for axis in self.plane.axes)
+        if any(size not in (None, own) for size, own in zip(received, sizes, strict=True)):
+            raise ValueError(
+                f"The input of {pixelwise.describe(self)} must have the size that it was built "
+                f"for, {sizes[0]} x {sizes[1]}. Received: {received[0]} x {received[1]}. Resize "
+                "the images, or make a model for each size."
+            )
+        shape: list[int | None] = [None] * 4
+        for axis, size in zip(self.plane.axes, sizes, strict=True):
+            shape[axis] = size
+        return tf.ensure_shape(x, shape) if None in received else x
+
     def compute_output_spec(
         self, inputs: keras.KerasTensor, *args: Any, **kwargs: Any
     ) -> keras.KerasTensor:
@@ -123,7 +138,7 @@ class Partitioned(OnPlane):
 
     def extended(self, x: tf.Tensor, fill: float = 0.0) -> tf.Tensor:
         """Return all that this rank's outputs read, with `fill` outside the plane."""
-        self._check_tile(x)
+        x = self._of_size(x, self.plane.own)
         x = halo.exchange(x, self.reach, f"{self.label}/halo")
         padding = [[0, 0] for _ in range(4)]
         for axis, both in zip(self.plane.axes, self.reach.padding(self.grid.part), strict=True):
@@ -131,15 +146,6 @@ class Partitioned(OnPlane):
         if not any(sum(both) for both in padding):
             return x
         return tf.pad(x, padding, constant_values=tf.cast(fill, x.dtype))
-
-    def _check_tile(self, x: tf.Tensor) -> None:
-        own = self.plane.own
-        tile = tuple(x.shape[axis] for axis in self.plane.axes)
-        if tile != (own.rows.size, own.columns.size):
-            raise ValueError(
-                f"The input of {pixelwise.describe(self)} must be the tile that it was built for, "
-                f"{own.rows.size} x {own.columns.size}. Received: {tile[0]} x {tile[1]}"
-            )
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """Return the shape of this rank's tile of the output."""

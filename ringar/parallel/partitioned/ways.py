@@ -144,6 +144,7 @@ class CutPlane(_Way):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return this rank's tile."""
+        inputs = self._of_size(inputs, self.plane.whole)
         if self._reads_model_input and self.digest is not None and self.grid.model > 1:
             self.digest.take(inputs)
         return crossing.cut(inputs, self.plane, f"{self.label}/cut")
@@ -204,7 +205,7 @@ class OwnTile(_Way):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return the input."""
-        return tf.identity(inputs)
+        return tf.identity(self._of_size(inputs, self.plane.own))
 
     def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """Return the shape of the input."""

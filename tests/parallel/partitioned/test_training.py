@@ -154,6 +154,12 @@ def test_a_model_written_as_a_python_function(grid: ringar.parallel.Grid) -> Non
     whole = nets.train_whole(nets.seeded(one), SGD(0.05))
     nets.assert_same_weights(model, whole)
 
+    x = nets.images(2)
+    decoded = tf.function(model, input_signature=[tf.TensorSpec((None, None, None, 3))])
+    np.testing.assert_allclose(decoded(x), whole(x), atol=1e-5, err_msg="of unknown sizes")
+    with pytest.raises(ValueError, match=r"the size that it was built for, 13 x 11.*15 x 11"):
+        model(nets.images(2, (15, 11, 3)))
+
 
 @pytest.mark.ranks(1, 2)
 def test_layers_that_stay_whole(grid: ringar.parallel.Grid) -> None:

@@ -132,13 +132,18 @@ def _check(
 ) -> None:
     """Refuse an operation that does not treat each pixel of a plane by itself."""
     names = {cls.__name__ for cls in type(operation).__mro__}
-    if isinstance(operation, keras.layers.BatchNormalization) and (
-        "SyncBatchNormalization" not in names
+    if isinstance(operation, keras.layers.BatchNormalization) and not (
+        "SyncBatchNormalization" in names and _knows_all_tiles(operation, plane)
     ):
         raise ValueError(
             f"{describe(operation)} must normalize by the statistics of all tiles of a plane. "
-            "Received: a layer that knows this rank's tile. Use "
-            "ringar.layers.SyncBatchNormalization."
+            "Received: a layer that does not know them. Use "
+            "ringar.layers.SyncBatchNormalization() without a grid: its channels are whole."
+        )
+    if getattr(operation, "activity_regularizer", None) is not None:
+        raise ValueError(
+            f"`activity_regularizer` must be None in {describe(operation)}, where a plane is cut: "
+            "each rank would add the penalty of its tile alone. Penalize behind GatherPlane."
         )
     same = len(after.shape) == len(before.shape) and all(
         after.shape[axis] == before.shape[axis] for axis in plane.axes
@@ -151,6 +156,12 @@ def _check(
             f"Received: a layer that is not known to, on a plane of {plane}. {_REMEDY} For a layer "
             "of your own that does, set its attribute `is_pixelwise = True`."
         )
+
+
+def _knows_all_tiles(operation: Any, plane: Plane) -> bool:
+    """Return whether a SyncBatchNormalization shares statistics with the ranks of a plane."""
+    ranks = operation.process_set if operation.grid is None else operation.grid.data_set
+    return ranks is None or set(plane.grid.model_set.ranks) <= set(ranks.ranks)
 
 
 def _acts_on_channels(operation: keras.Operation, plane: Plane) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ringar
+from ringar.sharding.grid import current
 from tests.parallel.partitioned import nets
 
 pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(2, 4)]
@@ -90,6 +91,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "statistics of one tile": (
         lambda: R.GatherPlane()(K.BatchNormalization()(tile_of(12, 12, 1))),
         r"by the statistics of all tiles.*SyncBatchNormalization",
+    ),
+    "statistics of one part": (
+        lambda: R.GatherPlane()(R.SyncBatchNormalization(grid=current())(tile_of(12, 12, 4))),
+        r"by the statistics of all tiles.*without a grid",
+    ),
+    "a penalty of activations of one tile": (
+        lambda: R.GatherPlane()(K.ReLU(activity_regularizer="l2")(tile_of(12, 12, 1))),
+        r"`activity_regularizer` must be None in ReLU",
     ),
     "planes of two sizes": (
         lambda: R.GatherPlane()(K.Add()([tile_of(12, 12, 1), tile_of(12, 1, 1)])),

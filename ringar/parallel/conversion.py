@@ -72,9 +72,10 @@ def merge(model: keras.Model) -> keras.Model:
             target.assign(whole_of(variable, cut_of(variable)))
     if getattr(model, "optimizer", None) is not None:
         whole.compile_from_config(model.get_compile_config())
-        values = whole_variables(model.optimizer)
-        for target, value in zip(whole.optimizer.variables, values, strict=True):
-            target.assign(value)
+        if model.optimizer.built:  # else it has no state
+            values = whole_variables(model.optimizer)
+            for target, value in zip(whole.optimizer.variables, values, strict=True):
+                target.assign(value)
     return whole
 
 
@@ -168,6 +169,8 @@ def give_parts(
     optimizer = part.optimizer
     if not is_distributed(optimizer):
         optimizer = DistributedOptimizer(optimizer, grid=grid)
+    if not model.optimizer.built:  # it has no state
+        return
     both = zip(slots.cuts(model.optimizer), slots.cuts(optimizer), strict=True)
     pairs = zip(model.optimizer.variables, optimizer.variables, both, strict=True)
     for variable, target, (before, cut) in pairs:
@@ -297,6 +300,8 @@ def _local_layer(
         config["groups"] //= grid.model
     if sync_batch_norm and type(layer) is keras.layers.BatchNormalization and grid.data > 1:
         return SyncBatchNormalization.from_config(config)
+    if isinstance(layer, OnPlane):
+        config["grid"] = layer.grid
     return type(layer).from_config(config)
 
 

@@ -40,7 +40,9 @@ def grid(grids: Any, size: int) -> ringar.parallel.Grid:
     return made
 
 
-def test_training_and_the_way_to_one_process_and_back(grid: ringar.parallel.Grid) -> None:
+def test_training_and_the_way_to_one_process_and_back(
+    grid: ringar.parallel.Grid, grids: Any
+) -> None:
     """Every layer; then merged, and cut again, with all weights and the optimizer's state."""
     whole = nets.train_whole(nets.seeded(nets.whole_net), ADAM(1e-3))
     mine = nets.train(nets.seeded(nets.cut_net), ADAM(1e-3), grid)
@@ -54,6 +56,7 @@ def test_training_and_the_way_to_one_process_and_back(grid: ringar.parallel.Grid
         for its, expected in zip(weights(of_merged), weights(of_whole), strict=True):
             np.testing.assert_allclose(its.numpy(), expected.numpy(), atol=1e-5, err_msg=its.path)
 
+    grids(1)  # the current one, and not the one that the net is cut for
     again = ringar.parallel.split(ringar.parallel.partition(merged, grid), grid, layers=["fc1"])
     kinds = {type(layer).__name__ for layer in again.layers}
     assert {"CutPlane", "PartitionedConv2D", "PartitionedLocallyConnected2D", "GatherPlane",
@@ -170,6 +173,7 @@ def test_layers_that_stay_whole(grid: ringar.parallel.Grid) -> None:
     x = nets.K.Conv2D(3, 3, padding="same", name="two")(x)
     x = nets.K.GlobalMaxPooling2D(name="all")(x)
     whole = keras.Model(images, x)
+    whole.compile("adam", "mse")  # and not trained, so that there is no state
     some = ringar.parallel.partition(whole, grid, layers=["one"])
     kinds = {layer.name: type(layer).__name__ for layer in some.layers}
     assert (kinds["one"], kinds["two"]) == ("PartitionedConv2D", "Conv2D")
@@ -180,7 +184,8 @@ def test_layers_that_stay_whole(grid: ringar.parallel.Grid) -> None:
     assert kinds["all"] == "PartitionedGlobalMaxPooling2D"
     assert sorted(kinds.values()).count("CutPlane") == 2
     x = nets.images(3, (8, 8, 2))
-    for model in (some, every):
+    for model in (some, every, ringar.parallel.merge(every)):
+        assert model.optimizer is not None
         np.testing.assert_allclose(model(x), whole(x), atol=1e-5)
     with pytest.raises(ValueError, match=r"`layers` must be names.* Received: up"):
         ringar.parallel.partition(whole, grid, layers=["one", "up"])

@@ -45,8 +45,8 @@ class LocallyConnected2D(keras.layers.Layer):
     Inputs are `[examples, rows, columns, channels]`, or with channels first, and so are outputs.
     For kernels of a x b and C channels, `kernel` is `[rows, columns, a b C, filters]` of the
     output's rows and columns; taps come row by row, the channels of a tap together. `bias` is
-    `[rows, columns, filters]`. The weights of Keras 2's layer with `implementation=1` have these
-    numbers in this order.
+    `[rows, columns, filters]`. The weights of Keras 2's layer with `implementation=1` and channels
+    last have these numbers in this order.
 
     Raises:
         ValueError: for arguments that `Conv2D` refuses, or images whose rows or columns are unknown

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.usefixtures("initialized"), pytest.mark.ranks(1, 2, 3,
 
 K, R = nets.K, nets.R
 BATCH, CHANNELS = 2, 3
+FIRST = {"data_format": "channels_first"}
 
 LAYERS: dict[str, tuple[Any, dict[str, Any], tuple[int, int]]] = {
     "odd": (R.PartitionedConv2D, {"kernel_size": 3, "padding": "same"}, (13, 11)),
@@ -50,6 +51,13 @@ LAYERS: dict[str, tuple[Any, dict[str, Any], tuple[int, int]]] = {
     "all maxima, kept": (R.PartitionedGlobalMaxPooling2D, {"keepdims": True}, (5, 5)),
     "the mean": (R.PartitionedGlobalAveragePooling2D, {}, (7, 5)),
     "the mean, kept": (R.PartitionedGlobalAveragePooling2D, {"keepdims": True}, (5, 4)),
+    "channels first": (R.PartitionedConv2D,
+                       {**FIRST, "kernel_size": 3, "strides": 2, "padding": "same"}, (9, 8)),
+    "local, channels first": (R.PartitionedLocallyConnected2D,
+                              {**FIRST, "kernel_size": (3, 2), "padding": "same"}, (5, 6)),
+    "means, channels first": (R.PartitionedAveragePooling2D,
+                              {**FIRST, "pool_size": 3, "padding": "same"}, (10, 11)),
+    "all maxima, channels first": (R.PartitionedGlobalMaxPooling2D, FIRST, (5, 6)),
 }  # fmt: skip
 
 
@@ -76,9 +84,11 @@ def check(name: str, grid: ringar.parallel.Grid, **more: Any) -> None:
     # Few values, so that maxima are at several pixels.
     rng = np.random.default_rng(5)
     x = tf.constant(np.round(rng.normal(size=(BATCH, *size, CHANNELS)), 1), tf.float32)
-    ends = [] if "Global" in kind.__name__ else [R.GatherPlane(grid=grid)]
+    order = {key: options[key] for key in FIRST if key in options}
+    x = tf.transpose(x, [0, 3, 1, 2]) if order else x
+    ends = [] if "Global" in kind.__name__ else [R.GatherPlane(grid=grid, **order)]
     layer = kind(grid=grid, **options)
-    y, mine = gradients([R.CutPlane(grid=grid), layer, *ends], x)
+    y, mine = gradients([R.CutPlane(grid=grid, **order), layer, *ends], x)
     one = layer.whole_layer()
     expected, whole = gradients([one], x)
     np.testing.assert_allclose(y, expected, atol=1e-5)

@@ -20,7 +20,7 @@ import tensorflow as tf
 from ringar.collectives import allgather
 from ringar.parallel import exchange
 from ringar.parallel.exchange import Backward, scale_gradient
-from ringar.parallel.partitioned.pieces import Pieces
+from ringar.parallel.partitioned.pieces import Pieces, checked
 from ringar.sharding.planes import Plane
 
 
@@ -101,4 +101,6 @@ def _gathered(x: tf.Tensor, plane: Plane, name: str) -> tf.Tensor:
     """Return the whole of tiles."""
     pieces = Pieces(x, plane)
     vector = allgather(pieces.pack([x]), name=name, process_set=plane.grid.model_set)
+    expected = pieces.numbers([plane.height * plane.width])
+    vector = checked(vector, tf.size(vector, tf.int64)[None], expected)
     return pieces.join(pieces.unpack(vector, plane.tiles), plane.grid.tiles[1])

@@ -31,7 +31,7 @@ import tensorflow as tf
 
 from ringar.collectives import alltoall
 from ringar.parallel.exchange import Backward
-from ringar.parallel.partitioned.pieces import Pieces
+from ringar.parallel.partitioned.pieces import Pieces, checked
 from ringar.parallel.partitioned.reach import Reach
 from ringar.sharding.grid import Grid
 from ringar.sharding.planes import Box
@@ -93,6 +93,7 @@ def _trade(
     """Send boxes of `x` and return what comes, by part; None where nothing does."""
     vector = pieces.pack([pieces.cut(x, box) for box in send if box.area])
     splits = pieces.numbers([box.area for box in send])
-    got, _ = alltoall(vector, splits, name=name, process_set=grid.model_set)
+    got, came = alltoall(vector, splits, name=name, process_set=grid.model_set)
+    got = checked(got, came, pieces.numbers([box.area for box in receive]))
     arrived = iter(pieces.unpack(got, [box for box in receive if box.area]))
     return [next(arrived) if box.area else None for box in receive]

@@ -9,6 +9,11 @@ import tensorflow as tf
 
 from ringar.sharding.planes import Box, Interval, Plane
 
+_OTHER_EXAMPLES = (
+    "The number of examples must be the same on every rank of a model group. Received: tiles of "
+    "other numbers than this rank has. Share the data with ringar.data.shard(dataset, grid=grid)."
+)
+
 
 class Pieces:
     """Cut and assemble pieces of tensors that have the examples and channels of one tensor.
@@ -97,6 +102,17 @@ class Pieces:
 
     def _zeros(self, box: Box) -> tf.Tensor:
         return tf.zeros(self._shape_of(box)[0], self.dtype)
+
+
+def checked(vector: tf.Tensor, received: tf.Tensor, expected: tf.Tensor) -> tf.Tensor:
+    """Return a vector that ranks have sent, after a comparison of how many numbers came.
+
+    The error is not that of a reshape, and ranks that have more examples and ranks that have less
+    do not make up for each other unseen.
+    """
+    fits = tf.debugging.assert_equal(received, expected, _OTHER_EXAMPLES)
+    with tf.control_dependencies([] if fits is None else [fits]):  # None: it has been compared
+        return tf.identity(vector)
 
 
 def _concat(tensors: Sequence[tf.Tensor], axis: int) -> tf.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ringar
 from ringar.sharding.grid import current
@@ -198,6 +199,16 @@ def test_images_that_differ_within_a_group(grid: ringar.parallel.Grid, rank: int
     x = np.random.default_rng(rank).normal(size=(4, 8, 8, 1))
     with pytest.raises(ValueError, match=r"must be the same on every rank.*layer begin"):
         model.fit(x, np.ones((4, 2)), verbose=0, callbacks=[ringar.callbacks.Distributed()])
+
+
+def test_numbers_of_images_that_differ_within_a_group(
+    grid: ringar.parallel.Grid, rank: int
+) -> None:
+    tile = R.CutPlane()(np.ones((2 + rank, 12, 8, 1), "float32"))
+    for layer in (R.PartitionedConv2D(2, 3), R.GatherPlane()):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="number of examples must be the"):
+            layer(tile)
+        assert float(ringar.allreduce(np.ones(1))[0]) == 1, "the ranks are still in step"
 
 
 @pytest.mark.parametrize(

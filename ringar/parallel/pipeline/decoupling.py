@@ -28,6 +28,7 @@ Choice: TypeAlias = "str | keras.Model | Sequence[keras.Model] | Builder"
 
 _KINDS = "a Keras model, one per cut, or a function that makes one"
 _WORDS = f'"{TRUE}" or "{ZERO}"'
+_ROWS = 64  # examples, on which a module is tried without numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +120,7 @@ class Synthesizers:
     ) -> None:
         self.plan, self.modules, self.seed = plan, modules, 0
         plan.check()
+        _check_sent(network)
         outputs = [tf.TensorSpec(t.shape, t.dtype) for t in graph.model.outputs]
         self.labels = Labels(outputs) if plan.conditioned else None
         self.gradient: keras.Model | None = None
@@ -165,6 +167,30 @@ class Synthesizers:
                 self.inputs, optimizer, self.received, is_mean=False, compiled=compiled
             )
         return gradient, inputs
+
+
+def _check_sent(network: Network) -> None:
+    """Raise a ValueError for tensors without a row of known size per example: mailboxes have those.
+
+    Args:
+        network: the network of the module that sends them.
+    """
+    if not network.sends:
+        return
+    given = [
+        keras.KerasTensor((tensor.shape[0] or _ROWS, *tensor.shape[1:]), tensor.dtype)
+        for tensor in network.model.inputs
+    ]
+    found = keras.tree.flatten(network.model.compute_output_spec(given))
+    for tensor, spec in zip(network.model.outputs, found, strict=True):
+        shape, rows = tuple(spec.shape), given[0].shape[0]
+        if shape[:1] != (rows,) or None in shape[1:]:
+            raise ValueError(
+                "Tensors that cross a cut must have a row of known size per example with "
+                'schedule="synthetic". Received: the output of layer '
+                f"{tensor._keras_history.operation.name}, of shape {shape} for {rows} examples. "
+                "Cut the model elsewhere (`cuts`), or give its inputs a size."
+            )
 
 
 def _is_choice(value: Any, words: tuple[str, ...]) -> bool:

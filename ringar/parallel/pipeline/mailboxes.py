@@ -231,6 +231,7 @@ class Above:
     def send(
         self,
         number: int,
+        rows: int,
         tensors: Sequence[Any],
         penalty: float,
         meanwhile: Callable[[], object] | None = None,
@@ -240,7 +241,6 @@ class Above:
         if number >= self._taken + boxes.ahead:
             boxes.wait(lambda: self._room(number), self._peer, "take an activation", meanwhile)
         at, header = self._cut.activation(number)
-        rows = int(tensors[0].shape[0])
         self._cut.activations.write(boxes.data, me, at, tensors, rows)
         bits = int(np.float64(penalty).view(np.int64))
         boxes.write(me, header, [number + 1, rows, bits])

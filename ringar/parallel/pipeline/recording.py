@@ -60,6 +60,7 @@ class ReplayedAbove:
     def send(
         self,
         number: int,
+        rows: int,
         tensors: Sequence[Any],
         penalty: float,
         meanwhile: Callable[[], object] | None = None,

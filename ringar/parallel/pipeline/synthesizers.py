@@ -300,7 +300,7 @@ def _known(dims: Sequence[int | None]) -> list[int]:
     if None in dims:
         raise ValueError(
             "Synthesizers need activations of known size. Received: the dimensions "
-            f"{_text(tuple(dims))}. Cut the model elsewhere (`cuts`), or pass a model of your own."
+            f"{_text(tuple(dims))}. Give the inputs of the model a size."
         )
     return [int(dim) for dim in dims if dim is not None]
 

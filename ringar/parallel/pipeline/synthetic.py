@@ -261,7 +261,7 @@ class SyntheticModule(Module):
         assert self._above is not None
         with self._recorded("wait", self._forward_count):
             self._learn(self._number - self._plan.ahead)
-            self._above.send(part.number, tensors, float(penalty), self._learn_meanwhile)
+            self._above.send(part.number, part.rows, tensors, float(penalty), self._learn_meanwhile)
         predicted: list[tf.Tensor] = []
         seen = [*floats, *(self._labels(batch.y) if self._labels is not None else ())]
         if self.gradient is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from ringar.collectives import allgather_object
@@ -17,17 +19,24 @@ from ringar.sharding import grid as grids
 from ringar.sharding.grid import Grid
 
 
-def check_arguments(**arguments: Any) -> None:
-    """Compare arguments on which the messages depend. Collective over all ranks.
+def check_arguments(model: keras.Model, **arguments: Any) -> None:
+    """Compare models and arguments, on which the messages depend. Collective over all ranks.
 
     Raises:
         ValueError: on every rank, if they differ.
     """
     own = {name: repr(value) for name, value in arguments.items()}
-    ranks = allgather_object(own, name="pipeline/arguments")
+    ranks = allgather_object((own, cut.describe(model)), name="pipeline/arguments")
     for name in arguments:
         require_equal(
-            [one[name] for one in ranks], f"`{name}`", "Build the same pipeline on all ranks."
+            [one[name] for one, _ in ranks], f"`{name}`", "Build the same pipeline on all ranks."
+        )
+    for layers in itertools.zip_longest(*(layers for _, layers in ranks), fillvalue="no layer"):
+        require_equal(
+            layers,
+            "layer of `model`",
+            "Build the same model on all ranks. Give its layers names if ranks have made "
+            "different numbers of layers before.",
         )
 
 
@@ -83,16 +92,11 @@ def synthesizers_for(
         failure = str(error)
     except Exception as error:  # of the user's function; other modules call it for other cuts
         failure = f"A synthesizer could not be made: {type(error).__name__}: {error}"
-    own = (failure, plan.describe(), int(np.random.randint(2**31)))
+    own = (failure, int(np.random.randint(2**31)))
     ranks = allgather_object(own, name="synthesizers")
-    for rank, (message, _, _) in enumerate(ranks):
+    for rank, (message, _) in enumerate(ranks):
         if message is not None:
             raise ValueError(f"rank {rank} | {message}")
-    require_equal(
-        [described for _, described, _ in ranks],
-        'arguments of schedule="synthetic"',
-        "Build the same model on all ranks.",
-    )
     assert made is not None
-    made.seed = ranks[0][2]
+    made.seed = ranks[0][1]
     return made

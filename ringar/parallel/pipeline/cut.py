@@ -152,6 +152,25 @@ def network(graph: Graph, cuts: Sequence[int], module: int) -> Network:
     return Network(keras.Model(inputs, outputs, name=name), reads, _specs(received), _specs(sent))
 
 
+def describe(model: keras.Model) -> list[str]:
+    """Return the inputs and the layers of a model as text, by which ranks compare it.
+
+    The names of layers without weights may differ.
+    """
+    try:
+        graph = Graph.of(model)
+    except ValueError as error:
+        return [str(error)]
+    inputs = [f"input {tensor.shape} {tensor.dtype}" for tensor in graph.model.inputs]
+    return [*inputs, *map(_description, graph.nodes)]
+
+
+def _description(node: Any) -> str:
+    operation = node.operation
+    name = operation.name if _weights(node) else type(operation).__name__
+    return " ".join([name, *(f"{tensor.shape} {tensor.dtype}" for tensor in node.outputs)])
+
+
 def _weights(node: Any) -> list[Any]:
     return list(getattr(node.operation, "weights", ()))
 

@@ -28,6 +28,7 @@ Choice: TypeAlias = "str | keras.Model | Sequence[keras.Model] | Builder"
 
 _KINDS = "a Keras model, one per cut, or a function that makes one"
 _WORDS = f'"{TRUE}" or "{ZERO}"'
+_BOTH = True, False
 _ROWS = 64  # examples, on which a module is tried without numbers
 
 
@@ -50,7 +51,7 @@ class Decoupling:
             ("bp_lambda", 0 <= self.bp_lambda <= 1, "from 0 to 1"),
             ("ahead", isinstance(self.ahead, int) and self.ahead > 0, "a positive whole number"),
             ("synthesizer", _is_choice(self.synthesizer, (TRUE, ZERO)), f"{_KINDS}, {_WORDS}"),
-            ("synthetic_inputs", _is_choice(self.synthetic_inputs, ()), f"True, {_KINDS}"),
+            ("synthetic_inputs", _is_choice(self.synthetic_inputs, _BOTH), f"True, {_KINDS}"),
         ):
             if not fits:
                 raise ValueError(
@@ -89,6 +90,7 @@ class Decoupling:
             "synthetic_inputs": _described(self.synthetic_inputs),
             "bp_lambda": self.bp_lambda,
             "ahead": self.ahead,
+            "synthesizer_optimizer": _described(self.optimizer),
         }
 
 
@@ -193,10 +195,10 @@ def _check_sent(network: Network) -> None:
             )
 
 
-def _is_choice(value: Any, words: tuple[str, ...]) -> bool:
-    if isinstance(value, str):
+def _is_choice(value: Any, words: tuple[str | bool, ...]) -> bool:
+    if isinstance(value, str | bool):
         return value in words
-    return value is None or isinstance(value, bool | list | tuple) or callable(value)
+    return value is None or isinstance(value, list | tuple) or callable(value)
 
 
 def _made(
@@ -223,7 +225,9 @@ def _made(
 def _described(value: Any) -> Any:
     """Return what can be compared between ranks: not the functions and models themselves."""
     if value is None or isinstance(value, str | bool | Synthesizer):
-        return repr(value)
+        return value
     if isinstance(value, list | tuple):
         return [_described(one) for one in value]
+    if isinstance(value, keras.optimizers.Optimizer):
+        return type(value).__name__
     return f"a {'model' if isinstance(value, keras.Model) else 'function'}"

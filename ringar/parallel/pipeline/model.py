@@ -125,12 +125,12 @@ class Pipelined(keras.Model):
             synthesizer, conditioned, update_probability, synthetic_inputs, bp_lambda, ahead,
             synthesizer_optimizer,
         )  # fmt: skip
+        agreement.check_arguments(
+            model, modules=modules, grid=grid, schedule=schedule, cuts=cuts,
+            microbatches=microbatches, shrinking=shrinking, **plan.describe(),
+        )  # fmt: skip
         self.grid = agreement.grid_for(grid, modules)
         self.modules, self.module = self.grid.model, self.grid.part
-        if self.modules > 1:
-            agreement.check_arguments(
-                schedule=schedule, cuts=cuts, microbatches=microbatches, shrinking=shrinking
-            )
         checks.check_options(microbatches, shrinking)
         self._schedule_name = schedule
         self._schedule = schedule_named(schedule, self.module, self.modules, microbatches)

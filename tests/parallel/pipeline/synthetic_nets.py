@@ -63,7 +63,9 @@ def synthesizer(inputs: list[tf.TensorSpec], outputs: list[tf.TensorSpec]) -> ke
     x = layers.Concatenate()(given) if len(given) > 1 else given[0]
     for i, units in enumerate((5, outputs[0].shape[-1])):
         kernel = keras.initializers.RandomNormal(0.3, seed=i)
-        x = layers.Dense(units, "tanh" if i == 0 else None, kernel_initializer=kernel)(x)
+        x = layers.Dense(
+            units, "tanh" if i == 0 else None, kernel_initializer=kernel, name=f"predicting{i}"
+        )(x)
     return keras.Model(given, [x])
 
 

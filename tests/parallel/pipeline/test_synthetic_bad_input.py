@@ -48,7 +48,10 @@ def test_arguments(open_grid: OpenGrid, rank: int) -> None:
         ),
         ({"synthetic_inputs": dense((6,), 9)}, r"rank 1 \| .* outputs of shape \[batch, 8\]"),
         ({"synthesizer": lambda inputs, outputs: None}, "must be a Functional or Sequential"),
-        ({"bp_lambda": 0.25 * rank}, 'the same arguments of schedule="synthetic" on every rank'),
+        ({"synthesizer": True}, "`synthesizer` must be a Keras model"),
+        ({"bp_lambda": 0.25 * rank}, "the same `bp_lambda` on every rank"),
+        ({"synthesizer_optimizer": ("sgd", "adam")[rank]}, "the same `synthesizer_optimizer`"),
+        ({"schedule": "delayed", "conditioned": rank > 0}, "the same `conditioned` on every rank"),
         ({"synthesizer": fails}, r"rank 0 \| A synthesizer could not be made: TypeError: mine"),
         ({"synthesizer_optimizer": "adma"}, "`synthesizer_optimizer` must be an optimizer"),
         ({"schedule": ("synthetic", "delayed")[rank]}, "the same `schedule` on every rank"),
@@ -58,6 +61,21 @@ def test_arguments(open_grid: OpenGrid, rank: int) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             pipelined(grid, **options)
+
+
+@pytest.mark.ranks(2)
+def test_models_that_differ(open_grid: OpenGrid, rank: int) -> None:
+    def named(units: int) -> keras.Model:
+        hidden = layers.Dense(units, name="hidden")
+        return keras.Sequential([keras.Input((6,)), hidden, layers.Dense(3, name="out")])
+
+    grid = open_grid(2)
+    for models, received in (
+        ([named(8), named(9)], r"hidden \(None, 8\) float32 \(rank 0\), hidden \(None, 9\)"),
+        ([named(8), keras.Model(name="mine")], r".* Received: Model mine \(rank 1\)"),
+    ):
+        with pytest.raises(ValueError, match=f"the same layer of `model` .* received {received}"):
+            Pipelined(models[rank], schedule="synthetic", cuts=["hidden"], grid=grid)
 
 
 @pytest.mark.ranks(2)

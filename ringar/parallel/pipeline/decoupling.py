@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state  # the counters of names, in no public place
 
 from ringar.parallel.pipeline.cut import Graph, Network
 from ringar.parallel.pipeline.synthesizers import (
@@ -201,6 +204,21 @@ def _is_choice(value: Any, words: tuple[str | bool, ...]) -> bool:
     return value is None or isinstance(value, list | tuple) or callable(value)
 
 
+@contextmanager
+def _names_kept() -> Iterator[None]:
+    """Leave the counters from which Keras names layers as they are.
+
+    Modules have different synthesizers. The user's next layers must have one name on all ranks.
+    """
+    counters = "object_name_uids"
+    before = copy.copy(global_state.get_global_attribute(counters))
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(counters, before)
+
+
+@_names_kept()
 def _made(
     given: Any,
     inputs: Sequence[tf.TensorSpec],

@@ -126,8 +126,7 @@ class Synthesizers:
         self.plan, self.modules, self.seed = plan, modules, 0
         plan.check()
         _check_sent(network)
-        outputs = [tf.TensorSpec(t.shape, t.dtype) for t in graph.model.outputs]
-        self.labels = Labels(outputs) if plan.conditioned else None
+        self.labels = Labels(graph.model) if plan.conditioned else None
         self.gradient: keras.Model | None = None
         self.inputs: keras.Model | None = None
         self.sent = [spec for spec in network.sends if spec.dtype.is_floating]

@@ -123,20 +123,21 @@ class Labels:
     Whole numbers in place of the last dimension of an output become one-hot vectors.
 
     Args:
-        outputs: the outputs of the whole model.
+        model: the whole model.
 
     Raises:
-        ValueError: their size is not known.
+        ValueError: the size of its outputs is not known.
     """
 
-    def __init__(self, outputs: Specs) -> None:
-        for spec in outputs:
-            if spec.shape.rank is None or spec.shape.rank < 2 or None in spec.shape[1:]:
+    def __init__(self, model: keras.Model) -> None:
+        for output in model.outputs:
+            if len(output.shape) < 2 or None in output.shape[1:]:
                 raise ValueError(
                     "The model must have outputs of known size for synthesizers to see the labels. "
-                    f"Received: an output of shape {spec.shape}. Use conditioned=False."
+                    f"Received: an output of shape {output.shape}. Use conditioned=False."
                 )
-        self.specs = [tf.TensorSpec(spec.shape, tf.float32) for spec in outputs]
+        self.specs = [tf.TensorSpec(output.shape, tf.float32) for output in model.outputs]
+        self._names = [] if isinstance(model.output, dict) else model.output_names
 
     def __call__(self, y: Any) -> list[tf.Tensor]:
         """Return the labels, one tensor per output of the model.
@@ -144,6 +145,8 @@ class Labels:
         Raises:
             ValueError: the targets do not have the shape of the outputs, or of one-hot outputs.
         """
+        if isinstance(y, dict) and set(y) == set(self._names):
+            y = [y[name] for name in self._names]  # which `flatten` would sort
         given = keras.tree.flatten(y)
         if len(given) != len(self.specs) or any(one is None for one in given):
             raise ValueError(

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import ringar
 from ringar.parallel import Pipelined, Synthesizer
+from ringar.parallel.pipeline.synthesizers import Labels
 from tests import one_process
 from tests.parallel.conftest import OpenGrid
 from tests.parallel.pipeline import nets as images
@@ -287,3 +288,14 @@ def test_default_synthesizers() -> None:
     kinds = [type(layer).__name__ for layer in Synthesizer()([maps], [maps]).layers]
     assert kinds.count("Conv2D") == 2
     assert kinds.count("BatchNormalization") == 1
+
+
+@pytest.mark.ranks(1)
+def test_labels_of_several_outputs() -> None:
+    """As Keras does, by the names of the outputs."""
+    x = keras.Input((2,))
+    net = keras.Model(x, [keras.layers.Dense(2, name=name)(x) for name in ("b", "a")])
+    y = {"a": np.array([1]), "b": np.array([[0.25, 0.75]])}
+    seen = Labels(net)(y)
+    np.testing.assert_array_equal(seen[0], y["b"])
+    np.testing.assert_array_equal(seen[1], [[0, 1]])

@@ -26,8 +26,8 @@ from ringar.parallel.pipeline.synthesizers import (
     Builder,
     Predictor,
     Synthesizer,
-    check_model,
     copy_of,
+    fitting,
 )
 
 
@@ -140,7 +140,7 @@ class SyntheticBPTT(keras.Model):
             made: Any = Synthesizer() if given is None else given
             if not isinstance(made, keras.Model):
                 made = made(list(specs), list(specs))
-            check_model(made, specs, specs, "at the end of a stretch")
+            made = fitting(made, specs, specs, "at the end of a stretch")
             optimizer = copy_of(self._wanted.optimizer)
             self._predictor = Predictor(made, optimizer, specs, is_mean=True)
         made_function: Callable[..., object] = super().make_train_function(force)

@@ -18,8 +18,8 @@ from ringar.parallel.pipeline.synthesizers import (
     Labels,
     Predictor,
     Synthesizer,
-    check_model,
     copy_of,
+    fitting,
 )
 
 TRUE, ZERO = "true", "zero"
@@ -235,8 +235,7 @@ def _made(
         given = given[cut]
     if not isinstance(given, keras.Model):
         given = given(list(inputs), list(outputs))
-    check_model(given, inputs, outputs, f"{side} cut {cut}")
-    return given
+    return fitting(given, inputs, outputs, f"{side} cut {cut}")
 
 
 def _described(value: Any) -> Any:

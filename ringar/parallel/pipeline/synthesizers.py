@@ -87,7 +87,7 @@ class Synthesizer:
         return self._build(inputs, outputs, "glorot_uniform")
 
     def _build(self, inputs: Specs, outputs: Specs, last: str) -> keras.Model:
-        given = [keras.Input(batch_shape=tuple(s.shape), dtype=s.dtype.name) for s in inputs]
+        given = _inputs(inputs)
         seen = [keras.ops.cast(tensor, "float32") for tensor in given]
         predicted = [self._branch(seen, tuple(spec.shape), last) for spec in outputs]
         return keras.Model(given, predicted, name="synthesizer")
@@ -234,20 +234,24 @@ class Predictor:
         return 1.0 / _rows(inputs) if self._is_mean else tf.constant(1.0)
 
 
-def check_model(model: Any, inputs: Specs, outputs: Specs, what: str) -> None:
-    """Raise a ValueError unless a model takes and returns tensors of these shapes.
+def fitting(model: Any, inputs: Specs, outputs: Specs, what: str) -> keras.Model:
+    """Return the model, or a functional one around it if it has no inputs yet.
 
     Args:
         model: the user's synthesizer.
         inputs: the tensors that it is to take.
         outputs: the tensors that it is to return.
         what: its place, in the error.
+
+    Raises:
+        ValueError: it does not take and return tensors of these shapes.
     """
-    if not isinstance(model, keras.Model) or not hasattr(model, "inputs"):
-        raise ValueError(
-            f"The synthesizer {what} must be a Functional or Sequential Keras model. "
-            f"Received: {model!r}"
-        )
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"The synthesizer {what} must be a Keras model. Received: {model!r}")
+    if not hasattr(model, "inputs"):  # a subclass, or a Sequential that is not built
+        given = _inputs(inputs)
+        found = model(given[0] if len(given) == 1 else given)
+        model = keras.Model(given, keras.tree.flatten(found), name=model.name)
     for kind, found, wanted in (
         ("input", model.inputs, inputs), ("output", model.outputs, outputs),
     ):  # fmt: skip
@@ -259,6 +263,7 @@ def check_model(model: Any, inputs: Specs, outputs: Specs, what: str) -> None:
                 f"{', '.join(_text(shape) for shape in its)}. Received: {model.name} with "
                 f"{', '.join(_text(shape) for shape in mine) or 'none'}"
             )
+    return model
 
 
 def copy_of(optimizer: str | keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -274,6 +279,10 @@ def _fits(mine: tuple[int | None, ...], its: tuple[int | None, ...]) -> bool:
 
 def _text(shape: tuple[int | None, ...]) -> str:
     return f"[{', '.join(['batch', *map(str, shape)])}]"
+
+
+def _inputs(specs: Specs) -> list[Any]:
+    return [keras.Input(batch_shape=tuple(s.shape), dtype=s.dtype.name) for s in specs]
 
 
 def _activated(x: Any) -> Any:

@@ -45,14 +45,30 @@ class Weights(keras.callbacks.Callback):
         ]
 
 
-def pipelined(open_grid: OpenGrid, modules: int, **options: Any) -> Pipelined:
+class Wrapped(keras.Model):
+    """A subclassed model that calls another one."""
+
+    def __init__(self, inner: keras.Model) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def call(self, inputs: Any) -> Any:
+        return self.inner(inputs)
+
+
+def pipelined(
+    open_grid: OpenGrid, modules: int, jit_compile: bool = False, **options: Any
+) -> Pipelined:
     """A compiled model; modules run eagerly, for these tests are small."""
     options = {"synthesizer_optimizer": nets.sgd(), **options}
     model = Pipelined(
         nets.net(), schedule="synthetic", cuts=nets.cuts(modules), grid=open_grid(modules),
         **options,
     )  # fmt: skip
-    model.compile(nets.sgd(), nets.loss(), metrics=["accuracy"], run_eagerly=True)
+    model.compile(
+        nets.sgd(), nets.loss(), metrics=["accuracy"],
+        jit_compile=jit_compile, run_eagerly=not jit_compile,
+    )  # fmt: skip
     return model
 
 
@@ -66,7 +82,7 @@ def assert_same(model: Pipelined, reference: keras.Model, tolerance: float = 0.0
                 )
 
 
-@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.ranks(1, 2, 3, 4)
 def test_the_true_gradient_is_back_propagation_bit_for_bit(open_grid: OpenGrid, size: int) -> None:
     data = nets.batches(STEPS, rows=[8, 8, 5])
     reference = nets.net()
@@ -105,11 +121,19 @@ def test_is_the_papers_rule(open_grid: OpenGrid, size: int, conditioned: bool, m
 
 @pytest.mark.ranks(2, 4)
 def test_synthesizers_begin_with_zero(open_grid: OpenGrid, size: int) -> None:
-    """In step 1 only the last module changes; later all do, for synthesizers have learned."""
+    """In step 1 only the last module changes; later all do, for synthesizers have learned.
+
+    Layers made later have the names of a program without them.
+    """
+    keras.layers.Dense(1)
+    first = keras.layers.Dense(1).name
     model = pipelined(open_grid, size, ahead=1, conditioned=True)
+    second = keras.layers.Dense(1).name
+    assert int(second.split("_")[1]) == int(first.split("_")[1]) + 1
     seen = Weights()
     weights = {layer.name: np.array(layer.kernel) for layer in model.network.layers[1:]}
-    model.fit(nets.dataset(nets.batches(STEPS)), callbacks=[seen], verbose=0)
+    data = nets.batches(STEPS)
+    model.fit(nets.dataset(data), callbacks=[seen], verbose=0)
     if model.module == 0:  # its penalty has a gradient of its own, which is not synthetic
         kernel, bias = seen.seen[1]
         np.testing.assert_allclose(kernel, weights["dense0"] * (1 - 0.1 * 2 * 0.01), rtol=1e-5)
@@ -195,10 +219,11 @@ def test_a_run_is_replayed_in_one_process(
 
 @pytest.mark.ranks(2)
 def test_a_replay_leaves_the_synthesizers_of_the_run_as_they_are(
-    open_grid: OpenGrid, size: int
+    open_grid: OpenGrid, rank: int, size: int
 ) -> None:
     hidden = tf.TensorSpec([None, nets.UNITS], tf.float32)
-    own = nets.synthesizer([hidden], [hidden])
+    own = Wrapped(nets.synthesizer([hidden], [hidden]))
+    untrained = own.get_weights()
     data = nets.batches(STEPS)
     model = pipelined(open_grid, size, synthesizer=own)
     model.record_messages()
@@ -206,6 +231,7 @@ def test_a_replay_leaves_the_synthesizers_of_the_run_as_they_are(
     logs = model.record_messages(on=False)
     model.fit(nets.dataset(data), verbose=0)
     before = own.get_weights()
+    assert any((a != b).any() for a, b in zip(before, untrained, strict=True)) == (rank == 0)
     one_process.compute(lambda: model.replay(logs, data))
     for mine, its in zip(own.get_weights(), before, strict=True):
         np.testing.assert_array_equal(mine, its)

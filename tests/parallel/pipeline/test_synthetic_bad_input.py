@@ -47,7 +47,7 @@ def test_arguments(open_grid: OpenGrid, rank: int) -> None:
             r"rank 0 \| .* inputs of shape \[batch, 8\], \[batch, 3\]",
         ),
         ({"synthetic_inputs": dense((6,), 9)}, r"rank 1 \| .* outputs of shape \[batch, 8\]"),
-        ({"synthesizer": lambda inputs, outputs: None}, "must be a Functional or Sequential"),
+        ({"synthesizer": lambda inputs, outputs: None}, "must be a Keras model"),
         ({"synthesizer": True}, "`synthesizer` must be a Keras model"),
         ({"bp_lambda": 0.25 * rank}, "the same `bp_lambda` on every rank"),
         ({"synthesizer_optimizer": ("sgd", "adam")[rank]}, "the same `synthesizer_optimizer`"),

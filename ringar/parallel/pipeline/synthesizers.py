@@ -193,24 +193,28 @@ class Predictor:
         compiled: Callable[[Any], Any] = tf.function,
     ) -> None:
         self.model, self.optimizer = model, optimizer
-        self._dtypes = [spec.dtype for spec in outputs]
+        self._predicted_specs = list(outputs)
         self._is_mean = is_mean
         optimizer.build(model.trainable_variables)
         self._predict, self._learn = compiled(self._predicted), compiled(self._learned)
 
     def predict(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return the predictions for a batch, in the dtypes of what is predicted."""
+        if inputs[0].shape[0] == 0:  # the means over an empty batch are no numbers
+            return [tf.zeros((0, *s.shape[1:]), s.dtype) for s in self._predicted_specs]
         return list(self._predict(list(inputs)))
 
     def learn(self, inputs: Sequence[tf.Tensor], truth: Sequence[tf.Tensor]) -> tf.Tensor:
         """Take a step towards the true tensors; return the squared error per example."""
+        if inputs[0].shape[0] == 0:
+            return tf.constant(0.0)
         return self._learn(list(inputs), list(truth))
 
     def _predicted(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         share = self._share(inputs)
         return [
-            tf.cast(output * share, dtype)
-            for output, dtype in zip(self._outputs(inputs), self._dtypes, strict=True)
+            tf.cast(output * share, spec.dtype)
+            for output, spec in zip(self._outputs(inputs), self._predicted_specs, strict=True)
         ]
 
     def _learned(self, inputs: list[tf.Tensor], truth: list[tf.Tensor]) -> tf.Tensor:

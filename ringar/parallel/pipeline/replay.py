@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -57,12 +58,19 @@ def replay(
         )
         optimizer = copy_of(model.optimizer)
         optimizer.build(work.variables)
+        apply = compiled(functools.partial(_apply, optimizer, work.variables))
         try:
             work.replay(log, optimizer)
             for batch in steps:
                 gradients = work.step(batch)
                 if gradients and work.variables:
-                    optimizer.apply(gradients, work.variables)
+                    apply(gradients)
         finally:
             for variable, value in before:
                 variable.assign(value)
+
+
+def _apply(
+    optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable], gradients: list[Any]
+) -> None:
+    optimizer.apply(gradients, variables)

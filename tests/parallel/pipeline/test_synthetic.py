@@ -194,6 +194,7 @@ def test_synthetic_inputs(open_grid: OpenGrid, size: int, ahead: int) -> None:
     [
         {"conditioned": True, "bp_lambda": 0.5, "update_probability": 0.7},
         fast_if(False, {"synthetic_inputs": True, "ahead": 3}),
+        fast_if(False, {"conditioned": True, "jit_compile": True}),
     ],
 )
 def test_a_run_is_replayed_in_one_process(

@@ -21,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from ringar.collectives.dtypes import Arrays, Examples
+from ringar.parallel.pipeline import checks
 from ringar.parallel.pipeline.decoupling import ZERO
 from ringar.parallel.pipeline.synthesizers import (
     Builder,
@@ -91,7 +92,7 @@ class SyntheticBPTT(keras.Model):
             raise ValueError(
                 f"`stretch` must be a positive whole number. Received: stretch={stretch!r}"
             )
-        if isinstance(synthesizer, str) and synthesizer != ZERO:
+        if not (synthesizer in (None, ZERO) or callable(synthesizer)):
             raise ValueError(
                 f'`synthesizer` must be a model, a function that makes one, or "{ZERO}". '
                 f"Received: synthesizer={synthesizer!r}"
@@ -100,14 +101,16 @@ class SyntheticBPTT(keras.Model):
         if not self.rnns:
             raise ValueError("`layers` must have a recurrent layer. Received: none")
         self.head, self.stretch, self.batch_size = head, stretch, batch_size
-        self._sizes = [_state_sizes(layer) for layer in self.rnns]
-        self._dims = [size for sizes in self._sizes for size in sizes]
+        self._states = [
+            tf.TensorSpec([None, size], layer.compute_dtype)
+            for layer in self.rnns for size in _state_sizes(layer)
+        ]  # fmt: skip
         self._wanted = _Wanted(synthesizer, synthesizer_optimizer)
         self._predictor: Predictor | None = None
         self._carried = [
-            self.add_weight(shape=(batch_size, size), trainable=False, initializer="zeros",
-                            name=f"carried_{i}")
-            for i, size in enumerate(self._dims) if batch_size is not None
+            self.add_weight(shape=(batch_size, spec.shape[1]), trainable=False,
+                            initializer="zeros", name=f"carried_{i}")
+            for i, spec in enumerate(self._states) if batch_size is not None
         ]  # fmt: skip
 
     @property
@@ -134,9 +137,10 @@ class SyntheticBPTT(keras.Model):
 
     def make_train_function(self, force: bool = False) -> Callable[..., object]:
         """Make the synthesizer before the function that trains."""
+        checks.check_scale(self.optimizer)
         given = self._wanted.synthesizer
         if self._predictor is None and (given is None or given != ZERO):
-            specs = [tf.TensorSpec([None, size], tf.float32) for size in self._dims]
+            specs = self._states
             made: Any = Synthesizer() if given is None else given
             if not isinstance(made, keras.Model):
                 made = made(list(specs), list(specs))
@@ -155,13 +159,13 @@ class SyntheticBPTT(keras.Model):
     def train_step(self, data: Examples) -> Mapping[str, object]:
         """Take a step for each stretch of a batch of sequences."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
-        if x.shape[1] is None:
-            raise ValueError(
-                f"`x` must have a known number of time steps. Received: a tensor of shape {x.shape}"
-            )
+        _check_steps(x, y)
         if not self.built:
             self.build(x.shape)
-        states = [tf.convert_to_tensor(v) for v in self._carried] or self._zeros(x)
+        states = self._zeros(x)
+        if self.batch_size is not None:
+            x = _of_rows(x, self.batch_size)
+            states = [tf.cast(v, s.dtype) for v, s in zip(self._carried, states, strict=True)]
         outputs = []
         for begin in range(0, x.shape[1], self.stretch):
             part = slice(begin, begin + self.stretch)
@@ -215,27 +219,30 @@ class SyntheticBPTT(keras.Model):
         own, back = gradients[: len(variables)], gradients[len(variables) :]
         if self._predictor is not None and has_past:
             self._predictor.learn(states, back)
-        self._loss_tracker.update_state(loss, sample_weight=tf.shape(x)[0])
+        # The loss of a sequence is the mean over its time steps, as in an evaluation.
+        self._loss_tracker.update_state(loss, sample_weight=tf.reduce_prod(tf.shape(x)[:2]))
         self.optimizer.apply(own, variables)
         return outputs, [tf.stop_gradient(state) for state in last]
 
     def _run(self, x: Any, states: list[Any], training: bool) -> tuple[Any, list[Any]]:
         given, last = list(states), []
-        for layer, sizes in zip(self.rnns, self._sizes, strict=True):
-            own, given = given[: len(sizes)], given[len(sizes) :]
+        for layer in self.rnns:
+            count = len(_state_sizes(layer))
+            own, given = given[:count], given[count:]
+            own = keras.tree.pack_sequence_as(layer.cell.state_size, own)
             x, *after = layer(x, initial_state=own, training=training)
-            last += after
+            last += keras.tree.flatten(after)
         return self.head(x), last
 
     def _zeros(self, x: Any) -> list[Any]:
-        return [tf.zeros([tf.shape(x)[0], size]) for size in self._dims]
+        return [tf.zeros([tf.shape(x)[0], s.shape[1]], s.dtype) for s in self._states]
 
 
 def _with_states(layer: keras.layers.Layer) -> keras.layers.Layer:
     """Return a copy of a recurrent layer that returns its sequence and its states."""
-    if not isinstance(layer, keras.layers.RNN):
+    if not isinstance(layer, keras.layers.RNN) or min(_state_sizes(layer)) < 1:  # of maps: -1
         raise ValueError(
-            "`layers` must be recurrent layers of Keras that run forward. "
+            "`layers` must be recurrent layers of Keras that run forward, with vectors as states. "
             f"Received: {type(layer).__name__} {layer.name}"
         )
     config = {**layer.get_config(), "return_sequences": True, "return_state": True}
@@ -250,6 +257,33 @@ def _with_states(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 def _state_sizes(layer: keras.layers.Layer) -> list[int]:
     return [int(size) for size in keras.tree.flatten(layer.cell.state_size)]
+
+
+def _check_steps(x: Any, y: Any) -> None:
+    """Raise a ValueError unless there are targets for each of a known number of time steps."""
+    of_x, of_y = (tuple(getattr(one, "shape", ())) for one in (x, y))
+    if len(of_x) < 2 or of_x[1] is None:
+        raise ValueError(
+            "`x` must be a tensor [batch, time, features] with a known number of time steps. "
+            f"Received: {type(x).__name__} of shape {of_x}"
+        )
+    if len(of_y) < 2 or of_y[1] not in (None, of_x[1]):
+        raise ValueError(
+            f"`y` must be a tensor with targets for each of the {of_x[1]} time steps of `x`. "
+            f"Received: {type(y).__name__} of shape {of_y}"
+        )
+
+
+def _of_rows(x: tf.Tensor, rows: int) -> tf.Tensor:
+    """Return a batch, if it has so many sequences; otherwise an InvalidArgumentError is raised."""
+    check = tf.debugging.assert_equal(
+        tf.shape(x)[0],
+        rows,
+        "Each batch must have `batch_size` sequences, since it continues those of the last one. "
+        "Leave the rest out: dataset.batch(batch_size, drop_remainder=True).",
+    )
+    with tf.control_dependencies([check]):
+        return tf.identity(x)
 
 
 def _cut(weight: tf.Tensor, part: slice) -> tf.Tensor:

@@ -122,6 +122,16 @@ def test_states_are_carried_on() -> None:
     assert all(np.all(np.array(state) == 0) for state in short._carried)
 
 
+def test_other_cells_and_dtypes_and_a_shorter_last_stretch() -> None:
+    """The loss of an epoch without learning is that of an evaluation."""
+    x, y = data()
+    cells = layers.RNN([layers.LSTMCell(4), layers.GRUCell(3)])
+    net = model(4, [cells, layers.GRU(3, dtype="mixed_bfloat16")])
+    net.compile(keras.optimizers.SGD(0.0), "mse", run_eagerly=True)
+    found = net.fit(x, y, verbose=0).history["loss"][0]
+    np.testing.assert_allclose(found, net.evaluate(x, y, verbose=0), rtol=0.01)
+
+
 def test_a_synthesizer_of_ones_own_is_no_part_of_the_model() -> None:
     """Its weights, losses and files are not those of the net."""
     own = keras.Sequential(
@@ -155,11 +165,23 @@ def test_bad_input() -> None:
         (([lstm], dense, 0), "`stretch` must be a positive whole number"),
         (([layers.LSTM(3, go_backwards=True)], dense, 3), "`layers` must run forward"),
         (([layers.Bidirectional(lstm)], dense, 3), "`layers` must be recurrent layers"),
+        (([layers.ConvLSTM1D(3, 3, name="maps")], dense, 3), "Received: ConvLSTM1D maps"),
     ):
         with pytest.raises(ValueError, match=message):
             SyntheticBPTT(*arguments)
-    with pytest.raises(ValueError, match="`synthesizer` must be a model"):
-        SyntheticBPTT([lstm], dense, 3, synthesizer="true")
+    for synthesizer in ("true", [dense]):
+        with pytest.raises(ValueError, match="`synthesizer` must be a model"):
+            SyntheticBPTT([lstm], dense, 3, synthesizer=synthesizer)
     wrong = keras.Sequential([keras.Input((3,)), layers.Dense(3)], name="wrong")
     with pytest.raises(ValueError, match=r"inputs of shape \[batch, 4\], \[batch, 4\], \[batch, 3"):
         model(3, synthesizer=wrong).fit(*data(), verbose=0)
+    x, y = data()
+    net = model(3, batch_size=SEQUENCES)
+    for pair in ((x, y[:, -1]), (x, None), ({"x": x}, y)):
+        with pytest.raises(ValueError, match="`(x|y)` must be a tensor .* time steps"):
+            net.fit(*pair, verbose=0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must have `batch_size` sequences"):
+        net.fit(x[:3], y[:3], verbose=0)
+    net.compile(keras.optimizers.SGD(0.1, loss_scale_factor=8.0), "mse")
+    with pytest.raises(ValueError, match="`optimizer` must not scale the loss"):
+        net.fit(x, y, verbose=0)

@@ -43,20 +43,27 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer, modules: int) -> None
             "`optimizer` must be a plain one: a pipelined model averages the gradients over "
             f"its replicas itself. Received: {optimizer}, which is distributed"
         )
-    if modules > 1 and (
-        isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-        or getattr(optimizer, "loss_scale_factor", None) is not None
-    ):
-        raise ValueError(
-            "`optimizer` must not scale the loss, which is that of another module. "
-            f"Received: {optimizer}, loss_scale_factor="
-            f"{getattr(optimizer, 'loss_scale_factor', None)}"
-        )
+    if modules > 1:
+        check_scale(optimizer)
     if modules > 1 and getattr(optimizer, "global_clipnorm", None) is not None:
         raise ValueError(
             "`global_clipnorm` must be None for a model in several modules, which have "
             "gradients of different batches. Received: global_clipnorm="
             f"{optimizer.global_clipnorm}. Use `clipnorm` or `clipvalue`."
+        )
+
+
+def check_scale(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raise a ValueError for an optimizer that scales the loss."""
+    if (
+        isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        or getattr(optimizer, "loss_scale_factor", None) is not None
+    ):
+        raise ValueError(
+            "`optimizer` must not scale the loss: gradients of other parts are not scaled. "
+            f"Received: {optimizer}, loss_scale_factor="
+            f'{getattr(optimizer, "loss_scale_factor", None)}. Use "mixed_bfloat16" in place of '
+            '"mixed_float16".'
         )
 
 

@@ -151,8 +151,12 @@ def needs_input_gradient(sequence: Sequence) -> bool:
     of a model. `backward` may then leave out a product, a sixth of the arithmetic of a training
     step where there are as many features as units.
     """
-    watches = tape_record.should_record_backprop
-    return bool(watches([sequence.inputs])) or not watches([sequence.recurrent_kernel])
+    return is_watched(sequence.inputs) or not is_watched(sequence.recurrent_kernel)
+
+
+def is_watched(tensor: tf.Tensor) -> bool:
+    """Return whether a tape that is known now may ask for the gradient of a tensor."""
+    return bool(tape_record.should_record_backprop([tensor]))
 
 
 def forward(sequence: Sequence, threads: int, packed: tf.Tensor | None = None) -> list[tf.Tensor]:

@@ -125,7 +125,9 @@ class Wavefront(keras.layers.Layer):
         training: bool = False,
     ) -> tf.Tensor | list[tf.Tensor]:
         """Return the outputs of the last layer, and with `return_state` the states of all."""
-        if self.grid is not None and self.digest is not None and self._reads_model_input:
+        # A model's input may be what another model has computed.
+        is_example = self._reads_model_input and not recurrent.is_watched(inputs)
+        if self.grid is not None and self.digest is not None and is_example:
             self.digest.take(inputs)
         mask = None if mask is None else tf.cast(mask, tf.bool)
         calls = self._calls(inputs, initial_state)
@@ -298,6 +300,7 @@ class Wavefront(keras.layers.Layer):
             assert self._messages is not None, "built"
             links = stack.Links(grids.resolve(self.grid, "Wavefront"), self._messages, self._label)
         dtype = calls[0].inputs.dtype
+        with_inputs = not self._reads_model_input or recurrent.needs_input_gradient(calls[0])
         outputs, *states = stack.evaluate(
             stack.Stack(
                 calls,
@@ -308,7 +311,7 @@ class Wavefront(keras.layers.Layer):
                 with_states=self.return_state,
                 plan=chosen,
                 links=links,
-                spreads=(not self._reads_model_input, not starts_with_zeros),
+                spreads=(with_inputs, not starts_with_zeros),
                 events=self._events,
             )
         )

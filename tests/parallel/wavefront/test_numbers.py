@@ -112,6 +112,36 @@ def test_dropout_has_one_mask_for_all_chunks_and_ranks(open_grid: OpenGrid, size
     np.testing.assert_array_equal(ringar.broadcast(results[0], 0), results[0])
 
 
+@pytest.mark.parametrize("way", ["eager", "graph"])
+def test_the_input_of_a_model_may_be_the_output_of_another(
+    way: str, open_grid: OpenGrid, size: int
+) -> None:
+    open_grid(size)
+    x = tf.constant(stacks.inputs(5)[0])
+    both = [stacks.layers("GGG", 1, dtype="float64") for _ in range(2)]
+    models = [
+        keras.Sequential([keras.Input((5, features)), ringar.parallel.Wavefront(own, 2)])
+        for own, features in zip(both, (stacks.FEATURES, 6), strict=True)
+    ]
+    for own, features in zip(both, (stacks.FEATURES, 6), strict=True):
+        stacks.set_weights(own, features)
+    weights = [weight for one in models for weight in one.trainable_variables]
+
+    def run(calls: list[Any]) -> list[Any]:
+        with tf.GradientTape() as tape:
+            outputs = x
+            for call in calls:
+                outputs = call(outputs)
+            loss = tf.reduce_sum(tf.sin(outputs))
+        return [loss, *tape.gradient(loss, [weight.value for weight in weights])]
+
+    expected = run([layer for own in both for layer in own])
+    loss, *found = (run if way == "eager" else tf.function(run))(models)
+    found = [loss, *[ringar.allreduce(gradient) for gradient in found]]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.ranks(1)
 def test_compiled_and_with_unknown_steps() -> None:
     stack = stacks.wavefront("GL", None)

@@ -234,6 +234,8 @@ def issue(collective: str, *arguments: Any, wait: bool, **attributes: Any) -> li
     ticket = _in_order(lambda: native.ops().ringar_ticket(spec=attributes["spec"]))
     result = op(*arguments, ticket, **attributes)
     outputs = [] if isinstance(result, tf.Operation) else tf.nest.flatten(result)
+    if not outputs:
+        _keep(result)
     _drop_control_dependencies(outputs[0].op if outputs else result)
     return outputs
 
@@ -274,6 +276,15 @@ def _has_tickets() -> bool:
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
+
+
+def _keep(op: tf.Operation) -> None:
+    """Keep an op without outputs in a function that TensorFlow derives for gradients.
+
+    It would be left out there, as all that no result depends on.
+    """
+    if tf.inside_function() and getattr(op.graph, "experimental_acd_manager", None) is None:
+        op.graph.control_outputs.append(op)
 
 
 def _drop_control_dependencies(op: tf.Operation) -> None:

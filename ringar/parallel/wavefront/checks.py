@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ringar.collectives import allgather_object
 from ringar.keras.checks import require_equal
 from ringar.parallel.scan.layers import ScanGRU, ScanLSTM, ScanSimpleRNN
+from ringar.sharding.grid import Grid
 
 KINDS = (ScanSimpleRNN, ScanGRU, ScanLSTM)
 
 
-def check_layers(layers: object, chunk: object) -> None:
+def check_layers(layers: object, chunk: Any) -> None:
     """Refuse arguments and layers that do not make a stack.
 
     Raises:
@@ -25,8 +28,8 @@ def check_layers(layers: object, chunk: object) -> None:
             "`layers` must be a list of ringar.layers.ScanSimpleRNN, ScanGRU and ScanLSTM, at "
             f"least one. Received: {layers!r}"
         )
-    whole = isinstance(chunk, int) and not isinstance(chunk, bool)
-    if chunk is not None and (not whole or int(str(chunk)) < 1):
+    wrong = isinstance(chunk, bool) or not isinstance(chunk, numbers.Integral) or chunk < 1
+    if chunk is not None and wrong:
         raise ValueError(
             "`chunk` must be a number of steps, 1 or more, or None for ringar's choice. "
             f"Received: chunk={chunk!r}"
@@ -84,33 +87,64 @@ def check_inputs(shape: Sequence[int | None]) -> None:
         )
 
 
-def check_states(states: Sequence[Any], expected: Sequence[int]) -> None:
-    """Refuse initial states that do not fit the layers.
-
-    Args:
-        states: the user's tensors.
-        expected: the units of each.
-    """
-    widths = [state.shape[-1] for state in states]
-    if list(widths) != list(expected):
+def check_kernel(place: int, layer: Any, features: int | None) -> None:
+    """Refuse a layer that was built for other inputs than it gets in the stack."""
+    own = layer.cell.kernel.shape[0]
+    if own != features:
         raise ValueError(
-            "`initial_state` must have the states of all layers, one after the other, (batch, "
-            "units) each, and two for an LSTM, as `return_state=True` returns them. Expected "
-            f"units: {list(expected)}. Received: {widths}"
+            f"Layer {place} of a Wavefront, {layer.name}, must have a kernel for {features} "
+            f"features, which its inputs have. Received: a layer that was built for {own}. Make "
+            "a new one."
         )
 
 
-def check_ranks(description: dict[str, object]) -> None:
+def check_states(states: Sequence[tf.Tensor], batch: int | None, units: Sequence[int]) -> None:
+    """Refuse initial states that do not fit the layers or the batch.
+
+    Args:
+        states: the user's tensors.
+        batch: the number of examples, if it is known.
+        units: the units of each state.
+    """
+    expected = [(batch, count) for count in units]
+    shapes = [state.shape for state in states]
+    if len(shapes) != len(expected) or not all(map(_fits, shapes, expected)):
+        raise ValueError(
+            "`initial_state` must have the states of all layers, one after the other, (batch, "
+            "units) each, and two for an LSTM, as `return_state=True` returns them. Expected "
+            f"shapes: {expected}. Received: {[tuple(shape) for shape in shapes]}"
+        )
+
+
+def check_mask(mask: tf.Tensor, batch: int | None, steps: int | None) -> None:
+    """Refuse a mask that does not fit the inputs."""
+    if not _fits(mask.shape, (batch, steps)):
+        raise ValueError(
+            "`mask` must have a value for each step of each example, (batch, steps). Expected "
+            f"shape: {(batch, steps)}. Received: {tuple(mask.shape)}"
+        )
+
+
+def _fits(shape: tf.TensorShape, expected: tuple[int | None, ...]) -> bool:
+    return bool(shape.is_compatible_with(tf.TensorShape(expected)))
+
+
+def check_ranks(description: dict[str, object], shape: tuple[int | None, ...], grid: Grid) -> None:
     """Compare what the ranks have built. Collective over all ranks.
+
+    Args:
+        description: what is the same on all ranks.
+        shape: the shape of the inputs, which is the same on the ranks of a model group.
+        grid: the grid.
 
     Raises:
         ValueError: on every rank, with what differs.
     """
-    ranks = allgather_object(description, name="wavefront/description")
-    names = list(dict.fromkeys(name for one in ranks for name in one))
-    for name in names:
-        require_equal(
-            [one.get(name) for one in ranks],
-            f"{name} of a Wavefront",
-            "Build the same stack on every rank; each computes its own block of the layers.",
-        )
+    remedy = "Build the same stack on every rank; each computes its own block of the layers."
+    ranks = allgather_object((description, shape), name="wavefront/description")
+    for name in dict.fromkeys(name for one, _ in ranks for name in one):
+        require_equal([one.get(name) for one, _ in ranks], f"{name} of a Wavefront", remedy)
+    shapes = [shape for _, shape in ranks]
+    groups = [shapes[i : i + grid.model] for i in range(0, len(shapes), grid.model)]
+    if any(len(set(group)) > 1 for group in groups):
+        require_equal(shapes, "shape of the inputs of a Wavefront", remedy)

@@ -56,7 +56,7 @@ def of_stack(shapes: Sequence[Shape], grid: Grid | None) -> Costs:
         shapes: the layers.
         grid: the grid of the stack; None in one process.
     """
-    if os.environ.get(calibration.VARIABLE) == "off":
+    if are_nominal():
         return nominal(shapes)
     with tf.init_scope():
         layers = {shape: _layer(shape) for shape in dict.fromkeys(shapes)}
@@ -74,6 +74,11 @@ def of_stack(shapes: Sequence[Shape], grid: Grid | None) -> Costs:
         ]
         message = _slowest([line for _, line in everyone])
     return Costs(tuple(costs), tuple(shape.units for shape in shapes), message)
+
+
+def are_nominal() -> bool:
+    """Return whether nothing is measured."""
+    return os.environ.get(calibration.VARIABLE) == "off"
 
 
 def nominal(shapes: Sequence[Shape]) -> Costs:

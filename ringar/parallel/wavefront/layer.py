@@ -88,7 +88,8 @@ class Wavefront(keras.layers.Layer):
     ) -> None:
         checks.check_layers(layers, chunk)
         super().__init__(**{"dtype": layers[0].dtype_policy, **kwargs})
-        self.layers, self.chunk, self.return_state = list(layers), chunk, return_state
+        self.layers, self.return_state = list(layers), return_state
+        self.chunk = None if chunk is None else int(chunk)
         self.supports_masking = True
         self.supports_jit = False  # neither messages nor chunks at once are compiled
         found = grid or grids.current()
@@ -104,12 +105,14 @@ class Wavefront(keras.layers.Layer):
         """Make the weights of all layers, and compare the ranks."""
         checks.check_inputs(inputs_shape)
         shape = tuple(inputs_shape)
-        for layer in self.layers:
+        self.input_spec = keras.InputSpec(ndim=3, axes={-1: shape[-1]})
+        for place, layer in enumerate(self.layers):
             if not layer.built:
                 layer.build(shape)
+            checks.check_kernel(place, layer, shape[-1])
             shape = (*shape[:2], layer.units)
         if self.grid is not None:
-            checks.check_ranks(self._description())
+            checks.check_ranks(self._description(), tuple(inputs_shape), self.grid)
             self._label, self._usable = self.grid.agree((self.name, self._threads()))
             self._messages = Messages(self.grid.model_set.ranks)
             self.digest = Digest()
@@ -129,7 +132,9 @@ class Wavefront(keras.layers.Layer):
         is_example = self._reads_model_input and not recurrent.is_watched(inputs)
         if self.grid is not None and self.digest is not None and is_example:
             self.digest.take(inputs)
-        mask = None if mask is None else tf.cast(mask, tf.bool)
+        if mask is not None:
+            mask = tf.cast(mask, tf.bool)
+            checks.check_mask(mask, *inputs.shape[:2])
         calls = self._calls(inputs, initial_state)
         factors = self._factors(inputs, training)
         chosen = self._plan_of(inputs.shape[1], inputs.shape[0])
@@ -264,7 +269,7 @@ class Wavefront(keras.layers.Layer):
         else:
             given = initial_state if isinstance(initial_state, (list, tuple)) else [initial_state]
             states = [tf.convert_to_tensor(state) for state in tf.nest.flatten(given)]
-            checks.check_states(states, self._state_units())
+            checks.check_states(states, inputs.shape[0], self._state_units())
         calls = []
         for layer in self.layers:
             own = [states.pop(0) for _ in range(layer._cell_kind.vectors)]
@@ -358,6 +363,7 @@ class Wavefront(keras.layers.Layer):
             "kind of layers": ", ".join(shapes),
             "activations": str([layer._cell_kind for layer in self.layers]),
             "chunk": self.chunk,
+            "costs": "RINGAR_CALIBRATION=off" if costs.are_nominal() else "measured",
             "return_state": self.return_state,
             "return_sequences": self.layers[-1].return_sequences,
             "use_bias": str([layer.use_bias for layer in self.layers]),

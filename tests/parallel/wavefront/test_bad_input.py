@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,11 @@ from tests.parallel.wavefront import stacks
 pytestmark = pytest.mark.usefixtures("initialized")
 
 OPTIONS = {"return_sequences": False, "use_bias": False, "dropout": 0.5}
-WHAT = ["chunk", "number of layers", "kind of layers", "activations", *OPTIONS]
+SHAPE = "shape of the inputs"
+WHAT = [
+    *("chunk", "number of layers", "kind of layers", "activations", "costs", SHAPE),
+    *OPTIONS,
+]
 
 
 def gru(**options: Any) -> Any:
@@ -55,6 +60,14 @@ def test_layers_that_cannot_be_stacked(options: dict[str, Any], message: str) ->
         ringar.parallel.Wavefront([gru(**options), gru()])
 
 
+def test_a_layer_that_was_built_for_other_inputs() -> None:
+    layer = gru()
+    layer.build((None, None, 3))
+    stack = ringar.parallel.Wavefront([gru(), layer])
+    with pytest.raises(ValueError, match="Layer 1 of a Wavefront, odd, .* 4 feat.* built for 3"):
+        stack.build((None, 6, 2))
+
+
 def test_a_layer_twice() -> None:
     layer = gru()
     with pytest.raises(ValueError, match="different layers"):
@@ -75,8 +88,15 @@ def test_inputs_and_states_that_do_not_fit() -> None:
         stack.plan(10)
     stack = stacks.wavefront("GL", 3)
     x = tf.constant(stacks.inputs(5)[0])
-    with pytest.raises(ValueError, match=r"`initial_state` .* units: \[4, 5, 5\]. Received: \[4\]"):
-        stack(x, initial_state=[tf.zeros([3, 4], x.dtype)])
+    others = [tf.zeros([3, 5], x.dtype)] * 2
+    for states in ([], [tf.zeros([3, 4])], [tf.zeros([2, 4]), *others], [tf.zeros([]), *others]):
+        received = re.escape(str([tuple(state.shape) for state in states]))
+        with pytest.raises(ValueError, match=rf"`initial_state` .* Received: {received}$"):
+            stack.call(x, initial_state=states)
+    with pytest.raises(ValueError, match=r"`mask` must .* shape: \(3, 5\). Received: \(3, 4\)"):
+        stack(x, mask=tf.ones([3, 4], tf.bool))
+    with pytest.raises(ValueError, match="expected axis -1 of input shape to have value 2"):
+        stack(x[..., :1])
     unknown = tf.function(stack.__call__, input_signature=[tf.TensorSpec([None, None, 2], x.dtype)])
     with pytest.raises(ValueError, match="number of steps of .* must be known"):
         unknown(x)
@@ -84,9 +104,12 @@ def test_inputs_and_states_that_do_not_fit() -> None:
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("what", WHAT)
-def test_ranks_that_disagree(what: str, open_grid: OpenGrid, rank: int, size: int) -> None:
+def test_ranks_that_disagree(
+    what: str, open_grid: OpenGrid, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     open_grid(size)
     odd = rank == size - 1
+    monkeypatch.setenv("RINGAR_CALIBRATION", "auto" if odd and what == "costs" else "off")
     layers = [gru(activation="relu" if odd and what == "activations" else "tanh")]
     if odd and what in OPTIONS:
         layers = [gru(**{what: OPTIONS[what]})]
@@ -96,7 +119,7 @@ def test_ranks_that_disagree(what: str, open_grid: OpenGrid, rank: int, size: in
         layers.append(gru())
     stack = ringar.parallel.Wavefront(layers, 4 if odd and what == "chunk" else 3)
     with pytest.raises(ValueError, match=f"the same {what} of a Wavefront on every rank"):
-        stack.build((None, 6, 2))
+        stack.build((None, 5 if odd and what == SHAPE else 6, 2))
     assert ringar.allreduce(1.0, ringar.Sum) == size  # all go on
 
 

@@ -23,6 +23,7 @@ from ringar.keras.state import State
 from ringar.keras.tuning import options
 from ringar.sharding import examples, pixelwise
 from ringar.sharding.cut import cut_of
+from ringar.sharding.grid import Grid
 from ringar.sharding.lineage import check_outputs
 
 # The collectives of the checks, for their errors.
@@ -44,8 +45,9 @@ def check_start(
         The number of steps of an epoch on each rank, None where it is not known.
 
     Raises:
-        ValueError: on every rank, if the optimizer is not distributed, if epochs or variables
-            differ, if steps differ and layers communicate, or if a split is not ended.
+        ValueError: on every rank, if the optimizer is not distributed, or leaves ranks of a grid
+            to themselves, if epochs or variables differ, if steps differ and layers communicate, or
+            if a split is not ended.
     """
     check_outputs(model)
     pixelwise.check_outputs(model)
@@ -69,6 +71,13 @@ def check_start(
             'without a batch. Shard the data with ringar.data.shard(data, remainder="drop"), or '
             "pass `steps_per_epoch` to `fit`.",
         )
+    _require(
+        [("no" if one["alone"] else "yes") for one in ranks],
+        lambda values: "no" not in values,
+        "gradients that are combined in every step",
+        "Each rank of a grid has a part of the gradients of its layers: compile the model with "
+        "optimizer=ringar.DistributedOptimizer(..., grid=grid).",
+    )
     require_equal(
         [one["epochs"] for one in ranks],
         "number of epochs",
@@ -164,14 +173,21 @@ def _digests(model: keras.Model) -> tuple[list[tuple[str, examples.Digest]], Any
 def _describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
     # A custom train_step may reduce its gradients with a DistributedGradientTape.
     has_custom_step = type(model).train_step is not keras.Model.train_step
+    exchanges = share.exchanges_of(model)
     return {
         "reduces": any(map(is_distributed, share.optimizers_of(model))) or has_custom_step,
         "steps": params.get("steps"),
         "epochs": params.get("epochs"),
-        "exchange": ", ".join(one.description for one in share.exchanges_of(model)),
+        "exchange": ", ".join(one.description for one in exchanges),
+        "alone": _is_over_ranks(model) and not all(one.in_every_step for one in exchanges),
         "autotune": options.description(os.environ),
         "weights": [_type_of(w) for w in model.weights],
     }
+
+
+def _is_over_ranks(model: keras.Model) -> bool:
+    grids = [getattr(layer, "grid", None) for layer in model._flatten_layers()]
+    return any(isinstance(grid, Grid) and grid.model > 1 for grid in grids)
 
 
 def _type_of(variable: keras.Variable) -> str:

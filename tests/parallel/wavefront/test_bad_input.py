@@ -131,3 +131,13 @@ def test_ranks_with_different_examples(open_grid: OpenGrid, rank: int, size: int
     x = np.random.default_rng(rank).normal(size=(8, 6, 2)).astype("float32")
     with pytest.raises(ValueError, match="must be the same on every rank of a model group"):
         model.fit(x, tf.zeros([8, 6, 4]), verbose=0, callbacks=[ringar.callbacks.Distributed()])
+
+
+@pytest.mark.ranks(2)
+def test_an_optimizer_whose_ranks_take_steps_of_their_own(open_grid: OpenGrid, size: int) -> None:
+    open_grid(size)
+    model = keras.Sequential([keras.Input((6, 2)), ringar.parallel.Wavefront([gru()], 3)])
+    model.compile(ringar.LocalSGD("sgd", 2), "mse", jit_compile=False)
+    with pytest.raises(ValueError, match="combined in every step; received no .*grid=grid"):
+        model.fit(tf.zeros([8, 6, 2]), tf.zeros([8, 6, 4]), verbose=0,
+                  callbacks=[ringar.callbacks.Distributed()])  # fmt: skip

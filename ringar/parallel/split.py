@@ -34,16 +34,16 @@ from ringar.parallel.initial import PartOf
 from ringar.sharding import cut, lineage
 from ringar.sharding.examples import Digest
 from ringar.sharding.grid import Grid, resolve
+from ringar.sharding.part_files import SavesPart
 
 READS = ("own", "all", "whole", "examples")
 WRITES = ("own", "addend")
 
 
-class _Split:
+class _Split(SavesPart):
     """Split a Keras layer with kernels over the parts of a grid: a mixin."""
 
     grid: Grid
-    name: str
     reads: str
     writes: str
     groups: int

@@ -185,3 +185,28 @@ def test_a_merged_net_loads_without_ringar(
         )
         run_job(None, program, cwd=shared_tmp_path).check()
     ringar.barrier()
+
+
+@pytest.mark.ranks(2)
+def test_a_file_of_another_part_is_refused(
+    open_grid: OpenGrid, rank: int, shared_tmp_path: Path
+) -> None:
+    """Saved by a rank that has some of the units, and a tile of the local weights."""
+    grid = open_grid(2)
+    images = keras.Input((4, 4, 1))
+    tile = ringar.layers.PartitionedLocallyConnected2D(2, 3, padding="same", grid=grid)(
+        ringar.layers.CutPlane(grid=grid)(images)
+    )
+    flat = keras.layers.Flatten()(ringar.layers.GatherPlane(grid=grid)(tile))
+    split = ringar.layers.SplitDense(4, reads="whole", grid=grid)
+    model = keras.Model(images, ringar.layers.Gather(grid=grid)(split(flat)))
+    files = [shared_tmp_path / f"{part}.weights.h5" for part in range(2)]
+    model.save_weights(files[rank])
+    before = model.get_weights()
+    ringar.barrier()
+    with pytest.raises(ValueError, match=f"part {rank} of 2.* those of part {1 - rank} of 2"):
+        model.load_weights(files[1 - rank])
+    model.set_weights([0 * value for value in before])
+    model.load_weights(files[rank])
+    for value, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, expected)

@@ -16,6 +16,7 @@ from ringar.parallel.partitioned.layer import Partitioned, windows_of
 from ringar.parallel.partitioned.reach import VALID, Window
 from ringar.sharding import cut
 from ringar.sharding.grid import Grid
+from ringar.sharding.part_files import SavesPart
 
 
 @keras.saving.register_keras_serializable(package="ringar")
@@ -90,7 +91,7 @@ class PartitionedConv2D(Partitioned, GroupedConv2D):
 
 
 @keras.saving.register_keras_serializable(package="ringar")
-class PartitionedLocallyConnected2D(Partitioned, LocallyConnected2D):
+class PartitionedLocallyConnected2D(Partitioned, SavesPart, LocallyConnected2D):
     """Compute `LocallyConnected2D` where each rank of a model group has a tile of the images.
 
     Each rank has the weights of its tile of the output, and no others. They are cut as the output

@@ -15,13 +15,14 @@ from ringar.parallel.sparse.matrices import scipy_sparse
 from ringar.parallel.sparse.plan import LayerPlan
 from ringar.sharding.cut import PlacedCut, cut_of, mark
 from ringar.sharding.grid import Grid
+from ringar.sharding.part_files import SavesPart
 from ringar.sharding.whole import whole_of
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 
-class SparseRows(keras.layers.Layer):
+class SparseRows(SavesPart, keras.layers.Layer):
     """Compute the states of this rank's neurons of a sparse layer.
 
     Args:

@@ -104,7 +104,13 @@ def test_errors_are_on_all_ranks(open_grid: OpenGrid, shared_tmp_path: Path) -> 
     np.save(array, np.ones(3))
     archive = io.BytesIO()
     np.savez(archive, data_0=np.ones(3))
-    others = (b"", array.getvalue(), archive.getvalue(), written[: len(written) // 2], damaged)
+    others = (
+        b"",
+        array.getvalue(),
+        archive.getvalue(),
+        written[: len(written) // 2],
+        bytes(damaged),
+    )
     for number, content in enumerate(others):
         path = shared_tmp_path / f"{number}.npz"
         if ringar.rank() == 0:

@@ -24,12 +24,12 @@ def rows() -> list[dict[str, Any]]:
     from ringar.parallel.sparse.plan import plans
 
     layers = sparse.communities([UNITS] * 3, 16, CONNECTIONS, 0.01, seed=1)
-    plan = plans(layers, sparse.partition(layers, 1, "block"), 0)[1]
+    plan, pattern = list(plans(layers, sparse.partition(layers, 1, "block"), 0))[1]
     found = []
     for batch in BATCHES:
-        row: dict[str, Any] = {"batch": batch, "nonzeros": len(plan.pattern.columns)}
+        row: dict[str, Any] = {"batch": batch, "nonzeros": len(pattern.columns)}
         for kernel in ("native", "scipy"):
-            product = Product(plan, True, kernel, 1)
+            product = Product(plan, pattern, True, kernel, 1)
             row[kernel], row[f"{kernel} gradient"] = _seconds(product, plan, batch)
         found.append(row)
     return found
@@ -41,7 +41,7 @@ def _seconds(product: Product, plan: LayerPlan, batch: int) -> tuple[float, floa
     rng, rows = np.random.default_rng(0), len(plan.neurons)
     values, bias, own, upstream = (
         tf.constant(rng.standard_normal(shape, np.float32))
-        for shape in (len(plan.pattern.columns), rows, (plan.own_inputs, batch), (rows, batch))
+        for shape in (len(product.columns), rows, (plan.own_inputs, batch), (rows, batch))
     )
     ghosts = tf.zeros([0, batch])
     return (

@@ -29,25 +29,33 @@ class Product:
 
     Args:
         plan: the rank's part of the layer.
+        pattern: where its weights are.
         differentiates: whether the states have a gradient; the inputs of a net have none.
         kernel: "native" or "scipy".
         threads: the threads of the native kernel.
     """
 
-    def __init__(self, plan: LayerPlan, differentiates: bool, kernel: str, threads: int) -> None:
+    def __init__(
+        self, plan: LayerPlan, pattern: Pattern, differentiates: bool, kernel: str, threads: int
+    ) -> None:
         self._rows, self._columns = len(plan.neurons), len(plan.inputs)
         self._own, self._ghosts = plan.own_inputs, plan.ghosts
-        self._differentiates, self._threads = differentiates, threads
+        self._differentiates, self._threads, self._kernel = differentiates, threads, kernel
         if kernel == "scipy":
-            self._numpy = _Numpy(plan.pattern, (self._rows, self._columns))
+            self._numpy = _Numpy(pattern, (self._rows, self._columns))
         else:
-            pattern = plan.pattern
             with tf.init_scope():
                 self._by_rows = [tf.constant(a) for a in (pattern.offsets, pattern.columns)]
                 by_columns = (pattern.starts, pattern.rows, pattern.places)
                 self._by_columns = [tf.constant(a) for a in by_columns]
         self._multiply: Callable[..., tf.Tensor] = getattr(self, f"_multiply_{kernel}")
         self._gradients: Callable[..., list[tf.Tensor]] = getattr(self, f"_gradients_{kernel}")
+
+    @property
+    def columns(self) -> np.ndarray:
+        """The column of each weight, among this rank's inputs, row by row, int32 [entries]."""
+        found = self._numpy.columns if self._kernel == "scipy" else self._by_rows[1].numpy()
+        return np.asarray(found)
 
     def __call__(
         self, values: tf.Tensor, bias: tf.Tensor | None, own: tf.Tensor, ghosts: tf.Tensor
@@ -124,6 +132,7 @@ class _Numpy:
 
     def __init__(self, pattern: Pattern, shape: tuple[int, int]) -> None:
         self._pattern, self._shape = pattern, shape
+        self.columns = pattern.columns
         self._row_of = np.repeat(np.arange(shape[0]), np.diff(pattern.offsets))
 
     def multiply(self, values: np.ndarray, states: np.ndarray) -> np.ndarray:

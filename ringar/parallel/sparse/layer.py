@@ -12,7 +12,7 @@ import tensorflow as tf
 from ringar.parallel.sparse.exchange import Exchange
 from ringar.parallel.sparse.kernels import Product
 from ringar.parallel.sparse.matrices import scipy_sparse
-from ringar.parallel.sparse.plan import LayerPlan
+from ringar.parallel.sparse.plan import LayerPlan, Pattern
 from ringar.sharding.cut import PlacedCut, cut_of, mark
 from ringar.sharding.grid import Grid
 from ringar.sharding.part_files import SavesPart
@@ -27,6 +27,7 @@ class SparseRows(SavesPart, keras.layers.Layer):
 
     Args:
         plan: this rank's part.
+        pattern: where its weights are.
         weights: the weights of the whole layer, row by row.
         bias: the biases of all its neurons, or None.
         activation: a function of each neuron's sum by itself.
@@ -41,6 +42,7 @@ class SparseRows(SavesPart, keras.layers.Layer):
     def __init__(
         self,
         plan: LayerPlan,
+        pattern: Pattern,
         weights: np.ndarray,
         bias: np.ndarray | None,
         activation: str,
@@ -57,7 +59,7 @@ class SparseRows(SavesPart, keras.layers.Layer):
         self.plan, self.grid = plan, grid
         self.activation = keras.activations.get(activation)
         self._exchange = exchange
-        self._product = Product(plan, exchange is not None, kernel, threads)
+        self._product = Product(plan, pattern, exchange is not None, kernel, threads)
         self.values = self._part("values", weights, plan.entries_of)
         self.bias = None if bias is None else self._part("bias", bias, plan.neurons_of)
         self.built = True
@@ -76,7 +78,7 @@ class SparseRows(SavesPart, keras.layers.Layer):
     def matrix(self) -> csr_array:
         """Return the weights of the whole layer. Collective over the model group."""
         plan, cut = self.plan, cut_of(self.values)
-        columns = whole_of(plan.inputs[plan.pattern.columns], cut, f"{self.name}/columns")
+        columns = whole_of(plan.inputs[self._product.columns], cut, f"{self.name}/columns")
         arrays = (whole_of(self.values, cut), columns, plan.offsets)
         return scipy_sparse().csr_array(arrays, shape=(len(plan.owners), plan.width))
 

@@ -19,7 +19,7 @@ from ringar.parallel.sparse.exchange import Exchange, Join
 from ringar.parallel.sparse.layer import SparseRows
 from ringar.parallel.sparse.partition import Partition
 from ringar.parallel.sparse.partition import place as place_neurons
-from ringar.parallel.sparse.plan import LayerPlan, plans
+from ringar.parallel.sparse.plan import LayerPlan, Pattern, plans
 from ringar.sharding import grid as grids
 from ringar.sharding import lineage
 from ringar.sharding.cut import cut_of
@@ -124,15 +124,14 @@ class SparseNet(keras.Model):
         self.partition = self._placement(partition, net.layers, imbalance, seed)
         self.activations = net.activations
         self._label = self.grid.agree(self.name)
-        self._plans = plans(net.layers, self.partition, self.grid.part)
-        self.words = [plan.words for plan in self._plans]
         threads = usable_threads(threads)
         self.rows = [
-            self._rows(number, net.layers[number], net.biases[number], kernel, threads)
-            for number in range(len(net.layers))
+            self._rows(number, *parts, net.layers[number], net.biases[number], kernel, threads)
+            for number, parts in enumerate(plans(net.layers, self.partition, self.grid.part))
         ]
+        self.words = [rows.plan.words for rows in self.rows]
         with tf.init_scope():
-            self._inputs = tf.constant(self._plans[0].inputs.astype(np.int32))
+            self._inputs = tf.constant(self.rows[0].plan.inputs.astype(np.int32))
         self._width = net.layers[0].shape[1]
         self._outputs = net.layers[-1].shape[0]
         self._join = Join(self.partition.owners[-1], self.grid, f"{self._label}/outputs")
@@ -153,12 +152,19 @@ class SparseNet(keras.Model):
         return made
 
     def _rows(
-        self, number: int, layer: csr_array, bias: np.ndarray | None, kernel: str, threads: int
+        self,
+        number: int,
+        plan: LayerPlan,
+        pattern: Pattern,
+        layer: csr_array,
+        bias: np.ndarray | None,
+        kernel: str,
+        threads: int,
     ) -> SparseRows:
-        plan: LayerPlan = self._plans[number]
         name = f"{self._label}_{number}"
         return SparseRows(
             plan,
+            pattern,
             layer.data,
             bias,
             self.activations[number],

@@ -9,7 +9,7 @@ its rows without a word.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -71,7 +71,6 @@ class LayerPlan:
         receive_counts: how many ghosts come from each rank, int64 [parts].
         words: the number of states that all ranks send together, per example.
         neurons: this rank's neurons, int64 [rows].
-        pattern: of this rank's rows.
         owners: the part of each neuron of the whole layer.
         offsets: where the weights of each of them begin, and their end.
         width: the number of neurons before.
@@ -84,7 +83,6 @@ class LayerPlan:
     receive_counts: np.ndarray
     words: int
     neurons: np.ndarray
-    pattern: Pattern
     owners: np.ndarray
     offsets: np.ndarray
     width: int
@@ -103,18 +101,18 @@ class LayerPlan:
         return len(self.inputs) - self.own_inputs
 
 
-def plans(layers: Sequence[csr_array], partition: Partition, part: int) -> list[LayerPlan]:
-    """Return a part's plan for each layer."""
-    made = []
+def plans(
+    layers: Sequence[csr_array], partition: Partition, part: int
+) -> Iterator[tuple[LayerPlan, Pattern]]:
+    """Make a part's plan and the pattern of its weights for each layer, one after the other."""
     for number, layer in enumerate(layers):
         before = partition.owners[number - 1] if number else None
-        made.append(_plan(layer, before, partition.owners[number], partition.parts, part))
-    return made
+        yield _plan(layer, before, partition.owners[number], partition.parts, part)
 
 
 def _plan(
     layer: csr_array, before: np.ndarray | None, owners: np.ndarray, parts: int, part: int
-) -> LayerPlan:
+) -> tuple[LayerPlan, Pattern]:
     neurons = np.flatnonzero(owners == part)
     entries = entries_of(layer.indptr, neurons)
     counts = np.diff(layer.indptr)[neurons]
@@ -138,8 +136,8 @@ def _plan(
         words = words_of(reads, before)
     column = np.zeros(layer.shape[1], np.int32)
     column[inputs] = np.arange(len(inputs))
-    pattern = Pattern.of(counts, column[read], len(inputs))
-    return LayerPlan(
+    plan = LayerPlan(
         inputs, own, send, sent.astype(np.int64), received.astype(np.int64), words,
-        neurons, pattern, owners, layer.indptr, layer.shape[1],
+        neurons, owners, layer.indptr, layer.shape[1],
     )  # fmt: skip
+    return plan, Pattern.of(counts, column[read], len(inputs))

@@ -71,7 +71,7 @@ def test_both_sides_of_a_message_agree(parts: int) -> None:
     """What ranks plan to send is what others plan to receive, and all words together."""
     layers = sparse.communities([40, 48, 48, 20], 8, 5, 0.2)
     partition = sparse.partition(layers, parts, "random", seed=1)
-    of_parts = [plans(layers, partition, part) for part in range(parts)]
+    of_parts = [[plan for plan, _ in plans(layers, partition, part)] for part in range(parts)]
     for number in range(1, len(layers)):
         planned = [of_part[number] for of_part in of_parts]
         sent = np.array([plan.send_counts for plan in planned])

@@ -6,7 +6,7 @@ that they would be loaded without an error.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import MutableMapping
 
 import keras
 import numpy as np
@@ -22,13 +22,13 @@ class SavesPart:
     name: str
     weights: list[keras.Variable]
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
         """Save the variables and the part."""
         super().save_own_variables(store)  # type: ignore[misc]
         if self._part_and_parts != (0, 1):
             store[_KEY] = np.array(self._part_and_parts)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: MutableMapping[str, np.ndarray]) -> None:
         """Load the variables.
 
         Raises:

@@ -13,7 +13,7 @@ from tests.hosts import Faults, Hosts
 from tests.hosts.scenarios import SCRIPTS
 from tests.plugin.jobs import PYTHONPATH
 
-pytestmark = [pytest.mark.job, pytest.mark.deadline(90)]
+pytestmark = [pytest.mark.alone, pytest.mark.job, pytest.mark.deadline(90)]
 
 
 def test_ranks_measure_that_several_streams_carry_more(

@@ -61,7 +61,7 @@ def test_float16(open_grid: OpenGrid) -> None:
     x = keras.Input((4,))
     dense = layers.Dense(2, dtype="mixed_float16", name="half")
     with pytest.raises(ValueError, match="Received: layer half with dtype policy"):
-        Pipelined(keras.Model(x, layers.Dense(2)(dense(x))), grid=open_grid(2))
+        Pipelined(keras.Model(x, layers.Dense(2, name="out")(dense(x))), grid=open_grid(2))
 
 
 def test_other_examples(open_grid: OpenGrid, rank: int) -> None:

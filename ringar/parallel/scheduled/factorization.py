@@ -45,10 +45,8 @@ class MatrixFactorization:
         mean_: the mean of all known elements.
         objectives_: the objective at first and after each epoch.
 
-    All ranks have the same attributes.
-
-    Raises:
-        ValueError: an argument is out of range.
+    All ranks have the same attributes. `fit` checks the arguments, not the constructor: so all
+    ranks learn of one that is wrong on some.
 
     Example:
     ```python
@@ -75,17 +73,6 @@ class MatrixFactorization:
         seed: int = 0,
         process_set: ProcessSet | None = None,
     ) -> None:
-        for name, whole in (("factors", factors), ("epochs", epochs)):
-            if not isinstance(whole, int) or whole < 1:
-                raise ValueError(f"`{name}` must be a positive whole number. Received: {whole!r}")
-        for name, number, least in (
-            ("regularization", regularization, 0.0),
-            ("learning_rate", learning_rate, np.finfo(np.float64).tiny),
-            ("decay", decay, 0.0),
-        ):
-            if not (math.isfinite(number) and number >= least):
-                kind = "positive" if least else "not negative"
-                raise ValueError(f"`{name}` must be {kind}. Received: {number!r}")
         self.settings = Settings(factors, regularization, learning_rate, decay, seed)
         self.epochs, self.tolerance, self.process_set = epochs, tolerance, process_set
 
@@ -112,9 +99,9 @@ class MatrixFactorization:
             The model itself.
 
         Raises:
-            ValueError: on every rank, if a rank's elements have wrong shapes or numbers, if the
-                matrix has fewer rows or columns than there are ranks, or if ranks have different
-                arguments.
+            ValueError: on every rank, if an argument of a rank is out of range; if its elements
+                have wrong shapes or numbers; if the matrix has fewer rows or columns than there are
+                ranks; or if ranks have different arguments.
             FloatingPointError: on every rank, if the descent diverges.
             RankError: another rank has failed.
             NotInitializedError: before `ringar.init()`.
@@ -159,12 +146,13 @@ class MatrixFactorization:
         """Return the ratings, if those of all ranks fit. Collective."""
         agreement = Agreement("MatrixFactorization", self.process_set)
         size = or_all(self.process_set).size()
+        agreement.attempt(lambda: _check_arguments(self.settings, self.epochs))
         ratings = agreement.attempt(
             lambda: _check_ratings(
                 np.asarray(rows), np.asarray(columns), np.asarray(values), shape, size
             )
         )
-        agreement.settle("data")
+        agreement.settle("arguments and data")
         assert ratings is not None  # or else `settle` has raised
         described = {"`shape`": ratings.shape, "settings": self.settings, "`epochs`": self.epochs}
         agreement.require(described, "Make the same MatrixFactorization, for the same matrix.")
@@ -173,6 +161,20 @@ class MatrixFactorization:
         if not int(allreduce(count, Sum, name=name, process_set=self.process_set)):
             raise ValueError("there must be a known element on some rank. Received: none on any")
         return ratings
+
+
+def _check_arguments(settings: Settings, epochs: int) -> None:
+    for name, whole in (("factors", settings.factors), ("epochs", epochs)):
+        if not isinstance(whole, int) or whole < 1:
+            raise ValueError(f"`{name}` must be a positive whole number. Received: {whole!r}")
+    for name, number, least in (
+        ("regularization", settings.regularization, 0.0),
+        ("learning_rate", settings.learning_rate, np.finfo(np.float64).tiny),
+        ("decay", settings.decay, 0.0),
+    ):
+        if not (math.isfinite(number) and number >= least):
+            kind = "positive" if least else "not negative"
+            raise ValueError(f"`{name}` must be {kind}. Received: {number!r}")
 
 
 def _check_ratings(

@@ -152,10 +152,8 @@ class Lasso:
         dual_gap_: the duality gap at the end, in the unit of the objective.
         converged_: whether it is as small as `tolerance` asks; if not, rank 0 warns.
 
-    All ranks have the same attributes.
-
-    Raises:
-        ValueError: an argument is out of range.
+    All ranks have the same attributes. `fit` checks the arguments, not the constructor: so all
+    ranks learn of one that is wrong on some.
 
     Example:
     ```python
@@ -184,16 +182,7 @@ class Lasso:
         every: int | None = None,
         process_set: ProcessSet | None = None,
     ) -> None:
-        if not (math.isfinite(alpha) and alpha > 0):
-            raise ValueError(f"`alpha` must be positive and finite. Received: {alpha!r}")
-        if cut not in CUTS:
-            raise ValueError(f'`cut` must be "rows" or "columns". Received: {cut!r}')
-        if scheduler is not None and not isinstance(scheduler, Scheduler):
-            raise ValueError(
-                "`scheduler` must be a ringar.parallel.scheduled.Scheduler, or None. "
-                f"Received: {scheduler!r}"
-            )
-        self.alpha, self.cut, self.fit_intercept = float(alpha), cut, fit_intercept
+        self.alpha, self.cut, self.fit_intercept = alpha, cut, fit_intercept
         self.scheduler = scheduler if scheduler is not None else Dynamic()
         self.tolerance, self.rounds, self.every = tolerance, rounds, every
         self.process_set = process_set
@@ -210,8 +199,9 @@ class Lasso:
             The model itself.
 
         Raises:
-            ValueError: on every rank, if a rank's data have wrong shapes or numbers, or do not fit
-                those of the others, or if ranks have different arguments.
+            ValueError: on every rank, if an argument of a rank is out of range; if its data have
+                wrong shapes or numbers, or do not fit those of the others; or if ranks have
+                different arguments.
             FloatingPointError: on every rank, if updates without `rho` diverge.
             RankError: another rank has failed.
             NotInitializedError: before `ringar.init()`.
@@ -250,13 +240,14 @@ class Lasso:
 
     def _problem(self, x: np.ndarray, y: np.ndarray) -> LassoProblem:
         design = CUTS[self.cut](x, y, self.fit_intercept, self.process_set)
-        return LassoProblem(design, self.alpha, self.scheduler, self.process_set)
+        return LassoProblem(design, float(self.alpha), self.scheduler, self.process_set)
 
     def _checked(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the data as arrays, if those of all ranks fit. Collective."""
         agreement = Agreement("Lasso", self.process_set)
+        agreement.attempt(self._check_arguments)
         checked = agreement.attempt(lambda: _check_data(np.asarray(x), np.asarray(y)))
-        agreement.settle("data")
+        agreement.settle("arguments and data")
         assert checked is not None  # or else `settle` has raised
         settings = {"`cut`": self.cut, "`fit_intercept`": self.fit_intercept}
         agreement.require(settings, "Make the same Lasso on every rank.")
@@ -267,6 +258,18 @@ class Lasso:
         }[self.cut]
         agreement.require(CUTS[self.cut].describe(*checked), remedy)
         return checked
+
+    def _check_arguments(self) -> None:
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise ValueError(f"`alpha` must be positive and finite. Received: {self.alpha!r}")
+        if self.cut not in CUTS:
+            raise ValueError(f'`cut` must be "rows" or "columns". Received: {self.cut!r}')
+        if not isinstance(self.scheduler, Scheduler):
+            raise ValueError(
+                "`scheduler` must be a ringar.parallel.scheduled.Scheduler, or None. "
+                f"Received: {self.scheduler!r}"
+            )
+        self.scheduler.check()
 
 
 def _check_data(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -39,9 +39,6 @@ class Scheduler(abc.ABC):
         candidates: how many candidates are checked for a round; default 4 x `picks`. Without
             `rho`, all candidates are picked, and `candidates` must be None.
         seed: of what is drawn, the same on all ranks.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -52,6 +49,26 @@ class Scheduler(abc.ABC):
         candidates: int | None = None,
         seed: int = 0,
     ) -> None:
+        self.picks, self.rho, self.seed = picks, rho, seed
+        self._candidates = candidates
+
+    @property
+    def candidates(self) -> int:
+        """How many candidates are proposed for a round."""
+        if self._candidates is not None:
+            return self._candidates
+        return self.picks if self.rho is None else 4 * self.picks
+
+    def check(self) -> None:
+        """Refuse arguments that are out of range.
+
+        `start` calls this, and `Lasso.fit` before all ranks compare theirs. A constructor that
+        raises on one rank would leave the others waiting.
+
+        Raises:
+            ValueError: an argument is out of range.
+        """
+        picks, rho, candidates = self.picks, self.rho, self._candidates
         if not isinstance(picks, int) or picks < 1:
             raise ValueError(f"`picks` must be a positive whole number. Received: {picks!r}")
         if rho is not None and not 0 <= rho <= 1:
@@ -65,8 +82,6 @@ class Scheduler(abc.ABC):
                 "`candidates` must be a whole number of at least `picks`. "
                 f"Received: candidates={candidates!r}, picks={picks}"
             )
-        self.picks, self.rho, self.seed = picks, rho, seed
-        self.candidates = picks if rho is None else candidates or 4 * picks
 
     @property
     def is_checked(self) -> bool:
@@ -88,7 +103,12 @@ class Scheduler(abc.ABC):
             ranks: the number of ranks.
             owners: the rank that must update each variable, (variables,); None: any rank may.
             excluded: marks variables that never change, bool, (variables,).
+
+        Raises:
+            ValueError: an argument of the constructor is out of range, or all variables are
+                excluded.
         """
+        self.check()
         self._costs, self._ranks, self._owners = np.asarray(costs, np.float64), ranks, owners
         self._random = np.random.default_rng(self.seed)
         usable = np.ones(len(self._costs), bool) if excluded is None else ~excluded
@@ -184,9 +204,6 @@ class Dynamic(Scheduler):
         candidates: how many candidates are checked for a round; default 4 x `picks`.
         explore: the share of candidates that have waited longest, above 0 and at most 1.
         seed: of what is drawn, the same on all ranks.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -199,9 +216,15 @@ class Dynamic(Scheduler):
         seed: int = 0,
     ) -> None:
         super().__init__(picks, rho=rho, candidates=candidates, seed=seed)
-        if not 0 < explore <= 1:
-            raise ValueError(f"`explore` must be above 0, and at most 1. Received: {explore!r}")
         self.explore = explore
+
+    def check(self) -> None:
+        """Refuse arguments that are out of range; see `Scheduler.check`."""
+        super().check()
+        if not 0 < self.explore <= 1:
+            raise ValueError(
+                f"`explore` must be above 0, and at most 1. Received: {self.explore!r}"
+            )
 
     def start(
         self,

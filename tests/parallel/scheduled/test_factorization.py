@@ -194,6 +194,7 @@ def test_waves_of_nothing() -> None:
 # --- Bad input.
 
 
+@pytest.mark.parametrize("everywhere", [True, False], ids=["all ranks", "one rank"])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -204,9 +205,12 @@ def test_waves_of_nothing() -> None:
         ({"decay": float("nan")}, "`decay` must be not negative"),
     ],
 )
-def test_arguments(arguments: dict[str, Any], message: str) -> None:
+def test_arguments(
+    arguments: dict[str, Any], message: str, everywhere: bool, rank: int, size: int
+) -> None:
+    given = arguments if everywhere or rank == size - 1 else {}
     with pytest.raises(ValueError, match=message):
-        MatrixFactorization(**arguments)
+        MatrixFactorization(**given).fit(*GOOD, SHAPE)
 
 
 GOOD = (np.array([0, 1]), np.array([0, 1]), np.array([1.0, 2.0]))

@@ -176,6 +176,7 @@ def test_a_tenth_of_the_rounds_of_round_robin_on_10_000_columns() -> None:
 # --- Bad input.
 
 
+@pytest.mark.parametrize("everywhere", [True, False], ids=["all ranks", "one rank"])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -183,11 +184,15 @@ def test_a_tenth_of_the_rounds_of_round_robin_on_10_000_columns() -> None:
         ({"alpha": float("inf")}, "`alpha` must be positive and finite"),
         ({"cut": "tiles"}, '`cut` must be "rows" or "columns"'),
         ({"scheduler": "dynamic"}, "`scheduler` must be a ringar.parallel.scheduled.Scheduler"),
+        ({"scheduler": Dynamic(0)}, "`picks` must be a positive whole number"),
     ],
 )
-def test_arguments(arguments: dict[str, Any], message: str) -> None:
+def test_arguments(
+    arguments: dict[str, Any], message: str, everywhere: bool, rank: int, size: int
+) -> None:
+    is_wrong = everywhere or rank == size - 1
     with pytest.raises(ValueError, match=message):
-        Lasso(**{"alpha": 1.0, **arguments})
+        fit(Lasso(**{"alpha": 1.0, **(arguments if is_wrong else {})}), diabetes())
 
 
 ONE = np.ones((6, 4))

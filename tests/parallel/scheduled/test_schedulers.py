@@ -252,7 +252,7 @@ def test_owners_get_equal_shares() -> None:
 )
 def test_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Dynamic(**arguments)
+        Dynamic(**arguments).start(np.ones(9), 1)
 
 
 def test_correlations_of_other_candidates() -> None:

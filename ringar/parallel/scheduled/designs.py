@@ -60,13 +60,31 @@ class Design(abc.ABC):
         self.ranks = or_all(process_set)
         self.columns = np.array(x.T, np.float64, order="C")
         self.residual = y.astype(np.float64)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # `_check_scale` looks at the sums
             self._measure(intercept)
+            wholes = self.squares + self.rows * self.means**2  # before centering
         if not self.rows:
             raise ValueError("`x` must have a row on some rank. Received: none on any")
         self.target = self.residual.copy()
-        self.constant = self.squares <= CONSTANT * (self.squares + self.rows * self.means**2)
+        self._check_scale(wholes)
+        self.constant = self.squares <= CONSTANT * wholes
         self.lengths = np.sqrt(np.where(self.constant, 1.0, self.squares))
+
+    def _check_scale(self, wholes: np.ndarray) -> None:
+        """Refuse data whose squares overflow. Collective: all ranks compare the same sums."""
+        overflown = np.flatnonzero(~np.isfinite(wholes))
+        if overflown.size:
+            raise ValueError(
+                "the squares of each column of `x` must have a finite sum. Received: column "
+                f"{overflown[0]} (counted over all ranks) with a sum of {wholes[overflown[0]]}. "
+                "Scale it, for example to a standard deviation of 1."
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares, _ = self.products()
+        if not np.isfinite(squares):
+            raise ValueError(
+                f"the squares of `y` must have a finite sum. Received: {squares}. Scale `y`."
+            )
 
     @abc.abstractmethod
     def _measure(self, intercept: bool) -> None:

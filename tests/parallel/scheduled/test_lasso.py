@@ -224,6 +224,21 @@ def test_no_rounds_between_evaluations() -> None:
 
 
 @pytest.mark.parametrize("cut", ["rows", "columns"])
+@pytest.mark.parametrize("intercept", [True, False])
+def test_squares_that_overflow(cut: str, intercept: bool) -> None:
+    x, y = diabetes()
+    x = x.copy()
+    x[:, 5] *= 1e155
+    with pytest.raises(ValueError, match=r"Received: column 5 .*with a sum of .*Scale it"):
+        fit(Lasso(cut=cut, fit_intercept=intercept), (x, y))
+    x[:, 5] = 1e155 + 1e150 * np.arange(len(x))  # only its mean is too large
+    with pytest.raises(ValueError, match=r"Received: column 5 .*with a sum of .*Scale it"):
+        fit(Lasso(cut=cut, fit_intercept=intercept), (x, y))
+    with pytest.raises(ValueError, match=r"the squares of `y` must have a finite sum.*Scale `y`"):
+        fit(Lasso(cut=cut, fit_intercept=intercept), (diabetes()[0], y * 1e155))
+
+
+@pytest.mark.parametrize("cut", ["rows", "columns"])
 def test_no_rows_at_all(cut: str) -> None:
     with pytest.raises(ValueError, match="a row on some rank"):
         Lasso(0.1, cut=cut).fit(np.empty((0, 3)), np.empty(0))

@@ -194,8 +194,9 @@ class Dynamic(Scheduler):
     the square of their last step, seen or taken: a step lowers an objective by about the square of
     its length. (Kim et al. add a constant to the step, by which any variable is drawn now and then.
     A queue comes to each variable sooner than chance does.) Of the candidates, those with the
-    longest steps are picked. A variable that was not seen for as many rounds as there are variables
-    comes first: none waits for ever.
+    longest steps are picked. A variable that was not seen for more rounds than there are variables,
+    divided by `explore`, comes first: none waits for ever. Where one variable fits a round, and
+    steps are known only of those picked, this takes a share `explore` of the rounds.
 
     Args:
         picks: the largest number of variables of a round, over all ranks.
@@ -249,15 +250,18 @@ class Dynamic(Scheduler):
         others, under_way = self._usable[~is_under_way], self._usable[is_under_way]
         waiting = self._waiting(others)
         # Those never seen are due, and those that others on which they depend have kept waiting for
-        # more rounds than there are variables.
-        due = int((self._seen_in[waiting] < max(0, self._round - len(self._usable))).sum())
+        # long. With a shorter wait all rounds would be theirs where one variable fits a round.
+        longest = math.ceil(len(self._usable) / self.explore)
+        due = int((self._seen_in[waiting] < max(0, self._round - longest)).sum())
         drawable = others[~np.isin(others, waiting[:due])]
         drawn = self._draw(drawable, self.candidates - max(due, self._explored()))
         waiting = waiting[~np.isin(waiting, drawn)][: self.candidates - len(drawn)]
         rest = self._draw(under_way, len(under_way))
         rest = np.concatenate([rest, under_way[~np.isin(under_way, rest)]])
         rest = rest[: self.candidates - len(waiting) - len(drawn)]
-        return np.concatenate([waiting[:due], _interleave(waiting[due:], drawn), rest])
+        # Few may be drawn, where few have moved: those that wait get their share, and no more.
+        mixed = _interleave(waiting[due:], drawn, self.explore)
+        return np.concatenate([waiting[:due], mixed, rest])
 
     def pick(
         self,
@@ -328,9 +332,9 @@ def _least(values: np.ndarray, count: int) -> np.ndarray:
     return np.concatenate([below, equal[: count - len(below)]])
 
 
-def _interleave(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Merge two arrays so that each part of the result has them in the same proportion."""
-    places = [(np.arange(len(each)) + 0.5) / max(len(each), 1) for each in (first, second)]
+def _interleave(first: np.ndarray, second: np.ndarray, share: float) -> np.ndarray:
+    """Merge two arrays so that each part of the result has this share of the first, if it can."""
+    places = [(np.arange(len(first)) + 0.5) / share, (np.arange(len(second)) + 0.5) / (1 - share)]
     order = np.argsort(np.concatenate(places), kind="stable")
     merged: np.ndarray = np.concatenate([first, second])[order]
     return merged

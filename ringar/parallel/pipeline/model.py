@@ -394,8 +394,8 @@ class Pipelined(keras.Model):
     def replay(self, logs: Sequence[Log], data: Iterable[Examples]) -> keras.Model:
         """Repeat a recorded run in this process, without the other ranks.
 
-        Layers that draw random numbers, as Dropout does, draw others. Callbacks are not called: a
-        rate that changes during the run must be a schedule of the optimizer.
+        Layers that draw random numbers, as Dropout does, draw others. Callbacks are not called; the
+        learning rates that they have set are in the logs.
 
         Args:
             logs: the messages of all modules, from `record_messages`.

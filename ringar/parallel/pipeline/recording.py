@@ -1,7 +1,8 @@
 """The messages that a decoupled module has taken, and mailboxes that give them out again.
 
 The weights of a module follow from its batches, its first weights and the messages that it has
-taken, and when: gradients that come a step later teach its synthesizer a step later.
+taken, and when: gradients that come a step later teach its synthesizer a step later. They follow
+from the learning rates that callbacks set, too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from ringar.parallel.pipeline.mailboxes import Activation, Gradient
@@ -27,12 +29,45 @@ class Log:
             synthesizers of gradients and of inputs and their optimizers.
         activations: those taken, with the step in which.
         gradients: those taken, with the step in which.
+        rates: the learning rates that callbacks or the user have set, with the first step of each.
     """
 
     step: int
     begin: list[Arrays]
     activations: list[tuple[int, Activation]] = dataclasses.field(default_factory=list)
     gradients: list[tuple[int, Gradient]] = dataclasses.field(default_factory=list)
+    rates: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+
+
+class Rate:
+    """Note the learning rate of an optimizer where it changes between steps.
+
+    A schedule is a function of the number of steps, and is not noted.
+
+    Args:
+        optimizer: the optimizer.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._last = self.now
+
+    @property
+    def now(self) -> float | None:
+        """The current rate; None for a schedule."""
+        rate = self._optimizer.learning_rate
+        return float(rate) if isinstance(rate, keras.Variable) else None
+
+    def note(self, log: Log, step: int) -> None:
+        """Add the rate to a log if it differs from that of the step before."""
+        now = self.now
+        if now is not None and now != self._last:
+            log.rates.append((step, now))
+        self._last = now
+
+    def set(self, rate: float) -> None:
+        """Set the rate."""
+        self._optimizer.learning_rate = rate
 
 
 class Replayed:
@@ -40,14 +75,22 @@ class Replayed:
 
     Args:
         log: the messages.
+        rate: the learning rate of the module's optimizer.
 
     Attributes:
         step: the step of the module.
     """
 
-    def __init__(self, log: Log) -> None:
-        self.step = 0
+    def __init__(self, log: Log, rate: Rate) -> None:
+        self.step = log.step
+        self._rate, self._rates = rate, dict(log.rates)
         self.above, self.below = ReplayedAbove(self, log), ReplayedBelow(self, log)
+
+    def begin(self, step: int) -> None:
+        """Begin a step, with its learning rate."""
+        self.step = step
+        if step in self._rates:
+            self._rate.set(self._rates[step])
 
 
 class ReplayedAbove:

@@ -38,7 +38,7 @@ from ringar.parallel.pipeline.mailboxes import Above, Below, Gradient, Mailboxes
 from ringar.parallel.pipeline.messages import Messages
 from ringar.parallel.pipeline.metrics import Metrics
 from ringar.parallel.pipeline.module import Module
-from ringar.parallel.pipeline.recording import Log, Replayed, ReplayedAbove, ReplayedBelow
+from ringar.parallel.pipeline.recording import Log, Rate, Replayed, ReplayedAbove, ReplayedBelow
 from ringar.parallel.pipeline.schedule import Schedule
 
 _NO_REPORT = np.zeros(0, np.float32)
@@ -114,6 +114,7 @@ class SyntheticModule(Module):
         self._labels = synthesizers.labels
         self._lambda = 0.0 if self._plan.kind == TRUE else self._plan.bp_lambda
         self.log: Log | None = None
+        self._rate: Rate | None = None
         self._replayed: Replayed | None = None
         self._boxes: Mailboxes | None = None
         self._above: Above | ReplayedAbove | None = None
@@ -133,7 +134,7 @@ class SyntheticModule(Module):
     def record(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Begin a log of the messages, with no batch in flight."""
         found = [_values(held) for held in self._state(optimizer)]
-        self.log = Log(self._forward_count, found)
+        self.log, self._rate = Log(self._forward_count, found), Rate(optimizer)
 
     def replay(self, log: Log, optimizer: keras.optimizers.Optimizer) -> None:
         """Take state and messages from a log from now on, and send none."""
@@ -141,7 +142,7 @@ class SyntheticModule(Module):
             for variable, value in zip(held, values, strict=True):
                 variable.assign(value)
         self._forward_count = log.step
-        self._replayed = Replayed(log)
+        self._replayed = Replayed(log, Rate(optimizer))
         self._above = None if self._next is None else self._replayed.above
         self._below = None if self._previous is None else self._replayed.below
 
@@ -152,6 +153,8 @@ class SyntheticModule(Module):
             The gradients of `variables`; None if the module does not update in this step.
         """
         self._open_for(batch.rows)
+        if self.log is not None and self._rate is not None:
+            self._rate.note(self.log, self._forward_count)
         updates = self._draw()
         self._learn(-1)
         part, outputs = self._pass_forward(batch, updates)
@@ -204,7 +207,7 @@ class SyntheticModule(Module):
     def _open_for(self, rows: int) -> None:
         """Open mailboxes for batches of this size. Collective if there are none so large."""
         if self._replayed is not None:
-            self._replayed.step = self._forward_count
+            self._replayed.begin(self._forward_count)
             return
         if self._boxes is not None and rows <= self._boxes.rows:
             return

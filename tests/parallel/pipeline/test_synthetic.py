@@ -72,6 +72,12 @@ def pipelined(
     return model
 
 
+def _set(model: Pipelined, batch: int) -> None:
+    """Let the rate fall after the second batch of the first epoch."""
+    if batch == 1 and float(model.optimizer.learning_rate) > 0.25:
+        model.optimizer.learning_rate = 0.2
+
+
 def assert_same(model: Pipelined, reference: keras.Model, tolerance: float = 0.0) -> None:
     for layer in model.network.layers:
         if layer.weights:
@@ -218,6 +224,27 @@ def test_a_run_is_replayed_in_one_process(
     first.tensors[0][:] += 1.0  # another message: other weights
     others = one_process.compute(lambda: model.replay(logs, data * 2).get_weights())
     assert any((a != b).any() for a, b in zip(others, whole, strict=True))
+
+
+@pytest.mark.ranks(2)
+def test_a_replay_has_the_learning_rates_of_the_run(open_grid: OpenGrid) -> None:
+    """Callbacks set them before a step, after one, and between epochs; the user between runs."""
+    data = nets.batches(3)
+    model = pipelined(open_grid, 2, synthesizer="zero")
+    model.record_messages()
+    model.optimizer.learning_rate = 0.3
+    callbacks = [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / (1 + epoch)),
+        keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: _set(model, batch)),
+    ]
+    model.fit(nets.dataset(data), epochs=2, callbacks=callbacks, verbose=0)
+    logs = model.record_messages(on=False)
+    rates = [(0, 0.3), (2, 0.2), (3, 0.1)]
+    for log in logs:
+        assert [(step, pytest.approx(rate)) for step, rate in log.rates] == rates
+    weights = one_process.compute(lambda: model.replay(logs, data * 2).get_weights())
+    for mine, its in zip(weights, model.whole().get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, its)
 
 
 @pytest.mark.ranks(2)

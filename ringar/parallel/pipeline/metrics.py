@@ -7,6 +7,7 @@ broadcast gives all ranks the current metrics of the last module.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -72,13 +73,32 @@ class Metrics:
 
     def _update(self, outputs: Any, targets: Targets, penalty: tf.Tensor) -> tf.Tensor:
         model, (x, y, weight) = self._model, targets
-        loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight)
-        loss = penalty + tf.cast(loss, tf.float32)
         rows = tf.shape(keras.tree.flatten(x)[0])[0]
-        model._loss_tracker.update_state(loss, sample_weight=rows)
+        with self._without_empty_batches(rows):
+            loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=weight)
+        # For a batch without rows Keras returns an empty vector, or NaN where a compiled step does
+        # not know the number of rows. A weight of 0 does not take NaN out of a mean.
+        loss = penalty + tf.reduce_sum(tf.cast(loss, tf.float32))
+        shown = tf.where(rows > 0, loss, tf.zeros_like(loss))
+        model._loss_tracker.update_state(shown, sample_weight=rows)
         with self.local():
             model.compute_metrics(x, y, outputs, sample_weight=weight)
         return loss
+
+    @contextmanager
+    def _without_empty_batches(self, rows: tf.Tensor) -> Iterator[None]:
+        """Return a context in which a batch without rows leaves the losses of outputs alone."""
+        before = [tf.identity(variable) for variable in self._losses_of_outputs()]
+        yield
+        variables = self._losses_of_outputs()  # which the first batch makes
+        for variable, value in itertools.zip_longest(variables, before, fillvalue=tf.zeros([])):
+            variable.assign(tf.where(rows > 0, variable, value))
+
+    def _losses_of_outputs(self) -> list[keras.Variable]:
+        """Return the totals and counts that Keras keeps for models of several outputs."""
+        compiled = self._model._compile_loss
+        trackers = [] if compiled is None else compiled.metrics
+        return [variable for tracker in trackers for variable in tracker.variables]
 
     def _own(self) -> dict[str, Any]:
         with self.local():

@@ -72,6 +72,18 @@ def pipelined(
     return model
 
 
+def _given(data: list[Any]) -> tf.data.Dataset:
+    """A dataset of batches, some without rows."""
+    specs = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), data[0])
+    return tf.data.Dataset.from_generator(lambda: iter(data), output_signature=specs).apply(
+        tf.data.experimental.assert_cardinality(len(data))
+    )
+
+
+def _joined(data: list[Any]) -> Any:
+    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *data)
+
+
 def _set(model: Pipelined, batch: int) -> None:
     """Let the rate fall after the second batch of the first epoch."""
     if batch == 1 and float(model.optimizer.learning_rate) > 0.25:
@@ -150,6 +162,30 @@ def test_synthesizers_begin_with_zero(open_grid: OpenGrid, size: int) -> None:
     else:
         assert seen.changed[0] == (model.module == size - 1)
         assert seen.changed[-1]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_batches_without_rows_do_not_count_in_the_loss(open_grid: OpenGrid, outputs: int) -> None:
+    """Neither the first one nor a later one, in `fit` and `evaluate`, eagerly and compiled."""
+    x = keras.Input((2,))
+    h = keras.layers.Dense(2, name="cut")(x)
+    ends = [keras.layers.Dense(1, name=name, trainable=False)(h) for name in "ab"[:outputs]]
+    net = keras.Model(x, ends[0] if outputs == 1 else ends)
+    model = Pipelined(net, schedule="synthetic", synthesizer="zero", cuts=["cut"],
+                      grid=open_grid(2))  # fmt: skip
+    model.compile(
+        nets.sgd(), ["mse"] * outputs, metrics=[["mae"]] * outputs, run_eagerly=outputs == 1
+    )
+    random = np.random.default_rng(0)
+    rows = [random.normal(size=(n, 3)).astype("float32") for n in (0, 4, 0, 4)]
+    data = [(one[:, :2], (one[:, 2:],) * outputs) for one in rows]
+    expected = model.evaluate(*_joined(data), return_dict=True)
+    for logs in (
+        model.fit(_given(data), verbose=0).history,
+        model.evaluate(_given(data), return_dict=True),
+    ):
+        assert {name: pytest.approx(np.squeeze(value)) for name, value in logs.items()} == expected
 
 
 @pytest.mark.ranks(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -249,3 +250,23 @@ def test_compiled_functions_are_refused_by_name(grid: ringar.parallel.Grid) -> N
                               R.PartitionedGlobalMaxPooling2D()])  # fmt: skip
     model.compile("sgd", "mse")
     assert not model.jit_compile
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("rows", [8, 7])
+def test_a_file_with_the_weights_of_one_part(
+    grid: ringar.parallel.Grid, rank: int, rows: int, shared_tmp_path: Path
+) -> None:
+    """Even where another part has another size, which Keras would find first."""
+    images = keras.Input((rows, 4, 1))
+    x = R.PartitionedLocallyConnected2D(1, 3, padding="same")(R.CutPlane()(images))
+    model = keras.Model(images, R.PartitionedGlobalMaxPooling2D()(x))
+    path = shared_tmp_path / "part.keras"
+    if rank == 0:
+        model.save(path)
+    ringar.barrier()
+    if rank == 0:
+        np.testing.assert_array_equal(keras.models.load_model(path).weights[0], model.weights[0])
+    else:
+        with pytest.raises(ValueError, match=r"the weights of part 1 of 2.*those of part 0 of 2"):
+            keras.models.load_model(path)

@@ -18,7 +18,7 @@ from ringar.errors import MismatchError
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
 from ringar.keras.batch_normalization import SyncBatchNormalization
-from ringar.keras.optimizer import is_distributed
+from ringar.keras.optimizer import grid_of, is_distributed
 from ringar.keras.state import State
 from ringar.keras.tuning import options
 from ringar.sharding import examples, pixelwise
@@ -46,8 +46,8 @@ def check_start(
 
     Raises:
         ValueError: on every rank, if the optimizer is not distributed, or leaves ranks of a grid
-            to themselves, if epochs or variables differ, if steps differ and layers communicate, or
-            if a split is not ended.
+            to themselves, or does not know the grid, if epochs or variables differ, if steps differ
+            and layers communicate, or if a split is not ended.
     """
     check_outputs(model)
     pixelwise.check_outputs(model)
@@ -77,6 +77,14 @@ def check_start(
         "gradients that are combined in every step",
         "Each rank of a grid has a part of the gradients of its layers: compile the model with "
         "optimizer=ringar.DistributedOptimizer(..., grid=grid).",
+    )
+    _require(
+        [one["gridless"] or "a grid" for one in ranks],
+        lambda values: set(values) == {"a grid"},
+        "an optimizer that knows the grid of the model's layers",
+        "The model has a layer on a grid, whose ranks work on the same examples and must draw the "
+        "same dropout: compile it with optimizer=ringar.DistributedOptimizer(..., grid=grid), and "
+        "shard the data with ringar.data.shard(data, grid=grid).",
     )
     require_equal(
         [one["epochs"] for one in ranks],
@@ -180,14 +188,27 @@ def _describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
         "epochs": params.get("epochs"),
         "exchange": ", ".join(one.description for one in exchanges),
         "alone": _is_over_ranks(model) and not all(one.in_every_step for one in exchanges),
+        "gridless": _layer_without_grid(model),
         "autotune": options.description(os.environ),
         "weights": [_type_of(w) for w in model.weights],
     }
 
 
 def _is_over_ranks(model: keras.Model) -> bool:
-    grids = [getattr(layer, "grid", None) for layer in model._flatten_layers()]
-    return any(isinstance(grid, Grid) and grid.model > 1 for grid in grids)
+    return bool(_layers_over_ranks(model))
+
+
+def _layers_over_ranks(model: keras.Model) -> list[keras.layers.Layer]:
+    found = [(layer, getattr(layer, "grid", None)) for layer in model._flatten_layers()]
+    return [layer for layer, grid in found if isinstance(grid, Grid) and grid.model > 1]
+
+
+def _layer_without_grid(model: keras.Model) -> str:
+    """Return words for a layer on a grid that a distributed optimizer does not know, or none."""
+    layers = _layers_over_ranks(model)
+    # A custom train_step may give the grid to a DistributedGradientTape.
+    grids = [grid_of(one) for one in share.optimizers_of(model) if is_distributed(one)]
+    return f"none for {pixelwise.describe(layers[0])}" if layers and None in grids else ""
 
 
 def _type_of(variable: keras.Variable) -> str:

@@ -270,3 +270,14 @@ def test_a_file_with_the_weights_of_one_part(
     else:
         with pytest.raises(ValueError, match=r"the weights of part 1 of 2.*those of part 0 of 2"):
             keras.models.load_model(path)
+
+
+@pytest.mark.ranks(2)
+def test_an_optimizer_without_the_grid(grid: ringar.parallel.Grid) -> None:
+    """Dropout behind the plane would differ within a model group."""
+    model = keras.Sequential([keras.Input((8, 8, 1)), R.CutPlane(), R.PartitionedConv2D(2, 3),
+                              R.PartitionedGlobalMaxPooling2D()])  # fmt: skip
+    model.compile(ringar.DistributedOptimizer("sgd"), "mse")
+    with pytest.raises(ValueError, match=r"none for CutPlane.*a layer on a grid.*grid=grid"):
+        model.fit(np.ones((4, 8, 8, 1)), np.ones((4, 2)), verbose=0,
+                  callbacks=[ringar.callbacks.Distributed()])  # fmt: skip

@@ -141,3 +141,16 @@ def test_an_optimizer_whose_ranks_take_steps_of_their_own(open_grid: OpenGrid, s
     with pytest.raises(ValueError, match="combined in every step; received no .*grid=grid"):
         model.fit(tf.zeros([8, 6, 2]), tf.zeros([8, 6, 4]), verbose=0,
                   callbacks=[ringar.callbacks.Distributed()])  # fmt: skip
+
+
+@pytest.mark.ranks(2)
+def test_an_optimizer_without_the_grid(open_grid: OpenGrid) -> None:
+    """Its ranks would draw dropout of their own, and would be told to shard the data."""
+    open_grid(2)
+    layers = [gru(name="first"), gru(name="second")]
+    wavefront = ringar.parallel.Wavefront(layers, name="stack")
+    model = keras.Sequential([keras.Input((6, 3)), wavefront, keras.layers.Dense(2)])
+    model.compile(ringar.DistributedOptimizer("adam"), "mse")
+    with pytest.raises(ValueError, match=r'none for Wavefront "stack".*a layer on a.*grid=grid'):
+        model.fit(np.ones((4, 6, 3)), np.ones((4, 6, 2)), verbose=0,
+                  callbacks=[ringar.callbacks.Distributed()])  # fmt: skip

@@ -27,9 +27,11 @@ def check_arguments(model: keras.Model, **arguments: Any) -> None:
     """
     own = {name: repr(value) for name, value in arguments.items()}
     ranks = allgather_object((own, cut.describe(model)), name="pipeline/arguments")
-    for name in arguments:
+    for name in dict.fromkeys(itertools.chain.from_iterable(given for given, _ in ranks)):
         require_equal(
-            [one[name] for one, _ in ranks], f"`{name}`", "Build the same pipeline on all ranks."
+            [given.get(name, "nothing") for given, _ in ranks],
+            f"`{name}`",
+            "Build the same pipeline on all ranks.",
         )
     for layers in itertools.zip_longest(*(layers for _, layers in ranks), fillvalue="no layer"):
         require_equal(

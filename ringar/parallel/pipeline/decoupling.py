@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state  # the counters of names, in no public place
 
@@ -94,6 +96,7 @@ class Decoupling:
             "bp_lambda": self.bp_lambda,
             "ahead": self.ahead,
             "synthesizer_optimizer": _described(self.optimizer),
+            **{f"synthesizer_optimizer.{k}": v for k, v in _settings(self.optimizer).items()},
         }
 
 
@@ -236,6 +239,23 @@ def _made(
     if not isinstance(given, keras.Model):
         given = given(list(inputs), list(outputs))
     return fitting(given, inputs, outputs, f"{side} cut {cut}")
+
+
+def _settings(optimizer: str | keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Return the settings of an optimizer that can be compared between ranks, by name."""
+    if isinstance(optimizer, str):
+        return {}
+    try:
+        text = json.dumps(optimizer.get_config(), sort_keys=True, default=_plain)
+    except Exception:  # of the user's optimizer, which `check` refuses
+        return {}
+    # Keras counts the names of optimizers in each process.
+    return {name: value for name, value in json.loads(text).items() if name != "name"}
+
+
+def _plain(value: object) -> object:
+    """Return the numbers of an array; of other objects the type, for `repr` has an address."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else type(value).__name__
 
 
 def _described(value: Any) -> Any:

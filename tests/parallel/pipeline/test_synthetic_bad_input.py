@@ -63,6 +63,42 @@ def test_arguments(open_grid: OpenGrid, rank: int) -> None:
             pipelined(grid, **options)
 
 
+class Own(keras.optimizers.SGD):
+    """An optimizer of the user, with a setting that is an object, or without a configuration."""
+
+    def __init__(self, setting: object = None) -> None:
+        super().__init__(0.1, name=f"own{id(self)}")
+        self.setting = setting
+
+    def get_config(self) -> dict[str, Any]:
+        if self.setting is None:
+            raise NotImplementedError
+        return {"setting": self.setting, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Own:
+        return cls(config["setting"])
+
+
+@pytest.mark.ranks(2)
+def test_optimizers_that_differ(open_grid: OpenGrid, rank: int) -> None:
+    """Their settings are compared: not their names, nor objects, which have addresses."""
+    adam, grid = keras.optimizers.Adam, open_grid(2)
+    steps = keras.optimizers.schedules.CosineDecay(0.1, 10 + rank)
+    for optimizer, message in (
+        (adam(0.25 + rank), r"same `synthesizer_optimizer.learning_rate` .* 0\.25 .*, 1\.25 "),
+        (adam(beta_1=np.float32(rank / 2)), "the same `synthesizer_optimizer.beta_1`"),
+        (adam(steps), "same `synthesizer_optimizer.learning_rate` .*'decay_steps': 10.*: 11"),
+        (adam(steps if rank else 0.1), "the same `synthesizer_optimizer.learning_rate`"),
+        (Own(np.arange(rank)), "the same `synthesizer_optimizer.setting` on every rank"),
+        (Own(1 if rank else None), "same `synthesizer_optimizer.setting` .* nothing .*, 1 "),
+        (Own(), "`synthesizer_optimizer` must be an optimizer of Keras"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pipelined(grid, synthesizer_optimizer=optimizer)
+    pipelined(grid, synthesizer_optimizer=Own(object()), synthesizer="zero")
+
+
 @pytest.mark.ranks(2)
 def test_models_that_differ(open_grid: OpenGrid, rank: int) -> None:
     def named(units: int) -> keras.Model:

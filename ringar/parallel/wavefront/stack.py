@@ -43,7 +43,7 @@ from ringar.parallel.scan.chain import Options
 from ringar.parallel.wavefront.plan import Plan
 from ringar.sharding.grid import Grid
 
-Gradient = Callable[..., list[tf.Tensor]]
+Gradient = Callable[..., list[tf.Tensor | None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,9 @@ class Stack:
         plan: the plan, a wavefront.
         links: None in one process.
         spreads: whether the gradient of the inputs is wanted whole on all ranks, and that of the
-            states before the first step; otherwise they are treated as those of weights are.
+            states before the first step. Otherwise there is none of the inputs, unless a tape
+            outside of the function asks for it, and that of the states is treated as those of
+            weights are.
         events: gets the events, in eager code; None to record none.
     """
 
@@ -172,12 +174,14 @@ class _Evaluation:
 
     Args:
         stack: the stack.
-        with_inputs: whether the gradient of the inputs is expected to be used.
+        with_inputs: whether the gradient of the inputs is expected to be used, as far as the
+            tapes tell that are known in the forward pass.
     """
 
     def __init__(self, stack: Stack, with_inputs: bool) -> None:
         self._stack, self._chunks = stack, stack.plan.chunks
-        self._with_inputs = with_inputs
+        self._known_with_inputs, self._with_inputs = with_inputs, with_inputs
+        self._graph = _graph()
         self._batch = tf.shape(stack.layers[0].inputs)[0]
         # By layer, of each chunk: the call, and what `recurrent.forward` has returned.
         self._calls: dict[int, list[recurrent.Sequence]] = {layer: [] for layer in stack.block}
@@ -200,7 +204,7 @@ class _Evaluation:
                 self._links.send(x, stack.part + 1, "states")
         return self._results(left, states)
 
-    def backward(self, d_outputs: tf.Tensor, *d_states: tf.Tensor) -> list[tf.Tensor]:
+    def backward(self, d_outputs: tf.Tensor, *d_states: tf.Tensor) -> list[tf.Tensor | None]:
         stack = self._stack
         first, last = stack.part == 0, stack.part == stack.plan.workers - 1
         carried: dict[int, tf.Tensor | None] = {
@@ -211,6 +215,9 @@ class _Evaluation:
             width = stack.layers[top].initial.shape[1]
             vector = tf.pad(d_outputs, [[0, 0], [0, width - stack.units(top)]])
             carried[top] = vector if carried[top] is None else carried[top] + vector
+        # What a tape outside of a function watches is unknown where the function is traced. Such a
+        # tape differentiates the function in another graph, on all ranks.
+        self._with_inputs = self._known_with_inputs or _graph() is not self._graph
         self._packed = self._pack(back=True)
         sums: dict[int, tf.Tensor] = {}
         # From the last chunk on: the gradients of the block's inputs, and of its state before.
@@ -275,7 +282,7 @@ class _Evaluation:
             d_x, carried[layer], sums[layer] = chunks.backward(
                 call, saved, d_h, later, packed, sums.pop(layer, None), options, with_inputs
             )
-        if not with_inputs and not tf.executing_eagerly():
+        if not with_inputs and stack.links is None and not tf.executing_eagerly():
             # As in `recurrent.backward`: only run if it is used after all.
             d_x, *_ = chunks.backward(call, saved, d_h, later, packed, None, options)
         return d_x if factors is None or d_x is None else d_x * factors[:, None]
@@ -335,14 +342,11 @@ class _Evaluation:
         left: list[tf.Tensor | None],
         carried: dict[int, tf.Tensor | None],
         sums: dict[int, tf.Tensor],
-    ) -> list[tf.Tensor]:
+    ) -> list[tf.Tensor | None]:
         """Return the gradients in the order of the arguments."""
         stack = self._stack
-        wants_inputs, wants_states = stack.spreads
-        inputs = stack.layers[0].inputs
-        known = [d_x for d_x in left if d_x is not None]
-        d_inputs = tf.concat(known, axis=1) if stack.part == 0 and known else None
-        gradients = [self._shared(d_inputs, inputs, 0, wants_inputs)]
+        wants_states = stack.spreads[1]
+        gradients = [self._input_gradient(left)]
         for number, layer in enumerate(stack.layers):
             owner = stack.plan.owner(number)
             gradients.append(self._shared(carried.get(number), layer.initial, owner, wants_states))
@@ -352,6 +356,14 @@ class _Evaluation:
             else:
                 gradients += [tf.zeros_like(tensor) for tensor in layer.given()[2:]]
         return gradients
+
+    def _input_gradient(self, left: list[tf.Tensor | None]) -> tf.Tensor | None:
+        """Return the gradient of the inputs; None, not a part of it, if it is not sent."""
+        known = [d_x for d_x in left if d_x is not None]
+        own = tf.concat(known, axis=1) if self._stack.part == 0 and known else None
+        if not self._with_inputs and self._stack.links is not None:
+            return None
+        return self._shared(own, self._stack.layers[0].inputs, 0, whole=True)
 
     def _shared(
         self, gradient: tf.Tensor | None, like: tf.Tensor, owner: int, whole: bool
@@ -380,6 +392,11 @@ class _Evaluation:
             tensor = tf.zeros([self._batch, *dims], inputs.dtype)
             tensor.set_shape([inputs.shape[0], *dims])
         return self._links.spread(tensor, owner, what)
+
+
+def _graph() -> tf.Graph | None:
+    """Return the graph that is being made; None in eager code."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _after(left: list[tf.Tensor], number: int) -> AbstractContextManager[object]:

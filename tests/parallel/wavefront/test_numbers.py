@@ -112,7 +112,7 @@ def test_dropout_has_one_mask_for_all_chunks_and_ranks(open_grid: OpenGrid, size
     np.testing.assert_array_equal(ringar.broadcast(results[0], 0), results[0])
 
 
-@pytest.mark.parametrize("way", ["eager", "graph", "tape outside"])
+@pytest.mark.parametrize("way", ["eager", "graph", "tape outside", "tape outside of both"])
 def test_the_input_of_a_model_may_be_the_output_of_another(
     way: str, open_grid: OpenGrid, size: int
 ) -> None:
@@ -120,7 +120,10 @@ def test_the_input_of_a_model_may_be_the_output_of_another(
     x = tf.constant(stacks.inputs(5)[0])
     both = [stacks.layers("GGG", 1, dtype="float64") for _ in range(2)]
     models = [
-        keras.Sequential([keras.Input((5, features)), ringar.parallel.Wavefront(own, 2)])
+        # Without the dtype Keras would cast the inputs, and the stack would not read the model's.
+        keras.Sequential(
+            [keras.Input((5, features), dtype="float64"), ringar.parallel.Wavefront(own, 2)]
+        )
         for own, features in zip(both, (stacks.FEATURES, 6), strict=True)
     ]
     for own, features in zip(both, (stacks.FEATURES, 6), strict=True):
@@ -136,12 +139,37 @@ def test_the_input_of_a_model_may_be_the_output_of_another(
         return [loss, *tape.gradient(loss, [weight.value for weight in weights])]
 
     expected = run([layer for own in both for layer in own])
-    first = tf.function(models[0].__call__) if way == "tape outside" else models[0]
+    functions = {"tape outside": 1, "tape outside of both": 2}.get(way, 0)
+    calls = [tf.function(one.__call__) for one in models[:functions]] + models[functions:]
     run_stacks = tf.function(run) if way == "graph" else run
-    loss, *found = run_stacks([first, models[1]])
+    loss, *found = run_stacks(calls)
     found = [loss, *[ringar.allreduce(gradient) for gradient in found]]
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.ranks(2)
+def test_the_gradient_of_inputs_that_no_tape_watches_is_not_sent(
+    open_grid: OpenGrid, size: int
+) -> None:
+    """A step as Keras makes it: the tape is in the function that calls the model."""
+    open_grid(size)
+    stack = ringar.parallel.Wavefront(stacks.layers("GG", 1, dtype="float64"), 2, name="economy")
+    model = keras.Sequential([keras.Input((5, stacks.FEATURES), dtype="float64"), stack])
+
+    @tf.function
+    def step(x: tf.Tensor) -> list[Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x))
+        weights = [weight.value for weight in model.trainable_variables]
+        *found, of_inputs = tape.gradient(loss, [*weights, x])
+        assert of_inputs is None, "not a part of it"
+        return found
+
+    tf.function(lambda x: step(x))(tf.constant(stacks.inputs(5)[0]))
+    names = [name for name in ringar.stats("name") if "economy" in name]
+    assert any(name.endswith("/outputs") for name in names)
+    assert not any(name.endswith("/gradient") for name in names)
 
 
 @pytest.mark.ranks(1)

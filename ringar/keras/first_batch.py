@@ -1,5 +1,7 @@
 """The warning that ranks were given equal data, as they are if a script forgets to shard them.
 
+Where the ranks of a model group must have the same data, different data are an error.
+
 Before its first step each rank takes the first batch from the iterator, and the ranks compare
 digests of their batches. The training function gets an iterator of the same type that begins with
 this batch, so that it is not traced again. Later calls get Keras' own iterator: after its first
@@ -21,6 +23,7 @@ from ringar.collectives.digest import digest
 from ringar.job import log, membership
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras.optimizer import grid_of
+from ringar.sharding import examples
 
 _NO_BATCH = -1
 _log = log.logger(__name__)
@@ -54,18 +57,23 @@ class FirstBatch:
                 if model.train_function is look_first:
                     model.train_function = train
                 own, iterator = _look(iterator, getattr(model, "steps_per_execution", 1))
-                self._compare(own, model)
+                everyone = self._exchange(own)
+                _require_same(everyone, model)
+                self._warn_if_equal(everyone, model)
             return train(iterator)
 
         model.train_function = look_first
 
-    def _compare(self, own: int, model: keras.Model) -> None:
-        ranks = or_all(self.process_set)
+    def _exchange(self, own: int) -> list[int]:
         row = np.asarray([own], np.int64)
-        everyone = np.asarray(allgather(row, name="first batch", process_set=self.process_set))
+        rows = allgather(row, name="first batch", process_set=self.process_set)
+        return [int(value) for value in np.asarray(rows)]
+
+    def _warn_if_equal(self, everyone: list[int], model: keras.Model) -> None:
+        ranks = or_all(self.process_set)
         grid = grid_of(model.optimizer)
         # The ranks of a model group have the same examples, or examples of their own (a hybrid).
-        equal = _equal(everyone.tolist(), 1 if grid is None else grid.model)
+        equal = _equal(everyone, 1 if grid is None else grid.model)
         if equal and ranks.rank() == 0:
             _log.warning(
                 "The first batch is the same on ranks %s: these ranks compute the same gradients, "
@@ -73,6 +81,23 @@ class FirstBatch:
                 "with ringar.data.shard(data), or shuffle with a seed of its own on each rank.",
                 ", ".join(str(ranks.ranks[rank]) for rank in equal),
             )
+
+
+def _require_same(everyone: list[int], model: keras.Model) -> None:
+    """Compare the digests within each model group, if a layer says `needs_same_batches`.
+
+    Raises:
+        ValueError: on every rank, if the batches of a group differ.
+    """
+    layers = list(model._flatten_layers())
+    grids = [x.grid for x in layers if getattr(x, "needs_same_batches", False)]
+    is_hybrid = any(getattr(x, "reads", None) == "examples" for x in layers)
+    if not grids or is_hybrid or len(everyone) != grids[0].data * grids[0].model:
+        return
+    for first in range(0, len(everyone), grids[0].model):
+        group = everyone[first : first + grids[0].model]
+        if _NO_BATCH not in group and len(set(group)) > 1:
+            raise examples.refusal("first batches", group, range(first, first + len(group)))
 
 
 def _look(iterator: Any, steps: int) -> tuple[int, Any]:

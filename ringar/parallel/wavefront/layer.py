@@ -231,6 +231,11 @@ class Wavefront(keras.layers.Layer):
     # --- the call ---
 
     @property
+    def needs_same_batches(self) -> bool:
+        """Whether the ranks of a model group must have the same batches, which `fit` compares."""
+        return self.grid is not None
+
+    @property
     def _reads_model_input(self) -> bool:
         return self._sources == {True}
 

@@ -134,6 +134,18 @@ def test_ranks_with_different_examples(open_grid: OpenGrid, rank: int, size: int
 
 
 @pytest.mark.ranks(2)
+def test_ranks_with_different_words(open_grid: OpenGrid, rank: int, size: int) -> None:
+    grid = open_grid(size)
+    embedding = keras.layers.Embedding(9, 2)
+    stack = ringar.parallel.Wavefront([gru()], 3)
+    model = keras.Sequential([keras.Input((6,)), embedding, stack])
+    model.compile(ringar.DistributedOptimizer("sgd", grid=grid), "mse", run_eagerly=True)
+    words = np.full((8, 6), rank)
+    with pytest.raises(ValueError, match="must be the same on every rank .* first batches"):
+        model.fit(words, tf.zeros([8, 6, 4]), verbose=0, callbacks=[ringar.callbacks.Distributed()])
+
+
+@pytest.mark.ranks(2)
 def test_an_optimizer_whose_ranks_take_steps_of_their_own(open_grid: OpenGrid, size: int) -> None:
     open_grid(size)
     model = keras.Sequential([keras.Input((6, 2)), ringar.parallel.Wavefront([gru()], 3)])

@@ -18,9 +18,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import ops as tf_ops
 
-from ringar.collectives import compiled
+from ringar.collectives import compiled, order
 from ringar.collectives.call import Call, by_dtype
 from ringar.collectives.dtypes import Array
 from ringar.job import native
@@ -106,7 +105,7 @@ def define(name: str, collective: Collective) -> None:
         count = op.get_attr("N") if collective.grouped else 1
         inputs, outputs = list(op.inputs), list(op.outputs)
         given = _upstream_of(outputs[:count], upstream)
-        _begin_order()
+        order.begin()
         grads = list(collective.gradient(Backward(call, inputs[:count], outputs, given)))
         return grads + [None] * (len(inputs) - count)
 
@@ -128,7 +127,7 @@ def run(call: Call, values: Sequence[Any]) -> list[Any]:
     """
     run_group = run_arrays if is_numpy(values) else run_tensors
     results: list[Any] = [None] * len(values)
-    _begin_order()
+    order.begin()
     for places in by_dtype(value.dtype for value in values):
         outputs = run_group(call, [values[i] for i in places])[: len(places)]
         for place, output in zip(places, outputs, strict=True):
@@ -203,7 +202,7 @@ def run_tensors(
     if compiled.is_compiling():
         assert splits is NO_SPLITS, f"compiled {call.collective} with {splits}"
         return _run_compiled(collective, call, tensors)
-    wait = should_block(tensors) and not _has_tickets()
+    wait = should_block(tensors) and not order.has_tickets()
     arguments = collective.arguments(tensors, splits)
     spec = call.spec(tensors[0].dtype.name)
     outputs = issue(call.collective, *arguments, wait=wait, spec=spec)
@@ -229,71 +228,12 @@ def issue(collective: str, *arguments: Any, wait: bool, **attributes: Any) -> li
     """
     op = native.op(collective, wait=wait)
     if wait:
-        return tf.nest.flatten(_in_order(lambda: op(*arguments, **attributes)))
-    tf_ops.get_default_graph()._ringar_has_tickets = True
-    ticket = _in_order(lambda: native.ops().ringar_ticket(spec=attributes["spec"]))
+        return tf.nest.flatten(order.in_order(lambda: op(*arguments, **attributes)))
+    ticket = order.in_order(lambda: native.ops().ringar_ticket(spec=attributes["spec"]))
     result = op(*arguments, ticket, **attributes)
     outputs = [] if isinstance(result, tf.Operation) else tf.nest.flatten(result)
-    if not outputs:
-        _keep(result)
-    _drop_control_dependencies(outputs[0].op if outputs else result)
+    order.follow_ticket(outputs[0].op if outputs else result, has_outputs=bool(outputs))
     return outputs
-
-
-def _in_order(make: Callable[[], Any]) -> Any:
-    """Make an op that TensorFlow runs after the one that was made before it.
-
-    A `tf.function` keeps the program order of stateful ops. The functions that TensorFlow derives
-    for gradients do not, and neither do graphs of TensorFlow 1.
-    """
-    graph = None if tf.executing_eagerly() else tf_ops.get_default_graph()
-    if graph is None or getattr(graph, "experimental_acd_manager", None) is not None:
-        return make()
-    with tf.control_dependencies(getattr(graph, "_ringar_last", [])):
-        made = make()
-    graph._ringar_last = tf.nest.flatten(made)[:1]
-    return made
-
-
-def _begin_order() -> None:
-    """Let the next op of a TensorFlow 1 graph run without those before it: they may not be fetched.
-
-    Such a graph keeps the order within one call and within its gradient. Calls that a session runs
-    in different orders on different ranks have different names, so that all ranks get an error.
-    """
-    if not tf.executing_eagerly() and not tf.inside_function():
-        tf_ops.get_default_graph()._ringar_last = []
-
-
-def _has_tickets() -> bool:
-    """Return whether earlier collectives of the graph may hold a ticket without being issued.
-
-    A collective behind them must not block a thread, which they may need in order to be issued.
-    """
-    graph = None if tf.executing_eagerly() else tf_ops.get_default_graph()
-    while graph is not None:
-        if getattr(graph, "_ringar_has_tickets", False):
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
-
-
-def _keep(op: tf.Operation) -> None:
-    """Keep an op without outputs in a function that TensorFlow derives for gradients.
-
-    It would be left out there, as all that no result depends on.
-    """
-    if tf.inside_function() and getattr(op.graph, "experimental_acd_manager", None) is None:
-        op.graph.control_outputs.append(op)
-
-
-def _drop_control_dependencies(op: tf.Operation) -> None:
-    """Let TensorFlow issue an op as soon as its inputs are ready; its ticket keeps the order.
-
-    Otherwise each stateful op waits for the end of the one before it in the program.
-    """
-    if manager := getattr(op.graph, "experimental_acd_manager", None):
-        manager.run_independently(op)
 
 
 def should_block(tensors: Sequence[tf.Tensor]) -> bool:
@@ -303,7 +243,7 @@ def should_block(tensors: Sequence[tf.Tensor]) -> bool:
     order. In a `tf.function`, a callback makes TensorFlow schedule all dependent ops anew, which
     takes longer than a collective of a few hundred kilobytes. During a long collective the thread
     can run other ops, above all the rest of the backward pass. The same holds for a short
-    collective behind a long one (`_has_tickets`).
+    collective behind a long one (`order.has_tickets`).
     """
     if tf.executing_eagerly() or not tf.inside_function():
         return True

@@ -6,6 +6,7 @@ order that all ranks share shows in a result, since every call is named and size
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -260,3 +261,46 @@ def test_a_step_that_fails_before_its_collectives_holds_up_nothing() -> None:
             step(tf.ones([3]))
         result = ringar.allreduce(np.ones(5, np.float32), ringar.Sum, name="next")
         np.testing.assert_array_equal(result, np.full(5, ringar.size(), np.float32))
+
+
+@pytest.mark.ranks(1, 2)
+def test_calls_and_conditionals_with_collectives_keep_the_order_of_the_program() -> None:
+    """Each of them uses a variable of its own, and TensorFlow orders those that share one."""
+
+    def reduced(name: str) -> Callable[[tf.Tensor], tf.Tensor]:
+        variable = tf.Variable(2.0)
+        return lambda x: ringar.allreduce(variable * x, name=name)
+
+    call, conditional, gradient = reduced("in a call"), reduced("in a branch"), reduced("of a tape")
+    called, differentiated = tf.function(call), tf.function(gradient)
+
+    @tf.function
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        found = [called(x), ringar.allreduce(x, name="beside"), called(x)]
+        found.append(tf.cond(x[0] > 0, lambda: conditional(x), lambda: x))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found += [called(x), differentiated(x)]
+        return [*found, tape.gradient(found[-1], x), ringar.allreduce(x, name="last")]
+
+    operations = step.get_concrete_function(tf.ones([3])).graph.get_operations()
+    kinds = ("StatefulPartitionedCall", "RingarTicket", "RingarAllreduce", "If")
+    in_order = [op for op in operations if op.type in kinds]
+    assert [op.type for op in in_order].count("StatefulPartitionedCall") == 5
+    assert len(in_order) == 8
+    for before, op in itertools.pairwise(in_order):
+        assert before in before_in_graph(op), (before.name, op.name)
+    for value in step(tf.ones([3])):
+        np.testing.assert_array_equal(value, value[0])
+
+
+def before_in_graph(op: tf.Operation) -> set[tf.Operation]:
+    """All ops for which an op waits."""
+    found: set[tf.Operation] = set()
+    left = [op]
+    while left:
+        one = left.pop()
+        new = {*one.control_inputs, *(tensor.op for tensor in one.inputs)} - found
+        found |= new
+        left += new
+    return found

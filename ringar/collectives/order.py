@@ -1,0 +1,139 @@
+"""The order of collectives in a graph: on all ranks that of the program.
+
+In a `tf.function` TensorFlow keeps the order of stateful ops, except of those that use resources:
+these wait for others with the same resource only. The call of a function uses its variables. So the
+collectives of one function could begin before those of another, which comes first in the program,
+and on each rank in another order. TensorFlow has a chain of calls for collectives of its own
+(`_collective_manager_ids`), which functions with our collectives join. A graph that has collectives
+beside such calls, or beside conditionals and loops with collectives, gets the edges that are
+missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
+from tensorflow.python.framework.func_graph import FuncGraph
+
+Made = TypeVar("Made")
+
+_CHAIN = int.from_bytes(b"ringar", "big")  # far from the numbers of TensorFlow's own chains
+_BRANCHES = {"If": ("then_branch", "else_branch"), "Case": ("branches",), "While": ("body",)}
+_functions: set[str] = set()  # the names of those with collectives
+
+
+def begin() -> None:
+    """Let the next op of a TensorFlow 1 graph run without those before it: they may not be fetched.
+
+    Such a graph keeps the order within one call and within its gradient. Calls that a session runs
+    in different orders on different ranks have different names, so that all ranks get an error.
+    """
+    if not tf.executing_eagerly() and not tf.inside_function():
+        tf_ops.get_default_graph()._ringar_last = []
+
+
+def in_order(make: Callable[[], Made]) -> Made:
+    """Make an op that TensorFlow runs after the one that was made before it.
+
+    A `tf.function` keeps the program order of stateful ops. The functions that TensorFlow derives
+    for gradients do not, and neither do graphs of TensorFlow 1.
+    """
+    if tf.executing_eagerly():
+        return make()
+    graph = tf_ops.get_default_graph()
+    if getattr(graph, "experimental_acd_manager", None) is not None:
+        made = make()
+    else:
+        with tf.control_dependencies(getattr(graph, "_ringar_last", [])):
+            made = make()
+        graph._ringar_last = tf.nest.flatten(made)[:1]
+    _join_chain(graph, tf.nest.flatten(made)[0])
+    return made
+
+
+def follow_ticket(op: tf.Operation, has_outputs: bool) -> None:
+    """Let TensorFlow issue an op as soon as its inputs are ready; its ticket keeps the order.
+
+    Otherwise each stateful op waits for the end of the one before it in the program. An op without
+    outputs would be left out in a function that TensorFlow derives for gradients, as all that no
+    result depends on.
+    """
+    op.graph._ringar_has_tickets = True
+    if manager := getattr(op.graph, "experimental_acd_manager", None):
+        manager.run_independently(op)
+    elif tf.inside_function() and not has_outputs:
+        op.graph.control_outputs.append(op)
+
+
+def has_tickets() -> bool:
+    """Return whether earlier collectives of the graph may hold a ticket without being issued.
+
+    A collective behind them must not block a thread, which they may need in order to be issued.
+    """
+    graph = None if tf.executing_eagerly() else tf_ops.get_default_graph()
+    while graph is not None:
+        if getattr(graph, "_ringar_has_tickets", False):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+class _Dependencies(AutomaticControlDependencies):
+    """Add control dependencies to a graph with collectives, of its own or of what it calls."""
+
+    @property
+    def collective_manager_ids_used(self) -> dict[int, object]:
+        """The chains of the graph, which TensorFlow asks for once, when the graph is complete."""
+        _add_edges(self._graph, self._graph.get_operations()[self._n_operations :])
+        return {**self._chains, _CHAIN: None}
+
+    @collective_manager_ids_used.setter
+    def collective_manager_ids_used(self, chains: dict[int, object]) -> None:
+        self._chains = chains
+
+
+def _join_chain(graph: tf.Graph, made: tf.Tensor | tf.Operation) -> None:
+    """Note a collective in a graph, and make the graphs around it members of the chain."""
+    own = graph._ringar_collectives = getattr(graph, "_ringar_collectives", set())
+    own.add(made.name if isinstance(made, tf.Operation) else made.op.name)
+    while isinstance(graph, FuncGraph):
+        _functions.add(graph.name)
+        manager = getattr(graph, "experimental_acd_manager", None)
+        if manager is None:  # derived for a gradient
+            graph.collective_manager_ids_used = {_CHAIN: None}
+        elif type(manager) is AutomaticControlDependencies:
+            manager.__class__ = _Dependencies
+        graph = graph.outer_graph
+
+
+def _add_edges(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None:
+    """Put calls, conditionals and loops with collectives in the order of the program.
+
+    TensorFlow has done so with the collectives of the graph itself.
+    """
+    own: set[str] = getattr(graph, "_ringar_collectives", set())
+    last: tf.Operation | None = None
+    for op in operations:
+        if op.name not in own and not _calls_collectives(op):
+            continue
+        if last is not None and not (op.name in own and last.name in own):
+            op._add_control_input(last)
+        last = op
+
+
+def _calls_collectives(op: tf.Operation) -> bool:
+    if op.type == "StatefulPartitionedCall":
+        return _CHAIN in _attribute(op, "_collective_manager_ids")
+    called = [_attribute(op, name) for name in _BRANCHES.get(op.type, ())]
+    return any(function.name in _functions for function in tf.nest.flatten(called))
+
+
+def _attribute(op: tf.Operation, name: str) -> Any:
+    try:
+        return op.get_attr(name)
+    except ValueError:
+        return []

@@ -1,6 +1,6 @@
 """The warning that ranks were given equal data, as they are if a script forgets to shard them.
 
-Where the ranks of a model group must have the same data, different data are an error.
+Where the ranks of a model group must have equal data, an error says that they differ.
 
 Before its first step each rank takes the first batch from the iterator, and the ranks compare
 digests of their batches. The training function gets an iterator of the same type that begins with

@@ -96,8 +96,8 @@ class Metrics:
 
     def _losses_of_outputs(self) -> list[keras.Variable]:
         """Return the totals and counts that Keras keeps for models of several outputs."""
-        compiled = self._model._compile_loss
-        trackers = [] if compiled is None else compiled.metrics
+        # None, or without metrics in old versions, which keep no such totals.
+        trackers = getattr(self._model._compile_loss, "metrics", [])
         return [variable for tracker in trackers for variable in tracker.variables]
 
     def _own(self) -> dict[str, Any]:

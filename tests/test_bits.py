@@ -49,6 +49,7 @@ def test_both_curves_are_the_same_on_one_and_on_two_ranks() -> None:
     np.testing.assert_allclose(two, one, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.job
 def test_the_loss_falls() -> None:
     args = ["--length", "100", "--steps", "150", "--learning-rate", "3e-3"]

@@ -28,6 +28,7 @@ ringar.shutdown()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.job
 def test_messages_of_a_job() -> None:
     by_level = {

@@ -70,7 +70,7 @@ RULES: dict[str, tuple[Wrap, periods.Combine]] = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [fast_if(rule in ("slowmo", "easgd"), rule) for rule in RULES])
 @pytest.mark.parametrize("options", [{}, fast_if(False, {"jit_compile": True})], ids=["", "jit"])
 def test_uneven_ranks_equal_one_process(
     rule: str, options: dict[str, Any], rank: int, size: int
@@ -170,6 +170,7 @@ def test_one_rank_stops_all(rank: int, size: int, exchange: Exchange) -> None:
     assert max(exchange(common.number(model.optimizer.iterations))) < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["slowmo", "diloco", fast_if(False, "easgd")])
 def test_an_interrupted_run_goes_on_within_a_period(
     rule: str, rank: int, size: int, shared_tmp_path: Path

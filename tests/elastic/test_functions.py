@@ -28,6 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RINGAR_GRACE_SCALE", "0.2")
 
 
+@pytest.mark.slow
 def test_results_are_of_the_last_world(tmp_path: Path) -> None:
     """A rank is killed, and another process takes its place."""
     results: list[Any] = ringar.run(

@@ -35,6 +35,7 @@ def test_training_equals_one_process(two: Hosts, tmp_path: Path) -> None:
     outcomes.job.check()
 
 
+@pytest.mark.slow
 def test_sharded_training(two: Hosts, tmp_path: Path) -> None:
     outcomes = run_scenarios_on(two, 2, SCRIPTS / "sharded.py", tmp_path, deadline=120)
     for scenario in ("slices", "bytes", "two process sets"):

@@ -26,6 +26,7 @@ def transformer(seed: int) -> keras.Model:
     return keras.Model(ids, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [fast_if(False, "SGD", {"momentum": 0.9}), ("Adam", {})],

@@ -99,7 +99,7 @@ def test_the_synthesizer_learns_the_gradient_of_what_follows() -> None:
     net = model(2, [layers.GRU(3)], synthesizer_optimizer=keras.optimizers.Adam(0.03),
                 synthesizer=Synthesizer(1, units=32))  # fmt: skip
     net.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
-    net.fit(x, y, batch_size=64, epochs=120, verbose=0)
+    net.fit(x, y, batch_size=64, epochs=50, verbose=0)
     states = net._run(tf.constant(x[:, :2]), net._zeros(x), True)[1]
     _, (truth,) = gradients(net, x[:, 2:], y[:, 2:], [2, 4], states)
     assert net.synthesizer is not None

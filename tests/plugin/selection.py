@@ -8,8 +8,8 @@ every_variant  runs, and all variants run, on every number of ranks
 deadline(s)    seconds after which the test counts as hung (see deadline.py)
 
 A test runs on one rank and, by its name, on one number above 1: on 2 twice as many tests as on 3
-and on 4. A test of the collectives runs on 2 ranks and on 3 or 4. A variant of a test that runs on
-several numbers of ranks runs on one of those above 1; every second one runs on one rank, too. On
+and on 4. A test in tests/collectives runs on 2 ranks and on 3 or 4. A variant of a test that runs
+on several numbers of ranks runs on one of those above 1; every second one runs on one rank, too. On
 the other numbers they are slow.
 """
 
@@ -27,10 +27,17 @@ SIZES = (3, 2, 4, 2)
 #: Those of tests that all run on 2 ranks, too.
 LARGE = (3, 4)
 
-#: Where the tests are that run on one number of ranks above 1: models, which take long.
-MODELS = ("tests/asynchronous/", "tests/horovod/", "tests/keras/", "tests/parallel/")
+#: Where the tests are that run on one number of ranks above 1: models, and stand-ins for GPUs, both
+#: of which take long.
+MODELS = (
+    "tests/asynchronous/",
+    "tests/cupy/collectives/",
+    "tests/horovod/",
+    "tests/keras/",
+    "tests/parallel/",
+)
 #: Where the tests are that run on several ranks (RANK_TESTS in the Makefile).
-RANK_TESTS = (*MODELS, "tests/collectives/", "tests/cupy/collectives/")
+RANK_TESTS = (*MODELS, "tests/collectives/")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

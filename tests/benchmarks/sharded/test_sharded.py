@@ -70,6 +70,7 @@ def test_unknown_models() -> None:
         sharded.parse(["--models", "huge"])
 
 
+@pytest.mark.slow
 @pytest.mark.job
 def test_small_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

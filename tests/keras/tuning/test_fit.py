@@ -182,6 +182,7 @@ def test_other_steps_have_the_same_bits(
     assert tuned.of(model) != DEFAULTS
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2, 3)
 def test_ranks_may_have_different_numbers_of_steps(
     clock: Clock, monkeypatch: pytest.MonkeyPatch

@@ -143,6 +143,7 @@ def test_epochs_and_fits_do_not_interrupt_it(open_grid: OpenGrid, size: int, sch
     assert_equal_modules(model, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2, 3)
 def test_models_in_turns_do_not_disturb_each_other(open_grid: OpenGrid, size: int) -> None:
     """Nor do messages of the program's own, while batches are in flight."""
@@ -163,6 +164,7 @@ def test_models_in_turns_do_not_disturb_each_other(open_grid: OpenGrid, size: in
         assert_equal_modules(model, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_what_a_model_has_left_in_flight_is_forgotten_with_it(
     open_grid: OpenGrid, size: int, monkeypatch: pytest.MonkeyPatch

@@ -89,6 +89,7 @@ def test_sample_weights(open_grid: OpenGrid, size: int) -> None:
     assert_equal_modules(model, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_one_module_with_replicas_is_data_parallelism(open_grid: OpenGrid, rank: int) -> None:
     data = nets.batches(6)

@@ -19,11 +19,12 @@ import tensorflow as tf
 from ringar.asynchronous import distances
 from ringar.asynchronous.teachers import GroupReduction, Teachers
 from ringar.collectives import allgather_object
+from ringar.collectives.agree import same
 from ringar.collectives.call import Call
 from ringar.errors import UnsupportedError
 from ringar.job import membership, place
 from ringar.job.process_sets import ProcessSet, add_process_set, or_all
-from ringar.keras import share
+from ringar.keras import description, share
 from ringar.keras.optimizer import DistributedOptimizer, exchange_of
 from ringar.keras.reduction import Reduction
 from ringar.sharding.cut import cut_of
@@ -102,6 +103,19 @@ def Codistillation(  # a name of the family, for a function that returns an obje
     size = place.require("ringar.Codistillation()").size
     _check(groups, size, alpha, distance, burn_in, exchange_period)
     _check_model(model)
+    same(
+        {
+            "groups": groups,
+            "alpha": alpha,
+            "distance": distance,
+            "burn_in": burn_in,
+            "exchange_period": exchange_period,
+            "from_logits": from_logits,
+            **description.weights(model.weights),
+        },
+        caller="ringar.Codistillation",
+        remedy="Make the same model, and pass the same arguments, on all ranks.",
+    )
     ranks_per_group = size // groups
     sets = [
         _process_set(range(first, first + ranks_per_group))

@@ -209,6 +209,11 @@ class DownpourReplication(Replication):
         self._pace, self._first_rate = pace, first_rate
         self._is_due: Any = None
 
+    @property
+    def description(self) -> dict[str, object]:
+        """The settings that must be the same on all workers; each has a pace of its own."""
+        return {"function": "ringar.Downpour"}
+
     @tf.autograph.experimental.do_not_convert
     def __call__(
         self,

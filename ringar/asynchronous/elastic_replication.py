@@ -33,6 +33,11 @@ class ElasticReplication(Replication):
         self._steps = self._since = 0  # those of the period
         self._gradients: list[Any] = []  # of the step that is traced or runs
 
+    @property
+    def description(self) -> dict[str, object]:
+        """The settings that must be the same on all workers."""
+        return {"function": "ringar.EASGD", "beta": self._alpha * self._server.workers.size()}
+
     @tf.autograph.experimental.do_not_convert
     def __call__(
         self,

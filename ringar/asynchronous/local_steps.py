@@ -65,6 +65,19 @@ class LocalSteps(Exchange):
         """Whether there is one rank."""
         return self._mean.is_alone
 
+    @property
+    def description(self) -> dict[str, object]:
+        """The settings that must be the same on all ranks."""
+        means = self._mean.description
+        return {
+            "function": self._rule.function,
+            "period": self._period,
+            "warmup_steps": self._warmup_steps,
+            **self._rule.description,
+            "average": "parameters+slots" if self._with_slots else "parameters",
+            **{name: means[name] for name in ("compression", "algorithm")},
+        }
+
     def renewed(self) -> LocalSteps:
         """Return an exchange with these settings, and without the state of this one."""
         return LocalSteps(

@@ -25,11 +25,12 @@ from ringar.asynchronous.shard_files import ShardFiles
 from ringar.asynchronous.staleness import Asynchronous, StalenessControl
 from ringar.asynchronous.turnstile import Turnstile
 from ringar.collectives import allgather_object, barrier, broadcast_variables, statistics
+from ringar.collectives.agree import same
 from ringar.collectives.call import Call
 from ringar.errors import DeadlineError, MismatchError, RingarError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, add_process_set, or_all
-from ringar.keras import checks
+from ringar.keras import description
 
 
 class ParameterServer:
@@ -119,7 +120,9 @@ class ParameterServer:
         self._pieces = partition(described, shards)
         server_arguments.check_cut(optimizer, self._pieces)
         servers_of = [serving[number % len(serving)] for number in range(shards)]
-        self._agree(described, servers_of, control, optimizer)
+        optional = {"directory": directory, "schedule": schedule}
+        given = [name for name, value in optional.items() if value is not None]
+        self._agree(described, servers_of, control, optimizer, given)
         broadcast_variables(self.variables, self._ranks.ranks[0], process_set=process_set)
         self._mailboxes = Mailboxes(
             self._pieces, servers_of, len(working), self._ranks, f"{name}/shards"
@@ -311,21 +314,22 @@ class ParameterServer:
         servers: Sequence[int],
         control: StalenessControl,
         optimizer: keras.optimizers.Optimizer,
+        given: Sequence[str],
     ) -> None:
-        own = {
-            "variables": [(v.shape, v.dtype) for v in described],
-            "shards": list(servers),
-            "control": repr(control),
-            "optimizer": f"{optimizer.__class__.__name__} {server_arguments.settings(optimizer)}",
-        }
-        name = f"{self._name}/start"
-        of_ranks = allgather_object(own, name=name, process_set=self._ranks)
-        for key in own:
-            checks.require_equal(
-                [one[key] for one in of_ranks],
-                f"{key} of the parameter server",
-                "Make the same model, and pass the same arguments, on all ranks.",
-            )
+        variables = {f"variable {i}": f"{v.dtype}{v.shape}" for i, v in enumerate(described)}
+        same(
+            {
+                "number of variables": len(described),
+                **variables,
+                "servers of the shards": list(servers),
+                "control": repr(control),
+                "optimizer": description.optimizer(optimizer, self.variables, rate=True),
+                **dict.fromkeys(given, "given"),
+            },
+            caller="ringar.ParameterServer",
+            remedy="Make the same model, and pass the same arguments, on all ranks.",
+            process_set=self._ranks,
+        )
 
     def _make_shard(
         self, number: int, values: Sequence[np.ndarray], optimizer: keras.optimizers.Optimizer

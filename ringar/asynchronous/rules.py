@@ -8,10 +8,12 @@ small, so that a narrow or compressed form of it loses little.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
+
+from ringar.keras import description
 
 
 class Rule:
@@ -20,10 +22,17 @@ class Rule:
     Attributes:
         variables: the trainable variables.
         state: the variables of the rule.
+        function: what the user has called.
     """
 
     variables: list[Any]
     state: list[Any]
+    function: ClassVar[str] = "ringar.LocalSGD"
+
+    @property
+    def description(self) -> dict[str, object]:
+        """The settings that must be the same on all ranks."""
+        return {"outer": None}
 
     def renewed(self) -> Rule:
         """Return a rule with these settings, and without the state of this one."""
@@ -104,6 +113,11 @@ class SlowMomentum(Averaging):
     def __init__(self, beta: float, alpha: float) -> None:
         self.beta, self.alpha = beta, alpha
 
+    @property
+    def description(self) -> dict[str, object]:
+        """The settings that must be the same on all ranks."""
+        return {"outer": {"class": "SlowMo", "beta": self.beta, "alpha": self.alpha}}
+
     def renewed(self) -> SlowMomentum:
         """Return a rule without state."""
         return SlowMomentum(self.beta, self.alpha)
@@ -148,6 +162,11 @@ class OuterOptimizer(Averaging):
     def __init__(self, outer: keras.optimizers.Optimizer) -> None:
         self._outer = outer
 
+    @property
+    def description(self) -> dict[str, object]:
+        """The settings that must be the same on all ranks; the outer learning rate, too."""
+        return {"outer": description.optimizer(self._outer, rate=True)}
+
     def renewed(self) -> OuterOptimizer:
         """Return a rule with a new optimizer of the same settings."""
         return OuterOptimizer(type(self._outer).from_config(self._outer.get_config()))
@@ -175,8 +194,15 @@ class ElasticAveraging(Rule):
         ranks: p.
     """
 
+    function = "ringar.EASGD"
+
     def __init__(self, beta: float, ranks: int) -> None:
         self.beta, self.ranks = beta, ranks
+
+    @property
+    def description(self) -> dict[str, object]:
+        """The settings that must be the same on all ranks."""
+        return {"beta": self.beta}
 
     def renewed(self) -> ElasticAveraging:
         """Return a rule without state."""

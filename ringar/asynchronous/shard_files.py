@@ -14,9 +14,9 @@ import numpy as np
 
 from ringar.asynchronous.partition import Piece
 from ringar.asynchronous.shard import Shard
+from ringar.collectives.agree import together
 from ringar.job import log
 from ringar.job.process_sets import ProcessSet
-from ringar.keras.together import on_every_rank
 from ringar.keras.whole_file import written_whole
 
 _log = log.logger(__name__)
@@ -56,13 +56,17 @@ class ShardFiles:
         """
         if self._directory is None:
             return
-        what = "to load its shards"
+        where: dict[str, Any] = {
+            "caller": "ringar.ParameterServer",
+            "deed": "to load its shards",
+            "process_set": process_set,
+        }
 
         def look() -> tuple[bool, list[str]]:
             self._take_directory()
             return self._missing(shards)
 
-        found = on_every_rank(look, f"{self._name}/files", what, process_set)
+        found = together(look, **where)
         if not any(there for there, _ in found):
             return
         missing = sorted({name for _, names in found for name in names})
@@ -78,7 +82,7 @@ class ShardFiles:
             for shard in shards.values():
                 self._load(shard)
 
-        on_every_rank(load, f"{self._name}/load", what, process_set)
+        together(load, **where)
 
     def after_update(self, shard: Shard) -> None:
         """Save a shard, if it is time. A file that cannot be written is a warning."""

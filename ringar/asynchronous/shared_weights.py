@@ -123,6 +123,11 @@ class SharedWeights(Exchange):
         """Whether there is one rank."""
         return or_all(self.process_set).size() == 1
 
+    @property
+    def description(self) -> dict[str, object]:
+        """The settings that must be the same on all ranks."""
+        return {"function": "ringar.Hogwild", "atomic": self._atomic, "lock": self._lock}
+
     def renewed(self) -> SharedWeights:
         """Return an exchange with these settings, and without the state of this one."""
         return SharedWeights(self._lock, self._atomic, self.process_set)

@@ -181,6 +181,11 @@ class GroupReduction(Exchange):
         """Whether the group has one rank."""
         return self.reduction.is_alone
 
+    @property
+    def description(self) -> dict[str, object]:
+        """The settings that must be the same on the ranks of the group."""
+        return self.reduction.description
+
     def renewed(self) -> Reduction:  # type: ignore[override]  # an exchange of another class
         """Return the reduction alone: another optimizer has no part in this training."""
         return self.reduction.renewed()

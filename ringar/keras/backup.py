@@ -209,7 +209,7 @@ class Backup(keras.callbacks.Callback):
 
     def _on_first_rank(self, action: Callable[[], Any], verb: str) -> Any:
         what = f"to {verb} {self.settings.weights!r}"
-        return on_first_rank_of(self.model, action, "backup", what, self._process_set)
+        return on_first_rank_of(self.model, action, "BackupAndRestore", what, self._process_set)
 
 
 def tell(epoch: int, batches: int, replays: bool) -> None:

@@ -6,29 +6,45 @@ In every check each rank receives the values of all ranks, so that either all ra
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
 
-from ringar.collectives import allgather, allgather_object
+from ringar.collectives import agree, allgather, allgather_object
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError
+from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import share
+from ringar.keras import description, share
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.optimizer import grid_of, is_distributed
 from ringar.keras.state import State
 from ringar.keras.tuning import options
 from ringar.sharding import examples, pixelwise
-from ringar.sharding.cut import cut_of
 from ringar.sharding.grid import Grid
 from ringar.sharding.lineage import check_outputs
 
-# The collectives of the checks, for their errors.
-_START = Call("allgather_object", name="start of training")
+_CALLER = "ringar.callbacks.Distributed"
 _WEIGHTS = Call("allgather", name="check of weights")
+
+_REMEDIES = {
+    "number of steps per epoch": "Shard the data with ringar.data.shard(data, "
+    'remainder="drop"), or pass `steps_per_epoch` to `fit`.',
+    "number of epochs": "Pass the same `epochs` and `initial_epoch` to `fit` on every rank.",
+    "options of Autotune": "Set the variables on every rank, as ringarrun --autotune does.",
+    "exchange": "Make the optimizer distributed by the same function, with the same arguments, on "
+    "every rank.",
+    "optimizer": "Compile the model with the same optimizer on every rank. Only its learning rate "
+    "may differ.",
+    "loss": "Compile the model with the same loss on every rank.",
+    "dtype_policy": "Set the same dtype policy on every rank before the model is made.",
+    "number of weights": "Build the same model everywhere.",
+    "weight": "Build the same model everywhere, and freeze the same layers.",
+}
+"""Advice, by how the path of what differs begins."""
 
 
 def check_start(
@@ -45,74 +61,119 @@ def check_start(
         The number of steps of an epoch on each rank, None where it is not known.
 
     Raises:
-        ValueError: on every rank, if the optimizer is not distributed, or leaves ranks of a grid
-            to themselves, or does not know the grid, if epochs or variables differ, if steps differ
-            and layers communicate, or if a split is not ended.
+        MismatchError: on every rank, if the optimizer is not distributed, or leaves ranks of a grid
+            to themselves, or does not know the grid, if settings of training or variables differ,
+            or if steps differ and layers communicate.
+        ValueError: a split is not ended.
     """
     check_outputs(model)
     pixelwise.check_outputs(model)
-    if or_all(process_set).size() == 1:
+    ranks = or_all(process_set)
+    if ranks.size() == 1:
         return [params.get("steps")]
-    ranks = allgather_object(_describe(model, params), name=_START.name, process_set=process_set)
-    _require(
-        [("yes" if one["reduces"] else "no") for one in ranks],
-        lambda values: "no" not in values,
+    gathered = allgather_object(
+        (_Own.of(model, params), describe(model, params)), name=_CALLER, process_set=process_set
+    )
+    own_of_ranks, described = zip(*gathered, strict=True)
+    for field, expected, remedy in _CONDITIONS:
+        values = [getattr(own, field) for own in own_of_ranks]
+        if any(value != "yes" for value in values):
+            received = agree.groups(values, ranks.ranks)
+            raise MismatchError(
+                f"rank {place.rank()} | {_CALLER}: expected {expected}; received{received}{remedy}"
+            )
+    agree.compare(described, caller=_CALLER, remedy=_remedy_of(model), ranks=ranks.ranks)
+    return [own.steps for own in own_of_ranks]
+
+
+@dataclass(frozen=True)
+class _Own:
+    """Hold what a rank says of itself: "yes", or what there is in the place of what is expected.
+
+    Attributes:
+        steps: the number of steps of an epoch, None where it is not known.
+        is_distributed: whether the model is compiled with a distributed optimizer.
+        combines: whether gradients are combined in every step, where layers need that.
+        knows_grid: whether the optimizer knows the grid of the model's layers.
+    """
+
+    steps: int | None
+    is_distributed: str
+    combines: str
+    knows_grid: str
+
+    @classmethod
+    def of(cls, model: keras.Model, params: dict[str, Any]) -> _Own:
+        """Return what this rank says."""
+        # A custom train_step may reduce its gradients with a DistributedGradientTape.
+        has_custom_step = type(model).train_step is not keras.Model.train_step
+        reduces = any(map(is_distributed, share.optimizers_of(model))) or has_custom_step
+        in_every_step = all(one.in_every_step for one in share.exchanges_of(model))
+        return cls(
+            params.get("steps"),
+            "yes" if reduces else "no",
+            "yes" if in_every_step or not _layers_over_ranks(model) else "no",
+            _layer_without_grid(model) or "yes",
+        )
+
+
+_CONDITIONS = (
+    (
+        "is_distributed",
         "the model to be compiled with optimizer=ringar.DistributedOptimizer(...) on every rank",
         "Without it, ranks train different models. A file, a config or a pickle holds the plain "
         "optimizer: load a file with ringar.load_model, and compile a model that was cloned or "
         "copied again, with optimizer=ringar.DistributedOptimizer(model.optimizer).",
-    )
-    steps = [one["steps"] for one in ranks]
-    if layers := _layers_that_communicate(model):
-        require_equal(
-            steps,
-            "number of steps per epoch",
-            f"The layers {', '.join(layers)} communicate in every step, so that no rank can do "
-            'without a batch. Shard the data with ringar.data.shard(data, remainder="drop"), or '
-            "pass `steps_per_epoch` to `fit`.",
-        )
-    _require(
-        [("no" if one["alone"] else "yes") for one in ranks],
-        lambda values: "no" not in values,
+    ),
+    (
+        "combines",
         "gradients that are combined in every step",
         "Each rank of a grid has a part of the gradients of its layers: compile the model with "
         "optimizer=ringar.DistributedOptimizer(..., grid=grid).",
-    )
-    _require(
-        [one["gridless"] or "a grid" for one in ranks],
-        lambda values: set(values) == {"a grid"},
+    ),
+    (
+        "knows_grid",
         "an optimizer that knows the grid of the model's layers",
         "The model has a layer on a grid, whose ranks work on the same examples and must draw the "
         "same dropout: compile it with optimizer=ringar.DistributedOptimizer(..., grid=grid), and "
         "shard the data with ringar.data.shard(data, grid=grid).",
-    )
-    require_equal(
-        [one["epochs"] for one in ranks],
-        "number of epochs",
-        "Pass the same `epochs` and `initial_epoch` to `fit` on every rank.",
-    )
-    require_equal(
-        [one["exchange"] or "none" for one in ranks],
-        "sharding",
-        "Pass the same `shard`, `shard_ranks`, `offload` and `grid` to ringar.DistributedOptimizer "
-        "on every rank.",
-    )
-    require_equal(
-        [one["autotune"] or "none" for one in ranks],
-        "options of Autotune",
-        "Set the variables on every rank, as ringarrun --autotune does.",
-    )
-    if len({len(one["weights"]) for one in ranks}) > 1:
-        require_equal(
-            [len(one["weights"]) for one in ranks],
-            "number of weights",
-            "Build the same model everywhere.",
-        )
-    for index, weights in enumerate(zip(*(one["weights"] for one in ranks), strict=True)):
-        require_equal(
-            weights, f"shape and dtype of weight {index}", "Build the same model everywhere."
-        )
-    return steps
+    ),
+)
+"""What must hold on every rank, and what to do where it does not."""
+
+
+def describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
+    """Return what must be the same on all ranks when training begins.
+
+    Args:
+        model: the compiled model.
+        params: Keras' parameters for callbacks.
+    """
+    steps = {}
+    if _layers_that_communicate(model):
+        steps["number of steps per epoch"] = params.get("steps")
+    return {
+        **steps,
+        "number of epochs": params.get("epochs"),
+        "options of Autotune": options.description(os.environ) or "none",
+        **description.model(model),
+    }
+
+
+def _remedy_of(model: keras.Model) -> Callable[[str], str]:
+    def remedy(path: str) -> str:
+        advice = next(text for begin, text in _REMEDIES.items() if path.startswith(begin))
+        if path in _REMEDIES and (layers := _layers_that_communicate(model)) and "steps" in path:
+            return (
+                f"The layers {', '.join(layers)} communicate in every step, so that no rank can do "
+                f"without a batch. {advice}"
+            )
+        if path.startswith("weight "):
+            path_here = model.weights[int(path.split()[1])].path
+            return f"It is {path_here} here. {advice}"
+        return advice
+
+    return remedy
 
 
 def _layers_that_communicate(model: keras.Model) -> list[str]:
@@ -178,26 +239,6 @@ def _digests(model: keras.Model) -> tuple[list[tuple[str, examples.Digest]], Any
     return [(x.name, x.digest) for x in layers], layers[0].grid if layers else None
 
 
-def _describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
-    # A custom train_step may reduce its gradients with a DistributedGradientTape.
-    has_custom_step = type(model).train_step is not keras.Model.train_step
-    exchanges = share.exchanges_of(model)
-    return {
-        "reduces": any(map(is_distributed, share.optimizers_of(model))) or has_custom_step,
-        "steps": params.get("steps"),
-        "epochs": params.get("epochs"),
-        "exchange": ", ".join(one.description for one in exchanges),
-        "alone": _is_over_ranks(model) and not all(one.in_every_step for one in exchanges),
-        "gridless": _layer_without_grid(model),
-        "autotune": options.description(os.environ),
-        "weights": [_type_of(w) for w in model.weights],
-    }
-
-
-def _is_over_ranks(model: keras.Model) -> bool:
-    return bool(_layers_over_ranks(model))
-
-
 def _layers_over_ranks(model: keras.Model) -> list[keras.layers.Layer]:
     found = [(layer, getattr(layer, "grid", None)) for layer in model._flatten_layers()]
     return [layer for layer, grid in found if isinstance(grid, Grid) and grid.model > 1]
@@ -209,37 +250,3 @@ def _layer_without_grid(model: keras.Model) -> str:
     # A custom train_step may give the grid to a DistributedGradientTape.
     grids = [grid_of(one) for one in share.optimizers_of(model) if is_distributed(one)]
     return f"none for {pixelwise.describe(layers[0])}" if layers and None in grids else ""
-
-
-def _type_of(variable: keras.Variable) -> str:
-    """Return the dtype of a variable, and what its shape has in common on all ranks."""
-    cut, shape = cut_of(variable), list(variable.shape)
-    uneven = () if cut is None else cut.uneven
-    sizes = ["*" if axis in uneven else size for axis, size in enumerate(shape)]
-    return f"{variable.dtype}[{', '.join(map(str, sizes))}]"
-
-
-def require_equal(values: Sequence[Any], what: str, remedy: str) -> None:
-    """Check that `values`, one of each rank, are equal.
-
-    Args:
-        values: the gathered values, the same list on every rank.
-        what: the name of the value, "number of steps", for example.
-        remedy: advice for the error, in sentences.
-
-    Raises:
-        ValueError: if they are not equal.
-    """
-    _require(values, _all_equal, f"the same {what} on every rank", remedy)
-
-
-def _all_equal(values: Sequence[Any]) -> bool:
-    return all(value == values[0] for value in values)
-
-
-def _require(
-    values: Sequence[Any], holds: Callable[[Sequence[Any]], bool], expected: str, remedy: str
-) -> None:
-    if not holds(values):
-        received = ", ".join(f"{value} (rank {rank})" for rank, value in enumerate(values))
-        raise ValueError(_START.refusal(expected, received, remedy))

@@ -46,9 +46,9 @@ class Exchange:
         raise NotImplementedError
 
     @property
-    def description(self) -> str:
-        """What must be the same on all ranks, beside the model and the numbers of epochs."""
-        return ""
+    def description(self) -> dict[str, object]:
+        """The settings that must be the same on all ranks, after the `function` that was called."""
+        return {}
 
     @property
     def chosen(self) -> dict[str, object]:

@@ -8,52 +8,52 @@ gradients of an eager step have been computed, which a warning says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from ringar.collectives import allgather_object
-from ringar.collectives.call import Call
-from ringar.errors import MismatchError
+from ringar.collectives.agree import compare
 from ringar.job import log, membership
 from ringar.job.process_sets import or_all
-from ringar.keras import share
+from ringar.keras import description, share
 from ringar.keras.state import State
 
 if TYPE_CHECKING:
     from ringar.job.process_sets import ProcessSet
+    from ringar.keras.exchange import Exchange
 
-_CALL = Call("allgather_object", name="weights of the first step")
+_NAME = "first step of training"
+_STATE = "number of variables of model and optimizer"
 _log = log.logger(__name__)
 
 
 @tf.autograph.experimental.do_not_convert
 def begin(
     variables: Sequence[Any] | None,
-    process_set: ProcessSet | None,
+    exchange: Exchange,
     optimizer: keras.optimizers.Optimizer | None = None,
-    is_local: Callable[[Any], bool] = lambda variable: False,
 ) -> None:
-    """Make the ranks begin with the same state, once for these variables. Collective, once.
+    """Compare the ranks' settings, and make them begin with the same state. Collective, once.
 
     In a `train_step` of Keras it is the state of the model and its optimizers, elsewhere that of
     `variables` and `optimizer`. `fit` with `Distributed` has seen to it before.
 
     Args:
         variables: those whose gradients are reduced.
-        process_set: the ranks concerned; None: all.
+        exchange: that of the optimizer or the tape.
         optimizer: the one that will apply the gradients, if it is known.
-        is_local: whether each rank has a value of its own of a variable.
 
     Raises:
-        MismatchError: on every rank, if ranks have different numbers of variables.
+        MismatchError: on every rank, if ranks have different settings or numbers of variables.
     """
     trained = [variable for variable in variables or () if hasattr(variable, "assign")]
     if not trained or hasattr(trained[0], "_ringar_has_begun") or share.idle() is not None:
         return
-    if or_all(process_set).size() == 1 or membership.is_elastic():
+    ranks = or_all(exchange.process_set)
+    if ranks.size() == 1 or membership.is_elastic():
         return
     trained[0]._ringar_has_begun = True
     step = share.current()
@@ -63,34 +63,36 @@ def begin(
     with tf.init_scope():
         if not tf.executing_eagerly():
             return  # a graph of TensorFlow 1
-        if step is not None:
+        if step is not None and step.model is not None:
+            described = description.model(step.model, [exchange])
             state = State.of_model(step.model)
         else:
+            common = [variable for variable in trained if not exchange.is_local(variable)]
+            described = description.loop(common, exchange, optimizer)
             state = State.of(trained)
             state += State.of_optimizer(optimizer) if optimizer is not None else State([], [])
-        _agree(state.without(is_local), process_set, is_traced)
+        state = state.without(exchange.is_local)
+        _agree(described, state, ranks, is_traced, _caller(exchange, optimizer))
 
 
-def _agree(state: State, process_set: ProcessSet | None, is_traced: bool) -> None:
-    ranks = or_all(process_set)
-    of_ranks = allgather_object(state.digests(), name=_CALL.name, process_set=process_set)
-    counts = [len(digests) for digests in of_ranks]
-    if len(set(counts)) > 1:
-        raise MismatchError(
-            _CALL.refusal(
-                "equally many variables of model and optimizer on every rank",
-                ", ".join(
-                    f"{n} (rank {rank})" for n, rank in zip(counts, ranks.ranks, strict=True)
-                ),
-                "An optimizer that was loaded has its state already, others make it with their "
-                "first step: load on all ranks, or call optimizer.build(variables) on all.",
-            )
-        )
+def _agree(
+    described: dict[str, Any], state: State, ranks: ProcessSet, is_traced: bool, caller: str
+) -> None:
+    own = (described, state.digests())
+    gathered = allgather_object(own, name=_NAME, process_set=ranks)
+    everyone, of_ranks = zip(*gathered, strict=True)
+    numbers = [{_STATE: len(digests)} for digests in of_ranks]
+    compare(
+        [its | number for its, number in zip(everyone, numbers, strict=True)],
+        caller=caller,
+        remedy=_remedy,
+        ranks=ranks.ranks,
+    )
     different = state.that_differ(of_ranks)
     if not different.variables:
         return
     root = ranks.ranks[0]
-    different.broadcast(root, process_set)
+    different.broadcast(root, ranks)
     if ranks.rank() > 0:
         return
     text = "The ranks began with different values of %s. All took those of rank %d"
@@ -103,3 +105,17 @@ def _agree(state: State, process_set: ProcessSet | None, is_traced: bool) -> Non
             different.names,
             root,
         )
+
+
+def _caller(exchange: Exchange, optimizer: keras.optimizers.Optimizer | None) -> str:
+    name = str(exchange.description["function"])
+    return name if optimizer is not None else name.replace("Optimizer", "GradientTape")
+
+
+def _remedy(path: str) -> str:
+    if path == _STATE:
+        return (
+            "An optimizer that was loaded has its state already, others make it with their first "
+            "step: load on all ranks, or call optimizer.build(variables) on all."
+        )
+    return "Pass the same arguments, and build the same model, on every rank."

@@ -67,6 +67,11 @@ class GridReduction(Exchange):
         return self._over_all.is_alone
 
     @property
+    def description(self) -> dict[str, object]:
+        """The settings that must be the same on all ranks."""
+        return {**self._over_all.description, "grid": str(self.grid)}
+
+    @property
     def chosen(self) -> dict[str, object]:
         """The settings that the user has chosen."""
         return self._over_all.chosen

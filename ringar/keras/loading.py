@@ -12,9 +12,9 @@ import keras
 import numpy as np
 
 from ringar.collectives import broadcast
+from ringar.collectives.agree import first
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras.optimizer import DistributedOptimizer
-from ringar.keras.together import on_first_rank
 from ringar.keras.training_state import optimizers
 from ringar.sharding.slots import inner_optimizer
 
@@ -93,8 +93,11 @@ def load_plain(
 ) -> keras.Model:
     """Load a Keras model on all ranks, as `load_model` does, and leave its optimizers plain."""
     path = os.fspath(path)
-    size = on_first_rank(
-        lambda: os.path.getsize(path), "load_model", f"to read {path!r}", process_set
+    size = first(
+        lambda: os.path.getsize(path),
+        caller="ringar.load_model",
+        deed=f"to read {path!r}",
+        process_set=process_set,
     )
     ranks = or_all(process_set)
     with tempfile.TemporaryDirectory(prefix="ringar-model-") as folder:

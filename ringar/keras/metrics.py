@@ -22,8 +22,9 @@ import keras
 import numpy as np
 
 from ringar.collectives import allgather_object
+from ringar.collectives.agree import compare
 from ringar.collectives.call import Call
-from ringar.errors import MismatchError, UnsupportedError
+from ringar.errors import UnsupportedError
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import forward
 from ringar.keras.metric_states import (
@@ -224,23 +225,24 @@ def _check(reports: Sequence[_Report], call: Call, ranks: ProcessSet) -> Shapes:
     for report in reports:
         for name, state in report.shapes.items():
             shapes[name] = shapes.get(name) or state
-    for report in reports:
-        for name, state in shapes.items():
-            received = report.shapes.get(name, [])
+    compare(
+        [
             # A rank without data may lack metrics, and variables of metrics.
-            if received != state and (received or report.logs):
-                of_ranks = (
-                    f"{its.shapes.get(name)} (rank {rank})"
-                    for rank, its in zip(ranks.ranks, reports, strict=True)
-                )
-                raise MismatchError(
-                    call.refusal(
-                        f"the same state of metric '{name}' on every rank",
-                        ", ".join(of_ranks),
-                        "Compile the same model with the same metrics everywhere.",
-                    )
-                )
+            {
+                f"state of metric '{name}'": _known_state(report, name, state)
+                for name, state in shapes.items()
+            }
+            for report in reports
+        ],
+        caller=call.name,
+        remedy="Compile the same model with the same metrics everywhere.",
+        ranks=ranks.ranks,
+    )
     return shapes
+
+
+def _known_state(report: _Report, name: str, state: Sequence[Any]) -> str:
+    return str(report.shapes.get(name) or ([] if report.logs else state))
 
 
 def _refuse(refusals: Iterable[tuple[str, str] | None], call: Call) -> None:

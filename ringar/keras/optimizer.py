@@ -83,7 +83,7 @@ class DistributedMixin:
         """
         variables = self._variables_of(trainable_variables)
         if self._exchange.meets:
-            first_step.begin(variables, self._exchange.process_set, self, self._exchange.is_local)
+            first_step.begin(variables, self._exchange, self)
         self._exchange.build(self, variables)
         return self._exchange(grads, variables, loss_scale)
 

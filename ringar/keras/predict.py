@@ -16,13 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import allgather, allgather_object, alltoall
+from ringar.collectives.agree import together
 from ringar.collectives.call import Call
 from ringar.collectives.dtypes import Arrays
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import forward, ragged
 from ringar.keras.metrics import ranks_with_data
-from ringar.keras.together import on_every_rank
 
 _CALL = Call("allgather_object", name="predict")
 _UNKNOWN = -1
@@ -82,7 +82,9 @@ def predict(
         share = share_of(ranks.rank(), ranks.size())
         return length
 
-    lengths = on_every_rank(divide, _CALL.name, "to divide its data", ranks)
+    lengths = together(
+        divide, caller="ringar.predict", deed="to divide its data", process_set=ranks
+    )
     _check_lengths(lengths, ranks)
     is_unknown = lengths[0] == _UNKNOWN
     outputs: Any = None
@@ -98,7 +100,9 @@ def predict(
                 outputs = model.predict(share, batch_size=batch_size, verbose=bar)
         return _Share.of(outputs, rows)
 
-    shares = on_every_rank(predict_share, _CALL.name, "to predict its share", ranks)
+    shares = together(
+        predict_share, caller="ringar.predict", deed="to predict its share", process_set=ranks
+    )
     order = _order([share.rows for share in shares], ranks) if is_unknown else None
     filled = [share for share in shares if share.kinds] or _refuse_empty()
     if root_rank is None:

@@ -92,6 +92,14 @@ class Reduction(Exchange):
         return self.is_alone and self.prescale_factor == 1.0 and self.postscale_factor == 1.0
 
     @property
+    def description(self) -> dict[str, object]:
+        """The settings that must be the same on all ranks."""
+        names = ("op", "compression", "algorithm", "bucket_bytes", "prescale_factor",
+                 "postscale_factor", "sparse_as_dense")  # fmt: skip
+        settings = {name: getattr(self, name) for name in names}
+        return {"function": "ringar.DistributedOptimizer", **settings}
+
+    @property
     def chosen(self) -> dict[str, object]:
         """The settings that the user has chosen."""
         defaults = {"bucket_bytes": None, "algorithm": None, "compression": Compression.none}

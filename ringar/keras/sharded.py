@@ -96,10 +96,15 @@ class Sharded(Exchange):
         return self._reduction.is_alone
 
     @property
-    def description(self) -> str:
-        """What ranks compare before they train."""
-        offload = "" if self.offload is None else f', offload="{self.offload.kind}"'
-        return f'shard="{self.stage}"{self._slicing.description}{offload}'
+    def description(self) -> dict[str, object]:
+        """The settings that must be the same on all ranks."""
+        return {
+            **self._reduction.description,
+            "shard": self.stage,
+            "shard_ranks": self._slicing.shard_ranks,
+            "grid": None if self.grid is None else str(self.grid),
+            "offload": None if self.offload is None else self.offload.kind,
+        }
 
     @property
     def grid(self) -> Grid | None:
@@ -217,7 +222,7 @@ class Sharded(Exchange):
     def _ask(self, control: Control, what: str = "gradients") -> tf.Tensor:
         return shares.allreduce(
             [], control, self.op, compression=Compression.none, algorithm=None,
-            prescale_factor=1.0, postscale_factor=1.0, name=f"{what}/{self.description}",
+            prescale_factor=1.0, postscale_factor=1.0, name=f'{what}/shard="{self.stage}"',
             process_set=self.process_set,
         )[1]  # fmt: skip
 

@@ -19,12 +19,12 @@ import keras
 import numpy as np
 
 from ringar.collectives import broadcast, broadcast_object
+from ringar.collectives.agree import first
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
 from ringar.keras.sharded import Sharded
-from ringar.keras.together import on_first_rank
 from ringar.sharding import slots
 from ringar.sharding.cut import cut_of
 from ringar.sharding.sharded_variable import is_sharded, slice_of
@@ -127,27 +127,28 @@ def only_answers(model: keras.Model) -> bool:
 def on_first_rank_of(
     model: keras.Model,
     action: Callable[[], Any],
-    name: str,
-    what: str,
+    caller: str,
+    deed: str,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Run `on_first_rank` with an action that saves or loads a model. Collective.
+    """Run `first` with an action that saves or loads a model. Collective.
 
     Args:
         model: the model, on every rank.
-        action: as for `on_first_rank`, as all others.
-        name: the name of the exchange.
-        what: the deed.
+        action: as for `first`, as all others.
+        caller: the public name of what the user has called.
+        deed: what is done, for errors.
         process_set: the ranks concerned.
     """
+    where: dict[str, Any] = {"caller": caller, "deed": deed, "process_set": process_set}
     if ranks_of(model) is None:
-        return on_first_rank(action, name, what, process_set)
+        return first(action, **where)
 
     def led() -> Any:
         with _leading(model, process_set):
             return action()
 
-    return on_first_rank(led, name, what, process_set, lambda: _answer(model, process_set))
+    return first(led, **where, meanwhile=lambda: _answer(model, process_set))
 
 
 @contextmanager
@@ -248,8 +249,8 @@ def _on_all_ranks(original: Any) -> Any:
         def write() -> None:
             original(self, filepath, *args, **kwargs)
 
-        what = f"to write {str(filepath)!r}"
-        on_first_rank_of(self, write, original.__name__, what, ranks)
+        deed = f"to write {str(filepath)!r}"
+        on_first_rank_of(self, write, f"model.{original.__name__}", deed, ranks)
 
     return save_together
 

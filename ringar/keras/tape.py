@@ -129,7 +129,7 @@ class DistributedGradientTape:
         """
         gradients = self._tape.gradient(target, sources, output_gradients, unconnected_gradients)
         variables = tf.nest.flatten(sources)
-        first_step.begin(variables, self._reduction.process_set)
+        first_step.begin(variables, self._reduction)
         # Composite tensors such as IndexedSlices stay whole; None is a leaf.
         reduced = self._reduction(tf.nest.flatten(gradients), variables)
         return tf.nest.pack_sequence_as(sources, reduced)

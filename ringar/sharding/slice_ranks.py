@@ -107,12 +107,6 @@ class Slicing:
         has_parts = grid is not None and grid.model > 1
         self.kinds: list[SliceRanks] = [whole, self._cut] if has_parts else [whole]
 
-    @property
-    def description(self) -> str:
-        """What ranks compare before they train."""
-        by_host = "" if self.shard_ranks is None else f', shard_ranks="{self.shard_ranks}"'
-        return by_host if self.grid is None else f"{by_host}, grid={self.grid}"
-
     def of(self, variable: Any) -> SliceRanks:
         """Return the ranks that share the training of a variable.
 

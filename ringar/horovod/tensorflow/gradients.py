@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringar.collectives import allgather_object, ops
+from ringar.collectives import ops
+from ringar.collectives.agree import same
 from ringar.collectives.call import do_not_convert
-from ringar.errors import MismatchError
 from ringar.horovod.common.environment import bucket_bytes
 from ringar.horovod.common.process_sets import global_process_set
 from ringar.horovod.common.reduce_op import ReduceOp
@@ -21,7 +21,7 @@ from ringar.horovod.tensorflow import handles, joining
 from ringar.horovod.tensorflow.adasum import adasum
 from ringar.horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from ringar.horovod.tensorflow.local_variables import LocalVariables
-from ringar.job import membership, place
+from ringar.job import membership
 from ringar.job.process_sets import ProcessSet
 from ringar.keras.exchange import Exchange
 from ringar.keras.reduction import Reduction
@@ -69,18 +69,18 @@ class Settings:
                 f"Received: {groups!r}"
             )
 
-    def text(self) -> str:
-        """Return the arguments that ranks must have alike, for errors."""
+    def arguments(self) -> dict[str, object]:
+        """Return the arguments that ranks must have alike, by name."""
         groups = self.groups
-        compression = getattr(self.compression, "__name__", type(self.compression).__name__)
-        return (
-            f"op={self.op.name}, compression={compression}, "
-            f"gradient_predivide_factor={self.gradient_predivide_factor}, "
-            f"sparse_as_dense={self.sparse_as_dense}, "
-            f"groups={groups if isinstance(groups, int | None) else [len(g) for g in groups]}, "
-            f"backward_passes_per_step={self.backward_passes_per_step}, "
-            f"average_aggregated_gradients={self.average_aggregated_gradients}"
-        )
+        return {
+            "op": self.op.name,
+            "compression": getattr(self.compression, "__name__", type(self.compression).__name__),
+            "gradient_predivide_factor": self.gradient_predivide_factor,
+            "sparse_as_dense": self.sparse_as_dense,
+            "groups": groups if isinstance(groups, int | None) else [len(g) for g in groups],
+            "backward_passes_per_step": self.backward_passes_per_step,
+            "average_aggregated_gradients": self.average_aggregated_gradients,
+        }
 
 
 def groups_of(num_groups: int, groups: Groups) -> Groups:
@@ -136,6 +136,11 @@ class GradientExchange(Exchange):
     def is_alone(self) -> bool:
         """Whether there is one rank, and no other will come."""
         return self._reduction.is_alone
+
+    @property
+    def description(self) -> dict[str, object]:
+        """The arguments that must be the same on all ranks."""
+        return {"function": "DistributedOptimizer", **self._settings.arguments()}
 
     def renewed(self) -> GradientExchange:
         """Return an exchange with these settings, and without sums and local variables."""
@@ -212,14 +217,11 @@ class GradientExchange(Exchange):
             ranks = self._settings.process_set
             if not tf.executing_eagerly() or ranks.size() == 1:
                 return
-            own = self._settings.text()
-            of_ranks = allgather_object(own, name="arguments", process_set=self.process_set)
-        if len(set(of_ranks)) > 1:
-            pairs = zip(ranks.ranks, of_ranks, strict=True)
-            shown = "; ".join(f"{text} (rank {rank})" for rank, text in pairs)
-            raise MismatchError(
-                f"rank {place.rank()} | DistributedOptimizer: expected the same arguments on all "
-                f"ranks; received {shown}"
+            same(
+                self._settings.arguments(),
+                caller="DistributedOptimizer",
+                remedy="Pass the same arguments on all ranks.",
+                process_set=self.process_set,
             )
         self._is_compared = True
 

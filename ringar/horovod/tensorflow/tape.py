@@ -58,8 +58,7 @@ class _Tape(tapes.DistributedGradientTape):
         variables = tf.nest.flatten(sources)
         joining.note(joining.Taped(variables, self._exchange))
         if self._exchange.meets:
-            exchange = self._exchange
-            first_step.begin(variables, exchange.process_set, is_local=exchange.is_local)
+            first_step.begin(variables, self._exchange)
         reduced = self._exchange(tf.nest.flatten(gradients), variables)
         return tf.nest.pack_sequence_as(sources, reduced)
 

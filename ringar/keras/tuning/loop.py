@@ -6,9 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from ringar.collectives import allgather_object
-from ringar.collectives.call import Call
-from ringar.errors import MismatchError
+from ringar.collectives.agree import same
 from ringar.job import mpi
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import tuned
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 
 Its = ParamSpec("Its")
 Result = TypeVar("Result")
-
-_CALL = Call("allgather_object", name="autotune/options")
 
 
 def autotune(
@@ -65,18 +61,12 @@ def autotune(
     ranks = or_all(process_set)
     if ranks.size() == 1:
         return make_step()
-    own = options.description(os.environ) or "none"
-    everyone = allgather_object(own, name=_CALL.name, process_set=process_set)
-    if len(set(everyone)) > 1:
-        raise MismatchError(
-            _CALL.refusal(
-                "the same options of Autotune on every rank",
-                ", ".join(
-                    f"{its} (rank {r})" for its, r in zip(everyone, ranks.ranks, strict=True)
-                ),
-                "Set the variables on every rank, as ringarrun --autotune does.",
-            )
-        )
+    same(
+        {"options of Autotune": options.description(os.environ) or "none"},
+        caller="ringar.autotune",
+        remedy="Set the variables on every rank, as ringarrun --autotune does.",
+        process_set=process_set,
+    )
     if not options.is_wanted(os.environ):
         return make_step()
     chosen = {"algorithm": name} if (name := os.environ.get(mpi.ALGORITHM_VARIABLE)) else {}

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from ringar.collectives import allgather_object
+from ringar.collectives.agree import compare
 from ringar.job import place
 from ringar.sharding.grid import Grid
 from ringar.sharding.pixelwise import describe
@@ -29,7 +30,7 @@ class _Description:
 
     name: str
     kind: str
-    settings: str
+    settings: dict[str, str]
     others: tuple[int | None, ...]
     """The sizes of the input but for examples, rows and columns."""
     tile: tuple[int | None, ...]
@@ -63,7 +64,11 @@ def agree(
                 f"The input of {its.kind} {ranks[0].name} must be images, of 4 dimensions. "
                 f"Received: shape (examples, {', '.join(map(str, its.others))}) on rank {rank}"
             )
-    _check_same(layer, ranks)
+    compare(
+        [{"class": its.kind, "settings": its.settings, "channels": its.others} for its in ranks],
+        caller=f"{own.kind} {own.name}",
+        remedy="Build the model alike on all ranks.",
+    )
     for rank, its in enumerate(ranks):
         if None in its.tile:
             raise ValueError(
@@ -135,7 +140,7 @@ def _description(
     layer: keras.layers.Layer, grid: Grid, input_shape: Sequence[int | None], channel_axis: int
 ) -> _Description:
     rows, columns = (1, 2) if channel_axis == 3 else (2, 3)
-    settings = {k: v for k, v in layer.get_config().items() if k not in _NOT_COMPARED}
+    settings = {k: str(v) for k, v in layer.get_config().items() if k not in _NOT_COMPARED}
     shape = tuple(input_shape)
     tile = (shape[rows], shape[columns]) if len(shape) == 4 else ()
     sides = (rows, columns) if tile else ()
@@ -143,21 +148,7 @@ def _description(
     return _Description(
         layer.name,
         type(layer).__name__,
-        f"{settings} on {grid}",
+        {**settings, "grid": str(grid)},
         others,
         tile,
     )
-
-
-def _check_same(layer: keras.layers.Layer, ranks: Sequence[_Description]) -> None:
-    """Refuse layers that differ between ranks."""
-    for what in ("kind", "settings", "others"):
-        values = [getattr(its, what) for its in ranks]
-        for rank, value in enumerate(values):
-            if value != values[0]:
-                told = {"kind": "class", "settings": "settings", "others": "channels"}[what]
-                raise ValueError(
-                    f"The {told} of a partitioned layer must be the same on every rank. Received: "
-                    f"{values[0]} in {ranks[0].name} on rank 0, and {value} in {ranks[rank].name} "
-                    f"on rank {rank}. Build the model alike on all ranks."
-                )

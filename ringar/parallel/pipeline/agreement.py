@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from ringar.collectives import allgather_object
+from ringar.collectives.agree import first, same, together
 from ringar.job import place
-from ringar.keras.checks import require_equal
 from ringar.parallel.pipeline import balance, cut
 from ringar.parallel.pipeline.decoupling import Decoupling, Synthesizers
 from ringar.parallel.pipeline.schedule import SYNTHETIC
@@ -25,21 +23,13 @@ def check_arguments(model: keras.Model, **arguments: Any) -> None:
     Raises:
         ValueError: on every rank, if they differ.
     """
-    own = {name: repr(value) for name, value in arguments.items()}
-    ranks = allgather_object((own, cut.describe(model)), name="pipeline/arguments")
-    for name in dict.fromkeys(itertools.chain.from_iterable(given for given, _ in ranks)):
-        require_equal(
-            [given.get(name, "nothing") for given, _ in ranks],
-            f"`{name}`",
-            "Build the same pipeline on all ranks.",
-        )
-    for layers in itertools.zip_longest(*(layers for _, layers in ranks), fillvalue="no layer"):
-        require_equal(
-            layers,
-            "layer of `model`",
-            "Build the same model on all ranks. Give its layers names if ranks have made "
-            "different numbers of layers before.",
-        )
+    layers = {f"layer {number} of `model`": its for number, its in enumerate(cut.describe(model))}
+    same(
+        {f"`{name}`": repr(value) for name, value in arguments.items()} | layers,
+        caller="ringar.parallel.Pipelined",
+        remedy="Build the same pipeline, of the same model, on all ranks. Give layers names if "
+        "ranks have made different numbers of layers before.",
+    )
 
 
 def grid_for(grid: Grid | None, modules: int | None) -> Grid:
@@ -63,17 +53,11 @@ def places_for(
     if grid.model == 1 or cuts is not None:
         return cut.places(graph, list(cuts or []), grid.model)
 
-    def timed() -> list[int] | ValueError:
-        try:
-            seconds = balance.seconds_per_node(graph, batch_size)
-            return balance.partition(graph, seconds, grid.model)
-        except Exception as error:  # to be raised on every rank
-            return ValueError(f"rank 0 could not time the layers: {error}")
+    def timed() -> list[int]:
+        seconds = balance.seconds_per_node(graph, batch_size)
+        return balance.partition(graph, seconds, grid.model)
 
-    found: Any = grid.agree(timed() if place.rank() == 0 else None)
-    if isinstance(found, ValueError):
-        raise found
-    return list(found)
+    return first(timed, caller="ringar.parallel.Pipelined", deed="to time the layers")
 
 
 def synthesizers_for(
@@ -87,18 +71,12 @@ def synthesizers_for(
     if schedule != SYNTHETIC:
         plan.refuse_if_given(schedule)
         return None
-    failure, made = None, None
-    try:
-        made = Synthesizers(plan, graph, network, grid.part, grid.model)
-    except ValueError as error:
-        failure = str(error)
-    except Exception as error:  # of the user's function; other modules call it for other cuts
-        failure = f"A synthesizer could not be made: {type(error).__name__}: {error}"
-    own = (failure, int(np.random.randint(2**31)))
-    ranks = allgather_object(own, name="synthesizers")
-    for rank, (message, _) in enumerate(ranks):
-        if message is not None:
-            raise ValueError(f"rank {rank} | {message}")
-    assert made is not None
-    made.seed = ranks[0][1]
-    return made
+    made: list[Synthesizers] = []
+
+    def make() -> int:  # a user's function may fail for the cut of one module only
+        made.append(Synthesizers(plan, graph, network, grid.part, grid.model))
+        return int(np.random.randint(2**31))
+
+    deed = "to make its synthesizers"
+    made[0].seed, *_ = together(make, caller="ringar.parallel.Pipelined", deed=deed)
+    return made[0]

@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from ringar.collectives import allgather_object
-from ringar.keras import checks
+from ringar.collectives.agree import same
+from ringar.keras import checks, description
 from ringar.keras.callbacks import Distributed
 from ringar.keras.synchronize import average_logs, broadcast_model
 from ringar.sharding.grid import Grid
@@ -64,19 +64,19 @@ class Alignment(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
         """Compare steps and checkpoints; broadcast the weights to the replicas."""
-        own = {
-            "number of steps": (self.params or {}).get("steps"),
-            "number of epochs": (self.params or {}).get("epochs"),
-            "checkpoints": self.saving,
-        }
-        ranks = allgather_object(own, name="start of training")
-        for what in own:
-            checks.require_equal(
-                [one[what] for one in ranks],
-                what,
-                "Give the ranks of a model group the same data, and all groups equally much "
-                "(ringar.data.shard); save on all ranks, of which rank 0 writes.",
-            )
+        described = description.model(self.model)
+        settings = ("exchange", "optimizer", "loss", "loss_weights")  # weights are this module's
+        same(
+            {
+                "number of steps": (self.params or {}).get("steps"),
+                "number of epochs": (self.params or {}).get("epochs"),
+                "checkpoints": self.saving,
+                **{name: described[name] for name in settings},
+            },
+            caller="ringar.parallel.Pipelined",
+            remedy="Give the ranks of a model group the same data, and all groups equally much "
+            "(ringar.data.shard); compile alike on all ranks; save on all, of which rank 0 writes.",
+        )
         if self.grid.data > 1:
             broadcast_model(self.model, self.grid.part, self.grid.data_set)
 

@@ -168,7 +168,9 @@ def describe(model: keras.Model) -> list[str]:
 def _description(node: Any) -> str:
     operation = node.operation
     name = operation.name if _weights(node) else type(operation).__name__
-    return " ".join([name, *(f"{tensor.shape} {tensor.dtype}" for tensor in node.outputs)])
+    outputs = (f"{tensor.shape} {tensor.dtype}" for tensor in node.outputs)
+    trained = sum(weight.trainable for weight in _weights(node))
+    return " ".join([name, *outputs, *([f"trains {trained} weights"] if _weights(node) else [])])
 
 
 def _weights(node: Any) -> list[Any]:

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import allgather_object, broadcast_object
+from ringar.collectives.agree import first
 from ringar.collectives.dtypes import Arrays, Examples
 from ringar.job import place
 from ringar.keras.optimizer import DistributedOptimizer
@@ -346,12 +347,12 @@ class Pipelined(keras.Model):
         Batches in flight are not saved: a model that is loaded and cut again starts empty.
         """
         model = self.whole()
-        state.on_rank_0(lambda: model.save(filepath, *args, **kwargs))
+        self._write(lambda: model.save(filepath, *args, **kwargs), "save", filepath)
 
     def save_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Write the weights of the plain model from rank 0. Collective over all ranks."""
         model = self.whole()
-        state.on_rank_0(lambda: model.save_weights(filepath, *args, **kwargs))
+        self._write(lambda: model.save_weights(filepath, *args, **kwargs), "save_weights", filepath)
 
     def load_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Load this module's weights from a file of the plain model's weights."""
@@ -425,6 +426,9 @@ class Pipelined(keras.Model):
         return model
 
     # --------------------------------------------------------------------------------------------
+
+    def _write(self, write: Callable[[], None], method: str, filepath: Any) -> None:
+        first(write, caller=f"Pipelined.{method}", deed=f"to write {str(filepath)!r}")
 
     def _own_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
         """Return the optimizer of this module, with its part of the state."""

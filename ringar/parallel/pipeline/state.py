@@ -10,15 +10,14 @@ from __future__ import annotations
 import itertools
 import json
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import numpy as np
 
-from ringar.collectives import allgather_object, broadcast_object
-from ringar.job import place
+from ringar.collectives import allgather_object
 from ringar.job.process_sets import ProcessSet
 from ringar.sharding import slots
 
@@ -101,25 +100,6 @@ def gather_optimizer(
         return
     for state in filter(None, states):
         set_optimizer_state(model.optimizer, model, state)
-
-
-def on_rank_0(write: Callable[[], object]) -> None:
-    """Let rank 0 write a file. Collective over all ranks.
-
-    Raises:
-        Exception: on rank 0, the error of `write`; then an OSError on all other ranks.
-    """
-    failure = None
-    if place.rank() == 0:
-        try:
-            write()
-        except Exception as error:  # the other ranks wait to hear of it
-            failure = error
-    message = broadcast_object(failure and str(failure), name="save")
-    if failure is not None:
-        raise failure
-    if message:
-        raise OSError(f"rank {place.rank()} | save: rank 0 could not write: {message}")
 
 
 def layer_weights(layers: Iterable[Any]) -> State:

@@ -16,9 +16,10 @@ from typing import TypeVar
 import numpy as np
 
 from ringar.collectives import allgather, allgather_object
+from ringar.collectives.agree import Failure, same
 from ringar.collectives.call import Call
 from ringar.collectives.digest import digest
-from ringar.errors import DeadlineError, MismatchError, PeerLostError, RankError
+from ringar.errors import DeadlineError, MismatchError, PeerLostError
 from ringar.job.process_sets import ProcessSet, or_all
 
 T = TypeVar("T")
@@ -66,8 +67,8 @@ class Agreement:
         conclusions.
 
         Raises:
-            ValueError: a rank has raised one, or the numbers differ by more than rounding.
-            RankError: another rank has failed in another way.
+            RankError: another rank has failed; a ValueError, too, if that has raised one.
+            MismatchError: the numbers differ by more than rounding.
         """
         found = self.attempt_together(lambda: float(step()))
         self.settle(where)
@@ -78,7 +79,7 @@ class Agreement:
             received = ", ".join(
                 f"{value!r} (rank {q})" for q, value in enumerate(everyone.tolist())
             )
-            raise ValueError(
+            raise MismatchError(
                 self._call.refusal(
                     f"the same {where} on every rank", received, "Add it up over all ranks."
                 )
@@ -94,8 +95,8 @@ class Agreement:
             remedy: advice for ranks with different arrays.
 
         Raises:
-            ValueError: a rank has raised one, or arrays differ.
-            RankError: another rank has failed in another way.
+            RankError: another rank has failed; a ValueError, too, if that has raised one.
+            MismatchError: arrays differ.
         """
         everyone = self._compare(FAILED if self._error is not None else digest(arrays))
         self._may_differ = False
@@ -103,7 +104,7 @@ class Agreement:
             self._fail(where)
         if (everyone != everyone[0]).any():
             received = ", ".join(f"{value:08x} (rank {q})" for q, value in enumerate(everyone))
-            raise ValueError(
+            raise MismatchError(
                 self._call.refusal(f"the same {where} on every rank", f"digests {received}", remedy)
             )
 
@@ -126,18 +127,18 @@ class Agreement:
         A mismatch is the consequence of another rank's error, if there is one.
         """
         error, self._error = self._error, None
-        own = None
-        if error is not None:
-            kinds = [isinstance(error, kind) for kind in (ValueError, MismatchError)]
-            own = (type(error).__name__, str(error), *kinds)
+        own = None if error is None else Failure.of(error)
         found = allgather_object(own, name=self._call.name, process_set=self._ranks)
-        failures = [(rank, *each) for rank, each in enumerate(found) if each is not None]
-        failures.sort(key=lambda failure: bool(failure[-1]))  # a mismatch last
-        rank, kind, text, is_value_error, is_mismatch = failures[0]
-        if error is not None and (is_mismatch or not isinstance(error, MismatchError)):
+        failures = [
+            (rank, failure)
+            for rank, failure in zip(self._ranks.ranks, found, strict=True)
+            if failure is not None
+        ]
+        failures.sort(key=lambda pair: _is_mismatch(pair[1]))
+        rank, failure = failures[0]
+        if own is not None and (_is_mismatch(failure) or not _is_mismatch(own)):
             raise error
-        message = f"rank {rank} | scheduled.{self._what}, {where}: {kind}: {text}"
-        raise ValueError(message) if is_value_error else RankError(message)
+        raise failure.on_another_rank(rank, f"{self._call.name}, {where}", "to succeed")
 
     def require(self, described: Mapping[str, object], remedy: str) -> None:
         """Raise on every rank if descriptions differ. Collective.
@@ -147,13 +148,10 @@ class Agreement:
             remedy: advice for the error.
 
         Raises:
-            ValueError: with the first name whose values differ.
+            MismatchError: with the first name whose values differ.
         """
-        everyone = allgather_object(dict(described), name=self._call.name, process_set=self._ranks)
-        for key in dict.fromkeys(name for each in everyone for name in each):
-            values = [each.get(key) for each in everyone]
-            if any(value != values[0] for value in values):
-                received = ", ".join(f"{value} (rank {q})" for q, value in enumerate(values))
-                raise ValueError(
-                    self._call.refusal(f"the same {key} on every rank", received, remedy)
-                )
+        same(described, caller=self._call.name, remedy=remedy, process_set=self._ranks)
+
+
+def _is_mismatch(failure: Failure) -> bool:
+    return failure.kind == MismatchError.__name__

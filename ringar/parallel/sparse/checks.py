@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import keras
 import numpy as np
 
+from ringar.collectives.agree import compare, together
 from ringar.collectives.digest import digest
-from ringar.keras.checks import require_equal
-from ringar.keras.together import on_every_rank
 from ringar.parallel.scan.computation import usable_threads
 from ringar.parallel.sparse.kernels import KERNELS
 from ringar.parallel.sparse.matrices import csr_layers
@@ -70,14 +69,14 @@ def checked(given: Given) -> Checked:
         made.append(_check(given))
         return _description(given, made[0])
 
-    ranks = on_every_rank(check, "SparseNet", "to have a net that can be trained")
-    for what in ranks[0]:
-        require_equal(
-            [one.get(what) for one in ranks],
-            f"{what} of the sparse net",
-            "Make the same net on every rank: draw it with the same seed, or broadcast it from "
-            "rank 0 with ringar.broadcast_object.",
-        )
+    deed = "to have a net that can be trained"
+    descriptions = together(check, caller="SparseNet", deed=deed)
+    compare(
+        descriptions,
+        caller="SparseNet",
+        remedy="Make the same net on every rank: draw it with the same seed, or broadcast it from "
+        "rank 0 with ringar.broadcast_object.",
+    )
     return made[0]
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from ringar import errors
+from ringar.collectives.agree import first
 from ringar.job import place
-from ringar.keras.together import on_first_rank
 from ringar.parallel.scan.computation import usable_threads
 from ringar.parallel.sparse import checks, file
 from ringar.parallel.sparse.exchange import Exchange, Join
@@ -144,10 +144,10 @@ class SparseNet(keras.Model):
         """Return the placement of the neurons. Collective over all ranks: rank 0 partitions."""
         if isinstance(partition, Partition):
             return partition
-        made: Partition = on_first_rank(
+        made: Partition = first(
             lambda: place_neurons(layers, self.grid.model, partition, imbalance, seed),
-            "SparseNet",
-            "to place the neurons",
+            caller="SparseNet",
+            deed="to place the neurons",
         )
         return made
 
@@ -264,8 +264,10 @@ class SparseNet(keras.Model):
             OSError: on every rank, if it cannot be written.
         """
         arrays = file.arrays_of(self)
-        on_first_rank(
-            lambda: file.write(filepath, arrays, overwrite), "save", f"to write {filepath!r}"
+        first(
+            lambda: file.write(filepath, arrays, overwrite),
+            caller="SparseNet.save",
+            deed=f"to write {filepath!r}",
         )
 
     @classmethod
@@ -302,7 +304,8 @@ class SparseNet(keras.Model):
             OSError: on every rank, if the file cannot be read.
             ValueError: it is no such file, or an argument is out of range.
         """
-        arrays = on_first_rank(lambda: file.read(filepath), "load", f"to read {filepath!r}")
+        deed = f"to read {filepath!r}"
+        arrays = first(lambda: file.read(filepath), caller="SparseNet.load", deed=deed)
         saved = file.Saved(arrays)
         net = cls(
             saved.layers(), activation=saved.activations, use_bias=saved.biases is not None,

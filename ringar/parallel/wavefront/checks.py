@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from ringar.collectives import allgather_object
-from ringar.keras.checks import require_equal
+from ringar.collectives.agree import compare
 from ringar.parallel.scan.layers import ScanGRU, ScanLSTM, ScanSimpleRNN
 from ringar.sharding.grid import Grid
 
@@ -140,11 +140,13 @@ def check_ranks(description: dict[str, object], shape: tuple[int | None, ...], g
     Raises:
         ValueError: on every rank, with what differs.
     """
-    remedy = "Build the same stack on every rank; each computes its own block of the layers."
-    ranks = allgather_object((description, shape), name="wavefront/description")
-    for name in dict.fromkeys(name for one, _ in ranks for name in one):
-        require_equal([one.get(name) for one, _ in ranks], f"{name} of a Wavefront", remedy)
-    shapes = [shape for _, shape in ranks]
-    groups = [shapes[i : i + grid.model] for i in range(0, len(shapes), grid.model)]
-    if any(len(set(group)) > 1 for group in groups):
-        require_equal(shapes, "shape of the inputs of a Wavefront", remedy)
+    where = {
+        "caller": "ringar.parallel.Wavefront",
+        "remedy": "Build the same stack on every rank; each computes its own block of the layers.",
+    }
+    ranks = allgather_object((description, shape), name=where["caller"])
+    compare([its for its, _ in ranks], **where)
+    shapes = [{"shape of the inputs": str(its)} for _, its in ranks]
+    for place in range(0, len(shapes), grid.model):
+        group = range(place, place + grid.model)
+        compare([shapes[rank] for rank in group], **where, ranks=group)

@@ -1,0 +1,241 @@
+"""Descriptions of what a user has set, which must be the same on all ranks: plain, stable values.
+
+Ranks of one script describe themselves alike: a description has no address, no number of a name, no
+learning rate and no seed, in which ranks may differ. Objects are described by class and config,
+functions by name and code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import types
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ringar.collectives.digest import digest
+from ringar.keras import share
+from ringar.sharding.cut import cut_of
+from ringar.sharding.slots import inner_optimizer
+
+if TYPE_CHECKING:
+    from ringar.keras.exchange import Exchange
+
+_FREE = ("name", "learning_rate", "seed", "module", "registered_name", "build_config")
+"""Entries of configs in which ranks may differ, or that say nothing."""
+
+_SETTINGS = (
+    "weight_decay",
+    "clipnorm",
+    "global_clipnorm",
+    "clipvalue",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+"""What all optimizers have, also those whose config cannot be made."""
+
+
+def plain(value: Any) -> Any:
+    """Return the description of a value: numbers, texts, None, lists and dictionaries of them."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, Mapping):
+        if "class_name" in value and "config" in value:
+            return _described(value["class_name"], value["config"])
+        return {str(key): plain(its) for key, its in value.items() if key not in _FREE}
+    if isinstance(value, list | tuple):
+        return [plain(its) for its in value]
+    if isinstance(value, set | frozenset):
+        return sorted(str(plain(its)) for its in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = (field.name for field in dataclasses.fields(value) if field.init)
+        return _described(type(value).__name__, {name: getattr(value, name) for name in names})
+    if isinstance(value, tf.Variable | keras.Variable):
+        return weight(value)
+    if isinstance(value, np.ndarray) or tf.is_tensor(value):
+        return _array(value)
+    return _object(value)
+
+
+def optimizer(
+    one: keras.optimizers.Optimizer, variables: Sequence[Any] = (), rate: bool = False
+) -> dict[str, Any]:
+    """Return the description of an optimizer.
+
+    Args:
+        one: the optimizer.
+        variables: those that it may train, for its exclusions.
+        rate: whether to describe the learning rate, and not only that there is one or a schedule.
+    """
+    try:
+        config = one.get_config()
+    except Exception:  # of the user's class, or of a schedule that has no config
+        config = {name: getattr(one, name, None) for name in _SETTINGS}
+    described: dict[str, Any] = _described(one.__class__.__name__, config)
+    inner = inner_optimizer(one)
+    schedule = getattr(inner, "_learning_rate", None)
+    is_schedule = isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
+    described["learning_rate"] = "a schedule" if is_schedule else "a number"
+    if rate:
+        described["learning_rate"] = plain(config.get("learning_rate"))
+    described["exclude_from_weight_decay"] = _excluded(inner, variables)
+    return described
+
+
+def loss(given: Any) -> Any:
+    """Return the description of what `compile` got as `loss`, without names of outputs."""
+    if isinstance(given, Mapping) and "class_name" not in given:
+        return [loss(its) for its in given.values()]
+    if isinstance(given, list | tuple):
+        return [loss(its) for its in given]
+    if isinstance(given, str):
+        try:
+            return loss(keras.losses.get(given))
+        except ValueError:  # a name that means a loss for some outputs only, "crossentropy"
+            return given
+    described = plain(given)
+    if isinstance(given, keras.losses.Loss):
+        described |= plain(getattr(given, "_fn_kwargs", {}))
+    return described
+
+
+def weight(variable: Any) -> str:
+    """Return the dtype of a variable, its shape as far as ranks have it in common, and its use."""
+    cut, shape = cut_of(variable), list(variable.shape)
+    uneven = () if cut is None else cut.uneven
+    sizes = ["*" if axis in uneven else size for axis, size in enumerate(shape)]
+    use = "trained" if variable.trainable else "not trained"
+    return f"{variable.dtype}[{', '.join(map(str, sizes))}], {use}"
+
+
+def exchanges(many: Sequence[Exchange]) -> Any:
+    """Return the description of what ranks exchange around the steps of a model's optimizers."""
+    described = [plain(one.description) for one in many]
+    return described[0] if len(described) == 1 else described
+
+
+def loop(
+    variables: Sequence[Any], exchange: Exchange, one: keras.optimizers.Optimizer | None
+) -> dict[str, Any]:
+    """Return the description of a loop of steps, as far as a step knows it.
+
+    Args:
+        variables: those whose gradients are reduced.
+        exchange: that of the optimizer or the tape.
+        one: the optimizer, if it is known.
+    """
+    return {
+        "exchange": exchanges([exchange]),
+        "optimizer": {} if one is None else optimizer(one, variables),
+        **weights(variables),
+    }
+
+
+def model(one: keras.Model, used: Sequence[Exchange] = ()) -> dict[str, Any]:
+    """Return the description of a compiled model.
+
+    Args:
+        one: the model.
+        used: the exchanges of a step, where those of the optimizers are not all.
+    """
+    many = [*used] or share.exchanges_of(one)
+    optimizers = share.optimizers_of(one) if all(its.meets for its in many) else []
+    described = [optimizer(its, one.trainable_variables) for its in optimizers]
+    return {
+        "exchange": exchanges(many),
+        "optimizer": described[0] if len(described) == 1 else described,
+        "loss": loss(getattr(one, "loss", None)),
+        "loss_weights": _loss_weights(one),
+        "dtype_policy": policies(one),
+        **weights(one.weights),
+    }
+
+
+def weights(variables: Sequence[Any]) -> dict[str, Any]:
+    """Return the description of a model's weights."""
+    each = {f"weight {place}": weight(variable) for place, variable in enumerate(variables)}
+    return {"number of weights": len(variables), **each}
+
+
+def policies(model: keras.Model) -> Any:
+    """Return the dtype policies of the layers that have weights; one for all, if they are alike."""
+    names = [
+        getattr(getattr(layer, "dtype_policy", None), "name", None)
+        for layer in model._flatten_layers()
+        if layer.weights
+    ]
+    return names if len(set(names)) > 1 else next(iter(names), None)
+
+
+def _described(kind: Any, config: Any) -> Any:
+    if kind == "__lambda__":  # Keras' pickle of it has the path of the script
+        return "a lambda"
+    if not isinstance(config, Mapping):  # a function, by Keras' name
+        return f"{kind} {plain(config)}"
+    return {"class": kind, **plain({str(key): its for key, its in config.items()})}
+
+
+def _loss_weights(one: keras.Model) -> Any:
+    given = getattr(getattr(one, "_compile_loss", None), "_user_loss_weights", None)
+    return plain(list(given.values()) if isinstance(given, Mapping) else given)
+
+
+def _excluded(one: keras.optimizers.Optimizer, variables: Sequence[Any]) -> list[int]:
+    """Return the places of the variables without weight decay."""
+    decays = getattr(one, "_use_weight_decay", None)
+    if decays is None or not getattr(one, "weight_decay", None):
+        return []
+    return [place for place, variable in enumerate(variables) if not decays(variable)]
+
+
+def _object(value: Any) -> Any:
+    if isinstance(value, functools.partial):
+        return {"partial": plain(value.func), "args": plain(value.args), **plain(value.keywords)}
+    if isinstance(value, types.MethodType):
+        return plain(value.__func__)
+    if isinstance(value, types.FunctionType):
+        return f"{value.__qualname__} (code {_code(value.__code__):08x})"
+    if hasattr(value, "python_function"):  # a tf.function
+        return plain(value.python_function)
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, keras.DTypePolicy | tf.DType | np.dtype):
+        return value.name
+    try:
+        return _described(type(value).__name__, value.get_config())
+    except Exception:  # it has none, or none that can be made
+        return type(value).__name__
+
+
+def _code(code: types.CodeType) -> int:
+    """Return a digest of what a function computes, as far as its code says it."""
+    constants = [
+        _code(its) if isinstance(its, types.CodeType) else its
+        for its in code.co_consts
+        if isinstance(its, types.CodeType | int | float | str)
+    ]
+    return zlib.crc32(code.co_code + repr((constants, code.co_names)).encode())
+
+
+def _array(value: Any) -> str:
+    try:
+        array = np.asarray(value)
+    except Exception:  # a tensor of a graph, or one that NumPy does not know
+        return f"{value.dtype}{value.shape}"
+    if array.ndim == 0 and array.dtype.kind in "biuf":
+        return str(array)
+    mark = "" if array.dtype.kind in "OSU" else f", digest {digest([array]):08x}"
+    return f"{array.dtype}{list(array.shape)}{mark}"

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import types
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         if "class_name" in value and "config" in value:
             return _described(value["class_name"], value["config"])
-        return {str(key): plain(its) for key, its in value.items() if key not in _FREE}
+        return {str(key): plain(its) for key, its in value.items()}
     if isinstance(value, list | tuple):
         return [plain(its) for its in value]
     if isinstance(value, set | frozenset):
@@ -81,7 +82,9 @@ def optimizer(
         rate: whether to describe the learning rate, and not only that there is one or a schedule.
     """
     try:
-        config = one.get_config()
+        with warnings.catch_warnings():  # Keras warns of functions, which it could not load again
+            warnings.simplefilter("ignore")
+            config = one.get_config()
     except Exception:  # of the user's class, or of a schedule that has no config
         config = {name: getattr(one, name, None) for name in _SETTINGS}
     described: dict[str, Any] = _described(one.__class__.__name__, config)
@@ -185,7 +188,7 @@ def _described(kind: Any, config: Any) -> Any:
         return "a lambda"
     if not isinstance(config, Mapping):  # a function, by Keras' name
         return f"{kind} {plain(config)}"
-    return {"class": kind, **plain({str(key): its for key, its in config.items()})}
+    return {"class": kind, **plain({k: its for k, its in config.items() if k not in _FREE})}
 
 
 def _loss_weights(one: keras.Model) -> Any:

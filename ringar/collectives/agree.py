@@ -262,7 +262,7 @@ def _flat(description: Any, path: str = "") -> dict[str, Any]:
     ):
         pairs = list(enumerate(description))
     else:
-        return {path: list(description) if isinstance(description, tuple) else description}
+        return {path: description}
     flat: dict[str, Any] = {}
     for name, value in pairs:
         flat |= _flat(value, f"{path}.{name}" if path else str(name))

@@ -163,7 +163,7 @@ def test_other_models(rank: int) -> None:
         model = compiled(common.dense_model())
     else:
         model = compiled(keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)]))
-    with pytest.raises(ValueError, match=r"number of weights.*4 \(rank 0\), 2 \(rank 1\)"):
+    with pytest.raises(ValueError, match=r"number of weights.*4 \(rank 0\)"):
         model.fit(*common.regression(4), verbose=0, callbacks=[ringar.callbacks.Distributed()])
 
 

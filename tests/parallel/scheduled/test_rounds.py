@@ -264,8 +264,8 @@ def ends_on_all(problem: scheduled.Problem, rank: int) -> None:
     with pytest.raises(kind, match="no more memory") as caught:
         scheduled.run(problem, 4, every=2, tolerance=0.0)
     if rank != 1:
-        assert "rank 1 | scheduled.run" in str(caught.value)
-        assert "Broken" in str(caught.value)
+        assert f"rank {rank} | scheduled.run" in str(caught.value)
+        assert "expected rank 1 to succeed; received its error Broken" in str(caught.value)
     scheduled.run(Halve(), 1)
 
 

@@ -118,7 +118,7 @@ def test_ranks_that_disagree(
     if odd and what == "number of layers":
         layers.append(gru())
     stack = ringar.parallel.Wavefront(layers, 4 if odd and what == "chunk" else 3)
-    with pytest.raises(ValueError, match=f"the same {what} of a Wavefront on every rank"):
+    with pytest.raises(ValueError, match=f"Wavefront: expected the same {what} on every rank"):
         stack.build((None, 5 if odd and what == SHAPE else 6, 2))
     assert ringar.allreduce(1.0, ringar.Sum) == size  # all go on
 

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from ringar.asynchronous import server_arguments
+from ringar.asynchronous.failures import Failures
 from ringar.asynchronous.gradients import Gradient
 from ringar.asynchronous.log import Entry
 from ringar.asynchronous.mailboxes import Mailboxes
@@ -148,6 +149,7 @@ class ParameterServer:
             hosts=[self._host(worker) for worker in working],
             host=self._host(self._ranks.rank()),
         )
+        self._failures = Failures(process_set, "ringar.ParameterServer", f"{name}/failures")
         barrier(name=f"{name}/begin", process_set=process_set)  # all shards are published
         self._replica: Replica | None = None
         self._before_close: list[Callable[[], None]] = []
@@ -266,10 +268,21 @@ class ParameterServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self.close()
-            return
-        if self._replica is not None:  # the others go on without this rank
+        try:
+            if error is None:
+                self.close()
+                return
+        except RingarError as failure:
+            raise self._failures.first(failure) from None
+        self._leave(error)
+        first = self._failures.first(error)
+        if first is not error:
+            raise first from None
+
+    def _leave(self, error: BaseException) -> None:
+        """Let the others go on without this rank, which has failed."""
+        self._failures.tell(error)
+        if self._replica is not None:
             with suppress(RingarError):
                 self._replica.end(wait=False)
             self._replica = None

@@ -34,6 +34,7 @@ _HOST_FUNCTION = ctypes.CFUNCTYPE(
 )
 
 _numbers = itertools.count()
+_raised: list[BaseException] = []  # the last error of a function
 _calls: weakref.WeakValueDictionary[int, _HostCall] = weakref.WeakValueDictionary()
 
 
@@ -58,7 +59,8 @@ def host_call(
     tensors = [tf.convert_to_tensor(one) for one in inputs]
     if not compiled.is_compiling():
         dtypes = [spec.dtype for spec in results]
-        outputs = tf.nest.flatten(tf.numpy_function(function, tensors, dtypes))[: len(results)]
+        noted = functools.partial(_noting, function)
+        outputs = tf.nest.flatten(tf.numpy_function(noted, tensors, dtypes))[: len(results)]
         return [tf.ensure_shape(o, spec.shape) for o, spec in zip(outputs, results, strict=True)]
     call = Call("window", name=name)
     if compiled.target_device() == "GPU":
@@ -75,6 +77,21 @@ def host_call(
     _keep(made)
     _install()
     return compiled.run(str(made.number), tensors, results, "ringar_host_call")
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """Return the error of a function that has ended a step as `error`, an error of TensorFlow."""
+    is_it = isinstance(error, tf.errors.OpError) and _raised and str(_raised[0]) in error.message
+    return _raised[0] if is_it else None
+
+
+def _noting(function: Function, *arrays: Any) -> Any:
+    """Call a function, and keep its error: TensorFlow keeps the text alone."""
+    try:
+        return function(*arrays)
+    except BaseException as error:
+        _raised[:] = [error]
+        raise
 
 
 class _HostCall:
@@ -94,7 +111,7 @@ class _HostCall:
 
     def run(self, inputs: Any, outputs: Any) -> None:
         arrays = [_array(inputs[i], spec) for i, spec in enumerate(self._inputs)]
-        made = self._function(*arrays)
+        made = _noting(self._function, *arrays)
         for i, (value, spec) in enumerate(zip(made, self._results, strict=True)):
             _array(outputs[i], spec)[...] = value
 

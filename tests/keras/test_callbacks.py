@@ -157,7 +157,7 @@ def test_other_models(rank: int) -> None:
     model = compiled(keras.Sequential([keras.Input((6,)), keras.layers.Dense(units)]))
     x, _ = common.regression(4)
     data = tf.data.Dataset.from_tensors((x, np.zeros((4, units), np.float32)))
-    with pytest.raises(ValueError, match=r"weight 0.*\[6, 4\] \(rank 0\)"):
+    with pytest.raises(ValueError, match=r"weight 0.*\[6, 4\].* \(rank 0\)"):
         model.fit(data, verbose=0, callbacks=[ringar.callbacks.Distributed()])
     if rank == 0:
         model = compiled(common.dense_model())

@@ -107,7 +107,7 @@ def test_models_that_differ(open_grid: OpenGrid, rank: int) -> None:
 
     grid = open_grid(2)
     for models, received in (
-        ([named(8), named(9)], r"hidden \(None, 8\) float32 .*\(rank 0\), hidden \(None, 9\)"),
+        ([named(8), named(9)], r"hidden \(None, 8\) .*\(rank 0\), hidden \(None, 9\)"),
         ([named(8), keras.Model(name="mine")], r".* Received: Model mine \(rank 1\)"),
     ):
         with pytest.raises(

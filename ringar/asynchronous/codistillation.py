@@ -33,7 +33,7 @@ from ringar.sharding.slots import inner_optimizer
 if TYPE_CHECKING:
     from typing import Literal
 
-_FILES = Call("allgather_object", name="files of codistillation")
+_FILES = Call("ringar.Codistillation", name="files")
 #: Keras' callbacks that write, and the attribute with the place.
 _WRITERS = {
     "BackupAndRestore": "backup_dir",

@@ -18,7 +18,7 @@ from ringar.collectives.call import Call
 from ringar.errors import MismatchError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import description, share
+from ringar.keras import description, fitting, share
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.optimizer import grid_of, is_distributed
 from ringar.keras.state import State
@@ -33,6 +33,8 @@ _WEIGHTS = Call("allgather", name="check of weights")
 _REMEDIES = {
     "number of steps per epoch": "Shard the data with ringar.data.shard(data, "
     'remainder="drop"), or pass `steps_per_epoch` to `fit`.',
+    "initial epoch": "Pass the same `initial_epoch` to `fit` on every rank: broadcast it from the "
+    "rank that has found it (ringar.broadcast_object).",
     "number of epochs": "Pass the same `epochs` and `initial_epoch` to `fit` on every rank.",
     "options of Autotune": "Set the variables on every rank, as ringarrun --autotune does.",
     "exchange": "Make the optimizer distributed by the same function, with the same arguments, on "
@@ -155,6 +157,7 @@ def describe(model: keras.Model, params: dict[str, Any]) -> dict[str, Any]:
     return {
         **steps,
         "number of epochs": params.get("epochs"),
+        "initial epoch": getattr(model, fitting.INITIAL_EPOCH, 0),
         "options of Autotune": options.description(os.environ) or "none",
         **description.model(model),
     }

@@ -15,10 +15,10 @@ import itertools
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from ringar.collectives import allgather
+from ringar.collectives import allgather_object
+from ringar.collectives.agree import compare
 from ringar.collectives.digest import digest
 from ringar.job import log, membership
 from ringar.job.process_sets import ProcessSet, or_all
@@ -56,18 +56,27 @@ class FirstBatch:
                 self._is_done = True
                 if model.train_function is look_first:
                     model.train_function = train
+                layout = _layout(iterator)
                 own, iterator = _look(iterator, getattr(model, "steps_per_execution", 1))
-                everyone = self._exchange(own)
+                everyone = self._exchange(own, layout)
                 _require_same(everyone, model)
                 self._warn_if_equal(everyone, model)
             return train(iterator)
 
         model.train_function = look_first
 
-    def _exchange(self, own: int) -> list[int]:
-        row = np.asarray([own], np.int64)
-        rows = allgather(row, name="first batch", process_set=self.process_set)
-        return [int(value) for value in np.asarray(rows)]
+    def _exchange(self, own: int, layout: str | None) -> list[int]:
+        """Return the digests of all ranks; raise on all of them if batches have other parts."""
+        gathered = allgather_object((own, layout), name="first batch", process_set=self.process_set)
+        known = next((its for _, its in gathered if its is not None), None)
+        compare(
+            [{"parts of a batch": its or known} for _, its in gathered],
+            caller="ringar.callbacks.Distributed",
+            remedy="Give `fit` inputs, targets and weights of examples on every rank alike; with "
+            "`class_weight` a batch has weights, too.",
+            ranks=or_all(self.process_set).ranks,
+        )
+        return [digest for digest, _ in gathered]
 
     def _warn_if_equal(self, everyone: list[int], model: keras.Model) -> None:
         ranks = or_all(self.process_set)
@@ -98,6 +107,16 @@ def _require_same(everyone: list[int], model: keras.Model) -> None:
         group = everyone[first : first + grids[0].model]
         if _NO_BATCH not in group and len(set(group)) > 1:
             raise examples.refusal("first batches", group, range(first, first + len(group)))
+
+
+def _layout(iterator: Any) -> str | None:
+    """Return the kinds of what inputs, targets and weights consist of; None if unknown."""
+    spec = getattr(iterator, "element_spec", None)
+    if spec is None:
+        return None
+    parts = spec if isinstance(spec, tuple) else (spec,)
+    # No names, which Keras numbers: a dictionary may have those of outputs.
+    return str([[type(its).__name__ for its in tf.nest.flatten(part)] for part in parts])
 
 
 def _look(iterator: Any, steps: int) -> tuple[int, Any]:

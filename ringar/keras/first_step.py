@@ -50,12 +50,16 @@ def begin(
         MismatchError: on every rank, if ranks have different settings or numbers of variables.
     """
     trained = [variable for variable in variables or () if hasattr(variable, "assign")]
-    if not trained or hasattr(trained[0], "_ringar_has_begun") or share.idle() is not None:
+    if not trained or share.idle() is not None:
+        return
+    has_state = hasattr(trained[0], "_ringar_has_begun")
+    if has_state and (optimizer is None or hasattr(exchange, "_ringar_has_begun")):
         return
     ranks = or_all(exchange.process_set)
     if ranks.size() == 1 or membership.is_elastic():
         return
     trained[0]._ringar_has_begun = True
+    object.__setattr__(exchange, "_ringar_has_begun", True)
     step = share.current()
     if step is not None and step.is_watched:
         return
@@ -71,7 +75,7 @@ def begin(
             described = description.loop(common, exchange, optimizer)
             state = State.of(trained)
             state += State.of_optimizer(optimizer) if optimizer is not None else State([], [])
-        state = state.without(exchange.is_local)
+        state = State([], []) if has_state else state.without(exchange.is_local)
         _agree(described, state, ranks, is_traced, _caller(exchange, optimizer))
 
 

@@ -12,6 +12,10 @@ import keras
 from ringar.job.process_sets import ProcessSet
 
 
+INITIAL_EPOCH = "_ringar_initial_epoch"
+"""The attribute of a model that has the `initial_epoch` of its last `fit`."""
+
+
 class Coordinated(keras.callbacks.Callback):
     """A callback whose hooks run on all ranks at the same place, so that they may communicate."""
 
@@ -65,6 +69,8 @@ def install() -> None:
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = signature.bind(self, *args, **kwargs)
+        # Keras' parameters for callbacks lack it. Keras' own __setattr__ would track it.
+        object.__setattr__(self, INITIAL_EPOCH, call.arguments.get("initial_epoch", 0))
         callbacks = call.arguments.get("callbacks")
         if isinstance(callbacks, list | tuple):
             found = next((c for c in callbacks if isinstance(c, Coordinated)), None)

@@ -24,7 +24,8 @@ from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import forward, ragged
 from ringar.keras.metrics import ranks_with_data
 
-_CALL = Call("allgather_object", name="predict")
+_CALL = Call("ringar.predict")
+_NAME = "predict"
 _UNKNOWN = -1
 
 
@@ -283,16 +284,16 @@ def _collect(
     """
     kind = next(iter(kinds))
     if len(kinds) > 1 or kind is None or kind[0].kind in "OSU":  # ragged, or strings
-        parts = allgather_object(ragged.pack(array), name=_CALL.name, process_set=ranks)
+        parts = allgather_object(ragged.pack(array), name=_NAME, process_set=ranks)
         rows = ragged.concatenate([ragged.unpack(part) for part in parts if part is not None])
         return rows if order is None else ragged.take(rows, order)
     if array is None:
         array = np.empty((0, *kind[1]), kind[0])
     if root is None:
-        rows = np.asarray(allgather(array, name=_CALL.name, process_set=ranks))
+        rows = np.asarray(allgather(array, name=_NAME, process_set=ranks))
     else:
         splits = [len(array) if rank == root else 0 for rank in range(ranks.size())]
-        rows = np.asarray(alltoall(array, splits, name=_CALL.name, process_set=ranks)[0])
+        rows = np.asarray(alltoall(array, splits, name=_NAME, process_set=ranks)[0])
         if ranks.rank() != root:
             return rows
     return rows if order is None else rows[order]

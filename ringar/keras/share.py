@@ -244,8 +244,10 @@ def exchanges_among(optimizers: Sequence[Any]) -> list[Exchange]:
 
 
 def _found(optimizers: Sequence[Any]) -> list[Exchange]:
-    found = (getattr(inner_optimizer(x), "_exchange", None) for x in optimizers)
-    return [exchange for exchange in found if exchange is not None]
+    # A `LossScaleOptimizer` is distributed itself, or the one in it is.
+    held = ((x, inner_optimizer(x)) for x in optimizers)
+    exchanges = ([getattr(x, "_exchange", None) for x in holders] for holders in held)
+    return [next(filter(None, pair)) for pair in exchanges if any(pair)]
 
 
 def record(

@@ -19,6 +19,7 @@ from tests.keras import common
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usefixtures("initialized")]
 Make = Callable[..., Any]
 SGD, Adam, AdamW = (getattr(keras.optimizers, name) for name in ("SGD", "Adam", "AdamW"))
+LossScale = keras.optimizers.LossScaleOptimizer
 MeanSquaredError, Huber = keras.losses.MeanSquaredError, keras.losses.Huber
 Distributed, LocalSGD, DiLoCo = ringar.DistributedOptimizer, ringar.LocalSGD, ringar.DiLoCo
 BF16 = ringar.Compression.bf16
@@ -32,7 +33,7 @@ def without_decay(of: str) -> keras.optimizers.Optimizer:
 
 
 def scaled(initial_scale: float) -> keras.optimizers.Optimizer:
-    return Distributed(keras.optimizers.LossScaleOptimizer(SGD(), initial_scale))
+    return Distributed(LossScale(SGD(), initial_scale))
 
 
 def nesterov(rate: float) -> keras.optimizers.Optimizer:
@@ -91,6 +92,7 @@ EXCHANGES: list[tuple[str, Make, Make]] = [
 OPTIMIZERS: list[tuple[str, Make, Make]] = [
     *((f"exchange.{name}", *makes) for name, *makes in EXCHANGES),
     ("optimizer.initial_scale", lambda: scaled(2.0), lambda: scaled(4.0)),
+    ("exchange.function", lambda: scaled(2.0), lambda: LocalSGD(LossScale(SGD()))),
     ("optimizer.learning_rate", lambda: Distributed(SGD(decaying(9))), lambda: Distributed(SGD())),
 ]
 #: Arguments of `compile`.
@@ -102,14 +104,16 @@ COMPILED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def refused(path: str, compile: dict[str, Any], prepare: Make = lambda *model: None) -> None:
+def refused(
+    path: str, compile: dict[str, Any], prepare: Make = lambda *model: None, **fit: Any
+) -> None:
     """Expect an error of `fit` that begins with the path."""
     model = common.dense_model()
     prepare(model)
     model.compile(**{"loss": "mse"} | compile)
     callbacks = [ringar.callbacks.Distributed()]
     with pytest.raises(MismatchError) as caught:
-        model.fit(*common.regression(12), verbose=0, callbacks=callbacks)
+        model.fit(*common.regression(12), verbose=0, callbacks=callbacks, **fit)
     start = f"ringar.callbacks.Distributed: expected the same {path} on every rank; received"
     text = str(caught.value)
     assert text.startswith(f"rank {ringar.rank()} | {start}"), (path, text)
@@ -127,6 +131,7 @@ def test_a_setting_that_differs(rank: int) -> None:
         refused(path, {"optimizer": makes[number]()})
     for path, *given in COMPILED:
         refused(path, {"optimizer": Distributed(SGD()), **given[number]})
+    refused("initial epoch", {"optimizer": Distributed(SGD())}, initial_epoch=rank)
     for path, prepare in (("weight 0", freeze), ("dtype_policy", narrow)):
         prepare = prepare if rank == 0 else lambda model: None
         refused(path, {"optimizer": Distributed(SGD())}, prepare)
@@ -144,6 +149,12 @@ def test_a_setting_that_differs_in_a_loop(rank: int) -> None:
         model.compile((first if rank == 0 else other)(), "mse")
         with pytest.raises(MismatchError, match=f"expected the same {path} on every rank"):
             model.train_on_batch(x, y)
+    model = common.dense_model()
+    model.compile(LocalSGD(SGD(), 4), "mse")
+    model.train_on_batch(x, y)
+    model.compile(LocalSGD(SGD(), 5 + rank), "mse")  # variables whose first step was before
+    with pytest.raises(MismatchError, match="the same exchange.period on every rank"):
+        model.train_on_batch(x, y)
     model = common.dense_model()
     op = ringar.Sum if rank == 0 else ringar.Average
     with ringar.DistributedGradientTape(tf.GradientTape(), op=op) as tape:
@@ -191,3 +202,16 @@ def test_descriptions_are_plain_and_stable() -> None:
     assert all("0x" not in text and "object" not in text for text in texts), texts
     codes = [description.plain(f) for f in (lambda n: 5, lambda n: 5, lambda n: 3)]
     assert codes[0] == codes[1] != codes[2]
+
+
+def test_batches_with_other_parts(rank: int) -> None:
+    """A weight for each example on one rank only, also by `class_weight`."""
+    x, _ = common.regression(12)
+    y = np.arange(12) % 2
+    for first in ({"sample_weight": np.ones(12)}, {"class_weight": {0: 1.0, 1: 2.0}}):
+        model = common.dense_model()
+        model.compile(Distributed(SGD()), "mse")
+        callbacks = [ringar.callbacks.Distributed()]
+        given: dict[str, Any] = first if rank == 0 else {}
+        with pytest.raises(MismatchError, match="the same parts of a batch on every rank"):
+            model.fit(x, y, verbose=0, callbacks=callbacks, **given)

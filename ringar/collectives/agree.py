@@ -223,7 +223,7 @@ class Failure:
         )
 
 
-def _attempt(function: Callable[[], Result]) -> tuple[Result | None, bytes, Exception | None]:
+def _attempt(function: Callable[[], Any]) -> tuple[Any, bytes, Exception | None]:
     """Return the result, its pickle, and the error of a function, or of the pickling."""
     try:
         result = function()

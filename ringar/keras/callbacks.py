@@ -134,9 +134,10 @@ class Distributed(BroadcastGlobalVariablesCallback):
     - If any callback of any rank sets `model.stop_training`, at whatever batch, all ranks stop
       after the same step, a batch or two later.
     - All ranks raise an error if they would hang or drift apart: if they have different models,
-      learning rates or weights, or an optimizer that is not distributed; if they have different
-      numbers of steps and layers that communicate; on a grid, if the ranks of a model group are
-      given different examples.
+      weights or settings (optimizer, exchange, loss, dtype policy), or an optimizer that is not
+      distributed; if learning rates differ at the end of an epoch; if they have different numbers
+      of steps and layers that communicate; on a grid, if the ranks of a model group are given
+      different examples.
     - Ranks that are given the same first batch, as they are without `ringar.data.shard`, get a
       warning (logger `ringar`).
     - Rank 0 alone writes files: ModelCheckpoint, CSVLogger, TensorBoard, ProgbarLogger and
@@ -161,8 +162,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
             number alone, or does not matter.
 
     Raises:
-        ValueError: in `fit`, on every rank, if ranks are set up differently when training begins.
-        MismatchError: in `fit`, on every rank, if learning rates or weights differ.
+        MismatchError: in `fit`, on every rank, if ranks are set up differently when training
+            begins, or if learning rates or weights differ later.
     """
 
     def __init__(

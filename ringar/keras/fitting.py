@@ -11,7 +11,6 @@ import keras
 
 from ringar.job.process_sets import ProcessSet
 
-
 INITIAL_EPOCH = "_ringar_initial_epoch"
 """The attribute of a model that has the `initial_epoch` of its last `fit`."""
 

@@ -90,7 +90,7 @@ EXCHANGES: list[tuple[str, Make, Make]] = [
     ("atomic", lambda: ringar.Hogwild(SGD(), atomic=False), lambda: ringar.Hogwild(SGD())),
 ]
 OPTIMIZERS: list[tuple[str, Make, Make]] = [
-    *((f"exchange.{name}", *makes) for name, *makes in EXCHANGES),
+    *((f"exchange.{name}", first, other) for name, first, other in EXCHANGES),
     ("optimizer.initial_scale", lambda: scaled(2.0), lambda: scaled(4.0)),
     ("exchange.function", lambda: scaled(2.0), lambda: LocalSGD(LossScale(SGD()))),
     ("optimizer.learning_rate", lambda: Distributed(SGD(decaying(9))), lambda: Distributed(SGD())),

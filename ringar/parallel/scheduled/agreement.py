@@ -128,6 +128,7 @@ class Agreement:
         """
         error, self._error = self._error, None
         own = None if error is None else Failure.of(error)
+        is_own = own is not None and not _is_mismatch(own)
         found = allgather_object(own, name=self._call.name, process_set=self._ranks)
         failures = [
             (rank, failure)
@@ -136,7 +137,11 @@ class Agreement:
         ]
         failures.sort(key=lambda pair: _is_mismatch(pair[1]))
         rank, failure = failures[0]
-        if own is not None and (_is_mismatch(failure) or not _is_mismatch(own)):
+        if (
+            error is not None
+            and own is not None
+            and (_is_mismatch(failure) or not _is_mismatch(own))
+        ):
             raise error
         raise failure.on_another_rank(rank, f"{self._call.name}, {where}", "to succeed")
 

@@ -140,7 +140,7 @@ def check_ranks(description: dict[str, object], shape: tuple[int | None, ...], g
     Raises:
         ValueError: on every rank, with what differs.
     """
-    where = {
+    where: dict[str, Any] = {
         "caller": "ringar.parallel.Wavefront",
         "remedy": "Build the same stack on every rank; each computes its own block of the layers.",
     }

@@ -137,11 +137,7 @@ class Agreement:
         ]
         failures.sort(key=lambda pair: _is_mismatch(pair[1]))
         rank, failure = failures[0]
-        if (
-            error is not None
-            and own is not None
-            and (_is_mismatch(failure) or not _is_mismatch(own))
-        ):
+        if error is not None and (is_own or _is_mismatch(failure)):
             raise error
         raise failure.on_another_rank(rank, f"{self._call.name}, {where}", "to succeed")
 

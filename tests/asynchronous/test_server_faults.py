@@ -178,3 +178,14 @@ def test_a_server_that_dies_is_named_by_all_workers() -> None:
     assert set(found) == {1, 2}
     for one in found.values():
         assert "expected rank 0 to be there" in one["error"], one
+
+
+@pytest.mark.slow
+def test_a_worker_that_raises_is_the_error_of_all() -> None:
+    """In a step that TensorFlow has traced: not as an error of its graph."""
+    text = FIT.replace("os.kill(os.getpid(), signal.SIGKILL)", 'raise KeyError("no such column")')
+    text = text.replace("servers=[0]", "control=ringar.StaleSynchronous(1)")
+    job = run_job(2, text, launcher_args=["--no-prefix"], deadline=80)
+    expected = "RankError: rank 0 | ringar.ParameterServer: expected rank 1 to go on; received its"
+    assert f"{expected} error KeyError: 'no such column'" in job.stderr
+    assert "Graph execution error" not in job.stderr

@@ -128,7 +128,7 @@ def test_split_batches_keeps_the_global_batch(
         own = [[2 * rank, 2 * rank + 1], [2 * rank + 8, 2 * rank + 9]]
         assert got == [(rows, [2 * r for r in rows]) for rows in own]
         assert share.element_spec[0].shape.as_list() == ([2] if drop_remainder else [None])
-        assert int(share.cardinality()) == (2 if drop_remainder else tf.data.UNKNOWN_CARDINALITY)
+        assert int(share.cardinality()) == 2
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -178,6 +178,83 @@ def test_split_batches_that_are_uneven(monkeypatch: pytest.MonkeyPatch) -> None:
         [[5, 6, 7], [11]],
         [[8, 9]],
     ]
+
+
+def test_known_numbers_of_batches_stay_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise Keras runs a step more than there are batches, in each epoch."""
+    numbers = tf.data.Dataset.range(25)
+    shuffled = numbers.shuffle(25, seed=1, reshuffle_each_iteration=False)
+    cases: list[tuple[tf.data.Dataset, list[int]]] = [  # the last batch has one row for rank 0 only
+        (numbers.batch(6), [5, 4, 4]),
+        (numbers.batch(6, drop_remainder=True), [4, 4, 4]),
+        (numbers.batch(6).map(lambda x: x * 2).prefetch(1), [5, 4, 4]),
+        (shuffled.batch(6).take(5), [5, 4, 4]),
+        (numbers.batch(6).take(3), [3, 3, 3]),
+        (numbers.batch(6).skip(2), [3, 2, 2]),
+        (numbers.take(24).batch(6).repeat(2), [8, 8, 8]),
+        (numbers.repeat(2).batch(6), [9, 9, 8]),
+        (numbers.take(6).batch(6).concatenate(numbers.batch(6)), [6, 5, 5]),
+        (numbers.padded_batch(6, []), [5, 4, 4]),
+        (shuffled.take(24).batch(6).shuffle(1), [4, 4, 4]),
+        (numbers.take(24).batch(6).repeat(), [tf.data.INFINITE_CARDINALITY] * 3),
+        (unknown(numbers.batch(6)), [tf.data.UNKNOWN_CARDINALITY] * 3),
+    ]
+    for number, (dataset, expected) in enumerate(cases):
+        ranks = shares(monkeypatch, dataset, 3, split_batches=True)
+        assert [int(rank.cardinality()) for rank in ranks] == expected, number
+        parts = [elements(rank.take(20)) for rank in ranks]
+        steps = list(itertools.zip_longest(*parts, fillvalue=[]))
+        assert [list(itertools.chain(*step)) for step in steps] == elements(dataset.take(20)), number
+        if expected[0] >= 0:
+            assert [len(part) for part in parts] == expected, number
+
+
+def test_short_batches_in_the_middle_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank without a row would be a step ahead of the others from there on."""
+    short = tf.data.Dataset.range(7).batch(3)
+    with pytest.raises(ValueError, match=r"rank 0 .* at least 2 rows .* Received: 1 in batch 2"):
+        shares(monkeypatch, short.repeat(2), 2, split_batches=True)
+    with pytest.raises(ValueError, match="Received: 1 at most"):
+        shares(monkeypatch, short.skip(2), 2, split_batches=True)
+    # Their rows are seen when they come.
+    for dataset in (short.repeat(), unknown(short.repeat(2)), short.map(lambda x: x[:1]).take(2)):
+        for rank, share in enumerate(shares(monkeypatch, dataset, 2, split_batches=True)):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=rf"rank {rank} \| data.shard"):
+                elements(share.take(4))
+
+
+class Vector(tf.experimental.BatchableExtensionType):
+    length: tf.Tensor
+    angle: tf.Tensor
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_components_of_any_type_are_cut(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.eye(7)[:, :4]
+    source: dict[str, Any] = {
+        "sparse": tf.sparse.from_dense(rows),
+        "ragged": tf.RaggedTensor.from_row_lengths(np.arange(21), np.arange(7)),
+        "text": np.array(list("abcdefg")),
+        "flags": rows > 0,
+        "half": tf.cast(rows, tf.bfloat16),
+        "complex": rows * 1j,
+    }
+    if known:
+        source["vector"] = Vector(tf.range(7), tf.constant(rows))
+    dataset = tf.data.Dataset.from_tensor_slices(source).batch(3).map(lambda x: (x, None))
+    dataset = dataset if known else unknown(dataset)
+    ranks = shares(monkeypatch, dataset, 2, split_batches=True)
+    assert ranks[0].element_spec == dataset.element_spec
+    for share, own in zip(ranks, ([[0, 1], [3, 4], [6]], [[2], [5]]), strict=True):
+        for (parts, nothing), at in zip(share, own, strict=True):
+            assert nothing is None
+            np.testing.assert_array_equal(tf.sparse.to_dense(parts["sparse"]), rows[at])
+            assert parts["ragged"].to_list() == [source["ragged"].to_list()[row] for row in at]
+            for name in ("text", "flags", "half", "complex"):
+                expected = tf.gather(source[name], at)
+                np.testing.assert_array_equal(parts[name], expected)
+            if known:
+                np.testing.assert_array_equal(parts["vector"].length, at)
 
 
 class Pair(NamedTuple):
@@ -400,6 +477,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         (np.arange(4), {"split_batches": True}, TypeError, batches),
         (tf.data.Dataset.range(9), {"split_batches": True}, ValueError, "a dataset of batches"),
         (Squares(4), {}, ValueError, "at least one element for each of 2 ranks"),
+        (tf.data.Dataset.range(9).window(3), {"split_batches": True}, TypeError, "DatasetSpec"),
     ]
     wrapped = {"split_batches": True, "remainder": "wrap"}
     cases.append((tf.data.Dataset.range(9).batch(3), wrapped, ValueError, '"drop" or "keep"'))

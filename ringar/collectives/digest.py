@@ -16,5 +16,11 @@ def digest(arrays: Iterable[Array]) -> int:
     for given in arrays:
         array = np.asarray(given)
         crc = zlib.crc32(f"{array.dtype}{array.shape}".encode(), crc)
-        crc = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, crc)
+        crc = zlib.crc32(_bytes_of(array), crc)
     return crc
+
+
+def _bytes_of(array: np.ndarray) -> memoryview | bytes:
+    if array.dtype.hasobject:  # strings, as references
+        return repr(array.tolist()).encode()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

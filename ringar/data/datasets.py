@@ -19,7 +19,7 @@ def deal(dataset: tf.data.Dataset, rule: Deal) -> tf.data.Dataset:
     Raises:
         ValueError: if there is less than one element for each rank.
     """
-    _warn_of_different_orders(dataset)
+    warn_of_different_orders(dataset)
     base, block, rebuild = early.below_maps(dataset)
     if block == 1:
         return rebuild(_deal_elements(base, rule))
@@ -55,7 +55,7 @@ def _deal_rounds(dataset: tf.data.Dataset, rule: Deal) -> tf.data.Dataset:
     """Return one element of each round of `size` elements; incomplete rounds are dropped."""
 
     def own_element(*window: Any) -> tf.data.Dataset:
-        return tf.data.Dataset.zip(_element(dataset, window)).skip(rule.rank).take(1)
+        return tf.data.Dataset.zip(element_of(dataset, window)).skip(rule.rank).take(1)
 
     return dataset.window(rule.size, drop_remainder=True).flat_map(own_element)
 
@@ -76,55 +76,13 @@ def _deal_blocks(dataset: tf.data.Dataset, rule: Deal, block: int) -> tf.data.Da
     return own
 
 
-def split(dataset: tf.data.Dataset, rule: Deal) -> tf.data.Dataset:
-    """Return this rank's rows of each batch of `dataset`.
-
-    Raises:
-        ValueError: if the elements have no rows.
-    """
-    _warn_of_different_orders(dataset)
-    specs = tf.nest.flatten(dataset.element_spec)
-    for spec in specs:
-        if spec.shape.rank == 0:
-            raise ValueError(
-                "`split_batches=True` needs a dataset of batches: call `dataset.batch()` before. "
-                f"Received: elements of {dataset.element_spec}"
-            )
-
-    def rows(batch: tuple[Any, ...]) -> tf.Tensor:
-        return tf.shape(tf.nest.flatten(batch)[0])[0]
-
-    def own_part(*batch: Any) -> Any:
-        part = rule.part(rows(batch))
-        return tf.nest.map_structure(lambda x: _part(x, part, rule), _element(dataset, batch))
-
-    def has_part(*batch: Any) -> tf.Tensor:
-        part = rule.part(rows(batch))
-        return part.start < part.stop
-
-    parts = dataset.filter(has_part).map(own_part, num_parallel_calls=tf.data.AUTOTUNE)
-    # A filter loses the number of batches, which the progress bar shows. It is known if no rank
-    # can have skipped a batch.
-    if min((spec.shape[0] or 0) for spec in specs) < rule.size:
-        return parts
-    return parts.apply(tf.data.experimental.assert_cardinality(int(dataset.cardinality())))
-
-
-def _part(tensor: tf.Tensor, part: slice, rule: Deal) -> tf.Tensor:
-    own = tensor[part]
-    if tensor.shape[0] is not None:
-        static = rule.part(tensor.shape[0])
-        own.set_shape([static.stop - static.start, *tensor.shape[1:]])
-    return own
-
-
-def _element(dataset: tf.data.Dataset, arguments: tuple[Any, ...]) -> Any:
+def element_of(dataset: tf.data.Dataset, arguments: tuple[Any, ...]) -> Any:
     """Return the element that `tf.data` has passed to a function as `arguments`."""
     # `tf.data` unpacks tuples, those of one component, too, and nothing else.
     return arguments if type(dataset.element_spec) is tuple else arguments[0]
 
 
-def _warn_of_different_orders(dataset: tf.data.Dataset) -> None:
+def warn_of_different_orders(dataset: tf.data.Dataset) -> None:
     """Warn if `dataset` is shuffled without a seed: every rank shuffles in its own way then."""
     if type(dataset).__name__ == "_ShuffleDataset":
         seeds = [getattr(dataset, name, None) for name in ("_seed", "_seed2")]
@@ -136,4 +94,4 @@ def _warn_of_different_orders(dataset: tf.data.Dataset) -> None:
                 "shuffle after sharding."
             )
     for source in getattr(dataset, "_inputs", list)():
-        _warn_of_different_orders(source)
+        warn_of_different_orders(source)

@@ -83,11 +83,11 @@ def shard(
     deal = Deal(*_place(process_set), remainder)
     # Importing TensorFlow and Keras takes seconds; data of other libraries do not need it.
     if arrays.is_instance(data, "tensorflow", "data.Dataset"):
-        from ringar.data import datasets
+        from ringar.data import datasets, parts
 
         if deal.size == 1:
             return data
-        return cast(Data, (datasets.split if split_batches else datasets.deal)(data, deal))
+        return cast(Data, (parts.split if split_batches else datasets.deal)(data, deal))
     if arrays.is_instance(data, "keras", "utils.PyDataset"):
         from ringar.data import py_datasets
 

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import tensorflow as tf
 
 from ringar import data
@@ -354,10 +355,13 @@ def test_tensors_and_tables(remainder: Any, monkeypatch: pytest.MonkeyPatch) -> 
     x = np.arange(14).reshape(7, 2)
     table = pd.DataFrame(x, index=list("abcdefg"), columns=["u", "v"])
     ragged = tf.RaggedTensor.from_row_lengths(np.arange(21), np.arange(7))
-    source = (tf.constant(x), {"table": table, "column": table["v"]}, ragged, None, x)
+    sparse = tf.sparse.from_dense(x * (x % 3 > 0))
+    matrix = scipy.sparse.coo_matrix(x)
+    tables = {"table": table, "column": table["v"]}
+    source = (tf.constant(x), tables, ragged, None, x, sparse, matrix)
     for rank, share in enumerate(shares(monkeypatch, source, 3, remainder=remainder)):
         rows = (rank + 3 * np.arange(counts(7, 3, remainder)[rank])) % 7
-        tensor, tables, lists, nothing, array = share
+        tensor, tables, lists, nothing, array, entries, rows_of_matrix = share
         assert isinstance(tensor, tf.Tensor)
         np.testing.assert_array_equal(tensor, x[rows])
         pd.testing.assert_frame_equal(tables["table"], table.iloc[rows])
@@ -365,6 +369,8 @@ def test_tensors_and_tables(remainder: Any, monkeypatch: pytest.MonkeyPatch) -> 
         assert lists.to_list() == [ragged.to_list()[row] for row in rows]
         assert nothing is None
         np.testing.assert_array_equal(array, x[rows])
+        np.testing.assert_array_equal(tf.sparse.to_dense(entries), (x * (x % 3 > 0))[rows])
+        np.testing.assert_array_equal(rows_of_matrix.toarray(), x[rows])
 
 
 def test_arrays_need_no_other_library() -> None:

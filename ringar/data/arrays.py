@@ -1,4 +1,4 @@
-"""Rows of arrays: NumPy arrays, tensors, pandas' tables, and structures of these."""
+"""Rows of arrays: NumPy arrays, tensors, tables of pandas, SciPy's matrices; structures of these."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 KINDS = (
-    "a NumPy array, a tensor or a pandas DataFrame or Series with rows, or a tuple, list or dict "
-    "of such arrays"
+    "a NumPy array, a tensor, a sparse matrix of SciPy or a pandas DataFrame or Series with rows, "
+    "or a tuple, list or dict of such arrays"
 )
 
 
@@ -71,20 +71,42 @@ def select(data: Any, function: Callable[[Any], Any]) -> Any:
 def _has_rows(data: Any) -> bool:
     is_array = (
         isinstance(data, np.ndarray)
-        or is_instance(data, "tensorflow", "Tensor", "RaggedTensor", "Variable")
+        or is_instance(data, "tensorflow", "Tensor", "RaggedTensor", "SparseTensor", "Variable")
+        or _is_of_scipy(data)
         or is_instance(data, "pandas", "DataFrame", "Series")
     )
     return is_array and len(data.shape) > 0
 
 
+def _is_of_scipy(data: Any) -> bool:
+    sparse = sys.modules.get("scipy.sparse")
+    return sparse is not None and bool(sparse.issparse(data))
+
+
 def _take(array: Any, rows: slice | np.ndarray) -> Any:
     if is_instance(array, "pandas", "DataFrame", "Series"):
         return array.iloc[rows]
-    if isinstance(array, np.ndarray) or (
-        isinstance(rows, slice) and not is_instance(array, "tensorflow", "RaggedTensor")
-    ):
+    if _is_of_scipy(array):
+        return array.tocsr()[rows]
+    is_sparse = is_instance(array, "tensorflow", "SparseTensor")
+    is_dense = not is_sparse and not is_instance(array, "tensorflow", "RaggedTensor")
+    if isinstance(array, np.ndarray) or (isinstance(rows, slice) and is_dense):
         return array[rows]
     import tensorflow as tf
 
-    indices = np.arange(array.shape[0])[rows] if isinstance(rows, slice) else rows
-    return tf.gather(array, indices)
+    places = np.arange(array.shape[0])[rows] if isinstance(rows, slice) else rows
+    return (_gather if is_sparse else tf.gather)(array, places)
+
+
+def _gather(sparse: Any, places: np.ndarray) -> Any:
+    """Return rows of a `tf.SparseTensor`."""
+    import tensorflow as tf
+
+    sparse = tf.sparse.reorder(sparse)
+    rows, numbers = sparse.indices[:, 0], tf.range(tf.shape(sparse.values)[0])
+    of_rows = tf.RaggedTensor.from_value_rowids(numbers, rows, nrows=sparse.dense_shape[0])
+    entries = tf.gather(of_rows, places)
+    columns = tf.gather(sparse.indices, entries.values)[:, 1:]
+    indices = tf.concat([entries.value_rowids()[:, tf.newaxis], columns], axis=1)
+    shape = tf.concat([[len(places)], sparse.dense_shape[1:]], axis=0)
+    return tf.SparseTensor(indices, tf.gather(sparse.values, entries.values), shape)

@@ -33,8 +33,8 @@ def shard(
             - `tf.data.Dataset`: its elements (examples, or batches if it is batched).
             - `keras.utils.PyDataset`: its batches. The share is a `PyDataset` with the same
               `workers`. `on_epoch_begin` and `on_epoch_end` are passed on.
-            - NumPy array, tensor, pandas DataFrame or Series, or a tuple, list or dict of these:
-              its rows. None within a structure stays None.
+            - NumPy array, tensor, sparse matrix of SciPy, pandas DataFrame or Series, or a tuple,
+              list or dict of these: its rows. None within a structure stays None.
         remainder: the treatment of the last elements, if the number of elements is not a multiple
             of the number of ranks. "keep", the default, gives each to one rank: ranks differ by one
             element at most, and perhaps by one step, which `fit` and `ringar.join` stand. "drop"

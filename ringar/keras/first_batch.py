@@ -124,8 +124,7 @@ def _look(iterator: Any, steps: int) -> tuple[int, Any]:
     batches = list(itertools.islice(iterator, steps))
     if not batches:
         return _NO_BATCH, iterator
-    tensors = tf.nest.flatten(batches[0], expand_composites=True)
-    own = digest(x.numpy() if isinstance(x, tf.Tensor) else x for x in tensors)
+    own = digest(_arrays_of(batches[0]))
     if not isinstance(iterator, tf.data.Iterator):
         return own, iter(batches)
     # Not `from_generator`: when a dataset that calls Python is destroyed, it waits for Python's
@@ -133,6 +132,13 @@ def _look(iterator: Any, steps: int) -> tuple[int, Any]:
     parts = [tf.data.Dataset.from_tensors(batch) for batch in batches]
     dataset = functools.reduce(lambda some, more: some.concatenate(more), parts)
     return own, iter(dataset.map(lambda *batch: _as_in(iterator.element_spec, *batch)))
+
+
+def _arrays_of(batch: Any) -> list[Any]:
+    """Return the arrays of a batch, without what has no value, such as None and `tf.data`'s."""
+    tensors = tf.nest.flatten(batch, expand_composites=True)
+    tensors = [x for x in tensors if getattr(x, "dtype", None) not in (tf.variant, tf.resource)]
+    return [x.numpy() if isinstance(x, tf.Tensor) else x for x in tensors if x is not None]
 
 
 def _as_in(spec: Any, *batch: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import ringar
+from tests import one_process
 from tests.keras import common
 
 pytestmark = pytest.mark.usefixtures("initialized")
@@ -112,3 +113,65 @@ def test_training_sees_each_batch_once(kind: str, options: dict[str, Any], size:
     total, traced = fit([ringar.callbacks.Distributed()], arguments(kind, x, y), **options)
     assert total == pytest.approx(x.sum(), rel=1e-4)
     assert traced == (5 if options.get("run_eagerly") else 1)
+
+
+class Summary(keras.Model):
+    """Maps inputs of many types to one number each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lookup = keras.layers.StringLookup(vocabulary=["red", "green"])
+        self.dense = keras.layers.Dense(1)
+        self.dense.build((None, 6))
+        self.built = True
+
+    def call(self, x: dict[str, Any]) -> Any:
+        numbers = [
+            self.lookup(x["text"]),
+            x["flags"],
+            x["half"],
+            tf.abs(x["complex"]),
+            tf.sparse.to_dense(x["sparse"])[:, 0],
+            tf.reduce_sum(x["ragged"], axis=1),
+        ]
+        return self.dense(tf.stack([tf.cast(part, tf.float32) for part in numbers], axis=1))
+
+
+def test_inputs_of_any_type(
+    rank: int, size: int, exchange: Exchange, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Shares train as one process on all of it, and equal data are told."""
+    rng = np.random.default_rng(0)
+    rows = 4 * size
+    numbers = rng.normal(size=(2 * rows, 2)).astype(np.float32)
+    inputs = {
+        "text": np.where(numbers[:, 0] > 0, "red", "green"),
+        "flags": numbers[:, 1] > 0,
+        "half": tf.cast(numbers[:, 0], tf.bfloat16),
+        "complex": numbers[:, 0] * 1j,
+        "sparse": tf.sparse.from_dense(np.maximum(numbers, 0)),
+        "ragged": tf.RaggedTensor.from_row_lengths(rng.normal(size=3 * rows), [1, 2] * rows),
+    }
+    nothing = {"nothing": tf.experimental.Optional.empty(tf.TensorSpec([], tf.float32))}
+    data = tf.data.Dataset.from_tensor_slices((inputs, numbers[:, :1])).batch(rows)
+    data = data.map(lambda x, y: ({**x, **nothing}, y))
+
+    def train(data: tf.data.Dataset, optimizer: Any, callbacks: Any) -> list[np.ndarray]:
+        keras.utils.set_random_seed(0)
+        model = Summary()
+        model.compile(optimizer, "mse")
+        model.fit(data, verbose=0, callbacks=callbacks)
+        return common.values(model.dense)
+
+    def on_ranks(data: tf.data.Dataset) -> list[np.ndarray]:
+        optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        return train(data, optimizer, [ringar.callbacks.Distributed()])
+
+    expected = one_process.compute(lambda: train(data, keras.optimizers.SGD(0.1), []))
+    with caplog.at_level(logging.WARNING, "ringar"):
+        received = on_ranks(ringar.data.shard(data, split_batches=True))
+        assert common.largest_difference(received, expected) < 1e-5
+        assert not any("first batch" in text for text in caplog.messages)
+        on_ranks(data)
+    told = exchange(any("first batch is the same" in text for text in caplog.messages))
+    assert told == [size > 1] + [False] * (size - 1)

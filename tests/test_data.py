@@ -16,6 +16,7 @@ import scipy.sparse
 import tensorflow as tf
 
 from ringar import data
+from ringar.data import marks
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet
 
@@ -205,7 +206,9 @@ def test_known_numbers_of_batches_stay_known(monkeypatch: pytest.MonkeyPatch) ->
         assert [int(rank.cardinality()) for rank in ranks] == expected, number
         parts = [elements(rank.take(20)) for rank in ranks]
         steps = list(itertools.zip_longest(*parts, fillvalue=[]))
-        assert [list(itertools.chain(*step)) for step in steps] == elements(dataset.take(20)), number
+        assert [list(itertools.chain(*step)) for step in steps] == elements(dataset.take(20)), (
+            number
+        )
         if expected[0] >= 0:
             assert [len(part) for part in parts] == expected, number
 
@@ -381,6 +384,7 @@ from ringar.job import place
 from ringar.job.process_sets import ProcessSet
 place.rank, place.size = (lambda: 1), (lambda: 2)
 from ringar import data
+from ringar.data import marks
 assert data.shard({"x": np.arange(5)}, remainder="keep")["x"].tolist() == [1, 3]
 assert not {"tensorflow", "keras", "pandas"} & set(sys.modules)
 """
@@ -456,6 +460,51 @@ def test_workers_of_a_py_dataset(multiprocessing: bool, monkeypatch: pytest.Monk
     model = keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(1.0)])
     predicted = model.predict(second, verbose=0)
     np.testing.assert_array_equal(predicted[:, 0], [4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23])
+
+
+def test_evaluating_a_part_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.arange(8.0)[:, None]
+    rows = tf.data.Dataset.from_tensor_slices((x, x))
+    kinds: dict[str, tuple[Any, Any]] = {  # the data, and a part of them
+        "dataset": (rows.batch(4), shares(monkeypatch, rows, 2)[0].batch(2).map(lambda *a: a)),
+        "parts": (
+            rows.batch(4),
+            shares(monkeypatch, rows.batch(4), 2, split_batches=True)[0].prefetch(1),
+        ),
+        "PyDataset": (Squares(8), shares(monkeypatch, Squares(8), 2)[0]),
+        "array": (x, shares(monkeypatch, x, 2)[0]),
+        "tensors": ({"x": tf.constant(x)}, shares(monkeypatch, {"x": tf.constant(x)}, 2)[0]),
+    }
+    monkeypatch.setattr(place, "rank", lambda: 0)
+    for kind, (everything, part) in kinds.items():
+        assert marks.is_part(part), kind
+        assert not marks.is_part(everything), kind
+    x, part = kinds["array"]
+    monkeypatch.setattr(marks, "_told", set())
+
+    def told() -> list[str]:
+        return [record.message for record in caplog.records if record.name.startswith("ringar")]
+
+    class Together(keras.callbacks.Callback):
+        take_ranks = None  # as ringar.callbacks.Distributed has it
+
+    with caplog.at_level(logging.WARNING, "ringar"):
+        model.evaluate(x, x, verbose=0)
+        model.evaluate(part, part, verbose=0, callbacks=[Together()])
+        model.fit(part, part, verbose=0, validation_data=kinds["dataset"][1])
+        assert not told()
+        for data in (kinds["dataset"][1], kinds["PyDataset"][1]):
+            model.evaluate(data, verbose=0)
+        assert len(told()) == 1
+        assert "callbacks=[ringar.callbacks.Distributed()]" in caplog.text
+        model.predict(part, verbose=0)
+        model.predict(part, verbose=0)
+    assert len(told()) == 2
+    assert "ringar.predict(model, data)" in caplog.text
 
 
 def test_one_rank_gets_the_data_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Rows of arrays: NumPy arrays, tensors, tables of pandas, SciPy's matrices; structures of these."""
+"""Rows of arrays: of NumPy, TensorFlow, pandas and SciPy, and of structures of these."""
 
 from __future__ import annotations
 

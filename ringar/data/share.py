@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from ringar.data import arrays
+from ringar.data import arrays, marks
 from ringar.data.deal import DEFAULT_REMAINDER, REMAINDERS, Deal, Remainder
 from ringar.job.process_sets import ProcessSet, or_all
 
@@ -87,20 +87,24 @@ def shard(
 
         if deal.size == 1:
             return data
-        return cast(Data, (parts.split if split_batches else datasets.deal)(data, deal))
+        part = (parts.split if split_batches else datasets.deal)(data, deal)
+        return cast(Data, marks.mark(part))
     if arrays.is_instance(data, "keras", "utils.PyDataset"):
         from ringar.data import py_datasets
 
         if deal.size == 1:
             return data
-        return cast(Data, (py_datasets.Parts if split_batches else py_datasets.Share)(data, deal))
+        kind = py_datasets.Parts if split_batches else py_datasets.Share
+        return cast(Data, marks.mark(kind(data, deal)))
     rows = arrays.rows_of(data)
     if split_batches:
         raise TypeError(
             "`split_batches=True` needs a tf.data.Dataset or a keras.utils.PyDataset of batches. "
             f"Received: {type(data).__name__}"
         )
-    return data if deal.size == 1 else cast(Data, arrays.take(data, deal.rows(rows)))
+    if deal.size == 1:
+        return data
+    return cast(Data, marks.mark(arrays.take(data, deal.rows(rows))))
 
 
 def _place(process_set: ProcessSet | None) -> tuple[int, int]:

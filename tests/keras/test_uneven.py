@@ -234,6 +234,34 @@ def test_shares_of_any_kind_of_data(rank: int, size: int) -> None:
         assert difference < 1e-5, kind
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_epochs_have_the_steps_of_one_process(known: bool, rank: int, size: int) -> None:
+    """Keras takes a step more, without data, where the number of batches is unknown."""
+    x, y = common.regression(6 * size)
+    batches = tf.data.Dataset.from_tensor_slices((x, (y, 2 * y))).batch(2 * size)
+    batches = batches if known else batches.filter(lambda *_: True)
+
+    def fit(data: tf.data.Dataset, wrap: Any, callbacks: Any) -> Any:
+        model = two_outputs()
+        rate = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
+        optimizer = keras.optimizers.AdamW(
+            rate, use_ema=True, ema_overwrite_frequency=4, gradient_accumulation_steps=2
+        )
+        model.compile(wrap(optimizer), ["mse", "mae"])
+        options: dict[str, Any] = {"epochs": 2, "verbose": 0, "callbacks": callbacks}
+        history = model.fit(data, validation_data=data, **options).history
+        state = [*model.weights, *model.optimizer.variables]
+        return [np.asarray(value) for value in state], history
+
+    expected = one_process.compute(lambda: fit(batches, lambda optimizer: optimizer, []))
+    parts = ringar.data.shard(batches, split_batches=True)
+    received = fit(parts, ringar.DistributedOptimizer, [ringar.callbacks.Distributed()])
+    for value, wanted in zip(received[0], expected[0], strict=True):
+        np.testing.assert_allclose(value, wanted, atol=2e-5)
+    for name, values in expected[1].items():
+        assert received[1][name] == pytest.approx(values, rel=1e-4), name
+
+
 def test_a_step_costs_one_message(rank: int, size: int) -> None:
     """Rows, the request to stop and the end of a rank's data travel with the gradients."""
     model = common.dense_model()

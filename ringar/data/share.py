@@ -44,8 +44,8 @@ def shard(
             The global batch is then the batch of the dataset, and a script gives the results of
             one process. With "drop" parts are equal: remaining rows of a batch, and batches with
             fewer rows than ranks, are dropped. With "keep" parts differ by one row at most, and a
-            rank skips a batch that has no row for it. For a `PyDataset`, every rank loads whole
-            batches, and only the last one may have fewer rows than ranks.
+            rank leaves out the last batch if that has no row for it; others with fewer rows than
+            ranks are an error. For a `PyDataset`, every rank loads whole batches.
         process_set: the ranks that share the data; by default all.
         grid: a `ringar.parallel.Grid`: its model groups share the data, and the ranks of a group
             get the same.
@@ -57,7 +57,7 @@ def shard(
     Raises:
         ValueError: if there is less than one element for each rank, if arrays differ in their
             number of rows, or if this rank is not in `process_set`.
-        TypeError: if `data` is of another type.
+        TypeError: if `data` is of another type, or has components that cannot be cut.
 
     Example:
     ```python

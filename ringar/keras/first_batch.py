@@ -1,6 +1,7 @@
 """The warning that ranks were given equal data, as they are if a script forgets to shard them.
 
-Where the ranks of a model group must have equal data, an error says that they differ.
+Where the ranks of a model group must have equal data, an error says that they differ. Another
+warning tells ranks whose data begin anew at different steps.
 
 Before its first step each rank takes the first batch from the iterator, and the ranks compare
 digests of their batches. The training function gets an iterator of the same type that begins with
@@ -57,26 +58,30 @@ class FirstBatch:
                 if model.train_function is look_first:
                     model.train_function = train
                 layout = _layout(iterator)
+                length = _pass_length(getattr(iterator, "_dataset", None))
                 own, iterator = _look(iterator, getattr(model, "steps_per_execution", 1))
-                everyone = self._exchange(own, layout)
+                everyone, lengths = self._exchange(own, layout, length)
                 _require_same(everyone, model)
                 self._warn_if_equal(everyone, model)
+                self._warn_of_passes(lengths)
             return train(iterator)
 
         model.train_function = look_first
 
-    def _exchange(self, own: int, layout: str | None) -> list[int]:
-        """Return the digests of all ranks; raise on all of them if batches have other parts."""
-        gathered = allgather_object((own, layout), name="first batch", process_set=self.process_set)
-        known = next((its for _, its in gathered if its is not None), None)
+    def _exchange(self, own: int, layout: str | None, length: int) -> tuple[list[int], list[int]]:
+        """Return digests and lengths of all ranks; raise on all if batches have other parts."""
+        gathered = allgather_object(
+            (own, layout, length), name="first batch", process_set=self.process_set
+        )
+        known = next((its for _, its, _ in gathered if its is not None), None)
         compare(
-            [{"parts of a batch": its or known} for _, its in gathered],
+            [{"parts of a batch": its or known} for _, its, _ in gathered],
             caller="ringar.callbacks.Distributed",
             remedy="Give `fit` inputs, targets and weights of examples on every rank alike; with "
             "`class_weight` a batch has weights, too.",
             ranks=or_all(self.process_set).ranks,
         )
-        return [digest for digest, _ in gathered]
+        return [digest for digest, _, _ in gathered], [length for *_, length in gathered]
 
     def _warn_if_equal(self, everyone: list[int], model: keras.Model) -> None:
         ranks = or_all(self.process_set)
@@ -90,6 +95,24 @@ class FirstBatch:
                 "with ringar.data.shard(data), or shuffle with a seed of its own on each rank.",
                 ", ".join(str(ranks.ranks[rank]) for rank in equal),
             )
+
+    def _warn_of_passes(self, lengths: list[int]) -> None:
+        ranks = or_all(self.process_set)
+        if len(set(lengths)) > 1 and ranks.rank() == 0:
+            _log.warning(
+                "Ranks repeat their data after different numbers of elements: %s. From the second "
+                "pass on, global batches are not those of one process. Call `repeat` before "
+                'ringar.data.shard, or shard with remainder="drop".',
+                ", ".join(f"{n} (rank {r})" for n, r in zip(lengths, ranks.ranks, strict=True)),
+            )
+
+
+def _pass_length(dataset: Any) -> int:
+    """Return the number of elements after which a dataset is repeated; 0 if there is none."""
+    sources = dataset._inputs() if isinstance(dataset, tf.data.Dataset) else []
+    if type(dataset).__name__ == "_RepeatDataset":
+        return int(sources[0].cardinality())
+    return next((length for source in sources if (length := _pass_length(source))), 0)
 
 
 def _require_same(everyone: list[int], model: keras.Model) -> None:

@@ -115,6 +115,25 @@ def test_training_sees_each_batch_once(kind: str, options: dict[str, Any], size:
     assert traced == (5 if options.get("run_eagerly") else 1)
 
 
+def test_passes_of_different_lengths_are_told(
+    size: int, exchange: Exchange, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ranks with unequal shares that repeat them get out of step after the first pass."""
+    rows = tf.data.Dataset.from_tensor_slices(common.regression(4 * size + 1))
+    shard = ringar.data.shard
+    shares = [shard(rows.repeat()).batch(4), shard(rows).batch(4).repeat()]
+    with caplog.at_level(logging.WARNING, "ringar"):
+        for share in shares:
+            assert "after different numbers" not in caplog.text
+            model = common.dense_model()
+            model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+            callback = ringar.callbacks.Distributed()
+            model.fit(share, steps_per_epoch=3, verbose=0, callbacks=[callback])
+    told = ", ".join(f"{1 + (rank == 0)} (rank {rank})" for rank in range(size))
+    expected = f"different numbers of elements: {told}."
+    assert [expected in text for text in exchange(caplog.text)] == [size > 1] + [False] * (size - 1)
+
+
 class Summary(keras.Model):
     """Maps inputs of many types to one number each."""
 

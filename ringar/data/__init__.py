@@ -6,6 +6,7 @@ batches of all ranks together are one contiguous block of the data. One process 
 results.
 """
 
+from ringar.data.adapt import adapt
 from ringar.data.share import shard
 
-__all__ = ["shard"]
+__all__ = ["adapt", "shard"]

@@ -1,7 +1,8 @@
-"""The memory of which data are a part: `evaluate` and `predict` on a part have numbers of a rank.
+"""The memory of which data are a rank's part, and of the order in which one process has them.
 
 Parts are known by their identity, and what `tf.data` makes of a part by its inputs. `keras.Model`
-warns where such data arrive without `ringar.callbacks.Distributed`.
+warns where `evaluate` or `predict` get such data without `ringar.callbacks.Distributed`, since
+their numbers are those of a rank.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import inspect
 import sys
 import weakref
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ringar.job import log, place
 
 Data = TypeVar("Data")
 
+#: How the k-th elements of all ranks follow each other in one process: one by one, joined to one
+#: batch part by part, or joined to one batch row by row.
+Order = Literal["turn", "parts", "rows"]
+
 _log = log.logger(__name__)
-_parts: dict[int, weakref.ref[Any]] = {}
+_parts: dict[int, tuple[weakref.ref[Any], Order]] = {}
 _told: set[str] = set()
 
 _REMEDIES = {
@@ -27,12 +32,17 @@ _REMEDIES = {
 }
 
 
-def mark(part: Data) -> Data:
-    """Remember that `part`, data of any kind, is this rank's share; return it."""
+def mark(part: Data, order: Order) -> Data:
+    """Remember that `part`, data of any kind, is this rank's share; return it.
+
+    Args:
+        part: the share.
+        order: the order of its elements among those of all ranks.
+    """
     for leaf in _leaves(part):
         key = id(leaf)
         try:
-            _parts[key] = weakref.ref(leaf, lambda _, key=key: _parts.pop(key, None))
+            _parts[key] = weakref.ref(leaf, lambda _, key=key: _parts.pop(key, None)), order
         except TypeError:
             continue  # of a class without weak references
     _install()
@@ -42,6 +52,19 @@ def mark(part: Data) -> Data:
 def is_part(data: Any) -> bool:
     """Return whether `data` contains the share of a rank, or is made of one."""
     return any(_is_marked(leaf) for leaf in _leaves(data))
+
+
+def order_of(data: Any) -> Order:
+    """Return the order of elements; "turn" for data that `ringar.data.shard` has not made."""
+    is_batched = False
+    while data is not None:
+        if id(data) in _parts:
+            _, order = _parts[id(data)]
+            return "rows" if order == "turn" and is_batched else order
+        is_batched |= "Batch" in type(data).__name__
+        sources: list[Any] = list(getattr(data, "_inputs", list)())
+        data = sources[0] if len(sources) == 1 else None
+    return "turn"
 
 
 def _is_marked(leaf: Any) -> bool:

@@ -81,6 +81,7 @@ def shard(
             raise ValueError("`process_set` must be None with `grid`, which has its own.")
         process_set = grid.data_set
     deal = Deal(*_place(process_set), remainder)
+    order: marks.Order = "parts" if split_batches else "turn"
     # Importing TensorFlow and Keras takes seconds; data of other libraries do not need it.
     if arrays.is_instance(data, "tensorflow", "data.Dataset"):
         from ringar.data import datasets, parts
@@ -88,14 +89,14 @@ def shard(
         if deal.size == 1:
             return data
         part = (parts.split if split_batches else datasets.deal)(data, deal)
-        return cast(Data, marks.mark(part))
+        return cast(Data, marks.mark(part, order))
     if arrays.is_instance(data, "keras", "utils.PyDataset"):
         from ringar.data import py_datasets
 
         if deal.size == 1:
             return data
         kind = py_datasets.Parts if split_batches else py_datasets.Share
-        return cast(Data, marks.mark(kind(data, deal)))
+        return cast(Data, marks.mark(kind(data, deal), order))
     rows = arrays.rows_of(data)
     if split_batches:
         raise TypeError(
@@ -104,7 +105,7 @@ def shard(
         )
     if deal.size == 1:
         return data
-    return cast(Data, marks.mark(arrays.take(data, deal.rows(rows))))
+    return cast(Data, marks.mark(arrays.take(data, deal.rows(rows)), order))
 
 
 def _place(process_set: ProcessSet | None) -> tuple[int, int]:

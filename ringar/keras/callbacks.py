@@ -14,7 +14,7 @@ import keras
 
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import callback_list, checks, losses, moving_statistics, share
+from ringar.keras import callback_list, checks, layer_state, losses, moving_statistics, share
 from ringar.keras.first_batch import FirstBatch
 from ringar.keras.joining import Epochs
 from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
@@ -121,6 +121,9 @@ class Distributed(BroadcastGlobalVariablesCallback):
       Dropout and other random layers different seeds (`ringar.set_random_seed` has the rule).
     - At the end of an epoch, before validation, the moving statistics of `BatchNormalization`
       become those of all ranks' examples, so that all ranks evaluate and save the same model.
+      Other weights that no gradient changes follow `combine`.
+    - Layers hold the same vocabularies, statistics and arguments on all ranks when training begins
+      (`ringar.data.adapt`).
     - At the end of an epoch, metrics are those of all ranks' data, validation included, for the
       callbacks after it and for the history. `evaluate` returns such metrics, too, and ranks may
       have different numbers of batches and rows there. Every rank gets the same numbers, so that
@@ -154,12 +157,24 @@ class Distributed(BroadcastGlobalVariablesCallback):
     Args:
         root_rank: the rank of the job whose state is taken; by default the first that trains.
         process_set: the ranks that train together; by default those of the optimizer of `compile`.
-        check: compare the ranks' learning rates after each epoch, and their trainable weights after
-            the first and the last epoch.
+        check: compare what layers hold beside their weights when training begins, the ranks'
+            learning rates after each epoch, and their trainable weights after the first and the
+            last epoch.
         replay_data: when a backup is restored, draw the batches of the epochs before it again,
             without training on them, so that the order of the data goes on as it was. With False
             only those of the epoch itself are drawn: right if the order of an epoch depends on its
             number alone, or does not matter.
+        combine: how weights that no gradient changes, such as the queue of a contrastive loss or a
+            counter, become the same at the end of an epoch: a rule for all, or a dict of rules by
+            the path of a weight or the end of it (`"moco/queue"`, `"*_count"`). Without a rule,
+            such a weight must be equal on all ranks. `BatchNormalization` and states of recurrent
+            layers need none.
+
+            - "mean": the mean of the ranks' values.
+            - "sum": the value before the epoch plus what all ranks have added to it.
+            - "first": the value of the first rank.
+            - "concatenate": the r-th of equal parts of the rows is that of rank r.
+            - "own": each rank keeps its own.
 
     Raises:
         MismatchError: in `fit`, on every rank, if ranks are set up differently when training
@@ -172,9 +187,11 @@ class Distributed(BroadcastGlobalVariablesCallback):
         process_set: ProcessSet | None = None,
         check: bool = True,
         replay_data: bool = True,
+        combine: moving_statistics.Combine | None = None,
     ) -> None:
         super().__init__(root_rank, process_set)
         callback_list.manage(Distributed)
+        self._combination = moving_statistics.Combination(combine)
         self.check = check
         self.replay_data = replay_data
         self._weights_compared = False
@@ -219,6 +236,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
         """Check that all ranks are set up alike, then broadcast."""
         self._weights_compared = self._examples_compared = False
         steps = checks.check_start(self.model, self.params, self.process_set)
+        if self.check:
+            layer_state.check(self.model, self.process_set)
         checks.reset_examples(self.model)
         super().on_train_begin(logs)
         separate_seeds(self.model, self.process_set, grid_of(self.model.optimizer))
@@ -239,6 +258,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         """Begin to count the steps of the epoch."""
         assert self._epochs is not None
         self._epochs.begin()
+        self._combination.begin_epoch(self.model)
         if self.tuner is not None:
             self.tuner.begin_epoch()
 
@@ -246,7 +266,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         """Join the ranks that still train, and make the evaluation that of all ranks' data."""
         if self._epochs is not None:
             self._epochs.leave()
-        moving_statistics.combine(self.model, self.process_set)
+        self._combine()
         self._metrics.begin_evaluation(self.model)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, float] | None = None) -> None:
@@ -258,13 +278,15 @@ class Distributed(BroadcastGlobalVariablesCallback):
             self._metrics.check(self.model)
         if batch > 0:
             self._compare_examples()
+        if batch >= self._epochs.common:
+            self._combination.look(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Join the ranks that still train, combine their metrics and statistics, compare ranks."""
         assert self._epochs is not None
         self._epochs.leave()
         super().on_epoch_end(epoch, logs)
-        moving_statistics.combine(self.model, self.process_set)
+        self._combine()
         self._compare_examples()
         logs = {} if logs is None else logs
         self._metrics.end_epoch(self.model, logs)
@@ -280,6 +302,11 @@ class Distributed(BroadcastGlobalVariablesCallback):
         if self.check:
             checks.check_weights(self.model, self.process_set)
         self._meet_again()
+
+    def _combine(self) -> None:
+        """Make what no gradient changes the same on all ranks."""
+        furthest = 0 if self._epochs is None else self._epochs.furthest
+        self._combination.combine(self.model, self.process_set, furthest)
 
     def _go_alone(self) -> None:
         """Meet no other rank until the end of the training."""

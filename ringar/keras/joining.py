@@ -67,6 +67,8 @@ class Epochs:
 
     Attributes:
         limit: the number of steps of an epoch, those without data included; None if unknown.
+        common: a number of steps that all ranks take.
+        furthest: the place in `process_set` of a rank that has taken every step of the epoch.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class Epochs:
         self._ranks = or_all(process_set)
         known = [count for count in steps if count is not None]
         self.limit = max(known) if len(known) == len(steps) else None
+        self.common = 1 if self.limit is None else min(known)
+        self.furthest = 0
         self._begun_at = 0
         self._has_left = True
         shares.begin_training()
@@ -89,6 +93,7 @@ class Epochs:
         for exchange in exchanges:
             exchange.begin()
         self._begun_at = exchanges[0].steps()
+        self.furthest = 0
         self._has_left = False
 
     def look(self) -> None:
@@ -119,11 +124,17 @@ class Epochs:
             self._catch_up(own, exchanges)
 
     def _catch_up(self, own: int, exchanges: Sequence[Exchange]) -> None:
-        """Give all ranks the state of one that has taken every step."""
+        """Give all ranks the state of one that has taken every step.
+
+        Weights that no gradient changes are combined later (`ringar.keras.moving_statistics`).
+        """
         steps = allgather_object(own, name="steps of the epoch", process_set=self._ranks)
         if len(set(steps)) > 1:
-            root = self._ranks.ranks[steps.index(max(steps))]
-            _behind(exchanges, State.of_model(self._model)).broadcast(root, self._ranks)
+            self.furthest = steps.index(max(steps))
+            root = self._ranks.ranks[self.furthest]
+            untrained = {id(v) for v in self._model.non_trainable_weights}
+            state = State.of_model(self._model).without(lambda v: id(v) in untrained)
+            _behind(exchanges, state).broadcast(root, self._ranks)
 
 
 def _finish(

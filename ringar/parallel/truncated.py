@@ -118,6 +118,11 @@ class SyntheticBPTT(keras.Model):
         """The synthesizer."""
         return None if self._predictor is None else self._predictor.model
 
+    @property
+    def carried_states(self) -> list[keras.Variable]:
+        """The states of a rank's own sequences, which no epoch's end combines."""
+        return list(self._carried)
+
     def reset_states(self) -> None:
         """Let the next batch begin with states of zero."""
         for variable in self._carried:

@@ -42,7 +42,7 @@ def noisy_model() -> keras.Model:
 
 def train(model: keras.Model, epochs: range) -> None:
     data = tf.data.Dataset.from_tensors(common.regression(4)).repeat(2)
-    callbacks = [ringar.callbacks.Distributed()]
+    callbacks = [ringar.callbacks.Distributed(combine={"*/seen": "own"})]
     options = {"epochs": epochs.stop, "initial_epoch": epochs.start, "verbose": 0}
     model.fit(data, callbacks=callbacks, **options)
 

@@ -1,0 +1,169 @@
+"""What layers hold beside their weights: compared at the start, adapted to all ranks' rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ringar
+from ringar.keras import layer_state
+
+pytestmark = pytest.mark.usefixtures("initialized")
+
+Exchange = Callable[[Any], list[Any]]
+layers = keras.layers
+shard, adapt = ringar.data.shard, ringar.data.adapt
+
+RANDOM = np.random.default_rng(4)
+ROWS = (100 + 5 * RANDOM.normal(size=(203, 3))).astype(np.float32)
+TEXTS = np.array([" ".join(RANDOM.choice(list("abcdefghijk"), 5)) for _ in range(31)])
+NUMBERS = RANDOM.integers(0, 9, (31, 2))
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of 10 rows."""
+
+    def __len__(self) -> int:
+        return 21
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return ROWS[10 * index : 10 * index + 10]
+
+
+def adapted(layer: keras.Layer, data: Any, own: bool) -> keras.Layer:
+    """Return a layer that is adapted to the rows of this process, or of all ranks."""
+    if own:
+        layer.adapt(data)
+    else:
+        adapt(layer, data)
+    return layer
+
+
+def state_of(layer: Any) -> list[Any]:
+    if isinstance(layer, keras.utils.FeatureSpace):
+        parts = layer.preprocessors.values()
+        return [state_of(part) for part in parts if hasattr(part, "adapt")]
+    if isinstance(layer, layers.Normalization):
+        return [np.asarray(x).tolist() for x in (layer.mean, layer.variance, layer.adapt_mean)]
+    if isinstance(layer, layers.Discretization):
+        return list(layer.bin_boundaries)
+    lookup = getattr(layer, "_lookup_layer", layer)
+    weights = getattr(lookup, "idf_weights_const", None)
+    return [layer.get_vocabulary(), None if weights is None else weights.numpy().tolist()]
+
+
+@pytest.mark.ranks(2, 3)
+def test_adapted_to_all_rows_as_one_process(size: int, exchange: Exchange) -> None:
+    def check(make: Callable[[], Any], one: Any, own: Any) -> None:
+        expected = state_of(adapted(make(), one, own=True))
+        assert exchange(state_of(adapted(make(), own, own=False))) == [expected] * size
+
+    elements = tf.data.Dataset.from_tensor_slices(ROWS)
+    batches = elements.batch(7)
+    sources = [
+        (ROWS, shard(ROWS)),
+        (tf.constant(ROWS), shard(tf.constant(ROWS))),
+        (elements, shard(elements)),
+        (elements.batch(60 * size), shard(elements).batch(60).prefetch(1)),
+        (batches, shard(batches)),
+        (batches, shard(batches, split_batches=True)),
+        (Batches(), shard(Batches())),
+        (Batches(), shard(Batches(), split_batches=True)),
+    ]
+    for one, own in sources:
+        check(layers.Normalization, one, own)
+    for one, own in (sources[0], sources[3], sources[4]):
+        check(lambda: layers.Discretization(num_bins=4, epsilon=0.02), one, own)
+    texts = tf.data.Dataset.from_tensor_slices(TEXTS)
+    for mode in ("int", "tf_idf"):
+
+        def vectorization(mode: str = mode) -> Any:
+            return layers.TextVectorization(9, ngrams=2, output_mode=mode)
+
+        check(vectorization, TEXTS, shard(TEXTS))
+        check(vectorization, texts.batch(4), shard(texts).batch(4))
+    check(layers.StringLookup, TEXTS, TEXTS if ringar.rank() == 0 else TEXTS[:0])
+    check(layers.IntegerLookup, NUMBERS, shard(NUMBERS))
+
+    features = {"size": ROWS[:31, 0], "words": TEXTS, "kind": ROWS[:31, 1]}
+    space = {"size": "float_normalized", "words": "string_categorical", "kind": "float_discretized"}
+    rows = tf.data.Dataset.from_tensor_slices(features)
+    for one, own in ((features, shard(features)), (rows, shard(rows))):
+        check(lambda: keras.utils.FeatureSpace(space, output_mode="dict"), one, own)
+    with pytest.raises(TypeError, match="must have a method `adapt`. Received: Dense"):
+        adapt(layers.Dense(1), ROWS)
+
+
+@pytest.mark.ranks(2, 3)
+def test_ranks_whose_layers_hold_other_things_are_told(rank: int, exchange: Exchange) -> None:
+    def model(*parts: Any) -> keras.Model:
+        return keras.Sequential(list(parts))
+
+    own = ROWS[rank::5]
+    mean, factor = own.mean(axis=0), float(rank)
+    different = [
+        (adapted(layers.Normalization(), own, True), "`mean`, `variance` of layer"),
+        (adapted(layers.Discretization(num_bins=3), own, True), "argument `bin_boundaries`"),
+        (adapted(layers.StringLookup(), TEXTS[rank:], True), "a vocabulary,.*of layer"),
+        (adapted(layers.TextVectorization(), TEXTS[rank::9], True), "a vocabulary,.*of layer"),
+        (adapted(layers.IntegerLookup(), NUMBERS[rank::9], True), "a vocabulary,.*of layer"),
+        (layers.Hashing(5, salt=rank), "argument `salt` of layer"),
+        (layers.Rescaling(factor), "argument `scale` of layer"),
+        (layers.Lambda(lambda x: x - mean), "values that `function` uses"),
+    ]
+    for layer, words in different:
+        with pytest.raises(ValueError, match=rf'received others: .*{words}.*"{layer.name}"'):
+            layer_state.check(model(layer))
+    with pytest.raises(ValueError, match="expected the same layers on every rank"):
+        layer_state.check(model(*[layers.ReLU()] * (1 + (rank > 0))))
+
+    # Names, seeds and what a call has left may differ.
+    alike = layers.Normalization(name=f"of_rank_{rank}")
+    alike.adapt(ROWS)
+    left = layers.Rescaling(2.0)
+    left.last = tf.constant(rank)
+    drawn = keras.initializers.GlorotUniform(seed=rank)
+    dense = layers.Dense(1, kernel_initializer=drawn)
+    layer_state.check(model(alike, layers.Dropout(0.1, seed=rank), left, dense))
+
+
+@pytest.mark.ranks(2, 3)
+def test_fit_needs_adapted_layers_and_files_have_them(
+    rank: int, size: int, shared_tmp_path: Path, exchange: Exchange
+) -> None:
+    def compiled(layer: Any) -> keras.Model:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), layer, layers.Dense(1)])
+        model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        return model
+
+    own = shard(ROWS[:12])
+    callbacks = [ringar.callbacks.Distributed()]
+    options: dict[str, Any] = {"batch_size": 12, "shuffle": False, "verbose": 0}
+    with pytest.raises(ValueError, match=rf"^rank {rank} .*ringar.data.adapt"):
+        layer = adapted(layers.Normalization(), own, own=True)
+        compiled(layer).fit(own, own[:, :1], callbacks=callbacks, **options)
+    model = compiled(adapted(layers.Normalization(), own, own=False))
+    model.fit(own, own[:, :1], callbacks=callbacks, **options)
+    alone = keras.Sequential([keras.Input((3,)), layers.Normalization(), layers.Dense(1)])
+    alone.layers[0].adapt(ROWS[:12])
+    keras.utils.set_random_seed(1)
+    alone = compiled(alone.layers[0])
+    alone.compile("sgd", "mse")
+    alone.optimizer.learning_rate = 0.1
+    alone.fit(ROWS[:12], ROWS[:12, :1], **options)
+    np.testing.assert_allclose(model.predict(ROWS, verbose=0), alone.predict(ROWS, verbose=0), 1e-5)
+    path = shared_tmp_path / "model.keras"
+    if rank == 0:
+        model.save(path)
+    ringar.barrier()
+    loaded = ringar.load_model(path)
+    outputs = loaded.predict(ROWS[:9], verbose=0)
+    np.testing.assert_array_equal(outputs, model.predict(ROWS[:9], verbose=0))
+    layer_state.check(loaded)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ringar.elastic.state import ObjectState
 from ringar.job import place
-from ringar.keras import training_state
+from ringar.keras import layer_state, training_state
 
 #: Each rank's own: its seeds, and what its metrics have counted.
 _OWN = ("seed", "global seed", "metric")
@@ -74,6 +74,7 @@ class KerasState(ObjectState):
         for key, value in self._variables.items():
             if key in variables:  # the first step makes those of metrics
                 variables[key].assign(value)
+        layer_state.refresh(self.model)
 
     def packed(self) -> object:
         """Return the copies, without those that are each rank's own."""

@@ -48,17 +48,29 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     Args:
         root_rank: the rank of the job whose state is taken; by default the first that trains.
         process_set: the ranks that train together; by default all.
+        check: compare what layers hold beside their weights, such as vocabularies.
+
+    Raises:
+        ValueError: in `fit`, on every rank, if layers hold different things (`ringar.data.adapt`).
     """
 
-    def __init__(self, root_rank: int | None = None, process_set: ProcessSet | None = None) -> None:
+    def __init__(
+        self,
+        root_rank: int | None = None,
+        process_set: ProcessSet | None = None,
+        check: bool = True,
+    ) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.process_set = process_set
+        self.check = check
         self._weights = 0  # that have been broadcast
         self._batches_begun = 0  # up to 2
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Broadcast the weights that there are."""
+        """Compare what layers hold beside their weights, then broadcast the weights."""
+        if self.check:
+            layer_state.check(self.model, self.process_set)
         self._weights = self._batches_begun = 0
         self._broadcast_new_weights()
 
@@ -189,10 +201,9 @@ class Distributed(BroadcastGlobalVariablesCallback):
         replay_data: bool = True,
         combine: moving_statistics.Combine | None = None,
     ) -> None:
-        super().__init__(root_rank, process_set)
+        super().__init__(root_rank, process_set, check)
         callback_list.manage(Distributed)
         self._combination = moving_statistics.Combination(combine)
-        self.check = check
         self.replay_data = replay_data
         self._weights_compared = False
         self._examples_compared = False
@@ -236,8 +247,6 @@ class Distributed(BroadcastGlobalVariablesCallback):
         """Check that all ranks are set up alike, then broadcast."""
         self._weights_compared = self._examples_compared = False
         steps = checks.check_start(self.model, self.params, self.process_set)
-        if self.check:
-            layer_state.check(self.model, self.process_set)
         checks.reset_examples(self.model)
         super().on_train_begin(logs)
         separate_seeds(self.model, self.process_set, grid_of(self.model.optimizer))

@@ -69,6 +69,16 @@ def check(model: keras.Model, process_set: ProcessSet | None = None) -> None:
         raise ValueError(_refusal([(layer, names) for layer, names in parts if names]))
 
 
+def refresh(model: keras.Model) -> None:
+    """Compute anew what layers derive from weights, after these have been received.
+
+    `Normalization` computes with tensors that it makes of its weights.
+    """
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Normalization) and layer.built:
+            layer.finalize_state()
+
+
 def _different(states: tuple[dict[str, int], ...]) -> list[str]:
     """Return the parts of a layer's state of which ranks have different digests."""
     names = sorted(set().union(*states))
@@ -83,7 +93,8 @@ def _refusal(different: list[tuple[keras.Layer, list[str]]]) -> str:
     is_adapted = any(hasattr(layer, "adapt") for layer, _ in different)
     adapt = (
         "Adapt a layer to the rows of all ranks: ringar.data.adapt(layer, data) on every rank, "
-        "with the rank's own data; or layer.adapt(data) on every rank, with the same data. "
+        "with the rank's own data; or layer.adapt(data) on every rank, with the same data. Load "
+        "its file on every rank. "
     )
     more = f" and {len(words) - 5} more" if len(words) > 5 else ""
     return _CALL.refusal(

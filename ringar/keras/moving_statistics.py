@@ -80,7 +80,8 @@ class Combination:
     def begin_epoch(self, model: keras.Model) -> None:
         """Keep the values to which ranks add up."""
         self._common = {}
-        self._begun = {id(v): _value(v) for v in _variables(model) if self._rule(v) == "sum"}
+        summed = (v for v in _variables(model) if self._rule(v) == "sum")
+        self._begun = {id(v): _value(v).astype(np.float64) for v in summed}
 
     def look(self, model: keras.Model) -> None:
         """Digest the weights after the last step that all ranks take; later calls do nothing."""
@@ -141,6 +142,8 @@ class Combination:
         ]
         if not chosen:
             return
+        needed = {id(v) for v in chosen} | {means[id(v)][0] for v in chosen if id(v) in means}
+        values = {key: values[key].astype(np.float64) for key in needed}
 
         def square_of_mean(key: int) -> Any:
             is_moment = rules[key] == "mean" and means.get(key, (key, 0))[0] != key
@@ -310,4 +313,4 @@ def _states(model: keras.Model) -> set[int]:
 
 
 def _value(variable: keras.Variable) -> np.ndarray:
-    return np.asarray(keras.ops.convert_to_numpy(variable)).astype(np.float64)
+    return np.asarray(keras.ops.convert_to_numpy(variable))

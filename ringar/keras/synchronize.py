@@ -11,6 +11,7 @@ from ringar.collectives import allgather
 from ringar.collectives.call import Call
 from ringar.errors import MismatchError
 from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras import layer_state
 from ringar.keras.state import State
 
 
@@ -31,6 +32,7 @@ def broadcast_model(
         optimizer.build(model.trainable_variables)
     if or_all(process_set).size() > 1:
         State.of_model(model).broadcast(root_rank, process_set)
+        layer_state.refresh(model)
 
 
 def average_logs(logs: dict[str, float] | None, process_set: ProcessSet | None = None) -> None:

@@ -66,7 +66,7 @@ def fit(callback: Any, data: dict[str, Any], **options: Any) -> tuple[float, int
     model = keras.Sequential([keras.Input((6,)), Seen(), keras.layers.Dense(1)])
     model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", **options)
     before = Seen.traced
-    # Without Distributed(), `total` would stay each rank's own: it is read before the last epoch.
+    # `total` is of this rank alone until the end of the epoch.
     totals: list[float] = []
     epoch = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: totals.append(common.number(model.layers[0].total))
@@ -81,9 +81,9 @@ def test_ranks_with_equal_data_are_told(
 ) -> None:
     x, y = common.regression(20)
     with caplog.at_level(logging.WARNING, "ringar"):
-        fit([ringar.callbacks.Distributed()], arguments(kind, x + rank, y))
+        fit([ringar.callbacks.Distributed(combine="own")], arguments(kind, x + rank, y))
         assert not exchange(caplog.text)[0]
-        callback = ringar.callbacks.Distributed()
+        callback = ringar.callbacks.Distributed(combine="own")
         data = arguments(kind, x + (size > 2 and rank == size - 1), y)
         for _ in range(2):
             fit([callback], data)
@@ -110,7 +110,9 @@ def test_training_sees_each_batch_once(kind: str, options: dict[str, Any], size:
     x += ringar.rank()
     # The first compiled step of a process is traced twice, with the check and without.
     fit([], arguments(kind, x, y), **options)
-    total, traced = fit([ringar.callbacks.Distributed()], arguments(kind, x, y), **options)
+    total, traced = fit(
+        [ringar.callbacks.Distributed(combine="own")], arguments(kind, x, y), **options
+    )
     assert total == pytest.approx(x.sum(), rel=1e-4)
     assert traced == (5 if options.get("run_eagerly") else 1)
 

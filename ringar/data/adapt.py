@@ -23,16 +23,18 @@ from ringar.data import marks
 from ringar.job.process_sets import ProcessSet, or_all
 
 if TYPE_CHECKING:
+    import keras
+
     from ringar.sharding.grid import Grid
 
 
 def adapt(
-    layer: Any,
-    data: Any,
+    layer: keras.layers.Layer,
+    data: object,
     *,
+    steps: int | None = None,
     process_set: ProcessSet | None = None,
     grid: Grid | None = None,
-    **options: Any,
 ) -> None:
     """Adapt a layer to the rows of all ranks, as `layer.adapt` of one process with all rows.
 
@@ -45,9 +47,9 @@ def adapt(
         data: this rank's share of what `layer.adapt` takes: an array, a tensor, a
             `tf.data.Dataset`, a `keras.utils.PyDataset`, batches. Data that `ringar.data.shard` has
             not dealt out follow each other in the order of the ranks.
+        steps: the number of batches of one process, for a layer whose `adapt` has `steps`.
         process_set: the ranks that share the data; by default all.
         grid: a `ringar.parallel.Grid`, if its model groups share the data.
-        **options: further arguments of `layer.adapt`. `steps` counts the steps of one process.
 
     Raises:
         ValueError: if both `process_set` and `grid` are given.
@@ -64,7 +66,7 @@ def adapt(
     if grid is not None and process_set is not None:
         raise ValueError("`process_set` must be None with `grid`, which has its own.")
     ranks = or_all(process_set if grid is None else grid.data_set)
-    _adapt(layer, data, ranks, options)
+    _adapt(layer, data, ranks, {} if steps is None else {"steps": steps})
 
 
 def _adapt(
@@ -77,7 +79,7 @@ def _adapt(
         layer.adapt(data, **options)
     elif isinstance(layer, keras.utils.FeatureSpace):
         _adapt_features(layer, data, ranks)
-    elif hasattr(table, "token_counts") and options.get("steps") is None:
+    elif hasattr(table, "token_counts") and not options:
         finalize = table.finalize_state
 
         def finalize_all() -> None:

@@ -49,6 +49,7 @@ def start() -> None:
 def train(model: keras.Model, epochs: int) -> dict[str, list[float]]:
     start()
     x, y = data.shard((np.ones((8, 4)), np.ones(8)))
+    data.adapt(keras.layers.Normalization(), x)
     optimizer = ringar.DistributedOptimizer(
         keras.optimizers.Adam(), op=ringar.Average, compression=ringar.Compression.powersgd(rank=2)
     )

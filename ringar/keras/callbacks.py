@@ -177,7 +177,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
             only those of the epoch itself are drawn: right if the order of an epoch depends on its
             number alone, or does not matter.
         combine: how weights that no gradient changes, such as the queue of a contrastive loss or a
-            counter, become the same at the end of an epoch: a rule for all, or a dict of rules by
+            counter, become the same at the end of an epoch: a rule for all but "sum", or a dict by
             the path of a weight or the end of it (`"moco/queue"`, `"*_count"`). Without a rule,
             such a weight must be equal on all ranks. `BatchNormalization` and states of recurrent
             layers need none.

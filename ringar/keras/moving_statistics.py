@@ -28,8 +28,7 @@ Seeds are no weights and stay each rank's own.
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -38,20 +37,14 @@ import tensorflow as tf
 
 from ringar.collectives.allgather import allgather
 from ringar.collectives.allreduce import allreduce
-from ringar.collectives.call import Call
 from ringar.collectives.digest import digest
 from ringar.collectives.ops import Sum
 from ringar.errors import MismatchError
 from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras.combine_rules import CALL, Combine, Rules, require_rules
 from ringar.sharding.cut import cut_of
 from ringar.sharding.sharded_variable import is_sharded
 
-#: The rules for weights that differ, as in `ringar.callbacks.Distributed(combine=)`.
-RULES = ("mean", "sum", "first", "concatenate", "own")
-#: One rule for all weights, or rules by path, or the end of it, with wildcards.
-Combine = str | Mapping[str, str]
-
-_CALL = Call("allgather", name="weights without gradients")
 _FURTHEST = "furthest"  # the value of the rank that has taken every step
 
 
@@ -66,21 +59,19 @@ class Combination:
     """
 
     def __init__(self, combine: Combine | None = None) -> None:
-        self.rules = dict(combine) if isinstance(combine, Mapping) else {}
-        self.default = None if isinstance(combine, Mapping) else combine
-        for rule in [*self.rules.values(), *filter(None, [self.default])]:
-            if rule not in RULES:
-                raise ValueError(
-                    f"`combine` must be one of {', '.join(map(repr, RULES))}, or a dict of these "
-                    f"by the path of a weight. Received: combine={combine!r}"
-                )
+        self._rules = Rules(combine)
         self._begun: dict[int, np.ndarray] = {}  # the values before the epoch, for sums
         self._common: dict[int, int] = {}  # the digests after the steps that all ranks have taken
 
     def begin_epoch(self, model: keras.Model) -> None:
-        """Keep the values to which ranks add up."""
+        """Keep the values to which ranks add up.
+
+        Raises:
+            UnsupportedError: for sums in an elastic job.
+        """
         self._common = {}
-        summed = (v for v in _variables(model) if self._rule(v) == "sum")
+        self._rules.require_no_sum_in_elastic_jobs()
+        summed = (v for v in _variables(model) if self._rules.of(v) == "sum")
         self._begun = {id(v): _value(v).astype(np.float64) for v in summed}
 
     def look(self, model: keras.Model) -> None:
@@ -104,7 +95,7 @@ class Combination:
             MismatchError: on every rank, if weights differ for which there is no rule.
             ValueError: if a path in the rules is that of no weight.
         """
-        self._require_paths(model)
+        self._rules.require_paths(_variables(model))
         whole = [v for v in _variables(model) if cut_of(v) is None]
         self._combine(model, whole, process_set, furthest)
         parts = [v for v in _variables(model) if cut_of(v) is not None]
@@ -123,85 +114,97 @@ class Combination:
         if not variables or ranks.size() == 1:
             return
         values = {id(v): _value(v) for v in variables}
-        differs, was_equal = self._compare(variables, values, process_set)
-        means, own = _moments(model), _states(model)
-
-        def rule(variable: keras.Variable) -> str | None:
-            known = "own" if id(variable) in own else "mean" if id(variable) in means else None
-            steps = _FURTHEST if id(variable) in was_equal else None
-            return self._rule(variable) or known or steps or self.default
-
-        rules = {id(v): rule(v) for v in variables}
-        self._require_rules([v for v in variables if id(v) in differs and rules[id(v)] is None])
-        # A mean square needs its mean, and a sum grows by equal values, too.
-        chosen = [
-            v
-            for v in variables
-            if rules[id(v)] != "own"
-            and ({id(v), means.get(id(v), (0, 0))[0]} & differs or id(v) in self._begun)
-        ]
+        differs, was_equal = self._compare(values, process_set)
+        moments = _moments(model)
+        rules = self._rules_of(model, variables, moments, was_equal)
+        require_rules([v for v in variables if id(v) in differs and rules[id(v)] is None])
+        # Of a batch normalization with other rules mean and spread are numbers like others.
+        moments = {
+            spread: pair
+            for spread, pair in moments.items()
+            if rules.get(spread) == rules.get(pair[0]) == "mean"
+        }
+        # A spread changes with its mean, and a sum grows by equal values, too.
+        changes = differs | {spread for spread, (mean, _) in moments.items() if mean in differs}
+        changes |= {key for key, rule in rules.items() if rule == "sum"}
+        chosen = [v for v in variables if id(v) in changes and rules[id(v)] != "own"]
         if not chosen:
             return
-        needed = {id(v) for v in chosen} | {means[id(v)][0] for v in chosen if id(v) in means}
-        values = {key: values[key].astype(np.float64) for key in needed}
-
-        def square_of_mean(key: int) -> Any:
-            is_moment = rules[key] == "mean" and means.get(key, (key, 0))[0] != key
-            return values[means[key][0]] ** 2 if is_moment else 0.0
-
-        contributions = [
-            _contribution(
-                rules[id(v)],
-                values[id(v)] ** means.get(id(v), (0, 1))[1] + square_of_mean(id(v)),
-                self._begun.get(id(v)),
-                ranks,
-                place=furthest if rules[id(v)] == _FURTHEST else 0,
-            )
+        values = {key: value.astype(np.float64) for key, value in values.items() if key in rules}
+        squares = {
+            spread: values[spread] ** power + values[mean] ** 2
+            for spread, (mean, power) in moments.items()
+        }
+        summands = [
+            self._summand(v, rules[id(v)], squares.get(id(v), values[id(v)]), ranks, furthest)
             for v in chosen
         ]
-        flat = np.concatenate([c.ravel() for c in contributions])
-        total = np.asarray(allreduce(flat, op=Sum, name=_CALL.name, process_set=process_set))
-        ends = np.cumsum([c.size for c in contributions])
-        for variable, value in zip(chosen, np.split(total, ends[:-1]), strict=True):
-            values[id(variable)] = value.reshape(variable.shape)
+        for variable, value in zip(chosen, _sums(summands, process_set), strict=True):
+            values[id(variable)] = value
         for variable in chosen:
-            self._assign(variable, values[id(variable)], square_of_mean(id(variable)), means)
+            value = values[id(variable)]
+            if id(variable) in moments:
+                mean, power = moments[id(variable)]
+                value = np.maximum(value - values[mean] ** 2, 0.0) ** (1 / power)
+            if rules[id(variable)] == "sum":
+                value = self._begun[id(variable)] = value + self._begun[id(variable)]
+            _assign(variable, value)
 
-    def _assign(
-        self, variable: keras.Variable, value: np.ndarray, square: Any, means: dict[int, Any]
-    ) -> None:
-        if id(variable) in self._begun:
-            value = self._begun[id(variable)] = value + self._begun[id(variable)]
-        if not np.isscalar(square):
-            value = np.maximum(value - square, 0.0) ** (1 / means[id(variable)][1])
-        if not keras.backend.is_float_dtype(variable.dtype) and (value != np.rint(value)).any():
-            raise MismatchError(
-                _CALL.refusal(
-                    f'"sum", "first" or "own" for the whole numbers of {variable.path}',
-                    "a mean with a fraction",
-                    "Change its rule in ringar.callbacks.Distributed(combine={...}).",
-                )
-            )
-        variable.assign(keras.ops.cast(value, variable.dtype))
+    def _rules_of(
+        self,
+        model: keras.Model,
+        variables: list[keras.Variable],
+        moments: dict[int, tuple[int, int]],
+        was_equal: set[int],
+    ) -> dict[int, str | None]:
+        """Return the rule of each weight, by its id; None where it has none."""
+        rules: dict[int, str | None] = dict.fromkeys(map(id, variables), self._rules.for_all)
+        rules |= dict.fromkeys(was_equal, _FURTHEST)
+        rules |= {key: "mean" for pair in moments.items() for key in (pair[0], pair[1][0])}
+        rules |= dict.fromkeys(_states(model), "own")
+        rules |= {id(v): rule for v in variables if (rule := self._rules.of(v)) is not None}
+        # A sum needs the value before the epoch, which an evaluation alone does not have.
+        return {
+            id(v): None if rules[id(v)] == "sum" and id(v) not in self._begun else rules[id(v)]
+            for v in variables
+        }
+
+    def _summand(
+        self,
+        variable: keras.Variable,
+        rule: str | None,
+        value: Any,
+        ranks: ProcessSet,
+        furthest: int,
+    ) -> np.ndarray:
+        """Return what this rank adds to the common value."""
+        if rule == "sum":
+            value = value - self._begun[id(variable)]
+        elif rule == "mean":
+            value = value / ranks.size()
+        elif rule == "concatenate" and value.ndim > 0:
+            rows = np.arange(len(value))
+            part = np.array_split(rows, ranks.size())[ranks.rank()]
+            is_given = np.isin(rows, part).reshape(-1, *[1] * (value.ndim - 1))
+            value = np.where(is_given, value, 0.0)
+        elif ranks.rank() != (furthest if rule == _FURTHEST else 0):
+            value = np.zeros_like(value)
+        return np.asarray(value)
 
     def _compare(
-        self,
-        variables: list[keras.Variable],
-        values: dict[int, np.ndarray],
-        process_set: ProcessSet | None,
+        self, values: dict[int, np.ndarray], process_set: ProcessSet | None
     ) -> tuple[set[int], set[int]]:
         """Return the ids of the weights that differ, and of those that were equal before."""
         now = {key: digest([value]) for key, value in values.items()}
         before = [self._common.get(key, now[key]) for key in now]
         begun = [digest([self._begun[key]]) for key in now if key in self._begun]
-        text = repr((self.default, sorted(self.rules.items())))
-        rules = digest([np.frombuffer(text.encode(), np.uint8)])
+        rules = digest([np.frombuffer(repr(self._rules).encode(), np.uint8)])
         row = np.asarray([[*now.values(), *before, *begun, rules]], np.int64)
-        everyone = np.asarray(allgather(row, name=_CALL.name, process_set=process_set))
+        everyone = np.asarray(allgather(row, name=CALL.name, process_set=process_set))
         same = (everyone == everyone[0]).all(axis=0)
         if not same[2 * len(now) :].all():
             raise MismatchError(
-                _CALL.refusal(
+                CALL.refusal(
                     "the same `combine` on every rank, and sums that begin with the same values",
                     "others",
                     "Pass the same rules to ringar.callbacks.Distributed everywhere; resume a "
@@ -210,35 +213,6 @@ class Combination:
             )
         keys = np.array(list(now))
         return set(keys[~same[: len(now)]]), set(keys[same[len(now) : 2 * len(now)]])
-
-    def _rule(self, variable: keras.Variable) -> str | None:
-        matching = (rule for path, rule in self.rules.items() if _is_at(variable, path))
-        return next(matching, None)
-
-    def _require_paths(self, model: keras.Model) -> None:
-        variables = _variables(model)
-        for path in self.rules:
-            if not any(_is_at(variable, path) for variable in variables):
-                raise ValueError(
-                    f"`combine` must have paths of weights that no gradient changes: "
-                    f"{', '.join(v.path for v in variables) or 'none'}. Received: {path!r}"
-                )
-
-    def _require_rules(self, variables: list[keras.Variable]) -> None:
-        if variables:
-            paths = [v.path for v in variables]
-            more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
-            raise MismatchError(
-                _CALL.refusal(
-                    "weights that no gradient changes to be the same on every rank, or a rule for "
-                    "them",
-                    f"other values of {', '.join(paths[:5])}{more}",
-                    "Say how the ranks' values become one: ringar.callbacks.Distributed(combine="
-                    f'{{"{paths[0]}": "mean"}}), or "sum" (of what the ranks have added in an '
-                    'epoch), "first" (of the first rank), "concatenate" (each rank gives a part of '
-                    'the rows), "own" (each rank keeps its own). combine="mean" is a rule for all.',
-                )
-            )
 
 
 def combine(model: keras.Model, process_set: ProcessSet | None = None) -> None:
@@ -254,24 +228,25 @@ def combine(model: keras.Model, process_set: ProcessSet | None = None) -> None:
     Combination().combine(model, process_set)
 
 
-def _contribution(
-    rule: str | None, value: np.ndarray, begun: np.ndarray | None, ranks: ProcessSet, place: int
-) -> np.ndarray:
-    """Return this rank's summand of the common value."""
-    if begun is not None:
-        return value - begun
-    if rule == "mean":
-        return value / ranks.size()
-    if rule == "concatenate" and value.ndim > 0:
-        part = np.array_split(np.arange(len(value)), ranks.size())[ranks.rank()]
-        is_given = np.isin(np.arange(len(value)), part).reshape(-1, *[1] * (value.ndim - 1))
-        return np.where(is_given, value, 0.0)
-    return value if ranks.rank() == place else np.zeros_like(value)
+def _sums(summands: list[np.ndarray], process_set: ProcessSet | None) -> list[np.ndarray]:
+    """Return the sums of the ranks' arrays, in one message."""
+    flat = np.concatenate([array.ravel() for array in summands])
+    total = np.asarray(allreduce(flat, op=Sum, name=CALL.name, process_set=process_set))
+    ends = np.cumsum([array.size for array in summands])[:-1]
+    parts = zip(np.split(total, ends), summands, strict=True)
+    return [part.reshape(array.shape) for part, array in parts]
 
 
-def _is_at(variable: keras.Variable, path: str) -> bool:
-    """Return whether `path`, which may have wildcards, is the variable's or the end of it."""
-    return fnmatch.fnmatchcase(f"/{variable.path}", f"*/{path}")
+def _assign(variable: keras.Variable, value: np.ndarray) -> None:
+    if not keras.backend.is_float_dtype(variable.dtype) and (value != np.rint(value)).any():
+        raise MismatchError(
+            CALL.refusal(
+                f'"sum", "first" or "own" for the whole numbers of {variable.path}',
+                "a mean with a fraction",
+                "Change its rule in ringar.callbacks.Distributed(combine={...}).",
+            )
+        )
+    variable.assign(keras.ops.cast(value, variable.dtype))
 
 
 def _variables(model: keras.Model) -> list[keras.Variable]:
@@ -279,27 +254,25 @@ def _variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def _moments(model: keras.Model) -> dict[int, tuple[int, int]]:
-    """Return the statistics of batch normalizations.
+    """Return the moments of batch normalizations.
 
     Returns:
-        For the id of each variable: the id of its mean, which is its own for a mean, and the power
-        of it that is a variance.
+        For the id of each variance or standard deviation: the id of its mean, and the power that
+        makes it a variance.
     """
 
-    def of(layer: Any) -> Iterator[tuple[str, str, int]]:
-        yield "moving_mean", "moving_variance", 1
+    def of(layer: Any) -> Iterator[tuple[Any, Any, int]]:
+        yield layer.moving_variance, layer.moving_mean, 1
         if getattr(layer, "renorm", False):
-            yield "moving_mean", "moving_stddev", 2
-            yield "renorm_mean", "renorm_stddev", 2
+            yield layer.moving_stddev, layer.moving_mean, 2
+            yield layer.renorm_stddev, layer.renorm_mean, 2
 
-    moments: dict[int, tuple[int, int]] = {}
-    for layer in model._flatten_layers():
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.built:
-            for mean, spread, power in of(layer):
-                key = id(getattr(layer, mean))
-                moments[key] = (key, 1)
-                moments[id(getattr(layer, spread))] = (key, power)
-    return moments
+    return {
+        id(spread): (id(mean), power)
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.built
+        for spread, mean, power in of(layer)
+    }
 
 
 def _states(model: keras.Model) -> set[int]:

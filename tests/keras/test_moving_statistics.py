@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -185,3 +186,16 @@ def test_statistics_of_a_cut_layer_stay_those_of_its_part(exchange: Exchange, si
     np.testing.assert_allclose(keras.ops.convert_to_numpy(own), grid.part + mean_group)
     np.testing.assert_allclose(keras.ops.convert_to_numpy(whole), (size - 1) / 2)
     grid.close()
+
+    if "renorm" not in inspect.signature(keras.layers.BatchNormalization).parameters:
+        return  # an early Keras 3
+    # Renormalization keeps standard deviations, whose squares are variances.
+    norm = keras.layers.BatchNormalization(renorm=True)
+    norm.build((None, 1))
+    for weight in norm.non_trainable_weights:
+        weight.assign([1.0 + ringar.rank()])
+    moving_statistics.combine(keras.Sequential([norm]))
+    ranks = 1.0 + np.arange(size)
+    variance = np.mean(ranks**2) + ranks.var()
+    np.testing.assert_allclose(norm.renorm_mean.numpy(), ranks.mean(), rtol=1e-6)
+    np.testing.assert_allclose(norm.renorm_stddev.numpy(), np.sqrt(variance), rtol=1e-6)

@@ -1,19 +1,21 @@
 """Losses that are no mean over rows, made those of the global batch.
 
-Gradients are averaged with the rows of each rank as weights (`ringar.keras.share`). Four kinds of
+Gradients are averaged with the rows of each rank as weights (`ringar.keras.share`). Five kinds of
 losses have another normalizer: a loss of masked values (the values that are left), the reduction
-"mean_with_sample_weight" (the sum of the weights), the reduction "sum" (1), and the reduction None
-in Keras' own `train_step` (1: the gradient of a vector is that of its sum). In a `train_step`
-such a loss is global: one small allreduce adds up numerators and normalizers of all ranks, every
-rank returns the value of the global batch, and the gradient is scaled so that the average weighted
-by rows is right. A rank knows from the program alone whether a loss is global, and all ranks run
-the same program.
+"mean_with_sample_weight" (the sum of the weights), the reduction "sum" (1), the reduction None
+in Keras' own `train_step` (1: the gradient of a vector is that of its sum), and ratios of sums over
+the batch (`ringar.keras.batch_ratios`). In a `train_step` such a loss is global: one small
+allreduce adds up the sums of all ranks, every rank returns the value of the global batch, and the
+gradient is scaled so that the average weighted by rows is right. A rank knows from the program
+alone whether a loss is global, and all ranks run the same program.
 
 A loss that is not reduced keeps the values of its rank; only the gradient is that of all ranks. In
-a `train_step` of the user it may become any reduction later, and counts as a mean over rows.
+a `train_step` of the user, or inside another loss, it may become any reduction later, and counts as
+a mean over rows.
 
-Terms that no `keras.losses.Loss` computes count as means over rows. That is right for regularizers
-of weights, which do not depend on the batch, and for an `add_loss` that is a mean.
+A loss without a value for each row counts as a mean over rows, with a warning: it may as well be a
+sum or a ratio. Terms that no `keras.losses.Loss` computes count as means, too. That is right for
+regularizers of weights, which do not depend on the batch, and for an `add_loss` that is a mean.
 """
 
 from __future__ import annotations
@@ -23,35 +25,49 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.losses.loss import reduce_values
 
 from ringar.collectives import Average, Sum, allreduce
 from ringar.collectives.compiled import is_compiling
-from ringar.job.process_sets import ProcessSet
-from ringar.keras import loss_rows, share
+from ringar.job import log
+from ringar.job.process_sets import or_all
+from ringar.keras import batch_ratios, loss_parts, loss_rows, share
+from ringar.keras.loss_parts import Parts
 
 _MEANS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 _UNREDUCED = (None, "none")
+_log = log.logger(__name__)
+_warned: set[str] = set()
 
 
 def install() -> None:
     """Override the call of `keras.losses.Loss`, once."""
     loss_rows.install()
+    loss_parts.install()
     call = keras.losses.Loss.__call__
     if hasattr(call, "_ringar"):
         return
 
     @functools.wraps(call)
     def loss(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        return of_global_batch(
-            self, call(self, y_true, y_pred, sample_weight), y_pred, sample_weight
-        )
+        with loss_parts.noted() as parts:
+            value = call(self, y_true, y_pred, sample_weight)
+        return of_global_batch(self, value, parts, y_true, y_pred)
 
     loss._ringar = True  # type: ignore[attr-defined]
     keras.losses.Loss.__call__ = loss
 
 
-def of_global_batch(loss: Any, value: Any, y_pred: Any, sample_weight: Any) -> Any:
-    """Return the value of a loss: this rank's if it is a mean over rows, or that of all ranks."""
+def of_global_batch(loss: Any, value: Any, parts: Parts, y_true: Any, y_pred: Any) -> Any:
+    """Return the value of a loss: this rank's if it is a mean over rows, or that of all ranks.
+
+    Args:
+        loss: a `keras.losses.Loss`.
+        value: its value for the batch of this rank.
+        parts: what the value was reduced from.
+        y_true: the targets.
+        y_pred: the predictions.
+    """
     step = share.current()
     if step is None:
         loss_rows.note(y_pred)
@@ -62,55 +78,72 @@ def of_global_batch(loss: Any, value: Any, y_pred: Any, sample_weight: Any) -> A
     if exchange.op is not Average or not exchange.in_every_step:
         return value
     is_unreduced = loss.reduction in _UNREDUCED
-    if is_unreduced and not step.is_of_keras:
+    if is_unreduced and (parts.is_nested or not step.is_of_keras):
         return value
-    normalizer = _normalizer(loss, y_pred, sample_weight, value)
+    ratio = batch_ratios.ratio_of(loss)
+    if ratio is not None and parts.mask is None and parts.sample_weight is None:
+        sums = batch_ratios.sums_of(loss, y_true, y_pred)
+        if sums.shape.is_fully_defined():
+            total, share_of_rank = _of_all(sums, step)
+            return _scaled(_reduced(ratio(total), loss.reduction), share_of_rank)
+    if not parts.has_rows(y_true, y_pred) or _compares_rows(loss):
+        _warn(loss, step)
+        return value
+    if is_unreduced or loss.reduction not in _MEANS:
+        total, share_of_rank = _of_all(tf.reduce_sum(value)[None], step)
+        return _scaled(value if is_unreduced else total[0], share_of_rank)
+    normalizer = parts.normalizer(loss.reduction == "mean_with_sample_weight", value.dtype)
     if normalizer is None:
         return value
-    name = f"loss/term_{step.terms}"
+    total, share_of_rank = _of_all(tf.stack([value * normalizer, normalizer]), step)
+    return _scaled(tf.math.divide_no_nan(total[0], total[1]), share_of_rank)
+
+
+def _of_all(sums: tf.Tensor, step: share.Step) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the sums over all ranks, whose gradient is this rank's part, and its share of rows."""
+    assert step.exchange is not None
+    ranks, name = step.exchange.ranks, f"loss/term_{step.terms}"
     step.terms += 1
-    own = share.rows()
-    own = tf.cast(own if isinstance(own, tf.Tensor) or own >= 0 else 1.0, value.dtype)
-    numerator = value * tf.stop_gradient(normalizer)
-    zero = tf.zeros([], value.dtype)
-    total, divisor, of_all, _ = tf.unstack(
-        _add_up([tf.reduce_sum(numerator), normalizer, own, zero], name, exchange.ranks)
+    rows = share.rows()
+    rows = tf.cast(rows if isinstance(rows, tf.Tensor) or rows >= 0 else 1.0, sums.dtype)
+    count, dtype = sums.shape.num_elements(), sums.dtype
+
+    def added(numbers: tf.Tensor) -> tf.Tensor:
+        return allreduce(tf.stop_gradient(numbers), Sum, name=name, process_set=ranks)
+
+    def repeat() -> tf.Tensor:  # a rank without data adds nothing, and counts the idle ranks
+        return added(tf.constant([0.0] * (count + 1) + [1.0], dtype))[-1]
+
+    step.records.append(share.Record(repeat, is_compiling(), True))
+    of_ranks = added(tf.concat([tf.reshape(sums, [-1]), [rows, 0.0]], 0))
+    total = tf.reshape(of_ranks[:count], sums.shape)
+    return sums + tf.stop_gradient(total - sums), rows / of_ranks[count]
+
+
+def _scaled(value: tf.Tensor, share_of_rank: tf.Tensor) -> tf.Tensor:
+    """Return `value` with a gradient whose average, weighted by shares, is the ranks' sum."""
+    factor = tf.math.divide_no_nan(tf.ones_like(share_of_rank), share_of_rank)
+    scaled = value * tf.stop_gradient(factor)
+    return scaled + tf.stop_gradient(value - scaled)
+
+
+def _reduced(values: tf.Tensor, reduction: Any) -> tf.Tensor:
+    return reduce_values(values, reduction=reduction)
+
+
+def _compares_rows(loss: Any) -> bool:
+    """Return whether each value of a loss of Keras depends on all rows of the batch."""
+    return getattr(getattr(loss, "fn", None), "__name__", "") == "circle"
+
+
+def _warn(loss: Any, step: share.Step) -> None:
+    assert step.exchange is not None
+    if loss.name in _warned or or_all(step.exchange.ranks).rank() > 0:
+        return
+    _warned.add(loss.name)
+    _log.warning(
+        "Loss '%s' looks at the batch of a rank as a whole, and counts as a mean over its rows. A "
+        "sum, a masked mean, a ratio or a comparison of rows then differs from one process: "
+        "return one value per row (docs/uneven.md).",
+        loss.name,
     )
-    # A sum is divided by nothing, and so is the sum of sums.
-    divisor = divisor if loss.reduction in _MEANS else tf.ones_like(divisor)
-    result = value if is_unreduced else tf.math.divide_no_nan(total, divisor)
-    scale = tf.math.divide_no_nan(of_all, own * divisor)
-    numbers = functools.partial(tf.constant, [0.0, 0.0, 0.0, 1.0], value.dtype)
-    step.records.append(
-        share.Record(
-            lambda: _add_up(tf.unstack(numbers()), name, exchange.ranks)[3], is_compiling(), True
-        )
-    )
-    ours = numerator * tf.stop_gradient(scale)
-    return ours + tf.stop_gradient(result - ours)
-
-
-def _add_up(values: list[tf.Tensor], name: str, ranks: ProcessSet | None) -> tf.Tensor:
-    numbers = tf.stop_gradient(tf.stack(values))
-    return allreduce(numbers, Sum, name=name, process_set=ranks)
-
-
-def _normalizer(loss: Any, y_pred: Any, sample_weight: Any, value: Any) -> tf.Tensor | None:
-    """Return what a loss was divided by, if that is no number of rows; None: it is one."""
-    if loss.reduction not in _MEANS:
-        return tf.ones([], value.dtype)
-    mask = getattr(y_pred, "_keras_mask", None)
-    weighted = loss.reduction == "mean_with_sample_weight" and sample_weight is not None
-    if mask is None and not weighted:
-        return None
-    valid = None if mask is None else tf.cast(mask, value.dtype)
-    if not weighted:
-        return tf.reduce_sum(valid)
-    weights = tf.cast(sample_weight, value.dtype)
-    if valid is None:
-        return tf.reduce_sum(weights)
-    if weights.shape.rank == valid.shape.rank + 1:
-        weights = tf.squeeze(weights, -1)
-    elif valid.shape.rank == weights.shape.rank + 1:
-        weights = tf.expand_dims(weights, -1)
-    return tf.reduce_sum(valid * weights)

@@ -26,7 +26,8 @@ def plain(rows: int, seed: int) -> uneven.Batch:
 
 
 def weighted(rows: int, seed: int) -> uneven.Batch:
-    weights = np.random.default_rng(seed).uniform(0.1, 2, rows).astype(np.float32)
+    """Weights, some of them zero."""
+    weights = np.maximum(np.random.default_rng(seed).uniform(-0.5, 2, rows), 0).astype(np.float32)
     return (*common.regression(rows, seed), weights)
 
 
@@ -129,6 +130,80 @@ def test_losses_with_other_normalizers(
 ) -> None:
     optimizer = lambda: keras.optimizers.SGD(0.01, momentum=0.9)  # noqa: E731
     check(size, rank, build, make, loss=loss, jit_compile=jit_compile, optimizer=optimizer)
+
+
+class Focused(keras.losses.Loss):
+    """Weighs the values of another loss, which is not reduced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = MSE(reduction=None)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return self.inner(y_true, y_pred) * tf.sigmoid(y_pred[:, 0])
+
+
+def positive_only(y_true: Any, y_pred: Any) -> Any:
+    """Squares whose mask hides the targets that are negative."""
+    values = tf.square(y_true - y_pred)
+    values._keras_mask = y_true > 0
+    return values
+
+
+def mean_of_batch(y_true: Any, y_pred: Any) -> Any:
+    return tf.reduce_mean(tf.square(y_true - y_pred))
+
+
+SPARSE = keras.losses.SparseCategoricalCrossentropy
+#: Losses of a batch, the shapes of their predictions, and their targets' kinds.
+LEAVING_OUT: list[tuple[Any, tuple[int, ...], str]] = [
+    (SPARSE(ignore_class=0), (3,), "classes"),
+    (SPARSE(ignore_class=2, reduction="sum"), (4, 3), "classes"),
+    (keras.losses.Dice(), (4, 2), "masks"),
+    (keras.losses.Tversky(alpha=0.3, beta=0.7, axis=(0, 1)), (4, 3), "masks"),
+    (keras.losses.Dice(axis=1, reduction="sum"), (4,), "masks"),
+    (positive_only, (4,), "values"),
+    (Focused(), (2,), "values"),
+    (mean_of_batch, (2,), "values"),
+]
+
+
+def targets(rows: int, seed: int) -> uneven.Batch:
+    rng = np.random.default_rng(seed)
+    of_kind: dict[str, Callable[[tuple[int, ...]], Any]] = {
+        "classes": lambda shape: rng.integers(0, 3, shape[:-1]).astype(np.int32),
+        "masks": lambda shape: rng.integers(0, 2, shape).astype(np.float32),
+        "values": lambda shape: rng.normal(size=shape).astype(np.float32),
+    }
+    made = (of_kind[kind]((rows, *shape)) for _, shape, kind in LEAVING_OUT)
+    return (common.regression(rows, seed)[0], *made)
+
+
+def model_of_targets() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    inputs, activations = keras.Input((6,)), {"classes": "softmax", "masks": "sigmoid"}
+    outputs = []
+    for _, shape, kind in LEAVING_OUT:
+        dense = keras.layers.Dense(int(np.prod(shape)))(inputs)
+        shaped = keras.layers.Reshape(shape)(dense)
+        outputs.append(keras.layers.Activation(activations.get(kind, "linear"))(shaped))
+    return keras.Model(inputs, outputs)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, fast_if(False, {"jit_compile": True}), fast_if(False, {"run_eagerly": True})]
+)
+def test_losses_that_leave_values_out(
+    options: dict[str, Any], rank: int, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And ratios over a batch. A loss that gives one number alone is warned of."""
+    optimizer = lambda: keras.optimizers.SGD(0.02)  # noqa: E731
+    loss = [loss for loss, *_ in LEAVING_OUT]
+    check(size, rank, model_of_targets, targets, loss=loss, optimizer=optimizer, **options)
+    told = [record.getMessage() for record in caplog.records if "as a whole" in record.message]
+    assert all("'mean_of_batch'" in line for line in told)
+    if not options:
+        assert len(told) == (size > 1 and rank == 0)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight"])

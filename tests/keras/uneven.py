@@ -60,7 +60,7 @@ def train(
     model.compile(its, **options)
     data = dataset(batches, known)
     if len(model.outputs) > 1:
-        data = data.map(lambda x, y: (x, tuple(y for _ in model.outputs)))
+        data = data.map(lambda x, *y: (x, y * len(model.outputs) if len(y) == 1 else y))
     first = [ringar.callbacks.Distributed()] if distributed else []
     options_of_fit = {"epochs": epochs, "verbose": 0, "callbacks": [*first, *callbacks]}
     if distributed:

@@ -142,7 +142,8 @@ class Distributed(BroadcastGlobalVariablesCallback):
       EarlyStopping and ReduceLROnPlateau decide alike everywhere. The states of metrics are
       combined: all of `keras.metrics` have the result of one process with the batches of all
       ranks. States are added up; a metric of your own whose state is no sum combines states by a
-      method `combine_states`. Numbers in the logs that no metric has are averaged.
+      method `combine_states`. Numbers in the logs that no metric has, such as a loss that a
+      `train_step` of yours returns as it is, are averaged, with a warning if they differ.
     - Only rank 0 draws a progress bar.
     - Ranks may have different numbers of batches. A rank without further batches joins in the
       steps of the others, with a weight of zero, and has their weights at the end of the epoch.

@@ -70,17 +70,23 @@ def results_of(model: keras.Model, states: States) -> Logs:
 
 
 def flatten(logs: Mapping[str, float]) -> Logs:
-    """Return `logs` without nested dictionaries, and floats and arrays in place of tensors."""
+    """Return `logs` as Keras does: without nested dictionaries, floats and arrays for tensors."""
     flat: Logs = {}
     for key, value in logs.items():
         if isinstance(value, Mapping):
             flat.update(flatten(value))
         elif hasattr(value, "dtype"):
-            array = keras.ops.convert_to_numpy(value)
-            flat[key] = float(array.item()) if array.size == 1 else array
+            flat[key] = _as_keras_returns(keras.ops.convert_to_numpy(value))
         else:
             flat[key] = value
     return flat
+
+
+def _as_keras_returns(array: np.ndarray) -> Any:
+    try:
+        return float(array)  # whether an array of one element is a number depends on NumPy
+    except TypeError:
+        return array
 
 
 def added(states: States, shapes: Shapes, ranks: ProcessSet) -> States:

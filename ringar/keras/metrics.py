@@ -25,6 +25,7 @@ from ringar.collectives import allgather_object
 from ringar.collectives.agree import compare
 from ringar.collectives.call import Call
 from ringar.errors import UnsupportedError
+from ringar.job import log, place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import forward
 from ringar.keras.metric_states import (
@@ -46,6 +47,10 @@ _AT_THE_END = "_get_metrics_result_or_logs"
 
 _IN_ORDER = "_flatten_metrics_in_order"
 """The method that makes the list that `evaluate` returns."""
+
+
+_log = log.logger(__name__)
+_warned: set[str] = set()
 
 
 class Metrics:
@@ -130,8 +135,8 @@ def combine(
 ) -> Logs:
     """Return the numbers in `logs` for the data of all ranks. Collective.
 
-    A number that equals a result of the model's metrics is replaced by the result of the combined
-    states. Any other number is averaged.
+    A number that is a result of the model's metrics is replaced by the result of the combined
+    states. Any other number is averaged, with a warning if the ranks have different ones.
 
     Args:
         model: the compiled model.
@@ -142,19 +147,18 @@ def combine(
 
     Raises:
         MismatchError: on every rank, if ranks have different metrics.
-        UnsupportedError: on every rank, if a state cannot be combined.
+        UnsupportedError: on every rank, if a state cannot be combined, or does not tell the result.
     """
     ranks = or_all(ranks_with_data(model, process_set))
     own = _report(model, logs, states)
     reports: list[_Report] = allgather_object(own, name=name, process_set=ranks)
-    shapes = _check(reports, Call("allgather_object", name=name), ranks)
+    call = Call("allgather_object", name=name)
+    shapes = _check(reports, call, ranks)
     total = _combined(model, states, shapes, reports, ranks)
     has_all = {name: own.shapes.get(name) for name in shapes} == shapes
     results = results_of(model, total) if has_all else {}
-    if any(report.shapes != shapes for report in reports) or not all(shapes.values()):
-        # A rank lacks a metric, or a metric has a result but no state.
-        of_ranks = allgather_object(results, name=name, process_set=ranks)
-        results = {key: _mean(of_ranks, key) for key in _keys(of_ranks)}
+    # A rank may lack a metric, and a metric may depend on more than its state.
+    results = _agreed(allgather_object(results, name=name, process_set=ranks), call)
     if not logs:
         _return_in_order(model, next((r.order for r in reports if r.order), []))
     return {key: _number(key, reports, results) for key in _keys(r.logs for r in reports)}
@@ -212,10 +216,14 @@ def _report(model: keras.Model, logs: Logs, states: States) -> _Report:
 
 
 def _names(key: str, value: Any, results: Logs) -> list[str]:
-    """Return the names of the results that a number equals: its own name, or else all others."""
-    if key in results and _equal(value, results[key]):
+    """Return the names of the results that a number equals: its own name, or else all others.
+
+    A step that is compiled may round a result in another way.
+    """
+    if key in results and _are_close(value, results[key]):
         return [key]
-    return [name for name, result in results.items() if _equal(value, result, nan=False)]
+    equal = [name for name, result in results.items() if _equal(value, result, nan=False)]
+    return equal or [name for name, result in results.items() if _are_close(value, result)]
 
 
 def _check(reports: Sequence[_Report], call: Call, ranks: ProcessSet) -> Shapes:
@@ -275,6 +283,24 @@ def _combined(
     return total
 
 
+def _agreed(of_ranks: Sequence[Logs], call: Call) -> Logs:
+    """Return the results of the combined states, which all ranks that have them must share."""
+    agreed: Logs = {}
+    for key in _keys(of_ranks):
+        values = [logs[key] for logs in of_ranks if key in logs]
+        agreed[key] = values[0]
+        if not all(_equal(x, values[0]) or _are_close(x, values[0]) for x in values):
+            raise UnsupportedError(
+                call.refusal(
+                    f"a result of metric '{key}' that depends on its variables alone",
+                    f"for the same variables {', '.join(map(str, values))} on ranks",
+                    "Keep what the metric counts in variables (`self.add_variable`), or report a "
+                    "number that belongs to a rank by a callback.",
+                )
+            )
+    return agreed
+
+
 def _number(key: str, reports: Sequence[_Report], results: Logs) -> Any:
     """Return a number of the logs for all ranks."""
     names = set.intersection(*(set(r.same[key]) for r in reports if key in r.logs))
@@ -283,10 +309,18 @@ def _number(key: str, reports: Sequence[_Report], results: Logs) -> Any:
 
 
 def _mean(of_ranks: Sequence[Logs], key: str) -> Any:
-    """Return the mean of a number over the ranks that have it."""
+    """Return the mean of a number of no metric over the ranks that have it."""
     values = [logs[key] for logs in of_ranks if key in logs]
     if all(_equal(value, values[0]) for value in values):
         return values[0]  # rounding would change it
+    if key not in _warned and place.rank() == 0:
+        _warned.add(key)
+        _log.warning(
+            "'%s' is the result of no metric of the model. The logs have the mean of the ranks' "
+            "numbers, that of one process only if it is a mean over equally many examples: return "
+            "the result of a keras.metrics.Metric.",
+            key,
+        )
     mean = np.mean(np.asarray(values, np.float64), axis=0)
     return float(mean) if mean.ndim == 0 else mean
 
@@ -297,6 +331,13 @@ def _keys(of_ranks: Iterable[Logs]) -> list[str]:
 
 def _equal(first: Any, second: Any, nan: bool = True) -> bool:
     return np.array_equal(np.asarray(first), np.asarray(second), equal_nan=nan)
+
+
+def _are_close(first: Any, second: Any) -> bool:
+    first, second = np.asarray(first), np.asarray(second)
+    if first.shape != second.shape or {first.dtype.kind, second.dtype.kind} - set("biuf"):
+        return False
+    return np.allclose(first, second, 1e-5, 1e-7, equal_nan=True)
 
 
 def _return_in_order(model: keras.Model, order: Sequence[str]) -> None:

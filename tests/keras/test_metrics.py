@@ -47,6 +47,8 @@ METRICS: dict[str, Callable[[], list[Any]]] = {
         M.BinaryCrossentropy(),
         M.BinaryIoU(),
         M.AUC(num_thresholds=50, curve="PR"),
+        M.F1Score(threshold=0.5, name="f1_of_one_output"),
+        M.FBetaScore(beta=2.0, threshold=0.5, name="f2_of_one_output"),
         M.FalseNegatives(),
         M.FalsePositives(),
         M.TrueNegatives(),
@@ -135,7 +137,8 @@ def passing_model() -> keras.Model:
     losses = {"classes": "categorical_crossentropy", "values": "mse"}
     metrics = {output: make() for output, make in METRICS.items()}
     for metric in itertools.chain(*metrics.values()):
-        metric.name = type(metric).__name__  # which Keras would number
+        if not metric.name.endswith("_output"):
+            metric.name = type(metric).__name__  # which Keras would number
     # A learning rate of zero: training and evaluation have the same metrics.
     optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(0.0))
     # Tracing so many metrics takes longer than these few steps.
@@ -162,6 +165,7 @@ def part(data: Any, rows: slice) -> Any:
 def assert_same(received: dict[str, Any], expected: dict[str, Any]) -> None:
     assert received.keys() == expected.keys()
     for key, value in expected.items():
+        assert np.shape(received[key]) == np.shape(value), key
         np.testing.assert_allclose(received[key], value, rtol=1e-6, atol=1e-6, err_msg=key)
 
 
@@ -215,6 +219,7 @@ def test_all_metrics_of_keras(rank: int, size: int, exchange: Exchange) -> None:
         logs = {key: values[epoch] for key, values in history.history.items()}
         assert_same(logs, {**expected, **{f"val_{k}": v for k, v in expected_val.items()}})
     for received, value in zip(fresh, in_order, strict=True):
+        assert np.shape(received) == np.shape(value)
         np.testing.assert_allclose(received, value, rtol=1e-6, atol=1e-6)
     assert len({str(logs) for logs in exchange((evaluated, fresh))}) == 1
 
@@ -317,7 +322,7 @@ class Combining(Largest):
 
 
 class Rate(keras.metrics.Metric):
-    """A number without a state."""
+    """A number without a state, another one on each rank."""
 
     def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
         pass
@@ -335,7 +340,7 @@ class Named(keras.Sequential):
         return {"objective": self._loss_tracker.result(), "rank": float(ringar.rank())}
 
 
-def test_metrics_of_ones_own(rank: int, size: int) -> None:
+def test_metrics_of_ones_own(rank: int, size: int, caplog: pytest.LogCaptureFixture) -> None:
     data = common.regression(6 * size + 5)
     own = part(data, slice(6 * rank, None if rank == size - 1 else 6 * rank + 6))
     layers = common.dense_model().layers
@@ -345,13 +350,17 @@ def test_metrics_of_ones_own(rank: int, size: int) -> None:
         model.compile(loss="mse", metrics=metrics or None)
         return model.evaluate(*where, return_dict=True, **options)
 
-    mean = (size - 1) / 2
-    received = evaluate(keras.Sequential(layers), [Combining(), Rate(name="rate")])
+    received = evaluate(keras.Sequential(layers), [Combining()])
     loss = received.pop("loss")
-    assert received == {"largest": float(data[1].max()), "rows": 6 * size + 5, "rate": mean}
-    named = evaluate(Named(layers), [])
-    assert named == {"objective": pytest.approx(loss, rel=1e-6), "rank": mean}
+    assert received == {"largest": float(data[1].max()), "rows": 6 * size + 5}
+    for _ in range(2):
+        named = evaluate(Named(layers), [])
+        assert named == {"objective": pytest.approx(loss, rel=1e-6), "rank": (size - 1) / 2}
+    warned = [record.args for record in caplog.records if "no metric" in record.message]
+    assert warned == ([("rank",)] if size > 1 and ringar.rank() == 0 else [])
     if size > 1:
+        with pytest.raises(ringar.errors.UnsupportedError, match=r"'rate' .* variables 0\.0, 1\.0"):
+            evaluate(keras.Sequential(layers), [Rate(name="rate")])
         refusals = [{"aggregation": "only_first_replica"}, {"dtype": "bool"}]
         if keras.Variable(0.0).aggregation != "mean":  # which says nothing where it is the default
             refusals.append({"aggregation": "mean"})

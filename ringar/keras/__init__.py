@@ -16,6 +16,7 @@ if int(_keras.__version__.split(".")[0]) < 3:
     )
 
 from ringar.keras import callbacks
+from ringar.keras import on_batch as _on_batch
 from ringar.keras.joining import join
 from ringar.keras.loading import load_model
 from ringar.keras.memory import MemoryReport, MemoryRow, memory_report
@@ -42,3 +43,5 @@ __all__ = [
     "set_random_seed",
     "sharded_weights",
 ]
+
+_on_batch.install()

@@ -80,18 +80,75 @@ def test_gan(options: dict[str, Any], rank: int, size: int, exchange: Exchange) 
 
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_train_on_batch(eagerly: bool, rank: int, size: int) -> None:
+    """Losses and metrics are those of all ranks' batches, as in `fit`."""
     # An eager step has its gradients before weights are compared.
     model, single = common.dense_model(0 if eagerly else rank), common.dense_model()
     optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    model.compile(optimizer, "mse", run_eagerly=eagerly)
-    single.compile(keras.optimizers.SGD(0.1), "mse")
+    metrics = lambda: ["mae", keras.metrics.RootMeanSquaredError(name="rmse")]  # noqa: E731
+    model.compile(optimizer, "mse", metrics=metrics(), run_eagerly=eagerly)
+    single.compile(keras.optimizers.SGD(0.1), "mse", metrics=metrics())
     for number in range(3):
         parts = [common.regression(4 + 2 * r, seed=10 * number + r) for r in range(size)]
-        model.train_on_batch(*parts[rank])
-        single.train_on_batch(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+        every = [np.concatenate(part) for part in zip(*parts, strict=True)]
+        received = model.train_on_batch(*parts[rank])
+        assert received == pytest.approx(single.train_on_batch(*every), rel=1e-5)
+    received = model.test_on_batch(*parts[rank], return_dict=True)
+    assert received == pytest.approx(single.test_on_batch(*every, return_dict=True), rel=1e-5)
     assert common.largest_difference(common.values(model), common.values(single)) < 1e-5
     # A later fit with the callback observes the same step.
     model.fit(*common.regression(4), verbose=0, callbacks=[ringar.callbacks.Distributed()])
+
+
+class SharpnessAware(keras.Sequential):
+    """SAM as in docs/training.md: the first gradient moves the weights, the second one counts."""
+
+    reduces = True
+    is_exact = True
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        weights = self.trainable_weights
+        before = [tf.identity(weight) for weight in weights]
+        tape = tf.GradientTape()
+        gradients = self.gradients(
+            ringar.DistributedGradientTape(tape) if self.reduces else tape, x, y
+        )
+        norm = tf.linalg.global_norm(gradients)
+        steps = [0.05 * gradient / (norm + 1e-12) for gradient in gradients]
+        for weight, step in zip(weights, steps, strict=True):
+            weight.assign_add(step)
+        gradients = self.gradients(tf.GradientTape(), x, y)
+        for weight, step, value in zip(weights, steps, before, strict=True):
+            weight.assign(value if self.is_exact else weight - step)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"steps": self.optimizer.iterations}
+
+    def gradients(self, tape: Any, x: Any, y: Any) -> list[Any]:
+        with tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        return tape.gradient(loss, self.trainable_weights)
+
+
+def test_step_that_moves_weights_and_puts_them_back(rank: int, size: int) -> None:
+    """One that moves them by a gradient of its own drifts, and the error says what to reduce."""
+    every = tf.data.Dataset.from_tensor_slices(common.regression(13 * size))
+    own = every.shard(size, rank).batch(4)
+
+    def trained(data: Any, distributed: bool, **ways: bool) -> keras.Model:
+        model = SharpnessAware(common.dense_model().layers)
+        vars(model).update({"reduces": distributed, **ways})
+        optimizer: Any = keras.optimizers.SGD(0.1)
+        callbacks = [ringar.callbacks.Distributed()] if distributed else []
+        model.compile(ringar.DistributedOptimizer(optimizer) if distributed else optimizer, "mse")
+        model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+        return model
+
+    model, single = trained(own, True), trained(every.batch(4 * size), False)
+    assert common.largest_difference(common.values(model), common.values(single)) < 1e-5
+    if size > 1:
+        text = r"check of weights.*train_step of this model must reduce.*DistributedGradientTape"
+        with pytest.raises(ringar.errors.MismatchError, match=text):
+            trained(own, True, reduces=False, is_exact=False)
 
 
 class Late(keras.Model):

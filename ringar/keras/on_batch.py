@@ -1,0 +1,57 @@
+"""`train_on_batch` and `test_on_batch`: the metrics of all ranks' batches, as in `fit`.
+
+Ranks that reduce gradients in every step call both methods together. Their metrics are combined as
+at the end of an epoch (`ringar.keras.metrics`). Ranks with steps of their own (`ringar.LocalSGD`,
+parameter servers) and models without a distributed optimizer keep Keras' results.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from ringar.job.process_sets import or_all
+from ringar.keras import metrics, share
+from ringar.keras.exchange import Exchange
+from ringar.keras.metric_states import flatten, states_of
+from ringar.keras.optimizer import exchange_of
+
+
+def install() -> None:
+    """Override `keras.Model.train_on_batch` and `test_on_batch`, once."""
+    for name in ("train_on_batch", "test_on_batch"):
+        original = getattr(keras.Model, name)
+        if not hasattr(original, "_ringar"):
+            setattr(keras.Model, name, _combining(original))
+
+
+def _combining(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(self, *args, **kwargs)
+        returns_dict = call.arguments.get("return_dict", False)
+        logs = original(**{**call.arguments, "return_dict": True})
+        if (exchange := _exchange_of(self)) is not None:
+            logs = metrics.combine(
+                self, flatten(logs), states_of(self), original.__name__, exchange.process_set
+            )
+        return logs if returns_dict else self._flatten_metrics_in_order(logs)
+
+    on_batch._ringar = True  # type: ignore[attr-defined]
+    return on_batch
+
+
+def _exchange_of(model: keras.Model) -> Exchange | None:
+    """Return the exchange of ranks that take all steps of `model` together, if there are any."""
+    step = share.step_of(model)
+    exchange = step.exchange if step is not None else None
+    exchanges = [exchange] if exchange is not None else []
+    exchanges += filter(None, map(exchange_of, share.optimizers_of(model)))
+    together = exchanges and all(one.meets and one.in_every_step for one in exchanges)
+    return exchanges[0] if together and or_all(exchanges[0].process_set).size() > 1 else None

@@ -48,6 +48,12 @@ _REMEDIES = {
 }
 """Advice, by how the path of what differs begins."""
 
+_OF_A_STEP = (
+    " The train_step of this model must reduce every gradient that moves weights, even if it moves "
+    "them back, as SAM does: take it with a ringar.DistributedGradientTape, and restore weights "
+    "from copies (docs/training.md has the recipe)."
+)
+
 
 def check_start(
     model: keras.Model, params: dict[str, Any], process_set: ProcessSet | None = None
@@ -212,7 +218,8 @@ def check_weights(model: keras.Model, process_set: ProcessSet | None = None) -> 
                 "Every rank must begin with the same weights (ringar.callbacks.Distributed() sees "
                 "to it) and apply reduced gradients only; callbacks that restore weights by "
                 "metrics, such as EarlyStopping, must come after ringar.callbacks.Distributed() in "
-                "the list.",
+                "the list."
+                + (_OF_A_STEP if type(model).train_step is not keras.Model.train_step else ""),
             )
         )
 

@@ -18,8 +18,9 @@ from typing import Any
 import keras
 
 from ringar.collectives import allgather_object, shares
+from ringar.collectives.call import Call
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import share
+from ringar.keras import accumulation, share
 from ringar.keras.exchange import Exchange
 from ringar.keras.share import Record
 from ringar.keras.state import State
@@ -27,6 +28,8 @@ from ringar.keras.tuning import fit as tuning
 from ringar.sharding import slots
 from ringar.sharding.slots import inner_optimizer
 from ringar.sharding.variable_slice import wholes
+
+_STEPS = Call("allgather_object", name="steps of the epoch")
 
 
 def repeat(
@@ -95,6 +98,8 @@ class Epochs:
         self._begun_at = exchanges[0].steps()
         self.furthest = 0
         self._has_left = False
+        if (batches := share.batches_of(self._model)) is not None:
+            batches.begin()
 
     def look(self) -> None:
         """Stop this rank's training if another rank has asked for it."""
@@ -128,7 +133,11 @@ class Epochs:
 
         Weights that no gradient changes are combined later (`ringar.keras.moving_statistics`).
         """
-        steps = allgather_object(own, name="steps of the epoch", process_set=self._ranks)
+        batches = share.batches_of(self._model)
+        told = (own, batches.rows() if batches is not None else None)
+        of_ranks = allgather_object(told, name=_STEPS.name, process_set=self._ranks)
+        steps = [count for count, _ in of_ranks]
+        accumulation.check([rows for _, rows in of_ranks], self._ranks.ranks, _STEPS)
         if len(set(steps)) > 1:
             self.furthest = steps.index(max(steps))
             root = self._ranks.ranks[self.furthest]

@@ -24,8 +24,9 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.collectives.compiled import is_compiling
+from ringar.collectives.ops import Average
 from ringar.collectives.shares import WHOLE
-from ringar.keras import loss_rows, tuned
+from ringar.keras import accumulation, loss_rows, tuned
 from ringar.keras.exchange import Exchange
 from ringar.sharding.slots import inner_optimizer
 
@@ -73,6 +74,7 @@ class Step:
         records: its collectives, in order.
         terms: the number of losses that are global.
         is_marked: whether a reduction has told that a step begins.
+        accumulates: whether gradients are added up in variables before they are reduced.
     """
 
     def __init__(self, model: keras.Model, batch: Any, exchange: Exchange | None) -> None:
@@ -84,6 +86,7 @@ class Step:
         self.records: list[Record] = []
         self.terms = 0
         self.is_marked = False
+        self.accumulates = False
 
 
 class _Answer:
@@ -211,10 +214,38 @@ def _stepping(model: Any, data: Any) -> Iterator[None]:
     try:
         with tuned.using(tuned.of(model)):
             yield
+        if batches_of(model) is not None or _accumulates(step):
+            _batches(model).note(rows())
     finally:
         _step.reset(token)
     step.model = step.batch = None  # the keys of `_steps` are weak; a tensor of the graph
-    _steps[model] = step
+    # An eager step that only adds up gradients leaves a rank without data the one before.
+    before = _steps.get(model)
+    if step.is_marked or before is None or before.exchange is not step.exchange:
+        _steps[model] = step
+
+
+def _accumulates(step: Step) -> bool:
+    """Return whether ranks average gradients that the step has added up in variables."""
+    exchange = step.exchange
+    if step.is_of_keras or exchange is None or exchange.is_alone:
+        return False
+    if not exchange.in_every_step or exchange.op is not Average:
+        return False
+    # A graph tells by its gradients, an eager step by its lack of them.
+    return step.accumulates or (tf.executing_eagerly() and not step.is_marked)
+
+
+def _batches(model: Any) -> accumulation.Batches:
+    if not hasattr(model, "_ringar_batches"):
+        object.__setattr__(model, "_ringar_batches", accumulation.Batches())
+    batches: accumulation.Batches = model._ringar_batches
+    return batches
+
+
+def batches_of(model: Any) -> accumulation.Batches | None:
+    """Return the batches that steps which add up gradients have noted; None: there are none."""
+    return getattr(model, "_ringar_batches", None)
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
@@ -280,6 +311,7 @@ def record(
     )
     if step is not None:
         step.is_marked = True
+        step.accumulates |= accumulation.come_from_variables(gradients, variables)
         step.records.append(done)
     elif variables:
         variables[0]._ringar_record = done

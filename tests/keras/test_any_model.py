@@ -151,6 +151,66 @@ def test_step_that_moves_weights_and_puts_them_back(rank: int, size: int) -> Non
             trained(own, True, reduces=False, is_exact=False)
 
 
+class Accumulating(keras.Sequential):
+    """Adds up the gradients of two batches before the optimizer gets their mean."""
+
+    reduces = True  # each gradient, before it is added
+
+    def build(self, shape: Any) -> None:
+        super().build(shape)
+        hidden = {"trainable": False, "initializer": "zeros"}
+        self.sums = [self.add_weight(shape=w.shape, **hidden) for w in self.trainable_weights]
+        self.steps = self.add_weight(shape=(), dtype="int32", **hidden)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        tape = tf.GradientTape()
+        with ringar.DistributedGradientTape(tape) if self.reduces else tape as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_weights)
+        for total, gradient in zip(self.sums, gradients, strict=True):
+            total.assign_add(gradient)
+        self.steps.assign_add(1)
+        tf.cond(self.steps % 2 == 0, self.apply, lambda: None)
+        return {"steps": self.steps + 0}
+
+    def apply(self) -> None:
+        means = [total / 2.0 for total in self.sums]
+        self.optimizer.apply_gradients(zip(means, self.trainable_weights, strict=True))
+        for total in self.sums:
+            total.assign(tf.zeros_like(total))
+
+
+@pytest.mark.parametrize("eagerly", [False, fast_if(False, True)])
+def test_gradients_added_up_by_hand(eagerly: bool, rank: int, size: int) -> None:
+    """Batches of each rank may differ if gradients are reduced before they are added."""
+
+    def trained(rows: int, distributed: bool, reduces: bool = False) -> keras.Model:
+        model = Accumulating(common.dense_model().layers)
+        vars(model)["reduces"] = reduces
+        model.build((None, 6))  # or the first batch makes the sums, and all ranks take rank 0's
+        optimizer: Any = keras.optimizers.SGD(0.1)
+        if distributed and not reduces:
+            optimizer = ringar.DistributedOptimizer(optimizer)
+        model.compile(optimizer, "mse", run_eagerly=eagerly)
+        every = tf.data.Dataset.from_tensor_slices(common.regression(rows))
+        data = every.shard(size, rank).batch(3) if distributed else every.batch(3 * size)
+        callbacks = [ringar.callbacks.Distributed()] if distributed else []
+        model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+        return model
+
+    uneven = 9 * size + 1  # the first rank has a fourth batch
+    for rows, reduces in ((uneven, True), (8 * size, False)):
+        model, single = trained(rows, True, reduces), trained(rows, False)
+        assert common.largest_difference(common.values(model), common.values(single)) < 1e-5
+    if size > 1:
+        text = (
+            r"of the same sizes.*received 4 batches of 1 to 3 rows \(rank 0\), 3 batches of 3 to 3"
+        )
+        with pytest.raises(ringar.errors.MismatchError, match=text):
+            trained(uneven, True)
+
+
 class Late(keras.Model):
     """Makes a layer in its first step, and another one in a later epoch."""
 

@@ -48,7 +48,7 @@ def _is_made_of_variables(gradient: Any, trained: Sequence[Any]) -> bool:
 def _reads(tensor: Any, depth: int = 10) -> Iterator[Any]:
     """Yield the handles of the variables of which elementwise ops make a tensor; None: others."""
     tensor = _outside(tensor)
-    op = getattr(tensor, "op", None)
+    op: Any = getattr(tensor, "op", None)
     kind = op.type if op is not None and depth else ""
     if kind == "ReadVariableOp":
         yield _outside(op.inputs[0])

@@ -136,7 +136,8 @@ def test_step_that_moves_weights_and_puts_them_back(rank: int, size: int) -> Non
 
     def trained(data: Any, distributed: bool, **ways: bool) -> keras.Model:
         model = SharpnessAware(common.dense_model().layers)
-        vars(model).update({"reduces": distributed, **ways})
+        for name, value in {"reduces": distributed, **ways}.items():
+            setattr(model, name, value)
         optimizer: Any = keras.optimizers.SGD(0.1)
         callbacks = [ringar.callbacks.Distributed()] if distributed else []
         model.compile(ringar.DistributedOptimizer(optimizer) if distributed else optimizer, "mse")
@@ -187,7 +188,7 @@ def test_gradients_added_up_by_hand(eagerly: bool, rank: int, size: int) -> None
 
     def trained(rows: int, distributed: bool, reduces: bool = False) -> keras.Model:
         model = Accumulating(common.dense_model().layers)
-        vars(model)["reduces"] = reduces
+        model.reduces = reduces
         model.build((None, 6))  # or the first batch makes the sums, and all ranks take rank 0's
         optimizer: Any = keras.optimizers.SGD(0.1)
         if distributed and not reduces:

@@ -62,8 +62,8 @@ class ElasticJob(LocalJob):
         self._rank_of_slot[slot] = self.ranks[-1]
 
     def stop(self, slot: int, number: int) -> None:
-        """Send the processes of a slot a signal."""
-        os.killpg(self._rank_of_slot[slot].pid, number)
+        """Send the process of a slot a signal; SIGKILL goes to its helpers, too."""
+        self._stop_slot(self._rank_of_slot[slot], number)
 
     def tell(self, slot: int, message: Mapping[str, Any]) -> None:
         """Send a message to the process of a slot."""
@@ -109,6 +109,9 @@ class ElasticJob(LocalJob):
         self._say(f"slot {rank.number}: process {rank.pid} ended with {rank.status}")
         self._sockets.hang_up(rank.number)
         end = None
+        if rank.status is not None:
+            self._note_obedience(rank.status.exit_code, now)
+        self._stop_helpers_of(rank)
         if not (rank.stopped or self.signal or rank.status is None):
             name, grace = f"process {rank.pid}", self._grace_after(rank)
             end = End(name, rank.status.exit_code, failures.ending(rank), grace, rank)
@@ -126,9 +129,13 @@ class ElasticJob(LocalJob):
 
     # The end
 
-    def _signal_all(self, *signals: int) -> None:
+    def _stop_ranks(self) -> None:
         self._worlds.on_stop()
-        super()._signal_all(*signals)
+        super()._stop_ranks()
+
+    def _kill_all(self) -> None:
+        self._worlds.on_stop()
+        super()._kill_all()
 
     def _end(self) -> None:
         super()._end()

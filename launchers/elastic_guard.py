@@ -64,7 +64,7 @@ class ElasticHostJob(HostJob):
         elif "world" in said:
             self._open_world(said["world"], said["ranks"])
         elif "stop" in said:
-            os.killpg(self._rank_of_slot[said["stop"]].pid, said["number"])
+            self._stop_slot(self._rank_of_slot[said["stop"]], said["number"])
         else:
             super()._take(said)
 
@@ -106,6 +106,7 @@ class ElasticHostJob(HostJob):
 
     def _on_exit(self, rank: Rank, now: float) -> None:
         rank.stderr.drain()
+        self._stop_helpers_of(rank)
         self._sockets.hang_up(rank.number)
         if rank.status is not None:
             grace = LocalJob._grace_after(self, rank)

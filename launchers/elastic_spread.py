@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringar.launchers import graces, spread
+from ringar.launchers import graces, signals, spread
 from ringar.launchers.discovery import Discovery
 from ringar.launchers.host_guard import ANSWER
 from ringar.launchers.hosts import Host
@@ -163,6 +163,7 @@ class ElasticSpreadJob(SpreadJob):
         elif "said" in answer:
             self._worlds.on_message(slot, answer["said"])
         else:
+            self._note_obedience(answer["ended"]["code"], time.monotonic())
             self._on_end(slot, answer["ended"], answer["stopped"])
         return True
 
@@ -214,15 +215,17 @@ class ElasticSpreadJob(SpreadJob):
 
     # The end
 
-    def _signal_all(self, *signals: int) -> None:
+    def _stop_ranks(self) -> None:
         self._worlds.on_stop()
-        time_to_save = self._signal_count == 1 and self._plan.kill_grace is not None
-        if time_to_save and signal.SIGKILL not in signals:
-            signals = (signal.SIGUSR1,)
-        super()._signal_all(*signals)
+        has_time = self.signal != 0 and self._plan.kill_grace is not None
+        self._tell_guards(signals.ASK if has_time else signal.SIGTERM)
+
+    def _kill_all(self) -> None:
+        self._worlds.on_stop()
+        super()._kill_all()
 
     def _kill_grace(self) -> float:
-        asked = self._plan.kill_grace or 0.0 if self._signal_count else 0.0
+        asked = self._plan.kill_grace or 0.0 if self.signal else 0.0
         return max(super()._kill_grace(), asked + graces.SETTLE)
 
     def _end(self) -> None:
@@ -234,7 +237,7 @@ class ElasticSpreadJob(SpreadJob):
         if self._worlds.trouble:
             self.note(self._worlds.trouble)
         elif self.signal:
-            self.note(f"stopped all ranks on {signal.Signals(self.signal).name}")
+            self.note(f"stopped all ranks on {signals.name_of(self.signal)}")
         elif cause is not None:
             self.note(
                 f"a rank of the job ({cause.process}) {cause.ending}; the others were stopped"

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringar.launchers import cpus, failures, gpus, graces, plan
+from ringar.launchers import cpus, failures, gpus, graces, plan, signals
 from ringar.launchers.allocation import counts
 from ringar.launchers.errors import UsageError
 from ringar.launchers.local import LocalJob
@@ -114,13 +114,11 @@ def place(environ: Mapping[str, str]) -> Place:
 class GuardedJob(LocalJob):
     """The ranks below a guard: the one of mpirun or srun, or those of a host."""
 
-    #: What the supervisor sends if the ranks have time to save: mpirun and srun pass it on, and do
-    #: not end the job themselves, as they do after SIGTERM.
-    also_stops = (signal.SIGUSR1,)
-
-    def __init__(self, job: JobPlan, grace: float) -> None:
+    def __init__(self, job: JobPlan, grace: float, asked_by: int = signals.ASK) -> None:
         super().__init__(job)
         self._grace = grace
+        self._asked_by = asked_by
+        self.also_stops = (asked_by,)
         self._parent = os.getppid()
         self._host = socket.gethostname()
 
@@ -144,12 +142,12 @@ class GuardedJob(LocalJob):
 
     def _report(self) -> None:
         if self._goes_on():
-            if self.signal in (0, signal.SIGUSR1):
+            if self.signal in (0, self._asked_by):
                 failed = {rank.number for rank in self.failures}
                 for plan in self.job.ranks:
                     if plan.rank not in failed:
                         self._say_to_supervisor(plan, "ended well")
-            if self.signal == signal.SIGUSR1:
+            if self.signal == self._asked_by:
                 self._linger(self._kill_grace())  # mpirun kills all ranks when one guard ends
             return
         rank = failures.cause(self.failures[self.job.max_failures :])  # the others are reported
@@ -160,7 +158,12 @@ class GuardedJob(LocalJob):
                 return
         self._report_failure(rank)
         self._flush()
-        self._linger(self._grace)
+        self._linger(self._grace_for_others(rank))
+
+    def _grace_for_others(self, rank: Rank) -> float:
+        """Return the seconds that the others have after the failure of a rank, or its save."""
+        has_saved = rank.status is not None and rank.status.exit_code - 128 in self._passed_on
+        return max(self._grace, self.job.kill_grace or 0.0) if has_saved else self._grace
 
     def _report_failure(self, rank: Rank) -> None:
         text = failures.ending(rank)
@@ -169,7 +172,10 @@ class GuardedJob(LocalJob):
         self._say_to_supervisor(rank.plan, text)
 
     def _kill_grace(self) -> float:
-        return super()._kill_grace() if self.signal == signal.SIGUSR1 else graces.KILL
+        return super()._kill_grace() if self.signal == self._asked_by else graces.KILL
+
+    def _note_obedience(self, code: int, now: float) -> None:
+        pass  # the supervisor does
 
     def _say_to_supervisor(self, rank: RankPlan, ending: str) -> None:
         """Report an end in the form of `reports`, in one piece.
@@ -188,7 +194,7 @@ class GuardedJob(LocalJob):
         """Leave the other ranks time to end by themselves, up to a signal."""
         self._update_interests()  # the screens, which would always be ready
         end = time.monotonic() + seconds
-        asked = int(self.signal == signal.SIGUSR1)
+        asked = int(self.signal == self._asked_by)
         while self._signal_count == asked and (left := end - time.monotonic()) > 0:
             for key, _ in self._poll.select(min(left, _PARENT_CHECK)):
                 key.data()
@@ -252,6 +258,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--bind-to", help="as ringarrun's")
     parser.add_argument("--grace", type=float, default=3.0, help="seconds after a failure")
     parser.add_argument("--kill-grace", type=float, help="as ringarrun's")
+    parser.add_argument("--asked-by", type=int, default=signals.ASK, help="the signal to stop")
     parser.add_argument("--max-failures", type=int, default=0, help="as ringarrun's")
     parser.add_argument("command", nargs="+", help="what to run")
     return parser
@@ -278,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def make() -> GuardedJob:
         here = place(os.environ)
         check_executable(options.command[0], os.environ.get("PATH"))
-        return GuardedJob(make_plan(options, here), options.grace)
+        return GuardedJob(make_plan(options, here), options.grace, options.asked_by)
 
     return run(make)
 

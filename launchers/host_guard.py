@@ -102,7 +102,9 @@ class HostJob(GuardedJob):
         return len(self.failures) <= self.job.max_failures  # ranks of other hosts may be left
 
     def _grace_after(self, failed: Rank) -> float:
-        return self._grace  # in which they say what they have lost, as those of other hosts do
+        return self._grace_for_others(
+            failed
+        )  # in which they say what they have lost, as those of other hosts do
 
     def _linger(self, seconds: float) -> None:
         if self.signal:  # after a failure the other ranks of this host have had their time

@@ -50,13 +50,29 @@ def signal_job(job: str, groups: Iterable[int], *signals: int) -> set[int]:
         The members of the job that were found before they were signalled.
     """
     found = members(job)
-    strays = {pid for pid in found if not _in(pid, set(groups))}
+    outside = strays(found, groups)
+    signal_groups(groups, *signals)
+    signal_processes(outside, *signals)
+    return found
+
+
+def strays(found: Iterable[int], groups: Iterable[int]) -> set[int]:
+    """Return the processes that are in none of `groups`."""
+    return {pid for pid in found if not _in(pid, set(groups))}
+
+
+def signal_processes(processes: Iterable[int], *signals: int) -> None:
+    """Send `signals` to processes."""
+    for number in signals:
+        for pid in processes:
+            _ignore_gone(os.kill, pid, number)
+
+
+def signal_groups(groups: Iterable[int], *signals: int) -> None:
+    """Send `signals` to all processes of process groups."""
     for number in signals:
         for group in groups:
             _ignore_gone(os.killpg, group, number)
-        for pid in strays:
-            _ignore_gone(os.kill, pid, number)
-    return found
 
 
 def _in(pid: int, groups: set[int]) -> bool:

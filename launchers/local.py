@@ -5,11 +5,14 @@ not keep the launcher from noticing that a rank has died.
 
 Four events end a job, all in the same way: the launcher sends SIGTERM to the processes that still
 run, and SIGKILL `graces.KILL` seconds later, until no process of the job is left. After a signal
-`--kill-grace` may leave the ranks more time, in which they save what they have.
+`--kill-grace` may leave the ranks another time, in which they save what they have. SIGTERM goes to
+the ranks first (`recipients.py`), and to their helpers when their rank has gone.
 
 - All ranks have exited. Their background processes get `graces.LEFTOVER` seconds to follow.
 - More ranks have failed than may (`--max-failures`). `failures.py` chooses the rank to name.
-- The launcher got a signal. A second signal means SIGKILL at once.
+- The launcher got a signal. A second signal means SIGKILL at once. SIGUSR1 and SIGUSR2 are passed
+  on to ranks that have a handler, and end the job when a rank exits as with SIGTERM: with 128 + the
+  signal's number.
 - The reader of the output has closed it.
 
 If the launcher itself is killed, the kernel kills the ranks (PR_SET_PDEATHSIG) and the janitor
@@ -18,6 +21,7 @@ kills the rest. The ranks' shared segment has no name; it goes with the last pro
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -28,8 +32,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import BinaryIO, Literal
 
-from ringar.launchers import failures, graces, janitor
-from ringar.launchers.output import BACKLOG, Stream, screens
+from ringar.launchers import failures, graces, janitor, recipients, signals
+from ringar.launchers.output import BACKLOG, Screen, Stream, screens
 from ringar.launchers.plan import JobPlan, RankPlan
 from ringar.launchers.ranks import ExitWatch, Rank, spawn
 from ringar.launchers.signals import Signals
@@ -60,6 +64,7 @@ class LocalJob:
         self.failures: list[Rank] = []
         self.signal = 0  # the first signal that told the launcher to stop
         self._signal_count = 0
+        self._passed_on: set[int] = set()
         self._out, self._err = screens()
         self._term_at: float | None = None
         self._kill_at: float | None = None
@@ -72,8 +77,8 @@ class LocalJob:
 
     def run(self) -> int:
         """Run the job to its end and return the exit code."""
-        with Signals(self._on_signal, self.also_stops) as signals:
-            self._watch_fd(signals.fileno(), selectors.EVENT_READ, signals.clear)
+        with Signals(self._on_signal, self.also_stops) as received:
+            self._watch_fd(received.fileno(), selectors.EVENT_READ, received.clear)
             self._watch_fd(self._exits.fileno(), selectors.EVENT_READ, lambda: None)
             try:
                 self._start()
@@ -206,6 +211,9 @@ class LocalJob:
         if self._term_at is None and (self._out.broken or self._err.broken):
             self.signal = signal.SIGPIPE
             self._term_at = now
+        if self._term_at is not None:
+            self._out.limit = self._err.limit = 2 * BACKLOG
+        self._warn_of_lost_output()
         running = self._is_running()
         if not running and not janitor.members(self.job.job):
             return True
@@ -221,7 +229,7 @@ class LocalJob:
     def _stop_if_due(self, now: float) -> bool:
         """Send the signals that are due; return whether processes outlive SIGKILL."""
         if self._kill_at is not None and now >= self._kill_at:
-            self._signal_all(signal.SIGKILL)
+            self._kill_all()
             if now >= self._kill_at + _GIVE_UP:
                 left = ", ".join(map(str, sorted(janitor.members(self.job.job)))) or "unknown"
                 self._err.message(f"processes that could not be killed: {left}")
@@ -230,20 +238,60 @@ class LocalJob:
             self._kill_at = now + self._kill_grace()
             for rank in self.ranks:
                 rank.stopped = rank.status is None
-            # A stopped process (SIGSTOP) sees SIGTERM only after SIGCONT.
-            self._signal_all(signal.SIGTERM, signal.SIGCONT)
+            self._stop_ranks()
+        elif self._kill_at is not None:
+            self._stop_helpers()
         return False
 
     def _kill_grace(self) -> float:
-        """Return the seconds from SIGTERM to SIGKILL: more than usual only after a signal."""
-        return max(graces.KILL, self.job.kill_grace or 0 if self._signal_count else 0)
+        """Return the seconds from SIGTERM to SIGKILL: other than usual only after a signal."""
+        asked = self.job.kill_grace if self.signal else None
+        return graces.KILL if asked is None else asked
 
-    def _signal_all(self, *signals: int) -> None:
-        janitor.signal_job(self.job.job, [rank.pid for rank in self.ranks], *signals)
+    def _children(self) -> dict[int, list[int]]:
+        return recipients.children(janitor.members(self.job.job))
+
+    def _stop_ranks(self) -> None:
+        """Send SIGTERM to each rank that runs."""
+        running = [rank for rank in self.ranks if rank.status is None]
+        children = self._children()
+        for rank in running:
+            rank.tell(signal.SIGTERM, children)
+        # A stopped process (SIGSTOP) sees SIGTERM only then.
+        janitor.signal_groups([rank.pid for rank in running], signal.SIGCONT)
+        self._stop_helpers()
+
+    def _stop_helpers(self) -> None:
+        """Send SIGTERM to the helpers of ranks that have gone since the last call."""
+        gone = [rank for rank in self.ranks if not (rank.helpers_told or rank.is_at_work())]
+        for rank in gone:
+            rank.helpers_told = True
+        groups = [rank.pid for rank in gone]
+        janitor.signal_groups(groups, signal.SIGTERM, signal.SIGCONT)
+        if gone and all(rank.helpers_told for rank in self.ranks):
+            found = janitor.members(self.job.job)
+            strays = janitor.strays(found, [rank.pid for rank in self.ranks])
+            janitor.signal_processes(strays, signal.SIGTERM, signal.SIGCONT)
+
+    def _stop_slot(self, rank: Rank, number: int) -> None:
+        """Send a rank of an elastic job a signal, before the job ends."""
+        if number == signal.SIGKILL:
+            janitor.signal_groups([rank.pid], number)
+        else:
+            rank.tell(number, self._children())
+
+    def _stop_helpers_of(self, rank: Rank) -> None:
+        """Send SIGTERM to the helpers of a rank of an elastic job that has gone."""
+        janitor.signal_groups([rank.pid], signal.SIGTERM, signal.SIGCONT)
+
+    def _kill_all(self) -> None:
+        janitor.signal_job(self.job.job, [rank.pid for rank in self.ranks], signal.SIGKILL)
 
     def _on_exit(self, rank: Rank, now: float) -> None:
         rank.stderr.drain()  # its last lines tell the kind of failure
         self._say(f"rank {rank.number}: ended with {rank.status}")
+        if rank.status is not None:
+            self._note_obedience(rank.status.exit_code, now)
         if rank.status is None or rank.status.ok or rank.stopped or self.signal:
             return
         self.failures.append(rank)
@@ -266,12 +314,36 @@ class LocalJob:
         # A rank that only reports a lost peer may overtake that peer on the way out.
         return graces.CAUSE if failures.is_consequence(failed) else 0.0
 
+    def _note_obedience(self, code: int, now: float) -> None:
+        """End the job if a rank's exit code says that it ends on a signal that was passed on.
+
+        The other ranks are about to end, too.
+        """
+        if not self.signal and code - 128 in self._passed_on:
+            self.signal = code - 128
+            self._term_at = min(now + self._kill_grace(), self._term_at or math.inf)
+
+    def _pass_on(self, number: int) -> None:
+        """Send a signal to the ranks that have a handler for it."""
+        children = self._children()
+        running = [rank for rank in self.ranks if rank.status is None]
+        takers = [rank for rank in running if rank.handles(number, children)]
+        for rank in takers:
+            rank.tell(number, children)
+        self._passed_on.add(number)
+        if not takers:
+            self._err.message(signals.ignored(number, [rank.number for rank in running]))
+
     def _on_signal(self, number: int) -> None:
+        if number in signals.USER and number not in self.also_stops:
+            self._pass_on(number)
+            return
         now = time.monotonic()
         self._signal_count += 1
         if self._signal_count > 1:
             self._kill_at = now
-        self.signal = self.signal or number
+        if self.signal in (0, signal.SIGPIPE):  # Ctrl-C ends the `tee` of a pipeline, too
+            self.signal = number
         self._term_at = min(now, self._term_at or now)
 
     def _timeout(self, now: float) -> float | None:
@@ -292,7 +364,8 @@ class LocalJob:
         for stream in self._streams():
             if stream.closed:
                 continue
-            full = stream.screen.waiting > BACKLOG
+            # Once the job ends, no rank waits for the reader: it would not come to save.
+            full = stream.screen.waiting > BACKLOG and self._term_at is None
             self._watch_fd(
                 stream.fd, 0 if full else selectors.EVENT_READ, partial(self._read, stream)
             )
@@ -324,14 +397,37 @@ class LocalJob:
             )
             stream.copy_error = None
 
+    def _screens(self) -> list[tuple[str, Screen, Screen]]:
+        """Return the names of the screens, the screens, and for each the other one."""
+        return [("output", self._out, self._err), ("error", self._err, self._out)]
+
+    def _warn_of_lost_output(self) -> None:
+        for name, screen, other in self._screens():
+            if screen.error is not None and not screen.broken and not screen.has_warned:
+                screen.has_warned = True
+                other.message(
+                    f"writing the standard {name} has failed, {screen.error}; the job goes on"
+                )
+
     def _flush(self) -> None:
-        """Write the rest of the output, for as long as somebody reads it."""
+        """Write the rest of the output: after a signal only to a reader that reads."""
         for screen in (self._out, self._err):
             screen.release()
-        signals = self._signal_count
-        while (self._out.waiting or self._err.waiting) and self._signal_count == signals:
+        self._write_rest()
+        for screen in (self._out, self._err):
+            screen.drop()
+        for name, screen, other in self._screens():
+            if screen.lost and other is not screen:
+                other.message(f"{screen.lost} bytes of the standard {name} are lost")
+        self._write_rest()
+
+    def _write_rest(self) -> None:
+        count, until = self._signal_count, time.monotonic() + graces.KILL
+        while (self._out.waiting or self._err.waiting) and self._signal_count == count:
+            if self.signal and time.monotonic() >= until:
+                return
             self._update_interests()
-            for key, _ in self._poll.select():
+            for key, _ in self._poll.select(_TICK if self.signal else None):
                 key.data()
 
     # The end
@@ -339,7 +435,7 @@ class LocalJob:
     def _end(self) -> None:
         """Kill every process of the job, and close all files."""
         give_up = time.monotonic() + _GIVE_UP
-        self._signal_all(signal.SIGKILL)
+        self._kill_all()
         while not all(rank.has_ended() for rank in self.ranks) and time.monotonic() < give_up:
             time.sleep(_TICK)
         for stream in self._streams():
@@ -364,8 +460,12 @@ class LocalJob:
             for line in tail:
                 self._err.line(line)
             self._err.message(text)
-        elif self.signal and self.signal != signal.SIGPIPE:
-            self._err.message(f"stopped all ranks on {signal.Signals(self.signal).name}")
+        elif self.signal == signal.SIGPIPE:
+            for name, screen, other in self._screens():
+                if screen.broken:
+                    other.message(f"stopped all ranks: the reader of the standard {name} has gone")
+        elif self.signal:
+            self._err.message(f"stopped all ranks on {signals.name_of(self.signal)}")
 
     def _last_ranks(self) -> Sequence[Rank]:
         """Return the processes that were ranks in the end."""

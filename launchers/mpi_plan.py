@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringar.launchers import hydra, mpi, openmpi, plan, spread, srun, ssh
+from ringar.launchers import hydra, mpi, openmpi, plan, signals, spread, srun, ssh
 from ringar.launchers.choose import Choice
 from ringar.launchers.command import Command, Start
 from ringar.launchers.hosts import Host
@@ -52,6 +53,8 @@ class MpiJob:
         arguments: the user's own arguments of that command.
         kill_grace: seconds that ranks have to save after a signal; None for the usual 3.
         max_failures: how many ranks may fail while the others go on.
+        asked_by: the signal after which guards stop their ranks.
+        passes_on: the signals for ranks that come to the guards.
     """
 
     job: str
@@ -69,6 +72,8 @@ class MpiJob:
     verbose: bool = False
     kill_grace: float | None = None
     max_failures: int = 0
+    asked_by: int = signals.ASK
+    passes_on: tuple[int, ...] = signals.USER
 
     def shell(self) -> str:
         """Return the shell command for the same job, as `--dry-run` prints it."""
@@ -109,16 +114,18 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob
         launcher = choice.second
     agent = _agent(request, choice, environ, launcher)
     guard = "guard" if uses_mpi else "host_guard" if request.min_np is None else "elastic_guard"
+    mpirun = mpi.find_mpirun(library, python, ranks) if launcher == "mpirun" else None
+    asked_by, passes_on = _signals(mpirun, request.kill_grace)
     start = Start(
         program=(
-            *_guard(request, choice, job, [python, "-m", f"ringar.launchers.{guard}"]),
+            *_guard(request, choice, job, asked_by, [python, "-m", f"ringar.launchers.{guard}"]),
             *program.command,
         ),
         num_proc=choice.num_proc,
         hosts=choice.hosts,
         exported=_exported(ranks, added),
         mpi=library,
-        mpirun=mpi.find_mpirun(library, python, ranks) if launcher == "mpirun" else None,
+        mpirun=mpirun,
         agent=agent,
         interfaces=request.interfaces,
         arguments=request.mpi_args,
@@ -141,6 +148,8 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob
         failure_grace=request.failure_grace,
         kill_grace=request.kill_grace,
         max_failures=request.max_failures,
+        asked_by=asked_by,
+        passes_on=passes_on,
         arguments=request.mpi_args,
         verbose=request.verbose,
     )
@@ -170,7 +179,19 @@ def _agent(
     )
 
 
-def _guard(request: Request, choice: Choice, job: str, words: list[str]) -> list[str]:
+def _signals(mpirun: Mpi | None, kill_grace: float | None) -> tuple[int, tuple[int, ...]]:
+    """Return the signal that asks guards to stop, and those for ranks, by what mpirun passes on."""
+    is_hydra = mpirun is not None and mpirun.family != mpi.OPEN_MPI
+    if mpirun is None or (mpirun.major >= 5 and not is_hydra):
+        return signals.ASK, signals.USER
+    usable = (signal.SIGUSR1,) if is_hydra else signals.USER
+    taken = () if kill_grace is None else (signals.ASK_OF_OTHERS,)
+    return signals.ASK_OF_OTHERS, tuple(number for number in usable if number not in taken)
+
+
+def _guard(
+    request: Request, choice: Choice, job: str, asked_by: int, words: list[str]
+) -> list[str]:
     words = [*words, "--job", job]
     if request.prefix or (request.prefix is None and choice.num_proc > 1):
         words.append("--prefix")
@@ -180,6 +201,8 @@ def _guard(request: Request, choice: Choice, job: str, words: list[str]) -> list
         words += ["--bind-to", request.bind_to]
     if request.kill_grace is not None:
         words += ["--kill-grace", f"{request.kill_grace:.12g}"]
+        if asked_by != signals.ASK:
+            words += ["--asked-by", str(asked_by)]
     if request.max_failures:
         words += ["--max-failures", str(request.max_failures)]
     return [*words, "--grace", f"{request.failure_grace:.12g}", "--"]

@@ -34,6 +34,10 @@ class Screen:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.broken = False
+        self.lost = 0  # bytes that could not be written
+        self.limit: int | None = None  # of the bytes that wait; more are lost
+        self.error: OSError | None = None  # the last one, of a full disk, say
+        self.has_warned = False  # the caller has told of it
         self._terminal = os.isatty(fd)
         self._waiting = bytearray()
         self._open: Stream | None = None
@@ -55,15 +59,23 @@ class Screen:
         except BlockingIOError:
             return
         except OSError as error:
-            # Nobody reads any more. The caller decides whether the job goes on.
+            # The caller decides whether the job goes on without a reader.
             self.broken = error.errno in (errno.EPIPE, errno.EIO, errno.EBADF)
-            self._waiting.clear()
+            self.error = error
+            self.drop()
             return
         del self._waiting[:written]
 
+    def drop(self) -> None:
+        """Count the bytes that wait as lost."""
+        self.lost += len(self._waiting)
+        self._waiting.clear()
+
     def put(self, data: bytes) -> None:
         """Append bytes as they are."""
-        if data and not self.broken:
+        if self.broken or (self.limit is not None and self.waiting > self.limit):
+            self.lost += len(data)
+        elif data:
             self._waiting += data
             self._column_zero = data[-1:] in (b"\n", b"\r")
 

@@ -8,9 +8,10 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ringar.launchers import recipients
 from ringar.launchers.output import Stream
 from ringar.launchers.plan import JobPlan, RankPlan
 
@@ -54,6 +55,8 @@ class Rank:
     stderr: Stream
     status: ExitStatus | None = None
     stopped: bool = False  # the launcher had told it to stop before it ended
+    recipient: int = 0  # the process that was told to stop
+    helpers_told: bool = False  # its helpers have been told to stop, too
 
     @property
     def number(self) -> int:
@@ -64,6 +67,25 @@ class Rank:
     def pid(self) -> int:
         """Its process id, which is also that of its session and process group."""
         return self.process.pid
+
+    def handles(self, number: int, children: Mapping[int, Sequence[int]]) -> bool:
+        """Return whether the rank has a handler for signal `number`."""
+        return recipients.catches(recipients.recipient(self.pid, children), number)
+
+    def tell(self, number: int, children: Mapping[int, Sequence[int]]) -> None:
+        """Send the rank, and none of its helpers, a signal.
+
+        Args:
+            number: the signal.
+            children: those of each process of the job.
+        """
+        self.recipient = recipients.recipient(self.pid, children)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.recipient, number)
+
+    def is_at_work(self) -> bool:
+        """Return whether its program runs; a wrapper of it may live longer."""
+        return self.status is None and recipients.is_alive(self.recipient or self.pid)
 
     @property
     def streams(self) -> tuple[Stream, Stream]:

@@ -7,9 +7,38 @@ import signal
 from collections.abc import Callable, Sequence
 from types import FrameType
 
+USER = (signal.SIGUSR1, signal.SIGUSR2)
+"""The signals that are passed on to ranks with a handler for them."""
+
+ASK = signal.SIGALRM
+"""Asks guards to stop their ranks, which then have the time of `--kill-grace`.
+
+srun and Open MPI's mpirun from version 5 pass it on and, unlike after SIGTERM, leave the job alone.
+"""
+
+ASK_OF_OTHERS = signal.SIGUSR1
+"""The same for hydra, which passes on no other signal, and for Open MPI 4."""
+
+
+def name_of(number: int) -> str:
+    """Return the name of a signal."""
+    return signal.Signals(number).name
+
+
+def ignored(number: int, ranks: Sequence[int]) -> str:
+    """Return the message about a signal for which no rank has a handler."""
+    name = name_of(number)
+    who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+    return (
+        f"ignored {name}, for which {who} {'has' if len(ranks) == 1 else 'have'} no handler; "
+        f"ringar.callbacks.SaveOnSignal(signals=[signal.{name}]) saves on it during `fit`"
+    )
+
 
 class Signals:
-    """A context in which SIGINT, SIGTERM and SIGHUP only make a file descriptor readable.
+    """A context in which signals only make a file descriptor readable.
+
+    These are SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2.
 
     Args:
         action: called with the number of each signal, from `clear`.
@@ -18,7 +47,7 @@ class Signals:
 
     def __init__(self, action: Callable[[int], None], more: Sequence[int] = ()) -> None:
         self._action = action
-        self._numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more)
+        self._numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *USER, *more)
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)

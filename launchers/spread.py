@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ringar.launchers import failures, graces, guard, srun
+from ringar.launchers import failures, graces, guard, signals, srun
 from ringar.launchers import hosts as hosts_module
 from ringar.launchers.command import Command, Start
 from ringar.launchers.errors import UsageError
@@ -82,7 +82,7 @@ class SpreadJob(LocalJob):
     """
 
     #: What the supervisor sends if the ranks have time to save: hosts get it, and end in time.
-    also_stops: tuple[int, ...] = (signal.SIGUSR1,)
+    also_stops: tuple[int, ...] = (signals.ASK,)
 
     def __init__(
         self,
@@ -178,17 +178,21 @@ class SpreadJob(LocalJob):
             self._on_signal(signal.SIGTERM)
 
     def _on_signal(self, number: int) -> None:
-        if number == signal.SIGUSR1:
-            self._signal_all(number)
+        if number in (signals.ASK, *signals.USER):
+            self._passed_on.add(number)
+            self._tell_guards(number)
         else:
             super()._on_signal(number)
 
-    def _signal_all(self, *signals: int) -> None:
-        if signal.SIGKILL in signals:
-            super()._signal_all(*signals)
-            return
+    def _stop_ranks(self) -> None:
+        self._tell_guards(signal.SIGTERM)
+
+    def _stop_helpers(self) -> None:
+        pass  # guards do
+
+    def _tell_guards(self, number: int) -> None:
         for rank in self.ranks:
-            self._tell(rank, {"signal": signals[0]})
+            self._tell(rank, {"signal": number})
 
     def _kill_grace(self) -> float:
         return graces.KILL + graces.SETTLE  # guards take the first of these

@@ -4,9 +4,11 @@ mpirun and srun watch the ranks. The supervisor adds:
 
 - Signals. The first one becomes SIGTERM (for srun, too), which mpirun and srun pass on to the
   guards. The second one becomes SIGKILL, and so do `graces.COMMAND_KILL` seconds.
-- Time to save. With `--kill-grace`, the first signal becomes SIGUSR1, after which mpirun and srun
-  leave the job alone: each guard sends SIGTERM to its rank. SIGTERM follows when all ranks have
-  ended, or their time is over.
+- Time to save. With `--kill-grace`, the first signal becomes one (`signals.ASK`) after which mpirun
+  and srun leave the job alone: each guard sends SIGTERM to its rank. SIGTERM follows when all ranks
+  have ended, or their time is over.
+- SIGUSR1 and SIGUSR2. Guards pass them on to ranks that have a handler. The job ends when a rank
+  exits with 128 + the signal's number.
 - Timeouts. mpirun and srun end the job when the guard of a failed rank ends, `--failure-grace`
   seconds after its report. `graces.SETTLE` seconds later the supervisor ends them: hydra leaves
   ranks on other hosts alone, and any of them may wait for a host that is gone.
@@ -19,6 +21,7 @@ The command runs in a session of its own, so that Ctrl-C reaches it once, by way
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import selectors
@@ -28,7 +31,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ringar.launchers import graces
+from ringar.launchers import graces, signals
 from ringar.launchers.failures import OTHERS_GO_ON
 from ringar.launchers.guard import CONSEQUENCE, reports
 from ringar.launchers.local import rank_stdin
@@ -66,6 +69,8 @@ class Supervisor:
         self.ended: set[int] = set()  # the ranks that came to their end without fault
         self.signal = 0
         self._signal_count = 0
+        self._passed_on: set[int] = set()
+        self._to_pass_on: list[int] = []
         self._ask = False  # pass on a first signal that leaves time to save
         self._term_at: float | None = None
         self._kill_at: float | None = None
@@ -77,8 +82,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the job to its end and return the exit code."""
-        with Signals(self._on_signal) as signals, selectors.PollSelector() as poll:
-            poll.register(signals.fileno(), selectors.EVENT_READ, signals.clear)
+        with Signals(self._on_signal) as received, selectors.PollSelector() as poll:
+            poll.register(received.fileno(), selectors.EVENT_READ, received.clear)
             process = self._start()
             assert process.stderr is not None
             try:
@@ -90,8 +95,7 @@ class Supervisor:
             status = process.wait()
             self._pass_on(self._line)
             self._report(status)
-            while self._screen.waiting and not self._screen.broken:
-                self._screen.write_some()
+            self._flush(poll)
         return self._exit_code(status)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -128,8 +132,20 @@ class Supervisor:
             for key, _ in poll.select(_TICK):
                 key.data()
             self._end_if_due(process, time.monotonic())
+        for fd in readers:
+            poll.unregister(fd)
         while self._open and self._read(stderr):
             pass
+
+    def _flush(self, poll: selectors.BaseSelector) -> None:
+        """Write the rest of the standard error: after a signal only to a reader that reads."""
+        count, until = self._signal_count, time.monotonic() + graces.KILL
+        poll.register(self._screen.fd, selectors.EVENT_WRITE, self._screen.write_some)
+        while self._screen.waiting and self._signal_count == count:
+            if self.signal and time.monotonic() >= until:
+                return
+            for key, _ in poll.select(_TICK):
+                key.data()
 
     def _read(self, fd: int) -> bool:
         """Read the output of the command; return whether there may be more."""
@@ -159,11 +175,21 @@ class Supervisor:
             return
         self._pass_on(line[: match.start()])  # the unfinished line of another rank
         if match["well"]:
-            self.ended.add(int(match["rank"]))
-            if self.signal and len(self._over()) == self.job.size:
-                self._term_at = time.monotonic()
+            self._on_good_end(int(match["rank"]))
         elif int(match["rank"]) not in self._over():  # its guard and the way to it may report
             self._on_failure(match)
+
+    def _on_good_end(self, rank: int) -> None:
+        self.ended.add(rank)
+        if self.signal and len(self._over()) == self.job.size:
+            self._term_at = time.monotonic()
+
+    def _on_obedience(self, rank: int, number: int) -> None:
+        """Note that a rank ends on a signal that was passed on; the others are about to end."""
+        self.signal = self.signal or number
+        wait = max(self.job.failure_grace, self.job.kill_grace or 0.0) + graces.SETTLE
+        self._term_at = min(time.monotonic() + wait, self._term_at or math.inf)
+        self._on_good_end(rank)
 
     def _on_failure(self, match: re.Match[bytes]) -> None:
         line = b"ringarrun: " + match["text"]
@@ -171,6 +197,9 @@ class Supervisor:
         by_signal = match["kind"] == b"signal"
         status = ExitStatus(signal=number) if by_signal else ExitStatus(code=number)
         consequence = CONSEQUENCE.encode() in match["rest"]
+        if status.exit_code - 128 in self._passed_on:
+            self._on_obedience(int(match["rank"]), status.exit_code - 128)
+            return
         self.failures.append(Failure(line, int(match["rank"]), status, consequence))
         if self._goes_on():
             line += f"; {OTHERS_GO_ON}".encode()
@@ -180,6 +209,9 @@ class Supervisor:
             self._term_at = time.monotonic() + self.job.failure_grace + graces.SETTLE
 
     def _on_signal(self, number: int) -> None:
+        if number in signals.USER:
+            self._on_user_signal(number)
+            return
         now = time.monotonic()
         self._signal_count += 1
         self.signal = self.signal or number
@@ -189,9 +221,23 @@ class Supervisor:
         if self._signal_count > 1:
             self._kill_at = now
 
+    def _on_user_signal(self, number: int) -> None:
+        if number in self.job.passes_on:
+            self._passed_on.add(number)
+            self._to_pass_on.append(number)
+        else:
+            with_option = "" if self.job.kill_grace is None else " with --kill-grace"
+            self._screen.message(
+                f"ignored {signals.name_of(number)}: this mpirun{with_option} does not pass it on "
+                "to the ranks; SIGTERM saves and ends the job"
+            )
+
     def _end_if_due(self, process: subprocess.Popen[bytes], now: float) -> None:
+        for number in self._to_pass_on:
+            process.send_signal(number)
+        self._to_pass_on.clear()
         if self._ask:
-            process.send_signal(signal.SIGUSR1)
+            process.send_signal(self.job.asked_by)
             self._ask = False
         if self._kill_at is not None:
             if now >= self._kill_at:
@@ -243,7 +289,7 @@ class Supervisor:
             if cause.line != self._last:  # mpirun, or other ranks, have said something since
                 self._screen.line(cause.line)
         elif self.signal:
-            self._screen.message(f"stopped all ranks on {signal.Signals(self.signal).name}")
+            self._screen.message(f"stopped all ranks on {signals.name_of(self.signal)}")
         elif lost := self._lost(status):
             numbers = ", ".join(map(str, lost))
             self._screen.message(

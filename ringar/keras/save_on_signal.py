@@ -30,8 +30,8 @@ class SaveOnSignal(keras.callbacks.Callback):
     on at that batch, and the model at `path`. Then `fit` raises `SystemExit` on every rank, with
     exit code 128 + the signal's number (143 for SIGTERM).
 
-    `ringarrun` forwards SIGTERM to all ranks, and leaves them `--kill-grace` seconds. A second
-    signal has its usual effect.
+    `ringarrun` forwards SIGTERM to all ranks, and leaves them `--kill-grace` seconds. It forwards
+    SIGUSR1 and SIGUSR2 to ranks that wait for them. A second signal has its usual effect.
 
     Args:
         path: where to save the model: a file that ends in `.weights.h5`, `.keras` or `.h5`. None:

@@ -202,15 +202,40 @@ def test_an_mpirun_that_ends_without_some_rank_has_not_succeeded(tmp_path: Path)
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
 def test_signals_reach_all_ranks(number: int, hosts: tuple[str, ...], agent: Path) -> None:
-    program = shell("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.1; done")
+    traps = "trap 'echo bye; exit 0' TERM; trap 'echo noted' USR1"
+    program = shell(f"{traps}; echo ready; while :; do sleep 0.1; done")
     with Launcher(*hosts, *program, env={"RINGAR_SSH": str(agent)}) as launcher:
         assert launcher.process.stdout is not None
         for _ in range(3):
             assert "ready" in launcher.process.stdout.readline()
+        launcher.signal(signal.SIGUSR2)  # which no rank expects
+        launcher.signal(signal.SIGUSR1)
+        for _ in range(3):
+            assert "noted" in launcher.process.stdout.readline()
         launcher.signal(number)
         result = launcher.finish()
     assert result.returncode == 128 + number
+    assert "ignored SIGUSR2, for which rank" in result.stderr
     assert result.stderr.splitlines()[-1].startswith("ringarrun: stopped all ranks on SIG")
+
+
+@pytest.mark.slow
+@both_links
+def test_a_user_signal_on_which_ranks_save_ends_the_job(
+    hosts: tuple[str, ...], agent: Path
+) -> None:
+    leave = f"sleep $((5 * ({RANK} != 1))); echo saved; exit 138"
+    program = shell(f"trap '{leave}' USR1; echo ready; while :; do sleep 0.1; done")
+    words = (*hosts, "--kill-grace", "30", *program)
+    with Launcher(*words, env={"RINGAR_SSH": str(agent)}) as launcher:
+        assert launcher.process.stdout is not None
+        for _ in range(3):
+            assert "ready" in launcher.process.stdout.readline()
+        launcher.signal(signal.SIGUSR1)
+        result = launcher.finish(40)
+    assert result.returncode == 138
+    assert [line[4:] for line in result.stdout.splitlines() if line[:1] == "["] == ["saved"] * 3
+    assert result.stderr.splitlines()[-1] == "ringarrun: stopped all ranks on SIGUSR1"
 
 
 @both_links

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launchers.helpers import Launcher, launch, python, shell, wait_until
+from tests.launchers.helpers import QUICK, Launcher, launch, python, shell, wait_until
 
 SHOW_ENVIRONMENT = python(
     "import json, os; print(json.dumps({k: v for k, v in os.environ.items() "
@@ -225,7 +226,48 @@ def test_reader_that_goes_away_ends_the_job() -> None:
         os.close(writer)
         assert os.read(reader, 4).startswith(b"[")
         os.close(reader)
-        assert launcher.finish().returncode == 128 + 13
+        result = launcher.finish()
+    assert result.returncode == 128 + 13
+    first, second = result.stderr.splitlines()
+    assert first == "ringarrun: stopped all ranks: the reader of the standard output has gone"
+    assert second.endswith(" bytes of the standard output are lost")
+
+
+def test_reader_that_waits_neither_keeps_ranks_from_saving_nor_the_job_from_its_end() -> None:
+    code = """
+import os, signal, sys, time
+def leave(*_):
+    os.write(1, (b"x" * 1023 + b"\\n") * (1 << 12))
+    os.write(2, b"saved\\n")
+    os._exit(143)
+signal.signal(signal.SIGTERM, leave)
+os.write(2, b"ready\\n")
+while True:
+    time.sleep(60)
+"""
+    reader, writer = os.pipe()
+    options = ("-np", "2", "--no-prefix", "--kill-grace", "20")
+    with Launcher(*options, *python(code), stdout=writer, env=QUICK) as launcher:
+        os.close(writer)
+        assert launcher.process.stderr is not None
+        for _ in range(2):
+            assert launcher.process.stderr.readline() == "ready\n"
+        launcher.signal(signal.SIGTERM)
+        result = launcher.finish()
+        os.close(reader)
+    assert result.returncode == 143
+    assert result.stderr.count("saved\n") == 2
+    assert result.stderr.endswith(" bytes of the standard output are lost\n")
+
+
+def test_a_full_disk_under_the_output_is_told() -> None:
+    with (
+        open("/dev/full", "w") as full,
+        Launcher("-np", "2", "echo", "hi", stdout=full.fileno()) as launcher,
+    ):
+        result = launcher.finish()
+    assert result.returncode == 0
+    assert result.stderr == "ringarrun: 14 bytes of the standard output are lost\n"
 
 
 def test_reader_that_waits_does_not_stop_supervision() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -239,23 +240,78 @@ time.sleep(60)
 
 
 def test_kill_grace_is_time_to_save(meeting: Meeting) -> None:
-    code = """
+    """Also behind a wrapper, with helpers that live as long as their rank."""
+    code = f"""
 def leave(*_):
     time.sleep(1 + rank / 2)
-    print("saved", flush=True)
+    print("saved", all(helper.poll() is None for helper in helpers), flush=True)
     sys.exit(143)
+import mmap
+os.truncate(library := os.open("{meeting.folder}/libringar", os.O_CREAT | os.O_RDWR), 1)
+loaded = mmap.mmap(library, 1)
 signal.signal(signal.SIGTERM, leave)
+helpers = [subprocess.Popen([*words, "sleep", "60"]) for words in ((), ("setsid",))]
 say(str(rank))
 time.sleep(60)
 """
-    command = in_folder(meeting, code)
+    command = shell(shlex.join(in_folder(meeting, code)) + "; exit $?")
     with Launcher("-np", "2", "--kill-grace", "20", *command, env=QUICK) as launcher:
         meeting.wait("0", "1")
         launcher.signal(signal.SIGTERM)
         result = launcher.finish()
     assert result.returncode == 143
-    assert result.stdout.splitlines() == ["[0] saved", "[1] saved"]
+    assert result.stdout.splitlines() == ["[0] saved True", "[1] saved True"]
     assert result.stderr == "ringarrun: stopped all ranks on SIGTERM\n"
+
+
+def test_user_signals_reach_ranks_with_a_handler(meeting: Meeting) -> None:
+    code = """
+def leave(*_):
+    time.sleep(rank / 2)
+    sys.exit(138)
+signal.signal(signal.SIGUSR1, leave)
+helper = subprocess.Popen(["sleep", "60"])
+say(str(rank))
+while True:
+    time.sleep(60)
+"""
+    with Launcher("-np", "2", *in_folder(meeting, code), env=QUICK) as launcher:
+        meeting.wait("0", "1")
+        launcher.signal(signal.SIGUSR2)
+        time.sleep(0.3)
+        launcher.signal(signal.SIGUSR1)
+        result = launcher.finish()
+    assert result.returncode == 138
+    first, last = result.stderr.splitlines()
+    assert first.startswith("ringarrun: ignored SIGUSR2, for which ranks 0, 1 have no handler; ")
+    assert last == "ringarrun: stopped all ranks on SIGUSR1"
+
+
+def test_a_slot_that_is_taken_away_leaves_before_its_helpers(meeting: Meeting) -> None:
+    code = """
+def leave(*_):
+    time.sleep(0.3)
+    print("left", helper.poll() is None, flush=True)
+    os._exit(0)
+signal.signal(signal.SIGTERM, leave)
+helper = subprocess.Popen(["sleep", "60"])
+say(f"{rank}-helper", f"{helper.pid}\\n")
+while True:
+    time.sleep(60)
+"""
+    script = meeting.folder / "hosts"
+    script.write_text(f"#!/bin/sh\ncat {meeting.folder}/list\n")
+    script.chmod(0o755)
+    (meeting.folder / "list").write_text("localhost:2\n")
+    options = ("--min-np", "1", "--max-np", "2", "--host-discovery-script", str(script))
+    with Launcher(*options, *in_folder(meeting, code), env=QUICK) as launcher:
+        helpers = [meeting.pid(f"{slot}-helper") for slot in (0, 1)]
+        (meeting.folder / "list").write_text("localhost:1\n")
+        wait_until(lambda: not Path(f"/proc/{helpers[1]}").exists(), "the end of the helper")
+        assert Path(f"/proc/{helpers[0]}").exists()
+        launcher.signal(signal.SIGTERM)
+        result = launcher.finish()
+    assert result.stdout.splitlines() == ["[1] left True", "[0] left True"], result.stderr
 
 
 def test_kill_grace_ends(meeting: Meeting) -> None:
@@ -264,18 +320,19 @@ def test_kill_grace_ends(meeting: Meeting) -> None:
     behind = "subprocess.Popen(['sh', '-c', 'trap \"\" TERM; sleep 60']); say('2'); time.sleep(60)"
     failing = STUBBORN + "say('3'); sys.exit(4 if rank else time.sleep(60))"
     for code, names, grace, expected in (
-        (stubborn, "01", "1", 143),
+        (stubborn, "01", "0.5", 143),
         (behind, "2", "30", 143),
         (failing, "3", "30", 4),
     ):
         command = in_folder(meeting, code)
-        with Launcher("-np", "2", "--kill-grace", grace, *command, env=QUICK) as launcher:
+        env = {} if grace == "0.5" else QUICK  # shorter than the usual 3 s
+        with Launcher("-np", "2", "--kill-grace", grace, *command, env=env) as launcher:
             meeting.wait(*names)
             begin = time.monotonic()
             if expected == 143:
                 launcher.signal(signal.SIGTERM)
             assert launcher.finish().returncode == expected
-            assert time.monotonic() - begin < 15
+            assert time.monotonic() - begin < (2.5 if grace == "0.5" else 15)
 
 
 def test_second_interrupt_kills_at_once(meeting: Meeting) -> None:

@@ -7,11 +7,16 @@ from typing import Any
 
 import keras
 
+from ringar.collectives import allgather_object
 from ringar.collectives.agree import same
-from ringar.keras import checks, description
+from ringar.collectives.call import Call
+from ringar.errors import MismatchError
+from ringar.keras import checks, description, moving_statistics
 from ringar.keras.callbacks import Distributed
 from ringar.keras.synchronize import average_logs, broadcast_model
 from ringar.sharding.grid import Grid
+
+_RATES = Call("allgather", name="learning rates")
 
 
 def aligned(callbacks: Any, grid: Grid) -> list[Any]:
@@ -39,15 +44,16 @@ def aligned(callbacks: Any, grid: Grid) -> list[Any]:
     alignment = Alignment(grid, [f"{type(c).__name__} {c.save_freq}" for c in saving])
     indices = [i for i, callback in enumerate(given) if isinstance(callback, Distributed)]
     given.insert(indices[0] if indices else 0, alignment)
-    return [*(c for c in given if not isinstance(c, Distributed)), Agreement()]
+    return [*(c for c in given if not isinstance(c, Distributed)), Agreement(grid)]
 
 
 class Alignment(keras.callbacks.Callback):
     """Keep modules and their replicas together, as `ringar.callbacks.Distributed` does ranks.
 
-    Replicas of a module get the weights and the optimizer state of the first replica. Metrics,
-    which are those of the last module on all ranks of a model group, are averaged over the groups.
-    The ranks compare their numbers of steps and their checkpoints before training begins.
+    Replicas of a module get the weights and the optimizer state of the first replica, and combine
+    their moving statistics before they evaluate and at the end of an epoch. Metrics, which are
+    those of the last module on all ranks of a model group, are averaged over the groups. The ranks
+    compare their numbers of steps and their checkpoints before training begins.
 
     Args:
         grid: the grid of modules and replicas.
@@ -80,8 +86,13 @@ class Alignment(keras.callbacks.Callback):
         if self.grid.data > 1:
             broadcast_model(self.model, self.grid.part, self.grid.data_set)
 
+    def on_test_begin(self, logs: dict[str, float] | None = None) -> None:
+        """Combine the moving statistics."""
+        moving_statistics.combine(self.model, self.grid.data_set)
+
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Average the metrics."""
+        """Combine the moving statistics, and average the metrics."""
+        moving_statistics.combine(self.model, self.grid.data_set)
         average_logs(logs)
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
@@ -91,8 +102,34 @@ class Alignment(keras.callbacks.Callback):
 
 
 class Agreement(keras.callbacks.Callback):
-    """Stop all ranks if one requests it; the last callback of an epoch."""
+    """Stop all ranks if one requests it, and compare rates; the last callback of an epoch.
+
+    Args:
+        grid: the grid of modules and replicas.
+
+    Raises:
+        MismatchError: in `fit`, on every rank, if replicas of a module have other learning rates.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__()
+        self.grid = grid
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Agree with all ranks whether to stop."""
+        """Agree with all ranks whether to stop; compare the learning rates of replicas."""
         self.model.agree_to_stop()
+        if self.grid.data > 1:
+            self._compare_rates()
+
+    def _compare_rates(self) -> None:
+        rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        ranks = allgather_object((self.grid.part, rate), name=_RATES.name)
+        if len(set(ranks)) > len({part for part, _ in ranks}):
+            raise MismatchError(
+                _RATES.refusal(
+                    "the same learning rate on all replicas of a module",
+                    ", ".join(f"{rate:g} (rank {rank})" for rank, (_, rate) in enumerate(ranks)),
+                    "Give them the same callbacks; one that decides by metrics must come after "
+                    "ringar.callbacks.Distributed(), if that is in the list.",
+                )
+            )

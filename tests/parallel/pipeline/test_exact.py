@@ -157,6 +157,37 @@ def _own_weights(model: Pipelined) -> list[np.ndarray]:
 
 
 @pytest.mark.ranks(2, 4)
+def test_replicas_combine_moving_statistics_and_compare_rates(
+    open_grid: OpenGrid, rank: int, size: int
+) -> None:
+    def net() -> keras.Model:
+        keras.utils.set_random_seed(4)
+        x = layers.Flatten(name="flat")(image := keras.Input(nets.IMAGE))
+        x = layers.BatchNormalization(momentum=0.5, name="norm")(x)
+        return keras.Model(image, layers.Dense(nets.CLASSES, name="logits")(x))
+
+    class ChangeRate(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.5 + grid.group
+
+    data, grid = nets.batches(4), open_grid(size // 2)
+    reference = net()
+    ordinary(reference, keras.optimizers.SGD(0.0), data)
+    model = Pipelined(net(), grid=grid, cuts=["norm"][: size // 2 - 1])
+    model.compile(keras.optimizers.SGD(0.0), nets.loss())
+    half = slice(grid.group * 6, grid.group * 6 + 6)
+    mine = nets.dataset([(x[half] + grid.group, y[half]) for x, y in data])
+    history = model.fit(mine, validation_data=nets.dataset(data), verbose=0).history
+    whole = model.whole()
+    means = whole.get_layer("norm").moving_mean - reference.get_layer("norm").moving_mean
+    np.testing.assert_allclose(means, 0.5 * (1 - 0.5**4), atol=TOLERANCE)
+    loss = model.evaluate(nets.dataset(data), verbose=0)
+    assert ringar.allgather_object((loss, *history["val_loss"])) == [(loss, loss)] * size
+    with pytest.raises(ringar.errors.MismatchError, match="same learning rate on all replicas"):
+        model.fit(mine, callbacks=[ChangeRate()], verbose=0)
+
+
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("schedule", ["delayed", fast_if(False, "microbatch")])
 def test_evaluate_and_predict_are_undelayed(open_grid: OpenGrid, size: int, schedule: str) -> None:
     data = nets.batches(5)

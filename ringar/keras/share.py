@@ -28,7 +28,7 @@ from ringar.collectives.ops import Average
 from ringar.collectives.shares import WHOLE
 from ringar.keras import accumulation, loss_rows, tuned
 from ringar.keras.exchange import Exchange
-from ringar.sharding.slots import inner_optimizer
+from ringar.sharding.slots import inner_optimizer, optimizers_within
 
 _numbers = itertools.count()
 
@@ -253,13 +253,8 @@ def optimizers_of(model: keras.Model) -> list[Any]:
     models = [part for part in model._flatten_layers() if isinstance(part, keras.Model)]
     found: dict[int, Any] = {}
     for part in [model, *models]:
-        values = [getattr(part, "optimizer", None)]
-        for value in list(vars(part).values()):
-            if isinstance(value, dict):
-                values += value.values()
-            else:
-                values += value if isinstance(value, list | tuple) else [value]
-        found |= {id(x): x for x in values if isinstance(x, keras.optimizers.Optimizer)}
+        values = [getattr(part, "optimizer", None), *vars(part).values()]
+        found |= {id(x): x for x in optimizers_within(values)}
     inner = {id(inner_optimizer(x)) for x in found.values() if inner_optimizer(x) is not x}
     return [x for key, x in found.items() if key not in inner]
 

@@ -133,9 +133,8 @@ def _slices_of_part(model: keras.Model) -> Iterator[tuple[str, Any, VariableSlic
 
 
 def optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """Return the optimizers in the attributes of `model`, each once."""
-    found = (v for v in vars(model).values() if isinstance(v, keras.optimizers.Optimizer))
-    return list({id(optimizer): optimizer for optimizer in found}.values())
+    """Return the optimizers of `model`, each once."""
+    return share.optimizers_of(model)
 
 
 def variables_of(model: keras.Model, metrics: bool = True) -> dict[str, Any]:

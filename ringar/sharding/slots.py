@@ -7,7 +7,8 @@ index, whatever its name and shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import keras
@@ -18,6 +19,8 @@ from ringar.sharding.variable_slice import VariableSlice
 
 MakeSlot = Callable[[Any, str, Any], Any]
 """A function that makes a slot of the part that it belongs to, its name, and an initializer."""
+
+_CONTAINERS = (list, tuple, Mapping, Set, deque)
 
 NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
 """Optimizers that scale updates by norms of whole variables, or factor them."""
@@ -130,10 +133,30 @@ def with_nested(optimizer: keras.optimizers.Optimizer) -> Iterator[Any]:
     Those of a `MultiOptimizer` that chooses them by a function are there once it is built.
     """
     yield optimizer
-    for value in vars(optimizer).values():
-        for one in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(one, keras.optimizers.Optimizer):
-                yield from with_nested(one)
+    for nested in optimizers_within(list(vars(optimizer).values())):
+        yield from with_nested(nested)
+
+
+def optimizers_within(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """Yield the optimizers in containers of any kind and depth, in an order that ranks share.
+
+    Args:
+        value: an optimizer, a container or anything else.
+        seen: the ids of what has been looked at.
+    """
+    seen = set() if seen is None else seen
+    is_optimizer = isinstance(value, keras.optimizers.Optimizer)
+    if not (is_optimizer or isinstance(value, _CONTAINERS)) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if is_optimizer:
+        yield value
+        return
+    parts = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, Set):
+        parts = sorted(value, key=lambda part: str(getattr(part, "name", "")))
+    for part in list(parts):
+        yield from optimizers_within(part, seen)
 
 
 def _pairs(slots: Any, variables: list[Any]) -> Iterator[tuple[Any, Any]]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType
+
+_SAME = 0.2  # seconds
 
 USER = (signal.SIGUSR1, signal.SIGUSR2)
 """The signals that are passed on to ranks with a handler for them."""
@@ -35,6 +38,25 @@ def ignored(number: int, ranks: Sequence[int]) -> str:
     )
 
 
+class Repetition:
+    """Tells a second signal from the first one that has come twice.
+
+    `timeout`, and programs that forward Ctrl-C to a child on the same terminal, send it twice at
+    once. A second one that is meant follows later.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[int, float] = {}
+
+    def is_one(self, number: int) -> bool:
+        """Return whether signal `number` has come a moment ago."""
+        now = time.monotonic()
+        repeats = now < self._until.get(number, 0.0)
+        if not repeats:
+            self._until[number] = now + _SAME
+        return repeats
+
+
 class Signals:
     """A context in which signals only make a file descriptor readable.
 
@@ -47,6 +69,7 @@ class Signals:
 
     def __init__(self, action: Callable[[int], None], more: Sequence[int] = ()) -> None:
         self._action = action
+        self._repetition = Repetition()
         self._numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *USER, *more)
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
@@ -61,7 +84,8 @@ class Signals:
     def clear(self) -> None:
         """Make the file descriptor unreadable again, and handle the signals."""
         for number in os.read(self._reader, 64):
-            self._action(number)
+            if not self._repetition.is_one(number):
+                self._action(number)
 
     def __enter__(self) -> Signals:
         self._previous_fd = signal.set_wakeup_fd(self._writer)

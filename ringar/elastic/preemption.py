@@ -6,10 +6,12 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
 _asked = False
+_SAME = 1.0  # seconds within which a signal that comes again is the same one
 
 
 def is_asked() -> bool:
@@ -24,10 +26,14 @@ def noted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # the main thread alone receives signals
         return
-    before = signal.getsignal(signal.SIGTERM)
+    before, until = signal.getsignal(signal.SIGTERM), 0.0
 
     def note(number: int, _: FrameType | None) -> None:
         global _asked
+        nonlocal until
+        if time.monotonic() < until:  # a batch system and the launcher may both have sent it
+            return
+        until = time.monotonic() + _SAME
         if _asked:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

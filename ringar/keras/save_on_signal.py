@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -20,6 +21,7 @@ from ringar.keras.slot_files import on_first_rank_of
 from ringar.keras.whole_file import SavedWhole
 
 _log = log.logger(__name__)
+_SAME = 1.0  # seconds within which a signal that comes again is the same one
 
 
 class SaveOnSignal(keras.callbacks.Callback):
@@ -31,7 +33,8 @@ class SaveOnSignal(keras.callbacks.Callback):
     exit code 128 + the signal's number (143 for SIGTERM).
 
     `ringarrun` forwards SIGTERM to all ranks, and leaves them `--kill-grace` seconds. It forwards
-    SIGUSR1 and SIGUSR2 to ranks that wait for them. A second signal has its usual effect.
+    SIGUSR1 and SIGUSR2 to ranks that wait for them. A second signal, a second later or more, has
+    its usual effect.
 
     Args:
         path: where to save the model: a file that ends in `.weights.h5`, `.keras` or `.h5`. None:
@@ -57,6 +60,7 @@ class SaveOnSignal(keras.callbacks.Callback):
         self.signals = tuple(signals)
         self.every = every
         self._received = self._asked = 0
+        self._received_at = 0.0
         self._before: dict[int, Any] = {}
         self._backup: Backup | None = None
         self._process_set: ProcessSet | None = None
@@ -125,10 +129,13 @@ class SaveOnSignal(keras.callbacks.Callback):
             model.save(self.path, overwrite=True)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        # systemd and batch systems signal all processes, and ringarrun passes the signal on, too.
+        if number == self._received and time.monotonic() < self._received_at + _SAME:
+            return
         if self._received:
             self._let_go()
             os.kill(os.getpid(), number)
-        self._received = number
+        self._received, self._received_at = number, time.monotonic()
 
     def _let_go(self) -> None:
         while self._before:

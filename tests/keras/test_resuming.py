@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import ringar
 from ringar.keras import training_state
-from tests.keras import common
+from tests.keras import common, plain
 from tests.plugin import fast_if, run_job
 
 pytestmark = pytest.mark.usefixtures("initialized")
@@ -66,7 +66,8 @@ class Tell(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if (self.epoch, batch) == (1, 2) and ringar.rank() == ringar.size() - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(2):  # the batch system's, and the launcher's
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Decay(keras.callbacks.Callback):
@@ -226,6 +227,12 @@ def test_signal_without_anything_to_save_to(rank: int) -> None:
         model.fit(x, y, verbose=0, callbacks=[saver])
     with pytest.raises(ValueError, match="expected a path, or keras.callbacks.BackupAndRestore"):
         model.fit(x, y, verbose=0, callbacks=[saver, ringar.callbacks.Distributed()])
+
+
+def test_optimizers_in_containers_belong_to_the_state() -> None:
+    for hold in plain.CONTAINERS.values():
+        names = [o.name for o in training_state.optimizers(plain.Held(hold))]
+        assert [name[:3] for name in names] == ["sgd", "ada"]
 
 
 @pytest.mark.ranks(2, 3, 4)

@@ -123,6 +123,12 @@ TEST(signatures_differ_in_every_field) {
   EXPECT(!agree(one, signature(kSum, {{4, 3}})));
   EXPECT(!agree(one, signature(kSum, {{12}})));
   EXPECT(!agree(one, signature(kSum, {{3, 4}, {1}})));
+  const auto beyond_the_eighth = [](int64_t a, int64_t b) {
+    return signature(kSum, {{1, 1, 1, 1, 1, 1, 1, 1, a, b}});
+  };
+  EXPECT(agree(beyond_the_eighth(2, 3), beyond_the_eighth(2, 3)));
+  EXPECT(!agree(beyond_the_eighth(2, 3), beyond_the_eighth(3, 2)));
+  EXPECT(!agree(beyond_the_eighth(6, 1), beyond_the_eighth(1, 6)));
   for (const char* other :
        {"broadcast dtype=float32 op=sum root=0 prescale=1 postscale=1 name=loss",
         "allreduce dtype=int32 op=sum root=0 prescale=1 postscale=1 name=loss",

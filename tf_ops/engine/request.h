@@ -16,12 +16,14 @@
 namespace ringar {
 
 // Dimensions of an array. Those beyond the eighth are folded into it: nothing here needs them
-// apart, and a request stays free of allocations.
+// apart, and a request stays free of allocations. `folded` keeps a hash of them, which ranks
+// compare.
 struct Shape {
   static constexpr int kMaxDims = 8;
 
   int32_t ndims = 0;
   int64_t dims[kMaxDims] = {};
+  uint64_t folded = 0;
 
   Shape() = default;
   template <typename GetDim>
@@ -29,10 +31,12 @@ struct Shape {
     for (int i = 0; i < count; ++i) append(get_dim(i));
   }
   void append(int64_t dim) {
-    if (ndims < kMaxDims)
+    if (ndims < kMaxDims) {
       dims[ndims++] = dim;
-    else
+    } else {
       dims[kMaxDims - 1] *= dim;
+      folded = (folded + static_cast<uint64_t>(dim) + 1) * 0x100000001b3u;
+    }
   }
 
   int64_t rows() const { return ndims == 0 ? 1 : dims[0]; }

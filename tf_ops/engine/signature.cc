@@ -32,6 +32,7 @@ uint64_t hash_shapes(const Request& request) {
     hash.add(static_cast<uint64_t>(tensor.shape.ndims));
     for (int i = free_rows ? 1 : 0; i < tensor.shape.ndims; ++i)
       hash.add(static_cast<uint64_t>(tensor.shape.dims[i]));
+    if (tensor.shape.folded != 0) hash.add(tensor.shape.folded);
   }
   if (request.spec.collective == Collective::kReducescatter)
     for (int64_t split : request.splits) hash.add(static_cast<uint64_t>(split));

@@ -150,9 +150,16 @@ def values_of(tensors: Iterable[Array], function: str) -> list[Any]:
         function: the name of the collective, for errors.
 
     Raises:
-        TypeError: an array is on a GPU; TensorFlow would convert it number by number.
+        TypeError: an array is on a GPU; TensorFlow would convert it number by number. Or it is a
+            masked array, whose mask no collective knows.
     """
     tensors = list(tensors)
+    if any(isinstance(tensor, np.ma.MaskedArray) for tensor in tensors):
+        raise TypeError(
+            f"ringar.{function} expected arrays without a mask; received a masked array. Pass "
+            "array.filled(value), and np.ma.getmaskarray(array) by a second call where the ranks "
+            "need the mask."
+        )
     if not is_numpy(tensors):
         # Most values are tensors already, and isinstance is faster than convert_to_tensor.
         return [t if isinstance(t, tf.Tensor) else _tensor_of(t, function) for t in tensors]

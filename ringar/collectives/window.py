@@ -324,7 +324,7 @@ class Window:
             self.close()
 
     def _write(self, way: int, rank: int, array: np.ndarray, start: int) -> None:
-        given = np.ascontiguousarray(array)
+        given = self._plain("array", array)
         self._check_array("array", given)
         self._native.access(way, rank, start, given.size, given)
 
@@ -338,8 +338,12 @@ class Window:
 
     def _rows_of(self, argument: str, values: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         given = values
-        if given.dtype != self.dtype or not given.flags.c_contiguous:
-            given = np.ascontiguousarray(values)
+        if (
+            type(given) is not np.ndarray
+            or given.dtype != self.dtype
+            or not given.flags.c_contiguous
+        ):
+            given = self._plain(argument, values)
             self._check_array(argument, given)
         rows, size = numbers.size, given.size
         if size != rows and (size % (rows or 1) or (size == 0) != (rows == 0)):
@@ -348,6 +352,11 @@ class Window:
                 f"{given.size} elements",
             )
         return given
+
+    def _plain(self, argument: str, values: np.ndarray) -> np.ndarray:
+        if isinstance(values, np.ma.MaskedArray):
+            raise self._refusal(f"`{argument}` without a mask", "a masked array")
+        return np.ascontiguousarray(values)
 
     def _versions_for(self, start: int, count: int) -> np.ndarray:
         chunks = -(-(start + count) // self._chunk_elements) - start // self._chunk_elements

@@ -123,6 +123,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+def test_a_masked_array_keeps_its_mask_or_is_refused() -> None:
+    """Refused by every collective, and beside arrays without a mask."""
+    masked = np.ma.array([1.0, 2.0], mask=[True, False])
+    for function in (ringar.allreduce, ringar.allgather, ringar.broadcast, ringar.alltoall):
+        with pytest.raises(
+            TypeError, match=f"ringar.{function.__name__} expected .* without a mask"
+        ):
+            function(masked)
+    with pytest.raises(TypeError, match="without a mask"):
+        ringar.grouped_allreduce([np.ones(2), masked])
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_one_rank_finds_by_itself(case: str) -> None:
     """Who, in which collective, what was expected, what was received, and what to do."""

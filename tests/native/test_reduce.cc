@@ -9,9 +9,11 @@
 #include <limits>
 
 #include "check.h"
+#include "engine/atomic_add.h"
 #include "engine/cpu_level.h"
 #include "engine/reduce.h"
 #include "engine/reduce_levels.h"
+#include "engine/shared_change.h"
 #include "reference.h"
 
 namespace ringar::test {
@@ -219,22 +221,31 @@ class FlushDenormals {
 #endif
 };
 
-TEST(reduce_keeps_denormals_whatever_the_thread_does) {
+std::byte* bytes_of(std::vector<float>& values) {
+  return reinterpret_cast<std::byte*>(values.data());
+}
+
+TEST(sums_keep_denormals_whatever_the_thread_does) {
   const float least = std::numeric_limits<float>::denorm_min();
   const std::vector<float> term(100, least);
-  std::vector<float> sum(term.size());
+  std::vector<float> sum(term.size()), atomic = term, racy = term, moved = term;
+  std::vector<float> summands = term, zeros(term.size()), now = term;  // a move by `least`
   const auto* bytes = reinterpret_cast<const std::byte*>(term.data());
   const std::byte* const sources[] = {bytes, bytes};
   volatile float after = 0;
   {
     const FlushDenormals flush;
-    reduce({DataType::kFloat32, ReduceOp::kSum}, sources, 2,
-           reinterpret_cast<std::byte*>(sum.data()), sum.size());
+    reduce({DataType::kFloat32, ReduceOp::kSum}, sources, 2, bytes_of(sum), sum.size());
+    atomic_add(DataType::kFloat32, bytes_of(atomic), bytes, atomic.size());
+    change_elements({DataType::kFloat32, false, bytes_of(summands), nullptr}, bytes_of(racy), 100);
+    change_elements({DataType::kFloat32, true, bytes_of(now), bytes_of(zeros)}, bytes_of(moved),
+                    100);
     const volatile float mine = least;
     after = mine + mine;
   }
   EXPECT_EQ(after, 0.0f);  // the thread's mode is what it was
-  for (const float x : sum) EXPECT(x == 2 * least);
+  for (const auto* sums : {&sum, &atomic, &racy, &moved})
+    for (const float x : *sums) EXPECT(x == 2 * least);
 }
 
 TEST(reduce_dispatches_to_a_known_level) {

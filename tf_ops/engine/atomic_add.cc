@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "engine/default_rounding.h"
 #include "engine/status.h"
 
 namespace ringar {
@@ -70,6 +71,7 @@ Word load(const std::byte* from) {
 }  // namespace
 
 void atomic_add(DataType dtype, std::byte* to, const std::byte* summands, size_t elements) {
+  const DefaultRounding rounding;
   visit(dtype, [&](auto number) {
     using Word = typename decltype(number)::Word;
     for (size_t i = 0; i < elements; ++i)
@@ -78,6 +80,7 @@ void atomic_add(DataType dtype, std::byte* to, const std::byte* summands, size_t
 }
 
 void atomic_fetch_add(DataType dtype, std::byte* to, std::byte* summand) {
+  const DefaultRounding rounding;
   visit(dtype, [&](auto number) {
     using Word = typename decltype(number)::Word;
     const Word old = number.add(reinterpret_cast<Word*>(to), load<Word>(summand));

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "engine/default_rounding.h"
 #include "engine/status.h"
 
 namespace ringar {
@@ -135,6 +136,7 @@ void visit(DataType dtype, Visitor visitor) {
 
 void change_rows(const SharedChange& all, std::byte* elements, const int64_t* rows, int64_t count,
                  int64_t stride, int64_t column, int64_t width) {
+  const DefaultRounding rounding;
   visit(all.dtype, [&](auto number) {
     using Number = decltype(number);
     if (all.is_atomic)

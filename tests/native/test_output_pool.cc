@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -89,6 +90,28 @@ TEST(output_pool_has_a_limit_and_keeps_half_of_it) {
     most = pool->take(8 * kLeast);
     std::memset(most->data(), 1, 8 * kLeast);
   });
+}
+
+TEST(output_pool_makes_no_pages_and_keeps_none_where_memory_is_short) {
+  constexpr size_t kBytes = 8 * kLeast;
+  void* const memory =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  size_t available = kBytes;
+  const auto pool = std::make_shared<OutputPool>(
+      static_cast<std::byte*>(memory), kBytes, 0, 1, [](uint64_t, size_t) { return true; },
+      [&](size_t more) { return available < more + kLeast; });
+  Memory first = pool->take(2 * kLeast), second = pool->take(kLeast);
+  available = 2 * kLeast;
+  EXPECT(!pool->take(2 * kLeast));
+  second.reset();
+  EXPECT_EQ(pool->bytes_with_pages(), 3 * kLeast);
+  EXPECT((second = pool->take(kLeast)));
+  available = 0;
+  second.reset();
+  EXPECT_EQ(pool->bytes_with_pages(), 2 * kLeast);
+  EXPECT(!pool->take(kLeast));
+  first.reset();
+  EXPECT_EQ(pool->bytes_with_pages(), size_t{0});
 }
 
 TEST(output_pool_memory_outlives_the_engine) {

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "engine/calibration.h"
+#include "engine/limits.h"
 #include "engine/timeline.h"
 #include "engine/tuning.h"
 
@@ -14,9 +15,10 @@ namespace ringar {
 namespace {
 
 // A message between hosts takes about as long as a sleeper takes to wake, and two of them more.
-int spin_microseconds(const ringar_config& config, bool between_hosts) {
+// Where `ranks` share `processors`, who polls takes the time of who computes.
+int spin_microseconds(int ranks, double processors, bool between_hosts) {
   if (const char* wanted = std::getenv("RINGAR_SPIN_MICROSECONDS")) return std::atoi(wanted);
-  if (config.local_size > sysconf(_SC_NPROCESSORS_ONLN)) return 0;
+  if (ranks > processors) return 0;
   return between_hosts ? 200 : 50;
 }
 
@@ -49,8 +51,7 @@ Engine::Engine(const ringar_config& config, std::unique_ptr<Link> link)
       gpu_(std::make_unique<Gpu>(config.cuda_library ? config.cuda_library : "",
                                  config.nccl_library ? config.nccl_library : "")) {
   world_.topology = Topology::of(config);
-  world_.timeouts = {config.deadline, config.stall_warning,
-                     spin_microseconds(config, !world_.topology.is_one_host()), &stopping_};
+  world_.timeouts = {config.deadline, config.stall_warning, 0, &stopping_};
   world_.link = link_.get();
   world_.gpu = gpu_.get();
   if (config.algorithm) world_.algorithm = algorithm_named(config.algorithm);
@@ -136,7 +137,11 @@ Status Engine::calibrate() {
 
 Status Engine::join_host() {
   const std::vector<int> here = world_.topology.ranks_here();
-  if (here.size() == 1) return {};
+  const bool one_host = world_.topology.is_one_host();
+  if (here.size() == 1) {
+    world_.timeouts.spin_microseconds = spin_microseconds(1, processor_quota(), !one_host);
+    return {};
+  }
   segment_ = std::make_unique<SharedSegment>(config_.segment_fd,
                                              world_.topology.segment_place(config_.rank),
                                              static_cast<int>(here.size()), here, config_.news_fd);
@@ -145,10 +150,12 @@ Status Engine::join_host() {
   const int size = static_cast<int>(here.size());
   const Extent own =
       IntraNodeCommunicator::part(size, world_.topology.segment_place(config_.rank), next_offset_);
-  const bool one_host = world_.topology.is_one_host();
   int64_t choice = config_.past_caches_bytes;
   const Status joined =
       segment_->join(config_.start_timeout, tuning_override(), own, &choice, one_host);
+  if (joined.ok())
+    world_.timeouts.spin_microseconds = spin_microseconds(
+        size, std::min<double>(segment_->processors(), processor_quota()), !one_host);
   // What is measured in shared memory alone says nothing of what hosts do with each other.
   asks_to_calibrate_ =
       choice == RINGAR_CALIBRATE && one_host && !(link_ && is_flat(world_.algorithm));

@@ -13,6 +13,7 @@
 #include <set>
 #include <utility>
 
+#include "engine/limits.h"
 #include "engine/tuning.h"
 
 namespace ringar {
@@ -38,20 +39,18 @@ size_t OutputPool::bytes_for(int ranks, uint64_t segment_bytes) {
   const auto n = static_cast<uint64_t>(ranks);
   const char* const wanted = std::getenv("RINGAR_OUTPUT_POOL");
   uint64_t bytes = wanted ? std::strtoull(wanted, nullptr, 10) : kDefaultBytes;
-  if (!wanted) {
-    const auto memory = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-                        static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-    bytes = std::min(bytes, memory / 4 / n);
-  }
+  if (!wanted) bytes = std::min(bytes, memory_limit() / 4 / n);
   return std::min(bytes, segment_bytes / 4 / n) / page_bytes() * page_bytes();
 }
 
-OutputPool::OutputPool(std::byte* memory, size_t bytes, int place, int places, Provide provide)
+OutputPool::OutputPool(std::byte* memory, size_t bytes, int place, int places, Provide provide,
+                       IsShort is_short)
     : memory_(memory),
       bytes_(bytes),
       place_(place),
       places_(places),
       provide_(std::move(provide)),
+      is_short_(std::move(is_short)),
       free_{{0, bytes}} {
   static std::once_flag once;
   std::call_once(once,
@@ -90,7 +89,7 @@ std::unique_ptr<OutputPool::Memory> OutputPool::take(size_t bytes) {
   const auto [offset, length] = *room;
   const uint64_t end = offset + needed;
   if (end > high_) {
-    if (!provide_(high_, end - high_)) return nullptr;
+    if (is_short_(end - high_) || !provide_(high_, end - high_)) return nullptr;
     high_ = end;
   }
   free_.erase(room);
@@ -135,8 +134,9 @@ void OutputPool::discard(uint64_t begin, uint64_t end) {
 
 void OutputPool::discard_surplus() {
   const auto last = std::prev(free_.end());
-  const uint64_t keep = last->first + page_up(bytes_ / 2);
-  if (last->first + last->second < high_ || keep >= high_) return;
+  if (last->first + last->second < high_) return;
+  const uint64_t keep = last->first + (is_short_(0) ? 0 : page_up(bytes_ / 2));
+  if (keep >= high_) return;
   discard(keep, high_);
   high_ = keep;
 }

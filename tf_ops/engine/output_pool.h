@@ -12,7 +12,8 @@
 //     ----------------- pages exist ---------------|--- addresses only ---
 //
 // Memory is taken at the lowest free address that fits: the pages there were used before. Idle
-// pages are kept up to half the length.
+// pages are kept up to half the length, and given back where the host or the container has less
+// than an eighth of its memory free. Then there are no new pages either: outputs lie elsewhere.
 //
 // Memory may be freed by any thread, after the engine has stopped, too. A forked child gets copies
 // of what is taken, before fork() returns in the parent: all else would see what the parent and the
@@ -35,14 +36,18 @@ class OutputPool : public std::enable_shared_from_this<OutputPool> {
   static constexpr size_t kLeastBytes = size_t{256} << 10;
 
   // What a rank may take where `ranks` ranks share a host whose segment has at most
-  // `segment_bytes`: RINGAR_OUTPUT_POOL, or 1 GiB, but at most a quarter of memory in all.
+  // `segment_bytes`: RINGAR_OUTPUT_POOL, or 1 GiB, but at most a quarter in all of the memory of
+  // the host or of the container.
   static size_t bytes_for(int ranks, uint64_t segment_bytes);
 
   using Provide = std::function<bool(uint64_t offset, size_t bytes)>;
+  // Whether host or container lack memory, if so many bytes more are used.
+  using IsShort = std::function<bool(size_t more)>;
 
   // `memory`: the parts of all ranks, of `bytes` each, mapped; this one's is number `place`.
   // `provide` makes pages of this part until the pool is closed.
-  OutputPool(std::byte* memory, size_t bytes, int place, int places, Provide provide);
+  OutputPool(std::byte* memory, size_t bytes, int place, int places, Provide provide,
+             IsShort is_short);
   ~OutputPool();
   OutputPool(const OutputPool&) = delete;
   OutputPool& operator=(const OutputPool&) = delete;
@@ -106,7 +111,8 @@ class OutputPool : public std::enable_shared_from_this<OutputPool> {
   const size_t bytes_;
   const int place_, places_;
   mutable std::mutex mutex_;
-  Provide provide_;                  // null when closed
+  Provide provide_;  // null when closed
+  const IsShort is_short_;
   bool in_child_ = false;            // a forked one, which owns nothing here
   uint64_t high_ = 0;                // where pages end
   std::map<uint64_t, size_t> free_;  // addresses, none side by side

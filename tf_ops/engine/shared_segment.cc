@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "engine/limits.h"
 #include "engine/wait.h"
 
 // Of <linux/mman.h>, which older systems lack.
@@ -32,6 +33,7 @@ struct alignas(1024) SharedSegment::Record {
     int64_t choice;
     uint64_t pool;   // bytes of its part, 0 for none
     char lack[400];  // of memory, or ""
+    Processors processors;
   } starts[2];
 
   Start& start(uint32_t of) { return starts[of % 2]; }
@@ -80,6 +82,7 @@ Status SharedSegment::join(double timeout_seconds, uint64_t tuning, const Extent
   generation_ = mine.generation.load() + 1;
   mine.start(generation_).tuning = tuning;
   mine.start(generation_).choice = choice ? *choice : 0;
+  mine.start(generation_).processors = Processors::of_process();
   copy_text(mine.start(generation_).lack, reserve(own, size_).message());
   mine.start(generation_).pool = pool ? make_pool() : 0;
   mine.generation.store(generation_);
@@ -115,7 +118,8 @@ size_t SharedSegment::make_pool() {
     madvise(parts + begin + offset, count, MADV_POPULATE_WRITE);
     return provide(kOutputs + begin + offset, count);
   };
-  outputs_ = std::make_shared<OutputPool>(parts, bytes, rank_, size_, provide_pages);
+  outputs_ =
+      std::make_shared<OutputPool>(parts, bytes, rank_, size_, provide_pages, is_short_of_memory);
   return bytes;
 }
 
@@ -176,6 +180,12 @@ Status SharedSegment::compare_starts() const {
               "rank " + name(r) + " has too little shared memory: " + start.lack};
   }
   return {};
+}
+
+int SharedSegment::processors() const {
+  Processors all;
+  for (int r = 0; r < size_; ++r) all.add(records_[r].start(generation_).processors);
+  return all.count();
 }
 
 // All ranks have ended it: nobody looks at its memory any longer, but at outputs and windows.

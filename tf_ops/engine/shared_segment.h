@@ -74,6 +74,9 @@ class SharedSegment {
   // The same, of a rank that has died without a word.
   std::string death(int rank) const;
 
+  // How many processors the ranks may use together, as they have told when they joined.
+  int processors() const;
+
   // Null where the ranks have none.
   const std::shared_ptr<OutputPool>& outputs() const { return outputs_; }
 

@@ -1,5 +1,6 @@
 // The link over TCP: its messages, its errors, and what strangers can do to it.
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -94,6 +95,13 @@ struct Links {
     return handle;
   }
 };
+
+// The number of the next file that is opened.
+int next_descriptor() {
+  const int fd = dup(0);
+  close(fd);
+  return fd;
+}
 
 int connect_raw(const TcpAddress& address) {
   Descriptor socket;
@@ -220,6 +228,45 @@ TEST(tcp_link_has_several_streams) {
   links.listeners[0].reset();
   for (const int to : {tag(0), tag(1), 3})
     EXPECT_CONTAINS(links.wait(1, links.send(1, 0, to, none)).message(), "cannot be reached at");
+}
+
+TEST(tcp_link_closes_streams_that_are_not_needed) {
+  Links links(2);
+  const Buffer data = pattern(1000, 1);
+  const auto exchange = [&](int tag) {
+    Buffer memory(data.size());
+    const int sent = links.send(0, 1, tag, data);
+    EXPECT_OK(links.wait(1, links.receive(1, 0, tag, memory)));
+    EXPECT_OK(links.wait(0, sent));
+    EXPECT(memory == data);
+  };
+  exchange(7);
+  const int before = next_descriptor();
+  for (int tag = 1; tag < 4; ++tag) exchange(Link::apart(tag));
+  EXPECT_EQ(next_descriptor(), before + 6);
+  links.of(0).close_streams();
+  exchange(7);
+  EXPECT_EQ(next_descriptor(), before);
+  exchange(Link::apart(1));
+}
+
+TEST(tcp_link_accepts_later_where_descriptors_are_short) {
+  Links links(2);
+  rlimit files{};
+  EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  const Buffer data = pattern(1000, 1);
+  Buffer memory(data.size());
+  const int sent = links.send(0, 1, 7, data), received = links.receive(1, 0, 7, memory);
+  const rlimit few{static_cast<rlim_t>(next_descriptor()), files.rlim_max};
+  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  bool done = true;
+  for (int i = 0; i < 100; ++i) EXPECT_OK(links.of(1).progress());
+  EXPECT_OK(links.of(1).poll(received, &done));
+  EXPECT(!done);
+  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
+  EXPECT_OK(links.wait(1, received));
+  EXPECT_OK(links.wait(0, sent));
+  EXPECT(memory == data);
 }
 
 TEST(tcp_link_tells_that_nobody_listens) {

@@ -121,6 +121,7 @@ Status Engine::calibrate_between_hosts() {
   WaysBetweenHosts found;
   RINGAR_RETURN_IF_ERROR(ringar::calibrate_between_hosts(find(0)->communicator(), use, &found));
   bucket_bytes_ = found.bucket;
+  if (!world_.has_streams) link_->close_streams();
   return {};
 }
 

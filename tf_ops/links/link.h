@@ -44,6 +44,9 @@ class Link {
   virtual void sleep(double seconds) {
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   }
+  // Closes what messages `apart` have opened: they are rare from now on. The ranks have received
+  // all of them.
+  virtual void close_streams() {}
   // What progress() has found; `from`: who has sent what was received.
   virtual Status poll(int handle, bool* done, int* from = nullptr) = 0;
 

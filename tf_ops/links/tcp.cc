@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +17,7 @@
 #include <tuple>
 #include <utility>
 
+#include "engine/warn.h"
 #include "links/tcp_connections.h"
 #include "links/tcp_inbox.h"
 
@@ -26,6 +28,21 @@ using Clock = std::chrono::steady_clock;
 
 // Before a rank that is not at this generation yet is asked again.
 constexpr std::chrono::milliseconds kPause(10);
+
+constexpr std::chrono::seconds kBetweenLooks(1);
+
+// Before a connection is accepted for which there was no descriptor.
+constexpr std::chrono::milliseconds kPauseOfAccepting(100);
+
+// Two connections to each rank, and one for each further stream, beside the program's files. Usual
+// limits allow 1,024, and more to those that ask.
+void allow_many_descriptors() {
+  constexpr rlim_t kMany = 65'536;
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= kMany) return;
+  files.rlim_cur = std::min(files.rlim_max, kMany);
+  (void)setrlimit(RLIMIT_NOFILE, &files);
+}
 
 // To one rank: the one that always is, and those of messages that may take others.
 constexpr int kStreams = 4;
@@ -58,7 +75,10 @@ class TcpLink : public Link {
       std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 
-  Status start() { return watch(listener_.get(), EPOLLIN, kListener); }
+  Status start() {
+    allow_many_descriptors();
+    return watch(listener_.get(), EPOLLIN, kListener);
+  }
 
   Status send(int to, int tag, const std::byte* data, size_t bytes, int* handle) override {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -87,6 +107,9 @@ class TcpLink : public Link {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::array<epoll_event, 64> events;
     open_again();
+    look_for_silence();
+    if (accepts_from_ != Clock::time_point() && accepts_from_ <= Clock::now())
+      RINGAR_RETURN_IF_ERROR(accept_again());
     const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
     if (count < 0 && errno != EINTR) return failure("look after");
     for (int i = 0; i < count; ++i)
@@ -100,6 +123,18 @@ class TcpLink : public Link {
     const auto ns = static_cast<long>(seconds * 1e9);
     const timespec most{ns / 1'000'000'000, ns % 1'000'000'000};
     (void)::ppoll(&any, 1, &most, nullptr);
+  }
+
+  // A rank stays reachable by the first stream, whose acceptor knows it: the end of the others is
+  // no loss to it.
+  void close_streams() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto it = senders_.begin(); it != senders_.end();) {
+      const auto first = senders_.find({it->first.rank, 0});
+      const bool goes = it->first.number > 0 && it->second.is_idle() && first != senders_.end() &&
+                        first->second.is_ready();
+      it = goes ? senders_.erase(it) : std::next(it);
+    }
   }
 
   Status poll(int handle, bool* done, int* from) override {
@@ -142,6 +177,21 @@ class TcpLink : public Link {
     }
   }
 
+  void look_for_silence() {
+    const auto now = Clock::now();
+    if (now < look_at_) return;
+    look_at_ = now + kBetweenLooks;
+    std::map<int, Status> silent;
+    for (auto& [stream, sender] : senders_) {
+      const Status status = sender.look_for_silence(now);
+      if (!status.ok()) silent.emplace(stream.rank, status);
+    }
+    for (const auto& [rank, status] : silent) {
+      inbox_.lose(rank, status);
+      give_up(rank, status);
+    }
+  }
+
   Status open(const Stream& stream, TcpSender& sender) {
     RINGAR_RETURN_IF_ERROR(sender.open());
     const auto name = kFirstSender + static_cast<uint64_t>(stream.rank * kStreams + stream.number);
@@ -173,7 +223,7 @@ class TcpLink : public Link {
     for (;;) {
       Descriptor socket = accept_from(listener_.get());
       const bool is_short = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
-      if (socket.get() < 0 && is_short) return failure("accept");
+      if (socket.get() < 0 && is_short) return accept_later();
       if (socket.get() < 0) break;
       const uint64_t name = next_receiver_++;
       RINGAR_RETURN_IF_ERROR(watch(socket.get(), EPOLLIN, name));
@@ -182,6 +232,25 @@ class TcpLink : public Link {
       dismiss_strangers();
     }
     return {};
+  }
+
+  // The other rank waits meanwhile, until its deadline.
+  Status accept_later() {
+    if (!has_warned_)
+      warn("rank " + std::to_string(own_.rank) +
+           " | cannot accept a connection over TCP: " + strerror(errno) +
+           "; it is accepted as soon as this is possible. Raise the limit of open " +
+           "files (ulimit -n), or close files.");
+    has_warned_ = true;
+    accepts_from_ = Clock::now() + kPauseOfAccepting;
+    return ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr) == 0
+               ? Status()
+               : failure("watch");
+  }
+
+  Status accept_again() {
+    accepts_from_ = {};
+    return watch(listener_.get(), EPOLLIN, kListener);
   }
 
   void dismiss_strangers() {
@@ -247,6 +316,9 @@ class TcpLink : public Link {
   std::deque<std::pair<Stream, Clock::time_point>> early_;  // and when to open them again
   Receivers receivers_;
   uint64_t next_receiver_ = kFirstReceiver;
+  Clock::time_point look_at_ = Clock::now();  // for ranks that do not answer
+  Clock::time_point accepts_from_{};          // while there are no descriptors
+  bool has_warned_ = false;
 };
 
 }  // namespace

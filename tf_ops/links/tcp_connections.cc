@@ -20,6 +20,9 @@ constexpr size_t kTurnBytes = size_t{4} << 20;
 // knows another secret.
 constexpr int kMostHungUp = 5;
 
+// As long as keepalive waits where nothing is sent (tcp_socket.cc).
+constexpr std::chrono::seconds kLongestSilence(25);
+
 }  // namespace
 
 TcpSender::TcpSender(const Credentials& own, int peer, const TcpAddress& address)
@@ -90,6 +93,17 @@ Status TcpSender::look_for_the_end() {
   const ssize_t n = ::recv(socket_.get(), &byte, 1, 0);
   if (n < 0 && errno == EAGAIN) return {};
   return lost(n < 0 ? strerror(errno) : "it has closed its TCP connection");
+}
+
+Status TcpSender::look_for_silence(std::chrono::steady_clock::time_point now) {
+  if (state_ != State::kReady || !is_unanswered(socket_.get())) {
+    silent_since_.reset();
+    return {};
+  }
+  if (!silent_since_) silent_since_ = now;
+  if (now - *silent_since_ < kLongestSilence) return {};
+  return lost("its host has not answered for " +
+              std::to_string(std::chrono::seconds(kLongestSilence).count()) + " s");
 }
 
 void TcpSender::fail(Transfers& transfers, const Status& why) {

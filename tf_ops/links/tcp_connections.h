@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -37,10 +38,13 @@ class TcpSender {
   // Writes as much as the connection takes, and tells what is sent. `has_news`: there is something
   // to read. An error is for all transfers.
   Status advance(Transfers& transfers, bool has_news);
+  // An error where the other host has not answered for half a minute; to be called every second.
+  Status look_for_silence(std::chrono::steady_clock::time_point now);
   void fail(Transfers& transfers, const Status& why);
 
   int socket() const { return socket_.get(); }
   bool is_idle() const { return queue_.empty(); }
+  bool is_ready() const { return state_ == State::kReady; }
 
  private:
   enum class State { kConnecting, kReady, kPausing };
@@ -62,6 +66,7 @@ class TcpSender {
   Handshake handshake_;
   State state_ = State::kConnecting;
   int hung_up_ = 0;  // times in a row
+  std::optional<std::chrono::steady_clock::time_point> silent_since_;
   std::deque<Outgoing> queue_;
 };
 

@@ -44,7 +44,8 @@ void set(int fd, int level, int option, int value) {
 }
 
 // A small message must not wait for the acknowledgement of the one before, and a host that is gone
-// is to be noticed within half a minute.
+// is to be noticed within half a minute: by probes where nothing is sent. While data is
+// unacknowledged there are none; see `is_unanswered`.
 void prepare(int fd) {
   set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -117,6 +118,16 @@ Descriptor accept_from(int listener) {
   if (made.get() >= 0) prepare(made.get());
   errno = error;
   return made;
+}
+
+// TCP_USER_TIMEOUT is no way to know: it also ends the connection to a host that answers, whose
+// rank computes for so long that its buffers are full.
+bool is_unanswered(int connection) {
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  if (::getsockopt(connection, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return false;
+  constexpr uint32_t kSecond = 1000;  // ms
+  return (info.tcpi_retransmits > 0 || info.tcpi_probes > 1) && info.tcpi_last_ack_recv > kSecond;
 }
 
 }  // namespace ringar

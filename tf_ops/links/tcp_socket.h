@@ -45,4 +45,7 @@ Status begin_to_connect(const TcpAddress& address, Descriptor* connection);
 // The next connection of a listener, or none.
 Descriptor accept_from(int listener);
 
+// Whether the other host does not acknowledge what was sent, or asked, some time ago.
+bool is_unanswered(int connection);
+
 }  // namespace ringar

@@ -271,7 +271,8 @@ TEST(messages_come_in_their_turn) {
   });
 }
 
-// Pages of the shared segment: two of the longest message, whatever there was before.
+// Pages of the shared segment: two of the longest message, whatever there was before, and none
+// of it after some short ones.
 TEST(messages_give_back_what_they_have_outgrown) {
   on_processes(2, [](Rank& me) {
     const auto engine = me.engine();
@@ -291,7 +292,24 @@ TEST(messages_give_back_what_they_have_outgrown) {
     }
     EXPECT(pages() - before < 2 * bytes + (int64_t{1} << 20));
     me.meet(0);
+    for (int i = 0; i < 20; ++i) {
+      Send send(1);
+      Recv recv(0);
+      EXPECT_OK(me.rank ? engine->run(recv.of({10})) : engine->run(send.with({10})));
+    }
+    EXPECT(pages() - before < (int64_t{2} << 20));
+    me.meet(1);
   });
+}
+
+TEST(messages_between_hosts_free_what_the_last_did_not_need) {
+  LinkMemory memory;
+  constexpr size_t kLong = 100'000'000, kShort = 1000;
+  memory.give(memory.take(kLong));
+  EXPECT_EQ(memory.take(kLong - 1).bytes, kLong);  // the same, which is freed here
+  memory.give(memory.take(kLong));
+  for (int i = 0; i < 20; ++i) memory.give(memory.take(kShort));
+  EXPECT_EQ(memory.idle_bytes(), kShort);
 }
 
 // Streams of different tags know nothing of each other: what is not received of one is in nobody's

@@ -2,7 +2,8 @@
 // way, whoever carries them. PointToPoint sees to it that one thread at a time uses a channel.
 //
 // The memory of messages is shared by the channels of a rank: a stream holds as much as there is
-// under way, and what was taken makes room for any other.
+// under way, and what was taken makes room for any other. What the last messages did not need is
+// given back.
 
 #pragma once
 
@@ -31,6 +32,14 @@ class Channel {
   // For how many seconds what a rank has sent may be on its way after that rank has left.
   virtual double grace() const { return 0; }
 };
+
+// Memory is idle when it was of use to none of so many messages: they took other memory, or less
+// than a quarter of it. A little is kept anyway.
+constexpr uint64_t kTakesOfIdle = 16;
+constexpr size_t kLeastIdleBytes = size_t{1} << 20;
+constexpr bool needs(size_t message_bytes, size_t bytes) {
+  return message_bytes >= bytes / 4;
+}
 
 // Of those that are free, the smallest with so many `bytes`, or else the largest; null if none is.
 template <typename Memories, typename IsFree>

@@ -213,8 +213,20 @@ Status SlotAllocator::take(size_t bytes, const std::atomic<uint64_t>& taken, Slo
   }
   found.until.store(kFilling);
   found.taken = &taken;
+  ++takes_;
+  if (needs(bytes, found.provided)) found.needed_at = takes_;
   *slot = &found;
+  discard_idle();
   return {};
+}
+
+void SlotAllocator::discard_idle() {
+  for (Slot& slot : slots_) {
+    const bool is_old = takes_ - slot.needed_at >= kTakesOfIdle && slot.provided > kLeastIdleBytes;
+    if (!is_old || !slot.is_free()) continue;
+    segment_.discard(slot.offset, slot.provided);
+    slot.provided = 0;
+  }
 }
 
 // What was in the slot was taken. A receiver looks where its message is before it takes it.

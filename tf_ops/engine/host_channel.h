@@ -21,7 +21,8 @@
 // A slot whose message was taken is free for the next one, of whichever stream. If none is large
 // enough, one is replaced by one that is at least twice as large, at another place, and its pages
 // are given back. Addresses are plenty; of pages there are as many as the longest messages took
-// that were under way at a time. A line is there, once it is used, as long as the generation.
+// that were under way at a time. Those that the last messages did not need
+// are given back, too. A line is there, once it is used, as long as the generation.
 
 #pragma once
 
@@ -46,6 +47,7 @@ class SlotAllocator {
     size_t bytes = 0;     // addresses, and
     size_t provided = 0;  // pages
     std::byte* memory = nullptr;
+    uint64_t needed_at = 0;  // the number of the last message that needed the pages
     // It is free when the line has counted so many messages as taken.
     const std::atomic<uint64_t>* taken = nullptr;
     std::atomic<uint64_t> until{0};
@@ -61,12 +63,14 @@ class SlotAllocator {
 
  private:
   Status replace(Slot& slot, size_t bytes);
+  void discard_idle();
 
   SharedSegment& segment_;
   const uint64_t begin_, end_;
   std::mutex mutex_;
   std::deque<Slot> slots_;
   uint64_t next_;
+  uint64_t takes_ = 0;
 };
 
 // A rank's doorbell in this process; null without memory.

@@ -301,20 +301,35 @@ class LinkReceiver : public LinkChannel {
 
 LinkMemory::Piece LinkMemory::take(size_t bytes) {
   Piece piece;
+  uint64_t number = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    number = ++takes_;
+    const auto is_idle = [&](const Piece& other) {
+      return takes_ - other.needed_at >= kTakesOfIdle && other.bytes > kLeastIdleBytes;
+    };
+    free_.erase(std::remove_if(free_.begin(), free_.end(), is_idle), free_.end());
     if (Piece* const found = best_fit(free_, bytes, [](const Piece&) { return true; })) {
       std::swap(*found, free_.back());
       piece = std::move(free_.back());
       free_.pop_back();
     }
   }
-  return piece.bytes >= bytes ? std::move(piece) : make(bytes);
+  if (piece.bytes < bytes) piece = make(bytes);
+  if (needs(bytes, piece.bytes)) piece.needed_at = number;
+  return piece;
 }
 
 void LinkMemory::give(Piece piece) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (piece.begin) free_.push_back(std::move(piece));
+}
+
+size_t LinkMemory::idle_bytes() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  size_t bytes = 0;
+  for (const Piece& piece : free_) bytes += piece.bytes;
+  return bytes;
 }
 
 std::unique_ptr<Channel> open_to_send(const LinkEnd& end) {

@@ -22,22 +22,26 @@
 
 namespace ringar {
 
-// Memory for messages, each as long as a transfer reads or writes it.
+// Memory for messages, each as long as a transfer reads or writes it. A piece that was not among
+// the last kTakesOfIdle is freed.
 class LinkMemory {
  public:
   struct Piece {
     std::unique_ptr<std::byte[]> begin;
     size_t bytes = 0;
+    uint64_t needed_at = 0;  // the number of the last message that needed it
   };
   static Piece make(size_t bytes) {
-    return {std::unique_ptr<std::byte[]>(new std::byte[bytes]), bytes};  // not initialized
+    return {std::unique_ptr<std::byte[]>(new std::byte[bytes]), bytes, 0};  // not initialized
   }
   Piece take(size_t bytes);
   void give(Piece piece);
+  size_t idle_bytes() const;
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<Piece> free_;
+  uint64_t takes_ = 0;
 };
 
 // One end of a stream, by ranks of the job.

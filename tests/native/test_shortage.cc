@@ -1,13 +1,32 @@
-// A /dev/shm that is too small, as containers have it: all ranks say so, and none is killed.
+// A /dev/shm that is too small, as containers have it: all ranks say so, and none is killed. Limits
+// of the size of files, and a sandbox without fallocate().
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
+
 #include "check.h"
 #include "plans.h"
+#include "point_to_point.h"
 #include "ranks.h"
 #include "requests.h"
+
+namespace {
+bool has_fallocate = true;
+}
+
+extern "C" {
+int __real_fallocate(int fd, int mode, off_t offset, off_t bytes);
+int __wrap_fallocate(int fd, int mode, off_t offset, off_t bytes) {
+  if (has_fallocate) return __real_fallocate(fd, mode, offset, bytes);
+  errno = EOPNOTSUPP;
+  return -1;
+}
+}
 
 namespace ringar::test {
 namespace {
@@ -75,6 +94,78 @@ TEST(shortage_for_a_process_set_is_an_error_of_all_ranks) {
     expect_sum_of_ranks(large, me.size);
   });
   close(file);
+}
+
+void limit_files(rlim_t bytes) {
+  signal(SIGXFSZ, SIG_IGN);  // as Python does
+  const rlimit limit{bytes, bytes};
+  EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+// Collectives, and messages of the first and of the last tag that has room.
+void use(Rank& me, Engine& engine, int tags) {
+  run_plan(random_plan(5, {0, 1}, 0, 300'000), me.rank, engine);
+  for (const int tag : {0, -1, tags - 1}) {
+    Send send(1, {"", "float32", 0, tag});
+    Recv recv(0, {"", "float32", 0, tag});
+    EXPECT_OK(me.rank ? engine.run(recv.of({1000})) : engine.run(send.with({1000}, 3)));
+    if (me.rank == 1) recv.expect({1000}, 3);
+  }
+}
+
+TEST(files_of_a_limited_size_have_room_for_four_starts) {
+  on_processes(2, [&](Rank& me) {
+    limit_files(rlim_t{256} << 20);
+    for (int start = 0; start < 4; ++start) {
+      auto engine = me.engine();
+      EXPECT_OK(engine->start());
+      use(me, *engine, 400);
+      Send far(1 - me.rank, {"", "float32", 0, Spec::kUserTags - 1});
+      const Status status = engine->run(far.with({1}));
+      EXPECT_EQ(status.code(), RINGAR_OUT_OF_MEMORY);
+      EXPECT_CONTAINS(status.message(),
+                      "messages with tag 1023, received a limit of 268.4 MB on the "
+                      "size of files (RLIMIT_FSIZE)");
+      me.meet(start);
+      engine->stop();
+    }
+    const Status status = me.engine()->start();
+    EXPECT_EQ(status.code(), RINGAR_OUT_OF_MEMORY);
+    EXPECT_CONTAINS(status.message(), "at most 4 calls of ringar.init()");
+  });
+}
+
+TEST(files_of_too_small_a_size_are_an_error_that_names_the_limit) {
+  on_processes(2, [&](Rank& me) {
+    limit_files(rlim_t{20} << 20);
+    const Status status = me.engine()->start();
+    EXPECT_EQ(status.code(), RINGAR_OUT_OF_MEMORY);
+    EXPECT_CONTAINS(status.message(), "received a limit of 21.0 MB on the size of files");
+    EXPECT_CONTAINS(status.message(), "ulimit -f unlimited");
+  });
+}
+
+TEST(files_with_other_limits_on_other_ranks_are_a_mismatch) {
+  on_processes(2, [&](Rank& me) {
+    if (me.rank == 1) limit_files(rlim_t{512} << 20);
+    const Status status = me.engine()->start();
+    EXPECT_EQ(status.code(), RINGAR_MISMATCH);
+    EXPECT_CONTAINS(status.message(), "the same limit of the size of files on all ranks");
+  });
+}
+
+TEST(pages_come_without_fallocate) {
+  on_processes(2, [&](Rank& me) {
+    has_fallocate = false;
+    const auto engine = me.engine();
+    EXPECT_OK(engine->start());
+    use(me, *engine, Spec::kUserTags);
+    TestRequest large(allreduce_spec("large"));
+    add_ones(large, me.rank, 2'000'000);
+    EXPECT_OK(engine->run(large));
+    expect_sum_of_ranks(large, me.size);
+    me.meet(0);
+  });
 }
 
 }  // namespace

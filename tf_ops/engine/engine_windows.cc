@@ -111,9 +111,9 @@ std::string Engine::map_parts(const std::vector<int>& ranks,
 std::shared_ptr<WindowSpace> Engine::window_space() {
   const std::lock_guard<std::mutex> lock(sets_mutex_);
   if (segment_ && !window_space_)
-    window_space_ =
-        std::make_shared<WindowSpace>(world_.topology.segment_place(config_.rank),
-                                      static_cast<int>(world_.topology.ranks_here().size()));
+    window_space_ = std::make_shared<WindowSpace>(
+        segment_->layout(), world_.topology.segment_place(config_.rank),
+        static_cast<int>(world_.topology.ranks_here().size()));
   return window_space_;
 }
 

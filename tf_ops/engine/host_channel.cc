@@ -1,6 +1,7 @@
 #include "engine/host_channel.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "engine/message.h"
@@ -34,45 +35,49 @@ struct Line {
 };
 static_assert(sizeof(Line) <= 4096, "a line fits into the smallest page");
 
-uint64_t doorbell_offset(int place) {
-  return SharedSegment::kMessages + page_bytes() * static_cast<uint64_t>(place);
+uint64_t doorbell_offset(const Layout& layout, int place) {
+  return layout.messages() + page_bytes() * static_cast<uint64_t>(place);
 }
 
 uint64_t line_offset(const HostEnd& end) {
   const auto n = static_cast<uint64_t>(end.size), from = static_cast<uint64_t>(end.from);
   const auto tag = static_cast<uint64_t>(Spec::place_of(end.tag));
-  return doorbell_offset(end.size) +
+  return doorbell_offset(end.segment->layout(), end.size) +
          page_bytes() * ((tag * n + from) * n + static_cast<uint64_t>(end.to));
 }
 
-uint64_t begin_of_slots(int size) {
+// Behind the lines of all tags, or, where there is little room, behind those of the first ones.
+uint64_t begin_of_slots(const Layout& layout, int size) {
   const auto n = static_cast<uint64_t>(size);
-  return std::min(doorbell_offset(size) + page_bytes() * kTags * n * n,
-                  SharedSegment::kGenerationBytes);
+  const uint64_t lines = doorbell_offset(layout, size) + page_bytes() * kTags * n * n;
+  return std::min(lines, layout.generation / 4 * 3);
 }
 
-std::byte* map_page(SharedSegment& segment, uint64_t offset) {
+// A page of a doorbell or of a line.
+std::byte* map_page(SharedSegment& segment, int size, uint64_t offset) {
   const size_t page = page_bytes();
-  if (offset >= SharedSegment::kGenerationBytes || !segment.provide(offset, page)) return nullptr;
-  return segment.map(offset, page);
+  if (offset >= begin_of_slots(segment.layout(), size)) return errno = EFBIG, nullptr;
+  return segment.provide(offset, page) ? segment.map(offset, page) : nullptr;
 }
 
 // Of each of `size` senders, in whole pages.
-uint64_t part_of_slots(int size) {
-  const uint64_t all = SharedSegment::kGenerationBytes - begin_of_slots(size), page = page_bytes();
+uint64_t part_of_slots(const Layout& layout, int size) {
+  const uint64_t all = layout.generation - begin_of_slots(layout, size), page = page_bytes();
   return all / static_cast<uint64_t>(size) / page * page;
 }
 
-Status no_memory(const SharedSegment& segment, const std::string& what) {
-  return {RINGAR_OUT_OF_MEMORY, "expected shared memory for " + what + ", " + segment.shortage()};
+Status no_memory(const SharedSegment& segment, const std::string& what, int error) {
+  return {RINGAR_OUT_OF_MEMORY,
+          "expected shared memory for " + what + ", " + segment.shortage(error)};
 }
 
 class HostChannel : public Channel {
  public:
   HostChannel(const HostEnd& end, int other)
       : end_(end),
-        line_(reinterpret_cast<Line*>(map_page(*end.segment, line_offset(end)))),
-        doorbell_(*end.segment, other) {}
+        line_(reinterpret_cast<Line*>(map_page(*end.segment, end.size, line_offset(end)))),
+        error_(errno),
+        doorbell_(*end.segment, other, end.size) {}
   ~HostChannel() override {
     if (line_) end_.segment->unmap(reinterpret_cast<std::byte*>(line_), page_bytes());
   }
@@ -80,13 +85,14 @@ class HostChannel : public Channel {
 
  protected:
   Status check_memory() const {
-    return line_ && doorbell_.flag() ? Status()
-                                     : no_memory(*end_.segment, "the messages of two ranks");
+    if (line_ && doorbell_.flag()) return {};
+    return no_memory(*end_.segment, "messages with tag " + std::to_string(end_.tag), error_);
   }
   void tell() { doorbell_.flag()->add(); }
 
   const HostEnd end_;
   Line* const line_;
+  const int error_;          // why there is no line
   const Doorbell doorbell_;  // of the other end
   uint64_t number_ = 0;
 };
@@ -144,7 +150,7 @@ class HostReceiver : public HostChannel {
     Mapping& slot = slots_[number_ % kBuffers];
     const Place place = line_->places[number_ % kBuffers];
     if (place.offset != slot.place.offset && !map(slot, place))
-      return no_memory(*end_.segment, "a message");
+      return no_memory(*end_.segment, "a message", errno);
     const Status status = read_message(slot.memory, end_.from_rank, end_.to_rank, request);
     if (!status.ok() && status.code() != RINGAR_MISMATCH) return status;
     if (!status.ok()) refuse(status.message());
@@ -190,8 +196,9 @@ class HostReceiver : public HostChannel {
 
 SlotAllocator::SlotAllocator(SharedSegment& segment, int place, int size)
     : segment_(segment),
-      begin_(begin_of_slots(size) + part_of_slots(size) * static_cast<uint64_t>(place)),
-      end_(begin_ + part_of_slots(size)),
+      begin_(begin_of_slots(segment.layout(), size) +
+             part_of_slots(segment.layout(), size) * static_cast<uint64_t>(place)),
+      end_(begin_ + part_of_slots(segment.layout(), size)),
       next_(begin_) {}
 
 SlotAllocator::~SlotAllocator() {
@@ -201,6 +208,8 @@ SlotAllocator::~SlotAllocator() {
 
 Status SlotAllocator::take(size_t bytes, const std::atomic<uint64_t>& taken, Slot** slot) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  ++takes_;
+  discard_idle();
   if (!*slot || !(*slot)->is_free() || (*slot)->bytes < bytes)
     *slot = best_fit(slots_, bytes, [](const Slot& one) { return one.is_free(); });
   Slot& found = *slot ? **slot : slots_.emplace_back();
@@ -208,15 +217,13 @@ Status SlotAllocator::take(size_t bytes, const std::atomic<uint64_t>& taken, Slo
   if (found.provided < bytes) {
     const size_t more = page_up(bytes) - found.provided;
     if (!segment_.provide(found.offset + found.provided, more))
-      return no_memory(segment_, "a message of " + std::to_string(bytes) + " bytes");
+      return no_memory(segment_, "a message of " + std::to_string(bytes) + " bytes", errno);
     found.provided += more;
   }
   found.until.store(kFilling);
   found.taken = &taken;
-  ++takes_;
   if (needs(bytes, found.provided)) found.needed_at = takes_;
   *slot = &found;
-  discard_idle();
   return {};
 }
 
@@ -240,7 +247,7 @@ Status SlotAllocator::replace(Slot& slot, size_t bytes) {
                 std::to_string(end_ - begin_) + " bytes, received one more of " +
                 std::to_string(bytes) + " bytes; send it in parts"};
   std::byte* const memory = segment_.map(next_, room);
-  if (!memory) return no_memory(segment_, "a message");
+  if (!memory) return no_memory(segment_, "a message", errno);
   if (slot.provided > 0) segment_.discard(slot.offset, slot.provided);
   if (slot.memory) segment_.unmap(slot.memory, slot.bytes);
   slot.offset = next_;
@@ -251,9 +258,10 @@ Status SlotAllocator::replace(Slot& slot, size_t bytes) {
   return {};
 }
 
-Doorbell::Doorbell(SharedSegment& segment, int place)
+Doorbell::Doorbell(SharedSegment& segment, int place, int size)
     : segment_(segment),
-      flag_(reinterpret_cast<Flag*>(map_page(segment, doorbell_offset(place)))) {}
+      flag_(reinterpret_cast<Flag*>(
+          map_page(segment, size, doorbell_offset(segment.layout(), place)))) {}
 
 Doorbell::~Doorbell() {
   if (flag_) segment_.unmap(reinterpret_cast<std::byte*>(flag_), page_bytes());

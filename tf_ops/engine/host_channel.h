@@ -76,7 +76,7 @@ class SlotAllocator {
 // A rank's doorbell in this process; null without memory.
 class Doorbell {
  public:
-  Doorbell(SharedSegment& segment, int place);
+  Doorbell(SharedSegment& segment, int place, int size);
   ~Doorbell();
   Doorbell(const Doorbell&) = delete;
   Doorbell& operator=(const Doorbell&) = delete;

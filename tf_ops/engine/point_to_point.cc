@@ -27,7 +27,8 @@ PointToPoint::PointToPoint(const World& world, int generation, Finish finish)
 void PointToPoint::open_doorbell() {
   const Topology& topology = world_.topology;
   if (!world_.segment || own_doorbell_) return;
-  own_doorbell_.emplace(*world_.segment, topology.segment_place(topology.rank));
+  own_doorbell_.emplace(*world_.segment, topology.segment_place(topology.rank),
+                        static_cast<int>(topology.ranks_here().size()));
 }
 
 PointToPoint::~PointToPoint() {

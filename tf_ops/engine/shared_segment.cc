@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -13,6 +15,7 @@
 #include <cstring>
 
 #include "engine/limits.h"
+#include "engine/tuning.h"
 #include "engine/wait.h"
 
 // Of <linux/mman.h>, which older systems lack.
@@ -31,8 +34,9 @@ struct alignas(1024) SharedSegment::Record {
   struct Start {
     uint64_t tuning;
     int64_t choice;
-    uint64_t pool;   // bytes of its part, 0 for none
-    char lack[400];  // of memory, or ""
+    uint64_t generation_bytes;  // of its layout
+    uint64_t pool;              // bytes of its part, 0 for none
+    char lack[400];             // of memory, or ""
     Processors processors;
   } starts[2];
 
@@ -50,6 +54,24 @@ void copy_text(char (&to)[N], const std::string& from) {
   to[n] = '\0';
 }
 
+uint64_t file_size_limit() {
+  rlimit limit{};
+  const bool is_limited = getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return is_limited ? limit.rlim_cur : UINT64_MAX;
+}
+
+// Only files in memory have seals; a system without seals still tells their name.
+bool is_in_memory(int fd) {
+  if (fcntl(fd, F_GET_SEALS) >= 0) return true;
+  const int error = errno;
+  char name[64] = {};
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  const bool is_named = readlink(link.c_str(), name, sizeof name - 1) > 0 &&
+                        std::strncmp(name, "/memfd:ringar", 13) == 0;
+  errno = error;
+  return is_named;
+}
+
 std::string megabytes(double bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f MB", bytes / 1e6);
@@ -58,19 +80,51 @@ std::string megabytes(double bytes) {
 
 }  // namespace
 
+// In whole pages: a generation follows.
+size_t SharedSegment::bytes_of_records(int size) {
+  return page_up(sizeof(Record) * static_cast<size_t>(size));
+}
+
+Layout Layout::of(uint64_t limit, uint64_t records) {
+  if (limit >= (kLimitedGenerations + 1) * kUnlimited) return {};
+  const uint64_t room = limit > records ? (limit - records) / kLimitedGenerations : 0;
+  return {room / 8 / page_bytes() * 8 * page_bytes()};
+}
+
+uint64_t Layout::end_of_region(uint64_t offset) const {
+  for (const uint64_t end : {outputs(), windows(), messages()})
+    if (offset < end) return end;
+  return generation;
+}
+
 SharedSegment::SharedSegment(int fd, int rank, int size, std::vector<int> names, int news_fd)
-    : fd_(fd), news_fd_(news_fd), rank_(rank), size_(size), names_(std::move(names)) {
+    : fd_(fd),
+      news_fd_(news_fd),
+      rank_(rank),
+      size_(size),
+      names_(std::move(names)),
+      layout_(Layout::of(file_size_limit(), bytes_of_records(size))) {
   for (int r = static_cast<int>(names_.size()); r < size; ++r) names_.push_back(r);
 }
 
 SharedSegment::~SharedSegment() {
   if (outputs_) outputs_->close();
-  if (records_) munmap(records_, sizeof(Record) * static_cast<size_t>(size_));
+  if (records_) munmap(records_, bytes_of_records(size_));
   if (owns_file_) close(fd_);
 }
 
 uint64_t SharedSegment::base() const {
-  return kGenerationBytes * generation_;
+  if (generation_ == 0) return 0;
+  return layout_.is_limited() ? bytes_of_records(size_) + layout_.generation * (generation_ - 1)
+                              : layout_.generation * generation_;
+}
+
+Status SharedSegment::check_generation() const {
+  if (!layout_.is_limited() || generation_ <= Layout::kLimitedGenerations) return {};
+  return {RINGAR_OUT_OF_MEMORY,
+          "expected at most " + std::to_string(Layout::kLimitedGenerations) +
+              " calls of ringar.init() in a job whose files have a limit of size, received one "
+              "more; raise it (ulimit -f unlimited)"};
 }
 
 Status SharedSegment::join(double timeout_seconds, uint64_t tuning, const Extent& own,
@@ -80,6 +134,9 @@ Status SharedSegment::join(double timeout_seconds, uint64_t tuning, const Extent
   RINGAR_RETURN_IF_ERROR(map_records());
   Record& mine = records_[rank_];
   generation_ = mine.generation.load() + 1;
+  const Status counted = check_generation();
+  if (!counted.ok()) return --generation_, counted;
+  mine.start(generation_).generation_bytes = layout_.generation;
   mine.start(generation_).tuning = tuning;
   mine.start(generation_).choice = choice ? *choice : 0;
   mine.start(generation_).processors = Processors::of_process();
@@ -109,14 +166,18 @@ Status SharedSegment::join(double timeout_seconds, uint64_t tuning, const Extent
 // does when a page is touched, and fallocate() would make small ones: so pages are touched first,
 // as far as there is memory, in a way that fails where a store would kill (Linux 5.14).
 size_t SharedSegment::make_pool() {
-  const size_t bytes = OutputPool::bytes_for(size_, file_system_bytes());
-  std::byte* const parts = bytes == 0 ? nullptr : map(kOutputs, bytes * static_cast<size_t>(size_));
+  const uint64_t room = layout_.windows() - layout_.outputs(), begin_of_all = layout_.outputs();
+  const size_t bytes =
+      std::min<uint64_t>(OutputPool::bytes_for(size_, file_system_bytes()),
+                         room / static_cast<uint64_t>(size_) / page_bytes() * page_bytes());
+  std::byte* const parts =
+      bytes == 0 ? nullptr : map(begin_of_all, bytes * static_cast<size_t>(size_));
   if (!parts) return 0;
   madvise(parts, bytes * static_cast<size_t>(size_), MADV_HUGEPAGE);
   const uint64_t begin = bytes * static_cast<size_t>(rank_);
-  const auto provide_pages = [this, parts, begin](uint64_t offset, size_t count) {
+  const auto provide_pages = [=](uint64_t offset, size_t count) {
     madvise(parts + begin + offset, count, MADV_POPULATE_WRITE);
-    return provide(kOutputs + begin + offset, count);
+    return provide(begin_of_all + begin + offset, count);
   };
   outputs_ =
       std::make_shared<OutputPool>(parts, bytes, rank_, size_, provide_pages, is_short_of_memory);
@@ -131,14 +192,20 @@ void SharedSegment::compare_pools() {
 
 Status SharedSegment::take_lock() {
   // A process that a rank has started inherits the number, but maybe not the memory: it could be
-  // any file by now. Only files in memory have seals.
-  const RankLock::Outcome outcome =
-      fcntl(fd_, F_GET_SEALS) < 0 ? RankLock::Outcome::kFailed : lock_.take(fd_, rank_);
-  if (outcome == RankLock::Outcome::kFailed)
+  // any file by now.
+  if (!is_in_memory(fd_))
     return {RINGAR_OUT_OF_MEMORY,
-            "cannot write to the shared memory of this job (RINGAR_SEGMENT_FD=" +
-                std::to_string(fd_) + "): " + std::strerror(errno) +
+            "cannot find the shared memory of this job (RINGAR_SEGMENT_FD=" + std::to_string(fd_) +
+                "): " + std::strerror(errno) +
                 ". Start the ranks with ringarrun; a process that a rank has started is none."};
+  const RankLock::Outcome outcome = lock_.take(fd_, rank_);
+  if (outcome == RankLock::Outcome::kFailed)
+    return {RINGAR_UNSUPPORTED,
+            std::string("expected a system with open file description locks, by which ranks see "
+                        "that others live, received: ") +
+                std::strerror(errno) +
+                ". Linux has them since 3.15; a sandbox may not: run the container without it "
+                "(docker run --runtime=runc)"};
   if (outcome == RankLock::Outcome::kHeldByAnother)
     return {RINGAR_MISMATCH, "another process already is rank " + name(rank_) +
                                  " of this job: start each rank once"};
@@ -157,7 +224,7 @@ Status SharedSegment::keep_file() {
 }
 
 Status SharedSegment::map_records() {
-  const size_t bytes = sizeof(Record) * static_cast<size_t>(size_);
+  const size_t bytes = bytes_of_records(size_);
   RINGAR_RETURN_IF_ERROR(reserve({0, bytes}, size_));
   std::byte* const memory = map(0, bytes);
   if (!memory)
@@ -175,6 +242,11 @@ Status SharedSegment::compare_starts() const {
               "expected the same RINGAR_TUNING on all ranks, received another one "
               "on rank " +
                   name(r) + " than on rank " + name(0)};
+    if (start.generation_bytes != layout_.generation)
+      return {RINGAR_MISMATCH,
+              "expected the same limit of the size of files on all ranks (ulimit -f), received "
+              "another one on rank " +
+                  name(r) + " than on rank " + name(rank_)};
     if (start.lack[0] != '\0')
       return {RINGAR_OUT_OF_MEMORY,
               "rank " + name(r) + " has too little shared memory: " + start.lack};
@@ -193,11 +265,11 @@ void SharedSegment::forget_last_generation() {
   if (rank_ != 0 || generation_ == 1) return;
   const auto forget = [&](uint64_t begin, uint64_t end) {
     fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-              static_cast<off_t>(base() - kGenerationBytes + begin),
+              static_cast<off_t>(base() - layout_.generation + begin),
               static_cast<off_t>(end - begin));
   };
-  forget(0, kOutputs);
-  forget(kMessages, kGenerationBytes);
+  forget(0, layout_.outputs());
+  forget(layout_.messages(), layout_.generation);
 }
 
 Status SharedSegment::too_late(const std::string& absent, double timeout_seconds) const {
@@ -278,11 +350,24 @@ std::string SharedSegment::loss(int rank) const {
 }
 
 bool SharedSegment::provide(uint64_t offset, size_t bytes) {
+  if (generation_ > 0 && offset + bytes > layout_.end_of_region(offset))
+    return errno = EFBIG, false;
+  const uint64_t begin = base() + offset;
   int failed = 0;
   do {
-    failed = fallocate(fd_, 0, static_cast<off_t>(base() + offset), static_cast<off_t>(bytes));
+    failed = fallocate(fd_, 0, static_cast<off_t>(begin), static_cast<off_t>(bytes));
   } while (failed != 0 && errno == EINTR);
+  if (failed != 0 && (errno == EOPNOTSUPP || errno == ENOSYS)) return extend(begin + bytes);
   return failed == 0;
+}
+
+// Where a sandbox has no fallocate(), pages come as they are touched, and a lack of memory ends the
+// process that touches them. The last byte of what ranks provide is padding, or not yet in use.
+bool SharedSegment::extend(uint64_t end) const {
+  struct stat file{};
+  if (fstat(fd_, &file) != 0) return false;
+  if (static_cast<uint64_t>(file.st_size) >= end) return true;
+  return pwrite(fd_, "", 1, static_cast<off_t>(end - 1)) == 1;
 }
 
 // A memfd has no limit of its own, in contrast to a file in /dev/shm.
@@ -292,7 +377,13 @@ uint64_t SharedSegment::file_system_bytes() const {
   return static_cast<uint64_t>(system.f_blocks) * system.f_frsize;
 }
 
-std::string SharedSegment::shortage() const {
+std::string SharedSegment::shortage(int error) const {
+  if (error == EFBIG)
+    return "received a limit of " + megabytes(static_cast<double>(file_size_limit())) +
+           " on the size of files (RLIMIT_FSIZE), which bounds shared memory, too; raise it: "
+           "ulimit "
+           "-f unlimited";
+  if (error != ENOMEM && error != ENOSPC) return std::string("received: ") + std::strerror(error);
   struct statvfs system{};
   if (fstatvfs(fd_, &system) != 0 || system.f_blocks == 0)
     return "received none: this host's memory, or what its container may use of it, is full";
@@ -306,9 +397,10 @@ std::string SharedSegment::shortage() const {
 
 Status SharedSegment::reserve(const Extent& own, int ranks) {
   if (own.bytes == 0 || provide(own.offset, own.bytes)) return {};
+  const std::string why = shortage(errno);
   return {RINGAR_OUT_OF_MEMORY, "expected " + megabytes(static_cast<double>(own.bytes)) +
                                     " of shared memory for each of " + std::to_string(ranks) +
-                                    " ranks on this host, " + shortage()};
+                                    " ranks on this host, " + why};
 }
 
 std::byte* SharedSegment::map(uint64_t offset, size_t bytes) {

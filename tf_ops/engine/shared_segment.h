@@ -8,6 +8,9 @@
 //               (host_channel.h); a generation is the time from ringar_init to ringar_shutdown, so
 //               that init after shutdown starts clean
 //
+// Where the size of files is limited (RLIMIT_FSIZE), four generations share what the limit allows,
+// and there are no more.
+//
 // The file is sparse. Each rank reserves the pages that it writes before anybody touches them, so
 // they lie on its NUMA node. Where /dev/shm is too small, the kernel would kill (SIGBUS) the first
 // rank that touches a page without memory; a reservation fails, and all ranks can say why.
@@ -37,14 +40,26 @@ struct Extent {
   size_t bytes = 0;
 };
 
+// Where a generation has what.
+struct Layout {
+  static constexpr uint64_t kUnlimited = uint64_t{1} << 44;
+  static constexpr uint32_t kLimitedGenerations = 4;
+
+  uint64_t generation = kUnlimited;  // bytes of each
+
+  // For a file of at most so many bytes, which begins with `records` others.
+  static Layout of(uint64_t limit, uint64_t records);
+  bool is_limited() const { return generation < kUnlimited; }
+
+  uint64_t outputs() const { return generation / 4; }
+  uint64_t windows() const { return generation / 8 * 3; }
+  uint64_t messages() const { return generation / 2; }
+  // The end of the region that an offset lies in.
+  uint64_t end_of_region(uint64_t offset) const;
+};
+
 class SharedSegment {
  public:
-  // Where messages lie in a generation, up to its end; windows, up to the messages; and outputs.
-  static constexpr uint64_t kGenerationBytes = uint64_t{1} << 44;
-  static constexpr uint64_t kMessages = kGenerationBytes / 2;
-  static constexpr uint64_t kOutputs = kMessages / 2;
-  static constexpr uint64_t kWindows = kOutputs / 2 * 3;
-
   // `rank` of `size` on this host; `names` are their ranks in the job, if they have others.
   // While it joins, news on `news_fd` (0: none) say that a rank will not come.
   SharedSegment(int fd, int rank, int size, std::vector<int> names = {}, int news_fd = 0);
@@ -77,14 +92,16 @@ class SharedSegment {
   // How many processors the ranks may use together, as they have told when they joined.
   int processors() const;
 
+  const Layout& layout() const { return layout_; }
+
   // Null where the ranks have none.
   const std::shared_ptr<OutputPool>& outputs() const { return outputs_; }
 
-  // Pages, which are there from then on; false without memory. Those that exist keep what they
-  // hold.
+  // Pages, which are there from then on; false without memory, with errno. Those that exist keep
+  // what they hold.
   bool provide(uint64_t offset, size_t bytes);
-  // What to say then: how much is free, and what to do.
-  std::string shortage() const;
+  // What to say then, of the errno: how much is free, and what to do.
+  std::string shortage(int error) const;
   // Provides this rank's part of what `ranks` ranks use, or says what they need.
   Status reserve(const Extent& own, int ranks);
   // Maps memory; null without addresses. Only pages that are provided may be touched.
@@ -96,7 +113,10 @@ class SharedSegment {
  private:
   struct Record;
 
+  static size_t bytes_of_records(int size);
   uint64_t base() const;
+  Status check_generation() const;
+  bool extend(uint64_t end) const;
   bool is_alive(int rank) const;
   Status take_lock();
   Status keep_file();
@@ -118,6 +138,7 @@ class SharedSegment {
   int rank_;
   int size_;
   std::vector<int> names_;
+  const Layout layout_;
   uint32_t generation_ = 0;
   RankLock lock_;
   Record* records_ = nullptr;  // null until this process has the lock: they are another's

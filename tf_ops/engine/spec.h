@@ -57,8 +57,13 @@ struct Spec {
   static Status parse(std::string_view text, Spec* spec);
 
   static bool is_tag(int tag) { return -kPipelineTags <= tag && tag < kUserTags; }
-  // From 0 on, out of kUserTags + kPipelineTags.
-  static int place_of(int tag) { return tag >= 0 ? tag : kUserTags - 1 - tag; }
+  // From 0 on, out of kUserTags + kPipelineTags; the first tags of users and of pipelines come
+  // first.
+  static int place_of(int tag) {
+    const int number = tag >= 0 ? tag : -1 - tag;
+    if (number >= kUserTags) return number + kUserTags;
+    return 2 * number + (tag < 0);
+  }
 };
 
 }  // namespace ringar

@@ -3,15 +3,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
+
 #include "engine/tuning.h"
 
 namespace ringar {
 namespace {
 
-constexpr uint64_t kAllBytes = SharedSegment::kMessages - SharedSegment::kWindows;
-
-uint64_t part_of_addresses(int size) {
-  return kAllBytes / static_cast<uint64_t>(size) / page_bytes() * page_bytes();
+uint64_t part_of_addresses(const Layout& layout, int size) {
+  const uint64_t all = layout.messages() - layout.windows();
+  return all / static_cast<uint64_t>(size) / page_bytes() * page_bytes();
 }
 
 Status no_addresses(size_t bytes) {
@@ -22,9 +23,9 @@ Status no_addresses(size_t bytes) {
 
 }  // namespace
 
-WindowSpace::WindowSpace(int place, int size)
-    : begin_(SharedSegment::kWindows + part_of_addresses(size) * static_cast<uint64_t>(place)),
-      end_(begin_ + part_of_addresses(size)) {}
+WindowSpace::WindowSpace(const Layout& layout, int place, int size)
+    : begin_(layout.windows() + part_of_addresses(layout, size) * static_cast<uint64_t>(place)),
+      end_(begin_ + part_of_addresses(layout, size)) {}
 
 std::optional<uint64_t> WindowSpace::take(size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -74,7 +75,7 @@ Status WindowMemory::make(SharedSegment* segment, std::shared_ptr<WindowSpace> s
              ? Status()
              : Status(RINGAR_OUT_OF_MEMORY, "expected " + std::to_string(bytes) +
                                                 " bytes of shared memory for its part, " +
-                                                segment->shortage());
+                                                segment->shortage(errno));
 }
 
 Status WindowMemory::map(SharedSegment& segment, uint64_t offset, size_t bytes,

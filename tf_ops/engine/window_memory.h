@@ -24,7 +24,7 @@ namespace ringar {
 // The addresses of one rank's parts in the shared segment.
 class WindowSpace {
  public:
-  WindowSpace(int place, int size);
+  WindowSpace(const Layout& layout, int place, int size);
   // The lowest ones that are free, in whole pages; none if there are not so many.
   std::optional<uint64_t> take(size_t bytes);
   void give(uint64_t offset);

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ringar.launchers import allocation, mpi
+from ringar.launchers import allocation, mpi, srun
 from ringar.launchers.errors import UsageError
 from ringar.launchers.hosts import Host, fill, is_this_host
 from ringar.launchers.request import Request
@@ -50,22 +50,23 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
         hosts, source = given.hosts, f"of the {given.scheduler} allocation"
     scheduler = given.scheduler if given else None
     launcher, second = request.launcher, None
+    layout = fill(hosts, request.num_proc, source) if hosts else ()
     if launcher == "auto":
-        launcher, second = _automatic(request, hosts, scheduler)
+        by_slurm = scheduler == "SLURM" and not request.hosts and srun.is_there(environ)
+        launcher, second = _automatic(request, layout, by_slurm)
     elif launcher == "srun" and request.link == "tcp":
         launcher = "ssh"
     _check_link(request, launcher)
     if launcher == "ssh":
         _check_without_mpi(request)
     elif launcher == "local":
-        _check_local(request, hosts)
+        _check_local(request, layout)
     elif launcher == "srun":
         _refuse(
             _of_agent(request),
             "expected a job whose hosts are reached through ssh or in its place, but srun reaches "
             "those of this one",
         )
-    layout = fill(hosts, request.num_proc, source) if hosts else ()
     num_proc = sum(host.slots for host in layout) if layout else request.num_proc
     if num_proc is None:
         raise UsageError(
@@ -83,10 +84,7 @@ def _misplaced(request: Request) -> bool:
     return not {"-np", "-n", "--num-proc"}.isdisjoint(request.command)
 
 
-def _automatic(
-    request: Request, hosts: tuple[Host, ...], scheduler: str | None
-) -> tuple[str, str | None]:
-    by_slurm = scheduler == "SLURM" and not request.hosts
+def _automatic(request: Request, hosts: tuple[Host, ...], by_slurm: bool) -> tuple[str, str | None]:
     if not by_slurm and all(is_this_host(host.name) for host in hosts):
         return "local", None
     if request.link == "tcp":

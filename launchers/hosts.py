@@ -7,12 +7,16 @@ order in which they are named.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringar.launchers import addresses
 from ringar.launchers.errors import UsageError
 
 # A name, or an address; of IPv6, only in brackets, for "::1:4" could mean anything.
@@ -57,7 +61,7 @@ def read(path: Path) -> tuple[Host, ...]:
     """Read a host file.
 
     Each line holds `host`, `host slots=4`, `host slots=4 max_slots=8` or `host:4`; a comment begins
-    with `#`.
+    with `#`. A host without a number may have a line for each slot, as in a file of PBS.
 
     Raises:
         UsageError: the file cannot be read, names no host, names one twice, or has a line of
@@ -68,23 +72,28 @@ def read(path: Path) -> tuple[Host, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text"
         raise UsageError(f"--hostfile: cannot read {str(path)!r}: {reason}") from error
-    hosts: list[Host] = []
+    hosts: dict[str, Host] = {}
     first_line: dict[str, int] = {}
+    bare: set[str] = set()  # names without slots, of which each line is a slot
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         if not text:
             continue
         host = _line(text, f"{path}:{number}")
-        if host.name in first_line:
+        if host.name not in hosts:
+            hosts[host.name] = host
+            first_line[host.name] = number
+            bare |= {host.name} & {text}
+        elif host.name in bare and text == host.name:
+            hosts[host.name] = Host(host.name, hosts[host.name].slots + 1)
+        else:
             raise UsageError(
-                f"{path}:{number}: expected each host once, received {host.name!r} again, "
-                f"after line {first_line[host.name]}; give it more slots instead"
+                f"{path}:{number}: expected each host once with its slots, received {host.name!r} "
+                f"again, after line {first_line[host.name]}; give it more slots, or a line per slot"
             )
-        first_line[host.name] = number
-        hosts.append(host)
     if not hosts:
         raise UsageError(f"{path}: expected a host per line, as in: h1 slots=4; received none")
-    return tuple(hosts)
+    return tuple(hosts.values())
 
 
 def _line(text: str, where: str) -> Host:
@@ -169,8 +178,17 @@ def fill(hosts: Sequence[Host], num_proc: int | None, source: str) -> tuple[Host
     return tuple(layout)
 
 
+@functools.cache
 def is_this_host(name: str) -> bool:
-    """Return whether `name` is a name of this host."""
-    own = socket.gethostname()
-    names = {own, own.partition(".")[0]}
-    return name in _LOCAL_NAMES or name in names or name.partition(".")[0] == own
+    """Return whether `name` is a name or an address of this host."""
+    hostname = socket.gethostname()
+    # In a container the host may have another name than SLURM knows.
+    names = {hostname, hostname.partition(".")[0], os.environ.get("SLURMD_NODENAME")}
+    if name in _LOCAL_NAMES or name in names or name.partition(".")[0] == hostname:
+        return True
+    interfaces = addresses.of_interfaces().values()
+    here = {address.partition("%")[0] for each in interfaces for address in each}
+    with contextlib.suppress(OSError, UnicodeError):  # an alias that ssh knows
+        found = {address[0] for *_, address in socket.getaddrinfo(name, None)}
+        return bool(found) and found <= here
+    return False

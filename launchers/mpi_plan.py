@@ -168,7 +168,8 @@ def _agent(
 ) -> ssh.Agent | None:
     """Return the agent that reaches the hosts; None if srun does, the default in SLURM."""
     asked = (request.ssh_command, request.ssh_port, request.ssh_identity, environ.get(ssh.VARIABLE))
-    if launcher == "srun" or (choice.scheduler == "SLURM" and not any(asked)):
+    by_slurm = choice.scheduler == "SLURM" and srun.is_there(environ)
+    if launcher == "srun" or (by_slurm and not any(asked)):
         return None
     return ssh.agent(
         request.ssh_command,

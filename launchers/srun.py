@@ -46,6 +46,11 @@ def command(start: Start) -> Command:
     return Command((*words, *start.arguments, *start.program), environment)
 
 
+def is_there(environ: Mapping[str, str]) -> bool:
+    """Return whether this process can call srun: a container within an allocation may lack it."""
+    return shutil.which("srun", path=environ.get("PATH")) is not None
+
+
 def basic(environ: Mapping[str, str]) -> list[str]:
     """Return the first words of every call of srun."""
     words = [shutil.which("srun", path=environ.get("PATH")) or "srun"]
@@ -61,7 +66,7 @@ def pmi(mpi: Mpi) -> str:
 
 def obstacle(mpi: Mpi, environ: Mapping[str, str]) -> str:
     """Return the reason why srun cannot start ranks of `mpi`; "" if it can."""
-    if not shutil.which("srun", path=environ.get("PATH")):
+    if not is_there(environ):
         return "expected srun, but it is found nowhere in PATH"
     kind = pmi(mpi)
     # Being listed is not enough: the plugin may lack its library, which shows when it is loaded.

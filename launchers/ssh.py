@@ -67,9 +67,11 @@ def agent(
     words = shlex.split(text)
     found = shutil.which(words[0], path=path) if words else None
     if found is None:
+        slurm = "; make srun visible in the container" if scheduler == "SLURM" else ""
         raise UsageError(
             f"{text or '--ssh-command'}: expected a program that runs commands on other hosts, "
             "but it is found nowhere in PATH; install ssh, or name another: --ssh-command PROGRAM"
+            f"{slurm}"
         )
     # As an absolute path: mpirun would look it up in its own PATH, from its own folder.
     program = (os.path.abspath(found), *words[1:])

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from ringar.launchers import mpi
+from ringar.launchers import choose as choose_module
+from ringar.launchers import hosts, mpi, srun, ssh
 from ringar.launchers.choose import Choice, choose
 from ringar.launchers.errors import UsageError
 from ringar.launchers.hosts import Host
@@ -16,6 +17,11 @@ SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_N
 NODES = (Host("n1", 2), Host("n2", 2))
 LSF = {"LSB_MCPU_HOSTS": "n1 2 n2 2"}
 LSF_HERE = {"LSB_MCPU_HOSTS": f"{socket.gethostname()} 4"}
+
+
+@pytest.fixture(autouse=True)
+def has_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(srun, "is_there", lambda environ: True)
 
 
 def choice(environ: dict[str, str] | None = None, **options: object) -> Choice:
@@ -60,6 +66,17 @@ def test_allocations() -> None:
     assert choice(LSF) == Choice("ssh", 4, NODES, "LSF")
     here = (Host(socket.gethostname(), 4),)
     assert choice(LSF_HERE) == Choice("local", 4, here, "LSF")
+
+
+def test_a_container_in_an_allocation_may_lack_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks start here as far as they have room, and else through ssh."""
+    monkeypatch.setattr(srun, "is_there", lambda environ: False)
+    monkeypatch.setattr(choose_module, "is_this_host", hosts.is_this_host.__wrapped__)
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    assert choice(SLURM, num_proc=2) == Choice("local", 2, NODES[:1], "SLURM")
+    assert choice(SLURM) == Choice("ssh", 4, NODES, "SLURM")
+    with pytest.raises(UsageError, match="install ssh, .*; make srun visible in the container"):
+        ssh.agent("", None, None, {"PATH": "/nowhere"}, "SLURM")
 
 
 def test_the_user_has_the_last_word() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ringar.launchers.addresses import of_interfaces
 from ringar.launchers.errors import UsageError
 from ringar.launchers.hosts import Host, collect, fill, is_this_host, parse, read
 
@@ -80,7 +81,8 @@ def test_host_files(text: str, tmp_path: Path) -> None:
         ("h1 slots=4 max_slots=2\n", 1, "expected slots up to max_slots=2, received 4"),
         ("h1:4,h2:4\n", 1, "expected a host, as in: h1 slots=4; received 'h1:4,h2:4'"),
         ("=4\n", 1, "expected a host, as in: h1 slots=4; received '=4'"),
-        ("h1:4\nh2:4\nh1:4\n", 3, "expected each host once, received 'h1' again, after line 1"),
+        ("h1:4\nh2:4\nh1:4\n", 3, "expected each host once with its slots, received 'h1' again"),
+        ("h1\nh1:4\n", 2, "expected each host once with its slots, received 'h1' again"),
     ],
 )
 def test_errors_name_file_and_line(text: str, line: int, message: str, tmp_path: Path) -> None:
@@ -115,6 +117,13 @@ def test_ranks_fill_hosts_in_their_order() -> None:
         fill(TWO, 7, "-H")
 
 
+def test_a_file_with_a_line_per_slot(tmp_path: Path) -> None:
+    """As Open MPI reads it, and PBS writes it."""
+    path = tmp_path / "hosts"
+    path.write_text("h1\nh2\nh1\n")
+    assert read(path) == (Host("h1", 2), Host("h2", 1))
+
+
 def test_lists_with_a_line_per_slot() -> None:
     assert collect(["h1", "h2", "h1"]) == (Host("h1", 2), Host("h2", 1))
 
@@ -124,5 +133,8 @@ def test_own_names() -> None:
     assert is_this_host("localhost")
     assert is_this_host(own)
     assert is_this_host(own.partition(".")[0])
+    for addresses in of_interfaces().values():
+        assert all(map(is_this_host, addresses)), addresses
     assert not is_this_host("127.0.0.2")
+    assert not is_this_host("192.0.2.1")  # of no host: RFC 5737
     assert not is_this_host(f"not-{own}")

@@ -18,7 +18,7 @@ hosts    -H HOST:N,...           hosts, and how many ranks each takes
          --hostfile FILE         the same, a host per line
          --launcher auto|local|ssh|mpirun|srun, --link auto|tcp|mpi,
          --network-interface NAME, --ssh-port N, --ssh-identity-file FILE,
-         --ssh-command PROGRAM, --mpi-args 'ARG ...'
+         --ssh-command PROGRAM, --mpi-args 'ARG ...', --no-environment
 output   --[no-]prefix, --output-filename DIR, --timeline-filename FILE,
          --verbose, --dry-run
 fit      --autotune, --autotune-log-file FILE, --autotune-settings-file FILE

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringar.launchers import hydra, mpi, openmpi, plan, signals, spread, srun, ssh
+from ringar.launchers import environment, hydra, mpi, openmpi, plan, signals, spread, srun, ssh
 from ringar.launchers.choose import Choice
 from ringar.launchers.command import Command, Start
 from ringar.launchers.hosts import Host
@@ -26,13 +26,6 @@ from ringar.launchers.request import Request
 #: Tell ranks that MPI has started them, and how many there are; see docs/architecture.md.
 LAUNCHER_VARIABLE = "RINGAR_LAUNCHER"
 SIZE_VARIABLE = "RINGAR_JOB_SIZE"
-
-#: The variables that ranks on other hosts get in addition to those of `-x`.
-_FORWARDED = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "PYTHONUNBUFFERED")
-_FORWARDED_PREFIXES = (
-    *("RINGAR_", "TF_", "XLA_", "KERAS_", "OMP_", "CUDA_", "NCCL_"),
-    *("MPI4PY_", "OMPI_MCA_", "MPICH_", "MPIR_CVAR_", "UCX_", "FI_"),
-)
 
 
 @dataclass(frozen=True)
@@ -123,7 +116,7 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob
         ),
         num_proc=choice.num_proc,
         hosts=choice.hosts,
-        exported=_exported(ranks, added),
+        exported=environment.exported(ranks, added, request.environment),
         mpi=library,
         mpirun=mpirun,
         agent=agent,
@@ -207,15 +200,6 @@ def _guard(
     if request.max_failures:
         words += ["--max-failures", str(request.max_failures)]
     return [*words, "--grace", f"{request.failure_grace:.12g}", "--"]
-
-
-def _exported(ranks: Mapping[str, str], added: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the variables that go to ranks on other hosts."""
-    names = {name for name in _FORWARDED if name in ranks}
-    names |= {name for name in ranks if name.startswith(_FORWARDED_PREFIXES)}
-    # Only this host calls the agent, and each guard sets the reserved variables of its rank.
-    names -= {ssh.VARIABLE, *plan.RESERVED}
-    return tuple(sorted(names | set(added)))
 
 
 def working_folder() -> str:

@@ -37,6 +37,13 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
         help="set a variable for the ranks, or pass on the one that is set here; may be repeated",
     )
     group.add_argument(
+        "--no-environment",
+        dest="environment",
+        action="store_false",
+        help="give ranks on other hosts the variables of Python, TensorFlow, CUDA, MPI and ringar, "
+        "and those of -x, only (default: all but those of this host, login and terminal)",
+    )
+    group.add_argument(
         "--bind-to",
         metavar="{core,numa,none}",
         type=types.one_of("core", "numa", "none"),

@@ -140,6 +140,7 @@ def request(options: argparse.Namespace) -> Request:
         ssh_identity=options.ssh_identity_file,
         mpi_args=options.mpi_args,
         exports=(*options.exports, *_autotune(options)),
+        environment=options.environment,
         bind_to=options.bind_to,
         gpus=options.gpus,
         prefix=options.prefix,

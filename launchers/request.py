@@ -31,6 +31,7 @@ class Request:
     ssh_identity: Path | None = None
     mpi_args: tuple[str, ...] = ()
     exports: tuple[str, ...] = ()
+    environment: bool = True  # whether ranks on other hosts get that of the launcher
     bind_to: str | None = None
     gpus: str | None = None
     prefix: bool | None = None

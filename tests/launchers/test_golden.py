@@ -163,7 +163,7 @@ def dry_run(
     for name, text in FILES.items():
         (folder / name).write_text(text)
     environ = {name: value.replace("TMP", str(folder)) for name, value in form.environ.items()}
-    for name in set(os.environ) - {"PYTEST_CURRENT_TEST"}:
+    for name in set(os.environ):
         monkeypatch.delenv(name)
     for name, value in {"PATH": f"{folder}/bin:/usr/bin:/bin", **environ}.items():
         monkeypatch.setenv(name, value)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ringar.launchers import plan
+from ringar.launchers import environment, plan
 from ringar.launchers.cpus import Cpu
 from ringar.launchers.errors import UsageError
 from ringar.launchers.plan import JobPlan
@@ -177,3 +177,13 @@ def test_scripts_and_modules_become_commands(
     with pytest.raises(UsageError, match="there is no train") as caught:
         make(command=("train",), module=True)
     assert caught.value.code == 127
+
+
+def test_what_travels_to_other_hosts() -> None:
+    shell = dict.fromkeys(("HOME", "PWD", "SSH_CONNECTION", "XDG_SEAT", "SLURM_PROCID"), "x")
+    program = dict.fromkeys(("AWS_REGION", "PATH", "TF_SET", "RINGAR_DEADLINE"), "x")
+    ranks = {**shell, **program, "BASH_FUNC_module%%": "() { }", "RINGAR_RANK": "3", "A": "1"}
+    added = {"A": "1", "HOME": "/elsewhere"}
+    assert environment.exported(ranks, added) == tuple(sorted({*program, "A", "HOME"}))
+    few = ("A", "HOME", "PATH", "RINGAR_DEADLINE", "TF_SET")
+    assert environment.exported(ranks, added, everything=False) == few

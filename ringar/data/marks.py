@@ -7,6 +7,7 @@ their numbers are those of a rank.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -41,10 +42,8 @@ def mark(part: Data, order: Order) -> Data:
     """
     for leaf in _leaves(part):
         key = id(leaf)
-        try:
-            _parts[key] = weakref.ref(leaf, lambda _, key=key: _parts.pop(key, None)), order
-        except TypeError:
-            continue  # of a class without weak references
+        with contextlib.suppress(TypeError):  # of a class without weak references
+            _parts[key] = weakref.ref(leaf, functools.partial(_forget, key)), order
     _install()
     return part
 
@@ -65,6 +64,10 @@ def order_of(data: Any) -> Order:
         sources: list[Any] = list(getattr(data, "_inputs", list)())
         data = sources[0] if len(sources) == 1 else None
     return "turn"
+
+
+def _forget(key: int, _: Any) -> None:
+    _parts.pop(key, None)
 
 
 def _is_marked(leaf: Any) -> bool:

@@ -210,12 +210,12 @@ def _rows_of_batches(dataset: tf.data.Dataset, count: int) -> np.ndarray | None:
         return rows if elements < 0 else np.minimum(rows, elements - size * np.arange(count))
     if name in _ONE_BY_ONE:
         return _rows_of_batches(sources[0], count)
-    counts = [int(source.cardinality()) for source in sources]
     if name == "Skip" and (skipped := int(dataset._count)) >= 0:
-        rows = _rows_of_batches(sources[0], skipped + count)
-        return None if rows is None else rows[skipped:]
+        below = _rows_of_batches(sources[0], skipped + count)
+        return None if below is None else below[skipped:]
     if name in ("Repeat", "Concatenate"):
-        parts = [_rows_of_batches(source, n) for source, n in zip(sources, counts, strict=True)]
-        if all(part is not None and len(part) for part in parts):
-            return np.resize(np.concatenate(parts), count)
+        of_sources = (_rows_of_batches(source, int(source.cardinality())) for source in sources)
+        known = [rows for rows in of_sources if rows is not None and len(rows)]
+        if len(known) == len(sources):
+            return np.resize(np.concatenate(known), count)
     return None

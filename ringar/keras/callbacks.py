@@ -15,6 +15,7 @@ import keras
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import callback_list, checks, layer_state, losses, moving_statistics, share
+from ringar.keras.combine_rules import Combine
 from ringar.keras.first_batch import FirstBatch
 from ringar.keras.joining import Epochs
 from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
@@ -200,7 +201,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         process_set: ProcessSet | None = None,
         check: bool = True,
         replay_data: bool = True,
-        combine: moving_statistics.Combine | None = None,
+        combine: Combine | None = None,
     ) -> None:
         super().__init__(root_rank, process_set, check)
         callback_list.manage(Distributed)

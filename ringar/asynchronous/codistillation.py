@@ -8,7 +8,6 @@ files. The copies that teach it are no part of it (`ringar.asynchronous.teachers
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from ringar.collectives.call import Call
 from ringar.errors import UnsupportedError
 from ringar.job import membership, place
 from ringar.job.process_sets import ProcessSet, add_process_set, or_all
-from ringar.keras import description, share
+from ringar.keras import callback_traits, description, share
 from ringar.keras.optimizer import DistributedOptimizer, exchange_of
 from ringar.keras.reduction import Reduction
 from ringar.sharding.cut import cut_of
@@ -34,13 +33,6 @@ if TYPE_CHECKING:
     from typing import Literal
 
 _FILES = Call("ringar.Codistillation", name="files")
-#: Keras' callbacks that write, and the attribute with the place.
-_WRITERS = {
-    "BackupAndRestore": "backup_dir",
-    "CSVLogger": "filename",
-    "ModelCheckpoint": "filepath",
-    "TensorBoard": "log_dir",
-}
 _CLASSES: dict[type, type] = {}
 _sets: dict[tuple[int, ...], ProcessSet] = {}
 
@@ -295,12 +287,8 @@ def _check_model(model: keras.Model) -> None:
 
 def _check_files(callbacks: Any, settings: _Settings) -> None:
     """Check that groups write to different places. Collective of all ranks."""
-    places = [
-        os.path.abspath(os.fspath(getattr(callback, attribute)))
-        for callback in (callbacks if isinstance(callbacks, list | tuple) else [])
-        for kind, attribute in _WRITERS.items()
-        if isinstance(callback, getattr(keras.callbacks, kind))
-    ]
+    given = callbacks if isinstance(callbacks, list | tuple) else []
+    places = [path for c in given if callback_traits.writes(c) for path in callback_traits.paths(c)]
     of_ranks: Sequence[tuple[int, list[str]]] = allgather_object(
         (settings.group, places), name=_FILES.name
     )

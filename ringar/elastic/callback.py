@@ -18,7 +18,8 @@ from ringar.elastic.running import GoOn, keep_running
 from ringar.elastic.state import RanksChangeError
 from ringar.job import membership, place
 from ringar.job.process_sets import ProcessSet
-from ringar.keras import training_state
+from ringar.keras import callback_traits, training_state
+from ringar.keras.backup import Backup
 from ringar.keras.callbacks import Distributed
 from ringar.keras.fitting import Coordinated
 
@@ -27,7 +28,7 @@ class _FitState(KerasState):
     """Keep what `fit` needs to go on: a model, callbacks, and the place in the data."""
 
     def __init__(self, model: keras.Model, scale_learning_rate: bool, epoch: int) -> None:
-        super().__init__(model, epoch=epoch, done=0, counters=[], history=([], {}), size=0)
+        super().__init__(model, epoch=epoch, done=0, counters=None, history=([], {}), size=0)
         self._scale_learning_rate = scale_learning_rate
 
     def save(self) -> None:
@@ -38,10 +39,14 @@ class _FitState(KerasState):
     def restore(self) -> None:
         """Restore all, with the learning rate for the number of ranks that there are."""
         super().restore()
-        if self._scale_learning_rate and self.size:
+        self.scale_from(self.size)
+
+    def scale_from(self, size: int) -> None:
+        """Change the learning rate of `size` ranks to that of the ranks that there are."""
+        if self._scale_learning_rate and size:
             optimizer = self.model.optimizer
             rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-            optimizer.learning_rate = rate * place.size() / self.size
+            optimizer.learning_rate = rate * place.size() / size
 
 
 class Elastic(Coordinated):
@@ -81,9 +86,10 @@ class Elastic(Coordinated):
         self.every, self.scale_learning_rate = every, scale_learning_rate
         self._state: _FitState | None = None
         self._data: Dataset | None = None
-        self._steps = self._since = 0
+        self._steps = self._since = self._epoch = 0
         self._is_partial = False  # the epoch began behind a commit
         self._others: list[keras.callbacks.Callback] = []
+        self._has_writers = False  # with state, which the first rank alone knows
 
     def fit(
         self,
@@ -119,22 +125,45 @@ class Elastic(Coordinated):
         self, others: list[keras.callbacks.Callback], process_set: ProcessSet | None, steps: int
     ) -> None:
         """Restore the state, over what the callbacks have done at the beginning."""
-        assert self._state is not None
         self._others, self._steps, self._since = others, steps, 0
+        has_writers = any(callback_traits.writes(c) and callback_traits.state(c) for c in others)
+        self._has_writers = any(allgather_object(has_writers, name="elastic/callbacks"))
+        assert self._state is not None
+        if self._state.counters is None:  # a commit of callbacks that have just begun
+            self._keep(self._state.epoch, self._state.done)
+        self._restore()
+
+    def _restore(self) -> None:
+        """Go back to the last commit: variables, callbacks, History."""
+        assert self._state is not None
         self._state.restore()
-        if self._state.counters:
-            training_state.set_counters(others, self._state.counters)
+        training_state.set_counters(self._others, self._state.counters)
         if history := self._history():
             epochs, values = self._state.history
             history.epoch, history.history = list(epochs), {k: list(v) for k, v in values.items()}
 
-    def after_epoch_begin(self, epoch: int) -> None:
-        """Go to the data of the epoch; restore the metrics, which Keras has reset."""
+    def resumes(self, backup: Backup) -> bool:
+        """Go on from the backup, if it is further than the commit."""
         assert self._state is not None
         assert self._data is not None
+        backup.rows_after = self._data.done_after
+        point = backup.find_rows()
+        if point is not None and point > (self._state.epoch, self._state.done):
+            backup.restore()
+            self._state.scale_from(backup.ranks)
+            self._keep(*point)
+            raise GoOn  # Keras has asked for the number of batches
+        self._restore()  # to look at a backup is to load it
+        return True
+
+    def after_epoch_begin(self, epoch: int) -> None:
+        """Go to the data of the epoch; undo what callbacks do when it begins, if that was done."""
+        assert self._state is not None
+        assert self._data is not None
+        self._epoch = epoch
         self._data.go_to(epoch, self._state.done if self._is_partial else 0)
         if self._is_partial:
-            self._state.restore()
+            self._restore()
 
     def before_batch(self, batch: int) -> None:
         """Commit, if it is time; let ranks in and out."""
@@ -148,20 +177,16 @@ class Elastic(Coordinated):
         self._ask(batch)
         self._since += self.model.steps_per_execution
         if self._since >= self.every:
-            self._keep(self._state_epoch, self._data.done_after(batch))
+            self._keep(self._epoch, self._data.done_after(batch))
 
     def after_epoch_end(self, epoch: int) -> None:
         """Commit, and let ranks in and out."""
         assert self._state is not None
-        self._keep(epoch + 1, 0)
+        self._keep(self.params["epochs"] if self.model.stop_training else epoch + 1, 0)
         if not self.model.stop_training:
             self._state.check_for_changes()
             if self._is_partial:
                 raise GoOn  # Keras asks for the number of batches once only
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Note the epoch."""
-        self._state_epoch = epoch
 
     def _ask(self, batch: int) -> None:
         """Ask all ranks to look at what is to change, with the gradients of this batch.
@@ -179,13 +204,15 @@ class Elastic(Coordinated):
         wanted, stops = np.any(allgather_object(own, name="elastic/changes"), axis=0)
         if wanted and not stops:
             assert self._data is not None
-            self._keep(self._state_epoch, self._data.done_after(batch))
+            self._keep(self._epoch, self._data.done_after(batch))
             raise RanksChangeError(leaves)
 
     def _keep(self, epoch: int, done: int) -> None:
         assert self._state is not None
         self._since = 0
         self._state.epoch, self._state.done = epoch, done
+        if self._has_writers:  # another rank may be the first soon
+            training_state.share_writers(self._others, None, "elastic/callbacks")
         self._state.counters = training_state.counters(self._others)
         if history := self._history():
             self._state.history = (history.epoch, history.history)

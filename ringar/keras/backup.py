@@ -88,10 +88,56 @@ class Backup(keras.callbacks.Callback):
         self._others = others
         self._process_set = process_set
         self._epoch = self._batch = self._since = 0
+        self._rows: int | None = None
         self._restored: dict[str, Any] | None = None
+        #: For data that know how far an epoch has come: its rows that are done after some batches.
+        self.rows_after: Callable[[int], int] | None = None
 
     def find(self) -> Point:
         """Restore the backup, if there is one, and return where training goes on. Collective."""
+        state = self._look()
+        self.restore()
+        if state is None:
+            return 0, 0
+        if state["stopped"]:
+            return int(self.params["epochs"]), 0
+        if state.get("rows"):
+            raise ValueError(
+                f"rank {or_all(self._process_set).rank()} | backup: expected "
+                "ringar.callbacks.Elastic() and its data, with which the backup in "
+                f"{self.settings.folder!r} was made, received other data; use them again, or "
+                "remove the backup"
+            )
+        # Other numbers of ranks have other global batches: count examples.
+        ranks = state["ranks"] or or_all(self._process_set).size()
+        return state["epoch"], state["batches"] * ranks // or_all(self._process_set).size()
+
+    def find_rows(self) -> Point | None:
+        """Return the epoch of the backup and its rows that are done; restore nothing. Collective.
+
+        None: there is no backup.
+        """
+        state = self._look()
+        if state is None:
+            return None
+        if state["stopped"]:
+            return int(self.params["epochs"]), 0
+        if state["batches"] and state.get("rows") is None:
+            raise ValueError(
+                f"rank {or_all(self._process_set).rank()} | backup: expected one that was made "
+                "with ringar.callbacks.Elastic(), or at the end of an epoch, received one in "
+                f"{self.settings.folder!r} of other data, after {state['batches']} batches; go on "
+                "without Elastic, or remove the backup"
+            )
+        return state["epoch"], state.get("rows") or 0
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks that made the backup; 0 if it does not say so."""
+        return 0 if self._restored is None else int(self._restored["ranks"])
+
+    def _look(self) -> dict[str, Any] | None:
+        """Read the state of the backup; None if there is none."""
         if not self.model.built:
             raise ValueError(
                 f"rank {or_all(self._process_set).rank()} | BackupAndRestore: expected a model "
@@ -103,15 +149,7 @@ class Backup(keras.callbacks.Callback):
             optimizer.build(self.model.trainable_variables)
             build_exchange(optimizer)
         self._restored = self._on_first_rank(self._read, "read")
-        self.restore()
-        if self._restored is None:
-            return 0, 0
-        if self._restored["stopped"]:
-            return int(self.params["epochs"]), 0
-        # Other numbers of ranks have other global batches: count examples.
-        ranks = self._restored["ranks"] or or_all(self._process_set).size()
-        batches = self._restored["batches"] * ranks // or_all(self._process_set).size()
-        return self._restored["epoch"], batches
+        return self._restored
 
     def restore(self) -> None:
         """Give the model, its optimizer and the callbacks the state that `find` has read."""
@@ -126,24 +164,31 @@ class Backup(keras.callbacks.Callback):
     def save(self) -> None:
         """Write the state of training as it is now. Collective."""
         self._since = 0
+        within_epoch = bool(self._batch or self._rows)
         state = {
             "epoch": self._epoch,
             "batches": self._batch,
+            "rows": self._rows,
             "ranks": or_all(self._process_set).size(),
             "stopped": bool(self.model.stop_training),
-            "own": training_state.capture(self.model, self._batch > 0, self._process_set),
+            "own": training_state.capture(self.model, within_epoch, self._process_set),
             "callbacks": training_state.counters(self._others),
         }
         self._on_first_rank(lambda: self._write(state), "write")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Note the epoch."""
-        self._epoch, self._batch = epoch, 0
+        self._epoch = epoch
+        self._count(0)
+
+    def _count(self, batches: int) -> None:
+        self._batch = batches
+        self._rows = None if self.rows_after is None else self.rows_after(batches)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Save after every `save_freq` batches."""
         self._since += batch + 1 - self._batch
-        self._batch = batch + 1
+        self._count(batch + 1)
         every = self.settings.save_freq
         if isinstance(every, str) or not self._since >= every > 0:
             return
@@ -152,7 +197,7 @@ class Backup(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Save, with `save_freq="epoch"`."""
-        self._epoch, self._batch = epoch + 1, 0
+        self._epoch, self._batch, self._rows = epoch + 1, 0, None
         if self.settings.save_freq == "epoch":
             self.save()
 

@@ -6,9 +6,11 @@ a `Distributed` then becomes one of ringar's (its class is replaced by a subclas
 distributed optimizer), and the order in which the user wrote the callbacks does not matter:
 
 - `Distributed` comes before Keras' callbacks that read metrics, which see those of all ranks then.
-- Callbacks that write files stay on the first rank only. Files appear whole.
+- Callbacks that write (`callback_traits`) stay on the first rank only. Files appear whole.
+- `agreement.Agreement` comes behind all callbacks, and lets all ranks stop if one has decided so.
 - `backup.Backup` takes the place of BackupAndRestore, on all ranks, behind all others: what it
   saves at the end of an epoch has what the others did there.
+- The state of a callback that runs everything itself, such as `Elastic`, comes before a backup's.
 - While `replay.Replay` draws the batches before a resumed one, no callback is called.
 """
 
@@ -19,10 +21,11 @@ from typing import Any
 
 import keras
 
-from ringar.collectives import allgather_object, broadcast_object
+from ringar.collectives import allgather_object
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import training_state
+from ringar.keras import callback_traits, training_state
+from ringar.keras.agreement import Agreement
 from ringar.keras.backup import Backup, Settings, tell
 from ringar.keras.fitting import Coordinated
 from ringar.keras.replay import Replay
@@ -32,8 +35,6 @@ from ringar.keras.whole_file import SavedWhole
 from ringar.sharding.cut import cut_of
 
 _K = keras.callbacks
-_WRITERS = (_K.CSVLogger, _K.ModelCheckpoint, _K.ProgbarLogger, _K.RemoteMonitor, _K.TensorBoard)
-_READERS = (*_WRITERS, _K.EarlyStopping, _K.History, _K.ReduceLROnPlateau)
 _CLASSES: dict[type, type] = {}
 
 
@@ -60,20 +61,18 @@ class DistributedListMixin:
         """
         self._distributed, self._backup, self._replay = distributed, None, None
         self._given = given = [c for c in self.callbacks if c is not distributed]
-        place = next((i for i, c in enumerate(self.callbacks) if isinstance(c, _READERS)), None)
-        place = min(self.callbacks.index(distributed), len(given) if place is None else place)
-        given.insert(place, distributed)
-        writes = or_all(self._process_set).rank() == 0
-        dropped = (_K.BackupAndRestore, *(() if writes else _WRITERS))
-        kept = _checkpoints(given, writes) if exchange_of(model) is not None else []
-        self.callbacks = [c for c in given if c in kept or not isinstance(c, dropped)]
-        if any(isinstance(c, _K.ModelCheckpoint) and _takes_all_ranks(model, c) for c in given):
-            raise ValueError(
-                f"rank {or_all(self._process_set).rank()} | ModelCheckpoint: expected a model "
-                "that the first rank can save alone, received one with split layers or a "
-                "SparseNet; save ringar.parallel.merge(model), or a SparseNet as it is, after "
-                "`fit`, and use BackupAndRestore during it"
-            )
+        readers = (i for i, c in enumerate(given) if callback_traits.reads_metrics(c))
+        given.insert(min(self.callbacks.index(distributed), next(readers, len(given))), distributed)
+        is_first = or_all(self._process_set).rank() == 0
+        backups = [c for c in given if isinstance(c, _K.BackupAndRestore)]
+        savers = [c for c in given if callback_traits.saves_models(c) and c not in backups]
+        _check_savers(model, savers)
+        kept = _checkpoints(given, savers, is_first) if exchange_of(model) is not None else []
+        self.callbacks = [
+            c
+            for c in given
+            if c not in backups and (is_first or c in kept or not callback_traits.writes(c))
+        ]
 
     def save_whole(self) -> None:
         """Let each ModelCheckpoint save through `SavedWhole`, after the list has the model."""
@@ -97,7 +96,7 @@ class DistributedListMixin:
         for callback in self._coordinated:
             steps = self._common_steps or self.params.get("steps") or 0
             callback.begin_training(self._given, self._process_set, steps)
-        if self._backup is None:
+        if self._backup is None or any(c.resumes(self._backup) for c in self._coordinated):
             return
         epoch, batches = self._backup.find()
         if epoch >= self.params["epochs"]:
@@ -124,6 +123,7 @@ class DistributedListMixin:
         all_of_them, steps = zip(*ranks, strict=True)
         known = [number for number in steps if number is not None]
         self._common_steps = min(known, default=None) if len(set(steps)) > 1 else None
+        self._append(Agreement(self._process_set, self._distributed.check))
         if not all_of_them[0]:
             if any(all_of_them):
                 raise ValueError(
@@ -133,10 +133,13 @@ class DistributedListMixin:
                 )
             return
         self._backup = Backup(all_of_them[0][0], self._given, self._process_set, self._common_steps)
-        self._backup.set_model(self.model)
-        self._backup.set_params(self.params)
-        self.callbacks.append(self._backup)
+        self._append(self._backup)
         self._async_train = False  # a backup in another thread would mix up the collectives
+
+    def _append(self, callback: keras.callbacks.Callback) -> None:
+        callback.set_model(self.model)
+        callback.set_params(self.params)
+        self.callbacks.append(callback)
 
     def _refuse_backups(self) -> None:
         for callback in self._given:
@@ -208,35 +211,47 @@ class DistributedListMixin:
         """Wait until the first rank has written its files; take over what it knows."""
         super().on_train_end(logs)  # type: ignore[misc]
         self.model._initial_epoch = None  # of this `fit` only
-        ranks = or_all(self._process_set)
-        if ranks.size() > 1 and self._distributed.meets:
-            kept = [c for c in self._given if isinstance(c, _K.ModelCheckpoint)]
-            where: dict[str, Any] = {"name": "end of training", "process_set": self._process_set}
-            state = broadcast_object(training_state.counters(kept), ranks.ranks[0], **where)
-            training_state.set_counters(kept, state)
+        if self._distributed.meets:
+            training_state.share_writers(self._given, self._process_set, "end of training")
 
 
-def _takes_all_ranks(model: keras.Model, saving: keras.callbacks.ModelCheckpoint) -> bool:
-    """Return whether the first rank cannot write the files of a ModelCheckpoint alone."""
+def _check_savers(model: keras.Model, savers: list[keras.callbacks.Callback]) -> None:
+    """Check that the first rank alone can save `model` as the callbacks `savers` do."""
+    for saver in savers:
+        name = f"rank {place.rank()} | {type(saver).__name__}: expected a model that "
+        if _takes_all_ranks(model, saver):
+            raise ValueError(
+                f"{name}the first rank can save alone, received one with split layers or a "
+                "SparseNet; save ringar.parallel.merge(model), or a SparseNet as it is, after "
+                "`fit`, and use BackupAndRestore during it"
+            )
+        if exchange_of(model) is not None and not isinstance(saver, _K.ModelCheckpoint):
+            raise ValueError(
+                f"{name}each rank has whole, received one with a sharded optimizer; use "
+                "ModelCheckpoint or BackupAndRestore, which gather it"
+            )
+
+
+def _takes_all_ranks(model: keras.Model, saver: Any) -> bool:
+    """Return whether the first rank cannot write the files of a callback alone."""
     if any(cut_of(weight) is not None for weight in (model.weights if model.built else ())):
         return True
-    layers = () if saving.save_weights_only else model._flatten_layers()
+    layers = () if saver.save_weights_only else model._flatten_layers()
     return any(getattr(layer, "saves_on_all_ranks", False) for layer in layers)
 
 
 def _checkpoints(
-    given: list[keras.callbacks.Callback], writes: bool
+    given: list[keras.callbacks.Callback], savers: list[Any], is_first: bool
 ) -> list[keras.callbacks.Callback]:
     """Return the callbacks that save a model whose optimizer is sharded: on all ranks together."""
-    found = [c for c in given if isinstance(c, _K.ModelCheckpoint)]
-    for callback in found:
+    for callback in savers:
         if callback.save_freq != "epoch":
             raise ValueError(
                 f'rank {place.rank()} | ModelCheckpoint: expected save_freq="epoch" with a sharded '
                 "optimizer, which all ranks save together, received "
                 f"save_freq={callback.save_freq}; use BackupAndRestore for batches"
             )
-        if not writes:
+        if not is_first:
             callback.verbose = 0
     for callback in given:
         if isinstance(callback, getattr(_K, "SwapEMAWeights", ())):
@@ -245,7 +260,7 @@ def _checkpoints(
                 "averages, received a sharded one; evaluate after `fit`, which leaves the averages "
                 "in the model"
             )
-    return found
+    return savers
 
 
 def manage(distributed: type[keras.callbacks.Callback]) -> None:

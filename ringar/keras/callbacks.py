@@ -23,7 +23,7 @@ from ringar.keras.metrics import Metrics
 from ringar.keras.optimizer import exchange_of, grid_of
 from ringar.keras.save_on_signal import SaveOnSignal
 from ringar.keras.seeds import separate_seeds
-from ringar.keras.synchronize import average_logs, broadcast_model, end_epoch
+from ringar.keras.synchronize import average_logs, broadcast_model
 from ringar.keras.tuning import fit as tuning
 
 __all__ = [
@@ -293,7 +293,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
             self._combination.look(self.model)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Join the ranks that still train, combine their metrics and statistics, compare ranks."""
+        """Join the ranks that still train, combine their metrics and statistics."""
         assert self._epochs is not None
         self._epochs.leave()
         super().on_epoch_end(epoch, logs)
@@ -301,17 +301,15 @@ class Distributed(BroadcastGlobalVariablesCallback):
         self._compare_examples()
         logs = {} if logs is None else logs
         self._metrics.end_epoch(self.model, logs)
-        end_epoch(self.model, logs, self.process_set, check=self.check)
+        average_logs(logs, self.process_set)
         if self.check and not self._weights_compared:
             checks.check_weights(self.model, self.process_set)
             self._weights_compared = True
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
-        """Check that all ranks hold the same weights."""
+        """End what was begun for this training."""
         if self.tuner is not None:
             self.tuner.end_training()
-        if self.check:
-            checks.check_weights(self.model, self.process_set)
         self._meet_again()
 
     def _combine(self) -> None:

@@ -216,9 +216,9 @@ def check_weights(model: keras.Model, process_set: ProcessSet | None = None) -> 
                 "the same weights on every rank",
                 f"other values of {different.names}",
                 "Every rank must begin with the same weights (ringar.callbacks.Distributed() sees "
-                "to it) and apply reduced gradients only; callbacks that restore weights by "
-                "metrics, such as EarlyStopping, must come after ringar.callbacks.Distributed() in "
-                "the list."
+                "to it) and apply reduced gradients only. Give every rank the callbacks that set "
+                "weights; those that do so by metrics, such as EarlyStopping, must come after "
+                "ringar.callbacks.Distributed() in the list."
                 + (_OF_A_STEP if type(model).train_step is not keras.Model.train_step else ""),
             )
         )

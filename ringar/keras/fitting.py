@@ -44,6 +44,14 @@ class Coordinated(keras.callbacks.Callback):
             steps: the steps of an epoch that all ranks have; 0 if they are not known.
         """
 
+    def resumes(self, backup: Any) -> bool:
+        """Return whether this callback decides where training goes on. Collective.
+
+        Args:
+            backup: the `Backup` of the list, which has not been read yet.
+        """
+        return False
+
     def after_epoch_begin(self, epoch: int) -> None:
         """Act after the other callbacks."""
 

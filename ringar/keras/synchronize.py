@@ -1,4 +1,4 @@
-"""The communication of the callbacks: state at the start, metrics at the end of an epoch."""
+"""The communication of the callbacks: state at the start, metrics and a stop at an epoch's end."""
 
 from __future__ import annotations
 
@@ -44,41 +44,32 @@ def average_logs(logs: dict[str, float] | None, process_set: ProcessSet | None =
     _set_averages(logs, keys, rows)
 
 
-def end_epoch(
-    model: keras.Model,
-    logs: dict[str, float] | None,
-    process_set: ProcessSet | None = None,
-    check: bool = True,
-) -> None:
-    """Average `logs` in place and agree whether to stop, in one exchange.
+def agree(model: keras.Model, process_set: ProcessSet | None = None, check: bool = True) -> None:
+    """Agree whether to stop.
 
     Args:
         model: the model that is trained; `stop_training` is set if any rank has set it.
-        logs: the metrics of the epoch.
         process_set: the ranks concerned; by default all.
-        check: compare the learning rates too.
+        check: compare the learning rates, too.
 
     Raises:
         MismatchError: on every rank, if the learning rates differ.
     """
     if or_all(process_set).size() == 1:
         return
-    logs = {} if logs is None else logs
-    keys = _numbers(logs)
-    own = [*(logs[key] for key in keys), _learning_rate(model), bool(model.stop_training)]
-    rows = _gather(own, "end of epoch:" + ",".join(keys), process_set)
-    _set_averages(logs, keys, rows)
-    rates = rows[:, -2]
+    own = [_learning_rate(model), bool(model.stop_training)]
+    rates, stops = _gather(own, "end of epoch", process_set).T
     if check and not np.array_equal(rates, np.full_like(rates, rates[0]), equal_nan=True):
         raise MismatchError(
             Call("allgather", name="end of epoch").refusal(
                 "the same learning rate on every rank",
                 ", ".join(f"{rate:g} (rank {rank})" for rank, rate in enumerate(rates)),
-                "A callback that changes it by metrics must come after "
-                "ringar.callbacks.Distributed() in the list, where metrics are those of all ranks.",
+                "Give every rank the callback that changes it. One that decides by metrics must "
+                "come after ringar.callbacks.Distributed() in the list, where metrics are those "
+                "of all ranks.",
             )
         )
-    model.stop_training = bool(rows[:, -1].any())
+    model.stop_training = bool(stops.any())
 
 
 def _numbers(logs: dict[str, float] | None) -> list[str]:

@@ -20,7 +20,7 @@ from keras.src.backend.common import global_state  # the generator of random fun
 from ringar.collectives import allgather_object, broadcast_object
 from ringar.collectives.digest import digest
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import share
+from ringar.keras import callback_traits, share
 from ringar.sharding import slots
 from ringar.sharding.cut import cut_of
 from ringar.sharding.sharded_variable import is_sharded
@@ -30,15 +30,6 @@ from ringar.sharding.whole import joined
 _GROUP = "ringar"
 #: The kinds of variables that a file of weights lacks.
 _LACKING = ("seed", "global seed", "metric", "exchange")
-
-#: The attributes of Keras' callbacks that change while a model is trained and decide what follows.
-_COUNTERS: dict[str, tuple[str, ...]] = {
-    "EarlyStopping": ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
-    "ModelCheckpoint": ("_batches_seen_since_last_saving", "_last_batch_seen", "best"),
-    "ReduceLROnPlateau": ("best", "cooldown_counter", "wait"),
-    "SwapEMAWeights": ("_ema_weights_in_model",),
-    "TensorBoard": ("_global_train_batch", "_global_test_batch"),
-}
 
 
 def capture(model: keras.Model, metrics: bool, process_set: ProcessSet | None = None) -> list[Any]:
@@ -161,22 +152,32 @@ def variables_of(model: keras.Model, metrics: bool = True) -> dict[str, Any]:
 
 
 def counters(callbacks: Iterable[keras.callbacks.Callback]) -> list[Any]:
-    """Return the state of Keras' own callbacks: pairs of a class name and its attributes."""
-    return [
-        (kind, {name: getattr(c, name) for name in names if hasattr(c, name)})
-        for c in callbacks
-        for kind, names in _COUNTERS.items()
-        if isinstance(c, getattr(keras.callbacks, kind, ()))
-    ]
+    """Return the state of callbacks: pairs of the name of a class and its attributes."""
+    states = ((callback_traits.kind(c), callback_traits.state(c)) for c in callbacks)
+    return [(kind, values) for kind, values in states if values]
 
 
-def set_counters(callbacks: Sequence[keras.callbacks.Callback], state: Sequence[Any]) -> None:
+def set_counters(callbacks: Iterable[keras.callbacks.Callback], state: Sequence[Any]) -> None:
     """Give `callbacks` the state that `counters` has returned: the n-th of a kind to the n-th."""
-    for kind in _COUNTERS:
-        own = [c for c in callbacks if isinstance(c, getattr(keras.callbacks, kind, ()))]
-        for callback, values in zip(own, (v for k, v in state if k == kind), strict=False):
-            for name, value in values.items():
-                setattr(callback, name, value)
+    left = list(state)
+    for callback in callbacks:
+        kind = callback_traits.kind(callback)
+        index = next((i for i, (of, _) in enumerate(left) if of == kind), None)
+        if index is not None:
+            vars(callback).update(left.pop(index)[1])
+
+
+def share_writers(
+    callbacks: Iterable[keras.callbacks.Callback], process_set: ProcessSet | None, name: str
+) -> None:
+    """Give all ranks the state of the callbacks that the first rank alone calls. Collective."""
+    ranks = or_all(process_set)
+    writers = [callback for callback in callbacks if callback_traits.writes(callback)]
+    if ranks.size() > 1:
+        state = broadcast_object(
+            counters(writers), ranks.ranks[0], name=name, process_set=process_set
+        )
+        set_counters(writers, state)
 
 
 def write(path: str, state: dict[str, Any]) -> None:

@@ -27,6 +27,36 @@ def compiled(seed: int = 0) -> keras.Model:
     return model
 
 
+class Once(keras.callbacks.Callback):
+    """A user's callback that is for rank 0: a second rank could not make its folders."""
+
+    rank_zero = True
+    state_attributes = ("best",)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.best = folder, -1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.best = epoch
+        (self.folder / f"{epoch} {logs['loss']}").mkdir(parents=True)
+
+
+class Folders(keras.callbacks.Callback):
+    """As OrbaxCheckpoint: a later class of Keras, which ringar does not know by name."""
+
+    __module__ = "keras.src.callbacks.folders"
+
+    def __init__(self, directory: Path, monitor: str = "loss", save_freq: str = "epoch") -> None:
+        super().__init__()
+        self.directory, self.monitor, self.save_freq = directory, monitor, save_freq
+        self.save_weights_only, self.best = True, -1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.best = epoch
+        (self.directory / f"{epoch} {logs['loss']}").mkdir(parents=True)
+
+
 @pytest.mark.parametrize("turn", range(3))
 def test_callbacks_in_any_order(
     turn: int, shared_tmp_path: Path, rank: int, exchange: Exchange, capsys: Any
@@ -43,8 +73,10 @@ def test_callbacks_in_any_order(
         keras.callbacks.CSVLogger(shared_tmp_path / "log.csv"),
         keras.callbacks.TensorBoard(shared_tmp_path / "board", update_freq="batch"),
         keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True),
+        Folders(shared_tmp_path / "folders"),
+        Once(shared_tmp_path / "once"),
     ]
-    order = list(itertools.permutations(range(6)))[turn * 311]
+    order = list(itertools.permutations(range(8)))[turn * 17419]
     capsys.readouterr()
     history = compiled(rank).fit(
         own, epochs=3, validation_data=own, verbose=0, callbacks=[callbacks[i] for i in order]
@@ -57,6 +89,11 @@ def test_callbacks_in_any_order(
     rows = list(csv.DictReader((shared_tmp_path / "log.csv").open()))
     assert [float(row["val_loss"]) for row in rows] == history.history["val_loss"]
     assert len(list((shared_tmp_path / "board" / "train").iterdir())) == 1
+    # Rank 0 alone made them, by the metrics of all ranks.
+    folders = sorted((shared_tmp_path / "folders").iterdir())
+    expected = [f"{epoch} {loss}" for epoch, loss in enumerate(history.history["loss"])]
+    assert [folder.name for folder in folders] == expected
+    assert exchange([c.best for c in callbacks[6:8]]) == [[2, 2]] * len(exchange(0))
     assert ("saving model to" in capsys.readouterr().out) == (rank == 0)
     assert exchange(checkpoint.best) == [min(history.history["val_loss"])] * len(exchange(0))
     assert len({str(h) for h in exchange(history.history)}) == 1
@@ -92,3 +129,23 @@ def test_backup_that_rank_0_does_not_have(tmp_path: Path, rank: int) -> None:
         callbacks.append(keras.callbacks.BackupAndRestore(tmp_path))
     with pytest.raises(ValueError, match="expected BackupAndRestore on rank 0"):
         compiled().fit(data, verbose=0, callbacks=callbacks)
+
+
+@pytest.mark.ranks(2)
+def test_another_saver_refuses_a_sharded_optimizer(tmp_path: Path) -> None:
+    model = common.dense_model()
+    model.compile(ringar.DistributedOptimizer(keras.optimizers.Adam(), shard="optimizer"), "mse")
+    with pytest.raises(ValueError, match=r"Folders: expected .* received one with a sharded"):
+        callbacks = [ringar.callbacks.Distributed(), Folders(tmp_path)]
+        model.fit(*common.regression(4), verbose=0, callbacks=callbacks)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.slow
+def test_orbax_checkpoints(shared_tmp_path: Path, rank: int, exchange: Exchange) -> None:
+    pytest.importorskip("orbax.checkpoint")
+    callback = keras.callbacks.OrbaxCheckpoint(shared_tmp_path / "orbax", max_to_keep=None)
+    callbacks = [callback, ringar.callbacks.Distributed()]
+    x, y = common.regression(8, seed=rank)
+    compiled(rank).fit(x, y, 4, 3, verbose=0, callbacks=callbacks)
+    assert sorted(p.name for p in (shared_tmp_path / "orbax").iterdir()) == ["0", "1", "2"]

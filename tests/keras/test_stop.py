@@ -108,3 +108,24 @@ def test_a_stop_before_validation(rank: int, exchange: Exchange) -> None:
         callbacks=[ringar.callbacks.Distributed(), Counter(2 if rank == 1 else None)],
     )
     assert len(set(exchange(common.digest(model)))) == 1
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_callback_on_one_rank_decides_at_an_epochs_end(rank: int, exchange: Exchange) -> None:
+    """It stops all ranks; weights and learning rates that it changes there are errors."""
+
+    def fit(*callbacks: keras.callbacks.Callback) -> list[int]:
+        model = common.dense_model(seed=0)
+        model.compile(ringar.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+        given = [ringar.callbacks.Distributed(), *(callbacks if rank == 0 else ())]
+        x, y = common.regression(8, seed=rank)
+        epochs: list[int] = model.fit(x, y, 4, 4, verbose=0, callbacks=given).epoch
+        return epochs
+
+    stop = keras.callbacks.EarlyStopping("loss", mode="max", patience=1)
+    assert exchange(fit(stop)) == [[0, 1]] * ringar.size()
+    with pytest.raises(ringar.errors.MismatchError, match="other values of .*kernel"):
+        fit(keras.callbacks.EarlyStopping("loss", mode="max", restore_best_weights=True))
+    slower = keras.callbacks.ReduceLROnPlateau("loss", mode="max", patience=1, factor=0.5)
+    with pytest.raises(ringar.errors.MismatchError, match=r"0.05 \(rank 0\), 0.1 \(rank 1\)"):
+        fit(slower)

@@ -23,7 +23,7 @@ from ringar.collectives.call import Call
 from ringar.errors import UnsupportedError
 from ringar.job import membership, place
 from ringar.job.process_sets import ProcessSet, add_process_set, or_all
-from ringar.keras import callback_traits, description, share
+from ringar.keras import callback_traits, description, keras_2, share
 from ringar.keras.optimizer import DistributedOptimizer, exchange_of
 from ringar.keras.reduction import Reduction
 from ringar.sharding.cut import cut_of
@@ -218,7 +218,7 @@ def _distances(settings: _Settings, teachers: Teachers, x: Any, y_pred: Any) -> 
 
 def _distributed(optimizer: Any, settings: _Settings) -> Any:
     """Return an optimizer that reduces gradients within the group, and counts its steps."""
-    optimizer = keras.optimizers.get(optimizer)
+    optimizer = keras_2.optimizer_of(optimizer, "Codistillation")
     if optimizer is None:
         return None
     ranks = settings.process_set

@@ -16,7 +16,7 @@ from ringar.asynchronous.replica import Pulled, Replica
 from ringar.asynchronous.replication import Replication
 from ringar.asynchronous.staleness import UNLIMITED, BackupWorkers, HardSync
 from ringar.collectives.host_call import host_call
-from ringar.keras import sparse
+from ringar.keras import keras_2, sparse
 from ringar.keras.optimizer import distribute
 from ringar.keras.reduction import all_finite
 
@@ -94,7 +94,7 @@ def Downpour(  # the paper's name
         warm_start if server.worker > 0 else 0,
         overlap,
     )
-    optimizer = keras.optimizers.get(optimizer)
+    optimizer = keras_2.optimizer_of(optimizer, "Downpour")
     replication = DownpourReplication(server, pace, _rate_of(optimizer))
     server.before_close(replication.finish)
     return distribute(optimizer, replication, "ringar.Downpour")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ringar.elastic.state import ObjectState
 from ringar.job import place
-from ringar.keras import layer_state, training_state
+from ringar.keras import keras_2, layer_state, training_state
 
 #: Each rank's own: its seeds, and what its metrics have counted.
 _OWN = ("seed", "global seed", "metric")
@@ -36,6 +36,7 @@ class KerasState(ObjectState):
         **objects: object,
     ) -> None:
         super().__init__(**objects)
+        keras_2.refuse(model, type(self).__name__.lstrip("_"))
         if not model.built:
             raise ValueError(
                 f"rank {place.rank()} | KerasState: expected a model that is built, received "

@@ -187,12 +187,12 @@ class Backup(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Save after every `save_freq` batches."""
-        self._since += batch + 1 - self._batch
+        since = self._since + batch + 1 - self._batch
         self._count(batch + 1)
-        every = self.settings.save_freq
-        if isinstance(every, str) or not self._since >= every > 0:
-            return
-        if self._common_steps is None or batch < self._common_steps:
+        if self._common_steps is not None and batch >= self._common_steps:
+            return  # other ranks do not count this batch
+        self._since, every = since, self.settings.save_freq
+        if not isinstance(every, str) and since >= every > 0:
             self.save()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:

@@ -1,6 +1,6 @@
 """What a callback does: whether it writes, to which paths, and which attributes are its state.
 
-Traits are read from a callback's class, so that callbacks of later versions of Keras have them, too.
+Traits are read from a callback's class, so that new callbacks of Keras have them, too.
 A class of Keras writes if its constructor takes a path. Its state is what its methods assign,
 except the constructor. Subclasses inherit both. Other classes name their traits: `rank_zero`,
 `state_attributes`.
@@ -30,7 +30,7 @@ _COUNTERS = {keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_
 
 
 def writes(callback: keras.callbacks.Callback) -> bool:
-    """Return whether `callback` is for the first rank only: its `rank_zero`, or Keras' own habit."""
+    """Return whether `callback` is for the first rank: by its `rank_zero`, or a path."""
     given = getattr(callback, "rank_zero", None)
     if given is not None:
         return bool(given)

@@ -14,7 +14,15 @@ import keras
 
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import callback_list, checks, layer_state, losses, moving_statistics, share
+from ringar.keras import (
+    callback_list,
+    checks,
+    keras_2,
+    layer_state,
+    losses,
+    moving_statistics,
+    share,
+)
 from ringar.keras.combine_rules import Combine
 from ringar.keras.first_batch import FirstBatch
 from ringar.keras.joining import Epochs
@@ -36,7 +44,7 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+class BroadcastGlobalVariablesCallback(keras_2.Callback):
     """Give all ranks the weights and the optimizers' state of one rank when training begins.
 
     Optimizers are that of `compile`, and those that are attributes of the model or of a model in
@@ -105,7 +113,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         return True
 
 
-class MetricAverageCallback(keras.callbacks.Callback):
+class MetricAverageCallback(keras_2.Callback):
     """Average the results of metrics over the ranks at the end of an epoch, as in Horovod.
 
     Put it before ReduceLROnPlateau, EarlyStopping, ModelCheckpoint and other readers of metrics.

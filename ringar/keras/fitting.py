@@ -10,12 +10,13 @@ from typing import Any
 import keras
 
 from ringar.job.process_sets import ProcessSet
+from ringar.keras import keras_2
 
 INITIAL_EPOCH = "_ringar_initial_epoch"
 """The attribute of a model that has the `initial_epoch` of its last `fit`."""
 
 
-class Coordinated(keras.callbacks.Callback):
+class Coordinated(keras_2.Callback):
     """A callback whose hooks run on all ranks at the same place, so that they may communicate."""
 
     def fit(

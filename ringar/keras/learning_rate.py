@@ -15,11 +15,12 @@ import tensorflow as tf
 
 from ringar.job import place
 from ringar.job.process_sets import or_all
+from ringar.keras import keras_2
 from ringar.keras.optimizer import exchange_of
 from ringar.sharding.slots import inner_optimizer
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):
+class LearningRateScheduleCallback(keras_2.Callback):
     """Set the learning rate to `initial_lr * multiplier` between two epochs.
 
     Args:

@@ -34,7 +34,7 @@ from ringar.collectives.compression import Compression, Compressor
 from ringar.collectives.powersgd import PowerSGD
 from ringar.errors import NotInitializedError
 from ringar.job import place
-from ringar.keras import first_step, fitting, losses, share, slot_files
+from ringar.keras import first_step, fitting, keras_2, losses, share, slot_files
 from ringar.keras import offload as offloads
 from ringar.keras.exchange import Exchange
 from ringar.keras.grid_reduction import GridReduction
@@ -322,7 +322,7 @@ def _sharded(
             '`shard` must be None, "optimizer", "gradients" or "weights". '
             f"Received: shard={stage!r}"
         )
-    optimizer = keras.optimizers.get(optimizer)
+    optimizer = keras_2.optimizer_of(optimizer, "DistributedOptimizer")
     check(optimizer, reduction)
     # In a LossScaleOptimizer the inner one is distributed, as `compile` leaves it.
     inner = inner_optimizer(optimizer)
@@ -370,7 +370,7 @@ def distribute(
         raise NotInitializedError(
             f"{function} was used before ringar.init(): call ringar.init() first."
         )
-    optimizer = keras.optimizers.get(optimizer)
+    optimizer = keras_2.optimizer_of(optimizer, "DistributedOptimizer")
     if any(isinstance(one, DistributedMixin) for one in with_nested(optimizer)):
         raise ValueError(
             "`optimizer` must not be distributed already: its gradients would be reduced twice. "

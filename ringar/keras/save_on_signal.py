@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-import keras
 import numpy as np
 
 from ringar.collectives import Max, allreduce
 from ringar.job import log
 from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras import keras_2
 from ringar.keras.backup import Backup
 from ringar.keras.slot_files import on_first_rank_of
 from ringar.keras.whole_file import SavedWhole
@@ -24,7 +24,7 @@ _log = log.logger(__name__)
 _SAME = 1.0  # seconds within which a signal that comes again is the same one
 
 
-class SaveOnSignal(keras.callbacks.Callback):
+class SaveOnSignal(keras_2.Callback):
     """Save the training and end the job when any rank has received a signal.
 
     All ranks stop after the same batch. Rank 0 saves: the backup of a

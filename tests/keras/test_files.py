@@ -135,8 +135,8 @@ def test_backup_that_rank_0_does_not_have(tmp_path: Path, rank: int) -> None:
 def test_another_saver_refuses_a_sharded_optimizer(tmp_path: Path) -> None:
     model = common.dense_model()
     model.compile(ringar.DistributedOptimizer(keras.optimizers.Adam(), shard="optimizer"), "mse")
+    callbacks = [ringar.callbacks.Distributed(), Folders(tmp_path)]
     with pytest.raises(ValueError, match=r"Folders: expected .* received one with a sharded"):
-        callbacks = [ringar.callbacks.Distributed(), Folders(tmp_path)]
         model.fit(*common.regression(4), verbose=0, callbacks=callbacks)
 
 

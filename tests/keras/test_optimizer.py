@@ -261,3 +261,21 @@ def test_buckets_leave_last_layer_first(rank: int) -> None:
     specs = [op.get_attr("spec").decode() for op in graph.get_operations() if "Ringar" in op.type]
     names = [spec.split("name=")[1] for spec in specs]
     assert names == [f"gradients/bucket_{i}:{5 - 2 * i}-{4 - 2 * i}" for i in range(3)]
+
+
+@pytest.mark.ranks(1)
+def test_keras_2_is_refused_by_name() -> None:
+    optimizer, model = (type(name, (), {"__module__": "tf_keras.src"})() for name in ("SGD", "Net"))
+    with pytest.raises(ringar.errors.UnsupportedError, match=r"Distributed.*SGD of tf_keras.*Tape"):
+        ringar.DistributedOptimizer(optimizer)
+    with pytest.raises(ringar.errors.UnsupportedError, match="KerasState: .*Net of tf_keras"):
+        ringar.elastic.KerasState(model)
+    for callback in (
+        ringar.callbacks.Distributed(),
+        ringar.callbacks.Elastic(),
+        ringar.callbacks.SaveOnSignal("model.keras"),
+        ringar.callbacks.LearningRateWarmupCallback(0.1),
+        ringar.callbacks.MetricAverageCallback(),
+    ):
+        with pytest.raises(ringar.errors.UnsupportedError, match=r"Net of tf_keras.*Keras 2"):
+            callback.set_model(model)

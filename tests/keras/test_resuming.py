@@ -250,6 +250,43 @@ def test_backup_on_rank_0_alone(shared_tmp_path: Path, rank: int, exchange: Exch
     assert exchange(weights) == [weights] * ringar.size()
 
 
+class Outputs(keras.losses.Loss):
+    """The outputs themselves: the weight in the end is a sum over the rows that were trained."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return y_pred[:, 0]
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_elastic_goes_on_from_a_backup(shared_tmp_path: Path, rank: int) -> None:
+    """Each row counts once in an epoch; a job without Elastic refuses the middle of one."""
+    x = np.arange(61, dtype=np.float32)[:, None]
+
+    def run(*callbacks: keras.callbacks.Callback) -> tuple[float, keras.callbacks.History]:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+        model.compile(
+            ringar.DistributedOptimizer(keras.optimizers.SGD(1.0)), Outputs(reduction="sum")
+        )
+        model.layers[0].kernel.assign([[0.0]])
+        backup = keras.callbacks.BackupAndRestore(shared_tmp_path, save_freq=3)
+        data = ringar.elastic.Dataset((x, x), batch_size=2, shuffle=True)
+        callbacks = (backup, *callbacks, ringar.callbacks.Distributed())
+        history = model.fit(data, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+        return float(model.layers[0].kernel[0, 0]), history
+
+    steps = len(ringar.elastic.Dataset(x, batch_size=2))  # of this rank
+    stopping = keras.callbacks.EarlyStopping("loss", patience=5)
+    with pytest.raises(CrashError):
+        run(Crash(steps + 5), ringar.callbacks.Elastic(every=4), stopping)
+    with pytest.raises(ValueError, match=r"expected ringar.callbacks.Elastic\(\)"):
+        run()
+    again = keras.callbacks.EarlyStopping("loss", patience=5)
+    weight, history = run(ringar.callbacks.Elastic(every=4), again)
+    assert history.epoch == [1, 2]
+    assert weight == -3 * x.sum()
+    assert again.best < stopping.best  # an epoch before the crash counts, and those behind it
+
+
 @pytest.mark.ranks(2)
 def test_backup_of_another_number_of_ranks(shared_tmp_path: Path, rank: int, exchange: Any) -> None:
     """It goes on after as many examples: two batches of two ranks are four of one."""

@@ -15,6 +15,7 @@ from ringar.collectives import allgather_object, broadcast_object
 from ringar.collectives.agree import first
 from ringar.collectives.dtypes import Arrays, Examples
 from ringar.job import place
+from ringar.keras import keras_2
 from ringar.keras.optimizer import DistributedOptimizer
 from ringar.parallel.pipeline import agreement, checks, cut, state
 from ringar.parallel.pipeline.batch import Batch, Reader, check_same
@@ -201,7 +202,7 @@ class Pipelined(keras.Model):
         Raises:
             ValueError: an argument does not support modules.
         """
-        optimizer = self._own_optimizer(keras.optimizers.get(optimizer))
+        optimizer = self._own_optimizer(keras_2.optimizer_of(optimizer, "Pipelined"))
         self._jit_compile_as = jit_compile
         self._compiled_with = (loss, kwargs.get("metrics"), kwargs.get("weighted_metrics"))
         if self.modules == 1:

@@ -3,7 +3,8 @@
     fit.py [compiled]
 
 The loss is the sum of the outputs of a linear layer, so that each row moves the weight by its
-value, in whole numbers. In the second epoch a rank is killed between two commits; then the others
+value, in whole numbers. A backup between two commits changes nothing. In the
+second epoch a rank is killed between two commits; then the others
 train on until another one has joined.
 """
 
@@ -76,7 +77,10 @@ model.compile(
 model.layers[0].kernel.assign([[0.0]])
 x = np.arange(ROWS, dtype=np.float32)[:, None]
 faults = Faults()
-callbacks = [ringar.callbacks.Distributed(), ringar.callbacks.Elastic(every=EVERY), faults]
+best = keras.callbacks.ModelCheckpoint(f"{os.environ['KILLED']}.keras", "loss")
+backup = keras.callbacks.BackupAndRestore(f"{os.environ['KILLED']}-backup", save_freq=3)
+elastic = ringar.callbacks.Elastic(every=EVERY)
+callbacks = [ringar.callbacks.Distributed(), backup, elastic, best, faults]
 data = ringar.elastic.Dataset((x, x), batch_size=2, shuffle=True)
 history = model.fit(data, epochs=1000, verbose=0, callbacks=callbacks)
 

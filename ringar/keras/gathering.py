@@ -33,6 +33,7 @@ from ringar.job.process_sets import ProcessSet
 from ringar.keras import regather
 from ringar.keras.passes import Pass, Trainer, own_tensors, without_gradients
 from ringar.sharding.sharded_variable import WeightSlice, slice_of
+from ringar.sharding.whole_weight import WholeWeight
 
 
 class Unit:
@@ -85,7 +86,9 @@ class Unit:
         after = [*self._before.inputs, of.answer] if self._before is not None else [of.answer]
         wholes = self._link(after) if records else self._gather(self._reads, after)
         self._wholes = wholes
-        self.visible = dict(zip(map(id, variables), wholes, strict=True))
+        self.visible = {
+            id(v): WholeWeight(v, whole) for v, whole in zip(variables, wholes, strict=True)
+        }
 
     def left(self, output: Any) -> Any:
         """Return an output of a layer of this unit, which tells when the backward pass comes."""

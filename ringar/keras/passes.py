@@ -17,7 +17,6 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager import record as tape_record
 from tensorflow.python.framework import ops as tf_ops
-from tensorflow.python.ops import control_flow_v2_func_graphs as branch_graphs
 
 from ringar.collectives import Average, shares
 from ringar.collectives.compression import Compression
@@ -26,6 +25,7 @@ from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
+from ringar.sharding import call_time
 from ringar.sharding.sharded_variable import WeightSlice
 
 
@@ -167,6 +167,7 @@ class _Calls:
 
     def __init__(self, batch: Sequence[Any]) -> None:
         self.batch = batch
+        self.graph = call_time.graph()
         self.forward: Pass | None = None
 
 
@@ -202,7 +203,7 @@ def current(trainer: Trainer | None, process_set: ProcessSet | None) -> Pass:
         trainer = _trainer_of_step(process_set)
     if not tf.executing_eagerly():
         graph = tf_ops.get_default_graph()
-        _refuse_nested(graph)
+        _refuse_nested(graph, calls)
         passes = getattr(graph, "_ringar_passes", None)
         if passes is None:
             passes = graph._ringar_passes = {}
@@ -309,16 +310,19 @@ def join_forward(process_set: ProcessSet | None, size: int) -> None:
             gather()
 
 
-def _refuse_nested(graph: Any) -> None:
-    kinds = (
-        branch_graphs.CondBranchFuncGraph,
-        branch_graphs.WhileBodyFuncGraph,
-        branch_graphs.WhileCondFuncGraph,
-    )
-    outer = getattr(graph, "outer_graph", None)
-    if isinstance(graph, kinds) or getattr(outer, "_ringar_passes", None):
+def trace_number() -> int | None:
+    """Return the number of the traces of functions that a layer calls; None: no layer is called."""
+    return None if _calls.get() is None else WeightSlice.made
+
+
+def _refuse_nested(graph: Any, calls: _Calls | None) -> None:
+    step = share.current()
+    around = [one.graph for one in (calls, step) if one is not None]
+    is_inner = getattr(getattr(graph, "outer_graph", None), "_ringar_passes", None)
+    if call_time.is_of_a_call(graph) or any(one is not graph for one in around) or is_inner:
         raise UnsupportedError(
             f"rank {place.rank()} | weights that are sharded: expected a layer whose weights are "
             "gathered once in a step, received one in a loop, a branch or a tf.function inside "
-            "the model; gather it with the layer around it: ringar.gather_together(layer)"
+            "the model; gather it with the layer or the model around it, before the first step: "
+            "ringar.gather_together(layer)"
         )

@@ -22,6 +22,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import ops as tf_ops
 
 from ringar.collectives.compiled import is_compiling
 from ringar.collectives.ops import Average
@@ -69,6 +70,7 @@ class Step:
         model: the model, while the step is traced or runs.
         batch: the first tensor of this rank's batch, or None.
         exchange: that of the optimizer or the tape, once it is known.
+        graph: the graph in which it is traced; None: it runs in eager code.
         is_of_keras: whether it is Keras' own `train_step`, not one of the user.
         is_watched: whether `ringar.callbacks.Distributed` looks after the weights.
         records: its collectives, in order.
@@ -81,6 +83,7 @@ class Step:
         self.model: keras.Model | None = model
         self.batch = batch
         self.exchange = exchange
+        self.graph = None if tf.executing_eagerly() else tf_ops.get_default_graph()
         self.is_of_keras = type(model).train_step is keras.Model.train_step
         self.is_watched = hasattr(model, "_ringar_is_watched")
         self.records: list[Record] = []

@@ -18,9 +18,10 @@ from ringar.collectives.allgather import allgather
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import forward, passes, slot_files
+from ringar.keras import forward, passes, recomputation, slot_files
 from ringar.keras.gathering import Unit
 from ringar.keras.sharded import is_overwritten
+from ringar.sharding import call_time
 from ringar.sharding.sharded_variable import (
     WeightSlice,
     is_of_keras,
@@ -130,12 +131,13 @@ def _read(variable: Any, process_set: ProcessSet | None) -> tf.Tensor:
     wanted = tf.as_dtype(variable.dtype)  # in a layer of mixed precision, that of its computations
     its = slice_of(variable)
     if seen is not None and seen.dtype in (wanted, its.storage.dtype):
-        return tf.cast(seen, wanted)
+        seen.announce()
+        return tf.cast(seen.handle, wanted)
     if passes.is_outside():
         return tf.cast(tf.convert_to_tensor(outside(variable, process_set)), wanted)
     its_pass = passes.current(its.trainer if variable.trainable else None, process_set)
     unit = Unit(its_pass, [variable], [its.storage.dtype])
-    return tf.cast(unit.visible[id(variable)], wanted)
+    return tf.cast(unit.visible[id(variable)].handle, wanted)
 
 
 def outside(variable: Any, process_set: ProcessSet | None) -> Any:
@@ -285,43 +287,13 @@ def _adding(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_weight
 
 
-def _recomputing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Hand whole weights to a call that is repeated in the backward pass (`keras.RematScope`).
-
-    TensorFlow finds no gradients of tensors that such a call does not get as arguments.
-    """
-
-    @functools.wraps(original)
-    def rematerialized_call(
-        self: keras.layers.Layer, call: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        seen = visible.get()
-        if seen is None:
-            return original(self, call, *args, **kwargs)
-        keys = [id(weight) for weight in self.weights if id(weight) in seen]
-
-        def with_weights(*values: Any, **options: Any) -> Any:
-            own = dict(zip(keys, values[: len(keys)], strict=True))
-            token = visible.set({**seen, **own})
-            try:
-                return call(*values[len(keys) :], **options)
-            finally:
-                visible.reset(token)
-
-        repeated = original(self, with_weights, *args, **kwargs)
-        return functools.partial(repeated, *(seen[key] for key in keys))
-
-    return rematerialized_call
-
-
 def install() -> None:
     """Let the layers of Keras gather their weights, once for all layers."""
     original = keras.layers.Layer.__call__
     if not hasattr(original, "_ringar"):
         keras.layers.Layer.__call__ = _calling(original)
         keras.layers.Layer.add_weight = _adding(keras.layers.Layer.add_weight)
-        if hasattr(keras.layers.Layer, "rematerialized_call"):
-            again = _recomputing(keras.layers.Layer.rematerialized_call)
-            keras.layers.Layer.rematerialized_call = again
+        recomputation.install()
+        call_time.install(passes.trace_number)
         forward.install()
         slot_files.install()

@@ -59,9 +59,11 @@ class WeightSlice(VariableSlice):
 
     Attributes:
         trainer: what reduces the gradients of the slice, once an optimizer trains it.
+        made: the number of slices that were made in this process.
     """
 
     trainer: Any = None
+    made = 0
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class WeightSlice(VariableSlice):
         variable.__class__ = _class_of(type(variable))
         variable._value = self._value
         variable._slice = self
+        WeightSlice.made += 1
 
     @property
     def storage(self) -> tf.Variable:
@@ -124,8 +127,9 @@ class ShardedMixin:
 
     @property
     def handle(self) -> tf.Tensor:
-        """The resource of the slice."""
-        return self._slice.storage.handle
+        """The resource of the slice; in the layer that was gathered, for its tapes, the whole."""
+        seen = (visible.get() or {}).get(id(self))
+        return self._slice.storage.handle if seen is None else seen.handle
 
     def _direct_assign(self, value: Any) -> None:
         its, leads = self._slice, leader.get()

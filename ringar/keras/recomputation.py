@@ -1,0 +1,64 @@
+"""Functions with gradients of their own, which read whole weights again in the backward pass.
+
+The gradient function of `tf.recompute_grad` and of `tf.custom_gradient` runs behind the call of its
+layer. It sees the weights that its forward function has seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from tensorflow.python.ops import custom_gradient
+
+from ringar.sharding import call_time
+from ringar.sharding.sharded_variable import visible
+from ringar.sharding.whole_weight import WholeWeight
+
+
+def install() -> None:
+    """Let gradient functions see the weights of their forward functions."""
+    for name in ("_graph_mode_decorator", "_eager_mode_decorator"):
+        setattr(custom_gradient, name, _seeing(getattr(custom_gradient, name)))
+
+
+def _seeing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def decorate(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        seen = visible.get()
+        if seen is None:
+            return original(function, args, kwargs)
+        graph = call_time.graph()
+
+        @functools.wraps(function)
+        def forward(*values: Any, **options: Any) -> Any:
+            result, gradient = function(*values, **options)
+
+            @functools.wraps(gradient)
+            def backward(*upstream: Any, **options: Any) -> Any:
+                if variables := options.get("variables"):
+                    options["variables"] = [_of_graph(graph, v) for v in variables]
+                weights = [w for w in options.get("variables", ()) if isinstance(w, WholeWeight)]
+                token = visible.set({**seen, **{id(w.variable): w for w in weights}})
+                try:
+                    return gradient(*upstream, **options)
+                finally:
+                    visible.reset(token)
+
+            backward.__signature__ = inspect.signature(gradient)  # type: ignore[attr-defined]
+            return result, backward
+
+        return original(forward, args, kwargs)
+
+    return decorate
+
+
+def _of_graph(graph: Any, variable: Any) -> Any:
+    """Return a weight as the forward function has read it, in its graph."""
+    if not isinstance(variable, WholeWeight):
+        return variable
+    with nullcontext() if graph is None else graph.as_default():
+        return WholeWeight(variable.variable, variable.handle)

@@ -1,0 +1,90 @@
+"""Whole weights that a `tf.function` inside a layer reads anew in each of its calls.
+
+A function that a layer calls reads the weights of the layer, which are tensors while the layer is
+called. TensorFlow would capture the tensors of the first call, and use them in all later ones. So
+the function gets a placeholder, and each call fills it with the tensor of that time: a capture by
+reference. Graphs of loops and branches belong to one call, and capture tensors as usual.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import function_context
+from tensorflow.python.framework import func_graph
+from tensorflow.python.framework import ops as tf_ops
+from tensorflow.python.ops import control_flow_v2_func_graphs as branch_graphs
+
+_OF_A_CALL = (
+    branch_graphs.CondBranchFuncGraph,
+    branch_graphs.WhileBodyFuncGraph,
+    branch_graphs.WhileCondFuncGraph,
+)
+
+
+def graph() -> Any:
+    """Return the graph under construction; None in eager code."""
+    return None if tf.executing_eagerly() else tf_ops.get_default_graph()
+
+
+def is_of_a_call(graph: Any) -> bool:
+    """Return whether a graph is the body of a loop or a branch, or the condition of a loop."""
+    return isinstance(graph, _OF_A_CALL)
+
+
+def function_graph() -> Any:
+    """Return the graph of the function under construction, loops and branches left out."""
+    found = graph()
+    while is_of_a_call(found):
+        found = found.outer_graph
+    return found
+
+
+def read(tensor: tf.Tensor, key: object, at_call: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """Return a tensor in the graph under construction, which may be that of an inner function.
+
+    Args:
+        tensor: the value now.
+        key: what is read.
+        at_call: returns the value in a later call of the function.
+    """
+    here = function_graph()
+    # Behind a function's own gradient is its graph, whose tensors are captured as usual.
+    is_inner = isinstance(here, func_graph.FuncGraph) and not here.name.startswith("__backward")
+    if not is_inner or here is getattr(tensor, "graph", None):
+        return tensor
+    captures, key = here._function_captures, ("ringar", key, tensor.dtype)
+    if key not in captures.by_ref_internal:
+        with here.as_default(), tf.control_dependencies(None):
+            placeholder = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+        captures.add_or_replace(
+            key=key,
+            external=at_call,
+            internal=placeholder,
+            tracetype=tf.TensorSpec(tensor.shape, tensor.dtype),
+            is_by_ref=True,
+        )
+    return captures.by_ref_internal[key]
+
+
+def install(key: Callable[[], object]) -> None:
+    """Let TensorFlow trace functions anew where `key` returns something else.
+
+    A function that has read a whole weight must not be used once the weight is sharded.
+
+    Args:
+        key: returns the number of a trace; None: that of TensorFlow alone.
+    """
+    original = function_context.make_function_context
+
+    @functools.wraps(original)
+    def make_function_context(*args: Any, **kwargs: Any) -> Any:
+        context, number = original(*args, **kwargs), key()
+        if number is None:
+            return context
+        return context._replace(scope_type=(context.scope_type, number))
+
+    function_context.make_function_context = make_function_context

@@ -76,12 +76,15 @@ class Exchange:
         """Return whether each rank has a value of its own of a variable."""
         return False
 
-    def prepare(self, optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+    def prepare(
+        self, optimizer: keras.optimizers.Optimizer, model: keras.Model, inputs: Any
+    ) -> None:
         """Act before the training step of a model is traced, or runs in eager code.
 
         Args:
             optimizer: the one around whose steps ranks exchange.
             model: the model.
+            inputs: what the model gets of the batch.
         """
 
     def variables(self) -> list[Any]:

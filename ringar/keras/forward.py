@@ -101,13 +101,12 @@ def _noting(function: str, original: Any) -> Any:
 
 
 def _made_anew(name: str, original: Any) -> Any:
-    """Make a function again that has read whole weights, before they were sharded."""
+    """Make a function again that has read whole weights, before they were sharded, or slices."""
 
     def make(self: Any, force: bool = False) -> Any:
-        if any(map(is_sharded, self.weights)):
-            known = vars(self).setdefault(_IS_CUT, set())
-            force = force or name not in known
-            known.add(name)
+        is_cut, known = any(map(is_sharded, self.weights)), vars(self).setdefault(_IS_CUT, {})
+        force = force or known.get(name, False) is not is_cut
+        known[name] = is_cut
         return original(self, force)
 
     return make

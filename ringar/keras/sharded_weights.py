@@ -49,10 +49,14 @@ class ShardedWeights(Sharded):
         """Return an exchange with these settings, and without the state of this one."""
         return ShardedWeights(self._reduction.renewed())
 
-    def prepare(self, optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
-        """Shard the weights before a step reads them."""
+    def prepare(
+        self, optimizer: keras.optimizers.Optimizer, model: keras.Model, inputs: Any
+    ) -> None:
+        """Make the weights, if the first batch does, and shard them before a step reads them."""
         with tf.init_scope():
-            if model.built and not optimizer.built and tf.executing_eagerly():
+            if not all(layer.built for layer in model._flatten_layers()):
+                model(tf.nest.map_structure(_symbol, inputs), training=True)
+            if not optimizer.built and tf.executing_eagerly():
                 optimizer.build(model.trainable_variables)
 
     def _part(self, variable: Any) -> Any:
@@ -221,3 +225,10 @@ class ShardedWeights(Sharded):
                 )
             variable.assign(variable.constraint(whole))
             branches.note([whole])
+
+
+def _symbol(tensor: Any) -> keras.KerasTensor:
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    is_ragged, is_sparse = (isinstance(tensor, t) for t in (tf.RaggedTensor, tf.SparseTensor))
+    kinds = {"ragged": True} if is_ragged else {"sparse": is_sparse}
+    return keras.KerasTensor(tensor.shape, dtype, **kinds)

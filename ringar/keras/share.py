@@ -206,12 +206,12 @@ def _observe_step(model: Any) -> None:
 
 @contextmanager
 def _stepping(model: Any, data: Any) -> Iterator[None]:
-    inputs = tf.nest.flatten(keras.utils.unpack_x_y_sample_weight(data)[0])
-    batch = next((part for part in inputs if getattr(part, "shape", ()) != ()), None)
+    inputs = keras.utils.unpack_x_y_sample_weight(data)[0]
+    batch = next((part for part in tf.nest.flatten(inputs) if getattr(part, "shape", ()) != ()), None)
     optimizers = optimizers_of(model)
     for optimizer in optimizers:
         for exchange in _found([optimizer]):
-            exchange.prepare(optimizer, model)
+            exchange.prepare(optimizer, model, inputs)
     step = Step(model, batch, next(iter(_found(optimizers)), None))
     token = _step.set(step)
     try:

@@ -29,6 +29,7 @@ from ringar.sharding import slots
 from ringar.sharding.cut import cut_of
 from ringar.sharding.sharded_variable import is_sharded, slice_of
 from ringar.sharding.sharded_variable import leader as _current
+from ringar.sharding.sharded_variable import whole_for_a_moment
 from ringar.sharding.slots import inner_optimizer
 from ringar.sharding.variable_slice import VariableSlice
 from ringar.sharding.whole import joined
@@ -224,6 +225,7 @@ def install() -> None:
         return
     for function in ("save", "save_weights"):
         _replace(keras.Model, function, _on_all_ranks)
+    _replace(keras.Model, "export", _exporting)
     for function, mine in (("save_own_variables", save), ("load_own_variables", load)):
         _replace(keras.optimizers.LossScaleOptimizer, function, functools.partial(_of_slots, mine))
     from keras.src.legacy.saving import legacy_h5_format  # in no public place
@@ -253,6 +255,21 @@ def _on_all_ranks(original: Any) -> Any:
         on_first_rank_of(self, write, f"model.{original.__name__}", deed, ranks)
 
     return save_together
+
+
+def _exporting(original: Any) -> Any:
+    def export(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        def write() -> None:
+            with whole_for_a_moment(self.weights):
+                original(self, filepath, *args, **kwargs)
+
+        if any(map(is_sharded, self.weights)):
+            what = f"to export to {str(filepath)!r}"
+            on_first_rank_of(self, write, "export", what, ranks_of(self))
+        else:
+            original(self, filepath, *args, **kwargs)
+
+    return export
 
 
 def _check_whole(model: keras.Model) -> None:

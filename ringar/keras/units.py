@@ -18,7 +18,7 @@ from ringar.collectives.allgather import allgather
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import forward, passes, recomputation, slot_files
+from ringar.keras import forward, passes, recomputation, share, slot_files
 from ringar.keras.gathering import Unit
 from ringar.keras.sharded import is_overwritten
 from ringar.sharding import call_time
@@ -31,6 +31,7 @@ from ringar.sharding.sharded_variable import (
     slice_of,
     visible,
 )
+from ringar.sharding.sharded_variable import make_whole as whole_variable
 
 _GROUP = "_ringar_group"
 OUTSIDE = "value of a sharded weight (read it on every rank)"
@@ -123,6 +124,24 @@ def cut(variable: Any, process_set: ProcessSet | None) -> WeightSlice:
     variable.assign(broadcast(whole, ranks.ranks[0], name=name, process_set=process_set))
     del whole
     return WeightSlice(variable, process_set, functools.partial(_read, process_set=process_set))
+
+
+def make_whole(variables: Sequence[Any]) -> None:
+    """Give weights that another optimizer is to train their whole storage back. Collective.
+
+    Raises:
+        UnsupportedError: no optimizer has trained them as slices; perhaps no rank can hold them.
+    """
+    sharded = [variable for variable in variables if is_sharded(variable)]
+    if sharded and all(slice_of(variable).trainer is None for variable in sharded):
+        raise UnsupportedError(
+            f"rank {place.rank()} | {sharded[0].path}: expected an optimizer that trains weights "
+            "that are sharded, ringar.DistributedOptimizer(optimizer, shard=\"weights\"), "
+            "received another; use that, or make the model outside ringar.sharded_weights()"
+        )
+    with tf.init_scope():
+        for variable in sharded:
+            whole_variable(variable, outside(variable, slice_of(variable).process_set))
 
 
 def _read(variable: Any, process_set: ProcessSet | None) -> tf.Tensor:
@@ -297,3 +316,25 @@ def install() -> None:
         call_time.install(passes.trace_number)
         forward.install()
         slot_files.install()
+        _train_whole()
+
+
+def _train_whole() -> None:
+    """Let weights be whole again where an optimizer trains them that knows no slices."""
+    make, build = keras.Model.make_train_function, keras.optimizers.Optimizer.build
+
+    @functools.wraps(make)
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        trainers = [slice_of(v).trainer for v in self.trainable_variables if is_sharded(v)]
+        exchanges = [e for e in share.exchanges_of(self) if isinstance(e, passes.Trainer)]
+        if trainers and not exchanges:
+            make_whole(self.weights)
+        return make(self, force)
+
+    @functools.wraps(build)
+    def build_whole(self: Any, variables: Any) -> None:
+        make_whole([variable for variable in variables if is_sharded(variable)])
+        build(self, variables)
+
+    keras.Model.make_train_function = make_train_function
+    keras.optimizers.Optimizer.build = build_whole

@@ -9,7 +9,8 @@ Keras returns gradients of slices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -59,7 +60,7 @@ class WeightSlice(VariableSlice):
 
     Attributes:
         trainer: what reduces the gradients of the slice, once an optimizer trains it.
-        made: the number of slices that were made in this process.
+        made: the number of storages that variables were given in this process.
     """
 
     trainer: Any = None
@@ -81,6 +82,10 @@ class WeightSlice(VariableSlice):
             self._value = tf.Variable(own, dtype=whole.dtype, name=variable.name)
         nothing = tf.zeros([0], whole.dtype)
         gen_resource_variable_ops.assign_variable_op(whole.handle, nothing, validate_shape=False)
+        self.take(variable)
+
+    def take(self, variable: Any) -> None:
+        """Make the slice the storage of its variable."""
         variable.__class__ = _class_of(type(variable))
         variable._value = self._value
         variable._slice = self
@@ -168,6 +173,34 @@ def numpy_of(variable: Any) -> np.ndarray:
     """Return the slice of a weight that is sharded as an array, without its padding."""
     its = slice_of(variable)
     return np.asarray(its.storage.numpy())[: its.count]
+
+
+def make_whole(variable: Any, whole: Any) -> WeightSlice:
+    """Give a sharded weight its whole storage back, and return its slice.
+
+    Args:
+        variable: the weight.
+        whole: its whole value.
+    """
+    its = slice_of(variable)
+    with tf.init_scope(), tf.device(its.storage.device):
+        variable.__class__ = type(variable).__bases__[1]
+        variable._initialize(whole)
+    del variable._slice
+    WeightSlice.made += 1
+    return its
+
+
+@contextmanager
+def whole_for_a_moment(variables: Sequence[Any]) -> Iterator[None]:
+    """Return a context in which sharded weights are whole, on the rank that leads."""
+    sharded = [variable for variable in variables if is_sharded(variable)]
+    slices = [make_whole(variable, variable.value) for variable in sharded]
+    try:
+        yield
+    finally:
+        for variable, its in zip(sharded, slices, strict=True):
+            its.take(variable)
 
 
 def _class_of(base: type[keras.Variable]) -> type:

@@ -14,6 +14,7 @@ collectives of the step, with zeros for gradients, and takes the optimizer's ste
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,7 +56,9 @@ class ShardedWeights(Sharded):
         """Make the weights, if the first batch does, and shard them before a step reads them."""
         with tf.init_scope():
             if not all(layer.built for layer in model._flatten_layers()):
-                model(tf.nest.map_structure(_symbol, inputs), training=True)
+                batch = tf.nest.map_structure(tf.type_spec_from_value, inputs)
+                forward = functools.partial(model, training=True)
+                tf.function(forward, autograph=False).get_concrete_function(batch)  # never runs
             if not optimizer.built and tf.executing_eagerly():
                 optimizer.build(model.trainable_variables)
 
@@ -225,10 +228,3 @@ class ShardedWeights(Sharded):
                 )
             variable.assign(variable.constraint(whole))
             branches.note([whole])
-
-
-def _symbol(tensor: Any) -> keras.KerasTensor:
-    dtype = keras.backend.standardize_dtype(tensor.dtype)
-    is_ragged, is_sparse = (isinstance(tensor, t) for t in (tf.RaggedTensor, tf.SparseTensor))
-    kinds = {"ragged": True} if is_ragged else {"sparse": is_sparse}
-    return keras.KerasTensor(tensor.shape, dtype, **kinds)

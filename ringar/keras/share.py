@@ -207,7 +207,9 @@ def _observe_step(model: Any) -> None:
 @contextmanager
 def _stepping(model: Any, data: Any) -> Iterator[None]:
     inputs = keras.utils.unpack_x_y_sample_weight(data)[0]
-    batch = next((part for part in tf.nest.flatten(inputs) if getattr(part, "shape", ()) != ()), None)
+    batch = next(
+        (part for part in tf.nest.flatten(inputs) if getattr(part, "shape", ()) != ()), None
+    )
     optimizers = optimizers_of(model)
     for optimizer in optimizers:
         for exchange in _found([optimizer]):

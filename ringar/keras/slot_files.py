@@ -27,9 +27,8 @@ from ringar.keras import share
 from ringar.keras.sharded import Sharded
 from ringar.sharding import slots
 from ringar.sharding.cut import cut_of
-from ringar.sharding.sharded_variable import is_sharded, slice_of
+from ringar.sharding.sharded_variable import is_sharded, slice_of, whole_for_a_moment
 from ringar.sharding.sharded_variable import leader as _current
-from ringar.sharding.sharded_variable import whole_for_a_moment
 from ringar.sharding.slots import inner_optimizer
 from ringar.sharding.variable_slice import VariableSlice
 from ringar.sharding.whole import joined

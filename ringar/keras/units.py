@@ -136,7 +136,7 @@ def make_whole(variables: Sequence[Any]) -> None:
     if sharded and all(slice_of(variable).trainer is None for variable in sharded):
         raise UnsupportedError(
             f"rank {place.rank()} | {sharded[0].path}: expected an optimizer that trains weights "
-            "that are sharded, ringar.DistributedOptimizer(optimizer, shard=\"weights\"), "
+            'that are sharded, ringar.DistributedOptimizer(optimizer, shard="weights"), '
             "received another; use that, or make the model outside ringar.sharded_weights()"
         )
     with tf.init_scope():

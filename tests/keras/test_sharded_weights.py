@@ -144,6 +144,54 @@ def repeated() -> keras.Model:
     return keras.Sequential(layers)
 
 
+class Parts(L.Layer):
+    """Parts of a layer that are repeated in the backward pass, or are functions of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = L.Dense(6, activation="tanh"), L.Dense(6, activation="tanh")
+        self.function = tf.function(lambda x: tf.tanh(self.second(x) @ self.kernel))
+
+    def build(self, shape: Any) -> None:
+        self.first.build(shape)
+        self.second.build(shape)
+        self.kernel = self.add_weight(shape=(6, 6), name="kernel")
+
+    def call(self, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            own = tf.reduce_mean(tf.square(self.kernel))
+        (penalty,) = tape.gradient(own, [self.kernel])
+        repeated = tf.recompute_grad(lambda x: self.first(x) @ self.kernel)
+        x = self.of_variables(self.function(repeated(x) + penalty[0]))
+        return self.function(tf.recompute_grad(self.function)(x))
+
+    @tf.custom_gradient
+    def of_variables(self, x: Any) -> Any:
+        def backward(upstream: Any, variables: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch([x, *variables])
+                y = self.first(x)
+            first, *others = tape.gradient(y, [x, *variables], upstream)
+            return first, others
+
+        return self.first(x), backward
+
+
+def parts() -> keras.Model:
+    """A model whose step is also the first call of its layers' functions."""
+    keras.utils.set_random_seed(0)
+
+    class Unbuilt(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts, self.last = Parts(), L.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.last(self.parts(x))
+
+    return Unbuilt()
+
+
 MODELS: dict[str, tuple[Callable[[], keras.Model], Callable[..., Any]]] = {
     "residual": (residual, common.regression),
     "words": (words_model, common.tokens),
@@ -152,6 +200,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Callable[..., Any]]] = {
     "transformer": (transformer, common.regression),
     "convolutions": (convolutions, common.regression),
     "repeated": (repeated, common.regression),
+    "parts": (parts, common.regression),
 }
 
 
@@ -160,6 +209,7 @@ MODELS: dict[str, tuple[Callable[[], keras.Model], Callable[..., Any]]] = {
     ("name", "options"),
     [
         ("residual", {}),
+        ("parts", {}),
         fast_if(False, "words", {}),
         fast_if(False, "lstm", {}),
         fast_if(False, "gru", {}),

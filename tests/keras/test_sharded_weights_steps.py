@@ -261,6 +261,62 @@ def test_frozen_layers_send_no_gradients(frozen: tuple[bool, ...], rank: int) ->
         assert ringar.stats("collective")["reducescatter"].bytes == 3 * 4 * (8 + 1) // 2
 
 
+@pytest.mark.ranks(2, 3)
+def test_weights_are_exported_and_return_to_another_optimizer(
+    rank: int, shared_tmp_path: Path, exchange: Callable[[Any], Any]
+) -> None:
+    x, y = common.regression(24)
+    of_both = []
+    for shard in ("weights", None):
+        model = trained(shard, 1)
+        for other in ("gradients", None):
+            if shard is not None and other is not None:
+                model.export(shared_tmp_path / "exported", verbose=False)  # on every rank
+                assert all(map(is_sharded, model.weights))
+                exchange("exported")
+                exported = tf.saved_model.load(shared_tmp_path / "exported").serve(x)
+                np.testing.assert_allclose(exported, model(x), rtol=1e-5)
+            optimizer = ringar.DistributedOptimizer(K.SGD(0.1), shard=other)
+            model.compile(optimizer, "mse", jit_compile=False)
+            first = model.evaluate(x, y, verbose=0)
+            train(model, 1)
+            assert not any(map(is_sharded, model.weights))
+            of_both.append([*common.values(model), np.array(first), np.array(model.evaluate(x, y))])
+    for received, expected in zip(of_both[:2], of_both[2:], strict=True):
+        assert common.largest_difference(received, expected) <= 1e-6
+    exchange("done")
+
+
+class Function(keras.Model):
+    """A model that calls its layers in a `tf.function`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = L.Dense(WIDTH, activation="tanh")
+
+    def build(self, shape: Any) -> None:
+        self.dense.build(shape)
+
+    @tf.function(autograph=False)
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+
+@pytest.mark.ranks(2)
+def test_functions_of_a_layer_read_the_weights_of_each_call() -> None:
+    x = tf.ones((1, WIDTH))
+    inner = Function()
+    model = keras.Sequential([keras.Input((WIDTH,)), inner])  # traced with whole weights
+    optimizer = ringar.DistributedOptimizer(K.SGD(0.1), shard="weights")
+    optimizer.build(model.trainable_variables)
+    with pytest.raises(UnsupportedError, match="in a loop, a branch or a tf.function"):
+        model(x)
+    ringar.gather_together(inner)
+    for factor in (0.1, -0.2):
+        model.set_weights([np.full(w.shape, factor, np.float32) for w in model.weights])
+        np.testing.assert_allclose(model(x), np.tanh(np.full(x.shape, factor * (WIDTH + 1))), 1e-5)
+
+
 @pytest.mark.ranks(2)
 def test_what_is_refused() -> None:
     model = deep(2)

@@ -14,7 +14,6 @@ collectives of the step, with zeros for gradients, and takes the optimizer's ste
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,11 +53,10 @@ class ShardedWeights(Sharded):
         self, optimizer: keras.optimizers.Optimizer, model: keras.Model, inputs: Any
     ) -> None:
         """Make the weights, if the first batch does, and shard them before a step reads them."""
+        if not all(layer.built for layer in model._flatten_layers()):
+            with tf.__internal__.FuncGraph("build").as_default():  # which never runs
+                model(_placeholders(inputs), training=True)
         with tf.init_scope():
-            if not all(layer.built for layer in model._flatten_layers()):
-                batch = tf.nest.map_structure(tf.type_spec_from_value, inputs)
-                forward = functools.partial(model, training=True)
-                tf.function(forward, autograph=False).get_concrete_function(batch)  # never runs
             if not optimizer.built and tf.executing_eagerly():
                 optimizer.build(model.trainable_variables)
 
@@ -228,3 +226,9 @@ class ShardedWeights(Sharded):
                 )
             variable.assign(variable.constraint(whole))
             branches.note([whole])
+
+
+def _placeholders(inputs: Any) -> Any:
+    flat = tf.nest.flatten(inputs, expand_composites=True)
+    flat = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in flat]
+    return tf.nest.pack_sequence_as(inputs, flat, expand_composites=True)

@@ -53,10 +53,9 @@ class ShardedWeights(Sharded):
         self, optimizer: keras.optimizers.Optimizer, model: keras.Model, inputs: Any
     ) -> None:
         """Make the weights, if the first batch does, and shard them before a step reads them."""
-        if not all(layer.built for layer in model._flatten_layers()):
-            with tf.__internal__.FuncGraph("build").as_default():  # which never runs
-                model(_placeholders(inputs), training=True)
         with tf.init_scope():
+            if not all(layer.built for layer in model._flatten_layers()):
+                model(tf.nest.map_structure(_symbol, inputs), training=True)
             if not optimizer.built and tf.executing_eagerly():
                 optimizer.build(model.trainable_variables)
 
@@ -228,7 +227,8 @@ class ShardedWeights(Sharded):
             branches.note([whole])
 
 
-def _placeholders(inputs: Any) -> Any:
-    flat = tf.nest.flatten(inputs, expand_composites=True)
-    flat = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in flat]
-    return tf.nest.pack_sequence_as(inputs, flat, expand_composites=True)
+def _symbol(tensor: Any) -> keras.KerasTensor:
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    is_ragged, is_sparse = (isinstance(tensor, t) for t in (tf.RaggedTensor, tf.SparseTensor))
+    kinds = {"ragged": True} if is_ragged else {"sparse": is_sparse}
+    return keras.KerasTensor(tensor.shape, dtype, **kinds)

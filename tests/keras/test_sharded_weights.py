@@ -158,11 +158,8 @@ class Parts(L.Layer):
         self.kernel = self.add_weight(shape=(6, 6), name="kernel")
 
     def call(self, x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            own = tf.reduce_mean(tf.square(self.kernel))
-        (penalty,) = tape.gradient(own, [self.kernel])
         repeated = tf.recompute_grad(lambda x: self.first(x) @ self.kernel)
-        x = self.of_variables(self.function(repeated(x) + penalty[0]))
+        x = self.of_variables(self.function(repeated(x)))
         return self.function(tf.recompute_grad(self.function)(x))
 
     @tf.custom_gradient

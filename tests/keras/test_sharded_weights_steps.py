@@ -274,8 +274,8 @@ def test_weights_are_exported_and_return_to_another_optimizer(
                 model.export(shared_tmp_path / "exported", verbose=False)  # on every rank
                 assert all(map(is_sharded, model.weights))
                 exchange("exported")
-                exported = tf.saved_model.load(shared_tmp_path / "exported").serve(x)
-                np.testing.assert_allclose(exported, model(x), rtol=1e-5)
+                exported = tf.saved_model.load(shared_tmp_path / "exported")
+                np.testing.assert_allclose(exported.serve(x), model(x), rtol=1e-5)
             optimizer = ringar.DistributedOptimizer(K.SGD(0.1), shard=other)
             model.compile(optimizer, "mse", jit_compile=False)
             first = model.evaluate(x, y, verbose=0)

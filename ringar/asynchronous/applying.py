@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ringar.asynchronous.gradients import Gradient, Kind, Rows
 from ringar.keras.optimizer import is_distributed
+from ringar.keras.optimizer_copy import decay_as
 from ringar.sharding.slots import with_nested
 
 _ALIGNMENT = 64
@@ -29,6 +30,7 @@ class Variables:
         names: the variables' names, as in the model.
         traced: whether an update is a `tf.function`, which needs a free thread of TensorFlow's
             pool. Else its ops run one by one, in the caller's thread.
+        originals: the model's variables, whose rows these are; their constraints hold here, too.
 
     Attributes:
         follows_schedule: whether the optimizer computes its learning rate, which cannot be set.
@@ -40,6 +42,7 @@ class Variables:
         optimizer: keras.optimizers.Optimizer,
         names: Sequence[str],
         traced: bool = True,
+        originals: Sequence[keras.Variable] = (),
     ) -> None:
         _check(optimizer)
         names = names or [f"variable_{index}" for index in range(len(values))]
@@ -53,6 +56,8 @@ class Variables:
         with tf.init_scope():
             self._variables = [_variable(*pair) for pair in zip(values, names, strict=True)]
             optimizer.build(self._variables)
+        if originals:
+            _attach(optimizer, self._variables, originals)
         self.kinds = [
             Kind(name, tuple(value.shape), np.asarray(value).dtype)
             for name, value in zip(names, values, strict=True)
@@ -81,6 +86,13 @@ class Variables:
             variable.assign(value)
         for variable, value in zip(self.optimizer.variables, slots, strict=True):
             variable.assign(value)
+
+    def take_averages(self) -> bool:
+        """Set the variables to their moving averages (`use_ema`); return whether there are any."""
+        averaging = [one for one in with_nested(self.optimizer) if one.use_ema]
+        for one in averaging:
+            one.finalize_variable_values(one._trainable_variables)
+        return bool(averaging)
 
     def update(self, gradients: Sequence[Gradient], factor: float) -> None:
         """Take a step of the optimizer.
@@ -167,6 +179,15 @@ def _variable(value: np.ndarray, name: str) -> keras.Variable:
     # Some optimizers select variables by path, which Keras makes from its scopes.
     variable._path = name
     return variable
+
+
+def _attach(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], originals: Sequence[Any]
+) -> None:
+    """Give variables the constraints and exclusions of the model's."""
+    for variable, original in zip(variables, originals, strict=True):
+        variable.constraint = getattr(original, "constraint", None)
+    decay_as(optimizer, variables, originals)
 
 
 def _array(variable: keras.Variable) -> np.ndarray:

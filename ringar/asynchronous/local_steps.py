@@ -163,6 +163,7 @@ class LocalSteps(Exchange):
         """Leave the model the weights that all ranks have in common."""
         if self._counts is not None:
             self._rule.settle()
+            _constrain(self._rule.variables)
 
     def steps(self) -> int:
         """Return the number of steps that this rank has taken."""
@@ -202,6 +203,7 @@ class LocalSteps(Exchange):
             for one, mean in zip(averaged, their_means, strict=True):
                 one.assign(mean)
             self._rule.combine(means)
+            _constrain(variables)
             if save_state is not None:
                 save_state(all_finite(means))
 
@@ -214,13 +216,13 @@ class LocalSteps(Exchange):
 
     def _averaged_slots(self) -> list[Any]:
         """Return the slots of the optimizer that ranks average."""
-        if not self._with_slots:
-            return []
         owners = slots.owners(self._optimizer)
         return [
             slot
-            for slot, (owner, _) in zip(self._optimizer.variables, owners, strict=True)
-            if owner is not None and slot.dtype == owner.dtype
+            for slot, (owner, name) in zip(self._optimizer.variables, owners, strict=True)
+            if owner is not None
+            and slot.dtype == owner.dtype
+            and (self._with_slots or name == slots.AVERAGES)  # the last of which `fit` assigns
         ]
 
 
@@ -249,6 +251,13 @@ class _Counts:
         """Begin to count a period."""
         self.since.assign(0)
         self.rows.assign(0.0)
+
+
+def _constrain(variables: Sequence[Any]) -> None:
+    """Apply the constraints of variables: an average of unit vectors is shorter."""
+    for variable in variables:
+        if getattr(variable, "constraint", None) is not None:
+            variable.assign(variable.constraint(variable))
 
 
 def _if(condition: tf.Tensor, act: Callable[[], Any]) -> None:

@@ -49,6 +49,7 @@ class Published(NamedTuple):
         writing: the number of the one that is being written, or of the newest.
         failed: whether the shard has failed.
         is_left: whether the first worker has ended or died.
+        final: 0 while workers push; else 1 more than the number of workers that were lost.
     """
 
     version: int
@@ -56,6 +57,7 @@ class Published(NamedTuple):
     writing: int
     failed: int = 0
     is_left: int = 0
+    final: int = 0
 
     @property
     def place(self) -> int:
@@ -75,7 +77,8 @@ class Header(NamedTuple):
         version: that of the values which the gradients were computed from.
         step: the number of the worker's push, from 0.
         rate: the bits of the factor by which the worker has changed its learning rate.
-        has_ended: whether the worker pushes no more. Such a header comes without gradients.
+        has_ended: whether the worker pushes no more, 2 if it has failed. Such a header comes
+            without gradients.
     """
 
     number: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import copy
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,9 +28,12 @@ from ringar.collectives import allgather_object, barrier, broadcast_variables, s
 from ringar.collectives.agree import same
 from ringar.collectives.call import Call
 from ringar.errors import DeadlineError, MismatchError, RingarError
-from ringar.job import place
+from ringar.job import log, place
 from ringar.job.process_sets import ProcessSet, add_process_set, or_all
-from ringar.keras import description
+from ringar.keras import description, moving_statistics
+from ringar.keras.optimizer_copy import copy_of
+
+_log = log.logger(__name__)
 
 
 class ParameterServer:
@@ -106,6 +108,7 @@ class ParameterServer:
         self._ranks = or_all(process_set)
         self._name = name
         self.variables = server_arguments.variables_of(model_or_variables)
+        self._model = model_or_variables if isinstance(model_or_variables, keras.Model) else None
         serving, working = server_arguments.roles(servers, self._ranks.size(), process_set)
         # Else a worker that waits in a step for shards of its rank holds threads of TensorFlow.
         self._serves_only = servers is not None
@@ -152,6 +155,7 @@ class ParameterServer:
         self._failures = Failures(process_set, "ringar.ParameterServer", f"{name}/failures")
         barrier(name=f"{name}/begin", process_set=process_set)  # all shards are published
         self._replica: Replica | None = None
+        self._is_closed = False
         self._before_close: list[Callable[[], None]] = []
         self._versions: list[int] | None = None
         if self.is_worker:
@@ -243,7 +247,9 @@ class ParameterServer:
     def close(self) -> None:
         """End this rank's work, and wait until all workers have ended or died.
 
-        What this worker has left is pushed. The shared memory stays until `ringar.shutdown`.
+        What this worker has left is pushed. All ranks then hold the last weights of the server, or
+        their averages if its optimizer has `use_ema`, and the moving statistics of all workers.
+        The shared memory stays until `ringar.shutdown`.
 
         Raises:
             DeadlineError: workers have neither ended nor pushed within the deadline.
@@ -258,6 +264,33 @@ class ParameterServer:
             raise self._service.failure
         self._files.save(self.shards.values())
         self._files.release()
+        if not self._is_closed:
+            self._is_closed = True
+            self._service.finish()
+            self._take_final()
+
+    def _take_final(self) -> None:
+        """Give all ranks the last weights, and the moving statistics of all workers."""
+        described = [describe(variable) for variable in self.variables]
+        reader = Replica(self._mailboxes, described, -1, self._deadline, self._name)
+        values, workers_are_lost = reader.final()
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(value)
+        if self._model is None:
+            return
+        if workers_are_lost:
+            _log.warning("Workers were lost: the moving statistics stay those of each rank.")
+            return
+        if self.is_worker:
+            moving_statistics.combine(self._model, self.workers)
+        moving = [
+            weight
+            for weight in self._model.non_trainable_weights
+            if keras.backend.is_float_dtype(weight.dtype)
+        ]
+        if moving:
+            root = self.workers.ranks[0]
+            broadcast_variables(moving, root, process_set=self._ranks)
 
     def __enter__(self) -> ParameterServer:
         return self
@@ -334,6 +367,7 @@ class ParameterServer:
             {
                 "number of variables": len(described),
                 **variables,
+                "constraints": server_arguments.constraints(self.variables),
                 "servers of the shards": list(servers),
                 "control": repr(control),
                 "optimizer": description.optimizer(optimizer, self.variables, rate=True),
@@ -351,12 +385,13 @@ class ParameterServer:
         return Shard(
             number,
             [np.array(piece.of(values[piece.variable])) for piece in pieces],
-            copy.deepcopy(optimizer),
+            copy_of(optimizer),
             self.control,
             self.workers.size(),
             [piece.name for piece in pieces],
             traced=self._serves_only,
             log_size=self._log_size,
+            originals=[self.variables[piece.variable] for piece in pieces],
         )
 
     def check_variables(self, variables: Sequence[keras.Variable] | None) -> None:

@@ -19,11 +19,12 @@ from ringar.asynchronous.gradients import Gradient, Rows
 
 @dataclass(frozen=True)
 class Description:
-    """Describe a variable: its name, shape and dtype."""
+    """Describe a variable: its name, shape and dtype, and whether rows may lie apart."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    can_be_cut: bool = True
 
     @property
     def rows(self) -> int:
@@ -42,7 +43,18 @@ def describe(variable: Any) -> Description:
         str(getattr(variable, "path", variable.name)),
         tuple(int(dim) for dim in variable.shape),
         keras.backend.standardize_dtype(variable.dtype),
+        _can_be_cut(getattr(variable, "constraint", None)),
     )
+
+
+def _can_be_cut(constraint: Any) -> bool:
+    """Return whether a constraint treats each row by itself."""
+    if constraint is None or type(constraint) is keras.constraints.NonNeg:
+        return True
+    if type(constraint).__module__.split(".")[0] != "keras" or not hasattr(constraint, "axis"):
+        return False
+    axes = np.atleast_1d(constraint.axis)
+    return bool((axes > 0).all())
 
 
 @dataclass(frozen=True)
@@ -110,12 +122,14 @@ def partition(variables: Sequence[Description], shards: int) -> list[list[Piece]
     dealt: list[list[Piece]] = [[] for _ in range(shards)]
     before = 0  # bytes
     for number, variable in enumerate(variables):
-        row = variable.bytes / max(variable.rows, 1)
+        rows = variable.rows if variable.can_be_cut else min(variable.rows, 1)
+        row = variable.bytes / max(rows, 1)
         begin = 0
         for shard in range(shards):
             # The rows that begin before the end of the shard's part are the shard's.
             left = total * (shard + 1) / shards - before
-            end = variable.rows if shard == shards - 1 else _rows_within(left, row, variable.rows)
+            end = rows if shard == shards - 1 else _rows_within(left, row, rows)
+            end *= variable.rows // max(rows, 1)
             if end > begin or (variable.rows == 0 and shard == 0):
                 dealt[shard].append(Piece(number, begin, end, variable))
             begin = max(begin, end)

@@ -121,13 +121,14 @@ class Replica:
         """Tell all shards that this worker pushes no more.
 
         Args:
-            wait: whether its last push has to count; else it may be left out.
+            wait: whether its last push has to count; else the worker has failed, and the push
+                may be left out.
         """
         if wait:
             self.wait_until_taken()
         self._headers, self._has_ended = self._headers + 1, True
         for shard in self._mailboxes.shards:
-            self._send(shard, Header(self._headers, 0, self.pushes, 0, 1))
+            self._send(shard, Header(self._headers, 0, self.pushes, 0, 1 if wait else 2))
 
     def wait_until_taken(self) -> None:
         """Wait until the shards have taken this worker's last push."""
@@ -162,6 +163,28 @@ class Replica:
                 self._give_up(self._mailboxes.shards[slowest], f"come to version {version}")
             time.sleep(_LONGEST)
 
+    def final(self) -> tuple[list[np.ndarray], bool]:
+        """Wait until all workers have ended; return the final values, and if workers were lost.
+
+        Raises:
+            DeadlineError: the shards neither change nor end.
+        """
+        newest, since = -1, time.monotonic()
+        while True:
+            published = [self._published(shard) for shard in self._mailboxes.shards]
+            if all(one.final for one in published):
+                break
+            progress = sum(one.publication + one.final for one in published)
+            if progress != newest:
+                newest, since = progress, time.monotonic()
+            elif time.monotonic() - since > self._deadline:
+                slowest = next(i for i, one in enumerate(published) if not one.final)
+                self._give_up(self._mailboxes.shards[slowest], "end with all workers")
+            time.sleep(_LONGEST)
+        values = [self._pull(shard)[1] for shard in self._mailboxes.shards]
+        pieces = [shard.pieces for shard in self._mailboxes.shards]
+        return whole_values(pieces, values), any(one.final > 1 for one in published)
+
     def _send(self, shard: ShardPlace, header: Header) -> None:
         self._mailboxes.write(shard.rank, shard.header_at(self._worker), header)
         self._mailboxes.ring(shard.rank)
@@ -193,7 +216,7 @@ class Replica:
             )
 
     def _published(self, shard: ShardPlace) -> Published:
-        found = Published(*self._mailboxes.read(shard.rank, shard.published_at())[:5])
+        found = Published(*self._mailboxes.read(shard.rank, shard.published_at())[:6])
         if found.failed:
             raise PeerLostError(
                 self._call.refusal(

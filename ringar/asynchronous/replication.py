@@ -14,6 +14,7 @@ from ringar.collectives.host_call import host_call
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.keras.exchange import Exchange
+from ringar.sharding.slots import with_nested
 
 if TYPE_CHECKING:
     from ringar.job.process_sets import ProcessSet
@@ -47,6 +48,7 @@ class Replication(Exchange):
         """Look whether the optimizer trains what the server has."""
         if self._optimizer is None:
             self._server.check_variables(variables)
+            _check_averages(optimizer, self._server.optimizer)
             self._optimizer = optimizer
 
     def newest(self) -> list[np.ndarray]:
@@ -82,3 +84,14 @@ class Replication(Exchange):
             return tf.constant(0)
 
         tf.cond(is_due, act, lambda: tf.constant(0))
+
+
+def _check_averages(optimizer: Any, of_server: Any) -> None:
+    """Expect moving averages of the server, if there are any: its weights are final."""
+    averages = any(one.use_ema for one in with_nested(optimizer))
+    if averages and not any(one.use_ema for one in with_nested(of_server)):
+        raise UnsupportedError(
+            f"rank {place.rank()} | parameter server: expected use_ema=True of the server's "
+            "optimizer, whose weights are final; received it of the worker's alone. Pass it to the "
+            "optimizer of ringar.ParameterServer."
+        )

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from ringar.keras import description
+from ringar.keras.optimizer_copy import copy_of
 
 
 class Rule:
@@ -169,7 +170,7 @@ class OuterOptimizer(Averaging):
 
     def renewed(self) -> OuterOptimizer:
         """Return a rule with a new optimizer of the same settings."""
-        return OuterOptimizer(type(self._outer).from_config(self._outer.get_config()))
+        return OuterOptimizer(copy_of(self._outer))
 
     def build(self, variables: list[Any]) -> None:
         """Make room for x0, and build the optimizer."""

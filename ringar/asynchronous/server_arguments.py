@@ -31,6 +31,7 @@ def variables_of(given: keras.Model | Sequence[keras.Variable]) -> list[Any]:
             "ringar.ParameterServer expected variables that each rank has as a whole; received "
             "some of layers that are split."
         )
+    refuse_overwritten("ringar.ParameterServer", found)
     return found
 
 
@@ -55,6 +56,12 @@ def roles(
     if not working:
         raise ValueError(f"`servers` must leave a rank that works. Received: {servers}")
     return serving, working
+
+
+def constraints(variables: Sequence[Any]) -> list[Any]:
+    """Return a description of the constraint of each variable, to compare."""
+    given = [getattr(variable, "constraint", None) for variable in variables]
+    return [one and (type(one).__name__, getattr(one, "get_config", dict)()) for one in given]
 
 
 def check(
@@ -121,4 +128,19 @@ def check_cut(optimizer: keras.optimizers.Optimizer, pieces: Sequence[Sequence[P
 
 def settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """Return the arguments of an optimizer that are not its own choice on each rank."""
-    return {key: value for key, value in optimizer.get_config().items() if key != "name"}
+    try:
+        config = optimizer.get_config()
+    except NotImplementedError:  # a schedule of the user's class
+        return {"learning_rate": type(optimizer._learning_rate).__name__}
+    return {key: value for key, value in config.items() if key != "name"}
+
+
+def refuse_overwritten(function: str, variables: Sequence[Any]) -> None:
+    """Refuse variables whose gradients are new values: sums of these mean nothing."""
+    replaced = [v.path for v in variables if getattr(v, "overwrite_with_gradient", False)]
+    if replaced:
+        raise ValueError(
+            f"{function} expected variables that gradients change; received {replaced[0]!r} with "
+            "overwrite_with_gradient=True (a float8 policy), whose gradients take its place. Use "
+            "another dtype policy, or ringar.DistributedOptimizer."
+        )

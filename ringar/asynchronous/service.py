@@ -97,6 +97,13 @@ class Service:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
+    def finish(self) -> None:
+        """Publish the final values of all shards, after the end of all workers."""
+        for served in self._shards:
+            if served.shard.take_averages():
+                served.publish()
+            served.tell_final()
+
     def _run(self) -> None:
         try:
             self._serve()
@@ -150,7 +157,7 @@ class Service:
                 if served.has_push(worker):
                     self._take(served, worker)
                 served.note_lost(worker)
-                served.leave(worker)
+                served.leave(worker, is_lost=True)
             self._missing.discard(worker)
 
     def _watch(self, workers: Sequence[int]) -> None:
@@ -183,6 +190,7 @@ class _Served:
         self._mailboxes, self._workers = mailboxes, workers
         self._place: ShardPlace = mailboxes.shards[shard.number]
         self._taken = np.zeros(workers, np.int64)
+        self._lost: set[int] = set()
         self._last = -1  # the worker whose push was taken last
         self._published = Published(0, -1, -1)
         self._rate, self._factor = shard.learning_rate, 1.0
@@ -228,7 +236,7 @@ class _Served:
         self._last, self._taken[worker] = worker, header.number
         if header.has_ended:
             self.note_lost(worker)  # it may have left without waiting for the shard
-            self.leave(worker)
+            self.leave(worker, is_lost=header.has_ended == 2)
             return
         self._set_rate(_factor(header.rate))
         gradients = place.gradients(place.mailbox(memory, worker))
@@ -244,10 +252,12 @@ class _Served:
         if not self.ended[worker] and step == self.shard.pushes(worker):
             self.shard.note_lost(worker, version)
 
-    def leave(self, worker: int) -> None:
-        """Go on without a worker."""
+    def leave(self, worker: int, is_lost: bool) -> None:
+        """Go on without a worker, which has ended or was lost."""
         if self.ended[worker]:
             return
+        if is_lost:
+            self._lost.add(worker)
         self.ended[worker] = True
         if self.shard.leave(worker):
             self.publish()
@@ -264,6 +274,10 @@ class _Served:
             self._mailboxes.data.put(place.rank, value, begin + offset)
         done = self._published._replace(version=self.shard.version, publication=number)
         self._tell(done)
+
+    def tell_final(self) -> None:
+        """Tell that no update comes behind the published values."""
+        self._tell(self._published._replace(final=1 + len(self._lost)))
 
     def tell_failure(self) -> None:
         """Tell the workers that there will be no acknowledgement."""

@@ -58,6 +58,8 @@ class Shard:
         traced: whether an update is a `tf.function`. False is for a thread of a process whose
             TensorFlow may have no thread left for it.
         log_size: how many entries the log keeps, the newest; None for all, which a replay needs.
+        originals: the model's variables, for each value the one of which it has rows. Constraints
+            and exclusions from weight decay are theirs.
 
     Attributes:
         number: the shard's number.
@@ -79,6 +81,8 @@ class Shard:
         names: Sequence[str] = (),
         traced: bool = True,
         log_size: int | None = None,
+        *,
+        originals: Sequence[keras.Variable] = (),
     ) -> None:
         self.number = number
         self.control = control
@@ -88,7 +92,7 @@ class Shard:
         self._entries = collections.deque[Entry](maxlen=log_size)
         self._workers = workers
         self._judge = control.judge(workers)
-        self._variables = Variables(values, optimizer, names, traced)
+        self._variables = Variables(values, optimizer, names, traced, originals)
         self._taken = 0
         self._held: dict[Arrival, tuple[int, Push]] = {}  # with their sequence
 
@@ -192,6 +196,14 @@ class Shard:
     def arrays(self) -> list[np.ndarray]:
         """Return arrays on the variables' memory, which the next update may change."""
         return self._variables.arrays()
+
+    def take_averages(self) -> bool:
+        """Set the variables to the averages of an optimizer with `use_ema`, if there was a step.
+
+        Returns:
+            Whether there are such averages.
+        """
+        return self.version > 0 and self._variables.take_averages()
 
     @property
     def learning_rate(self) -> float:

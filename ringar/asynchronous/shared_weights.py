@@ -24,7 +24,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ringar.collectives import Average, Window, barrier
+from ringar.asynchronous.server_arguments import refuse_overwritten
+from ringar.collectives import Average, Window, allreduce, barrier
 from ringar.collectives.host_call import host_call
 from ringar.errors import UnsupportedError
 from ringar.job import membership
@@ -137,6 +138,8 @@ class SharedWeights(Exchange):
         if self._steps is not None:
             return
         _check(optimizer, variables)
+        if not self.is_alone:
+            _check_alone(optimizer, variables or ())
         assert variables is not None
         self._optimizer = optimizer
         with tf.init_scope():
@@ -204,7 +207,20 @@ class SharedWeights(Exchange):
         barrier(name="hogwild", process_set=self.process_set)
         for shared in self._shared.values():
             shared.read()
+        self._average()
         barrier(name="hogwild", process_set=self.process_set)
+
+    def _average(self) -> None:
+        """Average the moving averages of `use_ema`, which each rank has of what it has read."""
+        owners = slots.owners(self._optimizer) if self._optimizer.built else []
+        for slot, (_, name) in zip(self._optimizer.variables, owners, strict=False):
+            if name == slots.AVERAGES:
+                mean = allreduce(
+                    keras.ops.convert_to_numpy(slot),
+                    name="hogwild/averages",
+                    process_set=self.process_set,
+                )
+                slot.assign(mean)
 
     def steps(self) -> int:
         """Return the number of steps that this rank has taken."""
@@ -299,4 +315,22 @@ def _check(optimizer: Any, variables: Sequence[Any] | None) -> None:
             "ringar.Hogwild expected an optimizer without gradient_accumulation_steps beside a "
             f"ringar.layers.HogwildEmbedding, received {accumulates}: a step would change rows of "
             "former batches. Use larger batches, or keras.layers.Embedding."
+        )
+
+
+def _check_alone(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Refuse steps whose changes of several ranks cannot be added."""
+    refuse_overwritten("ringar.Hogwild", variables)
+    constrained = [v.path for v in variables if getattr(v, "constraint", None) is not None]
+    if constrained:
+        raise UnsupportedError(
+            f"ringar.Hogwild expected weights without a constraint, received {constrained[0]!r}: "
+            "changes of several ranks add up to values beyond it. Use ringar.LocalSGD, or a "
+            "ringar.ParameterServer."
+        )
+    if any(one.use_ema and one.ema_overwrite_frequency for one in slots.with_nested(optimizer)):
+        raise UnsupportedError(
+            "ringar.Hogwild expected ema_overwrite_frequency=None, received a number: ranks would "
+            "add their way to the average several times. `use_ema` alone is averaged at the end of "
+            "an epoch."
         )

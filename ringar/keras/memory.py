@@ -20,6 +20,7 @@ import tensorflow as tf
 from ringar.collectives.dtypes import ITEM_BYTES
 from ringar.job import place
 from ringar.keras import units
+from ringar.keras.optimizer_copy import copy_of
 from ringar.keras.sharded import STAGES, check_elementwise
 from ringar.sharding import slots
 from ringar.sharding.slots import inner_optimizer
@@ -169,7 +170,7 @@ def _slots_of(
     optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]
 ) -> tuple[list[int], int]:
     """Return the number of slots of each variable, and the bytes of the optimizer's others."""
-    copy = optimizer.__class__.from_config(optimizer.get_config())
+    copy = copy_of(optimizer)
     scalars = [
         keras.Variable(0.0, dtype=v.dtype, trainable=True, name=f"stand_in_{i}")
         for i, v in enumerate(variables)

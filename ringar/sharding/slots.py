@@ -26,6 +26,10 @@ NOT_ELEMENTWISE = ("Adafactor", "Lamb", "Muon")
 """Optimizers that scale updates by norms of whole variables, or factor them."""
 
 
+AVERAGES = "_model_variables_moving_average"
+"""The attribute of Keras' optimizers with the averages of `use_ema`."""
+
+
 def inner_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Return the optimizer in a `LossScaleOptimizer`, or `optimizer` itself if it is another."""
     return getattr(optimizer, "inner_optimizer", optimizer)

@@ -145,6 +145,16 @@ def test_slots(rank: int, size: int, exchange: Exchange) -> None:
     assert len({str(of_rank) for of_rank in exchange(str(slots(own)))}) == size
 
 
+@pytest.mark.parametrize("wrap", [ringar.DiLoCo, fast_if(False, ringar.EASGD)])
+def test_moving_averages_are_those_of_all_ranks(wrap: Wrap, rank: int, size: int) -> None:
+    def averaging() -> keras.optimizers.Optimizer:
+        return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+
+    model = fit(lambda o: wrap(o, 2), batches_of(size)[rank], averaging)
+    of_ranks = ringar.allgather_object(parameters(model))
+    assert max(common.largest_difference(of_ranks[0], other) for other in of_ranks) == 0
+
+
 def test_nothing_is_sent_within_a_period(rank: int, size: int) -> None:
     batches = [common.regression(4, 10 * rank + k) for k in range(8)]
     model = common.dense_model()

@@ -248,6 +248,56 @@ def test_downpour_trains_and_all_end_with_the_servers_values(
     )
 
 
+def decaying() -> keras.optimizers.Optimizer:
+    optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+@pytest.mark.ranks(1)
+def test_exclusions_and_constraints_of_the_model_hold_on_shards() -> None:
+    def constrained() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        layer = keras.layers.Dense(4, kernel_constraint=keras.constraints.MaxNorm(0.5))
+        return keras.Sequential([keras.Input((6,)), layer, keras.layers.Dense(1)])
+
+    x, y = batch_of(0, 0)
+    expected, model = constrained(), constrained()
+    expected.compile(decaying(), "mse")
+    expected.fit(x, y, batch_size=2, verbose=0, shuffle=False)
+    with ringar.ParameterServer(model, decaying(), shards=3) as server:
+        model.compile(ringar.Downpour("sgd", server), "mse")
+        model.fit(x, y, batch_size=2, verbose=0, shuffle=False)
+    for variable, other in zip(model.variables, expected.variables, strict=True):
+        np.testing.assert_array_equal(variable, other)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("average", [False, True], ids=["", "use_ema"])
+def test_all_ranks_end_with_the_last_weights_and_statistics(
+    average: bool, rank: int, size: int
+) -> None:
+    keras.utils.set_random_seed(rank)
+    layers = [keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    x, y = batch_of(rank, 0)
+    with ringar.ParameterServer(
+        model, keras.optimizers.SGD(0.05, use_ema=average), servers=[0]
+    ) as server:
+        before = [np.array(variable) for variable in model.variables]
+        if server.is_worker:
+            model.compile(ringar.Downpour(sgd(), server), "mse")
+            model.fit(x + rank, y, batch_size=2, verbose=0)
+    assert all((b != np.array(v)).any() for b, v in zip(before, model.variables, strict=True))
+    of_ranks = ringar.allgather_object([np.array(weight) for weight in model.weights])
+    for other in of_ranks[1:]:
+        for value, first in zip(other, of_ranks[0], strict=True):
+            np.testing.assert_array_equal(value, first)
+    served = list(final_values(server)[0])
+    for value, variable in zip(served, model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(value, variable)
+
+
 def test_a_warm_start_ends_when_the_first_worker_does(size: int) -> None:
     model = dense_model()
     with ringar.ParameterServer(model, sgd()) as server:

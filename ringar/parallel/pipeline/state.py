@@ -19,6 +19,7 @@ import numpy as np
 
 from ringar.collectives import allgather_object
 from ringar.job.process_sets import ProcessSet
+from ringar.keras.optimizer_copy import copy_of
 from ringar.sharding import slots
 
 State = dict[Any, Any]
@@ -143,7 +144,7 @@ def part_of_optimizer(
     optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
 ) -> keras.optimizers.Optimizer:
     """Return a copy of an optimizer for some of its variables, with their state."""
-    part = type(optimizer).from_config(optimizer.get_config())
+    part = copy_of(optimizer)
     part.build(variables)
     places = {id(variable): (id(variable),) for variable in optimizer._trainable_variables}
     state = _state(optimizer, places)

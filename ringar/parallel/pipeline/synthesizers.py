@@ -23,6 +23,8 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
+from ringar.keras import optimizer_copy
+
 Specs = Sequence[tf.TensorSpec]
 Builder: TypeAlias = "Callable[[list[tf.TensorSpec], list[tf.TensorSpec]], keras.Model]"
 """Makes a synthesizer, given the tensors that it sees and those that it predicts."""
@@ -272,8 +274,7 @@ def fitting(model: Any, inputs: Specs, outputs: Specs, what: str) -> keras.Model
 
 def copy_of(optimizer: str | keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Return a new optimizer of the same settings, without state."""
-    found = keras.optimizers.get(optimizer)
-    return type(found).from_config(found.get_config())
+    return optimizer_copy.copy_of(keras.optimizers.get(optimizer))
 
 
 def _fits(mine: tuple[int | None, ...], its: tuple[int | None, ...]) -> bool:

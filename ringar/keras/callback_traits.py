@@ -82,8 +82,10 @@ def _shows(callback: keras.callbacks.Callback) -> bool:
 
 def _path_arguments(classes: Iterable[type]) -> Iterator[str]:
     for base in classes:
-        if "__init__" in vars(base) and base is not object:
-            yield from filter(_PATH.fullmatch, inspect.signature(base.__init__).parameters)
+        constructor = vars(base).get("__init__")
+        if constructor is not None and base is not object:
+            names = inspect.signature(constructor).parameters
+            yield from (name for name in names if _PATH.fullmatch(name))
 
 
 def _state_attributes(callback: keras.callbacks.Callback) -> set[str]:
@@ -93,7 +95,7 @@ def _state_attributes(callback: keras.callbacks.Callback) -> set[str]:
     if _shows(callback) or isinstance(callback, _KEPT_ELSEWHERE):
         return given
     for base in _of_keras(callback):
-        settings = inspect.signature(base.__init__).parameters
+        settings = inspect.signature(base).parameters
         given |= (_assigned(base) & vars(callback).keys()) - settings.keys() - {"monitor_op"}
     return given
 

@@ -103,8 +103,6 @@ class LocalJob:
             self._err.message(self.job.notice)
         for plan in self._planned():
             self._start_rank(plan)
-        if self._segment >= 0:
-            os.close(self._segment)
 
     def _planned(self) -> Sequence[RankPlan]:
         return self.job.ranks
@@ -451,6 +449,8 @@ class LocalJob:
             os.close(self._janitor_pipe)
             self._janitor.kill()
             self._janitor.wait()
+        if self._segment >= 0:
+            os.close(self._segment)
 
     def _report(self) -> None:
         for stream in self._streams():  # what was read last

@@ -41,6 +41,8 @@ RESERVED = frozenset(
         "BOUND_CPUS",
         "RENDEZVOUS_FD",
         "GPU",
+        "LAUNCHER_PROCESS",
+        "RANK_PROCESS",
     )
 )
 

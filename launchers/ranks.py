@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ringar.job.inherited import LAUNCHER_VARIABLE
 from ringar.launchers import recipients
 from ringar.launchers.output import Stream
 from ringar.launchers.plan import JobPlan, RankPlan
@@ -189,6 +190,7 @@ def spawn(
         OSError: the program cannot be executed.
     """
     environment = job.rank_environment(rank, os.environ)
+    environment[LAUNCHER_VARIABLE] = str(os.getpid())
     for name, descriptor in (inherited or {}).items():
         environment[name] = str(descriptor)
     return subprocess.Popen(

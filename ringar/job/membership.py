@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringar.errors import RankError
+from ringar.job import inherited
 
 #: The descriptor of the socket; where it is set, ranks may change.
 VARIABLE = "RINGAR_RENDEZVOUS_FD"
@@ -135,7 +136,9 @@ def enter() -> World:
     """
     global _connection, _world
     if _connection is None:
-        _connection = _Connection(int(os.environ.pop(VARIABLE)))
+        descriptor = inherited.socket(VARIABLE, os.environ)
+        del os.environ[VARIABLE]
+        _connection = _Connection(descriptor)
     try:
         _world = _connection.enter()
     except (EOFError, OSError) as error:

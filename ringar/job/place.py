@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from ringar.errors import NotInitializedError
-from ringar.job import membership, mpi, native, nvidia
+from ringar.job import inherited, membership, mpi, native, nvidia
 from ringar.job.cost_model import ALGORITHMS
 
 DEFAULT_DEADLINE = 600.0
@@ -62,7 +62,7 @@ def read_config(
         local_size=whole("RINGAR_LOCAL_SIZE", 1),
         cross_rank=whole("RINGAR_CROSS_RANK", 0),
         cross_size=whole("RINGAR_CROSS_SIZE", 1),
-        segment_fd=whole("RINGAR_SEGMENT_FD", -1),
+        segment_fd=_segment(environment),
         deadline=seconds("deadline", "RINGAR_DEADLINE", deadline, DEFAULT_DEADLINE),
         stall_warning=seconds(
             "stall_warning", "RINGAR_STALL_WARNING", stall_warning, DEFAULT_STALL_WARNING
@@ -88,6 +88,11 @@ def read_config(
             f"RINGAR_SIZE={config.size}"
         )
     return config
+
+
+def _segment(environment: Mapping[str, str]) -> int:
+    name = "RINGAR_SEGMENT_FD"
+    return inherited.memory(name, environment) if name in environment else -1
 
 
 def apply_mpi_place(joined: mpi.Place, config: native.Config) -> None:
@@ -129,6 +134,11 @@ def require(what: str) -> native.Config:
     Raises:
         NotInitializedError: before `ringar.init()`, or after `ringar.shutdown()`.
     """
+    if _config is None and (process := inherited.rank_process(os.environ)) is not None:
+        raise NotInitializedError(
+            f"expected a rank to call {what}; received a process that a rank, process {process}, "
+            "has started, and that is none"
+        )
     if _config is None:
         raise NotInitializedError(f"ringar is not initialized: call ringar.init() before {what}")
     return _config

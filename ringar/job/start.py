@@ -11,6 +11,7 @@ from ringar.errors import PeerLostError
 from ringar.job import (
     calibration,
     gpus,
+    inherited,
     log,
     membership,
     mpi,
@@ -40,7 +41,8 @@ def init(
     """Join the job and wait for all its ranks.
 
     A second call does nothing. After `ringar.shutdown` it joins anew; in an elastic job
-    (`ringarrun --min-np`) the number of ranks may then be another one.
+    (`ringarrun --min-np`) the number of ranks may then be another one. In a process that a rank has
+    started, such as a worker of a pool that imports the script, it does nothing but warn.
 
     Without a launcher the job has one rank, and all functions work. `ringarrun` starts ranks, and
     so do `mpirun` and `srun` where mpi4py is installed. The ranks of the first job on a kind of
@@ -69,6 +71,13 @@ def init(
     if place.is_initialized():
         return
     log.set_level(os.environ)
+    if (process := inherited.rank_process(os.environ)) is not None:
+        _log.warning(
+            "ringar.init() does nothing here: a rank, process %d, has started this process, which "
+            "is none. To run it as a job of its own, start it without the variables RINGAR_….",
+            process,
+        )
+        return
     config = place.read_config(os.environ, deadline, stall_warning, start_timeout)
     if membership.is_by_launcher():
         _enter_world(config, intra_op_threads, inter_op_threads)
@@ -150,6 +159,8 @@ def _start(config: native.Config, joined: mpi.Place | None) -> None:
     global _joined
     _joined = joined
     place.set_config(config)
+    if config.size > 1 or "RINGAR_RANK" in os.environ:
+        inherited.mark_rank()
     process_sets.begin(config.size)
     if path := os.environ.get(timeline.VARIABLE):
         timeline.record(path, config.rank, config.generation)

@@ -13,6 +13,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ringar.job import inherited
+
 if TYPE_CHECKING:
     from ringar.job import membership, native
 
@@ -34,7 +36,7 @@ def apply(environ: Mapping[str, str], config: native.Config) -> bool:
         return False
     _starts += 1
     config.generation = _starts
-    _set_link(_read(int(environ[WORLD_VARIABLE])), environ, config)
+    _set_link(_read(inherited.memory(WORLD_VARIABLE, environ)), environ, config)
     return True
 
 
@@ -59,7 +61,7 @@ def _set_link(world: Mapping[str, Any], environ: Mapping[str, str], config: nati
     from ringar.job import cost_model  # needs NumPy, which the launcher does without
 
     config.set_hosts(world["hosts"])
-    config.link_listener = int(environ[LISTENER_VARIABLE])
+    config.link_listener = inherited.socket(LISTENER_VARIABLE, environ)
     config.link_addresses = " ".join(world["addresses"]).encode()
     config.link_secret = world["secret"].encode()
     if values := world.get("cost_model"):

@@ -73,6 +73,27 @@ print(os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_nlink)
         assert "/memfd:ringar-shared-segment (deleted) 0" in line
 
 
+def test_ranks_find_the_segment_whose_descriptor_a_program_has_closed() -> None:
+    """A socket cannot be found again: the error says so."""
+    code = """
+import os
+from ringar.errors import RingarError
+from ringar.job import inherited
+print(os.readlink(f"/proc/self/fd/{inherited.memory('RINGAR_SEGMENT_FD', os.environ)}"))
+try:
+    inherited.socket("GONE", {"GONE": os.environ["RINGAR_SEGMENT_FD"], "RINGAR_RANK": "1"})
+except RingarError as error:
+    print(error)
+"""
+    wrapper = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
+    )
+    result = launch("-np", "2", "--no-prefix", *python(wrapper))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("/memfd:ringar-shared-segment (deleted)") == 2
+    assert result.stdout.count("A program between ringarrun and the script has closed it") == 2
+
+
 def test_ranks_inherit_no_other_file() -> None:
     code = """
 import os

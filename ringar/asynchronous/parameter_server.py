@@ -254,10 +254,11 @@ class ParameterServer:
         Raises:
             DeadlineError: workers have neither ended nor pushed within the deadline.
         """
-        if self._replica is not None:
+        replica = self._replica
+        if replica is not None:
             for act in self._before_close:
                 act()
-            self._replica.end()
+            replica.end()
             self._replica = None
         self._wait_for_workers()
         if self._service.failure is not None:
@@ -268,6 +269,9 @@ class ParameterServer:
             self._is_closed = True
             self._service.finish()
             self._take_final()
+            if replica is not None:
+                replica.leave()
+            self._service.wait_for_readers(self._deadline)
 
     def _take_final(self) -> None:
         """Give all ranks the last weights, and the moving statistics of all workers."""

@@ -185,6 +185,12 @@ class Replica:
         pieces = [shard.pieces for shard in self._mailboxes.shards]
         return whole_values(pieces, values), any(one.final > 1 for one in published)
 
+    def leave(self) -> None:
+        """Tell the shards that this worker has read the final values."""
+        self._headers += 1
+        for shard in self._mailboxes.shards:
+            self._send(shard, Header(self._headers, 0, self.pushes, 0, 1))
+
     def _send(self, shard: ShardPlace, header: Header) -> None:
         self._mailboxes.write(shard.rank, shard.header_at(self._worker), header)
         self._mailboxes.ring(shard.rank)

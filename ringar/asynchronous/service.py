@@ -104,6 +104,27 @@ class Service:
                 served.publish()
             served.tell_final()
 
+    def wait_for_readers(self, deadline: float) -> None:
+        """Wait until all workers that live have read the final values: this rank may end then."""
+        begin = time.monotonic()
+        while time.monotonic() - begin < deadline:
+            if all(map(self._has_read, range(len(self._workers)))):
+                return
+            time.sleep(_LONGEST)
+
+    def _has_read(self, worker: int) -> bool:
+        if all(served.has_left(worker) for served in self._shards):
+            return True
+        rank = self._workers[worker]
+        try:
+            if rank != self._rank:
+                self._mailboxes.control.version(rank, 0)
+        except PeerLostError:
+            return True
+        except DeadlineError:
+            pass  # it is slow, or stopped
+        return False
+
     def _run(self) -> None:
         try:
             self._serve()
@@ -274,6 +295,10 @@ class _Served:
             self._mailboxes.data.put(place.rank, value, begin + offset)
         done = self._published._replace(version=self.shard.version, publication=number)
         self._tell(done)
+
+    def has_left(self, worker: int) -> bool:
+        """Return whether a worker was lost, or has read the final values."""
+        return worker in self._lost or bool(self._numbers[worker] != self._taken[worker])
 
     def tell_final(self) -> None:
         """Tell that no update comes behind the published values."""

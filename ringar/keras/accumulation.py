@@ -34,7 +34,8 @@ def come_from_variables(gradients: Sequence[Any], variables: Sequence[Any] | Non
         gradients: tensors, variables, `tf.IndexedSlices` or None.
         variables: those that are trained, whose values alone are no gradient.
     """
-    trained = [getattr(getattr(v, "value", v), "handle", None) for v in variables or ()]
+    # Not by `value`, which is a collective where the weight is sharded.
+    trained = [getattr(getattr(v, "_value", v), "handle", None) for v in variables or ()]
     return any(_is_made_of_variables(gradient, trained) for gradient in gradients)
 
 

@@ -186,7 +186,9 @@ def model_of_targets() -> keras.Model:
     for _, shape, kind in LEAVING_OUT:
         dense = keras.layers.Dense(int(np.prod(shape)))(inputs)
         shaped = keras.layers.Reshape(shape)(dense)
-        outputs.append(keras.layers.Activation(activations.get(kind, "linear"))(shaped))
+        # Keras numbers layers without a name, on rank 0 those of other tests as well.
+        name = f"output_{len(outputs)}"
+        outputs.append(keras.layers.Activation(activations.get(kind, "linear"), name=name)(shaped))
     return keras.Model(inputs, outputs)
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringar.collectives import allgather_object
 from ringar.data import marks
 from ringar.job.process_sets import ProcessSet, or_all
 
@@ -100,13 +99,11 @@ def _add_up(table: Any, ranks: ProcessSet) -> None:
             continue
         own = tuple(part.numpy() for part in counts.export())
         counts.remove(counts.export()[0])
-        for tokens, number in allgather_object(own, name=f"adapt/{name}", process_set=ranks):
+        for tokens, number in _gather(own, name, ranks):
             if len(tokens):
                 counts.insert(tokens, number + counts.lookup(tokens))
     if hasattr(table, "num_documents"):
-        documents = allgather_object(
-            int(table.num_documents), name="adapt/documents", process_set=ranks
-        )
+        documents = _gather(int(table.num_documents), "documents", ranks)
         table.num_documents.assign(sum(documents))
 
 
@@ -149,7 +146,7 @@ def _of_all(data: Any, ranks: ProcessSet, batch: int | None) -> Any:
     import tensorflow as tf
 
     if isinstance(data, np.ndarray | tf.Tensor):
-        rows = allgather_object(np.asarray(data), name="adapt/rows", process_set=ranks)
+        rows = _gather(np.asarray(data), "rows", ranks)
         everyone = _in_turn(rows)
         return everyone if isinstance(data, np.ndarray) else tf.constant(everyone)
     how = marks.order_of(data)
@@ -185,14 +182,18 @@ def _chunks(data: Iterable[Any], ranks: ProcessSet) -> Iterator[list[list[np.nda
     """Yield the next batches of all ranks, until no rank has any. Collective."""
     own = map(_array, data)
     length = 1
-    while any(chunk := _exchange(list(itertools.islice(own, length)), ranks)):
+    while any(chunk := _gather(list(itertools.islice(own, length)), "batches", ranks)):
         yield chunk
         # Single rows travel together.
         length = 64 if max(batch.ndim for batches in chunk for batch in batches) < 2 else 1
 
 
-def _exchange(own: list[np.ndarray], ranks: ProcessSet) -> list[list[np.ndarray]]:
-    return allgather_object(own, name="adapt/batches", process_set=ranks)
+def _gather(value: Any, what: str, ranks: ProcessSet) -> list[Any]:
+    """Return the values of all ranks. Collective."""
+    # Collectives import TensorFlow, which shares of other data do not need.
+    from ringar.collectives import allgather_object
+
+    return allgather_object(value, name=f"adapt/{what}", process_set=ranks)
 
 
 def _array(batch: Any) -> np.ndarray:

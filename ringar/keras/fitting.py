@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from ringar.job.process_sets import ProcessSet
 from ringar.keras import keras_2
+
+if TYPE_CHECKING:
+    from ringar.keras.backup import Backup
 
 INITIAL_EPOCH = "_ringar_initial_epoch"
 """The attribute of a model that has the `initial_epoch` of its last `fit`."""
@@ -45,7 +48,7 @@ class Coordinated(keras_2.Callback):
             steps: the steps of an epoch that all ranks have; 0 if they are not known.
         """
 
-    def resumes(self, backup: Any) -> bool:
+    def resumes(self, backup: Backup) -> bool:
         """Return whether this callback decides where training goes on. Collective.
 
         Args:

@@ -37,6 +37,9 @@ DIFFERENCES = {
     "`start_timeline`, `stop_timeline`": "test_job::test_timeline",
     "`*_built`, `*_enabled`": "test_job::test_what_was_built",
     "`BroadcastGlobalVariablesCallback`": "test_callbacks::test_metrics_are_averaged_and_weights",
+    "`layer.adapt` on one rank, or on each rank's own rows": (
+        "../keras/test_layer_state::test_ranks_whose_layers_hold_other_things"
+    ),
     "Momentum correction": "test_callbacks::test_momentum_is_corrected",
     "`logs` of the learning rate": "test_callbacks::test_a_constant_multiplier_is_exponential",
     "Names of `SyncBatchNormalization`": "test_differences::test_names_of_layers",

@@ -363,7 +363,7 @@ else:
 
 @pytest.mark.job
 def test_ranks_that_differ_get_an_error_on_all() -> None:
-    program = IN_JOBS.format(second='"gradients"', dies=False, text='shard="weights" (rank 0)')
+    program = IN_JOBS.format(second='"gradients"', dies=False, text="received weights (rank 0)")
     result = run_job(2, program).check()
     assert result.stdout.count("an error as expected") == 2
 

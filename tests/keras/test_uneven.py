@@ -182,7 +182,7 @@ def targets(rows: int, seed: int) -> uneven.Batch:
 def model_of_targets() -> keras.Model:
     keras.utils.set_random_seed(0)
     inputs, activations = keras.Input((6,)), {"classes": "softmax", "masks": "sigmoid"}
-    outputs = []
+    outputs: list[keras.KerasTensor] = []
     for _, shape, kind in LEAVING_OUT:
         dense = keras.layers.Dense(int(np.prod(shape)))(inputs)
         shaped = keras.layers.Reshape(shape)(dense)

@@ -105,7 +105,7 @@ def test_environment_crosses_to_another_host(hosts: tuple[str, ...], agent: Path
     assert result.returncode == 0, result.stderr
     here, *there = sorted(result.stdout.splitlines())
     assert here.startswith("[0] 0--1 2,3 4-5-6-")
-    assert there == ["[1] 1-1-1 2,3 4-5-6--", "[2] 2-1-1 2,3 4-5-6--"]
+    assert there == ["[1] 1-1-1 2,3 4-5-6-7-", "[2] 2-1-1 2,3 4-5-6-7-"]
     asked = (agent.parent / "asked").read_text().splitlines()
     assert asked[0].startswith("-p 22 127.0.0.2 env ")  # the check
     assert "-p 22 127.0.0.2 " in asked[-1]  # mpirun's daemon, or the guard

@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -364,9 +363,8 @@ bool SharedSegment::provide(uint64_t offset, size_t bytes) {
 // Where a sandbox has no fallocate(), pages come as they are touched, and a lack of memory ends the
 // process that touches them. The last byte of what ranks provide is padding, or not yet in use.
 bool SharedSegment::extend(uint64_t end) const {
-  struct stat file{};
-  if (fstat(fd_, &file) != 0) return false;
-  if (static_cast<uint64_t>(file.st_size) >= end) return true;
+  const off_t bytes = lseek(fd_, 0, SEEK_END);
+  if (bytes < 0 || static_cast<uint64_t>(bytes) >= end) return bytes >= 0;
   return pwrite(fd_, "", 1, static_cast<off_t>(end - 1)) == 1;
 }
 

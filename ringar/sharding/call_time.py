@@ -18,6 +18,9 @@ from tensorflow.python.framework import func_graph
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import control_flow_v2_func_graphs as branch_graphs
 
+from ringar.errors import UnsupportedError
+from ringar.job import place
+
 _OF_A_CALL = (
     branch_graphs.CondBranchFuncGraph,
     branch_graphs.WhileBodyFuncGraph,
@@ -43,13 +46,28 @@ def function_graph() -> Any:
     return found
 
 
-def read(tensor: tf.Tensor, key: object, at_call: Callable[[], tf.Tensor]) -> tf.Tensor:
+def _refuse(name: str) -> None:
+    """Refuse a function that reads a weight: after earlier traces its gradient may be missing."""
+    raise UnsupportedError(
+        f'rank {place.rank()} | shard="weights": expected a layer whose call uses no tf.function, '
+        f"received one whose tf.function reads {name}; call its code without tf.function, or use "
+        'shard="gradients"'
+    )
+
+
+def read(
+    tensor: tf.Tensor, key: object, at_call: Callable[[], tf.Tensor], name: str
+) -> tf.Tensor:
     """Return a tensor in the graph under construction, which may be that of an inner function.
 
     Args:
         tensor: the value now.
         key: what is read.
         at_call: returns the value in a later call of the function.
+        name: the weight's path.
+
+    Raises:
+        UnsupportedError: a `tf.function` inside a layer reads the weight.
     """
     here = function_graph()
     # Behind a function's own gradient is its graph, whose tensors are captured as usual.
@@ -58,6 +76,7 @@ def read(tensor: tf.Tensor, key: object, at_call: Callable[[], tf.Tensor]) -> tf
         return tensor
     captures, key = here._function_captures, ("ringar", key, tensor.dtype)
     if key not in captures.by_ref_internal:
+        _refuse(name)
         with here.as_default(), tf.control_dependencies(None):
             placeholder = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
         captures.add_or_replace(

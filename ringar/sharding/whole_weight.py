@@ -16,7 +16,7 @@ from tensorflow.python.util import object_identity
 from ringar.sharding import call_time
 
 
-class WholeWeight(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[misc]  # both wanted
+class WholeWeight(tf.Variable, tf.__internal__.types.Tensor):
     """Present a whole weight as a variable.
 
     Args:
@@ -33,13 +33,14 @@ class WholeWeight(tf.Variable, tf.__internal__.types.Tensor):  # type: ignore[mi
     @property
     def handle(self) -> tf.Tensor:
         """The whole weight, in the function under construction."""
-        return call_time.read(self._whole, id(self.variable), self._at_call)
+        return call_time.read(self._whole, id(self.variable), self._at_call, self.name)
 
     def _at_call(self) -> tf.Tensor:
         return tf.cast(self.variable.value, self.dtype)
 
     def announce(self) -> None:
         """Tell tapes, and functions with gradients of their own, that they read the weight."""
+        _ = self.handle  # what it refuses would be lost in the tapes
         if self.variable.trainable:
             pywrap_tfe.TFE_Py_TapeVariableAccessed(self)
             pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed(self)

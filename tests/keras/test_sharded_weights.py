@@ -144,13 +144,13 @@ def repeated() -> keras.Model:
     return keras.Sequential(layers)
 
 
-class Parts(L.Layer):
+class Parts(keras.layers.Layer):
     """Parts of a layer that are repeated in the backward pass, or are functions of their own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = L.Dense(6, activation="tanh"), L.Dense(6, activation="tanh")
-        self.function = tf.function(lambda x: tf.tanh(self.second(x) @ self.kernel))
+        self.function = lambda x: tf.tanh(self.second(x) @ self.kernel)
 
     def build(self, shape: Any) -> None:
         self.first.build(shape)

@@ -55,9 +55,7 @@ def _refuse(name: str) -> None:
     )
 
 
-def read(
-    tensor: tf.Tensor, key: object, at_call: Callable[[], tf.Tensor], name: str
-) -> tf.Tensor:
+def read(tensor: tf.Tensor, key: object, at_call: Callable[[], tf.Tensor], name: str) -> tf.Tensor:
     """Return a tensor in the graph under construction, which may be that of an inner function.
 
     Args:

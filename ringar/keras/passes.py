@@ -323,6 +323,6 @@ def _refuse_nested(graph: Any, calls: _Calls | None) -> None:
         raise UnsupportedError(
             f"rank {place.rank()} | weights that are sharded: expected a layer whose weights are "
             "gathered once in a step, received one in a loop, a branch or a tf.function inside "
-            "the model; gather the layer or the model that has the loop or calls the function as "
-            "one, before the first step: ringar.gather_together(layer)"
+            "the model; gather the layer or the model that has the loop as one, before the first "
+            "step, ringar.gather_together(layer), and call the function's code without tf.function"
         )

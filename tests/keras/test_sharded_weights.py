@@ -145,7 +145,7 @@ def repeated() -> keras.Model:
 
 
 class Parts(keras.layers.Layer):
-    """Parts of a layer that are repeated in the backward pass, or are functions of their own."""
+    """Parts of a layer that are repeated in the backward pass, or have gradients of their own."""
 
     def __init__(self) -> None:
         super().__init__()

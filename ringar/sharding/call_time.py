@@ -1,9 +1,9 @@
-"""Whole weights that a `tf.function` inside a layer reads anew in each of its calls.
+"""The graphs in which a layer may read whole weights.
 
 A function that a layer calls reads the weights of the layer, which are tensors while the layer is
-called. TensorFlow would capture the tensors of the first call, and use them in all later ones. So
-the function gets a placeholder, and each call fills it with the tensor of that time: a capture by
-reference. Graphs of loops and branches belong to one call, and capture tensors as usual.
+called. TensorFlow would capture the tensors of the first call, and use them in all later ones. So a
+`tf.function` that reads them is refused. Graphs of loops and branches belong to one call, and
+capture tensors as usual.
 """
 
 from __future__ import annotations
@@ -46,23 +46,12 @@ def function_graph() -> Any:
     return found
 
 
-def _refuse(name: str) -> None:
-    """Refuse a function that reads a weight: after earlier traces its gradient may be missing."""
-    raise UnsupportedError(
-        f'rank {place.rank()} | shard="weights": expected a layer whose call uses no tf.function, '
-        f"received one whose tf.function reads {name}; call its code without tf.function, or use "
-        'shard="gradients"'
-    )
-
-
-def read(tensor: tf.Tensor, key: object, at_call: Callable[[], tf.Tensor], name: str) -> tf.Tensor:
-    """Return a tensor in the graph under construction, which may be that of an inner function.
+def read(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """Return a whole weight in the graph under construction.
 
     Args:
-        tensor: the value now.
-        key: what is read.
-        at_call: returns the value in a later call of the function.
-        name: the weight's path.
+        tensor: the weight.
+        name: its path.
 
     Raises:
         UnsupportedError: a `tf.function` inside a layer reads the weight.
@@ -72,19 +61,11 @@ def read(tensor: tf.Tensor, key: object, at_call: Callable[[], tf.Tensor], name:
     is_inner = isinstance(here, func_graph.FuncGraph) and not here.name.startswith("__backward")
     if not is_inner or here is getattr(tensor, "graph", None):
         return tensor
-    captures, key = here._function_captures, ("ringar", key, tensor.dtype)
-    if key not in captures.by_ref_internal:
-        _refuse(name)
-        with here.as_default(), tf.control_dependencies(None):
-            placeholder = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
-        captures.add_or_replace(
-            key=key,
-            external=at_call,
-            internal=placeholder,
-            tracetype=tf.TensorSpec(tensor.shape, tensor.dtype),
-            is_by_ref=True,
-        )
-    return captures.by_ref_internal[key]
+    raise UnsupportedError(
+        f'rank {place.rank()} | shard="weights": expected a layer whose call uses no tf.function, '
+        f"received one whose tf.function reads {name}; call its code without tf.function, or use "
+        'shard="gradients"'
+    )
 
 
 def install(key: Callable[[], object]) -> None:

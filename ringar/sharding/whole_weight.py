@@ -33,10 +33,7 @@ class WholeWeight(tf.Variable, tf.__internal__.types.Tensor):
     @property
     def handle(self) -> tf.Tensor:
         """The whole weight, in the function under construction."""
-        return call_time.read(self._whole, id(self.variable), self._at_call, self.name)
-
-    def _at_call(self) -> tf.Tensor:
-        return tf.cast(self.variable.value, self.dtype)
+        return call_time.read(self._whole, self.name)
 
     def announce(self) -> None:
         """Tell tapes, and functions with gradients of their own, that they read the weight."""

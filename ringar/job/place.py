@@ -62,7 +62,7 @@ def read_config(
         local_size=whole("RINGAR_LOCAL_SIZE", 1),
         cross_rank=whole("RINGAR_CROSS_RANK", 0),
         cross_size=whole("RINGAR_CROSS_SIZE", 1),
-        segment_fd=_segment(environment),
+        segment_fd=whole("RINGAR_SEGMENT_FD", -1),
         deadline=seconds("deadline", "RINGAR_DEADLINE", deadline, DEFAULT_DEADLINE),
         stall_warning=seconds(
             "stall_warning", "RINGAR_STALL_WARNING", stall_warning, DEFAULT_STALL_WARNING
@@ -88,11 +88,6 @@ def read_config(
             f"RINGAR_SIZE={config.size}"
         )
     return config
-
-
-def _segment(environment: Mapping[str, str]) -> int:
-    name = "RINGAR_SEGMENT_FD"
-    return inherited.memory(name, environment) if name in environment else -1
 
 
 def apply_mpi_place(joined: mpi.Place, config: native.Config) -> None:

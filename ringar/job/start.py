@@ -98,6 +98,8 @@ def _meet(config: native.Config, intra_op: int | None, inter_op: int | None) -> 
     if "RINGAR_RANK" not in os.environ and mpi.started_by_mpi(os.environ):
         joined = mpi.join(config.start_timeout)
         place.apply_mpi_place(joined, config)
+    elif "RINGAR_SEGMENT_FD" in os.environ:
+        config.segment_fd = inherited.memory("RINGAR_SEGMENT_FD", os.environ)
     tcp.apply(os.environ, config)
     log.set_rank(config.rank)
     try:

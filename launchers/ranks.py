@@ -190,7 +190,8 @@ def spawn(
         OSError: the program cannot be executed.
     """
     environment = job.rank_environment(rank, os.environ)
-    environment[LAUNCHER_VARIABLE] = str(os.getpid())
+    if inherited is not None:
+        environment[LAUNCHER_VARIABLE] = str(os.getpid())
     for name, descriptor in (inherited or {}).items():
         environment[name] = str(descriptor)
     return subprocess.Popen(

@@ -59,7 +59,8 @@ def test_ranks_use_the_named_interface_alone(
         listens, connected = json.loads((tmp_path / f"{rank}.json").read_text())
         assert set(listens) == {f"{network}{rank + 1}"}, rank
         assert set(connected) == {f"{network}{rank + 1}"}, rank
-        assert len(connected) == 2, "one in each direction: more streams carry no more here"
+        # One stream in each direction, or four where the ranks have measured that these carry more.
+        assert len(connected) in (2, 8), rank
 
 
 def test_a_host_without_the_interface_says_which_it_has(pair: Hosts) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from ringar import hooks
 from ringar.asynchronous import distances
 from ringar.asynchronous.teachers import GroupReduction, Teachers
 from ringar.collectives import allgather_object
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from typing import Literal
 
 _FILES = Call("ringar.Codistillation", name="files")
-_CLASSES: dict[type, type] = {}
 _sets: dict[tuple[int, ...], ProcessSet] = {}
 
 
@@ -121,7 +121,8 @@ def Codistillation(  # a name of the family, for a function that returns an obje
     settings = _Settings(sets[group], group, alpha, distances.make(distance, from_logits), teachers)
     # Bypass Keras' __setattr__, which tracks attributes.
     object.__setattr__(model, "_codistillation", settings)
-    object.__setattr__(model, "__class__", _codistilled_class(type(model)))
+    of_teachers = hooks.derived(type(model), CodistilledMixin, "Codistilled", _namespace)
+    object.__setattr__(model, "__class__", of_teachers)
     return model
 
 
@@ -315,15 +316,10 @@ def _process_set(ranks: Sequence[int]) -> ProcessSet:
     return _sets[key]
 
 
-def _codistilled_class(base: type) -> type:
-    if base not in _CLASSES:
-        namespace = {
-            "__module__": __name__,
-            "__doc__": f"{base.__name__} that learns from the models of other groups, too.",
-            # Keras serializes by `__class__`.
-            "__class__": property(lambda self: base),
-        }
-        _CLASSES[base] = type(base)(
-            f"Codistilled{base.__name__}", (CodistilledMixin, base), namespace
-        )
-    return _CLASSES[base]
+def _namespace(base: type) -> dict[str, Any]:
+    return {
+        "__module__": __name__,
+        "__doc__": f"{base.__name__} that learns from the models of other groups, too.",
+        # Keras serializes by `__class__`.
+        "__class__": property(lambda self: base),
+    }

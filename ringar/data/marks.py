@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
 
+from ringar import hooks
 from ringar.job import log, place
 
 Data = TypeVar("Data")
@@ -44,7 +45,8 @@ def mark(part: Data, order: Order) -> Data:
         key = id(leaf)
         with contextlib.suppress(TypeError):  # of a class without weak references
             _parts[key] = weakref.ref(leaf, functools.partial(_forget, key)), order
-    _install()
+    if "keras" in sys.modules:
+        hooks.install("warnings about parts of data")
     return part
 
 
@@ -87,19 +89,10 @@ def _leaves(data: Any) -> Iterator[Any]:
         yield data
 
 
-def _install() -> None:
-    """Let `keras.Model` look at its data, if Keras is imported."""
-    keras = sys.modules.get("keras")
-    if keras is None or hasattr(keras.Model.evaluate, "_ringar"):
-        return
-    for name in _REMEDIES:
-        setattr(keras.Model, name, _watched(getattr(keras.Model, name)))
-
-
-def _watched(original: Any) -> Any:
+def watching(original: Any) -> Any:
+    """Let a method of `keras.Model` look at its data."""
     signature = inspect.signature(original)
 
-    @functools.wraps(original)
     def watched(self: Any, *args: Any, **options: Any) -> Any:
         name = original.__name__
         if name not in _told:
@@ -114,7 +107,6 @@ def _watched(original: Any) -> Any:
                 _tell(name)
         return original(self, *args, **options)
 
-    watched._ringar = True  # type: ignore[attr-defined]
     return watched
 
 

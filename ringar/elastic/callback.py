@@ -9,9 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from ringar import hooks
 from ringar.collectives import allgather_object, shares
 from ringar.collectives.call import has_bound_graphs
-from ringar.elastic import preemption, untuned
+from ringar.elastic import preemption
 from ringar.elastic.dataset import Dataset
 from ringar.elastic.keras_state import KerasState
 from ringar.elastic.running import GoOn, keep_running
@@ -102,7 +103,7 @@ class Elastic(Coordinated):
         self._data = _checked(arguments.get("x"), arguments["callbacks"])
         if self.scale_learning_rate:
             _check_rate(model)
-        untuned.install()
+        hooks.install("untuned pipelines of elastic jobs")
         self._state = state = _FitState(
             model, self.scale_learning_rate, arguments.get("initial_epoch", 0)
         )

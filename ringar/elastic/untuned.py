@@ -7,7 +7,7 @@ job ends one. A pipeline that only takes batches from Python has nothing to tune
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -15,17 +15,9 @@ import tensorflow as tf
 from ringar.elastic.dataset import Dataset
 
 
-def install() -> None:
+def leaving_untuned(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Let Keras leave the pipelines of `ringar.elastic.Dataset` untuned."""
-    try:  # no public name
-        from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-    except ImportError:
-        return
-    original = PyDatasetAdapter.get_tf_dataset
-    if hasattr(original, "_ringar"):
-        return
 
-    @functools.wraps(original)
     def get_tf_dataset(self: Any) -> Any:
         dataset = original(self)
         if not isinstance(getattr(self, "py_dataset", None), Dataset):
@@ -34,5 +26,4 @@ def install() -> None:
         options.autotune.enabled = False
         return dataset.with_options(options)
 
-    get_tf_dataset._ringar = True  # type: ignore[attr-defined]
-    PyDatasetAdapter.get_tf_dataset = get_tf_dataset
+    return get_tf_dataset

@@ -15,8 +15,8 @@ if int(_keras.__version__.split(".")[0]) < 3:
         "Install it, for example with: pip install 'keras>=3'"
     )
 
+from ringar import hooks as _hooks
 from ringar.keras import callbacks
-from ringar.keras import on_batch as _on_batch
 from ringar.keras.joining import join
 from ringar.keras.loading import load_model
 from ringar.keras.memory import MemoryReport, MemoryRow, memory_report
@@ -44,4 +44,5 @@ __all__ = [
     "sharded_weights",
 ]
 
-_on_batch.install()
+_hooks.warn_of_missing()
+_hooks.install("train_on_batch and test_on_batch")

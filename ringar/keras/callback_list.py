@@ -16,11 +16,12 @@ distributed optimizer), and the order in which the user wrote the callbacks does
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
 
+from ringar import hooks
 from ringar.collectives import allgather_object
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
@@ -35,7 +36,6 @@ from ringar.keras.whole_file import SavedWhole
 from ringar.sharding.cut import cut_of
 
 _K = keras.callbacks
-_CLASSES: dict[type, type] = {}
 
 
 class DistributedListMixin:
@@ -263,29 +263,17 @@ def _checkpoints(
     return savers
 
 
-def manage(distributed: type[keras.callbacks.Callback]) -> None:
-    """Make every list with a callback of the class `distributed` one of ringar's."""
-    original = keras.callbacks.CallbackList.set_model
-    if hasattr(original, "_ringar"):
-        return
+def arranging(original: Callable[..., None]) -> Callable[..., None]:
+    """Make every list with a `Distributed` one of ringar's (`ringar.hooks`)."""
 
-    @functools.wraps(original)
     def set_model(self: Any, model: keras.Model | None) -> None:
-        found = next((c for c in self.callbacks if isinstance(c, distributed)), None)
-        if model and found is not None and not isinstance(self, DistributedListMixin):
-            found.take_ranks(model)
-            self.__class__ = _distributed_class(type(self))
-            self.arrange(model, found)
+        distributed = next((c for c in self.callbacks if hasattr(c, "take_ranks")), None)
+        if model and distributed is not None and not isinstance(self, DistributedListMixin):
+            distributed.take_ranks(model)
+            self.__class__ = hooks.derived(type(self), DistributedListMixin, "Distributed")
+            self.arrange(model, distributed)
         original(self, model)
         if model and isinstance(self, DistributedListMixin):
             self.save_whole()
 
-    set_model._ringar = True  # type: ignore[attr-defined]
-    keras.callbacks.CallbackList.set_model = set_model
-
-
-def _distributed_class(base: type) -> type:
-    if base not in _CLASSES:
-        name = f"Distributed{base.__name__}"
-        _CLASSES[base] = type(base)(name, (DistributedListMixin, base), {})
-    return _CLASSES[base]
+    return set_model

@@ -12,14 +12,13 @@ import warnings
 
 import keras
 
+from ringar import hooks
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import (
-    callback_list,
     checks,
     keras_2,
     layer_state,
-    losses,
     moving_statistics,
     share,
 )
@@ -212,7 +211,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
         combine: Combine | None = None,
     ) -> None:
         super().__init__(root_rank, process_set, check)
-        callback_list.manage(Distributed)
+        hooks.install("callbacks of several ranks")
         self._combination = moving_statistics.Combination(combine)
         self.replay_data = replay_data
         self._weights_compared = False
@@ -242,7 +241,7 @@ class Distributed(BroadcastGlobalVariablesCallback):
     def set_model(self, model: keras.Model) -> None:
         """Observe the training step of `model`, which Keras builds next."""
         super().set_model(model)
-        losses.install()
+        hooks.install("distributed training")
         share.watch(model)
 
     def set_params(self, params: dict[str, object]) -> None:

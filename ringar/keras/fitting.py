@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -66,28 +65,23 @@ class Coordinated(keras_2.Callback):
         """Act after the other callbacks."""
 
 
-def install() -> None:
+def handing_over(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let `fit` hand itself to the first `Coordinated` among its callbacks.
 
     A script makes its callbacks in the call of `fit`, too late to replace it. So the distributed
     optimizer installs this.
     """
-    original = keras.Model.fit
-    if hasattr(original, "_ringar"):
-        return
     signature = inspect.signature(original)
 
-    @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = signature.bind(self, *args, **kwargs)
         # Keras' parameters for callbacks lack it. Keras' own __setattr__ would track it.
         object.__setattr__(self, INITIAL_EPOCH, call.arguments.get("initial_epoch", 0))
         callbacks = call.arguments.get("callbacks")
         if isinstance(callbacks, list | tuple):
-            found = next((c for c in callbacks if isinstance(c, Coordinated)), None)
-            if found is not None:
-                return found.fit(self, call, original)
+            coordinated = next((c for c in callbacks if isinstance(c, Coordinated)), None)
+            if coordinated is not None:
+                return coordinated.fit(self, call, original)
         return original(self, *args, **kwargs)
 
-    fit._ringar = True  # type: ignore[attr-defined]
-    keras.Model.fit = fit
+    return fit

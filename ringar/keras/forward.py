@@ -6,8 +6,7 @@ fewer batches take part in the gatherings of the others until all have come to t
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -62,36 +61,19 @@ def leave(model: keras.Model) -> None:
     passes.join_forward(its.process_set, or_all(its.process_set).size())
 
 
-def install() -> None:
-    """Let `evaluate` and `predict` of Keras end together, and their functions read slices."""
-    if hasattr(keras.Model.evaluate, "_ringar_together"):
-        return
-    for name in ("evaluate", "predict"):
-        _replace(keras.Model, name, functools.partial(_ending_together, name))
-    for name, function in (("test_on_batch", "evaluate"), ("predict_on_batch", "predict")):
-        _replace(keras.Model, name, functools.partial(_noting, function))
-    for name in ("make_test_function", "make_predict_function"):
-        _replace(keras.Model, name, functools.partial(_made_anew, name))
-    _replace(keras.optimizers.Optimizer, "_var_key", _key_of_slice)
+def ending_together(original: Any) -> Any:
+    """Let `evaluate` and `predict` end on all ranks together."""
 
-
-def _replace(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-    original = getattr(owner, name)
-    replaced: Any = functools.wraps(original)(wrapper(original))
-    replaced._ringar_together = True
-    setattr(owner, name, replaced)
-
-
-def _ending_together(name: str, original: Any) -> Any:
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with together(self, name):
+        with together(self, original.__name__):
             return original(self, *args, **kwargs)
 
     return run
 
 
-def _noting(function: str, original: Any) -> Any:
-    """Note the plan if the function is traced for one batch here, and used by `function` later."""
+def noting_plan(original: Any) -> Any:
+    """Note the plan of a function that is traced for one batch here, and used by others later."""
+    function = original.__name__.replace("_on_batch", "").replace("test", "evaluate")
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         with passes.forwards_of(self, function):
@@ -100,8 +82,9 @@ def _noting(function: str, original: Any) -> Any:
     return run
 
 
-def _made_anew(name: str, original: Any) -> Any:
+def making_anew(original: Any) -> Any:
     """Make a function again that has read whole weights, before they were sharded, or slices."""
+    name = original.__name__
 
     def make(self: Any, force: bool = False) -> Any:
         is_cut, known = any(map(is_sharded, self.weights)), vars(self).setdefault(_IS_CUT, {})
@@ -112,7 +95,9 @@ def _made_anew(name: str, original: Any) -> Any:
     return make
 
 
-def _key_of_slice(original: Any) -> Any:
+def naming_slices(original: Any) -> Any:
+    """Let optimizers know a sharded variable by the name of its slice."""
+
     def key(self: Any, variable: Any) -> Any:
         return slice_of(variable)._unique_id if is_sharded(variable) else original(self, variable)
 

@@ -8,9 +8,8 @@ Rows leave a loss in several ways: a mask on predictions, a mask that the loss s
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -82,14 +81,10 @@ def noted() -> Iterator[Parts]:
         _parts.reset(token)
 
 
-def install() -> None:
-    """Observe the function in which Keras reduces losses, once."""
-    original = keras_loss.reduce_weighted_values
-    if hasattr(original, "_ringar"):
-        return
+def noting_parts(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Observe the function in which Keras reduces losses."""
     signature = inspect.signature(original)
 
-    @functools.wraps(original)
     def reduce_weighted_values(*args: Any, **kwargs: Any) -> Any:
         if (parts := _parts.get()) is not None:
             given = signature.bind(*args, **kwargs).arguments
@@ -97,5 +92,4 @@ def install() -> None:
             parts.sample_weight, parts.mask = given.get("sample_weight"), given.get("mask")
         return original(*args, **kwargs)
 
-    reduce_weighted_values._ringar = True  # type: ignore[attr-defined]
-    keras_loss.reduce_weighted_values = reduce_weighted_values
+    return reduce_weighted_values

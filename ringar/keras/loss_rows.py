@@ -7,9 +7,9 @@ number of rows, whatever the loop has computed before.
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -28,31 +28,35 @@ _recording = _Recording()
 _in_eager_code: list[Any] = [None]
 
 
-def install() -> None:
-    """Let gradient tapes tell when they record, and when they compute gradients; once."""
-    tape = tf.GradientTape
-    if hasattr(tape.gradient, "_ringar"):
-        return
-    enter, leave, gradient = tape.__enter__, tape.__exit__, tape.gradient
+def beginning(enter: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a gradient tape tell that it records from now on."""
 
-    @functools.wraps(enter)
     def begin(self: tf.GradientTape) -> tf.GradientTape:
         _recording.tapes.add(self)
         return enter(self)
 
-    @functools.wraps(leave)
+    return begin
+
+
+def ending(leave: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a gradient tape tell that it records no longer."""
+
     def end(self: tf.GradientTape, *error: Any) -> None:
         _recording.tapes.discard(self)
         leave(self, *error)
 
-    @functools.wraps(gradient)
-    def compute(self: tf.GradientTape, *args: Any, **options: Any) -> Any:
-        computed = gradient(self, *args, **options)
-        _remember(_of_tape(self))  # last: a tape may compute by others
-        return computed
+    return end
 
-    compute._ringar = True  # type: ignore[attr-defined]
-    tape.__enter__, tape.__exit__, tape.gradient = begin, end, compute
+
+def computing(gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a gradient tape tell which rows its gradients are of."""
+
+    def compute(self: tf.GradientTape, *args: Any, **options: Any) -> Any:
+        gradients = gradient(self, *args, **options)
+        _remember(_of_tape(self))  # last: a tape may compute by others
+        return gradients
+
+    return compute
 
 
 def note(y_pred: Any) -> None:

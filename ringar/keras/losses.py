@@ -20,10 +20,9 @@ regularizers of weights, which do not depend on the batch, and for an `add_loss`
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 from keras.src.losses.loss import reduce_values
 
@@ -40,22 +39,15 @@ _log = log.logger(__name__)
 _warned: set[str] = set()
 
 
-def install() -> None:
-    """Override the call of `keras.losses.Loss`, once."""
-    loss_rows.install()
-    loss_parts.install()
-    call = keras.losses.Loss.__call__
-    if hasattr(call, "_ringar"):
-        return
+def of_all_ranks(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a loss be that of the global batch where it is no mean over rows."""
 
-    @functools.wraps(call)
     def loss(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         with loss_parts.noted() as parts:
             value = call(self, y_true, y_pred, sample_weight)
         return of_global_batch(self, value, parts, y_true, y_pred)
 
-    loss._ringar = True  # type: ignore[attr-defined]
-    keras.losses.Loss.__call__ = loss
+    return loss
 
 
 def of_global_batch(loss: Any, value: Any, parts: Parts, y_true: Any, y_pred: Any) -> Any:

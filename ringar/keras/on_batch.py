@@ -7,7 +7,6 @@ parameter servers) and models without a distributed optimizer keep Keras' result
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -21,18 +20,10 @@ from ringar.keras.metric_states import flatten, states_of
 from ringar.keras.optimizer import exchange_of
 
 
-def install() -> None:
-    """Override `keras.Model.train_on_batch` and `test_on_batch`, once."""
-    for name in ("train_on_batch", "test_on_batch"):
-        original = getattr(keras.Model, name)
-        if not hasattr(original, "_ringar"):
-            setattr(keras.Model, name, _combining(original))
-
-
-def _combining(original: Callable[..., Any]) -> Callable[..., Any]:
+def combining(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Combine the metrics that `train_on_batch` or `test_on_batch` returns."""
     signature = inspect.signature(original)
 
-    @functools.wraps(original)
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = signature.bind(self, *args, **kwargs)
         returns_dict = call.arguments.get("return_dict", False)
@@ -43,7 +34,6 @@ def _combining(original: Callable[..., Any]) -> Callable[..., Any]:
             )
         return logs if returns_dict else self._flatten_metrics_in_order(logs)
 
-    on_batch._ringar = True  # type: ignore[attr-defined]
     return on_batch
 
 

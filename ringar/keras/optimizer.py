@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import keras
 
+from ringar import hooks
 from ringar.collectives import Average
 from ringar.collectives.compression import Compression, Compressor
 from ringar.collectives.powersgd import PowerSGD
 from ringar.errors import NotInitializedError
 from ringar.job import place
-from ringar.keras import first_step, fitting, keras_2, losses, share, slot_files
+from ringar.keras import first_step, keras_2, slot_files
 from ringar.keras import offload as offloads
 from ringar.keras.exchange import Exchange
 from ringar.keras.grid_reduction import GridReduction
@@ -58,8 +59,6 @@ if TYPE_CHECKING:
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 """The gradient by one variable; None if the loss does not depend on it."""
-
-_CLASSES: dict[type, type] = {}
 
 
 class DistributedMixin:
@@ -334,7 +333,7 @@ def _sharded(
         slicing = Slicing(reduction.process_set, grid, shard_ranks)
         exchange = Sharded(stage, reduction, slicing, offload)
     distribute(inner, exchange, "ringar.DistributedOptimizer")
-    slot_files.install()
+    hooks.install("files of sharded models")
     if inner.built:
         make = None if offload is None else offload.slot
         slots.replace(inner, exchange.parts(inner._trainable_variables), make)
@@ -376,10 +375,8 @@ def distribute(
             "`optimizer` must not be distributed already: its gradients would be reduced twice. "
             f"Received: {type(optimizer).__name__}"
         )
-    _exchange_before_overflow_check()
-    share.install()
-    losses.install()
-    fitting.install()
+    hooks.install("distributed training")
+    hooks.install("callbacks of several ranks")
     return _distributed(optimizer, exchange)
 
 
@@ -432,30 +429,25 @@ class _FromConfig:
         return lambda *args, **kwargs: _distributed(plain(*args, **kwargs), exchange)
 
 
+def _namespace(base: type) -> dict[str, Any]:
+    return {
+        "__module__": __name__,
+        "__doc__": f"{base.__name__} whose gradients are reduced over the ranks first.",
+        # Keras serializes by `__class__`.
+        "__class__": property(lambda self: base),
+        # A new object has no exchange: it is plain.
+        "__new__": lambda cls, *args, **kwargs: base(*args, **kwargs),
+        "from_config": _FromConfig(),
+    }
+
+
 def _distributed_class(base: type) -> type:
-    if base not in _CLASSES:
-        namespace = {
-            "__module__": __name__,
-            "__doc__": f"{base.__name__} whose gradients are reduced over the ranks first.",
-            # Keras serializes by `__class__`.
-            "__class__": property(lambda self: base),
-            # A new object has no exchange: it is plain.
-            "__new__": lambda cls, *args, **kwargs: base(*args, **kwargs),
-            "from_config": _FromConfig(),
-        }
-        _CLASSES[base] = type(base)(
-            f"Distributed{base.__name__}", (DistributedMixin, base), namespace
-        )
-    return _CLASSES[base]
+    return hooks.derived(base, DistributedMixin, "Distributed", _namespace)
 
 
-def _exchange_before_overflow_check() -> None:
-    """Make every `LossScaleOptimizer` exchange around its decision whether to take the step."""
-    original = keras.optimizers.LossScaleOptimizer.apply
-    if hasattr(original, "_ringar"):
-        return
+def exchanging_before_overflow_check(original: Callable[..., None]) -> Callable[..., None]:
+    """Let every `LossScaleOptimizer` exchange around its decision whether to take the step."""
 
-    @functools.wraps(original)
     def apply(
         self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None
     ) -> None:
@@ -466,5 +458,4 @@ def _exchange_before_overflow_check() -> None:
         with inner.exchange(self, grads, trainable_variables) as reduced:
             original(self, reduced, trainable_variables)
 
-    apply._ringar = True  # type: ignore[attr-defined]
-    keras.optimizers.LossScaleOptimizer.apply = apply
+    return apply

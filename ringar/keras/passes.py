@@ -315,6 +315,11 @@ def trace_number() -> int | None:
     return None if _calls.get() is None else WeightSlice.made
 
 
+def tracing_anew(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let TensorFlow trace functions anew that a layer calls, where other weights are sharded."""
+    return call_time.tracing_anew(original, trace_number)
+
+
 def _refuse_nested(graph: Any, calls: _Calls | None) -> None:
     step = share.current()
     around = [one.graph for one in (calls, step) if one is not None]

@@ -12,21 +12,14 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from tensorflow.python.ops import custom_gradient
-
 from ringar.sharding import call_time
 from ringar.sharding.sharded_variable import visible
 from ringar.sharding.whole_weight import WholeWeight
 
 
-def install() -> None:
+def seeing_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let gradient functions see the weights of their forward functions."""
-    for name in ("_graph_mode_decorator", "_eager_mode_decorator"):
-        setattr(custom_gradient, name, _seeing(getattr(custom_gradient, name)))
 
-
-def _seeing(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def decorate(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         seen = visible.get()
         if seen is None:

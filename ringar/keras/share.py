@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops as tf_ops
 
+from ringar import hooks
 from ringar.collectives.compiled import is_compiling
 from ringar.collectives.ops import Average
 from ringar.collectives.shares import WHOLE
@@ -162,28 +163,23 @@ def rows() -> Any:
     return tf.cast(tf.shape(batch)[0], tf.float32)
 
 
-def install() -> None:
+def observing_steps(make: Callable[..., Any]) -> Callable[..., Any]:
     """Let Keras tell the batch of each training step."""
-    if hasattr(keras.Model.make_train_function, "_ringar"):
-        return
-    make = keras.Model.make_train_function
 
-    @functools.wraps(make)
     def make_train_function(self: Any, force: bool = False) -> Any:
         if self.train_function is None or force:
             _observe_step(self)
         return make(self, force)
 
-    make_train_function._ringar = True  # type: ignore[attr-defined]
-    keras.Model.make_train_function = make_train_function
+    return make_train_function
 
 
 def watch(model: keras.Model) -> None:
     """Observe the steps of `model`, whose weights `ringar.callbacks.Distributed` looks after.
 
-    Keras builds the training function anew if it was built before `install`.
+    Keras builds the training function anew if it was built before.
     """
-    install()
+    hooks.install("distributed training")
     object.__setattr__(model, "_ringar_is_watched", True)
     if not hasattr(model.train_step, "_ringar"):
         model.train_function = None

@@ -218,28 +218,9 @@ def load(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
             slot.assign(its.of_array(value))
 
 
-def install() -> None:
-    """Let Keras save models whose weights or optimizers are sharded, once for all models."""
-    if hasattr(keras.Model.save, "_ringar"):
-        return
-    for function in ("save", "save_weights"):
-        _replace(keras.Model, function, _on_all_ranks)
-    _replace(keras.Model, "export", _exporting)
-    for function, mine in (("save_own_variables", save), ("load_own_variables", load)):
-        _replace(keras.optimizers.LossScaleOptimizer, function, functools.partial(_of_slots, mine))
-    from keras.src.legacy.saving import legacy_h5_format  # in no public place
+def on_all_ranks(original: Any) -> Any:
+    """Let the first rank save a sharded model, with the help of the others."""
 
-    _replace(legacy_h5_format, "save_optimizer_weights_to_hdf5_group", _refusing)
-
-
-def _replace(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-    original = getattr(owner, name)
-    replaced: Any = functools.wraps(original)(wrapper(original))
-    replaced._ringar = True
-    setattr(owner, name, replaced)
-
-
-def _on_all_ranks(original: Any) -> Any:
     def save_together(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
         ranks = ranks_of(self)
         if ranks is None or _current.get() is not None:
@@ -256,7 +237,9 @@ def _on_all_ranks(original: Any) -> Any:
     return save_together
 
 
-def _exporting(original: Any) -> Any:
+def exporting(original: Any) -> Any:
+    """Let the first rank export a model with sharded weights, while they are whole."""
+
     def export(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
         def write() -> None:
             with whole_for_a_moment(self.weights):
@@ -280,14 +263,19 @@ def _check_whole(model: keras.Model) -> None:
         )
 
 
-def _of_slots(mine: Any, original: Any) -> Any:
-    def of_slots(self: Any, store: Any) -> None:
-        mine(self, store, functools.partial(original, self))
-
-    return of_slots
+def saving_slots(original: Any) -> Any:
+    """Let a `LossScaleOptimizer` save whole slots."""
+    return lambda self, store: save(self, store, functools.partial(original, self))
 
 
-def _refusing(original: Any) -> Any:
+def loading_slots(original: Any) -> Any:
+    """Let a `LossScaleOptimizer` load whole slots."""
+    return lambda self, store: load(self, store, functools.partial(original, self))
+
+
+def refusing(original: Any) -> Any:
+    """Refuse the older format for a sharded optimizer."""
+
     def refuse(hdf5_group: Any, optimizer: Any) -> None:
         if any(slots.slices(optimizer)):
             raise UnsupportedError(

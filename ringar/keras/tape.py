@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
+from ringar import hooks
 from ringar.collectives import Average
 from ringar.collectives.compression import Compression, Compressor, checked
-from ringar.keras import first_step, losses, share
+from ringar.keras import first_step, share
 from ringar.keras.grid_reduction import GridReduction
 from ringar.keras.reduction import Reduction
 
@@ -85,8 +86,7 @@ class DistributedGradientTape:
             sparse_as_dense,
         )
         self._reduction = reduction if grid is None else GridReduction(reduction, grid)
-        share.install()
-        losses.install()
+        hooks.install("distributed training")
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()

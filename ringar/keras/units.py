@@ -13,15 +13,15 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager import record as tape_record
 
+from ringar import hooks
 from ringar.collectives import broadcast
 from ringar.collectives.allgather import allgather
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import forward, passes, recomputation, share, slot_files
+from ringar.keras import passes, share
 from ringar.keras.gathering import Unit
 from ringar.keras.sharded import is_overwritten
-from ringar.sharding import call_time
 from ringar.sharding.sharded_variable import (
     WeightSlice,
     is_of_keras,
@@ -265,8 +265,9 @@ def _tensors_in(values: Any) -> list[Any] | None:
     return list(tf.nest.flatten(tensors, expand_composites=True))
 
 
-def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
+def gathering(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a layer gather its weights for a call."""
+
     @tf.autograph.experimental.do_not_convert
     def call(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
         tensors = _tensors_in((args, kwargs))
@@ -283,7 +284,6 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
                 visible.reset(token)
             return tf.nest.map_structure(unit.left, outputs)
 
-    call._ringar = True  # type: ignore[attr-defined]
     return call
 
 
@@ -293,8 +293,9 @@ def _in_stateless_scope() -> bool:
     return bool(stateless_scope.in_stateless_scope())
 
 
-def _adding(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
+def cutting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Cut the weights that layers add in `sharded_weights`."""
+
     def add_weight(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
         variable = original(self, *args, **kwargs)
         creation = _creates.get()
@@ -306,24 +307,9 @@ def _adding(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_weight
 
 
-def install() -> None:
-    """Let the layers of Keras gather their weights, once for all layers."""
-    original = keras.layers.Layer.__call__
-    if not hasattr(original, "_ringar"):
-        keras.layers.Layer.__call__ = _calling(original)
-        keras.layers.Layer.add_weight = _adding(keras.layers.Layer.add_weight)
-        recomputation.install()
-        call_time.install(passes.trace_number)
-        forward.install()
-        slot_files.install()
-        _train_whole()
+def training_whole_weights(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Let weights be whole again where a model trains that shards nothing."""
 
-
-def _train_whole() -> None:
-    """Let weights be whole again where an optimizer trains them that knows no slices."""
-    make, build = keras.Model.make_train_function, keras.optimizers.Optimizer.build
-
-    @functools.wraps(make)
     def make_train_function(self: Any, force: bool = False) -> Any:
         trainers = [slice_of(v).trainer for v in self.trainable_variables if is_sharded(v)]
         exchanges = [e for e in share.exchanges_of(self) if isinstance(e, passes.Trainer)]
@@ -331,10 +317,20 @@ def _train_whole() -> None:
             make_whole(self.weights)
         return make(self, force)
 
-    @functools.wraps(build)
+    return make_train_function
+
+
+def building_whole_weights(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Let weights be whole again for an optimizer that knows no slices."""
+
     def build_whole(self: Any, variables: Any) -> None:
         make_whole([variable for variable in variables if is_sharded(variable)])
         build(self, variables)
 
-    keras.Model.make_train_function = make_train_function
-    keras.optimizers.Optimizer.build = build_whole
+    return build_whole
+
+
+def install() -> None:
+    """Let the layers of Keras gather their weights, and Keras save them."""
+    hooks.install('shard="weights"')
+    hooks.install("files of sharded models")

@@ -8,12 +8,10 @@ capture tensors as usual.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.framework import func_graph
 from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.ops import control_flow_v2_func_graphs as branch_graphs
@@ -68,21 +66,20 @@ def read(tensor: tf.Tensor, name: str) -> tf.Tensor:
     )
 
 
-def install(key: Callable[[], object]) -> None:
+def tracing_anew(original: Callable[..., Any], key: Callable[[], object]) -> Callable[..., Any]:
     """Let TensorFlow trace functions anew where `key` returns something else.
 
     A function that has read a whole weight must not be used once the weight is sharded.
 
     Args:
+        original: TensorFlow's function that makes the context of a call.
         key: returns the number of a trace; None: that of TensorFlow alone.
     """
-    original = function_context.make_function_context
 
-    @functools.wraps(original)
     def make_function_context(*args: Any, **kwargs: Any) -> Any:
         context, number = original(*args, **kwargs), key()
         if number is None:
             return context
         return context._replace(scope_type=(context.scope_type, number))
 
-    function_context.make_function_context = make_function_context
+    return make_function_context

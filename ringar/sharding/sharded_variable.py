@@ -14,20 +14,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-import keras
 import numpy as np
 import tensorflow as tf
 from keras.src import backend  # the class of layers' variables before Keras 3.4
 from keras.src.backend.common import stateless_scope  # in no public place
 from tensorflow.python.ops import gen_resource_variable_ops
 
+from ringar import hooks
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet
 from ringar.sharding.slice_ranks import SliceRanks
 from ringar.sharding.variable_slice import VariableSlice
-
-_CLASSES: dict[type, type] = {}
 
 
 class Leader(Protocol):
@@ -86,7 +84,7 @@ class WeightSlice(VariableSlice):
 
     def take(self, variable: Any) -> None:
         """Make the slice the storage of its variable."""
-        variable.__class__ = _class_of(type(variable))
+        variable.__class__ = hooks.derived(type(variable), ShardedMixin, "Sharded")
         variable._value = self._value
         variable._slice = self
         WeightSlice.made += 1
@@ -201,9 +199,3 @@ def whole_for_a_moment(variables: Sequence[Any]) -> Iterator[None]:
     finally:
         for variable, its in zip(sharded, slices, strict=True):
             its.take(variable)
-
-
-def _class_of(base: type[keras.Variable]) -> type:
-    if base not in _CLASSES:
-        _CLASSES[base] = type(f"Sharded{base.__name__}", (ShardedMixin, base), {})
-    return _CLASSES[base]

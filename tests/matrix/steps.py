@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import ringar
+from ringar import hooks
 
 
 def check_allreduce() -> None:
@@ -63,12 +64,18 @@ def check_modules() -> None:
     assert ringar.broadcast_object(losses) == losses
 
 
+def check_hooks() -> None:
+    """Finds all that ringar replaces in Keras and TensorFlow."""
+    assert hooks.missing() == {}
+
+
 def main() -> None:
     """Runs the steps and prints what they ran on."""
     library = Path(ringar.__file__).with_name("libringar.so")
     assert library.is_relative_to(sys.prefix), f"expected the installed wheel, found {library}"
     ringar.init(deadline=60)
     assert ringar.size() > 1
+    check_hooks()
     check_allreduce()
     check_fit(jit_compile=False)
     check_fit(jit_compile=True)

@@ -1,47 +1,49 @@
-"""Write the options of `ringarrun` into its page, and check that the page has all variables."""
+"""Write the options of `ringarrun` and the variables of the environment into their pages."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mkdocs.structure.pages import Page
 
+from ringar.job import settings
 from ringar.launchers import options
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = "reference/ringarrun.md"
-MARK = "<!--- The options, from the launcher's own parser -->"
-# In Python any string is one that is read or set; in C++ the environment is asked for it.
-VARIABLE = {"*.py": r'"(RINGAR_[A-Z_]+)"', "*.cc": r'getenv\("(RINGAR_[A-Z_]+)"'}
+OPTIONS = "<!--- The options, from the launcher's own parser -->"
+OF_USERS = "<!--- The settings of users, from ringar/job/settings.py -->"
+OF_THE_LAUNCHER = "<!--- The settings of the launcher, from ringar/job/settings.py -->"
+#: The marks of each page, each of which stands for tables.
+PAGES = {
+    "reference/ringarrun.md": (OPTIONS,),
+    "reference/settings.md": (OF_USERS, OF_THE_LAUNCHER),
+}
 
 log = logging.getLogger("mkdocs.hooks.launcher")
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Replace the mark by a table for each group of options."""
-    if page.file.src_uri != PAGE:
-        return markdown
-    for name in sorted(_variables() - set(re.findall(r"`(RINGAR_[A-Z_]+)`", markdown))):
-        log.warning("%s is read or set by ringar and is missing in %s", name, PAGE)
-    if MARK not in markdown:
-        log.warning("%s has no line %s", PAGE, MARK)
-    return markdown.replace(MARK, "\n".join(_tables(options.parser())))
+    """Replace each mark by its tables."""
+    for mark in PAGES.get(page.file.src_uri, ()):
+        if mark not in markdown:
+            log.warning("%s has no line %s", page.file.src_uri, mark)
+        markdown = markdown.replace(mark, "\n".join(_lines(mark)))
+    return markdown
 
 
-def _variables() -> set[str]:
-    return {
-        name
-        for folder in ("ringar", "launchers", "tf_ops")
-        for pattern, expression in VARIABLE.items()
-        for file in (ROOT / folder).rglob(pattern)
-        if "cupy" not in file.parts  # its kernels have macros of such names
-        for name in re.findall(expression, file.read_text())
-    }
+def _lines(mark: str) -> Iterator[str]:
+    if mark == OPTIONS:
+        return _tables(options.parser())
+    return _settings(settings.OF_USERS if mark == OF_USERS else settings.OF_THE_LAUNCHER)
+
+
+def _settings(table: Sequence[settings.Setting]) -> Iterator[str]:
+    yield from ("| variable | values | default | read by | meaning |", "|---|---|---|---|---|")
+    for name, values, default, reader, meaning in table:
+        yield f"| `{settings.PREFIX}{name}` | {values} | {default} | `{reader}` | {meaning} |"
 
 
 def _tables(parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -19,6 +19,7 @@ from ringar.job import (
     native,
     place,
     process_sets,
+    settings,
     survivors,
     tcp,
     threads,
@@ -102,6 +103,8 @@ def _meet(config: native.Config, intra_op: int | None, inter_op: int | None) -> 
         config.segment_fd = inherited.memory("RINGAR_SEGMENT_FD", os.environ)
     tcp.apply(os.environ, config)
     log.set_rank(config.rank)
+    if config.rank == 0:
+        settings.warn_of_unknown(os.environ)
     try:
         _on_all_ranks(joined, lambda: _prepare(config, intra_op, inter_op))
         _on_all_ranks(joined, lambda: _start(config, joined))

@@ -190,7 +190,9 @@ def _nothing(base: type) -> dict[str, Any]:
     return {}
 
 
-@functools.cache
+_classes: dict[tuple[type, type], type] = {}
+
+
 def derived(
     base: type, mixin: type, prefix: str, namespace: Callable[[type], dict[str, Any]] = _nothing
 ) -> type:
@@ -204,4 +206,7 @@ def derived(
         prefix: what the name of the class begins with.
         namespace: returns further attributes for a base.
     """
-    return type(base)(f"{prefix}{base.__name__}", (mixin, base), namespace(base))
+    if (base, mixin) not in _classes:
+        name = f"{prefix}{base.__name__}"
+        _classes[base, mixin] = type(base)(name, (mixin, base), namespace(base))
+    return _classes[base, mixin]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 import ringar
-from ringar.elastic import untuned
+from ringar import hooks
 from ringar.job import place
 
 pytestmark = pytest.mark.ranks(1)
@@ -70,8 +70,7 @@ class Other(keras.utils.PyDataset):
 def test_its_pipeline_is_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "size", lambda: 1)
     monkeypatch.setattr(place, "rank", lambda: 0)
-    untuned.install()
-    untuned.install()  # once is enough
+    hooks.install("untuned pipelines of elastic jobs")
 
     def pipeline(data: keras.utils.PyDataset) -> tf.data.Dataset:
         return PyDatasetAdapter(data).get_tf_dataset()

@@ -41,7 +41,7 @@ SCRIPTS := .ci/run $(shell find launchers tests benchmarks -name '*.sh' -o -name
 
 # The tests that run on 1 rank (plain pytest) and on each of RANKS. Plain pytest runs all others,
 # those on several hosts (tests/hosts) among them.
-RANK_TESTS := $(wildcard tests/collectives tests/keras tests/asynchronous tests/parallel tests/horovod tests/cupy/collectives)
+RANK_TESTS := $(wildcard tests/collectives tests/keras tests/asynchronous tests/parallel tests/research tests/horovod tests/cupy/collectives)
 # Compiled code stays until its process ends, in some 1,500 mappings for each model of the zoo: all of
 # them in one process would need more than the kernel allows (vm.max_map_count).
 ZOO := tests/keras/test_zoo.py

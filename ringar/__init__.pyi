@@ -12,11 +12,9 @@ from . import spark as spark
 from .asynchronous import EASGD as EASGD
 from .asynchronous import Asynchronous as Asynchronous
 from .asynchronous import BackupWorkers as BackupWorkers
-from .asynchronous import Codistillation as Codistillation
 from .asynchronous import DiLoCo as DiLoCo
 from .asynchronous import Downpour as Downpour
 from .asynchronous import HardSync as HardSync
-from .asynchronous import Hogwild as Hogwild
 from .asynchronous import LocalSGD as LocalSGD
 from .asynchronous import ParameterServer as ParameterServer
 from .asynchronous import SlowMo as SlowMo
@@ -79,4 +77,6 @@ from .keras import separate_seeds as separate_seeds
 from .keras import set_random_seed as set_random_seed
 from .keras import sharded_weights as sharded_weights
 from .launchers.run import run as run
+from .research.codistillation.codistillation import Codistillation as Codistillation
+from .research.hogwild.hogwild import Hogwild as Hogwild
 from .version import __version__ as __version__

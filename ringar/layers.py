@@ -1,6 +1,5 @@
 """Keras layers: split or on tiles, with statistics of all ranks, with native recurrences."""
 
-from ringar.asynchronous import HogwildEmbedding
 from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
@@ -15,6 +14,7 @@ from ringar.parallel.partitioned.pooling import (
 from ringar.parallel.partitioned.ways import CutPlane, FlattenPlane, GatherPlane, OwnTile
 from ringar.parallel.scan.layers import ScanGRU, ScanLSTM, ScanSimpleRNN
 from ringar.parallel.split import Gather, ReturnExamples, SplitConv2D, SplitDense, Sum
+from ringar.research.hogwild.hogwild_embedding import HogwildEmbedding
 
 __all__ = [
     "CutPlane",

@@ -10,7 +10,7 @@ import numpy as np
 
 import ringar
 from benchmarks.scheduled.designs import steepest
-from ringar.parallel.scheduled import (
+from ringar.research.scheduled import (
     Dynamic,
     Lasso,
     Progress,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from ringar.parallel.sparse.kernels import Product
-    from ringar.parallel.sparse.plan import LayerPlan
+    from ringar.research.sparse.kernels import Product
+    from ringar.research.sparse.plan import LayerPlan
 
 UNITS, CONNECTIONS = 8192, 32
 BATCHES = (1, 8, 32, 64, 128)
@@ -20,8 +20,8 @@ REPEATS = 5
 def rows() -> list[dict[str, Any]]:
     """Returns the seconds of products and gradients of one layer for each size of the batch."""
     from ringar.parallel import sparse
-    from ringar.parallel.sparse.kernels import Product
-    from ringar.parallel.sparse.plan import plans
+    from ringar.research.sparse.kernels import Product
+    from ringar.research.sparse.plan import plans
 
     layers = sparse.communities([UNITS] * 3, 16, CONNECTIONS, 0.01, seed=1)
     plan, pattern = list(plans(layers, sparse.partition(layers, 1, "block"), 0))[1]

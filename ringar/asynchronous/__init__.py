@@ -8,11 +8,8 @@ Controls such as `ringar.SoftSync` say what a shard of a parameter server does w
 workers. Runs of such shards can be replayed and simulated in one process, by the functions here.
 """
 
-from ringar.asynchronous.codistillation import Codistillation as Codistillation
 from ringar.asynchronous.downpour import Downpour as Downpour
 from ringar.asynchronous.gradients import Gradient, Rows
-from ringar.asynchronous.hogwild import Hogwild as Hogwild
-from ringar.asynchronous.hogwild_embedding import HogwildEmbedding as HogwildEmbedding
 from ringar.asynchronous.local_sgd import EASGD as EASGD
 from ringar.asynchronous.local_sgd import DiLoCo as DiLoCo
 from ringar.asynchronous.local_sgd import LocalSGD as LocalSGD

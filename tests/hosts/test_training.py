@@ -94,7 +94,7 @@ def test_a_parameter_server_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_groups_on_two_hosts(two: Hosts, tmp_path: Path) -> None:
-    suite = ["tests/asynchronous/test_codistillation.py", "-k", "formula or batches or stop"]
+    suite = ["tests/research/codistillation", "-k", "formula or batches or stop"]
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--slow", *suite]
     variables = {"RINGAR_TEST_HUB": str(tmp_path / "hub")}
     result = run_on_hosts(two, 2, program, variables=variables, deadline=180)

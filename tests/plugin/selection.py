@@ -35,6 +35,7 @@ MODELS = (
     "tests/horovod/",
     "tests/keras/",
     "tests/parallel/",
+    "tests/research/",
 )
 #: Where the tests are that run on several ranks (RANK_TESTS in the Makefile).
 RANK_TESTS = (*MODELS, "tests/collectives/")

@@ -13,7 +13,7 @@ import ringar
 from ringar.collectives.statistics import Traffic
 from ringar.keras.optimizer import DistributedMixin
 from ringar.parallel.pipeline.module import Event
-from ringar.parallel.wavefront import Plan
+from ringar.research.wavefront import Plan
 from tests.types.test_names import public_names
 
 #: Classes of objects that public functions return.

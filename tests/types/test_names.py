@@ -23,8 +23,8 @@ MODULES = {
     "parallel.scan": "ringar/parallel/scan/__init__.py",
     "ray": "ringar/ray/__init__.py",
     "spark": "ringar/spark.py",
-    "parallel.scheduled": "ringar/parallel/scheduled/__init__.py",
-    "parallel.sparse": "ringar/parallel/sparse/__init__.py",
+    "parallel.scheduled": "ringar/research/scheduled/__init__.py",
+    "parallel.sparse": "ringar/research/sparse/__init__.py",
     "threads": "ringar/job/threads.py",
 }
 

@@ -13,7 +13,7 @@ import keras
 import ringar
 from tests.faults.job import attempt
 from tests.parallel.partitioned import nets as planes
-from tests.parallel.sparse import nets as edges
+from tests.research.sparse import nets as edges
 
 VICTIM, KIND = int(sys.argv[2]), sys.argv[3]
 

@@ -1,0 +1,1 @@
+"""Codistillation: groups of ranks that learn from the models of other groups."""

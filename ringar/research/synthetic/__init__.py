@@ -1,0 +1,1 @@
+"""Synthetic gradients outside of pipelines."""

@@ -28,11 +28,9 @@ import numpy as np
 from ringar.asynchronous.gradients import Gradient, Rows
 from ringar.asynchronous.partition import Piece
 from ringar.collectives import Window
+from ringar.collectives.mailbox import Records, aligned
 from ringar.job.process_sets import ProcessSet
 
-_RECORD = 8  # numbers
-_RECORD_BYTES = 8 * _RECORD
-_ALIGNMENT = 64
 _ABSENT, _DENSE = -1, -2  # in place of a number of rows
 _ANNOUNCED = 2  # numbers at the head of a mailbox, before those of rows
 
@@ -117,9 +115,9 @@ class ShardPlace:
         self, rank: int, pieces: Sequence[Piece], workers: int, data: int, control: int
     ) -> None:
         self.rank, self.pieces, self.workers = rank, list(pieces), workers
-        ends = np.cumsum([0, *(_aligned(piece.bytes) for piece in pieces)])
+        ends = np.cumsum([0, *(aligned(piece.bytes) for piece in pieces)])
         self._begins, self.values_bytes = [int(end) for end in ends[:-1]], int(ends[-1])
-        self._head_bytes = _aligned(8 * (_ANNOUNCED + len(self.pieces)))
+        self._head_bytes = aligned(8 * (_ANNOUNCED + len(self.pieces)))
         self._mailbox_bytes = self._head_bytes + self.values_bytes
         self._data, self._control = data, control
         self.data_end = data + 2 * self.values_bytes + workers * self._mailbox_bytes
@@ -134,16 +132,16 @@ class ShardPlace:
         return self._data + 2 * self.values_bytes + worker * self._mailbox_bytes
 
     def published_at(self) -> int:
-        """Return the first number of `published`."""
-        return self._control * _RECORD
+        """Return the record of `published`."""
+        return self._control
 
     def header_at(self, worker: int) -> int:
-        """Return the first number of a worker's header; its acknowledgement follows."""
-        return (self._control + 1 + 2 * worker) * _RECORD
+        """Return the record of a worker's header; its acknowledgement follows."""
+        return self._control + 1 + 2 * worker
 
     def ack_at(self, worker: int) -> int:
-        """Return the first number of the acknowledgement to a worker."""
-        return self.header_at(worker) + _RECORD
+        """Return the record of the acknowledgement to a worker."""
+        return self.header_at(worker) + 1
 
     def views(self, memory: np.ndarray) -> Arrays:
         """Return an array per piece on bytes that hold values."""
@@ -230,35 +228,16 @@ class Mailboxes:
             self.shards.append(shard)
         data, control = ends[process_set.rank()]
         self.data = Window(data, "uint8", process_set, name=f"{name}/data")
-        self.control = Window(
-            control * _RECORD,
-            "int64",
-            process_set,
-            name=f"{name}/control",
-            chunk_bytes=_RECORD_BYTES,
-        )
-
-    def read(self, rank: int, at: int) -> list[int]:
-        """Read a record of a rank."""
-        return [int(number) for number in self.control.get(rank, at, _RECORD)]
-
-    def write(self, rank: int, at: int, record: Sequence[int]) -> None:
-        """Write the beginning of a record of a rank."""
-        self.control.put(rank, np.array(record, np.int64), at)
+        self.control = Records(control, process_set, f"{name}/control")
 
     def tell_pulled(self, shard: ShardPlace, worker: int, steps: int) -> None:
         """Tell a shard for how many steps a worker has pulled."""
-        at = shard.header_at(worker) + PULLED
-        self.control.put(shard.rank, np.array([steps], np.int64), at)
+        self.control.write(shard.rank, shard.header_at(worker), [steps], PULLED)
         self.ring(shard.rank)
 
     def ring(self, rank: int) -> None:
         """Tell a rank that there is a push."""
         self.control.fetch_add(rank, 0, 1)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:

@@ -12,11 +12,11 @@ from ringar.asynchronous.gradients import Gradient, Rows
 from ringar.asynchronous.mailboxes import Ack, Header, Mailboxes, Published, ShardPlace
 from ringar.asynchronous.partition import Description, whole_values
 from ringar.asynchronous.turnstile import Turnstile
-from ringar.collectives import empty
+from ringar.collectives import empty, mailbox
 from ringar.collectives.call import Call
 from ringar.errors import DeadlineError, MismatchError, PeerLostError
 
-_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between looks; in between, an eighth of the time waited
+_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between looks
 
 
 class Pulled(NamedTuple):
@@ -192,7 +192,7 @@ class Replica:
             self._send(shard, Header(self._headers, 0, self.pushes, 0, 1))
 
     def _send(self, shard: ShardPlace, header: Header) -> None:
-        self._mailboxes.write(shard.rank, shard.header_at(self._worker), header)
+        self._mailboxes.control.write(shard.rank, shard.header_at(self._worker), header)
         self._mailboxes.ring(shard.rank)
 
     def _pull(self, shard: ShardPlace) -> tuple[int, list[np.ndarray]]:
@@ -222,7 +222,7 @@ class Replica:
             )
 
     def _published(self, shard: ShardPlace) -> Published:
-        found = Published(*self._mailboxes.read(shard.rank, shard.published_at())[:6])
+        found = Published(*self._mailboxes.control.numbers(shard.rank, shard.published_at(), 6))
         if found.failed:
             raise PeerLostError(
                 self._call.refusal(
@@ -234,10 +234,9 @@ class Replica:
         return found
 
     def _wait(self, shard: ShardPlace, is_done: Callable[[Ack], bool], what: str) -> None:
-        begin = time.monotonic()
-        looks = 0
+        begin, looks = time.monotonic(), 0
         while True:
-            ack = Ack(*self._mailboxes.read(shard.rank, shard.ack_at(self._worker))[:2])
+            ack = Ack(*self._mailboxes.control.numbers(shard.rank, shard.ack_at(self._worker), 2))
             if is_done(ack):
                 return
             waited = time.monotonic() - begin
@@ -246,7 +245,7 @@ class Replica:
                 self._published(shard)
             if waited > self._deadline:
                 self._give_up(shard, what)
-            time.sleep(min(max(waited / 8, _SHORTEST), _LONGEST))
+            mailbox.pause(waited)
 
     def _give_up(self, shard: ShardPlace, what: str) -> NoReturn:
         raise DeadlineError(

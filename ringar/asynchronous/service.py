@@ -26,12 +26,14 @@ from ringar.asynchronous.mailboxes import (
 )
 from ringar.asynchronous.shard import Push, Shard
 from ringar.asynchronous.turnstile import Turnstile
+from ringar.collectives import mailbox
+from ringar.collectives.mailbox import RECORD
 from ringar.errors import DeadlineError, NotInitializedError, PeerLostError
 from ringar.job import log
 
 _log = log.logger(__name__)
 
-_SHORTEST, _LONGEST = 50e-6, 2e-3  # seconds between looks at the doorbell; in between, an eighth
+_SHORTEST, _LONGEST = 50e-6, 2e-3  # seconds between looks at the doorbell
 _LOOK_AFTER_WORKERS = 0.5  # seconds
 
 
@@ -147,7 +149,7 @@ class Service:
                 continue  # without having heard: there may be more
             heard = rung
             waited = time.monotonic() - since
-            time.sleep(min(max(waited / 8, _SHORTEST), _LONGEST))
+            mailbox.pause(waited, _SHORTEST, _LONGEST)
 
     def _take_pushes(self) -> bool:
         """Take a push to each shard; return whether there was one."""
@@ -217,9 +219,9 @@ class _Served:
         self._rate, self._factor = shard.learning_rate, 1.0
         self._acks = [Ack(0, 0)] * workers
         # The numbers of the workers' headers, where they are written.
-        first = self._place.header_at(0)
-        headers = mailboxes.control.local[first : first + 16 * workers]
-        headers = headers.reshape(workers, 16)
+        first = self._place.header_at(0) * RECORD
+        headers = mailboxes.control.local[first : first + 2 * RECORD * workers]
+        headers = headers.reshape(workers, 2 * RECORD)
         self._numbers, self._pulled = headers[:, 0], headers[:, PULLED]
 
     def next(self) -> int | None:
@@ -250,7 +252,9 @@ class _Served:
         """Take a worker's push, or its end."""
         place, memory = self._place, self._mailboxes.data.local
         try:
-            header = Header(*self._mailboxes.read(place.rank, place.header_at(worker))[:5])
+            header = Header(
+                *self._mailboxes.control.numbers(place.rank, place.header_at(worker), 5)
+            )
         except PeerLostError:
             self._taken[worker] = self._numbers[worker]  # it has died in the middle of it
             return
@@ -327,11 +331,11 @@ class _Served:
             ack = Ack(int(self._taken[worker]), self.shard.limit(worker))
             if ack != self._acks[worker]:
                 self._acks[worker] = ack
-                self._mailboxes.write(self._place.rank, self._place.ack_at(worker), ack)
+                self._mailboxes.control.write(self._place.rank, self._place.ack_at(worker), ack)
 
     def _tell(self, published: Published) -> None:
         self._published = published
-        self._mailboxes.write(self._place.rank, self._place.published_at(), published)
+        self._mailboxes.control.write(self._place.rank, self._place.published_at(), published)
 
 
 def _factor(bits: int) -> float:

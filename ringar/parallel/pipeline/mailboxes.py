@@ -25,17 +25,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ringar.collectives import Window
+from ringar.collectives import Window, mailbox
 from ringar.collectives.call import Call
+from ringar.collectives.mailbox import Records
 from ringar.errors import DeadlineError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet
 
-_RECORD = 8  # numbers
-_RECORD_BYTES = 8 * _RECORD
-_ALIGNMENT = 64
 _TAKEN, _DRAINED, _HEADERS = 0, 1, 2  # records
-_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between looks; in between, an eighth of the wait
 _LOOK_AFTER_PEER = 0.2  # seconds
 _REPORT = 256
 """The room for metrics in a message, in numbers. More of them wait for the end of the epoch."""
@@ -83,10 +80,10 @@ class Layout:
 
     def __init__(self, specs: Sequence[tf.TensorSpec], rows: int, room: int = 0) -> None:
         self.specs = list(specs)
-        sizes = [_aligned(rows * math.prod(s.shape[1:]) * s.dtype.size) for s in self.specs]
+        sizes = [mailbox.aligned(rows * math.prod(s.shape[1:]) * s.dtype.size) for s in self.specs]
         ends = np.cumsum([0, *sizes])
         self.begins, self.rest = [int(end) for end in ends[:-1]], int(ends[-1])
-        self.bytes = self.rest + _aligned(room)
+        self.bytes = self.rest + mailbox.aligned(room)
 
     def write(self, window: Window, rank: int, at: int, tensors: Sequence[Any], rows: int) -> None:
         """Write the tensors of a message.
@@ -139,10 +136,7 @@ class Mailboxes:
         above, below = _Cut(sends, rows, ahead), _Cut(receives, rows, ahead)
         is_last = self.module == ranks.size() - 1
         self.data = Window(0 if is_last else above.bytes, "uint8", ranks, name="pipeline/data")
-        self.control = Window(
-            _RECORD * (_HEADERS + 2 * ahead), "int64", ranks, name="pipeline/control",
-            chunk_bytes=_RECORD_BYTES,
-        )  # fmt: skip
+        self.control = Records(_HEADERS + 2 * ahead, ranks, "pipeline/control")
         self.above = None if is_last else Above(self, above)
         self.below = None if self.module == 0 else Below(self, below)
 
@@ -150,14 +144,6 @@ class Mailboxes:
         """Close the windows. Collective over the model group."""
         self.data.close()
         self.control.close()
-
-    def read(self, module: int, record: int) -> np.ndarray:
-        """Read a record of the mailbox in a module's memory."""
-        return self.control.get(module, record * _RECORD, _RECORD)
-
-    def write(self, module: int, record: int, numbers: Sequence[int]) -> None:
-        """Write the beginning of a record."""
-        self.control.put(module, np.array(numbers, np.int64), record * _RECORD)
 
     def wait(
         self,
@@ -184,7 +170,7 @@ class Mailboxes:
                 meanwhile()
             now = time.monotonic()
             if now - looked > _LOOK_AFTER_PEER:
-                self.read(peer, _TAKEN)
+                self.control.read(peer, _TAKEN)
                 looked = now
             if now - begin > self._deadline:
                 raise DeadlineError(
@@ -195,7 +181,7 @@ class Mailboxes:
                         "RINGAR_DEADLINE or ringarrun --deadline).",
                     )
                 )
-            time.sleep(min(max((now - begin) / 8, _SHORTEST), _LONGEST))
+            mailbox.pause(now - begin)
 
 
 class _Cut:
@@ -243,7 +229,7 @@ class Above:
         at, header = self._cut.activation(number)
         self._cut.activations.write(boxes.data, me, at, tensors, rows)
         bits = int(np.float64(penalty).view(np.int64))
-        boxes.write(me, header, [number + 1, rows, bits])
+        boxes.control.write(me, header, [number + 1, rows, bits])
         self._sent += 1
 
     def gradients(self, through: int) -> list[Gradient]:
@@ -263,10 +249,10 @@ class Above:
                     break
                 self._boxes.wait(self._has_come, self._peer, "send a gradient")
             at, header = self._cut.gradient(self._drained)
-            record = self._boxes.read(self._me, header)
+            record = self._boxes.control.read(self._me, header)
             found.append(self._read(at, *map(int, record[1:4])))
             self._drained += 1
-            self._boxes.write(self._me, _DRAINED, [self._drained])
+            self._boxes.control.write(self._me, _DRAINED, [self._drained])
         return found
 
     def _read(self, at: int, rows: int, is_there: int, length: int) -> Gradient:
@@ -277,10 +263,10 @@ class Above:
 
     def _has_come(self) -> bool:
         _, header = self._cut.gradient(self._drained)
-        return int(self._boxes.read(self._me, header)[0]) == self._drained + 1
+        return int(self._boxes.control.read(self._me, header)[0]) == self._drained + 1
 
     def _room(self, number: int) -> bool:
-        self._taken = int(self._boxes.read(self._me, _TAKEN)[0])
+        self._taken = int(self._boxes.control.read(self._me, _TAKEN)[0])
         return number < self._taken + self._boxes.ahead
 
 
@@ -311,11 +297,11 @@ class Below:
                     break
                 boxes.wait(self._has_come, peer, "send activations", meanwhile)
             at, header = self._cut.activation(self._taken)
-            record = boxes.read(peer, header)
+            record = boxes.control.read(peer, header)
             tensors = self._cut.activations.read(boxes.data, peer, at, int(record[1]))
             found.append(Activation(self._taken, tensors, float(record[2:3].view(np.float64)[0])))
             self._taken += 1
-            boxes.write(peer, _TAKEN, [self._taken])
+            boxes.control.write(peer, _TAKEN, [self._taken])
         return found
 
     def send(
@@ -341,16 +327,14 @@ class Below:
         numbers = np.asarray(report, np.float32) if len(report) <= _REPORT else np.zeros(0, "f4")
         if numbers.size:
             boxes.data.put(peer, numbers.view(np.uint8), at + layout.rest)
-        boxes.write(peer, header, [number + 1, rows, int(tensors is not None), numbers.size])
+        boxes.control.write(
+            peer, header, [number + 1, rows, int(tensors is not None), numbers.size]
+        )
 
     def _has_come(self) -> bool:
         _, header = self._cut.activation(self._taken)
-        return int(self._boxes.read(self._peer, header)[0]) == self._taken + 1
+        return int(self._boxes.control.read(self._peer, header)[0]) == self._taken + 1
 
     def _room(self, number: int) -> bool:
-        self._drained = int(self._boxes.read(self._peer, _DRAINED)[0])
+        self._drained = int(self._boxes.control.read(self._peer, _DRAINED)[0])
         return number < self._drained + self._boxes.ahead
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -20,20 +20,22 @@ from html import escape
 from pathlib import Path
 
 import grimp
+from grandalf.graphs import Edge, Graph, Vertex
+from grandalf.layouts import SugiyamaLayout, VertexViewer
+from grandalf.routing import EdgeViewer, route_with_lines
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+Point = tuple[float, float]
+
 PICTURE = Path(__file__).parents[1] / "pictures" / "rooms.svg"
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
-#: Rooms beside the column in the middle, left (-) and right of it.
-COLUMNS = {"cupy": -1, "elastic": -1, "version": -1, "data": 1, "asynchronous": 1, "launchers": 2}
-
 WIDTH, HEIGHT = 236, 84
-ROW, COLUMN = 122, 262
+BESIDE, BELOW = 26, 46  # between boxes
 MARGIN = 14
 
 STYLE = """
@@ -42,46 +44,33 @@ STYLE = """
   .says { font-size: 12px; fill: #52606d }
   .room { fill: #e8f1fb; stroke: #3a76b5; stroke-width: 1.4 }
   .file { fill: #f5f7fa; stroke: #9aa5b1; stroke-width: 1.2 }
-  .coming { fill: none; stroke: #9aa5b1; stroke-width: 1.2; stroke-dasharray: 5 4 }
   .arrow { fill: none; stroke: #52606d; stroke-width: 1.5; marker-end: url(#head) }
 """
 
 
-@dataclass(frozen=True)
+@dataclass
 class Room:
-    """A folder or a file at the top of ringar/, or one that is to come."""
+    """A folder or a file at the top of ringar/, and the middle of its box."""
 
     name: str
-    kind: str  # "room", "file" or "coming"
+    is_folder: bool
     says: str
-    row: int
-
-    @property
-    def x(self) -> int:
-        """The middle of its box."""
-        return MARGIN + WIDTH // 2 + COLUMN * (COLUMNS.get(self.name, 0) - min(COLUMNS.values()))
-
-    @property
-    def y(self) -> int:
-        """The middle of its box."""
-        return MARGIN + HEIGHT // 2 + ROW * self.row
+    x: float = 0
+    y: float = 0
 
 
 def rooms() -> dict[str, Room]:
     """Return the rooms of the contract, from the top."""
     contracts = tomllib.loads(PROJECT.read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = (contract["layers"] for contract in contracts if contract["id"] == "rooms")
-    found = {}
-    for row, layer in enumerate(layers):
-        for text in map(str.strip, layer.split("|")):
-            name = text.strip("()")
-            spec = None if text != name else importlib.util.find_spec(f"ringar.{name}")
-            if spec is None or spec.origin is None:
-                found[name] = Room(name, "coming", "to come", row)
-            else:
-                kind = "room" if spec.submodule_search_locations else "file"
-                found[name] = Room(name, kind, _first_sentence(Path(spec.origin)), row)
-    return found
+    by_name = {}
+    for name in (text.strip() for layer in layers for text in layer.split("|")):
+        spec = importlib.util.find_spec(f"ringar.{name}")
+        if spec is None or spec.origin is None:
+            sys.exit(f"expected ringar.{name}, which {PROJECT} names, found none")
+        is_folder = spec.submodule_search_locations is not None
+        by_name[name] = Room(name, is_folder, _first_sentence(Path(spec.origin)))
+    return by_name
 
 
 def _first_sentence(path: Path) -> str:
@@ -109,60 +98,74 @@ def arrows(names: set[str]) -> list[tuple[str, str]]:
     )
 
 
+def place(by_name: dict[str, Room], links: list[tuple[str, str]]) -> list[list[Point]]:
+    """Place the rooms, each above those that it imports from; return the way of each arrow."""
+    vertices = {name: Vertex(name) for name in by_name}
+    edges = [Edge(vertices[importer], vertices[imported]) for importer, imported in links]
+    for vertex in vertices.values():
+        vertex.view = VertexViewer(WIDTH, HEIGHT)
+    for edge in edges:
+        edge.view = EdgeViewer()
+    (connected,) = Graph(list(vertices.values()), edges).C
+    layout = SugiyamaLayout(connected)
+    layout.xspace, layout.yspace = BESIDE, BELOW
+    layout.route_edge = route_with_lines
+    layout.init_all()
+    layout.draw(20)
+    left = min(vertex.view.xy[0] for vertex in vertices.values()) - WIDTH / 2 - MARGIN
+    top = min(vertex.view.xy[1] for vertex in vertices.values()) - HEIGHT / 2 - MARGIN
+    for name, vertex in vertices.items():
+        x, y = vertex.view.xy
+        by_name[name].x, by_name[name].y = x - left, y - top
+    return [[(x - left, y - top) for x, y in edge.view._pts] for edge in edges]
+
+
 def draw() -> str:
     """Return the picture."""
-    found = rooms()
-    boxes = [_box(room) for room in found.values()]
-    lines = [_line(found[a], found[b]) for a, b in arrows(set(found))]
-    width = max(room.x for room in found.values()) + WIDTH // 2 + MARGIN
-    height = max(room.y for room in found.values()) + HEIGHT // 2 + MARGIN
+    by_name = rooms()
+    ways = place(by_name, arrows(set(by_name)))
+    width = max(room.x for room in by_name.values()) + WIDTH / 2 + MARGIN
+    height = max(room.y for room in by_name.values()) + HEIGHT / 2 + MARGIN
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
+            'role="img">',
             "<title>The rooms of ringar, and which imports from which</title>",
             f"<style>{STYLE}</style>",
             '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
             'markerHeight="7" orient="auto">',
             '<path d="M0 0L8 4L0 8z" fill="#52606d"/></marker></defs>',
-            f'<rect width="{width}" height="{height}" fill="#fff"/>',
-            *lines,
-            *boxes,
+            f'<rect width="{width:.0f}" height="{height:.0f}" fill="#fff"/>',
+            *map(_line, ways),
+            *map(_box, by_name.values()),
             "</svg>\n",
         ]
     )
 
 
 def _box(room: Room) -> str:
-    name = f"{room.name}/" if room.kind != "file" else f"{room.name}.py"
+    name = f"{room.name}/" if room.is_folder else f"{room.name}.py"
     says = textwrap.wrap(room.says, 36, max_lines=3, placeholder=" …")
-    top = room.y - HEIGHT // 2
+    top = room.y - HEIGHT / 2
     first = room.y - 9 * len(says) + 8
-    texts = [f'<text class="name" x="{room.x}" y="{first}" text-anchor="middle">{name}</text>']
+    texts = [
+        f'<text class="name" x="{room.x:.0f}" y="{first:.0f}" text-anchor="middle">{name}</text>'
+    ]
     texts += [
-        f'<text class="says" x="{room.x}" y="{first + 18 + 16 * i}" text-anchor="middle">'
+        f'<text class="says" x="{room.x:.0f}" y="{first + 18 + 16 * i:.0f}" text-anchor="middle">'
         f"{escape(line)}</text>"
         for i, line in enumerate(says)
     ]
     box = (
-        f'<rect class="{room.kind}" x="{room.x - WIDTH // 2}" y="{top}" width="{WIDTH}" '
-        f'height="{HEIGHT}" rx="8"/>'
+        f'<rect class="{"room" if room.is_folder else "file"}" x="{room.x - WIDTH / 2:.0f}" '
+        f'y="{top:.0f}" width="{WIDTH}" height="{HEIGHT}" rx="8"/>'
     )
     return "\n".join([box, *texts])
 
 
-def _line(importer: Room, imported: Room) -> str:
-    """From a box to one below it: straight, or around a corner."""
-    x, y, to_x, to_y = importer.x, importer.y, imported.x, imported.y
-    if x == to_x:
-        path = f"M{x} {y + HEIGHT // 2}V{to_y - HEIGHT // 2}"
-    elif importer.name in COLUMNS:  # down, then to the side of the box in the middle
-        side = 1 if x > to_x else -1
-        level = to_y + (12 * (abs(COLUMNS[importer.name]) * 2 - 3))
-        path = f"M{x} {y + HEIGHT // 2}V{level}H{to_x + side * WIDTH // 2}"
-    else:  # out of the side, then down
-        side = 1 if to_x > x else -1
-        path = f"M{x + side * WIDTH // 2} {y}H{to_x}V{to_y - HEIGHT // 2}"
-    return f'<path class="arrow" d="{path}"/>'
+def _line(way: list[Point]) -> str:
+    path = "L".join(f"{x:.0f} {y:.0f}" for x, y in way)
+    return f'<path class="arrow" d="M{path}"/>'
 
 
 def main() -> None:

@@ -98,10 +98,24 @@ def arrows(names: set[str]) -> list[tuple[str, str]]:
     )
 
 
+class Numbered(Vertex):
+    """A vertex whose place in a set is the same in every run; so is then the picture."""
+
+    def __hash__(self) -> int:
+        return int(self.data)
+
+
+class Arrow(Edge):
+    """An edge of which the same holds."""
+
+    def __hash__(self) -> int:
+        return int(self.data)
+
+
 def place(by_name: dict[str, Room], links: list[tuple[str, str]]) -> list[list[Point]]:
     """Place the rooms, each above those that it imports from; return the way of each arrow."""
-    vertices = {name: Vertex(name) for name in by_name}
-    edges = [Edge(vertices[importer], vertices[imported]) for importer, imported in links]
+    vertices = {name: Numbered(number) for number, name in enumerate(by_name)}
+    edges = [Arrow(vertices[a], vertices[b], data=i) for i, (a, b) in enumerate(links)]
     for vertex in vertices.values():
         vertex.view = VertexViewer(WIDTH, HEIGHT)
     for edge in edges:

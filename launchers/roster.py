@@ -3,7 +3,6 @@
 A *slot* is a place for one process. A process goes through stages:
 
     STARTING   it imports, or is in its first ringar.init()
-    APART      it has a world of its own, until it joins: it came when the others trained already
     WAITING    it waits for the next world
     MEETING    it has got a world, and waits for its other ranks
     RUNNING    they have met
@@ -21,7 +20,6 @@ class Stage(enum.Enum):
     """How far a process has come."""
 
     STARTING = enum.auto()
-    APART = enum.auto()
     WAITING = enum.auto()
     MEETING = enum.auto()
     RUNNING = enum.auto()

@@ -7,7 +7,8 @@ job's hosts (elastic_spread.py). `roster.py` has the stages of a process.
   of them wait, the next world is made of them, and of those that wait to join.
 - Another process starts in the place of the dead one, once the others train again: it would take
   the processor from them while they recover.
-- The new process waits to join. The ranks are told, and enter again after their next commit.
+- The new process waits in `ringar.init` to join. The ranks are told, and enter again after their
+  next commit.
 
 The job ends as others do, and by itself if all ranks of the world have died, if they are fewer than
 `--min-np` for `--elastic-timeout`, or after `--reset-limit` worlds beyond the first.
@@ -20,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ringar.job import membership
 from ringar.launchers import graces
 from ringar.launchers.discovery import Discovery
 from ringar.launchers.hosts import Host
@@ -192,11 +192,6 @@ class Worlds:
         self._fleet.start(slot)
 
     def _on_enter(self, member: Member) -> None:
-        if member.stage is Stage.STARTING and self.roster.generation > 0:
-            member.stage = Stage.APART
-            place = {"generation": membership.ALONE, "rank": 0, "size": 1}
-            self._fleet.tell(member.slot, {"kind": "world", **place})
-            return
         member.stage = Stage.WAITING
         self._stop_start()
 

@@ -13,6 +13,7 @@ from ringar import hooks
 from ringar.collectives import allgather_object, shares
 from ringar.collectives.call import has_bound_graphs
 from ringar.elastic import preemption
+from ringar.elastic.comparison import Compared
 from ringar.elastic.dataset import Dataset
 from ringar.elastic.keras_state import KerasState
 from ringar.elastic.running import GoOn, keep_running
@@ -41,6 +42,10 @@ class _FitState(KerasState):
         """Restore all, with the learning rate for the number of ranks that there are."""
         super().restore()
         self.scale_from(self.size)
+
+    def compared(self) -> Compared:
+        """Return nothing: `Distributed` compares when `fit` begins, in each world."""
+        return Compared()
 
     def scale_from(self, size: int) -> None:
         """Change the learning rate of `size` ranks to that of the ranks that there are."""

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from ringar.elastic.comparison import Compared
 from ringar.elastic.state import ObjectState
 from ringar.job import place
 from ringar.keras import keras_2, layer_state, training_state
@@ -76,6 +77,10 @@ class KerasState(ObjectState):
             if key in variables:  # the first step makes those of metrics
                 variables[key].assign(value)
         layer_state.refresh(self.model)
+
+    def compared(self) -> Compared:
+        """Return the settings of the optimizers, and digests of the weights."""
+        return Compared.of(self.model.trainable_variables, self._optimizers())
 
     def packed(self) -> object:
         """Return the copies, without those that are each rank's own."""

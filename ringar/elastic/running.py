@@ -33,7 +33,8 @@ def run(
 
     The first argument of the function is a `ringar.elastic.State`. Before each call of it, all
     ranks have the same state. When a rank is lost, or a commit lets ranks in, the function is
-    called again in the new world: it has to begin where its state says.
+    called again in the new world: it has to begin where its state says. A rank that joins runs the
+    script from its beginning; `ringar.init` waits there until the others have let it in.
 
     Under `ringarrun` without `--min-np`, and without a launcher, the state is shared and the
     function called once. Under `mpirun --with-ft ulfm -x RINGAR_ELASTIC=1` of Open MPI 5 ranks may
@@ -72,14 +73,15 @@ def run(
 def keep_running(state: State, train: Callable[[], Result]) -> Result:
     """Call `train` until it returns; in between, enter the next world with `state`."""
     with preemption.noted():
-        if membership.is_alone():
-            _enter_again()
-        is_new = False
+        is_new = is_shared = False
         while True:
             try:
-                state.sync()
-                if is_new:
+                if is_new:  # before `sync`, which gives those that join what the reset has changed
                     state.reset()
+                    is_new = False
+                state.sync()
+                is_shared = True
+                state.require_same()
                 result = train()
                 state.end()
                 return result
@@ -93,7 +95,8 @@ def keep_running(state: State, train: Callable[[], Result]) -> Result:
                     raise
                 _log.warning("%s; going back to the last commit", _cause(error))
             _enter_again()
-            state.restore()
+            if is_shared:  # a rank that has joined may lose a peer before it has a state
+                state.restore()
             is_new = True
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ringar.collectives import Max, allgather_object, allreduce, broadcast_object
 from ringar.elastic import preemption
+from ringar.elastic.comparison import Compared, require_same
 from ringar.job import log, membership, place
 
 _log = log.logger(__name__)
@@ -43,13 +44,17 @@ class State:
     def __init__(self) -> None:
         self._commits = 0  # the number of the commit that is kept
         self._is_written = True  # the last commit, where there is a folder for it
+        self._is_compared_in = -1  # the world in which a commit has compared the ranks
         self._reset_callbacks: list[Callable[[], object]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
-        """Register functions to call in each new world, after the state is restored.
+        """Register functions to call in each new world, on the ranks that were in another before.
 
-        They renew what depends on the number of ranks: functions compiled with collectives other
-        than allreduces, shares of data, process sets.
+        They renew what depends on the number of ranks: learning rates, functions compiled with
+        collectives other than allreduces, shares of data, process sets. The state is restored then,
+        and shared afterwards: ranks that join get what the functions have changed in it. A rank
+        that joins calls none of them. A collective there meets one that the script runs between
+        `ringar.init` and the training function.
 
         Args:
             callbacks: functions without arguments.
@@ -61,7 +66,14 @@ class State:
 
         Call it at the same places on all ranks. A loss takes all ranks back to the last commit. A
         commit costs a copy of the state in memory and a small allreduce.
+
+        Raises:
+            MismatchError: with the first commit in a world, on every rank: ranks that reduce their
+                gradients have other weights or learning rates.
         """
+        if self._is_compared_in != _world():
+            self._is_compared_in = _world()
+            self.require_same()
         self.keep()
         self.check_for_changes()
 
@@ -137,9 +149,29 @@ class State:
             path.unlink(missing_ok=True)
 
     def reset(self) -> None:
-        """Call the functions that were registered for a new world."""
+        """Call the functions that were registered for a new world, and keep what they change."""
         for callback in self._reset_callbacks:
             callback()
+        if self._reset_callbacks:
+            self.keep_again()
+
+    def keep_again(self) -> None:
+        """Keep the state once more in place of the commit, if there is one, to share it."""
+        if self._commits > 0:
+            self.keep()
+
+    def require_same(self) -> None:
+        """Raise on all ranks if ranks train with other settings or weights. Collective.
+
+        Raises:
+            MismatchError: with what differs.
+        """
+        if membership.is_elastic():
+            require_same(self.compared())
+
+    def compared(self) -> Compared:
+        """Return what must be the same on all ranks; nothing here."""
+        return Compared()
 
     def save(self) -> None:
         """Copy the state, for `restore`."""
@@ -195,6 +227,10 @@ class ObjectState(State):
     def unpack(self, packed: Any) -> None:
         """Take the copies of another rank."""
         self._saved = packed
+
+
+def _world() -> int:
+    return int(place.require("ringar.elastic.State").generation)
 
 
 def _path() -> Path | None:

@@ -17,9 +17,9 @@ Each process has a socket to the launcher (SOCK_SEQPACKET: a message is a packet
                           change   other ranks wait to join: enter again at the next commit
                           end      there will be no further world, and why; "": all is done
 
-A process that starts while the others train gets a world of its own first, of one rank. So it
-imports, builds its model and traces its functions before it enters again, and the others wait for
-it no longer than the meeting takes.
+A process that starts while the others train waits in `ringar.init()` until they have let it in. So
+its rank and the number of ranks are true from then on, and what it computes before it shares their
+state meets what they compute in the new world: their reset callbacks.
 
 In a job of MPI that outlives ranks there is no such launcher, and no rank can join: see
 `ringar.job.survivors`.
@@ -46,8 +46,6 @@ VARIABLE = "RINGAR_RENDEZVOUS_FD"
 FOLDER_VARIABLE = "RINGAR_ELASTIC_DIR"
 #: 1: the ranks of a job of MPI go on without those that are lost; the user sets it.
 BY_MPI_VARIABLE = "RINGAR_ELASTIC"
-#: The generation of a process that trains alone, before it joins.
-ALONE = 0
 
 _LONGEST = 1 << 16
 
@@ -151,7 +149,7 @@ def enter() -> World:
 
 def last_place() -> tuple[int, int]:
     """Return the generation of the world that this process was in last, and its rank there."""
-    return (ALONE, 0) if _world is None else (_world.generation, _world.rank)
+    return (0, 0) if _world is None else (_world.generation, _world.rank)
 
 
 def started() -> None:
@@ -173,11 +171,6 @@ def leave() -> None:
     if _connection is not None:
         with contextlib.suppress(OSError):
             send(_connection.socket, {"kind": "leave"})
-
-
-def is_alone() -> bool:
-    """Return whether this process has not joined the others yet."""
-    return _world is not None and _world.generation == ALONE
 
 
 def is_change_due() -> bool:

@@ -56,6 +56,8 @@ def begin(
     if has_state and (optimizer is None or hasattr(exchange, "_ringar_has_begun")):
         return
     ranks = or_all(exchange.process_set)
+    if membership.is_elastic():
+        _note_reduced(trained, exchange)
     if ranks.size() == 1 or membership.is_elastic():
         return
     trained[0]._ringar_has_begun = True
@@ -77,6 +79,26 @@ def begin(
             state += State.of_optimizer(optimizer) if optimizer is not None else State([], [])
         state = State([], []) if has_state else state.without(exchange.is_local)
         _agree(described, state, ranks, is_traced, _caller(exchange, optimizer))
+
+
+def is_reduced(variable: Any) -> bool:
+    """Return whether all ranks of an elastic job have one value of a variable after each step.
+
+    True once a step of this rank has reduced its gradients over all ranks.
+    """
+    return hasattr(_of_tensorflow(variable), "_ringar_is_reduced")
+
+
+def _note_reduced(variables: Sequence[Any], exchange: Exchange) -> None:
+    if exchange.process_set is not None or not exchange.in_every_step:
+        return
+    for variable in variables:
+        if not exchange.is_local(variable):
+            _of_tensorflow(variable)._ringar_is_reduced = True
+
+
+def _of_tensorflow(variable: Any) -> Any:
+    return variable._value if isinstance(variable, keras.Variable) else variable
 
 
 def _agree(

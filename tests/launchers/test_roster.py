@@ -68,7 +68,7 @@ def test_a_process_that_ends_after_the_next_world_has_begun_breaks_nothing() -> 
 
 def test_processes_join_only_when_nobody_meets() -> None:
     made = running(2)
-    made.living[2] = Member(2, Stage.APART)
+    made.living[2] = Member(2, Stage.STARTING)
     assert made.joiners() == []
     made.living[2].stage = Stage.WAITING
     assert slots(made.joiners()) == [2]
@@ -91,7 +91,7 @@ def test_too_few_ranks_wait_unless_the_training_ends() -> None:
 
 def test_a_job_whose_world_has_died_is_over() -> None:
     made = running(2)
-    made.living[2] = Member(2, Stage.APART)
+    made.living[2] = Member(2, Stage.STARTING)
     made.remove(0)
     assert made.has_members()
     made.remove(1)

@@ -46,7 +46,10 @@ class State(elastic.State):
         self._bcast_object, self._rank = bcast_object, get_rank
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
-        """Register functions to call in each new world, after the state is shared."""
+        """Register functions to call in each new world, before the state is shared.
+
+        Ranks that join call none of them.
+        """
         super().register_reset_callbacks(callbacks)
 
     def on_reset(self) -> None:
@@ -60,8 +63,12 @@ class State(elastic.State):
 
         Raises:
             HostsUpdatedInterrupt: ranks join or leave; the function of `run` passes it on.
+            MismatchError: ranks that reduce their gradients have other weights or learning rates.
         """
-        self.keep()
+        super().commit()
+
+    def check_for_changes(self) -> None:
+        """Let ranks join and leave, as `check_host_updates` does."""
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -71,7 +78,7 @@ class State(elastic.State):
             HostsUpdatedInterrupt: ranks join or leave.
         """
         try:
-            self.check_for_changes()
+            super().check_for_changes()
         except RanksChangeError as change:
             raise HostsUpdatedInterrupt(False, change.leaves) from None
 
@@ -112,8 +119,12 @@ class _InJob(elastic.State):
 
     def reset(self) -> None:
         environment.publish(os.environ)
-        job.note_hosts()
+        job.renew()
         self._state.on_reset()
+        self._state.keep_again()
+
+    def require_same(self) -> None:
+        self._state.require_same()
 
     def restore(self) -> None:
         self._state.restore()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -21,7 +22,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _timeline_path: str | None = None
-_is_homogeneous = True
+_registered_by_init: list[ProcessSet] = []
 
 
 def _initialized(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -64,14 +65,22 @@ def init(
     environment.publish(os.environ)
     if comm is not None:
         _check_all_ranks(comm)
-    note_hosts()
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
             raise ValueError(
                 f'init expected process sets, None or "dynamic"; received {process_sets!r}'
             )
         process_sets = None
-    for process_set in process_sets or ():
+    _registered_by_init[:] = process_sets or ()
+    renew()
+
+
+def renew() -> None:
+    """Register the process sets of `init` in this world of an elastic job. All ranks call it.
+
+    Ranks that join call `init`, and those that stay do not.
+    """
+    for process_set in _registered_by_init:
         _register(process_set)
 
 
@@ -94,13 +103,6 @@ def _check_all_ranks(comm: Sequence[int] | MPI.Comm) -> None:
         )
 
 
-def note_hosts() -> None:
-    """Find out whether all hosts have as many ranks. Collective, where there are several hosts."""
-    global _is_homogeneous
-    own = place.local_size()
-    _is_homogeneous = own == place.size() or len(set(allgather_object(own, name="hosts"))) == 1
-
-
 def shutdown() -> None:
     """Leave the job."""
     start.shutdown()
@@ -109,7 +111,7 @@ def shutdown() -> None:
 def is_homogeneous() -> bool:
     """Return whether all hosts have the same number of ranks."""
     rank()
-    return _is_homogeneous
+    return len(set(Counter(place.hosts()).values())) == 1
 
 
 @_initialized

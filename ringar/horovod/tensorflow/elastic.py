@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from ringar import elastic
 from ringar.collectives.call import has_bound_graphs
+from ringar.elastic.comparison import Compared
 from ringar.horovod.common.elastic import ObjectState, State, run_fn
 from ringar.horovod.common.job import rank
 from ringar.horovod.tensorflow.functions import broadcast_object
@@ -98,6 +99,10 @@ class TensorFlowState(ObjectState):
         super().restore()
         for variable, value in zip(self.variables, self._values, strict=True):
             variable.assign(value)
+
+    def compared(self) -> Compared:
+        """Return digests of the variables."""
+        return Compared.of(self.variables)
 
     def packed(self) -> object:
         """Return the copies."""

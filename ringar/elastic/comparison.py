@@ -1,0 +1,92 @@
+"""The comparison of ranks in each new world: of weights that they reduce gradients for, and rates.
+
+A job that is not elastic compares while it traces its first step. Here ranks that have stayed do
+not trace again when others join. So ranks compare when the state is shared, before the first step
+of a world, and with the first commit after it: what the state does not hold, a rate in a variable
+of Python for example, shows in the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from ringar.collectives import allgather_object
+from ringar.collectives.agree import compare
+from ringar.job import place
+from ringar.keras import description, first_step
+from ringar.keras.state import State
+
+_CALLER = "elastic job"
+_REMEDY = (
+    "Ranks that join run the script from its beginning, those that stay their reset callbacks. Let "
+    "the state hold the model and the optimizer that train. Set what depends on the number of "
+    "ranks, such as the learning rate, behind ringar.init and in state.register_reset_callbacks, "
+    "or within the training function."
+)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Hold what ranks must have in common.
+
+    Attributes:
+        settings: those of the optimizers, with their learning rates.
+        names: of the weights that are trained.
+        digests: of these weights.
+        reduced: whether this rank has reduced the gradients of each.
+    """
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    names: Sequence[str] = ()
+    digests: Sequence[int] = ()
+    reduced: Sequence[bool] = ()
+
+    @classmethod
+    def of(
+        cls, variables: Sequence[Any], optimizers: Sequence[keras.optimizers.Optimizer] = ()
+    ) -> Compared:
+        """Return the settings of optimizers, and digests of the variables that are trained."""
+        trained = [variable for variable in variables if variable.trainable]
+        settings = {
+            f"optimizer {number}": description.optimizer(optimizer, rate=True)
+            for number, optimizer in enumerate(optimizers)
+        }
+        return cls(
+            settings,
+            [getattr(variable, "path", variable.name) for variable in trained],
+            State.of(trained).digests(),
+            [first_step.is_reduced(variable) for variable in trained],
+        )
+
+
+def require_same(own: Compared) -> None:
+    """Raise on all ranks if they train with other settings or weights. Collective.
+
+    Weights for which no rank has reduced gradients may differ, and then settings, too.
+
+    Args:
+        own: what this rank has; nothing on all ranks, or something on all.
+
+    Raises:
+        MismatchError: with the first setting or weight that differs, and its values.
+    """
+    if place.size() == 1 or not own.names:
+        return
+    everyone: list[Compared] = allgather_object(own, name="elastic/comparison")
+    reduced = {number for its in everyone for number, is_so in enumerate(its.reduced) if is_so}
+    if reduced:
+        described = [_described(its, reduced, everyone[0].names) for its in everyone]
+        compare(described, caller=_CALLER, remedy=_REMEDY)
+
+
+def _described(its: Compared, reduced: set[int], names: Sequence[str]) -> dict[str, Any]:
+    weights = {
+        f"{names[number]} (digest of weight {number})": digest
+        for number, digest in enumerate(its.digests)
+        if number in reduced and number < len(names)
+    }
+    return {**its.settings, "number of weights": len(its.digests), **weights}

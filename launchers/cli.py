@@ -90,7 +90,7 @@ def _run_local(request: Request, choice: Choice) -> int:
 
 def _run_elastic(request: Request) -> int:
     request, limits, discovery = elastic_plan.complete(request, os.environ)
-    if elastic_plan.is_on_this_host(request):
+    if elastic_plan.is_on_this_host(request, discovery, os.environ):
         code = _run_elastic_here(request, limits, discovery)
     else:
         code = _run_elastic_spread(request, limits, discovery)

@@ -40,6 +40,7 @@ class ElasticJob(LocalJob):
         self._worlds = Worlds(limits, discovery, self)
         self._sockets = MemberSockets(self._watch_fd, self._worlds.on_message)
         self._rank_of_slot: dict[int, Rank] = {}
+        self._passed_over: set[str] = set()  # hosts that discovery has told
 
     # The fleet
 
@@ -47,6 +48,13 @@ class ElasticJob(LocalJob):
         """Return the slots of this host."""
         if hosts is None:
             return range(len(self.job.ranks))
+        others = {host.name for host in hosts if not is_this_host(host.name)}
+        for name in sorted(others - self._passed_over):
+            self.note(
+                f"{name}: passed over, since this job starts its ranks on this host alone; leave "
+                "--launcher local out, and install ssh if it is not there"
+            )
+        self._passed_over |= others
         count = sum(host.slots for host in hosts if is_this_host(host.name))
         return range(min(count, len(self.job.ranks)))
 

@@ -41,11 +41,18 @@ class ElasticHostJob(HostJob):
         job: the plans of the slots, numbered from 0.
         control: where the launcher's lines come from.
         listen: makes a socket that listens for a process.
+        plan: plans so many slots, if the host gets more of them.
     """
 
-    def __init__(self, job: JobPlan, control: Control, listen: Callable[[], socket.socket]) -> None:
+    def __init__(
+        self,
+        job: JobPlan,
+        control: Control,
+        listen: Callable[[], socket.socket],
+        plan: Callable[[int], JobPlan],
+    ) -> None:
         super().__init__(job, 0.0, control, None)
-        self._listen = listen
+        self._listen, self._plan = listen, plan
         self._sockets = MemberSockets(
             self._watch_fd, lambda slot, message: self._answer(slot, said=message)
         )
@@ -69,9 +76,10 @@ class ElasticHostJob(HostJob):
             super()._take(said)
 
     def _start_slot(self, slot: int, local: int) -> None:
+        ranks = self.job.ranks if local < len(self.job.ranks) else self._plan(local + 1).ranks
         with self._listen() as listener, self._sockets.opened(slot) as theirs:
             files = {LISTENER_VARIABLE: listener.fileno(), membership.VARIABLE: theirs}
-            self._start_rank(replace(self.job.ranks[local], rank=slot, files=files))
+            self._start_rank(replace(ranks[local], rank=slot, files=files))
             self._rank_of_slot[slot] = rank = self.ranks[-1]
             self._answer(slot, started=rank.pid, address=host_guard.text_of(listener))
 
@@ -131,8 +139,13 @@ def make(options: argparse.Namespace) -> ElasticHostJob | None:
     here = host_guard.take(control, options, grows=True)
     if here is None:
         return None
-    job = host_guard.plan_of(options, here, [{}] * here.slots)
-    return ElasticHostJob(job, control, here.listen)
+
+    def plan(slots: int) -> JobPlan:
+        hosts = list(here.hosts)
+        hosts[here.number] = replace(hosts[here.number], slots=slots)
+        return host_guard.plan_of(options, replace(here, hosts=hosts), [{}] * slots)
+
+    return ElasticHostJob(plan(here.slots), control, here.listen, plan)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

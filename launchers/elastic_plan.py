@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringar.job import membership
-from ringar.launchers import allocation, hosts, mpi_plan, plan
+from ringar.launchers import allocation, hosts, mpi_plan, plan, srun, ssh
 from ringar.launchers.choose import choose
 from ringar.launchers.cpus import Cpu
 from ringar.launchers.discovery import Discovery
@@ -65,8 +65,15 @@ def complete(
     return request, _limits(request), discovery
 
 
-def is_on_this_host(request: Request) -> bool:
-    """Return whether all ranks run on this host, so that it needs no guard.
+def is_on_this_host(
+    request: Request, discovery: Discovery | None, environ: Mapping[str, str]
+) -> bool:
+    """Return whether all ranks run on this host, now and later, so that it needs no guard.
+
+    Args:
+        request: the request, complete.
+        discovery: tells the hosts, if they may change.
+        environ: the launcher's environment.
 
     Raises:
         UsageError: MPI would have to start them.
@@ -78,7 +85,24 @@ def is_on_this_host(request: Request) -> bool:
             f"{given}; leave that out"
         )
     is_here = all(hosts.is_this_host(host.name) for host in request.hosts)
-    return is_here and request.launcher != "ssh" and request.link != "tcp"
+    if request.launcher == "ssh" or request.link == "tcp" or not is_here:
+        return False
+    return discovery is None or request.launcher == "local" or not _has_agent(request, environ)
+
+
+def _has_agent(request: Request, environ: Mapping[str, str]) -> bool:
+    """Return whether this host can reach others that discovery may tell later."""
+    scheduler = given.scheduler if (given := allocation.find(environ)) else None
+    if scheduler == "SLURM" and srun.is_there(environ):
+        return True
+    asked = (request.ssh_command, request.ssh_port, request.ssh_identity, environ.get(ssh.VARIABLE))
+    try:
+        ssh.agent(*asked[:3], environ, scheduler)
+    except UsageError:
+        if any(asked):
+            raise
+        return False
+    return True
 
 
 def on_this_host(

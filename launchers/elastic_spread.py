@@ -71,7 +71,7 @@ class ElasticSpreadJob(SpreadJob):
         found = []
         for host in self._options.hosts if hosts is None else hosts:
             number = self._number_of(host)
-            for local in range(min(host.slots, self._all_hosts[number].slots)):
+            for local in range(host.slots):
                 if (number, local) not in self._places:
                     self._places.append((number, local))
                 found.append(self._places.index((number, local)))
@@ -80,6 +80,8 @@ class ElasticSpreadJob(SpreadJob):
     def _number_of(self, host: Host) -> int:
         for number, known in enumerate(self._all_hosts):
             if known.name == host.name:
+                if host.slots > known.slots:
+                    self._all_hosts[number] = host
                 return number
         self._all_hosts.append(host)
         return len(self._all_hosts) - 1

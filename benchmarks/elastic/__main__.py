@@ -134,7 +134,7 @@ def targets(
     return [
         Target("from SIGKILL to the others' next step, median", 1 if hosts == 1 else 3, "s",
                middle(faults["recovery"]), at_most=True),
-        Target("ranks stand still while one joins, longest", 1, "s",
+        Target("ranks stand still while one joins and traces, longest", 10, "s",
                [max(faults["joining"])] if faults["joining"] else nothing, at_most=True),
         Target("a step without commits and faults, more than in a plain job", 1, "%",
                middle(more), at_most=True),

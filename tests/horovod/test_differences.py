@@ -62,15 +62,6 @@ def test_names_of_layers() -> None:
     assert len(model.layers) == 2
 
 
-def test_reset_callbacks_see_the_shared_state() -> None:
-    state = hvd_tf.elastic.TensorFlowState([tf.Variable(1.0)], step=5)
-    seen: list[int] = []
-    state.register_reset_callbacks([lambda: seen.append(state.step)])
-    state.sync()
-    state.on_reset()
-    assert seen == [5]
-
-
 @pytest.mark.ranks(2, 3, 4)
 def test_errors_of_ranks_that_disagree() -> None:
     """InvalidArgumentError, where Horovod has FailedPreconditionError; ranks can go on."""

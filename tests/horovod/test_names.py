@@ -44,7 +44,6 @@ DIFFERENCES = {
     "`logs` of the learning rate": "test_callbacks::test_a_constant_multiplier_is_exponential",
     "Names of `SyncBatchNormalization`": "test_differences::test_names_of_layers",
     "`load_model`": "test_training::test_models_are_loaded_with_a_distributed_optimizer",
-    "Reset callbacks": "test_differences::test_reset_callbacks_see_the_shared_state",
     "Errors of ranks that disagree": "test_differences::test_errors_of_ranks_that_disagree",
     "Optimizers of TensorFlow 1": "test_training::test_wrong_arguments",
     "`run` with elastic arguments": "test_run::test_wrong_arguments",

@@ -113,7 +113,7 @@ def _run_elastic_here(request: Request, limits: Limits, discovery: Discovery | N
 def _run_elastic_spread(request: Request, limits: Limits, discovery: Discovery | None) -> int:
     from ringar.launchers import elastic_spread, preflight
 
-    job = elastic_plan.on_hosts(request, limits, os.environ)
+    job = elastic_plan.on_hosts(request, limits, discovery, os.environ)
     if request.dry_run:
         print(job.shell())
         return 0

@@ -128,15 +128,18 @@ def on_this_host(
     return plan.make(request, slots, environ, cpus)
 
 
-def on_hosts(request: Request, limits: Limits, environ: Mapping[str, str]) -> MpiJob:
-    """Plan a job on several hosts, all slots of which may be used.
+def on_hosts(
+    request: Request, limits: Limits, discovery: Discovery | None, environ: Mapping[str, str]
+) -> MpiJob:
+    """Plan a job on several hosts, all slots of which may be used; discovery may tell more later.
 
     Raises:
         UsageError: the request cannot be carried out; the message has the cause and the remedy.
     """
-    if request.hosts:
+    if request.hosts and discovery is None:
         hosts.fill(request.hosts, limits.num_proc, request.source)
-    everywhere = replace(request, num_proc=None, launcher="ssh", link="auto")
+    prefix = limits.max_np > 1 if request.prefix is None else request.prefix
+    everywhere = replace(request, num_proc=None, launcher="ssh", link="auto", prefix=prefix)
     return mpi_plan.make(everywhere, choose(everywhere, environ), environ)
 
 

@@ -192,6 +192,8 @@ class Worlds:
         self._fleet.start(slot)
 
     def _on_enter(self, member: Member) -> None:
+        if member.stage is Stage.STARTING and self.roster.generation > 0:
+            self._fleet.say(f"slot {member.slot}: waits to join, after the next commit")
         member.stage = Stage.WAITING
         self._stop_start()
 

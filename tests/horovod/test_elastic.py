@@ -29,12 +29,12 @@ def test_training_goes_on_after_a_loss(tmp_path: Path) -> None:
     assert "own: 2 11" in lines, job
 
 
-def run_on_hosts(script: str, folder: Path, *options: str) -> JobResult:
+def run_on_hosts(np: int, script: str, folder: Path, *options: str) -> JobResult:
     """Run a script on the hosts that it writes itself; 127.0.0.2 is reached by a stand-in for ssh.
 
-    At the beginning there is this host alone.
+    At the beginning there is this host alone, with `np` slots.
     """
-    (folder / "hosts").write_text("localhost:2\n")
+    (folder / "hosts").write_text(f"localhost:{np}\n")
     for name, text in (
         ("discover", f"cat {folder}/hosts"),
         ("reach", f'echo "$1" >>{folder}/reached; shift; export IS_OTHER=1; exec sh -c "$*"'),
@@ -43,57 +43,43 @@ def run_on_hosts(script: str, folder: Path, *options: str) -> JobResult:
         (folder / name).chmod(0o755)
     hosts = ["--min-np", "1", "--max-np", "3", "--host-discovery-script", str(folder / "discover")]
     return run_job(
-        2,
+        np,
         Path(__file__).parent / "scripts" / script,
         launcher_args=[*hosts, "--ssh-command", str(folder / "reach"), *options],
         deadline=170,
-        env={
-            "RINGAR_GRACE_SCALE": "0.2",
-            "FOLDER": str(folder),
-            "HOSTS": str(folder / "hosts"),
-            "FAILED": str(folder / "failed"),
-        },
+        env={"RINGAR_GRACE_SCALE": "0.2", "FOLDER": str(folder)},
     )
 
 
-@pytest.mark.deadline(240)
+@pytest.mark.deadline(200)
 def test_hosts_are_added_and_removed(tmp_path: Path) -> None:
-    """And a rank fails, without scaling; a limit of resets ends it: scripts/hosts_change.py."""
-    job = run_on_hosts("hosts_change.py", tmp_path, "--reset-limit", "4").check(1)
-    lines = sorted({line[4:] for line in job.stdout.splitlines()})
-    assert lines == [
-        "done: rank 0 of 2, sizes [2, 3, 2, 3, 2]",
-        "done: rank 1 of 2, sizes [2, 3, 2, 3, 2]",
-        "init: 0 of 2, HOROVOD_RANK 0 of 2",
+    """Until the limit of resets is reached: scripts/hosts_change.py."""
+    job = run_on_hosts(1, "hosts_change.py", tmp_path, "--reset-limit", "3").check(1)
+    assert sorted({line[4:] for line in job.stdout.splitlines()}) == [
+        "done: rank 0 of 2, sizes [1, 2, 1, 2]",
+        "done: rank 1 of 2, sizes [1, 2, 1, 2]",
+        "init: 0 of 1, HOROVOD_RANK 0 of 1",
         "init: 1 of 2, HOROVOD_RANK 1 of 2",
-        "init: 1 of 3, HOROVOD_RANK 1 of 3",  # beside the other rank of its host
-        "init: 2 of 3, HOROVOD_RANK 2 of 3",
-        "phase 0: size 2, rate 2, values 1",
-        "phase 1: size 3, rate 3, values 1",
-        "phase 2: size 3, rate 3, values 1",
-        "phase 3: size 2, rate 2, values 1",
+        "phase 0: size 1, rate 1, values 1",
+        "phase 1: size 2, rate 2, values 1",
+        "phase 2: size 2, rate 2, values 1",
     ], job
-    limit = "expected at most 4 worlds after the first (--reset-limit)"
-    assert limit in job.stderr, job
+    assert "expected at most 3 worlds after the first (--reset-limit)" in job.stderr, job
     assert set((tmp_path / "reached").read_text().split()) == {"127.0.0.2"}
 
 
-@pytest.mark.deadline(240)
+@pytest.mark.deadline(200)
 def test_ranks_fail_and_join_while_a_loop_runs(tmp_path: Path) -> None:
-    """A host that fails pauses for longer each time; drift ends it: scripts/tape_of_hosts.py."""
-    job = run_on_hosts("tape_of_hosts.py", tmp_path).check(1)
-    lines = {line[4:] for line in job.stdout.splitlines()}
-    assert lines >= {
+    """A host that fails pauses for longer each time; drift ends all: scripts/tape_of_hosts.py."""
+    job = run_on_hosts(2, "tape_of_hosts.py", tmp_path).check(1)
+    assert {line[4:] for line in job.stdout.splitlines()} >= {
         "init: 2 of 3, on other True",
         "phase 0: size 2, rate 2, values 1",
         "phase 1: size 3, rate 3, values 1",
         "phase 2: size 3, rate 3, values 1",
     }, job
-    assert re.search(
-        r"on 127.0.0.2\) failed with exit code 3; 2 ranks of its world are left$",
-        job.stderr,
-        re.MULTILINE,
-    ), job
+    failure = r"on 127.0.0.2\) failed with exit code 3; 2 ranks of its world are left(.*)"
+    assert re.findall(failure, job.stderr) == ["", "; its slot is not used for 2 s"], job
     drift = (
         r"rank {} \| elastic job: expected the same \S+ \(digest of weight 0\) on every rank; "
         r"received"

@@ -306,14 +306,16 @@ while True:
     script.chmod(0o755)
     (meeting.folder / "list").write_text("localhost:2\n")
     options = ("--min-np", "1", "--max-np", "2", "--host-discovery-script", str(script))
+    options += ("--launcher", "local")
     with Launcher(*options, *in_folder(meeting, code), env=QUICK) as launcher:
         helpers = [meeting.pid(f"{slot}-helper") for slot in (0, 1)]
-        (meeting.folder / "list").write_text("localhost:1\n")
+        (meeting.folder / "list").write_text("localhost:1\n127.0.0.2:1\n")
         wait_until(lambda: not Path(f"/proc/{helpers[1]}").exists(), "the end of the helper")
         assert Path(f"/proc/{helpers[0]}").exists()
         launcher.signal(signal.SIGTERM)
         result = launcher.finish()
     assert result.stdout.splitlines() == ["[1] left True", "[0] left True"], result.stderr
+    assert result.stderr.count("127.0.0.2: passed over, since this job starts its ranks on") == 1
 
 
 def test_kill_grace_ends(meeting: Meeting) -> None:

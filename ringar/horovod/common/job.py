@@ -13,7 +13,7 @@ from ringar.errors import NotInitializedError
 from ringar.horovod.common import environment
 from ringar.horovod.common.exceptions import UninitializedError
 from ringar.horovod.common.process_sets import ProcessSet, add_process_set, ranks_of
-from ringar.job import place, start
+from ringar.job import log, membership, place, start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+_log = log.logger(__name__)
 _timeline_path: str | None = None
 _registered_by_init: list[ProcessSet] = []
 
@@ -78,10 +79,15 @@ def init(
 def renew() -> None:
     """Register the process sets of `init` in this world of an elastic job. All ranks call it.
 
-    Ranks that join call `init`, and those that stay do not.
+    Ranks that join call `init`, and those that stay do not. A set whose ranks a later world lacks
+    is not in use there.
     """
+    is_later = membership.is_elastic() and place.require("init").generation > 1
     for process_set in _registered_by_init:
-        _register(process_set)
+        if is_later and max(process_set.ranks, default=0) >= place.size():
+            _log.warning("%s is not in use in a world of %d ranks", process_set, place.size())
+        else:
+            _register(process_set)
 
 
 def _register(process_set: ProcessSet) -> None:

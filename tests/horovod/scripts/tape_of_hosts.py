@@ -29,7 +29,8 @@ RATE = 0.01
 SIZES = [2, 3, 3, 3]
 FAULT, DRIFT = 2, 3
 
-hvd.init()
+second = hvd.ProcessSet([1])
+hvd.init(process_sets=[second])
 print(f"init: {hvd.rank()} of {hvd.size()}, on other {IS_OTHER}", flush=True)
 model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
 optimizer = keras.optimizers.SGD(RATE * hvd.size())
@@ -71,6 +72,8 @@ def train(state: Any) -> None:
 
 def report(state: Any) -> None:
     rate = float(optimizer.learning_rate) / RATE
+    if second.included():
+        assert float(hvd.allreduce(tf.constant(3.0), process_set=second)) == 3.0
     weights = [weight.tobytes() for weight in model.get_weights()]
     same = len(set(map(str, hvd.allgather_object((rate, weights)))))
     print(f"phase {state.phase}: size {hvd.size()}, rate {rate:.0f}, values {same}", flush=True)

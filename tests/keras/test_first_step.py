@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import ringar
+from ringar.elastic.comparison import Compared, require_same
 from ringar.errors import MismatchError
 from tests.keras import common
 from tests.plugin import fast_if
@@ -103,3 +104,20 @@ def test_state_that_cannot_be_read_is_left() -> None:
         return tape.gradient(loss, made)
 
     np.testing.assert_array_equal(step()[0], [1.0, 1.0])
+
+
+@pytest.mark.ranks(2, 3)
+def test_ranks_of_an_elastic_job_compare_rates_and_weights(rank: int) -> None:
+    """Of optimizers and weights whose gradients a rank has reduced; others may differ."""
+
+    def compare(rate: float, digest: int, is_reduced: bool) -> None:
+        optimizer = keras.optimizers.SGD(rate)
+        settings = Compared.of([], [optimizer]).settings
+        require_same(Compared(settings, ["kernel", "bias"], [7, digest], [False, is_reduced]))
+
+    compare(0.1, 1, is_reduced=rank == 0)
+    compare(0.1 + rank, rank, is_reduced=False)
+    with pytest.raises(MismatchError, match=rf"rank {rank} .* same optimizer 0.learning_rate"):
+        compare(0.1 if rank else 0.2, 1, is_reduced=rank == 1)
+    with pytest.raises(MismatchError, match=r"same bias \(digest of weight 1\) on every rank"):
+        compare(0.1, rank, is_reduced=rank == 1)

@@ -305,8 +305,8 @@ while True:
     script.write_text(f"#!/bin/sh\ncat {meeting.folder}/list\n")
     script.chmod(0o755)
     (meeting.folder / "list").write_text("localhost:2\n")
-    options = ("--min-np", "1", "--max-np", "2", "--host-discovery-script", str(script))
-    options += ("--launcher", "local")
+    numbers = ("--min-np", "1", "--max-np", "2", "--launcher", "local")
+    options = (*numbers, "--host-discovery-script", str(script))
     with Launcher(*options, *in_folder(meeting, code), env=QUICK) as launcher:
         helpers = [meeting.pid(f"{slot}-helper") for slot in (0, 1)]
         (meeting.folder / "list").write_text("localhost:1\n127.0.0.2:1\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from ringar.collectives import call as calls
-from ringar.collectives import compiled
+from ringar.collectives import compiled, order
 from ringar.job import native
 from ringar.job.process_sets import ProcessSet
 
@@ -24,10 +24,11 @@ def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -
         RingarError: as `ringar.allreduce`.
     """
     call, _ = calls.begin("barrier", process_set, name)
+    order.check_session_graph(call, has_result=False)
     if compiled.is_compiling():
         # XLA passes one result as a buffer and several as a list; the library expects a list.
         compiled.run(call.spec(), [], [tf.TensorSpec([], tf.uint8)])
     elif tf.executing_eagerly():
         native.run(call.spec(), [], [])
     else:
-        native.op("barrier", wait=True)(spec=call.spec())
+        order.in_order(lambda: native.op("barrier", wait=True)(spec=call.spec()))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from ringar.collectives import call as calls
+from ringar.collectives import order
 from ringar.collectives.call import Call
 from ringar.collectives.collective import Backward, Collective, define, run, values_of
 from ringar.collectives.dtypes import ArrayT
@@ -18,6 +19,7 @@ from ringar.job.process_sets import ProcessSet
 if TYPE_CHECKING:
     import keras
 
+_OF_VARIABLES = "broadcast_variables"
 _log = log.logger(__name__)
 
 
@@ -111,12 +113,17 @@ def broadcast_variables(
         variables: `tf.Variable` or `keras.Variable` objects, in the same order on all ranks.
         root_rank: a rank of the job.
         process_set: the ranks that take part; default all.
+
+    Raises:
+        RingarError: as `ringar.broadcast`.
+        UnsupportedError: in a graph of TensorFlow 1.
     """
+    order.check_session_graph(Call("broadcast", name=_OF_VARIABLES), has_result=False)
     targets = list(variables)
     values = grouped_broadcast(
         [tf.convert_to_tensor(v) for v in targets],
         root_rank,
-        name="broadcast_variables",
+        name=_OF_VARIABLES,
         process_set=process_set,
     )
     for target, value in zip(targets, values, strict=True):

@@ -190,7 +190,8 @@ def begin(
             )
         )
     if name is None:
-        name = "" if tf.executing_eagerly() else _number_in_graph(collective, ranks.process_set_id)
+        numbered = not tf.executing_eagerly()
+        name = f"{collective}_{number_in_graph(ranks.process_set_id)}" if numbered else ""
     clean = " ".join(name.split())
     # float(): the repr of a NumPy number is not a number in the spec.
     call = Call(
@@ -226,10 +227,11 @@ def _world_of(collective: str, ranks: ProcessSet) -> int:
     return int(place.require("a collective").generation)
 
 
-def _number_in_graph(collective: str, process_set_id: int) -> str:
+def number_in_graph(process_set_id: int) -> int:
+    """Return a number for a call that has no name of its own; it is the same on all ranks."""
     graph = tf.compat.v1.get_default_graph()
     if not hasattr(graph, "_ringar_calls"):
         graph._ringar_calls = collections.Counter()
     number: int = graph._ringar_calls[process_set_id]
     graph._ringar_calls[process_set_id] += 1
-    return f"{collective}_{number}"
+    return number

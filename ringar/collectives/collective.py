@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from ringar.collectives import call as calls
 from ringar.collectives import compiled, order
 from ringar.collectives.call import Call, by_dtype
 from ringar.collectives.dtypes import Array
@@ -87,6 +88,10 @@ class Backward:
     ) -> list[tf.Tensor]:
         """Run another collective of the same ranks, unscaled, with `changes` of its `Call`."""
         call = self.call.gradient(collective=collective, **changes)
+        if order.in_session_graph():
+            # A session may run the gradients of one collective one by one.
+            number = calls.number_in_graph(call.process_set)
+            call = dataclasses.replace(call, name=f"{call.name}_{number}")
         return list(run_tensors(call, list(tensors), splits)[: len(tensors)])
 
 
@@ -105,7 +110,6 @@ def define(name: str, collective: Collective) -> None:
         count = op.get_attr("N") if collective.grouped else 1
         inputs, outputs = list(op.inputs), list(op.outputs)
         given = _upstream_of(outputs[:count], upstream)
-        order.begin()
         grads = list(collective.gradient(Backward(call, inputs[:count], outputs, given)))
         return grads + [None] * (len(inputs) - count)
 
@@ -127,7 +131,6 @@ def run(call: Call, values: Sequence[Any]) -> list[Any]:
     """
     run_group = run_arrays if is_numpy(values) else run_tensors
     results: list[Any] = [None] * len(values)
-    order.begin()
     for places in by_dtype(value.dtype for value in values):
         outputs = run_group(call, [values[i] for i in places])[: len(places)]
         for place, output in zip(places, outputs, strict=True):
@@ -206,6 +209,7 @@ def run_tensors(
         A result per tensor, followed by the other outputs of the op (not compiled).
     """
     collective = _COLLECTIVES[call.collective]
+    order.check_session_graph(call)
     if compiled.is_compiling():
         assert splits is NO_SPLITS, f"compiled {call.collective} with {splits}"
         return _run_compiled(collective, call, tensors)
@@ -246,14 +250,16 @@ def issue(collective: str, *arguments: Any, wait: bool, **attributes: Any) -> li
 def should_block(tensors: Sequence[tf.Tensor]) -> bool:
     """Return whether an op should block its thread until its end, instead of a callback.
 
-    In eager code the caller waits in any case, and a graph of TensorFlow 1 draws tickets in no
+    In eager code the caller waits in any case, and in a graph of TensorFlow 1 tickets alone keep the
     order. In a `tf.function`, a callback makes TensorFlow schedule all dependent ops anew, which
     takes longer than a collective of a few hundred kilobytes. During a long collective the thread
     can run other ops, above all the rest of the backward pass. The same holds for a short
     collective behind a long one (`order.has_tickets`).
     """
-    if tf.executing_eagerly() or not tf.inside_function():
+    if tf.executing_eagerly():
         return True
+    if not tf.inside_function():
+        return False
     elements = [tensor.shape.num_elements() for tensor in tensors]
     if None in elements:
         return False

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ringar import errors
 from ringar.collectives import call as calls
-from ringar.collectives import compiled
+from ringar.collectives import compiled, order
 from ringar.collectives.call import Call
 from ringar.job.process_sets import ProcessSet
 
@@ -50,6 +50,7 @@ def begin(
                 "Leave it out of jit_compile.",
             )
         )
+    order.check_session_graph(call, has_result=direction == "recv")
     count, me = ranks.size(), ranks.rank()
     if not isinstance(tag, Reserved) and not _is_whole(tag, TAGS):
         raise ValueError(

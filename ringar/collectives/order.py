@@ -7,6 +7,10 @@ and on each rank in another order. TensorFlow has a chain of calls for collectiv
 (`_collective_manager_ids`), which functions with our collectives join. A graph that has collectives
 beside such calls, or beside conditionals and loops with collectives, gets the edges that are
 missing.
+
+A graph of TensorFlow 1 runs in parts, as a session fetches them. There every collective draws a
+ticket, and the tickets are in the order of the program; collectives in its functions, conditionals
+and loops are refused.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
 from tensorflow.python.framework.func_graph import FuncGraph
 
+from ringar.collectives.call import Call
+from ringar.errors import UnsupportedError
+
 Made = TypeVar("Made")
 
 _CHAIN = int.from_bytes(b"ringar", "big")  # far from the numbers of TensorFlow's own chains
@@ -26,14 +33,56 @@ _BRANCHES = {"If": ("then_branch", "else_branch"), "Case": ("branches",), "While
 _functions: set[str] = set()  # the names of those with collectives
 
 
-def begin() -> None:
-    """Let the next op of a TensorFlow 1 graph run without those before it: they may not be fetched.
+def in_session_graph() -> bool:
+    """Return whether the code that runs now adds ops to a graph of TensorFlow 1.
 
-    Such a graph keeps the order within one call and within its gradient. Calls that a session runs
-    in different orders on different ranks have different names, so that all ranks get an error.
+    A session runs such a graph, or a part of it; nothing else does.
     """
-    if not tf.executing_eagerly() and not tf.inside_function():
-        tf_ops.get_default_graph()._ringar_last = []
+    if tf.executing_eagerly():
+        return False
+    with tf.init_scope():
+        return not tf.executing_eagerly()
+
+
+def check_session_graph(call: Call, has_result: bool = True) -> None:
+    """Refuse a collective in a graph of TensorFlow 1 that could not be ordered, or would never run.
+
+    Args:
+        call: the collective.
+        has_result: whether the user gets a tensor that a session can fetch.
+
+    Raises:
+        UnsupportedError: the collective is in a function, a conditional or a loop of the graph, or
+            has no result.
+    """
+    if not in_session_graph():
+        return
+    where = _inner_graph()
+    if where is None and has_result:
+        return
+    if where is None:
+        expected = "eager code or a tf.function"
+        where, remedy = "a graph of TensorFlow 1", (
+            "A session runs what it fetches, and this call has no result: take a collective that "
+            "returns a tensor, and let the session fetch it."
+        )
+    else:
+        expected = "a collective of the graph itself in a graph of TensorFlow 1"
+        where, remedy = f"one in {where}", (
+            "Two calls could run in one session.run, in another order on each rank: call the "
+            "collective outside, or run the program without tf.compat.v1.Session."
+        )
+    raise UnsupportedError(call.refusal(expected, where, remedy))
+
+
+def _inner_graph() -> str | None:
+    """Return the part of a graph of TensorFlow 1 in which the code runs; None: the graph itself."""
+    graph = tf_ops.get_default_graph()
+    if tf.inside_function():
+        return f"the function or branch {graph.name!r}"
+    if graph._get_control_flow_context() is not None:
+        return "a conditional or a loop"
+    return None
 
 
 def in_order(make: Callable[[], Made]) -> Made:
@@ -45,14 +94,33 @@ def in_order(make: Callable[[], Made]) -> Made:
     if tf.executing_eagerly():
         return make()
     graph = tf_ops.get_default_graph()
+    last = getattr(graph, "_ringar_last", [])
     if getattr(graph, "experimental_acd_manager", None) is not None:
         made = make()
-    else:
-        with tf.control_dependencies(getattr(graph, "_ringar_last", [])):
+    elif tf.inside_function():
+        with tf.control_dependencies(last):
             made = make()
         graph._ringar_last = tf.nest.flatten(made)[:1]
+    else:
+        made = _ticket_in_session_graph(make, last)
+        graph._ringar_last = [made]
     _join_chain(graph, tf.nest.flatten(made)[0])
     return made
+
+
+def _ticket_in_session_graph(make: Callable[[], Any], last: Sequence[tf.Tensor]) -> Any:
+    """Make a ticket behind the one before it, in a graph of TensorFlow 1.
+
+    A ticket has no inputs and no other dependencies, not even those of the user's context. So a
+    session that fetches one collective draws the tickets of those before it without running
+    anything else, and TensorFlow drops these tickets at once.
+    """
+    with tf.control_dependencies(None):
+        ticket = make()
+    for before in last:
+        # tf.control_dependencies would mark `before`, which a session may have run already.
+        ticket.op._add_control_input(before.op)
+    return ticket
 
 
 def follow_ticket(op: tf.Operation, has_outputs: bool) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ringar import collectives
 from ringar.horovod.common.process_sets import global_process_set
 from ringar.horovod.tensorflow import handles
-from ringar.horovod.tensorflow.mpi_ops import broadcast
+from ringar.horovod.tensorflow.mpi_ops import assigned
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet
 
@@ -21,7 +21,7 @@ def broadcast_variables(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
-) -> None:
+) -> tf.Operation | None:
     """Give variables the root rank's values.
 
     Args:
@@ -29,10 +29,16 @@ def broadcast_variables(
         root_rank: a rank of the job.
         process_set: the ranks that take part.
         inplace: no effect: ringar broadcasts all variables of a dtype at once.
+
+    Returns:
+        In a graph the operation that does so, which a session of TensorFlow 1 runs; else None.
     """
     del inplace
     handles.wait_for_all()
+    if not tf.executing_eagerly():
+        return tf.group(*assigned(list(variables), root_rank, "broadcast_variables", process_set))
     collectives.broadcast_variables(variables, root_rank, process_set=process_set)
+    return None
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
@@ -46,8 +52,7 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
             "broadcast_global_variables expected a graph of TensorFlow 1, received eager code; "
             "call broadcast_variables(model.variables, root_rank)"
         )
-    variables = tf.compat.v1.global_variables()
-    return tf.group(*[variable.assign(broadcast(variable, root_rank)) for variable in variables])
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
 def broadcast_object(

@@ -27,12 +27,12 @@ class LocalVariables:
 
     def register(self, variable: Any) -> None:
         """Keep the gradients of `variable`, of TensorFlow or Keras, on this rank."""
-        own = _of_tensorflow(variable)
+        own = of_tensorflow(variable)
         self._known[id(own)] = own
 
     def has(self, variable: Any) -> bool:
         """Return whether a variable is one of them."""
-        return id(_of_tensorflow(variable)) in self._known
+        return id(of_tensorflow(variable)) in self._known
 
     def reduce(
         self,
@@ -61,6 +61,6 @@ class LocalVariables:
         return gradient / ranks
 
 
-def _of_tensorflow(variable: Any) -> Any:
+def of_tensorflow(variable: Any) -> Any:
     """Return the variable of TensorFlow in one of Keras."""
     return variable._value if isinstance(variable, keras.Variable) else variable

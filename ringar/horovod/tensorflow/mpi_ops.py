@@ -14,6 +14,7 @@ from ringar.horovod.common.reduce_op import Average, ReduceOp
 from ringar.horovod.common.util import get_average_backwards_compatibility_fun
 from ringar.horovod.tensorflow import handles, reductions
 from ringar.horovod.tensorflow.compression import Compression
+from ringar.horovod.tensorflow.local_variables import of_tensorflow
 from ringar.horovod.tensorflow.reductions import Compressor
 from ringar.job.process_sets import ProcessSet
 
@@ -175,7 +176,17 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Give variables the root rank's values; return these as tensors."""
+    """Give variables the root rank's values; return these as tensors.
+
+    In a graph of TensorFlow 1 a session gives a variable its value when it fetches the tensor.
+    """
+    return assigned(list(variables), root_rank, name, process_set)
+
+
+def assigned(
+    variables: Sequence[Any], root_rank: int, name: str | None, process_set: ProcessSet
+) -> list[tf.Tensor]:
+    """Broadcast variables of TensorFlow or Keras; return tensors behind the assignments."""
     values = reductions.issue(
         collectives.grouped_broadcast,
         [tf.convert_to_tensor(variable) for variable in variables],
@@ -183,9 +194,11 @@ def broadcast_(
         name=name,
         process_set=process_set,
     )
+    results = []
     for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-    return [tf.convert_to_tensor(variable) for variable in variables]
+        with tf.control_dependencies([of_tensorflow(variable).assign(value, read_value=False)]):
+            results.append(tf.identity(value))
+    return results
 
 
 @do_not_convert

@@ -258,6 +258,7 @@ def plan_of(options: argparse.Namespace, here: Here, files: Sequence[Mapping[str
                 sharing=sets.count(sets[local]),
                 gpu=gpu[local],
                 files=files[local],
+                host=hosts[number].name,
             )
             for local in range(slots)
         ),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringar.job import gpus, timeline
+from ringar.job import gpus, membership, timeline
 from ringar.launchers import cpus as cpus_module
 from ringar.launchers import gpus as gpus_module
 from ringar.launchers.cpus import Cpu
@@ -46,6 +46,9 @@ RESERVED = frozenset(
     )
 )
 
+PREFIX_VARIABLE = "RINGAR_PLACE_PREFIX"
+"""What further variables begin with that tell ranks their place: `HOROVOD_`, for example."""
+
 
 @dataclass(frozen=True)
 class RankPlan:
@@ -66,24 +69,32 @@ class RankPlan:
     gpu: str | None = None  # as CUDA_VISIBLE_DEVICES names it
     #: Open files that it inherits, by the variable that tells it their number.
     files: Mapping[str, int] = field(default_factory=dict)
+    host: str = ""  # as the user names it; "": as it names itself
 
     def environment(self) -> dict[str, str]:
         """Return the variables that tell this rank its place."""
-        variables = {}
-        if not self.by_mpi:
-            variables = {
-                "RINGAR_RANK": str(self.rank),
-                "RINGAR_SIZE": str(self.size),
-                "RINGAR_LOCAL_RANK": str(self.local_rank),
-                "RINGAR_LOCAL_SIZE": str(self.local_size),
-                "RINGAR_CROSS_RANK": str(self.cross_rank),
-                "RINGAR_CROSS_SIZE": str(self.cross_size),
-            }
+        variables = {} if self.by_mpi else self._place("RINGAR_")
         if self.cpus is not None:
             # Tells ringar.threads the number of its own CPUs, which it need not divide by the
             # local size.
             variables["RINGAR_BOUND_CPUS"] = str(max(1, len(self.cpus) // self.sharing))
         return variables | gpus_module.variables(self.gpu)
+
+    def _place(self, prefix: str) -> dict[str, str]:
+        place = {
+            "RANK": self.rank,
+            "SIZE": self.size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_SIZE": self.local_size,
+        }
+        if not self.by_mpi:
+            place |= {"CROSS_RANK": self.cross_rank, "CROSS_SIZE": self.cross_size}
+        return {f"{prefix}{name}": str(value) for name, value in place.items()}
+
+    def place_for_others(self, prefix: str) -> dict[str, str]:
+        """Return the variables of another library that tell this rank its place and its host."""
+        variables = {**self._place(prefix), f"{prefix}HOSTNAME": self.host or os.uname().nodename}
+        return variables | ({f"{prefix}ELASTIC": "1"} if membership.VARIABLE in self.files else {})
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,8 @@ class JobPlan:
         merged.setdefault("PYTHONUNBUFFERED", "1")
         merged.update(self.environment)
         merged.update(rank.environment())
+        if prefix := merged.get(PREFIX_VARIABLE):
+            merged.update(rank.place_for_others(prefix))
         merged["RINGAR_JOB"] = self.job
         return merged
 
@@ -148,12 +161,20 @@ def make(
     check_output_folder(request.output_folder)
     sets = cpu_sets(request.bind_to, num_proc, cpus)
     gpu = gpus_module.of_ranks({**environ, **environment}, num_proc)
+    names = _host_names(request, num_proc)
     return JobPlan(
         job=new_job_id(),
         command=command,
         ranks=tuple(
             RankPlan(
-                r, num_proc, r, num_proc, cpus=sets[r], sharing=sets.count(sets[r]), gpu=gpu[r]
+                r,
+                num_proc,
+                r,
+                num_proc,
+                cpus=sets[r],
+                sharing=sets.count(sets[r]),
+                gpu=gpu[r],
+                host=names[r],
             )
             for r in range(num_proc)
         ),
@@ -165,6 +186,13 @@ def make(
         kill_grace=request.kill_grace,
         max_failures=request.max_failures,
     )
+
+
+def _host_names(request: Request, num_proc: int) -> list[str]:
+    """Return the name of this host for each rank; a script names hosts only later."""
+    names = [host.name for host in request.hosts for _ in range(host.slots)][:num_proc]
+    last = "" if request.discovery_script else "localhost"
+    return names + [(names or [last])[-1]] * (num_proc - len(names))
 
 
 def new_job_id() -> str:

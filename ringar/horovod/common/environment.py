@@ -42,8 +42,8 @@ def publish(environ: MutableMapping[str, str]) -> None:
             environ[name] = str(own())
         elif of_launcher in environ:
             environ[name] = environ[of_launcher]
-    if "HOROVOD_RANK" in environ:
-        environ["HOROVOD_HOSTNAME"] = os.uname().nodename
+    if "HOROVOD_RANK" in environ:  # horovodrun has told the name that the user gave to -H
+        environ.setdefault("HOROVOD_HOSTNAME", os.uname().nodename)
     if membership.is_elastic():
         environ["HOROVOD_ELASTIC"] = "1"
 

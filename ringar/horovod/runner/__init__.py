@@ -8,10 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from ringar.launchers import run as launcher
+from ringar.launchers.plan import PREFIX_VARIABLE
 
 Result = TypeVar("Result")
 
 __all__ = ["run"]
+
+PREFIX = "HOROVOD_"
+"""What the variables of Horovod's launcher begin with, which tell a process its place."""
 
 
 def run(
@@ -115,4 +119,6 @@ def run(
     options = [f"{name}={value}" for name, value in values.items() if value is not None]
     options += ["--verbose"] if verbose else []
     # Scripts choose their GPU by local_rank().
-    return launcher.run(func, args, kwargs, num_proc, hosts=hosts, options=["--gpus=all", *options])
+    options = ["--gpus=all", *options]
+    variables = {PREFIX_VARIABLE: PREFIX}
+    return launcher.run(func, args, kwargs, num_proc, hosts=hosts, env=variables, options=options)

@@ -10,8 +10,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from ringar.horovod.runner import PREFIX
 from ringar.launchers import cli
 from ringar.launchers import options as of_ringar
+from ringar.launchers.plan import PREFIX_VARIABLE
 
 _MIB = 1 << 20
 _NEVER = "1000000000"  # seconds
@@ -69,6 +71,8 @@ _IDLE_FLAGS: dict[str, str] = {
     "--no-hierarchical-allreduce": _CHOSEN,
     "--hierarchical-allgather": _CHOSEN,
     "--no-hierarchical-allgather": _CHOSEN,
+    "--torus-allreduce": _CHOSEN,
+    "--no-torus-allreduce": _CHOSEN,
     "--no-autotune": "",
     "--timeline-mark-cycles": "ringar has no cycles",
     "--no-timeline-mark-cycles": "",
@@ -100,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     for note in notes:
         print(f"horovodrun: {note}", file=sys.stderr)
+    os.environ[PREFIX_VARIABLE] = PREFIX
     return cli.main(translated)
 
 

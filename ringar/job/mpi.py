@@ -133,6 +133,7 @@ def join(start_timeout: float) -> Place:
             host share no memory.
     """
     mpi = _mpi4py()
+    _initialize(mpi)
     with survivors.losses(mpi):
         return _meet(mpi, survivors.world(mpi, start_timeout), start_timeout)
 
@@ -213,6 +214,7 @@ def leave(place: Place, *, failed: bool) -> None:
         os.close(place.segment_fd)
 
 
+_has_initialized = False  # this module has initialized MPI
 _joining_pid = 0  # the process that has called `join`: its forked children are no ranks
 _generation = 0
 _communicator: MPI.Intracomm | None = None
@@ -233,6 +235,32 @@ def _mpi4py() -> ModuleType:
             f"received: {error}. Install it on every host: pip install 'ringar[mpi]'"
         ) from error
     return MPI
+
+
+def _initialize(mpi: ModuleType) -> None:
+    """Initialize MPI where the program has told mpi4py not to.
+
+    Raises:
+        UnsupportedError: the program has finalized MPI.
+    """
+    global _has_initialized
+    if mpi.Is_finalized():
+        raise errors.UnsupportedError(
+            "expected MPI before MPI_Finalize, received one that this program has finalized; call "
+            "ringar.init() before MPI.Finalize()"
+        )
+    if not mpi.Is_initialized():  # mpi4py.rc.initialize = False
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        _has_initialized = True
+
+
+def finalize() -> None:
+    """Finalize MPI at the end of the process, if `join` has initialized it.
+
+    mpi4py then leaves that to others, too.
+    """
+    if _has_initialized and is_in_job() and not _mpi4py().Is_finalized():
+        _mpi4py().Finalize()
 
 
 def _library_name(mpi: ModuleType) -> str:

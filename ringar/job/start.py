@@ -224,6 +224,8 @@ def _at_exit() -> None:
         mpi_exit.end_without_finalize(code or 1)
     elif mpi.is_in_job() and survivors.are_left():
         mpi_exit.end_without_finalize(0)
+    else:
+        mpi.finalize()
 
 
 atexit.register(_at_exit)

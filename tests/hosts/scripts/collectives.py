@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import mpi4py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -22,6 +23,8 @@ import ringar
 from tests.collectives import common, test_window
 from tests.faults.job import attempt, record, works
 from tests.hosts.sent import bytes_between_hosts
+
+mpi4py.rc.initialize = False  # as Horovod's documentation advises, which initializes MPI, too
 
 ALGORITHMS = (None, "ring", "recursive_doubling", "halving_doubling", "hierarchical")
 SHAPES = [(), (0,), (1,), (2,), (7,), (3, 0, 2), (5, 3, 7), (1023,), (40_001,)]
@@ -340,7 +343,7 @@ def beside_mpi() -> None:
     """The user's own code may use mpi4py at the same time, from another thread where MPI may."""
     from mpi4py import MPI
 
-    if not MPI.Is_initialized():
+    if not MPI.Is_initialized():  # ringar initializes it in jobs of MPI
         return  # a job of ringarrun on one host
     world, count = MPI.COMM_WORLD, 40
     totals: list[int] = []

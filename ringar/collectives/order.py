@@ -62,15 +62,21 @@ def check_session_graph(call: Call, has_result: bool = True) -> None:
         return
     if where is None:
         expected = "eager code or a tf.function"
-        where, remedy = "a graph of TensorFlow 1", (
-            "A session runs what it fetches, and this call has no result: take a collective that "
-            "returns a tensor, and let the session fetch it."
+        where, remedy = (
+            "a graph of TensorFlow 1",
+            (
+                "A session runs what it fetches, and this call has no result: take a collective that "
+                "returns a tensor, and let the session fetch it."
+            ),
         )
     else:
         expected = "a collective of the graph itself in a graph of TensorFlow 1"
-        where, remedy = f"one in {where}", (
-            "Two calls could run in one session.run, in another order on each rank: call the "
-            "collective outside, or run the program without tf.compat.v1.Session."
+        where, remedy = (
+            f"one in {where}",
+            (
+                "Two calls could run in one session.run, in another order on each rank: call the "
+                "collective outside, or run the program without tf.compat.v1.Session."
+            ),
         )
     raise UnsupportedError(call.refusal(expected, where, remedy))
 

@@ -63,8 +63,10 @@ global_process_set: ProcessSet = _AllRanks()
 
 
 def or_all(process_set: ProcessSet | None) -> ProcessSet:
-    """Return `process_set`, or the set of all ranks for None."""
-    return global_process_set if process_set is None else process_set
+    """Return `process_set`, or the set of all ranks for None and for whatever stands for it."""
+    if process_set is None or process_set.process_set_id == 0:
+        return global_process_set
+    return process_set
 
 
 def begin(size: int) -> None:
@@ -102,23 +104,28 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         ValueError: the set is empty, has a rank twice or one outside the job, or was added before.
         MismatchError: the ranks do not all add the same set, or one of them has no memory for it.
     """
-    job = place.require("ringar.add_process_set()")
+    place.require("ringar.add_process_set()")
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
+    check_new(process_set)
     ranks = process_set.ranks
-    if process_set.process_set_id is not None:
-        raise ValueError(f"process_set must not have been added before. Received: {process_set}")
-    if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(job.size)):
-        raise ValueError(
-            f"ranks must be different ranks from 0 to {job.size - 1}, at least one. "
-            f"Received: {ranks}"
-        )
     set_id = ctypes.c_int32()
     array = (ctypes.c_int32 * len(ranks))(*ranks)
     native.check(native.library().ringar_add_process_set(array, len(ranks), ctypes.byref(set_id)))
     process_set.process_set_id = set_id.value
     _in_use[set_id.value] = process_set
     return process_set
+
+
+def check_new(process_set: ProcessSet) -> None:
+    """Raise ValueError unless a set has been added never before, and has ranks of the job."""
+    ranks, size = process_set.ranks, place.size()
+    if process_set.process_set_id is not None:
+        raise ValueError(f"process_set must not have been added before. Received: {process_set}")
+    if not ranks or len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(size)):
+        raise ValueError(
+            f"ranks must be different ranks from 0 to {size - 1}, at least one. Received: {ranks}"
+        )
 
 
 def remove_process_set(process_set: ProcessSet) -> None:

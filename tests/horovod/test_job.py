@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import tensorflow as tf
 import ringar.horovod
 import ringar.horovod.tensorflow as hvd
 from ringar.horovod.common import environment, exceptions, util
+from ringar.job import process_sets
 from tests.plugin.fixtures import restart
 
 pytestmark = pytest.mark.usefixtures("initialized")
@@ -41,6 +42,10 @@ def test_process_sets_know_no_order() -> None:
         hvd.size(),
         hvd.rank(),
     )
+    assert str(hvd.global_process_set) == (
+        f"ProcessSet(process_set_id=0, ranks={ranks}, mpi_comm=None)"
+    )
+    assert isinstance(hvd.global_process_set, hvd.ProcessSet)
     assert not hvd.remove_process_set(hvd.global_process_set)
     assert not hvd.remove_process_set(one)
     with pytest.raises(ValueError, match="expected a list of ranks or a communicator"):
@@ -87,6 +92,47 @@ def test_init_registers_process_sets_and_takes_all_ranks(stopped: None) -> None:
     assert hvd.is_homogeneous()
 
 
+#: What one rank alone passes to `init`, and the error, where all others pass the right sets.
+WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "outside": (lambda: [hvd.ProcessSet([0]), hvd.ProcessSet([0, 99])], ValueError, "different"),
+    "twice": (lambda: [hvd.ProcessSet([0]), hvd.ProcessSet([0])], ValueError, "no process set"),
+    "no set": (lambda: [[0], [1]], ValueError, "expected ProcessSet objects"),
+    "text": (lambda: "static", ValueError, '"dynamic"'),
+    "other ranks": (
+        lambda: [hvd.ProcessSet([0]), hvd.ProcessSet([0, 1])],
+        ringar.errors.MismatchError,
+        r"process_sets\.1\.1 on every rank|process_sets\.1 on every rank",
+    ),
+    "fewer": (lambda: None, ringar.errors.MismatchError, "process_sets"),
+}
+
+
+@pytest.mark.ranks(3)
+def test_an_init_that_fails_raises_on_all_ranks_and_leaves_nothing(stopped: None) -> None:
+    right = [hvd.ProcessSet([0]), hvd.ProcessSet([0, 2])]
+    is_wrong = os.environ["RINGAR_RANK"] == "1"
+
+    def fails(name: str) -> None:
+        make, kind, message = WRONG[name]
+        with pytest.raises(kind, match=message):
+            hvd.init(process_sets=make() if is_wrong else right)
+        assert [one.process_set_id for one in right] == [None, None]
+
+    for name in WRONG:
+        fails(name)
+        assert not hvd.is_initialized()
+    hvd.init(process_sets=right[:1])
+    first, right = right[0], [hvd.ProcessSet([1]), right[1]]
+    with pytest.raises(ValueError, match="no process set has yet"):  # on one rank, and so on all
+        hvd.init(process_sets=[right[0], hvd.ProcessSet([0])] if is_wrong else right)
+    with pytest.raises(ValueError, match="different ranks"):
+        hvd.add_process_set([1, 99] if is_wrong else [1, 2])
+    used = [one.ranks for one in process_sets.in_use()]
+    assert used == [[0, 1, 2], first.ranks]
+    hvd.init()
+    assert first.process_set_id == 1
+
+
 def hvd_size() -> int:
     return int(os.environ.get("RINGAR_SIZE", "1"))
 
@@ -125,6 +171,7 @@ def test_what_was_built() -> None:
     assert not hvd.mpi_enabled()  # and not used
     with pytest.raises(ValueError, match="do not use MPI"):
         hvd.mpi_threads_supported()
+    assert hvd.gpu_available("tensorflow") is bool(tf.config.list_physical_devices("GPU"))
     assert isinstance(hvd.nccl_built(), int)
     assert isinstance(hvd.cuda_built(), bool)
 
@@ -150,7 +197,10 @@ def test_variables_that_are_set() -> None:
     assert environ["HOROVOD_RANK"] == str(hvd.rank())
     assert environ["HOROVOD_SIZE"] == str(hvd.size())
     assert environ["HOROVOD_CROSS_SIZE"] == "1"
-    assert "HOROVOD_HOSTNAME" in environ
+    assert environ["HOROVOD_HOSTNAME"] == os.uname().nodename
+    named = {"HOROVOD_HOSTNAME": "as-given"}  # by horovodrun
+    environment.publish(named)
+    assert named["HOROVOD_HOSTNAME"] == "as-given"
 
 
 def test_variables_before_init_are_those_of_the_launcher(stopped: None) -> None:

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from ringar.collectives import allgather_object, timeline
+from ringar.collectives import timeline
+from ringar.collectives.agree import compare, together
 from ringar.errors import NotInitializedError
 from ringar.horovod.common import environment
 from ringar.horovod.common.exceptions import UninitializedError
-from ringar.horovod.common.process_sets import ProcessSet, add_process_set, ranks_of
+from ringar.horovod.common.process_sets import ProcessSet, check_new, ranks_of
 from ringar.job import log, membership, place, start
+from ringar.job import process_sets as of_ringar
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -59,21 +61,35 @@ def init(
         process_sets: sets to register, the same on all ranks; or "dynamic", as None.
 
     Raises:
-        ValueError: `comm` lacks a rank of the job, or `process_sets` has ranks twice.
+        ValueError: on all ranks, if on one of them `comm` lacks a rank of the job, or
+            `process_sets` has ranks twice or outside the job. This rank has joined no job then, and
+            no set is registered.
+        MismatchError: ranks pass different sets.
     """
+    had_joined = place.is_initialized()
     environment.apply(os.environ)
     start.init(**environment.times(os.environ))
     environment.publish(os.environ)
-    if comm is not None:
-        _check_all_ranks(comm)
-    if isinstance(process_sets, str):
-        if process_sets.lower() != "dynamic":
-            raise ValueError(
-                f'init expected process sets, None or "dynamic"; received {process_sets!r}'
-            )
-        process_sets = None
-    _registered_by_init[:] = process_sets or ()
-    renew()
+    if not had_joined:
+        _registered_by_init.clear()
+        if _is_later_world():  # the others call no `init`, and have agreed on the sets before
+            _registered_by_init.extend(_listed(process_sets))
+            renew()
+            return
+    added: list[ProcessSet] = []
+    try:
+        sets = _agreed_sets(comm, process_sets, had_joined)
+        for process_set in sets:
+            of_ringar.add_process_set(process_set)
+            added.append(process_set)
+    except Exception:
+        if had_joined:
+            for process_set in added:
+                of_ringar.remove_process_set(process_set)
+        else:
+            start.shutdown()
+        raise
+    _registered_by_init.extend(added)
 
 
 def renew() -> None:
@@ -82,22 +98,69 @@ def renew() -> None:
     Ranks that join call `init`, and those that stay do not. A set whose ranks a later world lacks
     is not in use there.
     """
-    is_later = membership.is_elastic() and place.require("init").generation > 1
     for process_set in _registered_by_init:
-        if is_later and max(process_set.ranks, default=0) >= place.size():
+        if _is_later_world() and max(process_set.ranks, default=0) >= place.size():
             _log.warning("%s is not in use in a world of %d ranks", process_set, place.size())
         else:
-            _register(process_set)
+            of_ringar.add_process_set(process_set)
 
 
-def _register(process_set: ProcessSet) -> None:
-    """Register a set; from communicators, each rank has named the one that it is in."""
-    if process_set.mpi_comm is None:
-        add_process_set(process_set)
-        return
-    of_ranks = allgather_object(process_set.ranks, name="process sets")
-    for ranks in sorted(set(map(tuple, of_ranks))):
-        add_process_set(process_set if list(ranks) == process_set.ranks else list(ranks))
+def _is_later_world() -> bool:
+    """Return whether this is a later world of an elastic job."""
+    return membership.is_elastic() and place.require("init").generation > 1
+
+
+def _agreed_sets(
+    comm: Sequence[int] | MPI.Comm | None,
+    process_sets: Sequence[ProcessSet] | str | None,
+    had_joined: bool,
+) -> list[ProcessSet]:
+    """Return the sets to register, in one order on all ranks, or raise on all ranks."""
+
+    def described() -> list[tuple[bool, list[int]]]:
+        if comm is not None:
+            _check_all_ranks(comm)
+        sets = _listed(process_sets)
+        for number, process_set in enumerate(sets):
+            check_new(process_set, sets[:number])
+        return [(one.mpi_comm is not None, one.ranks) for one in sets]
+
+    # A second call may be that of one rank alone, and who joins an elastic job comes alone.
+    if comm is None and not process_sets and (had_joined or membership.is_elastic()):
+        return []
+    of_ranks = together(described, caller="init", deed='to pass valid "comm" and "process_sets"')
+    plain = [[None if of_comm else ranks for of_comm, ranks in sets] for sets in of_ranks]
+    compare(
+        [{"process_sets": sets} for sets in plain],
+        caller="init",
+        remedy="Pass the same sets, in one order, on all ranks.",
+    )
+    return [
+        chosen
+        for number, process_set in enumerate(_listed(process_sets))
+        for chosen in _of_one_place(process_set, [sets[number][1] for sets in of_ranks])
+    ]
+
+
+def _of_one_place(process_set: ProcessSet, of_ranks: Sequence[list[int]]) -> list[ProcessSet]:
+    """Return the sets at one place of the list; of communicators each rank names its own."""
+    return [
+        process_set if list(ranks) == process_set.ranks else ProcessSet(list(ranks))
+        for ranks in sorted(set(map(tuple, of_ranks)))
+    ]
+
+
+def _listed(process_sets: Sequence[ProcessSet] | str | None) -> list[ProcessSet]:
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ValueError(
+                f'init expected process sets, None or "dynamic"; received {process_sets!r}'
+            )
+        return []
+    sets = list(process_sets or ())
+    if wrong := [one for one in sets if not isinstance(one, ProcessSet)]:
+        raise ValueError(f"init expected ProcessSet objects in `process_sets`; received {wrong}")
+    return sets
 
 
 def _check_all_ranks(comm: Sequence[int] | MPI.Comm) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from ringar.collectives.agree import together
 from ringar.errors import NotInitializedError
 from ringar.horovod.common.exceptions import UninitializedError
+from ringar.job import place
 from ringar.job import process_sets as of_ringar
-from ringar.job.process_sets import global_process_set
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -89,6 +90,51 @@ def ranks_of(comm: Any) -> list[int]:
     return [int(rank) for rank in group.Translate_ranks(members, MPI.COMM_WORLD.Get_group())]
 
 
+class _AllRanks(ProcessSet):
+    """Name all ranks of the job; they are known after `init`."""
+
+    def __init__(self) -> None:
+        self.mpi_comm = None
+        self.process_set_id = 0
+
+    @property
+    def ranks(self) -> list[int]:  # type: ignore[override]  # read only
+        return of_ringar.global_process_set.ranks
+
+    def size(self) -> int:
+        """Return the number of ranks in the job."""
+        return _initialized(place.size)
+
+    def rank(self) -> int:
+        """Return the number of this rank in the job."""
+        return _initialized(place.rank)
+
+
+global_process_set: ProcessSet = _AllRanks()
+"""All ranks of the job."""
+
+
+def _initialized(function: Callable[[], int]) -> int:
+    try:
+        return function()
+    except NotInitializedError as error:
+        raise UninitializedError(str(error)) from None
+
+
+def check_new(process_set: ProcessSet, others: Sequence[ProcessSet] = ()) -> None:
+    """Raise ValueError unless a set can be registered.
+
+    Args:
+        process_set: the set.
+        others: sets that will be registered before it.
+    """
+    # Grids of ringar have sets of their own, which a script for Horovod knows nothing of.
+    registered = [one for one in of_ringar.in_use() if isinstance(one, ProcessSet)]
+    if any(one.ranks == process_set.ranks for one in [global_process_set, *registered, *others]):
+        raise ValueError(f"expected ranks that no process set has yet; received {process_set}")
+    of_ringar.check_new(process_set)
+
+
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a process set after `init`, and return it. All ranks call it.
 
@@ -96,19 +142,21 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         process_set: the set, or its ranks.
 
     Raises:
-        ValueError: a set of these ranks was added, or a rank is outside the job.
+        ValueError: on all ranks, if on one of them a set of these ranks was added, or a rank is
+            outside the job.
+        MismatchError: ranks pass different sets.
     """
+
+    def checked() -> list[int]:
+        wanted = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+        check_new(wanted)
+        return wanted.ranks
+
+    _initialized(place.size)
+    ranks = together(checked, caller="add_process_set", deed="to name a set of ranks")
     if not isinstance(process_set, ProcessSet):
-        process_set = ProcessSet(process_set)
-    # Grids of ringar have sets of their own, which a script for Horovod knows nothing of.
-    registered = [one for one in of_ringar.in_use() if isinstance(one, ProcessSet)]
-    own = [of_ringar.global_process_set, *registered]
-    if any(sorted(one.ranks) == process_set.ranks for one in own):
-        raise ValueError(f"expected ranks that no process set has yet; received {process_set}")
-    try:
-        of_ringar.add_process_set(process_set)
-    except NotInitializedError as error:
-        raise UninitializedError(str(error)) from None
+        process_set = ProcessSet(ranks[place.rank()])
+    of_ringar.add_process_set(process_set)
     return process_set
 
 

@@ -250,9 +250,9 @@ def issue(collective: str, *arguments: Any, wait: bool, **attributes: Any) -> li
 def should_block(tensors: Sequence[tf.Tensor]) -> bool:
     """Return whether an op should block its thread until its end, instead of a callback.
 
-    In eager code the caller waits in any case, and in a graph of TensorFlow 1 tickets alone keep the
-    order. In a `tf.function`, a callback makes TensorFlow schedule all dependent ops anew, which
-    takes longer than a collective of a few hundred kilobytes. During a long collective the thread
+    In eager code the caller waits in any case, and in a graph of TensorFlow 1 tickets alone keep
+    the order. In a `tf.function`, a callback makes TensorFlow schedule all dependent ops anew,
+    which takes longer than a collective of a few hundred kilobytes. During a long collective the thread
     can run other ops, above all the rest of the backward pass. The same holds for a short
     collective behind a long one (`order.has_tickets`).
     """

@@ -30,6 +30,14 @@ Made = TypeVar("Made")
 
 _CHAIN = int.from_bytes(b"ringar", "big")  # far from the numbers of TensorFlow's own chains
 _BRANCHES = {"If": ("then_branch", "else_branch"), "Case": ("branches",), "While": ("body",)}
+_OF_GRAPH_ITSELF = (
+    "Two calls could run in one session.run, in another order on each rank: call the collective "
+    "outside, or run the program without tf.compat.v1.Session."
+)
+_FETCHED = (
+    "A session runs what it fetches, and this call has no result: take a collective that returns a "
+    "tensor, and let the session fetch it."
+)
 _functions: set[str] = set()  # the names of those with collectives
 
 
@@ -57,28 +65,16 @@ def check_session_graph(call: Call, has_result: bool = True) -> None:
     """
     if not in_session_graph():
         return
-    where = _inner_graph()
-    if where is None and has_result:
-        return
-    if where is None:
-        expected = "eager code or a tf.function"
-        where, remedy = (
-            "a graph of TensorFlow 1",
-            (
-                "A session runs what it fetches, and this call has no result: take a collective that "
-                "returns a tensor, and let the session fetch it."
-            ),
-        )
-    else:
+    part = _inner_graph()
+    if part is not None:
         expected = "a collective of the graph itself in a graph of TensorFlow 1"
-        where, remedy = (
-            f"one in {where}",
-            (
-                "Two calls could run in one session.run, in another order on each rank: call the "
-                "collective outside, or run the program without tf.compat.v1.Session."
-            ),
-        )
-    raise UnsupportedError(call.refusal(expected, where, remedy))
+        received, remedy = f"one in {part}", _OF_GRAPH_ITSELF
+    elif not has_result:
+        expected, received = "eager code or a tf.function", "a graph of TensorFlow 1"
+        remedy = _FETCHED
+    else:
+        return
+    raise UnsupportedError(call.refusal(expected, received, remedy))
 
 
 def _inner_graph() -> str | None:

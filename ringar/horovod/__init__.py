@@ -1,8 +1,9 @@
 """Horovod's modules and names, for scripts that were written for Horovod.
 
-Replace `horovod` by `ringar.horovod` in the imports of a script for TensorFlow or Keras. Names,
-arguments and their order, defaults and meaning are those of Horovod 0.28;
-docs/migrate-from-horovod.md lists them one by one, and what differs.
+Replace `horovod` by `ringar.horovod` in the imports of a script for TensorFlow or Keras, and
+`import horovod` by `from ringar import horovod`. Names, arguments and their order, defaults and
+meaning are those of Horovod 0.28; docs/migrate-from-horovod.md lists them one by one, and what
+differs.
 """
 
 from ringar.horovod import absent
@@ -14,3 +15,5 @@ __all__ = ["run"]
 __version__ = "0.28.1"
 
 __getattr__ = absent.getter(__name__)
+
+absent.explain_imports()

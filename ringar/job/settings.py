@@ -139,6 +139,12 @@ OF_USERS = (
         "new ones are taken",
     ),
     Setting(
+        "PLACE_PREFIX", "text", "", "launchers.plan",
+        "what further variables begin with that the launcher sets for each rank: `HOROVOD_`, as "
+        "`horovodrun` has it, gives HOROVOD_RANK, SIZE, LOCAL_RANK, LOCAL_SIZE, CROSS_RANK, "
+        "CROSS_SIZE, HOSTNAME and, in elastic jobs, ELASTIC",
+    ),
+    Setting(
         "SPIN_MICROSECONDS", "microseconds", "by processors", "engine/engine.cc",
         "how long a waiting rank yields before it sleeps; 0 where the ranks of a host may use "
         "fewer processors than there are ranks, by affinity or by a container's quota",

@@ -77,14 +77,14 @@ def load_model(
         OSError: on every rank, if the file cannot be read.
         ValueError: the file is no model, or an argument is out of range.
     """
-    model = load_plain(path, custom_objects, compile, safe_mode, process_set)
+    model = _load_plain(path, custom_objects, compile, safe_mode, process_set)
     for optimizer in optimizers(model):
         # In a LossScaleOptimizer the inner one is distributed, as `compile` leaves it.
         DistributedOptimizer(inner_optimizer(optimizer), process_set=process_set, **distributed)
     return model
 
 
-def load_plain(
+def _load_plain(
     path: str | os.PathLike[str],
     custom_objects: Mapping[str, object] | None,
     compile: bool,

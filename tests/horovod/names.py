@@ -25,6 +25,25 @@ _PROCESS_SETS: dict[str, str | None] = {
     "add_process_set": "process_set",
     "remove_process_set": "process_set",
 }
+_PLACES: dict[str, str | None] = {
+    "is_homogeneous": "",
+    "size_op": "process_set_id=0, name=None",
+    "local_size_op": "name=None",
+    "rank_op": "name=None",
+    "local_rank_op": "name=None",
+    "process_set_included_op": "process_set_id=0, name=None",
+    "check_num_rank_power_of_2": "num_rank",
+    "handle_average_backwards_compatibility": "op, average",
+    **dict.fromkeys(("Average", "Sum", "Adasum", "Min", "Max", "Product")),
+}
+_MOVES: dict[str, str | None] = {
+    "allgather": "tensor, name=None, ignore_name_scope=False, process_set=ALL",
+    "grouped_allgather": "tensors, name=None, ignore_name_scope=False, process_set=ALL",
+    "broadcast": "tensor, root_rank, name=None, ignore_name_scope=False, process_set=ALL",
+    "broadcast_": "variables, root_rank, name=None, process_set=ALL",
+    "alltoall": "tensor, splits=None, name=None, ignore_name_scope=False, process_set=ALL",
+    "join": "",
+}
 _GROUPS = "num_groups=0, groups=None, process_set=ALL"
 _TAPE = (
     "gradtape, device_dense='', device_sparse='', compression=NONE, sparse_as_dense=False, "
@@ -88,21 +107,15 @@ _RUN = (
 
 #: By module below `horovod`: the names, and the parameters of those that are called.
 NAMES: dict[str, dict[str, str | None]] = {
-    "": {"run": _RUN, **dict.fromkeys(("__version__", "torch", "mxnet", "spark", "ray"))},
-    "runner": {"run": _RUN},
+    "": {"run": _RUN, **dict.fromkeys(("__version__", "torch", "mxnet", "spark", "ray", "data"))},
+    "runner": {"run": _RUN, "common": None},
     "tensorflow": {
         **_BASICS,
         **_PROCESS_SETS,
-        **dict.fromkeys(("Average", "Sum", "Adasum", "Min", "Max", "Product")),
+        **_PLACES,
+        **_MOVES,
         **dict.fromkeys(("Compression", "elastic", "BroadcastGlobalVariablesHook")),
-        "is_homogeneous": "",
-        "size_op": "process_set_id=0, name=None",
-        "local_size_op": "name=None",
-        "rank_op": "name=None",
-        "local_rank_op": "name=None",
-        "process_set_included_op": "process_set_id=0, name=None",
-        "check_num_rank_power_of_2": "num_rank",
-        "handle_average_backwards_compatibility": "op, average",
+        "gpu_available": "ext_base_name, verbose=False",
         "allreduce": f"tensor, {_REDUCED}, name=None, process_set=ALL, ignore_name_scope=False",
         "grouped_allreduce": (
             f"tensors, {_REDUCED}, process_set=ALL, ignore_name_scope=False, name=None"
@@ -114,12 +127,6 @@ NAMES: dict[str, dict[str, str | None]] = {
         "grouped_reducescatter": (
             "tensors, device_dense='', compression=NONE, op=Average, process_set=ALL, " + _FACTORS
         ),
-        "allgather": "tensor, name=None, ignore_name_scope=False, process_set=ALL",
-        "grouped_allgather": "tensors, name=None, ignore_name_scope=False, process_set=ALL",
-        "broadcast": "tensor, root_rank, name=None, ignore_name_scope=False, process_set=ALL",
-        "broadcast_": "variables, root_rank, name=None, process_set=ALL",
-        "alltoall": "tensor, splits=None, name=None, ignore_name_scope=False, process_set=ALL",
-        "join": "",
         "broadcast_variables": "variables, root_rank, process_set=ALL, inplace=False",
         "broadcast_global_variables": "root_rank",
         "broadcast_object": "obj, root_rank=0, session=None, name=None, process_set=ALL",
@@ -141,6 +148,7 @@ NAMES: dict[str, dict[str, str | None]] = {
             f"{_TAPE}, local_layers=None, scale_local_gradients=True"
         ),
     },
+    "tensorflow.mpi_ops": {**_BASICS, **_PROCESS_SETS, **_PLACES, **_MOVES},
     "tensorflow.data": dict.fromkeys(("compute_service", "compute_worker")),
     "tensorflow.elastic": {
         "run": "func",
@@ -153,6 +161,7 @@ NAMES: dict[str, dict[str, str | None]] = {
     "tensorflow.keras.elastic": _KERAS_ELASTIC,
     "keras": {
         **_KERAS,
+        "Adasum": None,
         # Without passes.
         "DistributedOptimizer": f"{_KERAS_OPTIMIZER}, {_GROUPS}, scale_local_gradients=True",
         "PartialDistributedOptimizer": (
@@ -195,11 +204,15 @@ MORE = {
     "State": ["objects"],  # what a subclass hands on to ringar's state
 }
 
+_ASYNC = [
+    *("barrier", "allreduce_async", "grouped_allreduce_async"),
+    *("reducescatter_async", "grouped_reducescatter_async", "allgather_async"),
+    *("grouped_allgather_async", "broadcast_async", "broadcast_async_", "alltoall_async"),
+]
+# Horovod has those of `horovod.tensorflow` in its __init__.
+_REDUCTIONS = ["allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter"]
 #: What ringar adds in Horovod's manner, from horovod.torch.
 ADDED = {
-    "tensorflow": [
-        *("barrier", "poll", "synchronize", "allreduce_async", "grouped_allreduce_async"),
-        *("reducescatter_async", "grouped_reducescatter_async", "allgather_async"),
-        *("grouped_allgather_async", "broadcast_async", "broadcast_async_", "alltoall_async"),
-    ]
+    "tensorflow": ["poll", "synchronize", *_ASYNC],
+    "tensorflow.mpi_ops": [*_REDUCTIONS, *_ASYNC],
 }

@@ -95,6 +95,20 @@ def test_moves() -> None:
     hvd.barrier()
 
 
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("way", ["eager", "function"])
+def test_alltoall_without_splits_refuses_rows_that_do_not_come_out_even(way: str) -> None:
+    """On all ranks, though the rows of the others do."""
+    exchange = hvd.alltoall
+    if way == "function":
+        exchange = tf.function(hvd.alltoall, input_signature=[tf.TensorSpec([None], tf.int32)])
+    n = hvd.size()
+    rows = tf.fill([2 * n], hvd.rank())
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"rank 0: alltoall.* refused"):
+        exchange(rows[1:] if hvd.rank() == 0 else rows)
+    np.testing.assert_array_equal(exchange(rows), np.repeat(range(n), 2))
+
+
 def test_groups() -> None:
     tensors = [own(), own(2) * 2, tf.constant([hvd.rank(), 1])]
     reduced = hvd.grouped_allreduce(tensors, op=hvd.Sum)

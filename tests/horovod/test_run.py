@@ -122,25 +122,31 @@ def test_wrong_arguments() -> None:
 
 
 def _place(factor: int, add: int = 0) -> tuple[int, str]:
-    return int(os.environ["RINGAR_RANK"]) * factor + add, os.environ["RINGAR_SIZE"]
+    place = [os.environ[f"HOROVOD_{name}"] for name in ("RANK", "SIZE", "HOSTNAME")]
+    return int(place[0]) * factor + add, "/".join(place[1:])
 
 
 @pytest.mark.job
 def test_a_function_runs_on_ranks() -> None:
     with pytest.warns(DeprecationWarning, match="`np`"):
-        assert run(_place, (10,), {"add": 1}, np=2) == [(1, "2"), (11, "2")]
+        assert run(_place, (10,), {"add": 1}, np=2) == [(1, "2/localhost"), (11, "2/localhost")]
 
 
 @pytest.mark.job
 def test_horovodrun_starts_ranks() -> None:
-    program = "import os; print('rank', os.environ['RINGAR_RANK'])"
+    program = (
+        "echo rank $HOROVOD_RANK of $HOROVOD_SIZE, local $HOROVOD_LOCAL_RANK, $HOROVOD_HOSTNAME"
+    )
     command = [sys.executable, "-m", "ringar.horovod.runner.launch", "-np", "2"]
     job = subprocess.run(
-        [*command, "--cycle-time-ms", "1", sys.executable, "-c", program],
+        [*command, "-H", "127.0.0.1:1,localhost:1", "--cycle-time-ms", "1", "sh", "-c", program],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    assert sorted(line[4:] for line in job.stdout.splitlines()) == ["rank 0", "rank 1"]
+    assert sorted(line[4:] for line in job.stdout.splitlines()) == [
+        "rank 0 of 2, local 0, 127.0.0.1",
+        "rank 1 of 2, local 1, localhost",
+    ]
     assert "horovodrun: --cycle-time-ms has no effect: ringar has no coordinator" in job.stderr

@@ -132,9 +132,7 @@ def _reduced(x: Any) -> Any:
 REFUSED: dict[str, Callable[[], Any]] = {
     "function": lambda: tf.function(_reduced)(tf.ones(3)),
     "compiled function": lambda: tf.function(_reduced, jit_compile=True)(tf.ones(3)),
-    "branch": lambda: tf.cond(
-        tf.constant(True), lambda: _reduced(tf.ones(3)), lambda: tf.ones(3)
-    ),
+    "branch": lambda: tf.cond(tf.constant(True), lambda: _reduced(tf.ones(3)), lambda: tf.ones(3)),
     "loop": lambda: tf.while_loop(lambda x: x[0] < 9, _reduced, [tf.ones(3)]),
     "data": lambda: tf.data.Dataset.range(3).map(_reduced),
     "barrier": hvd.barrier,

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from ringar.job import membership
 from ringar.launchers import environment, plan
 from ringar.launchers.cpus import Cpu
 from ringar.launchers.errors import UsageError
+from ringar.launchers.hosts import Host
 from ringar.launchers.plan import JobPlan
 from ringar.launchers.request import Request
 
@@ -36,6 +39,31 @@ def test_each_rank_knows_its_place() -> None:
         "RINGAR_CROSS_SIZE": "1",
         "RINGAR_BOUND_CPUS": "1",
     }
+
+
+def test_other_libraries_have_variables_of_their_own() -> None:
+    """With the name of the host that the user has given, each rank that of its slot."""
+    base = {plan.PREFIX_VARIABLE: "HOROVOD_", "HOROVOD_RANK": "7", "HOROVOD_HOSTNAME": "outer"}
+
+    def told(**options: object) -> list[tuple[str, ...]]:
+        job = make(num_proc=3, **options)
+        names = ("RANK", "SIZE", "LOCAL_RANK", "CROSS_SIZE", "HOSTNAME")
+        environments = [job.rank_environment(rank, base) for rank in job.ranks]
+        return [tuple(one[f"HOROVOD_{name}"] for name in names) for one in environments]
+
+    hosts = (Host("localhost", 1), Host("127.0.0.1", 1))
+    assert told(hosts=hosts) == [
+        (str(rank), "3", str(rank), "1", name)
+        for rank, name in enumerate(("localhost", "127.0.0.1", "127.0.0.1"))
+    ]
+    assert {told[-1] for told in told()} == {"localhost"}
+    by_mpi = plan.RankPlan(3, 4, 1, 2, by_mpi=True).place_for_others("HOROVOD_")
+    assert by_mpi["HOROVOD_RANK"] == "3"
+    assert by_mpi["HOROVOD_HOSTNAME"] == os.uname().nodename
+    assert "HOROVOD_CROSS_RANK" not in by_mpi
+    member = plan.RankPlan(0, 1, 0, 1, files={membership.VARIABLE: 5}, host="h7")
+    assert member.place_for_others("HOROVOD_")["HOROVOD_ELASTIC"] == "1"
+    assert member.place_for_others("HOROVOD_")["HOROVOD_HOSTNAME"] == "h7"
 
 
 def test_jobs_have_different_ids() -> None:

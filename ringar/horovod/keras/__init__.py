@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import keras as _keras
 
 from ringar.horovod.common.process_sets import global_process_set
-from ringar.horovod.common.reduce_op import Average, ReduceOp
+from ringar.horovod.common.reduce_op import Adasum, Average, ReduceOp
 from ringar.horovod.keras import callbacks, elastic
 from ringar.horovod.tensorflow import keras as _of_tensorflow
 from ringar.horovod.tensorflow.compression import Compression
@@ -76,6 +76,7 @@ __all__ = [
     "remove_process_set",
     "Average",
     "Sum",
+    "Adasum",
     "Compression",
     "DistributedOptimizer",
     "PartialDistributedOptimizer",

@@ -7,12 +7,15 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from ringar.horovod import absent
 from ringar.launchers import run as launcher
 from ringar.launchers.plan import PREFIX_VARIABLE
 
 Result = TypeVar("Result")
 
 __all__ = ["run"]
+
+__getattr__ = absent.getter(__name__)
 
 PREFIX = "HOROVOD_"
 """What the variables of Horovod's launcher begin with, which tell a process its place."""

@@ -37,6 +37,7 @@ from ringar.horovod.common.process_sets import (
     remove_process_set,
 )
 from ringar.horovod.common.reduce_op import Adasum, Average, Max, Min, Product, Sum
+from ringar.horovod.common.util import gpu_available
 from ringar.horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from ringar.horovod.tensorflow import elastic
 from ringar.horovod.tensorflow.compression import Compression
@@ -114,6 +115,7 @@ __all__ = [
     "ccl_built",
     "cuda_built",
     "rocm_built",
+    "gpu_available",
     "ProcessSet",
     "global_process_set",
     "add_process_set",

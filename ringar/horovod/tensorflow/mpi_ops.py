@@ -9,14 +9,124 @@ import tensorflow as tf
 
 from ringar import collectives
 from ringar.collectives.call import do_not_convert
-from ringar.horovod.common.process_sets import global_process_set
-from ringar.horovod.common.reduce_op import Average, ReduceOp
+from ringar.horovod.common.built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from ringar.horovod.common.job import (
+    cross_rank,
+    cross_size,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from ringar.horovod.common.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from ringar.horovod.common.reduce_op import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    ReduceOp,
+    Sum,
+)
 from ringar.horovod.common.util import get_average_backwards_compatibility_fun
+from ringar.horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from ringar.horovod.tensorflow import handles, reductions
 from ringar.horovod.tensorflow.compression import Compression
+from ringar.horovod.tensorflow.joining import join
 from ringar.horovod.tensorflow.local_variables import of_tensorflow
+from ringar.horovod.tensorflow.place_ops import (
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
 from ringar.horovod.tensorflow.reductions import Compressor
-from ringar.job.process_sets import ProcessSet
+from ringar.job.process_sets import ProcessSet as _ProcessSet
+
+__all__ = [
+    "cross_rank",
+    "cross_size",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+    "ccl_built",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rocm_built",
+    "ProcessSet",
+    "add_process_set",
+    "global_process_set",
+    "remove_process_set",
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "handle_average_backwards_compatibility",
+    "check_num_rank_power_of_2",
+    "allreduce",
+    "grouped_allreduce",
+    "reducescatter",
+    "grouped_reducescatter",
+    "allgather",
+    "grouped_allgather",
+    "broadcast",
+    "broadcast_",
+    "alltoall",
+    "barrier",
+    "allreduce_async",
+    "grouped_allreduce_async",
+    "reducescatter_async",
+    "grouped_reducescatter_async",
+    "allgather_async",
+    "grouped_allgather_async",
+    "broadcast_async",
+    "broadcast_async_",
+    "alltoall_async",
+    "join",
+    "local_rank_op",
+    "local_size_op",
+    "process_set_included_op",
+    "rank_op",
+    "size_op",
+]
 
 handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(ReduceOp)
 
@@ -32,7 +142,7 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    process_set: _ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> tf.Tensor | tf.IndexedSlices:
     """Reduce a tensor over all ranks; every rank gets the result.
@@ -72,7 +182,7 @@ def grouped_allreduce(
     op: ReduceOp | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
+    process_set: _ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
@@ -100,7 +210,7 @@ def reducescatter(
     compression: Compressor = Compression.none,
     op: ReduceOp = Average,
     name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    process_set: _ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -120,7 +230,7 @@ def grouped_reducescatter(
     device_dense: str = "",
     compression: Compressor = Compression.none,
     op: ReduceOp = Average,
-    process_set: ProcessSet = global_process_set,
+    process_set: _ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
@@ -135,7 +245,7 @@ def allgather(
     tensor: tf.Tensor,
     name: str | None = None,
     ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
+    process_set: _ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Concatenate the tensors of all ranks along the first dimension, which may differ."""
     return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
@@ -146,7 +256,7 @@ def grouped_allgather(
     tensors: Sequence[tf.Tensor],
     name: str | None = None,
     ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
+    process_set: _ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """All-gather several tensors, as `allgather` does."""
     del ignore_name_scope
@@ -159,7 +269,7 @@ def broadcast(
     root_rank: int,
     name: str | None = None,
     ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
+    process_set: _ProcessSet = global_process_set,
 ) -> tf.Tensor:
     """Send the root rank's tensor to all ranks; `root_rank` is a rank of the job."""
     del ignore_name_scope
@@ -174,7 +284,7 @@ def broadcast_(
     variables: Sequence[tf.Variable],
     root_rank: int,
     name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    process_set: _ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Give variables the root rank's values; return these as tensors.
 
@@ -184,7 +294,7 @@ def broadcast_(
 
 
 def assigned(
-    variables: Sequence[Any], root_rank: int, name: str | None, process_set: ProcessSet
+    variables: Sequence[Any], root_rank: int, name: str | None, process_set: _ProcessSet
 ) -> list[tf.Tensor]:
     """Broadcast variables of TensorFlow or Keras; return tensors behind the assignments."""
     values = reductions.issue(
@@ -207,24 +317,28 @@ def alltoall(
     splits: tf.Tensor | Sequence[int] | None = None,
     name: str | None = None,
     ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
+    process_set: _ProcessSet = global_process_set,
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
     """Send rows of a tensor to all ranks, and receive rows from all ranks.
 
     Args:
         tensor: of at least one dimension.
-        splits: how many rows go to each rank; None: equally many.
+        splits: how many rows go to each rank; None: equally many, which must come out even.
         name: in errors and timelines; must be equal on all ranks.
         ignore_name_scope: no effect.
         process_set: the ranks that take part.
 
     Returns:
         The rows received; with `splits`, also how many came from each rank, int32.
+
+    Raises:
+        tf.errors.InvalidArgumentError: on all ranks, if one has rows that do not come out even, or
+            splits that do not add up.
     """
     del ignore_name_scope
     tensor = tf.convert_to_tensor(tensor)
     if splits is None:
-        return reductions.issue(collectives.alltoall, tensor, name=name, process_set=process_set)
+        return reductions.alltoall_evenly(tensor, name, process_set)
     rows, counts = reductions.issue(
         collectives.alltoall, tensor, splits, name=name, process_set=process_set
     )
@@ -232,7 +346,7 @@ def alltoall(
 
 
 @do_not_convert
-def barrier(process_set: ProcessSet = global_process_set) -> None:
+def barrier(process_set: _ProcessSet = global_process_set) -> None:
     """Wait until all ranks have called `barrier`."""
     reductions.issue(collectives.barrier, process_set=process_set)
 

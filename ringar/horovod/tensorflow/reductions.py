@@ -7,12 +7,14 @@ reduce-scatters. So the input of these passes through an identity whose gradient
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from ringar import collectives
+from ringar.collectives import compiled
 from ringar.collectives.call import do_not_convert
 from ringar.collectives.compression import checked
 from ringar.horovod.common.reduce_op import Adasum, Average, ReduceOp, Sum
@@ -93,6 +95,22 @@ def reducescatter(
         compression.decompress(value, context)
         for value, (_, context) in zip(reduced, pairs, strict=True)
     ]
+
+
+@do_not_convert
+def alltoall_evenly(tensor: tf.Tensor, name: str | None, process_set: ProcessSet) -> tf.Tensor:
+    """Send equally many rows to all ranks; where they do not come out even, all ranks raise.
+
+    ringar gives the first ranks one row more. So where the rows are not known to come out even, it
+    gets splits, whose sum it checks.
+    """
+    exchange = functools.partial(issue, collectives.alltoall, name=name, process_set=process_set)
+    rank, ranks = tensor.shape.rank, len(process_set.ranks)
+    rows = tensor.shape[0] if rank else rank  # 0 for scalars, which the engine refuses
+    if compiled.is_compiling() or (rows is not None and rows % ranks == 0):
+        return exchange(tensor)  # compiled code refuses other rows by itself
+    received, _ = exchange(tensor, tf.fill([ranks], tf.shape(tensor, tf.int64)[0] // ranks))
+    return received
 
 
 @do_not_convert

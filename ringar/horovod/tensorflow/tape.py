@@ -62,6 +62,35 @@ class _Tape(tapes.DistributedGradientTape):
         reduced = self._exchange(tf.nest.flatten(gradients), variables)
         return tf.nest.pack_sequence_as(sources, reduced)
 
+    def get_local_and_global_gradients(
+        self,
+        target: tf.Tensor | Sequence[tf.Tensor],
+        sources: Sequence[Any],
+        output_gradients: tf.Tensor | Sequence[tf.Tensor | None] | None = None,
+        use_generic_names: bool = False,
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """Compute gradients as `gradient` does, and tell those of this rank from those of all.
+
+        Norms, for example, are computed of both by themselves.
+
+        Args:
+            target: as for `gradient`.
+            sources: a list of variables.
+            output_gradients: as for `gradient`.
+            use_generic_names: no effect.
+
+        Returns:
+            Pairs of a variable and its gradient, in the order of `sources`: those of local
+            variables, and the others.
+        """
+        gradients = self.gradient(target, sources, output_gradients, use_generic_names)
+        pairs = list(zip(sources, gradients, strict=True))
+        is_local = self._exchange.is_local
+        return (
+            [pair for pair in pairs if is_local(pair[0])],
+            [pair for pair in pairs if not is_local(pair[0])],
+        )
+
 
 def DistributedGradientTape(  # Horovod's name, for a function that returns an object
     gradtape: tf.GradientTape,

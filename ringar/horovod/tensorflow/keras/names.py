@@ -17,7 +17,6 @@ from ringar.horovod.tensorflow.gradients import Groups, Settings, groups_of
 from ringar.horovod.tensorflow.optimizer import layers_of, of_keras
 from ringar.horovod.tensorflow.reductions import Compressor
 from ringar.job.process_sets import ProcessSet
-from ringar.keras.loading import load_plain
 from ringar.keras.training_state import optimizers
 from ringar.sharding.slots import inner_optimizer
 
@@ -160,9 +159,9 @@ def load_model(
     compression: Compressor = Compression.none,
     legacy_opts: bool = False,
 ) -> keras.Model:
-    """Load a model on all ranks, with an optimizer that is distributed.
+    """Load a model on this rank, with an optimizer that is distributed.
 
-    Rank 0 reads the file, and the others receive it.
+    No other rank takes part: one rank may resume, and broadcast its weights when training begins.
 
     Args:
         filepath: a `.keras` or `.h5` file.
@@ -177,7 +176,7 @@ def load_model(
     """
     del legacy_opts
     objects = {one.__name__: one for one in custom_optimizers or ()} | dict(custom_objects or {})
-    model = load_plain(filepath, objects, True, True, None)
+    model = keras.models.load_model(filepath, objects)
     for optimizer in optimizers(model):
         DistributedOptimizer(inner_optimizer(optimizer), compression=compression)
     return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +18,11 @@ from ringar.job.cost_model import ALGORITHMS
 from ringar.job.process_sets import ProcessSet, or_all
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+TICKET = "RingarTicket"
+"""The op by which asynchronous collectives keep their order (tf_ops/kernels/ticket.cc)."""
+
+_session_graphs = itertools.count()
 
 
 def do_not_convert(function: Function) -> Function:
@@ -190,8 +196,7 @@ def begin(
             )
         )
     if name is None:
-        numbered = not tf.executing_eagerly()
-        name = f"{collective}_{number_in_graph(ranks.process_set_id)}" if numbered else ""
+        name = "" if tf.executing_eagerly() else number_in_graph(collective, ranks.process_set_id)
     clean = " ".join(name.split())
     # float(): the repr of a NumPy number is not a number in the spec.
     call = Call(
@@ -227,11 +232,18 @@ def _world_of(collective: str, ranks: ProcessSet) -> int:
     return int(place.require("a collective").generation)
 
 
-def number_in_graph(process_set_id: int) -> int:
-    """Return a number for a call that has no name of its own; it is the same on all ranks."""
+def number_in_graph(name: str, process_set_id: int) -> str:
+    """Return a name with a number that no other call of its graph has; the same on all ranks.
+
+    Graphs of TensorFlow 1 have numbers, too: a program keeps several, and functions of one graph
+    never run in another. Calls that were there before, in a graph that was imported, count.
+    """
     graph = tf.compat.v1.get_default_graph()
     if not hasattr(graph, "_ringar_calls"):
-        graph._ringar_calls = collections.Counter()
+        graph._ringar_calls, graph._ringar_prefix = collections.Counter(), ""
+        if not tf.inside_function():
+            here = sum(operation.type == TICKET for operation in graph.get_operations())
+            graph._ringar_prefix = f"graph_{next(_session_graphs)}_{here}/"
     number: int = graph._ringar_calls[process_set_id]
     graph._ringar_calls[process_set_id] += 1
-    return number
+    return f"{graph._ringar_prefix}{name}_{number}"

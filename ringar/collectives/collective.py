@@ -90,8 +90,8 @@ class Backward:
         call = self.call.gradient(collective=collective, **changes)
         if order.in_session_graph():
             # A session may run the gradients of one collective one by one.
-            number = calls.number_in_graph(call.process_set)
-            call = dataclasses.replace(call, name=f"{call.name}_{number}")
+            name = calls.number_in_graph(call.name, call.process_set)
+            call = dataclasses.replace(call, name=name)
         return list(run_tensors(call, list(tensors), splits)[: len(tensors)])
 
 
@@ -252,8 +252,8 @@ def should_block(tensors: Sequence[tf.Tensor]) -> bool:
 
     In eager code the caller waits in any case, and in a graph of TensorFlow 1 tickets alone keep
     the order. In a `tf.function`, a callback makes TensorFlow schedule all dependent ops anew,
-    which takes longer than a collective of a few hundred kilobytes. During a long collective the thread
-    can run other ops, above all the rest of the backward pass. The same holds for a short
+    which takes longer than a collective of a few hundred kilobytes. During a long collective the
+    thread can run other ops, above all the rest of the backward pass. The same holds for a short
     collective behind a long one (`order.has_tickets`).
     """
     if tf.executing_eagerly():

@@ -23,7 +23,7 @@ from tensorflow.python.framework import ops as tf_ops
 from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from ringar.collectives.call import Call
+from ringar.collectives.call import TICKET, Call
 from ringar.errors import UnsupportedError
 
 Made = TypeVar("Made")
@@ -96,7 +96,7 @@ def in_order(make: Callable[[], Made]) -> Made:
     if tf.executing_eagerly():
         return make()
     graph = tf_ops.get_default_graph()
-    last = getattr(graph, "_ringar_last", [])
+    last = _last_in(graph)
     if getattr(graph, "experimental_acd_manager", None) is not None:
         made = make()
     elif tf.inside_function():
@@ -108,6 +108,15 @@ def in_order(make: Callable[[], Made]) -> Made:
         graph._ringar_last = [made]
     _join_chain(graph, tf.nest.flatten(made)[0])
     return made
+
+
+def _last_in(graph: tf.Graph) -> list[tf.Tensor]:
+    """Return the ops that the next one follows; those of an imported graph have no record."""
+    if not hasattr(graph, "_ringar_last"):
+        tickets = [] if tf.inside_function() else graph.get_operations()
+        graph._ringar_last = [op.outputs[0] for op in tickets if op.type == TICKET]
+    last: list[tf.Tensor] = graph._ringar_last
+    return last
 
 
 def _ticket_in_session_graph(make: Callable[[], Any], last: Sequence[tf.Tensor]) -> Any:

@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from ringar.collectives import allgather_object
 from ringar.collectives.agree import compare
-from ringar.job import log, membership
+from ringar.errors import UnsupportedError
+from ringar.job import log, membership, place
 from ringar.job.process_sets import or_all
 from ringar.keras import description, share
 from ringar.keras.state import State
@@ -68,7 +69,8 @@ def begin(
     is_traced = not tf.executing_eagerly()
     with tf.init_scope():
         if not tf.executing_eagerly():
-            return  # a graph of TensorFlow 1
+            _check_session_graph(exchange, optimizer)
+            return
         if step is not None and step.model is not None:
             described = description.model(step.model, [exchange])
             state = State.of_model(step.model)
@@ -99,6 +101,17 @@ def _note_reduced(variables: Sequence[Any], exchange: Exchange) -> None:
 
 def _of_tensorflow(variable: Any) -> Any:
     return variable._value if isinstance(variable, keras.Variable) else variable
+
+
+def _check_session_graph(exchange: Exchange, optimizer: keras.optimizers.Optimizer | None) -> None:
+    """Refuse an optimizer in a graph of TensorFlow 1: a session could not run its step."""
+    if optimizer is not None:
+        raise UnsupportedError(
+            f"rank {place.rank()} | {_caller(exchange, optimizer)}: expected eager code or a "
+            "tf.function; received a graph of TensorFlow 1. Optimizers of Keras 3 return no "
+            "operation for a session: apply the gradients of a DistributedGradientTape by "
+            "tf.compat.v1.train, or run the program without tf.compat.v1.Session."
+        )
 
 
 def _agree(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -137,14 +138,46 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "data": lambda: tf.data.Dataset.range(3).map(_reduced),
     "barrier": hvd.barrier,
     "broadcast_variables": lambda: ringar.broadcast_variables([v1.Variable(1.0)]),
+    "send": lambda: ringar.send(tf.ones(3), to=(hvd.rank() + 1) % hvd.size()),
+    "optimizer": lambda: hvd.DistributedOptimizer(keras.optimizers.SGD()).apply(
+        [tf.ones(2)], [tf.Variable([1.0, 2.0])]
+    ),
 }
 
 
+@pytest.mark.ranks(2, 3, 4)
 def test_what_cannot_be_ordered_is_refused(session: Any) -> None:
     for name, make in REFUSED.items():
         with pytest.raises(ringar.errors.UnsupportedError, match="TensorFlow 1"):
             pytest.fail(f"{name}: {make()}")
     np.testing.assert_array_equal(session.run(hvd.allreduce(tf.ones(2))), [1, 1])
+
+
+def test_graphs_that_are_imported_go_on_in_order(session: Any) -> None:
+    """With collectives of the importing program, whose names and tickets come behind theirs."""
+    with tf.Graph().as_default() as before:
+        x = v1.placeholder(tf.float32, [2], name="x")
+        for i in range(4):
+            tf.identity(hvd.allreduce(x * float(i), op=hvd.Sum), name=f"old_{i}")
+    tf.import_graph_def(before.as_graph_def(), name="")
+    (x,) = [op.outputs[0] for op in session.graph.get_operations() if op.name == "x"]
+    fetched = [f"old_{i}:0" for i in range(4)]
+    fetched += [hvd.allreduce(x * (4.0 + i), op=hvd.Sum) for i in range(4)]
+    for _ in range(10):
+        values = in_turn(session.run(in_turn(fetched), {x: np.ones(2)}))
+        np.testing.assert_array_equal(values, hvd.size() * np.repeat(np.arange(8), 2).reshape(8, 2))
+
+
+@pytest.mark.ranks(2)
+def test_ranks_that_run_different_graphs_get_an_error() -> None:
+    """Their collectives have names and shapes like those of the other graph."""
+    both = []
+    for i in range(2):
+        with tf.Graph().as_default() as graph:
+            both.append((graph, hvd.allreduce(tf.fill([2], float(i)))))
+    graph, mean = both[hvd.rank()]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the same collective"):
+        v1.Session(graph=graph).run(mean)
 
 
 def test_conditionals_of_tensorflow_1_are_refused(session: Any) -> None:

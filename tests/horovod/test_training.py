@@ -202,12 +202,12 @@ def test_partial_tape() -> None:
     x = tf.constant([[1.0 + hvd.rank()]])
     with tf.GradientTape() as plain:
         loss = tf.reduce_sum(dense(x)) + tf.reduce_sum(own(x))
-    tape = hvd_tf.PartialDistributedGradientTape(
+    tape: Any = hvd_tf.PartialDistributedGradientTape(
         plain, local_layers=[own], scale_local_gradients=False
     )
     weights = [own.kernel.value, dense.kernel.value]
     local, common = tape.get_local_and_global_gradients(loss, weights)
-    (source, kept), (other, shared) = *local, *common
+    ((source, kept),), ((other, shared),) = local, common
     assert source is weights[0]
     assert other is weights[1]
     np.testing.assert_allclose(shared, [[(hvd.size() + 1) / 2]], rtol=1e-6)

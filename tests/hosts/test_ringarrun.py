@@ -67,6 +67,7 @@ def run(
 ) -> Ending:
     """Runs two ranks on two hosts; ``meanwhile``: what happens as soon as both are ready."""
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment["RINGAR_PLACE_PREFIX"] = "HOROVOD_"  # as horovodrun sets it
     with Hosts(2) as hosts:
         names = ",".join(f"{host.name}:1" for host in hosts)
         command = [sys.executable, "-m", "ringar.launchers", "-H", names]
@@ -103,6 +104,7 @@ def test_a_job_ends_well(link: str) -> None:
     ending = run("end", link)
     assert ending.code == 0, ending
     assert "ready: rank 1 of 2, host 1" in ending.output
+    assert "1 2 host1" in ending.output
     assert ending.left == [0, 0], ending
 
 

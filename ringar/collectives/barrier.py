@@ -22,6 +22,7 @@ def barrier(*, name: str | None = None, process_set: ProcessSet | None = None) -
 
     Raises:
         RingarError: as `ringar.allreduce`.
+        UnsupportedError: in a graph of TensorFlow 1, whose sessions run what they fetch.
     """
     call, _ = calls.begin("barrier", process_set, name)
     order.check_session_graph(call, has_result=False)

@@ -192,6 +192,7 @@ NAMES: dict[str, dict[str, str | None]] = {
         ),
         "env": "**kwargs",
         "get_average_backwards_compatibility_fun": "reduce_ops",
+        "is_version_greater_equal_than": "ver, target",
         "num_rank_is_power_2": "num_rank",
         "split_list": "l, n",
         "is_iterable": "x",

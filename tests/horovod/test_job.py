@@ -239,6 +239,8 @@ def test_variables_that_are_read() -> None:
 def test_helpers() -> None:
     assert [util.num_rank_is_power_2(n) for n in range(5)] == [False, True, True, False, True]
     assert util.split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
+    assert util.is_version_greater_equal_than("2.16.1", "2.16.0rc1")
+    assert not util.is_version_greater_equal_than("2.9", "2.16")
     assert util.is_iterable([]) is True
     assert util.is_iterable(3) is False
     assert util.extension_available("tensorflow") is True

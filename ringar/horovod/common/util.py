@@ -119,6 +119,13 @@ def get_average_backwards_compatibility_fun(
     return combined
 
 
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Return whether a version, such as `tf.__version__`, is another one or later."""
+    from packaging import version  # Keras brings it
+
+    return bool(version.parse(ver) >= version.parse(target))
+
+
 def num_rank_is_power_2(num_rank: int) -> bool:
     """Return whether a number of ranks is a power of 2."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Sequence
 
+from ringar.errors import RingarError
 from ringar.job import native, place
 
 
@@ -102,19 +104,29 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises:
         ValueError: the set is empty, has a rank twice or one outside the job, or was added before.
-        MismatchError: the ranks do not all add the same set, or one of them has no memory for it.
+        MismatchError: on all ranks, if they do not all add the same set, or one of them has no
+            memory for it; and on the others, if one raises a ValueError.
     """
     place.require("ringar.add_process_set()")
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    check_new(process_set)
-    ranks = process_set.ranks
+    try:
+        check_new(process_set)
+    except ValueError:
+        with contextlib.suppress(RingarError):
+            _add([])  # which the library refuses on all ranks
+        raise
+    process_set.process_set_id = _add(process_set.ranks)
+    _in_use[process_set.process_set_id] = process_set
+    return process_set
+
+
+def _add(ranks: Sequence[int]) -> int:
+    """Let the ranks agree on a set, and return its number."""
     set_id = ctypes.c_int32()
     array = (ctypes.c_int32 * len(ranks))(*ranks)
     native.check(native.library().ringar_add_process_set(array, len(ranks), ctypes.byref(set_id)))
-    process_set.process_set_id = set_id.value
-    _in_use[set_id.value] = process_set
-    return process_set
+    return set_id.value
 
 
 def check_new(process_set: ProcessSet) -> None:

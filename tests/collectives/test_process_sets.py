@@ -228,6 +228,10 @@ def test_bad_sets_are_refused() -> None:
     for ranks in ([], [size], [-1], [0, 0]):
         with pytest.raises(ValueError, match=f"different ranks from 0 to {size - 1}"):
             ringar.add_process_set(ranks)
+    if size > 1:  # wrong on one rank alone
+        kind = ValueError if ringar.rank() == 0 else ringar.errors.MismatchError
+        with pytest.raises(kind, match=f"different ranks from 0 to {size - 1}"):
+            ringar.add_process_set([0, size] if ringar.rank() == 0 else [0])
     one = ringar.add_process_set([0])
     with pytest.raises(ValueError, match="not have been added before"):
         ringar.add_process_set(one)

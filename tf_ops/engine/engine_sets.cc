@@ -32,6 +32,11 @@ Engine::Area Engine::next_area(const std::vector<int>& ranks) const {
 // What may fail on one rank alone, before the ranks agree: why it has, or "". A set that is not
 // installed leaves nothing behind.
 std::string Engine::reserve(const std::vector<int>& ranks, std::shared_ptr<ProcessSet>* set) {
+  const std::set<int> different(ranks.begin(), ranks.end());
+  if (ranks.empty() || different.size() < ranks.size() || *different.begin() < 0 ||
+      *different.rbegin() >= config_.size)
+    return "expected different ranks from 0 to " + std::to_string(config_.size - 1) +
+           ", at least one, in a set that was not added before";
   if (std::find(ranks.begin(), ranks.end(), config_.rank) == ranks.end()) return "";
   const Area area = next_area(ranks);
   // What a rank has reserved in vain is that of the next set, which takes the same place.

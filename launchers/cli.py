@@ -90,10 +90,14 @@ def _run_local(request: Request, choice: Choice) -> int:
 
 def _run_elastic(request: Request) -> int:
     request, limits, discovery = elastic_plan.complete(request, os.environ)
-    if elastic_plan.is_on_this_host(request, discovery, os.environ):
-        code = _run_elastic_here(request, limits, discovery)
-    else:
-        code = _run_elastic_spread(request, limits, discovery)
+    try:
+        if elastic_plan.is_on_this_host(request, discovery, os.environ):
+            code = _run_elastic_here(request, limits, discovery)
+        else:
+            code = _run_elastic_spread(request, limits, discovery)
+    finally:
+        if discovery is not None:
+            discovery.close()
     if request.timeline:
         _merge_timeline(request.timeline, limits.min_np)
     return code
@@ -111,14 +115,16 @@ def _run_elastic_here(request: Request, limits: Limits, discovery: Discovery | N
 
 
 def _run_elastic_spread(request: Request, limits: Limits, discovery: Discovery | None) -> int:
-    from ringar.launchers import elastic_spread, preflight
+    from ringar.launchers import elastic_spread
 
-    job = elastic_plan.on_hosts(request, limits, discovery, os.environ)
     if request.dry_run:
-        print(job.shell())
+        print(elastic_plan.on_hosts(request, limits, discovery, os.environ).shell())
         return 0
-    preflight.check(job)
-    return elastic_spread.run(job, limits, discovery)
+    try:
+        job, absent = elastic_plan.on_hosts_that_answer(request, limits, discovery, os.environ)
+    except KeyboardInterrupt:
+        return _interrupted()
+    return elastic_spread.run(job, limits, discovery, absent)
 
 
 def _run_mpi(request: Request, choice: Choice) -> int:
@@ -131,9 +137,13 @@ def _run_mpi(request: Request, choice: Choice) -> int:
             return 0
         preflight.check(job)
     except KeyboardInterrupt:
-        print("ringarrun: interrupted; nothing was started", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return _interrupted()
     return supervisor.run(job)
+
+
+def _interrupted() -> int:
+    print("ringarrun: interrupted; nothing was started", file=sys.stderr)
+    return 128 + signal.SIGINT
 
 
 def _merge_timeline(path: Path, num_proc: int) -> None:

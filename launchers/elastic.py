@@ -7,6 +7,7 @@ to the launcher, and `worlds.py` decides on what comes through it.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -73,6 +74,9 @@ class ElasticJob(LocalJob):
         """Send the process of a slot a signal; SIGKILL goes to its helpers, too."""
         self._stop_slot(self._rank_of_slot[slot], number)
 
+    def lose(self, slot: int) -> None:
+        """Do nothing: this host is not lost."""
+
     def tell(self, slot: int, message: Mapping[str, Any]) -> None:
         """Send a message to the process of a slot."""
         self._sockets.tell(slot, message)
@@ -104,7 +108,7 @@ class ElasticJob(LocalJob):
 
     def _start(self) -> None:
         super()._start()
-        self._worlds.begin()
+        self._worlds.begin(time.monotonic())
 
     def _planned(self) -> Sequence[RankPlan]:
         return ()

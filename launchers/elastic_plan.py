@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ringar.job import membership
-from ringar.launchers import allocation, hosts, mpi_plan, plan, srun, ssh
+from ringar.launchers import allocation, hosts, mpi_plan, plan, preflight, srun, ssh
 from ringar.launchers.choose import choose
 from ringar.launchers.cpus import Cpu
 from ringar.launchers.discovery import Discovery
@@ -17,6 +19,8 @@ from ringar.launchers.mpi_plan import MpiJob
 from ringar.launchers.plan import JobPlan
 from ringar.launchers.request import Request
 from ringar.launchers.worlds import Limits
+
+_PAUSE = 1.0  # seconds before hosts are asked again
 
 
 def is_wanted(request: Request) -> bool:
@@ -53,9 +57,9 @@ def complete(
     discovery = None
     if request.discovery_script is not None or watched is not None:
         discovery = Discovery(request.discovery_script, Path(watched) if watched else None)
-        if not request.hosts:
-            source = "--host-discovery-script"
-            request = replace(request, hosts=discovery.wait(), source=source)
+        if sum(host.slots for host in request.hosts) < (request.min_np or 1):
+            source = watched or "--host-discovery-script"
+            request = replace(request, hosts=_wait(discovery, request), source=source)
     elif not request.hosts and request.launcher != "local" and (given := allocation.find(environ)):
         request = replace(request, hosts=given.hosts, source=f"of the {given.scheduler} allocation")
     if request.elastic_dir is not None:
@@ -63,6 +67,15 @@ def complete(
         folder = f"{membership.FOLDER_VARIABLE}={request.elastic_dir}"
         request = replace(request, exports=(*request.exports, folder))
     return request, _limits(request), discovery
+
+
+def _wait(discovery: Discovery, request: Request) -> tuple[hosts.Host, ...]:
+    assert request.min_np is not None
+    try:
+        return discovery.wait(request.min_np, request.elastic_timeout)
+    except UsageError:
+        discovery.close()
+        raise
 
 
 def is_on_this_host(
@@ -133,6 +146,12 @@ def on_hosts(
 ) -> MpiJob:
     """Plan a job on several hosts, all slots of which may be used; discovery may tell more later.
 
+    Args:
+        request: the request, complete.
+        limits: the numbers of ranks.
+        discovery: tells the hosts, if they may change; then more of them may come.
+        environ: the launcher's environment.
+
     Raises:
         UsageError: the request cannot be carried out; the message has the cause and the remedy.
     """
@@ -141,6 +160,46 @@ def on_hosts(
     prefix = limits.max_np > 1 if request.prefix is None else request.prefix
     everywhere = replace(request, num_proc=None, launcher="ssh", link="auto", prefix=prefix)
     return mpi_plan.make(everywhere, choose(everywhere, environ), environ)
+
+
+def on_hosts_that_answer(
+    request: Request, limits: Limits, discovery: Discovery | None, environ: Mapping[str, str]
+) -> tuple[MpiJob, Collection[str]]:
+    """Plan a job on several hosts, of which enough can take part.
+
+    Args:
+        request: the request, complete.
+        limits: the numbers of ranks, and how long to wait for hosts that may change.
+        discovery: tells the hosts, if they may change.
+        environ: the launcher's environment.
+
+    Returns:
+        The job on all hosts, and the names of those that cannot take part.
+
+    Raises:
+        UsageError: the request cannot be carried out, or too few hosts can take part.
+    """
+    until = time.monotonic() + limits.timeout
+    said: dict[str, str] = {}
+    while True:
+        job = on_hosts(request, limits, discovery, environ)
+        faults = preflight.faults(job)
+        if sum(host.slots for host in job.hosts if host.name not in faults) >= limits.min_np:
+            if faults:
+                _say(preflight.describe(faults, job, "the job starts without"))
+            return job, faults.keys()
+        left = until - time.monotonic()
+        if discovery is None or left <= 0:
+            raise preflight.refusal(faults, job)
+        if faults.keys() != said.keys():
+            said = faults
+            again = f"asking again for up to {limits.timeout:g} s (--elastic-timeout)"
+            _say(preflight.describe(faults, job, again))
+        request = replace(request, hosts=discovery.wait(limits.min_np, left, _PAUSE))
+
+
+def _say(text: str) -> None:
+    print(f"ringarrun: {text}", file=sys.stderr, flush=True)
 
 
 def _make_folder(folder: Path) -> None:

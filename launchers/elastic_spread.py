@@ -16,7 +16,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ringar.launchers import graces, signals, spread
@@ -31,15 +31,23 @@ from ringar.launchers.spread import SpreadJob
 from ringar.launchers.worlds import End, Limits, Worlds
 
 
-def run(job: MpiJob, limits: Limits, discovery: Discovery | None) -> int:
+def run(
+    job: MpiJob, limits: Limits, discovery: Discovery | None, absent: Collection[str] = ()
+) -> int:
     """Run a job that `mpi_plan.py` has planned for `spread.py`; return its exit code.
+
+    Args:
+        job: the job, on all hosts.
+        limits: the numbers of ranks.
+        discovery: tells the hosts, if they may change.
+        absent: names of hosts that cannot take part now; they are tried again later.
 
     Raises:
         UsageError: a file that all ranks must have cannot be read.
     """
     os.environ.update(job.command.environment)
     options = spread.parse(job.command.words[3:])
-    return ElasticSpreadJob(options, job, limits, discovery).run()
+    return ElasticSpreadJob(options, job, limits, discovery, absent).run()
 
 
 class ElasticSpreadJob(SpreadJob):
@@ -53,9 +61,10 @@ class ElasticSpreadJob(SpreadJob):
         job: MpiJob,
         limits: Limits,
         discovery: Discovery | None,
+        absent: Collection[str],
     ) -> None:
         super().__init__(options.hosts, [], spread.first_line(options), spread.for_ranks())
-        self._options, self._plan = options, job
+        self._options, self._plan, self._absent = options, job, absent
         self._worlds = Worlds(limits, discovery, self)
         self._all_hosts = list(options.hosts)  # by number; discovery adds to them
         self._places: list[tuple[int, int]] = []  # of each slot: its host, its number there
@@ -90,6 +99,9 @@ class ElasticSpreadJob(SpreadJob):
         """Return the number of the host of a slot."""
         return self._places[slot][0]
 
+    def _host_of(self, slot: int) -> Host:
+        return self._all_hosts[self.host_of(slot)]
+
     def start(self, slot: int) -> None:
         """Start a process, through the way to its host."""
         number, local = self._places[slot]
@@ -101,6 +113,11 @@ class ElasticSpreadJob(SpreadJob):
     def stop(self, slot: int, number: int) -> None:
         """Send the processes of a slot a signal."""
         self._tell_host_of(slot, {"stop": slot, "number": number})
+
+    def lose(self, slot: int) -> None:
+        """End the way to the host of a slot, with which its processes are lost."""
+        if way := self._ways.get(self.host_of(slot)):
+            os.killpg(way.pid, signal.SIGKILL)
 
     def tell(self, slot: int, message: Mapping[str, Any]) -> None:
         """Pass a message on to the process of a slot."""
@@ -182,7 +199,8 @@ class ElasticSpreadJob(SpreadJob):
         if self._ways.get(number) is rank:
             del self._ways[number]
             self._silent.pop(number, None)
-        how = {"code": 1, "ending": f"is lost: the way to its host ended with {rank.status}"}
+        ending = f"is lost: the way to its host ended with {rank.status}"
+        how = {"code": 1, "ending": ending, "with_host": True}
         for slot in list(self._worlds.roster.living):
             if self.host_of(slot) == number:
                 self._on_end(slot, how, rank.stopped)
@@ -194,7 +212,9 @@ class ElasticSpreadJob(SpreadJob):
 
     def _start(self) -> None:
         super()._start()
-        self._worlds.begin()
+        names = self._absent
+        absent = [slot for slot in self.slots(None) if self._host_of(slot).name in names]
+        self._worlds.begin(time.monotonic(), absent)
 
     def _step(self, now: float) -> bool:
         has_ended = super()._step(now)

@@ -34,6 +34,8 @@ from typing import Any
 
 from ringar.job.tcp import LISTENER_VARIABLE, WORLD_VARIABLE
 from ringar.launchers import addresses, cpus, gpus, guard, member_path
+from ringar.launchers.check_build import ringar_version
+from ringar.launchers.errors import UsageError
 from ringar.launchers.guard import GuardedJob
 from ringar.launchers.hosts import Host
 from ringar.launchers.local import LocalJob
@@ -161,7 +163,21 @@ def take(control: Control, options: argparse.Namespace, *, grows: bool = False) 
     job = control.next()
     if job is None:
         return None
-    os.chdir(member_path.folder_for(job["folder"]))
+    if job["ringar"] != ringar_version():  # a host that joins has not been asked before
+        raise UsageError(
+            f"expected ringar {job['ringar']}, as on the launcher's host, received "
+            f"{ringar_version()}; install the same there",
+            1,
+        )
+    folder = member_path.folder_for(job["folder"])
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise UsageError(
+            f"expected the folder {folder}, which ranks start in: {error.strerror}; start from a "
+            "folder that all hosts share",
+            1,
+        ) from error
     os.environ.update(job["environment"])
     check_executable(options.command[0], os.environ.get("PATH"))
     hosts = [Host(name, slots) for name, slots in job["hosts"]]

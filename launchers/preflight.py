@@ -80,19 +80,33 @@ def check(job: MpiJob) -> None:
     Raises:
         UsageError: some host cannot take part; the message names each, with what to do.
     """
+    if found := faults(job):
+        raise refusal(found, job)
+
+
+def faults(job: MpiJob) -> dict[str, str]:
+    """Ask all hosts of `job`; return why a host cannot take part, and the remedy, by its name."""
     names = [host.name for host in job.hosts]
     if not names:
-        return  # srun will ask for hosts itself, and nobody knows them yet
+        return {}  # srun will ask for hosts itself, and nobody knows them yet
     replies = _ask_all(job, names) if job.agent is not None else _ask_slurm(job, names)
-    faults = {name: _fault(job, name, replies[name]) for name in names}
-    bad = {name: fault for name, fault in faults.items() if fault}
-    if bad:
-        lines = [
-            f"{len(bad)} of {len(names)} host{'' if len(names) == 1 else 's'} cannot take part; "
-            "nothing was started",
-            *(f"  {name}: {fault}" for name, fault in bad.items()),
-        ]
-        raise UsageError("\n".join(lines), 1)
+    found = {name: _fault(job, name, replies[name]) for name in names}
+    return {name: fault for name, fault in found.items() if fault}
+
+
+def refusal(faults: Mapping[str, str], job: MpiJob) -> UsageError:
+    """Return the error of a job that is not started, since hosts cannot take part."""
+    return UsageError(describe(faults, job, "nothing was started"), 1)
+
+
+def describe(faults: Mapping[str, str], job: MpiJob, consequence: str) -> str:
+    """Return the text that names the hosts that cannot take part."""
+    count = len(job.hosts)
+    lines = [
+        f"{len(faults)} of {count} host{'' if count == 1 else 's'} cannot take part; {consequence}",
+        *(f"  {name}: {fault}" for name, fault in faults.items()),
+    ]
+    return "\n".join(lines)
 
 
 def _question(job: MpiJob) -> list[str]:

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from ringar.launchers import failures, graces, guard, signals, srun
 from ringar.launchers import hosts as hosts_module
+from ringar.launchers.check_build import ringar_version
 from ringar.launchers.command import Command, Start
 from ringar.launchers.errors import UsageError
 from ringar.launchers.host_guard import ANSWER, BY_SLURM, VARIABLE
@@ -263,6 +264,7 @@ def _of_srun(hosts: Sequence[Host], number: str, guard: Sequence[str]) -> list[s
 def first_line(options: argparse.Namespace) -> dict[str, object]:
     """Return the job, as guards expect it."""
     return {
+        "ringar": ringar_version(),
         "hosts": [(host.name, host.slots) for host in options.hosts],
         "folder": os.getcwd(),
         "environment": {name: os.environ[name] for name in options.export if name in os.environ},

@@ -9,6 +9,9 @@ job's hosts (elastic_spread.py). `roster.py` has the stages of a process.
   the processor from them while they recover.
 - The new process waits in `ringar.init` to join. The ranks are told, and enter again after their
   next commit.
+- A host is named no more. Its ranks are told to leave, as soon as `--min-np` others train: when all
+  hosts are replaced, the state passes from the old ones to the new ones. An answer that names too
+  few hosts takes none away.
 
 The job ends as others do, and by itself if all ranks of the world have died, if they are fewer than
 `--min-np` for `--elastic-timeout`, or after `--reset-limit` worlds beyond the first.
@@ -17,7 +20,7 @@ The job ends as others do, and by itself if all ranks of the world have died, if
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,6 +32,7 @@ from ringar.launchers.roster import Member, Roster, Slots, Stage
 
 _AFTER_MEETING = 1.0  # seconds: the ranks restore their state and train again
 _TICK = 0.1  # seconds between two looks while something is awaited
+_REPEAT = 60.0  # seconds after which a text that still holds is shown again
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class End:
         ending: how it ended: "failed with exit code 3".
         grace: seconds for the rank whose loss this one may only have reported.
         rank: the process itself, if it ran on this host.
+        with_host: whether its host, or the way to it, is lost.
     """
 
     process: str
@@ -59,6 +64,7 @@ class End:
     ending: str
     grace: float = 0.0
     rank: Rank | None = None
+    with_host: bool = False
 
 
 class Fleet(Protocol):
@@ -75,6 +81,9 @@ class Fleet(Protocol):
 
     def stop(self, slot: int, number: int) -> None:
         """Send the process of a slot a signal."""
+
+    def lose(self, slot: int) -> None:
+        """Give up the host of a slot, whose process has not ended after SIGKILL."""
 
     def tell(self, slot: int, message: Mapping[str, Any]) -> None:
         """Pass a message on to the process of a slot, if it can still take one."""
@@ -110,9 +119,11 @@ class Worlds:
         self._lost: list[End] = []  # since the last world was made
         self._told: set[int] = set()  # slots that know of joiners
         self._dismissed: set[int] = set()  # slots that discovery has taken away
+        self._kept: set[int] = set()  # slots that it would take away, if there were others
+        self._killed: dict[int, float] = {}  # slots whose process did not come, and since when
+        self._said: dict[str, float] = {}  # texts, and when they were shown
         self._start_at = 0.0  # before it no process is started
         self._late_at = self._short_at = float("inf")
-        self._said = ""
         self._is_over = False
 
     @property
@@ -123,9 +134,16 @@ class Worlds:
 
     # What the fleet tells
 
-    def begin(self) -> None:
-        """Start the first processes."""
-        for slot in self._fleet.slots(None)[: self._limits.num_proc]:
+    def begin(self, now: float, absent: Collection[int] = ()) -> None:
+        """Start the first processes.
+
+        Args:
+            now: the time.
+            absent: slots of hosts that cannot take part now; they are tried again later.
+        """
+        for slot in absent:
+            self._slots.left(slot, now)
+        for slot in self._wanted(now):
             self._start(slot)
 
     def on_message(self, slot: int, message: Mapping[str, Any]) -> None:
@@ -144,6 +162,7 @@ class Worlds:
         """Take the end of a process; None: the job is ending, and had stopped it."""
         member = self.roster.remove(slot)
         self._told.discard(slot)
+        self._killed.pop(slot, None)
         if end is None or self.trouble:
             return
         self._stop_start()
@@ -168,14 +187,15 @@ class Worlds:
         """Take the steps that are due."""
         if self._is_over:
             return
-        self._count_slots(now)
+        self._look_for_hosts(now)
         self._start_due(now)
         self._meet(now)
         self._let_in()
 
     def timeout(self, timeout: float | None) -> float | None:
         """Return how long to wait for the next step, at most `timeout`."""
-        settled = len(self.roster.at(Stage.RUNNING)) == len(self._wanted())
+        slots, most = self._slots_now()
+        settled = len(self.roster.at(Stage.RUNNING)) == min(len(slots), most)
         if settled and self._discovery is None:
             return timeout
         return _TICK if timeout is None else min(_TICK, timeout)
@@ -204,6 +224,11 @@ class Worlds:
 
     def _on_failure(self, end: End, member: Member, now: float) -> None:
         self._lost.append(end)
+        others = len(self.roster.living)
+        if self.roster.generation == 0 and end.with_host and others >= self.roster.min_np:
+            self._slots.left(member.slot, now)
+            self._fleet.note(f"{_name(end, member)} {end.ending}; {others} start without it")
+            return
         if self.roster.is_finishing or self.roster.generation == 0:
             # Nobody does its work again; and what cannot start ends the job, as in others.
             self.failures.append(end)
@@ -234,8 +259,7 @@ class Worlds:
         self._late_at = min(self._late_at, now + self._limits.timeout) if late else float("inf")
         if now >= self._late_at:
             for member in late:
-                self._fleet.note(f"slot {member.slot}: does not come to the next world; killed")
-                self._fleet.stop(member.slot, signal.SIGKILL)
+                self._kill(member.slot, now)
         short = roster.is_short()
         self._short_at = min(self._short_at, now + self._limits.timeout) if short else float("inf")
         if now >= self._short_at:
@@ -247,6 +271,16 @@ class Worlds:
             )
         elif world := roster.next_world():
             self._make_world(world, now)
+
+    def _kill(self, slot: int, now: float) -> None:
+        """Kill a process that does not come; lose its host where that has no effect."""
+        if slot not in self._killed:
+            self._killed[slot] = now
+            self._fleet.note(f"slot {slot}: does not come to the next world; killed")
+            self._fleet.stop(slot, signal.SIGKILL)
+        elif now > self._killed[slot] + 2 * graces.KILL:
+            self._killed[slot] = now
+            self._fleet.lose(slot)
 
     def _make_world(self, world: list[Member], now: float) -> None:
         limit = self._limits.reset_limit
@@ -287,23 +321,47 @@ class Worlds:
 
     # Slots
 
-    def _wanted(self) -> Sequence[int]:
+    def _slots_now(self) -> tuple[Sequence[int], int]:
+        """Return all slots that there are, and how many of them may have a process."""
         known = None if self._discovery is None else self._discovery.hosts
         most = self._limits.num_proc if known is None else self._limits.max_np
-        return self._fleet.slots(known)[:most]
+        return self._fleet.slots(known), most
 
-    def _count_slots(self, now: float) -> None:
+    def _wanted(self, now: float) -> Sequence[int]:
+        """Return the slots that are to have a process: first those that have one."""
+        slots, most = self._slots_now()
+        living = [slot for slot in slots if slot in self.roster.living]
+        free = [s for s in slots if s not in self.roster.living and now >= self._slots.free_at(s)]
+        return [*living, *free][:most]
+
+    def _look_for_hosts(self, now: float) -> None:
         if self._discovery is None:
             return
         self._discovery.look(now)
-        if self._discovery.trouble not in ("", self._said):
-            self._fleet.note(self._discovery.trouble)
-        self._said = self._discovery.trouble
-        taken = set(self.roster.living) - set(self._wanted())
-        for slot in taken - self._dismissed:
-            self._fleet.say(f"slot {slot}: is taken away")
-            self._fleet.stop(slot, signal.SIGTERM)
-        self._dismissed = taken
+        if self._discovery.trouble:
+            self._note_rarely(self._discovery.trouble, now)
+        if self.roster.generation > 0 and not self.roster.is_finishing:
+            self._dismiss(set(self.roster.living) - set(self._wanted(now)))
+
+    def _dismiss(self, taken: set[int]) -> None:
+        """Tell the processes in slots of other hosts to leave, if there are ranks enough here."""
+        count = sum(member.slot not in taken for member in self.roster.at(Stage.RUNNING))
+        if count >= self.roster.min_np:
+            for slot in taken - self._dismissed:
+                self._fleet.say(f"slot {slot}: is taken away")
+                self._fleet.stop(slot, signal.SIGTERM)
+            self._dismissed, self._kept = taken, set()
+        elif taken - self._dismissed - self._kept:
+            self._kept = taken
+            self._fleet.note(
+                f"the hosts that are named now have {count} ranks, fewer than --min-np "
+                f"({self.roster.min_np}); ranks on other hosts stay until there are more"
+            )
+
+    def _note_rarely(self, text: str, now: float) -> None:
+        if now >= self._said.get(text, -_REPEAT) + _REPEAT:
+            self._said[text] = now
+            self._fleet.note(text)
 
     def _start_due(self, now: float) -> None:
         """Start processes in free slots, once the others do not recover."""
@@ -311,8 +369,8 @@ class Worlds:
             self._start_at = now + _AFTER_MEETING
         if self.roster.is_finishing or now < self._start_at:
             return
-        for slot in self._wanted():
-            if slot not in self.roster.living and now >= self._slots.free_at(slot):
+        for slot in self._wanted(now):
+            if slot not in self.roster.living:
                 self._start(slot)
 
 

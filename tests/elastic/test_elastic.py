@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launchers.test_discovery import answers
 from tests.plugin import fast_if
 from tests.plugin.jobs import JobResult, run_job
 
@@ -24,9 +25,15 @@ def run_elastic(
     return run_job(np, program, args=args, launcher_args=arguments, deadline=120, env=given)
 
 
-def test_ranks_that_die_in_turn_are_replaced() -> None:
-    """Killed, an exception, SIGTERM, a crash of rank 0; see scripts/loop.py."""
-    job = run_elastic(4, program=SCRIPTS / "loop.py").check()
+def test_ranks_that_die_in_turn_are_replaced(tmp_path: Path) -> None:
+    """Killed, an exception, SIGTERM, a crash of rank 0; see scripts/loop.py.
+
+    Meanwhile the discovery script fails, names no host, too few, and one that is none.
+    """
+    good, *bad = "echo localhost:4", "exit 1", "true", "echo localhost", "echo null"
+    texts = [good, good, *(text for each in bad for text in (each, each, good)), *bad, good]
+    options = ("--max-np", "4", "--host-discovery-script", answers(tmp_path, *texts))
+    job = run_elastic(4, *options, program=SCRIPTS / "loop.py").check()
     sizes = [4, 3, 4, 3, 4, 3, 4, 3, 4]
     ends = [f"{rank} 4 {sizes} 0" for rank in range(4)]
     assert sorted(line[4:] for line in job.stdout.splitlines()) == ends, job

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import socket
 import time
 from pathlib import Path
 
+import pytest
+
+from ringar.launchers import discovery as discovery_module
 from ringar.launchers.discovery import Discovery
-from tests.launchers.helpers import wait_until
+from ringar.launchers.errors import UsageError
+from tests.launchers.helpers import Launcher, launch, shell, wait_until
 from tests.launchers.programs import write
 
 HERE = socket.gethostname()
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask scripts again at once."""
+    monkeypatch.setattr(discovery_module, "_EVERY", 0.0)
 
 
 def script(folder: Path, text: str) -> str:
@@ -19,14 +31,25 @@ def script(folder: Path, text: str) -> str:
     return str(folder / "hosts.sh")
 
 
+def answers(folder: Path, *texts: str) -> str:
+    """Make a script that answers with each text in turn, and with the last one from then on."""
+    cases = "".join(f"{n}) {text} ;;\n" for n, text in enumerate(texts[:-1]))
+    count = f"{folder}/count"
+    return script(
+        folder,
+        f"n=$(cat {count} 2>/dev/null || echo 0); echo $((n + 1)) > {count}\n"
+        f"case $n in\n{cases}*) {texts[-1]} ;;\nesac",
+    )
+
+
 def found(discovery: Discovery) -> list[tuple[str, int]]:
     """The hosts that were found last."""
     return [(host.name, host.slots) for host in discovery.hosts or ()]
 
 
 def look(discovery: Discovery) -> bool:
-    """Look once, later than the last time."""
-    discovery.look(time.monotonic() + 2)
+    """Look once."""
+    discovery.look(time.monotonic())
     return discovery.hosts is not None or bool(discovery.trouble)
 
 
@@ -35,34 +58,49 @@ def test_a_host_file_is_read_again(tmp_path: Path) -> None:
     path.write_text(f"localhost slots=2\n{HERE} slots=1\nelsewhere slots=8\n")
     discovery = Discovery(None, path)
     discovery.look(0.0)
-    assert found(discovery) == [("localhost", 2), (HERE, 1), ("elsewhere", 8)]
+    assert discovery.hosts is None  # a part of it may be written
+    discovery.look(1.0)
+    all_hosts = [("localhost", 2), (HERE, 1), ("elsewhere", 8)]
+    assert found(discovery) == all_hosts
     path.write_text("localhost slots=4\n")
-    discovery.look(0.5)
-    assert len(found(discovery)) == 3  # once a second
     discovery.look(1.5)
+    discovery.look(1.9)  # once a second
+    discovery.look(2.0)
+    assert found(discovery) == all_hosts
+    discovery.look(3.0)
     assert found(discovery) == [("localhost", 4)]
     path.unlink()
-    discovery.look(3.0)
+    discovery.look(4.0)
     assert str(path) in discovery.trouble
     assert found(discovery) == [("localhost", 4)]
     discovery.close()
 
 
-def test_a_script_tells_the_hosts(tmp_path: Path) -> None:
-    lines = f"echo {HERE}:3; echo localhost; echo elsewhere:9"
-    discovery = Discovery(script(tmp_path, lines), None)
-    wait_until(lambda: look(discovery), "the script")
-    assert (found(discovery), discovery.trouble) == (
-        [(HERE, 3), ("localhost", 1), ("elsewhere", 9)],
-        "",
-    )
+@pytest.mark.usefixtures("often")
+def test_an_answer_counts_when_it_is_given_twice(tmp_path: Path) -> None:
+    """In any order; an empty answer, another word and an error once are no news."""
+    hosts = [f"echo {HERE}:3; echo elsewhere:9", f"echo elsewhere:9; echo {HERE}:3"]
+    glitches = ["true", *hosts, "echo null", *hosts, "exit 1", hosts[0], "true", "true"]
+    discovery, seen = Discovery(answers(tmp_path, *glitches), None), list[object]()
+
+    def is_empty() -> bool:
+        look(discovery)
+        if discovery.hosts is not None and discovery.hosts not in seen:
+            seen.append(discovery.hosts)
+        return discovery.hosts == ()
+
+    wait_until(is_empty, "two empty answers")
+    assert [str(hosts) for hosts in seen] == [str(seen[0]), "()"]
+    assert discovery.trouble == ""
     discovery.close()
 
 
+@pytest.mark.usefixtures("often")
 def test_what_is_wrong_with_a_script_is_said(tmp_path: Path) -> None:
     for text, told in (
         ("exit 3", "expected exit code 0 of"),
         ("echo h1:x", "--host-discovery-script: "),
+        ("yes", "more than 1048576 bytes of output"),
     ):
         discovery = Discovery(script(tmp_path, text), None)
         wait_until(lambda: look(discovery), "the script")  # noqa: B023
@@ -70,6 +108,72 @@ def test_what_is_wrong_with_a_script_is_said(tmp_path: Path) -> None:
         assert discovery.hosts is None
         discovery.close()
     discovery = Discovery(str(tmp_path / "none"), None)
-    discovery.look(0.0)
-    assert "cannot run" in discovery.trouble
+    with pytest.raises(UsageError, match="cannot run"):
+        discovery.wait(1, 600.0)
     discovery.close()
+
+
+@pytest.mark.usefixtures("often")
+def test_a_script_ends_with_all_that_it_has_started(tmp_path: Path) -> None:
+    """At its end, when its time is over, and with the job."""
+    child = f"sleep 1000 & echo $! >> {tmp_path}/children"
+
+    def children() -> list[Path]:
+        if not (tmp_path / "children").exists():
+            return []
+        return [Path("/proc", pid) for pid in (tmp_path / "children").read_text().split()]
+
+    def lives(process: Path) -> bool:
+        try:
+            return bool((process / "cmdline").read_bytes())  # a zombie has none
+        except OSError:
+            return False
+
+    def are_gone() -> bool:
+        return not any(map(lives, children()))
+
+    discovery = Discovery(script(tmp_path, f"{child}; echo {HERE}"), None)
+    wait_until(lambda: look(discovery) and discovery.hosts, "two answers")
+    discovery.close()
+    wait_until(are_gone, "the end of what a script has left")
+    discovery = Discovery(script(tmp_path, f"{child}; wait"), None)
+    for number in (1, 2):
+        begin, count = 100.0 * number, len(children())
+        discovery.look(begin)
+        wait_until(lambda: len(children()) > count, "the script")  # noqa: B023
+        if number == 1:
+            discovery.look(begin + 31.0)
+            assert "within 30 s, received -9" in discovery.trouble
+        else:
+            discovery.close()
+        wait_until(are_gone, "the end of a script that hangs")
+
+
+@pytest.mark.job
+def test_a_job_waits_for_its_first_hosts(tmp_path: Path) -> None:
+    """An error and too few slots come first; then it begins with fewer ranks than `-np`."""
+    given = answers(tmp_path, "exit 1", "true", *["echo null"] * 2, "echo localhost:2")
+    options = ("--min-np", "2", "-np", "3", "--max-np", "4", "--host-discovery-script", given)
+    result = launch(*options, *shell("echo began"))
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["[0] began", "[1] began"]
+    said = r"expected exit code 0 .*, received 1; asking again for up to 600 s"
+    assert re.search(said, result.stderr), result.stderr
+    assert "expected 2 slots (--min-np) or more, received 1; asking again" in result.stderr
+
+
+@pytest.mark.job
+def test_a_job_without_hosts_ends_in_time_or_when_it_is_told_to(tmp_path: Path) -> None:
+    given = script(tmp_path, "sleep 1000 & true")
+    options = ("--min-np", "2", "--host-discovery-script", given, *shell("echo began"))
+    late = launch("--elastic-timeout", "2", *options)
+    assert late.returncode == 1
+    wanted = "expected 2 slots (--min-np) or more, received 0, for 2 s (--elastic-timeout); nothing"
+    assert wanted in late.stderr
+    with Launcher(*options) as launcher:
+        assert launcher.process.stderr is not None
+        assert "asking again" in launcher.process.stderr.readline()
+        launcher.signal(signal.SIGTERM)
+        told = launcher.finish()
+    assert (told.returncode, told.stdout) == (143, "")
+    assert told.stderr.endswith("stopped on SIGTERM; nothing was started\n")

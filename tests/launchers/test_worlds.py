@@ -1,0 +1,210 @@
+"""What the worlds of an elastic job decide: without any process, on hosts that discovery names."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from ringar.launchers import worlds
+from ringar.launchers.discovery import Discovery
+from ringar.launchers.hosts import Host, parse
+from ringar.launchers.roster import Member
+from ringar.launchers.worlds import End, Limits, Worlds
+
+LOST = "is lost: the way to its host ended"
+
+
+class Named(Discovery):
+    """Hosts that a test names."""
+
+    def __init__(self, hosts: str) -> None:
+        super().__init__(None, None)
+        self.name(hosts)
+
+    def name(self, hosts: str) -> None:
+        """Name other hosts; "" for none."""
+        self.hosts = parse(hosts) if hosts else ()
+
+    def look(self, now: float) -> None:
+        """Know the hosts already."""
+
+
+class Fleet:
+    """Note what worlds decide; processes do what a test says."""
+
+    def __init__(self, hosts: str, limits: Limits, discovery: Discovery | None = None) -> None:
+        self.first = parse(hosts)
+        self.places: list[tuple[str, int]] = []
+        self.notes: list[str] = []
+        self.sent: list[tuple[int, int]] = []
+        self.lost: list[int] = []
+        self.is_over = False
+        self.worlds = Worlds(limits, discovery, self)
+
+    def slots(self, hosts: Sequence[Host] | None) -> Sequence[int]:
+        """Number the slots of all hosts as they appear."""
+        named = self.first if hosts is None else hosts
+        here = [(host.name, slot) for host in named for slot in range(host.slots)]
+        self.places += [place for place in here if place not in self.places]
+        return [self.places.index(place) for place in here]
+
+    def host_of(self, slot: int) -> int:
+        """Return a number of the host of a slot."""
+        return sum(map(ord, self.places[slot][0]))
+
+    def start(self, slot: int) -> None:
+        """Start nothing."""
+
+    def stop(self, slot: int, number: int) -> None:
+        """Note a signal."""
+        self.sent.append((slot, number))
+
+    def lose(self, slot: int) -> None:
+        """Note the loss of a host."""
+        self.lost.append(slot)
+
+    def tell(self, slot: int, message: Mapping[str, Any]) -> None:
+        """Tell nobody."""
+
+    def open_world(self, generation: int, world: Sequence[Member]) -> None:
+        """Let the ranks of a world meet at once."""
+        for member in world:
+            self.worlds.on_message(member.slot, {"kind": "started"})
+
+    def end(self, when: float) -> None:
+        """Note the end."""
+        self.is_over = True
+
+    def note(self, text: str) -> None:
+        """Note a message."""
+        self.notes.append(text)
+
+    def say(self, text: str) -> None:
+        """Say nothing."""
+
+    # What processes do
+
+    def enter(self, *slots: int) -> None:
+        """Let processes enter the next world."""
+        for slot in slots:
+            self.worlds.on_message(slot, {"kind": "enter"})
+
+    def end_of(self, slot: int, now: float, *, ending: str = LOST) -> None:
+        """Let a process end, by default with its host."""
+        self.worlds.on_end(slot, End("a process", 1, ending, with_host=ending == LOST), now)
+
+    def living(self) -> list[str]:
+        """Return the host of each process."""
+        return [self.places[slot][0] for slot in sorted(self.worlds.roster.living)]
+
+
+def limits(num_proc: int, min_np: int, max_np: int | None = None, timeout: float = 9.0) -> Limits:
+    return Limits(num_proc, min_np, max_np or num_proc, None, timeout)
+
+
+def trained(fleet: Fleet) -> None:
+    """Bring all processes into the first world."""
+    fleet.worlds.begin(0.0)
+    fleet.enter(*fleet.worlds.roster.living)
+    fleet.worlds.step(0.0)
+
+
+@pytest.mark.parametrize("answer", ["", "null", "a"])
+def test_an_answer_with_too_few_hosts_takes_none_away(answer: str) -> None:
+    """Nothing, a word, and fewer slots than `--min-np`."""
+    hosts = Named("a:1,b:1")
+    fleet = Fleet("a:1,b:1", limits(2, 2), hosts)
+    trained(fleet)
+    hosts.name(answer)
+    for now in (5.0, 6.0, 7.0):
+        fleet.worlds.step(now)
+    assert fleet.sent == []
+    assert len(fleet.notes) == 1  # not with each look
+    assert "fewer than --min-np (2); ranks on other hosts stay" in fleet.notes[0]
+    hosts.name("a:1,b:1")
+    fleet.worlds.step(8.0)
+    assert {slot for slot, _ in fleet.sent} <= {2}  # of a host that is named no more
+    assert fleet.worlds.roster.generation == 1
+
+
+def test_hosts_are_replaced_when_the_new_ones_train() -> None:
+    hosts = Named("a:2")
+    fleet = Fleet("a:2", limits(2, 2), hosts)
+    trained(fleet)
+    hosts.name("b:2")
+    fleet.worlds.step(5.0)  # starts the others
+    assert fleet.living() == ["a", "a", "b", "b"]
+    fleet.enter(2, 3)  # apart first, then to join
+    fleet.enter(2, 3)
+    fleet.worlds.step(6.0)
+    assert fleet.sent == []
+    fleet.enter(0, 1)  # after their next commit
+    fleet.worlds.step(7.0)
+    assert [member.slot for member in sorted(fleet.worlds.roster.living.values(), key=rank)] == [
+        0, 1, 2, 3,
+    ]  # fmt: skip
+    fleet.worlds.step(8.0)
+    assert fleet.sent == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
+
+
+def rank(member: Member) -> int:
+    return -1 if member.rank is None else member.rank
+
+
+def test_hosts_that_are_absent_are_replaced_and_tried_again() -> None:
+    """Slots of other hosts take the place of those that cannot be used."""
+    fleet = Fleet("a:1,b:1,c:1", limits(2, 1))
+    fleet.slots(None)
+    fleet.worlds.begin(0.0, absent=[0])
+    assert fleet.living() == ["b", "c"]
+    fleet.enter(1, 2)
+    fleet.worlds.step(0.0)
+    fleet.end_of(1, 20.0)
+    fleet.enter(2)
+    for now in (20.1, 20.2, 22.0):
+        fleet.worlds.step(now)
+    assert fleet.living() == ["a", "c"]
+
+
+def test_a_host_that_is_lost_during_the_start_ends_the_job_only_if_too_few_are_left() -> None:
+    fleet = Fleet("a:2,b:2", limits(4, 2))
+    fleet.worlds.begin(0.0)
+    fleet.enter(0, 1)
+    fleet.end_of(2, 1.0)
+    fleet.end_of(3, 1.0)
+    assert not fleet.is_over
+    assert fleet.notes[-1].endswith(f"{LOST}; 2 start without it")
+    fleet.worlds.step(1.0)
+    assert fleet.worlds.roster.generation == 1
+    for ending in (LOST, "failed with exit code 1"):
+        fleet = Fleet("a:1,b:1", limits(2, 2 if ending == LOST else 1))
+        fleet.worlds.begin(0.0)
+        fleet.end_of(1, 1.0, ending=ending)
+        assert fleet.is_over
+
+
+def test_a_process_that_does_not_come_is_killed_once_and_then_its_host_given_up() -> None:
+    fleet = Fleet("a:1,b:1", limits(2, 1))
+    trained(fleet)
+    fleet.enter(0)
+    for tenth in range(250):
+        fleet.worlds.step(10.0 + tenth / 10)
+    assert fleet.sent == [(1, signal.SIGKILL)]
+    assert fleet.notes == ["slot 1: does not come to the next world; killed"]
+    assert set(fleet.lost) == {1}
+    fleet.end_of(1, 40.0)
+    fleet.worlds.step(40.1)
+    assert fleet.worlds.roster.generation == 2
+
+
+def test_trouble_is_told_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = Named("a:1")
+    fleet = Fleet("a:1", limits(1, 1), hosts)
+    monkeypatch.setattr(worlds, "_REPEAT", 60.0)
+    for now in range(130):
+        hosts.trouble = "it fails" if now % 2 == 0 else ""
+        fleet.worlds.step(float(now))
+    assert fleet.notes == ["it fails"] * 3

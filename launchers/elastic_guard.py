@@ -4,8 +4,10 @@ The guard of the host (host_guard.py) starts them when it is told, and passes on
 launcher say to each other (ringar/job/membership.py). After the line with the job, the lines are:
 
     elastic_spread.py                                      elastic_guard.py
-    start: a slot, and its number on this host       ->    a process starts
-                                                     <-    its process id, and where it listens
+    start: a slot, its number on this host, and,
+    for its first rank, addresses to reach           ->    a process starts
+                                                     <-    its process id, and where it listens,
+                                                           or the addresses without an answer
                                                      <-    said: what a process says
     tell: a message for the process of a slot        ->    passes it on
     world: who has which rank, addresses, secret     ->    tells the members, with a new segment
@@ -24,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ringar.job import membership
+from ringar.job import membership, reach
 from ringar.job.tcp import LISTENER_VARIABLE
 from ringar.launchers import failures, guard, host_guard
 from ringar.launchers.host_guard import Control, HostJob
@@ -65,7 +67,10 @@ class ElasticHostJob(HostJob):
 
     def _take(self, said: Mapping[str, Any]) -> None:
         if "start" in said:
-            self._start_slot(said["start"], said["local"])
+            if lost := reach.unreached(said["reach"]):
+                self._answer(said["start"], unreached=[said["reach"][number] for number in lost])
+            else:
+                self._start_slot(said["start"], said["local"])
         elif "tell" in said:
             self._sockets.tell(said["tell"], said["message"])
         elif "world" in said:

@@ -108,7 +108,15 @@ class ElasticSpreadJob(SpreadJob):
         self._processes[slot] = f"a process on {self._all_hosts[number].name}"
         if number not in self._ways:
             self._open_way(number)
-        self._tell(self._ways[number], {"start": slot, "local": local})
+        reach = self._addresses_from(number)
+        self._tell(self._ways[number], {"start": slot, "local": local, "reach": reach})
+
+    def _addresses_from(self, number: int) -> list[str]:
+        """Return an address on each host of the world that is to be reached from another host."""
+        roster = self._worlds.roster
+        ranks = [m.slot for m in roster.living.values() if m.world == roster.generation > 0]
+        addresses = {self.host_of(slot): self._addresses_of[slot] for slot in ranks}
+        return [] if number in addresses else list(addresses.values())
 
     def stop(self, slot: int, number: int) -> None:
         """Send the processes of a slot a signal."""
@@ -181,6 +189,11 @@ class ElasticSpreadJob(SpreadJob):
             self.say(f"slot {slot}: {self._processes[slot]}")
         elif "said" in answer:
             self._worlds.on_message(slot, answer["said"])
+        elif "unreached" in answer:
+            self._silent.pop(self.host_of(slot), None)
+            name, peers = self._host_of(slot).name, ", ".join(answer["unreached"])
+            how = {"code": 1, "ending": f"was not started: {name} cannot reach {peers}"}
+            self._on_end(slot, how)
         else:
             self._note_obedience(answer["ended"]["code"], time.monotonic())
             self._on_end(slot, answer["ended"], answer["stopped"])

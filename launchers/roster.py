@@ -96,6 +96,10 @@ class Roster:
         for rank, member in enumerate(world):
             member.rank, member.stage, member.world = rank, Stage.MEETING, self.generation
 
+    def has_met(self) -> bool:
+        """Return whether the ranks of the last world train."""
+        return bool(self.at(Stage.RUNNING)) and not self.at(Stage.MEETING)
+
     def recovers(self) -> bool:
         """Return whether ranks are on their way to a world that can be made."""
         on_the_way = self.is_broken or self.is_meeting_due or bool(self.at(Stage.MEETING))
@@ -134,6 +138,11 @@ class Slots:
         seconds = 0.0 if count == 1 else min(self.longest, self.cool_down * 2.0 ** (count - 2))
         self._free_at[slot] = now + seconds
         return seconds
+
+    def suspect(self, slot: int, now: float) -> None:
+        """Let the slot cool down after the next failure, even if that is its first one."""
+        self._failures[slot] = max(1, self._failures.get(slot, 0))
+        self._free_at[slot] = now
 
     def left(self, slot: int, now: float) -> None:
         """Note that a process has been told to leave its slot, which cools down."""

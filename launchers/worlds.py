@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ringar.launchers import graces
+from ringar.launchers import graces, partition
 from ringar.launchers.discovery import Discovery
 from ringar.launchers.hosts import Host
 from ringar.launchers.ranks import Rank
@@ -32,6 +32,7 @@ from ringar.launchers.roster import Member, Roster, Slots, Stage
 
 _AFTER_MEETING = 1.0  # seconds: the ranks restore their state and train again
 _TICK = 0.1  # seconds between two looks while something is awaited
+_RETRY = 5.0  # seconds before ranks that could not reach each other try again
 _REPEAT = 60.0  # seconds after which a text that still holds is shown again
 
 
@@ -122,6 +123,9 @@ class Worlds:
         self._kept: set[int] = set()  # slots that it would take away, if there were others
         self._killed: dict[int, float] = {}  # slots whose process did not come, and since when
         self._said: dict[str, float] = {}  # texts, and when they were shown
+        self._cut: set[tuple[int, int]] = set()  # hosts of which one has not reached the other
+        self._cut_at = float("inf")  # since when ranks cannot meet for that reason
+        self._meet_at = 0.0  # before it there is no further attempt
         self._start_at = 0.0  # before it no process is started
         self._late_at = self._short_at = float("inf")
         self._is_over = False
@@ -156,13 +160,15 @@ class Worlds:
         elif message["kind"] == "started" and member.stage is Stage.MEETING:
             member.stage = Stage.RUNNING
         elif message["kind"] == "enter":
+            self._note_cut(member, message.get("unreached", ()))
             self._on_enter(member)
 
     def on_end(self, slot: int, end: End | None, now: float) -> None:
         """Take the end of a process; None: the job is ending, and had stopped it."""
         member = self.roster.remove(slot)
         self._told.discard(slot)
-        self._killed.pop(slot, None)
+        if self._killed.pop(slot, None) is not None and end is not None:
+            end = replace(end, ending="is ended")
         if end is None or self.trouble:
             return
         self._stop_start()
@@ -217,6 +223,13 @@ class Worlds:
         member.stage = Stage.WAITING
         self._stop_start()
 
+    def _note_cut(self, member: Member, unreached: Collection[int]) -> None:
+        """Note which hosts a process could not reach when the ranks of its world have not met."""
+        host = self._fleet.host_of(member.slot)
+        for other in self.roster.living.values():
+            if (other.world, other.rank in unreached) == (member.world, True):
+                self._cut.add((host, self._fleet.host_of(other.slot)))
+
     def _stop_start(self) -> None:
         """Tell those that still wait in `ringar.init` that a rank of the world does not come."""
         for other in self.roster.at(Stage.MEETING):
@@ -270,13 +283,54 @@ class Worlds:
                 now,
             )
         elif world := roster.next_world():
-            self._make_world(world, now)
+            if not self._part(world, now) and now >= self._meet_at:
+                self._make_world(world, now)
+        elif roster.has_met():
+            self._cut.clear()
+            self._cut_at = float("inf")
 
-    def _kill(self, slot: int, now: float) -> None:
-        """Kill a process that does not come; lose its host where that has no effect."""
+    def _part(self, world: Sequence[Member], now: float) -> bool:
+        """End the processes of hosts that others cannot reach; return whether there are any.
+
+        If too few ranks would be left, the ranks try again, for as long as they may be too few.
+        """
+        ranks: dict[int, int] = {}
+        for member in self._by_host(world):
+            host = self._fleet.host_of(member.slot)
+            ranks[host] = ranks.get(host, 0) + 1
+        out = partition.left_out(ranks, self._cut)
+        if not out:
+            return False
+        left = sum(count for host, count in ranks.items() if host not in out)
+        if left >= self.roster.min_np or self.roster.is_finishing:
+            for member in world:
+                if self._fleet.host_of(member.slot) in out:
+                    self._kill(member.slot, now, f"cannot reach all of the {left} ranks that go on")
+            return True
+        self._cut_at = min(self._cut_at, now)
+        if now >= self._cut_at + self._limits.timeout:
+            self._give_up(
+                f"expected hosts that reach each other, for at least {self.roster.min_np} ranks "
+                f"(--min-np); received {left} on such hosts, for {self._limits.timeout:g} s "
+                "(--elastic-timeout); see that the hosts' addresses can be reached, or choose "
+                "others: --network-interface",
+                now,
+            )
+            return True
+        self._note_rarely(
+            f"hosts cannot reach each other, and only {left} ranks would be left; trying again", now
+        )
+        self._cut.clear()
+        self._meet_at = now + _RETRY
+        return True
+
+    def _kill(self, slot: int, now: float, why: str = "does not come to the next world") -> None:
+        """Kill a process; lose its host where that has no effect."""
         if slot not in self._killed:
             self._killed[slot] = now
-            self._fleet.note(f"slot {slot}: does not come to the next world; killed")
+            self._slots.suspect(slot, now)
+            member = self.roster.living[slot]
+            self._fleet.note(f"rank {member.rank} (slot {slot}) {why}; killed")
             self._fleet.stop(slot, signal.SIGKILL)
         elif now > self._killed[slot] + 2 * graces.KILL:
             self._killed[slot] = now

@@ -8,7 +8,8 @@ times.
 
 Each process has a socket to the launcher (SOCK_SEQPACKET: a message is a packet, of JSON):
 
-    process -> launcher   enter    wait for a world; the launcher answers with `world` or `end`
+    process -> launcher   enter    wait for a world; the launcher answers with `world` or `end`.
+                                   After a meeting that failed it says whom it cannot reach
                           started  the world's ranks have met: `ringar.init()` has returned
                           leave    this process will not come back
     launcher -> process   world    generation, rank and size; the segment of the host's ranks
@@ -79,9 +80,9 @@ class _Connection:
         self.socket = socket.socket(fileno=descriptor)
         self.change = False
 
-    def enter(self) -> World:
+    def enter(self, unreached: Sequence[int]) -> World:
         self.change = False
-        send(self.socket, {"kind": "enter"})
+        send(self.socket, {"kind": "enter", "unreached": list(unreached)})
         while True:
             message, files = receive(self.socket)
             if message["kind"] == "world":
@@ -124,8 +125,12 @@ def is_by_mpi() -> bool:
     return os.environ.get(BY_MPI_VARIABLE) == "1" and "RINGAR_RANK" not in os.environ
 
 
-def enter() -> World:
+def enter(unreached: Sequence[int] = ()) -> World:
     """Wait until the launcher has made a world with this process in it; return the place there.
+
+    Args:
+        unreached: ranks of the last world, in which the ranks have not met, whose hosts give this
+            process no answer.
 
     Raises:
         SystemExit: there will be none, since the others are done.
@@ -138,7 +143,7 @@ def enter() -> World:
         del os.environ[VARIABLE]
         _connection = _Connection(descriptor)
     try:
-        _world = _connection.enter()
+        _world = _connection.enter(unreached)
     except (EOFError, OSError) as error:
         raise ConnectionError(
             "expected ringarrun to make a world of the ranks that live, but it is gone; start the "

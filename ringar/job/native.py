@@ -55,6 +55,12 @@ class Config(ctypes.Structure):
         ("news_fd", ctypes.c_int32),
     ]  # fmt: skip
 
+    def copy(self) -> Config:
+        """Return a copy, which keeps the memory that this one refers to."""
+        made = Config.from_buffer_copy(self)
+        made._source = self
+        return made
+
     def set_hosts(self, hosts: Sequence[int]) -> None:
         """Set the number of each rank's host."""
         self.hosts = (ctypes.c_int32 * len(hosts))(*hosts)

@@ -7,7 +7,7 @@ import ctypes
 import os
 from collections.abc import Callable
 
-from ringar.errors import PeerLostError
+from ringar.errors import DeadlineError, PeerLostError
 from ringar.job import (
     calibration,
     gpus,
@@ -19,6 +19,7 @@ from ringar.job import (
     native,
     place,
     process_sets,
+    reach,
     settings,
     survivors,
     tcp,
@@ -134,18 +135,22 @@ def _enter_world(config: native.Config, intra_op: int | None, inter_op: int | No
     """Enter the next world of an elastic job; again, if a rank is lost before all have met."""
     # A world may have fewer ranks for a while, and this rank's threads run already.
     threads.configure(intra_op, inter_op, config.local_size)
+    job, unreached = config, list[int]()
     while not place.is_initialized():
-        world = membership.enter()
+        world = membership.enter(unreached)
+        config = job.copy()  # without what is of another world, such as its addresses
         place.apply_world(world, config)
-        tcp.apply_world(world, os.environ, config)
+        others = tcp.apply_world(world, os.environ, config)
         log.set_rank(config.rank)
         try:
             _prepare(config, intra_op, inter_op)
             _start(config, None)
             membership.started()
-        except PeerLostError as error:
-            _log.info("%s; entering again", error)
+        except (PeerLostError, DeadlineError) as error:
             shutdown()
+            silent = reach.unreached(list(others.values()))
+            unreached = [list(others)[number] for number in silent]
+            _log.info("%s; entering again", error)
 
 
 def _prepare(config: native.Config, intra_op: int | None, inter_op: int | None) -> None:

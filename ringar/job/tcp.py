@@ -40,21 +40,28 @@ def apply(environ: Mapping[str, str], config: native.Config) -> bool:
     return True
 
 
-def apply_world(world: membership.World, environ: Mapping[str, str], config: native.Config) -> None:
+def apply_world(
+    world: membership.World, environ: Mapping[str, str], config: native.Config
+) -> dict[int, str]:
     """Write what a world of an elastic job says of its hosts into `config`, with the place there.
 
     Those on one host need no link.
+
+    Returns:
+        The address of a rank on each of the other hosts, by rank.
     """
-    hosts = [0] * world.size
+    hosts, told = [0] * world.size, None
     if world.hosts >= 0:
         told = _read(world.hosts)
         hosts = told["hosts"]
-        if max(hosts) > 0:
-            _set_link(told, environ, config)
+    if told is not None and max(hosts) > 0:
+        _set_link(told, environ, config)
     own = hosts[world.rank]
     config.local_rank, config.local_size = hosts[: world.rank].count(own), hosts.count(own)
     peers = [host for host in sorted(set(hosts)) if hosts.count(host) > config.local_rank]
     config.cross_rank, config.cross_size = peers.index(own), len(peers)
+    others = {hosts.index(host) for host in hosts if host != own}
+    return {} if told is None else {rank: told["addresses"][rank] for rank in sorted(others)}
 
 
 def _set_link(world: Mapping[str, Any], environ: Mapping[str, str], config: native.Config) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from tests.plugin.jobs import PYTHONPATH
 pytestmark = [
     pytest.mark.job,
     pytest.mark.usefixtures("can_make_hosts"),
-    pytest.mark.deadline(180),
+    pytest.mark.deadline(240),
 ]
 
 
@@ -28,10 +28,15 @@ def run(
     hosts: Hosts,
     *words: str,
     options: tuple[str, ...],
-    until: str = "",
-    then: Callable[[], object] = lambda: None,
+    steps: Sequence[tuple[str, Callable[[], object]]] = (),
 ) -> tuple[int, str]:
-    """Run an elastic job; once a line of its output has `until`, do something to it.
+    """Run an elastic job; do something to it whenever its output has the next text.
+
+    Args:
+        hosts: its hosts, of which the first one has the launcher.
+        words: the program.
+        options: those of the launcher.
+        steps: texts, each of which must come after the one before it, and what to do then.
 
     Returns:
         Its exit code and its output.
@@ -49,18 +54,18 @@ def run(
             *command, *words, stdout=output, stderr=subprocess.STDOUT, text=True,
             stdin=subprocess.DEVNULL, env={**os.environ, **environment},
         )  # fmt: skip
-        give_up = time.monotonic() + 120
-        has_done = not until
+        give_up, seen, left = time.monotonic() + 200, 0, list(steps)
         while job.poll() is None and time.monotonic() < give_up:
             time.sleep(0.05)
-            if not has_done and until in os.pread(output.fileno(), 1 << 20, 0).decode():
-                has_done = True
-                then()
+            text = os.pread(output.fileno(), 1 << 20, 0).decode()
+            if left and (place := text.find(left[0][0], seen)) >= 0:
+                seen = place + len(left[0][0])
+                left.pop(0)[1]()
         code = job.poll()
         output.seek(0)
         text = output.read()
     assert code is not None, text
-    assert has_done, text
+    assert not left, text
     return code, text
 
 
@@ -85,28 +90,40 @@ def test_ranks_on_two_hosts_die_in_turn_and_are_replaced() -> None:
     assert left == ([[], []], [set(), set()]), text
 
 
-def test_a_host_is_lost_and_another_one_comes(tmp_path: Path) -> None:
-    """Host 1 is killed with all on it; the hostfile names host 2 in its place."""
+def test_hosts_are_absent_cut_off_and_lost_and_others_come(tmp_path: Path) -> None:
+    """One host is not there, the link of another one is cut, a third one is killed."""
     listed = tmp_path / "hosts"
-    listed.write_text("host0 slots=2\nhost1 slots=1\n")
+    listed.write_text("host0 slots=2\nhost9 slots=1\nhost1 slots=1\n")
     with Hosts(3) as hosts:
 
-        def lose() -> None:
-            hosts[1].kill()
+        def replace() -> None:
             listed.write_text("host0 slots=2\nhost2 slots=1\n")
 
-        program = [sys.executable, str(SCRIPTS / "wait_for_others.py")]
-        options = ("--hostfile", str(listed), "-np", "3")
-        code, text = run(hosts, *program, options=options, until="3 ranks on 2 hosts", then=lose)
+        def lose() -> None:
+            hosts[1].restore()
+            hosts[2].kill()
+            listed.write_text("host0 slots=2\nhost1 slots=1\n")
+
+        steps = [
+            ("[0] 3 ranks on 2 hosts", hosts[1].cut),
+            ("host1 cannot reach 10.213.45.1:", replace),
+            ("[0] 3 ranks on 2 hosts", lose),
+        ]
+        program = [sys.executable, str(SCRIPTS / "wait_for_others.py"), "5"]
+        options = ("--hostfile", str(listed), "-np", "3", "--start-timeout", "8")
+        code, text = run(hosts, *program, options=options, steps=steps)
         left = [host.processes() for host in hosts]
-    assert re.search(
-        r"rank 2 \(slot 2, .* on host1\) is lost: the way to its host ended with", text
-    ), text
+    for told in (
+        r"ringarrun: 1 of 3 hosts cannot take part; the job starts without\n  host9: cannot be",
+        r"ringarrun: rank 2 \(slot \d, .* on host1\) is ended; 2 ranks of its world are left",
+        r"\(slot \d, a process on host1\) was not started: host1 cannot reach 10\.213\.45\.1:",
+        r"rank 2 \(slot \d, .* on host2\) is lost: the way to its host ended with",
+    ):
+        assert len(re.findall(told, text)) in range(1, 6), text
     assert re.findall(r"^\[0\] (\d ranks on \d hosts?)", text, re.MULTILINE) == [
         "3 ranks on 2 hosts",
         "2 ranks on 1 host",
-        "3 ranks on 2 hosts",
-    ], text
+    ] * 2 + ["3 ranks on 2 hosts"], text
     assert code == 0, text
     assert left == [[], [], []]
 

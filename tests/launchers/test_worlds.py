@@ -11,7 +11,8 @@ import pytest
 from ringar.launchers import worlds
 from ringar.launchers.discovery import Discovery
 from ringar.launchers.hosts import Host, parse
-from ringar.launchers.roster import Member
+from ringar.launchers.partition import left_out
+from ringar.launchers.roster import Member, Stage
 from ringar.launchers.worlds import End, Limits, Worlds
 
 LOST = "is lost: the way to its host ended"
@@ -193,7 +194,7 @@ def test_a_process_that_does_not_come_is_killed_once_and_then_its_host_given_up(
     for tenth in range(250):
         fleet.worlds.step(10.0 + tenth / 10)
     assert fleet.sent == [(1, signal.SIGKILL)]
-    assert fleet.notes == ["slot 1: does not come to the next world; killed"]
+    assert fleet.notes == ["rank 1 (slot 1) does not come to the next world; killed"]
     assert set(fleet.lost) == {1}
     fleet.end_of(1, 40.0)
     fleet.worlds.step(40.1)
@@ -208,3 +209,53 @@ def test_trouble_is_told_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
         hosts.trouble = "it fails" if now % 2 == 0 else ""
         fleet.worlds.step(float(now))
     assert fleet.notes == ["it fails"] * 3
+
+
+def test_hosts_without_which_all_others_reach_each_other() -> None:
+    ranks = {0: 1, 1: 1, 2: 2}
+    assert left_out(ranks, []) == set()
+    assert left_out(ranks, [(0, 1), (1, 0)]) == {1}  # the later one
+    assert left_out(ranks, [(0, 2)]) == {0}  # the one with fewer ranks
+    assert left_out(ranks, [(0, 1), (2, 0)]) == {0}  # the one that two cannot reach
+    assert left_out(ranks, [(0, 7)]) == set()  # which is not there any more
+    halves = [(low, high) for low in range(3) for high in range(3, 7)]
+    assert left_out(dict.fromkeys(range(7), 1), halves) == {0, 1, 2}
+
+
+def fail_to_meet(fleet: Fleet, unreached: Mapping[int, int]) -> None:
+    """Let each process enter again from a meeting, and say which rank it could not reach."""
+    for slot, rank in unreached.items():
+        fleet.worlds.roster.living[slot].stage = Stage.MEETING
+        fleet.worlds.on_message(slot, {"kind": "enter", "unreached": [rank]})
+
+
+def test_ranks_go_on_without_a_host_that_they_cannot_reach() -> None:
+    fleet = Fleet("a:2,b:1", limits(3, 2))
+    trained(fleet)
+    fail_to_meet(fleet, {0: 2, 1: 2, 2: 0})
+    for now in (1.0, 1.1, 1.2):
+        fleet.worlds.step(now)
+    assert fleet.sent == [(2, signal.SIGKILL)]
+    assert fleet.notes == ["rank 2 (slot 2) cannot reach all of the 2 ranks that go on; killed"]
+    fleet.end_of(2, 1.3, ending="was killed")
+    fleet.worlds.step(1.4)
+    assert fleet.worlds.roster.generation == 2
+    fleet.worlds.step(3.0)
+    assert fleet.living() == ["a", "a"]  # the slot cools down
+    fleet.worlds.step(14.0)
+    assert fleet.living() == ["a", "a", "b"]
+
+
+def test_too_few_ranks_that_reach_each_other_try_again_and_end_in_time() -> None:
+    fleet = Fleet("a:2,b:1", limits(3, 3, timeout=60.0))
+    trained(fleet)
+    tries = 0
+    for now in range(200):
+        if not fleet.worlds.roster.at(Stage.WAITING):
+            tries += 1
+            fail_to_meet(fleet, {0: 2, 1: 2, 2: 0})
+        fleet.worlds.step(float(now))
+    assert tries in range(8, 14)
+    assert (fleet.sent, fleet.is_over) == ([], True)
+    assert len(fleet.notes) == 1
+    assert "for at least 3 ranks (--min-np); received 2 on such hosts" in fleet.worlds.trouble

@@ -1,14 +1,15 @@
-"""Communicate in world after world, until there have been three of them."""
+"""Communicate in world after world, until there have been so many: `wait_for_others.py WORLDS`."""
 
 from __future__ import annotations
 
+import sys
 import time
 
 import numpy as np
 
 import ringar
 
-WORLDS = 3
+WORLDS = int(sys.argv[1])
 
 
 @ringar.elastic.run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -14,6 +15,8 @@ from ringar.keras import keras_2, layer_state, training_state
 
 #: Each rank's own: its seeds, and what its metrics have counted.
 _OWN = ("seed", "global seed", "metric")
+#: What a model and its optimizer have from the beginning.
+_MODEL = ("weight", "slot", "own slot")
 
 
 class KerasState(ObjectState):
@@ -92,3 +95,14 @@ class KerasState(ObjectState):
         objects, variables = packed
         super().unpack(objects)
         self._variables = variables
+
+    def layout(self) -> Mapping[str, str]:
+        """Return the names of the objects, and the shapes of weights and of slots."""
+        variables = self._all_variables()
+        keys = [key for kind in _MODEL for key in variables if key.startswith(kind)]
+        return {**super().layout(), **{key: _shape(variables[key]) for key in keys}}
+
+
+def _shape(variable: Any) -> str:
+    name = str(getattr(variable.dtype, "name", variable.dtype))
+    return f"{name}{[int(length) for length in variable.shape]}"

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import os
-import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringar.collectives import Max, allgather_object, allreduce, broadcast_object
-from ringar.elastic import preemption
+from ringar.collectives import Max, agree, allgather_object, allreduce, broadcast_object
+from ringar.elastic import folder, preemption
 from ringar.elastic.comparison import Compared, require_same
 from ringar.job import log, membership, place
 
@@ -81,7 +78,7 @@ class State:
         """Keep a copy of the state, without any communication."""
         self.save()
         self._commits += 1
-        if (path := _path()) is not None and place.rank() == 0:
+        if (path := folder.folder()) is not None and place.rank() == 0:
             self._keep_in(path)
 
     def _keep_in(self, path: Path) -> None:
@@ -90,12 +87,12 @@ class State:
         An exception would end rank 0, and then each rank that takes its place.
         """
         try:
-            _write(path, self._commits, self.packed())
+            folder.write(path, self._commits, self.layout(), self.packed())
         except OSError as error:
             if self._is_written:
                 _log.warning(
-                    "cannot write commit %d to %s: %s; the training goes on, and the file stays as "
-                    "it was. Make room there: a later commit is written again",
+                    "cannot write commit %d to %s: %s; the training goes on, and the commit before "
+                    "stays there. Make room: a later commit is written again",
                     self._commits, path, error.strerror,
                 )  # fmt: skip
             self._is_written = False
@@ -119,10 +116,14 @@ class State:
 
         At the beginning of a training that is the state of rank 0, or the commit in the folder of
         `--elastic-dir`.
+
+        Raises:
+            MismatchError: that commit is one of another model or state.
+            RingarError: it is damaged, and so is the one before it; or it cannot be read.
         """
-        if self._commits == 0:
-            self._begin()
         numbers = allgather_object(self._commits, name="elastic/commits")
+        if max(numbers) == 0 and (path := folder.folder()) is not None:
+            numbers[0] = self._begin(path)
         newest = max(numbers)
         root = numbers.index(newest)
         if newest == 0:
@@ -135,18 +136,25 @@ class State:
                 self.restore()
         self._commits = max(newest, 1)
 
-    def _begin(self) -> None:
-        path = _path()
-        if path is not None and place.rank() == 0 and path.exists():
-            self._commits, packed = pickle.loads(path.read_bytes())
+    def _begin(self, path: Path) -> int:
+        """Take the commit in a folder on rank 0, and return its number; 0 without any."""
+
+        def take() -> int:
+            if (commit := folder.read(path, self.layout())) is None:
+                return 0
+            self._commits, packed = commit
             self.unpack(packed)
             self.restore()
             _log.info("going on from commit %d in %s", self._commits, path)
+            return self._commits
+
+        deed = f"to read the commit in {path}"
+        return agree.first(take, caller="ringar.elastic.State.sync", deed=deed)
 
     def end(self) -> None:
         """Remove the commit in the folder of `--elastic-dir`: the training is done."""
-        if (path := _path()) is not None and place.rank() == 0:
-            path.unlink(missing_ok=True)
+        if (path := folder.folder()) is not None and place.rank() == 0:
+            folder.remove(path)
 
     def reset(self) -> None:
         """Call the functions that were registered for a new world, and keep what they change."""
@@ -189,6 +197,10 @@ class State:
         """Take the copy of another rank in place of this rank's."""
         raise NotImplementedError
 
+    def layout(self) -> Mapping[str, str]:
+        """Return names and kinds of what the state keeps: a commit of another layout is refused."""
+        return {}
+
 
 class ObjectState(State):
     """Keep Python objects, which are attributes of the state.
@@ -228,23 +240,10 @@ class ObjectState(State):
         """Take the copies of another rank."""
         self._saved = packed
 
+    def layout(self) -> Mapping[str, str]:
+        """Return the names of the objects."""
+        return {f"object {name}": "an object" for name in self._names}
+
 
 def _world() -> int:
     return int(place.require("ringar.elastic.State").generation)
-
-
-def _path() -> Path | None:
-    folder = os.environ.get(membership.FOLDER_VARIABLE)
-    return Path(folder) / "commit.pickle" if folder else None
-
-
-def _write(path: Path, number: int, packed: object) -> None:
-    """Write a commit, whole or not at all."""
-    beside = path.with_suffix(".tmp")
-    try:
-        beside.write_bytes(pickle.dumps((number, packed)))
-        beside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise

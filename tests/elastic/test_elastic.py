@@ -86,8 +86,18 @@ def test_a_job_of_which_all_ranks_died_goes_on_from_its_folder(tmp_path: Path) -
     assert "[0] from 0 on 2\n" in first.stdout
     last = first.stderr.splitlines()[-1]
     assert re.search(r"rank [01] of 2 was killed by signal 9 \(SIGKILL\)", last), first
+    newest = folder / "commit-6.pickle"
+    newest.write_bytes(newest.read_bytes()[:-1])
     second = run_elastic(3, *arguments, program=program, args=args).check()
-    assert "[0] from 5 on 3\n" in second.stdout, second
+    assert "[0] from 4 on 3\n" in second.stdout, second
+    assert re.search(
+        r"commit 6: cut off after (\d+) of \d+ bytes; the state is that of commit 5", second.stderr
+    )
+    told = rf"expected in {folder} \(--elastic-dir\) a commit of this .* received commit 5"
+    for rank in range(3):
+        assert re.search(
+            rf"^\[{rank}\] MismatchError True: .*{told}", second.stdout, re.MULTILINE
+        ), second
     assert not list(folder.iterdir())  # the training is done
 
 
@@ -97,10 +107,10 @@ def test_a_full_folder_does_not_end_the_training(tmp_path: Path) -> None:
     job = run_elastic(2, *arguments, program=SCRIPTS / "full_folder.py", args=args).check()
     lines = [line for line in job.stdout.splitlines() if line.startswith("[0] at")]
     assert lines == [
-        "[0] at 5: ['commit.pickle'] with 2",
-        "[0] at 6: ['commit.pickle'] with 6",
+        "[0] at 5: [2]",
+        "[0] at 6: [2, 6]",
     ], job
-    warning = rf"cannot write commit \d+ to {tmp_path}/commit.pickle: File too large; the training"
+    warning = rf"cannot write commit \d+ to {tmp_path}: File too large; the training"
     assert len(re.findall(warning, job.stderr)) == 1, job
 
 

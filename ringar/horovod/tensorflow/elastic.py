@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -112,3 +112,8 @@ class TensorFlowState(ObjectState):
         """Take the copies of another rank."""
         objects, self._values = packed
         super().unpack(objects)
+
+    def layout(self) -> Mapping[str, str]:
+        """Return the names of the objects, and the shapes of the variables."""
+        shapes = (f"{one.dtype.name}{one.shape.as_list()}" for one in self.variables)
+        return {**super().layout(), **{f"variable {n}": text for n, text in enumerate(shapes)}}

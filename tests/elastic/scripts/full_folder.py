@@ -29,9 +29,9 @@ def train(state: ringar.elastic.ObjectState) -> None:
         limit_files(0 if state.steps in (3, 4, 5) else -1)
         state.commit()
         if ringar.rank() == 0 and state.steps in (5, 6):
-            names = [path.name for path in FOLDER.iterdir()]
-            _, kept = pickle.loads((FOLDER / "commit.pickle").read_bytes())
-            print(f"at {state.steps}: {names} with {kept['steps']}", flush=True)
+            names = sorted(path.name for path in FOLDER.iterdir())
+            kept = [pickle.loads((FOLDER / name).read_bytes().split(b"\n", 1)[1]) for name in names]
+            print(f"at {state.steps}: {[one['steps'] for one in kept]}", flush=True)
 
 
 ringar.init(deadline=30)

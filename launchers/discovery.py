@@ -1,6 +1,6 @@
 """The hosts that an elastic job may use now: of a script, or of a host file that changes.
 
-The script prints a host per line, `host:slots` or `host`; a host file has the form of `--hostfile`.
+The script prints a host per line, `host:slots` or `host`, or what else a line of `--hostfile` may be.
 An answer counts when it has been given twice: what lasts for a second, such as the empty answer of
 a service that restarts or half of a file, is no news.
 """
@@ -169,11 +169,11 @@ class Discovery:
             )
             return
         self._output.seek(0)
-        lines = [line.strip() for line in self._output.read().decode(errors="replace").splitlines()]
+        lines = self._output.read().decode(errors="replace").splitlines()
         try:
-            self._take(hosts.parse(",".join(filter(None, lines))) if any(lines) else ())
+            self._take(hosts.of_lines(lines, _SCRIPT))
         except UsageError as error:
-            self.trouble = f"{_SCRIPT}: {error}"
+            self.trouble = str(error)
 
     def _take(self, answer: tuple[hosts.Host, ...]) -> None:
         self.trouble = ""

@@ -72,6 +72,18 @@ def read(path: Path) -> tuple[Host, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text"
         raise UsageError(f"--hostfile: cannot read {str(path)!r}: {reason}") from error
+    hosts = of_lines(lines, str(path))
+    if not hosts:
+        raise UsageError(f"{path}: expected a host per line, as in: h1 slots=4; received none")
+    return hosts
+
+
+def of_lines(lines: Sequence[str], source: str) -> tuple[Host, ...]:
+    """Return the hosts in the lines of a host file, or of a program that prints such lines.
+
+    Raises:
+        UsageError: a line has another form, or a host is named twice.
+    """
     hosts: dict[str, Host] = {}
     first_line: dict[str, int] = {}
     bare: set[str] = set()  # names without slots, of which each line is a slot
@@ -79,7 +91,7 @@ def read(path: Path) -> tuple[Host, ...]:
         text = line.partition("#")[0].strip()
         if not text:
             continue
-        host = _line(text, f"{path}:{number}")
+        host = _line(text, f"{source}:{number}")
         if host.name not in hosts:
             hosts[host.name] = host
             first_line[host.name] = number
@@ -88,11 +100,9 @@ def read(path: Path) -> tuple[Host, ...]:
             hosts[host.name] = Host(host.name, hosts[host.name].slots + 1)
         else:
             raise UsageError(
-                f"{path}:{number}: expected each host once with its slots, received {host.name!r} "
+                f"{source}:{number}: expected each host once with its slots, received {host.name!r} "
                 f"again, after line {first_line[host.name]}; give it more slots, or a line per slot"
             )
-    if not hosts:
-        raise UsageError(f"{path}: expected a host per line, as in: h1 slots=4; received none")
     return tuple(hosts.values())
 
 

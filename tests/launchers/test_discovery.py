@@ -96,10 +96,20 @@ def test_an_answer_counts_when_it_is_given_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("often")
+def test_a_script_may_print_what_a_host_file_has(tmp_path: Path) -> None:
+    """Comments, ends of lines of other systems, a line for each slot."""
+    lines = r"# of today\n\nh1 slots=3\r\nh2:2\r\nh3\nh3\n"
+    discovery = Discovery(script(tmp_path, f"printf '{lines}'"), None)
+    wait_until(lambda: look(discovery), "the script")
+    assert (found(discovery), discovery.trouble) == ([("h1", 3), ("h2", 2), ("h3", 2)], "")
+    discovery.close()
+
+
+@pytest.mark.usefixtures("often")
 def test_what_is_wrong_with_a_script_is_said(tmp_path: Path) -> None:
     for text, told in (
         ("exit 3", "expected exit code 0 of"),
-        ("echo h1:x", "--host-discovery-script: "),
+        ("echo h1; echo h2:x", "--host-discovery-script:2: expected"),
         ("yes", "more than 1048576 bytes of output"),
     ):
         discovery = Discovery(script(tmp_path, text), None)

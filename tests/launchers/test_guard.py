@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import signal
@@ -10,11 +11,14 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ringar.launchers.check_build import ringar_version
 from ringar.launchers.errors import UsageError
 from ringar.launchers.guard import Place, place, reports
+from ringar.launchers.host_guard import Control, take
 from tests.launchers.helpers import QUICK, Launcher, python, shell, wait_until
 
 GUARD = (sys.executable, "-m", "ringar.launchers.guard", "--job", "test", "--grace", "0.1")
@@ -141,6 +145,25 @@ def test_a_program_that_is_not_there() -> None:
     result = guard("--", "no-such-program")
     assert result.returncode == 127
     assert "no-such-program: expected a program to run" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"ringar": "0.0.1"}, "expected ringar 0.0.1, as on the launcher's host, received"),
+        ({"folder": "/none"}, "expected the folder /none, which ranks start in: No such file"),
+    ],
+)
+def test_a_host_that_differs_takes_no_ranks(changed: dict[str, str], told: str) -> None:
+    """Also one that joins an elastic job, and that nobody has asked before."""
+    job = {"ringar": ringar_version(), "folder": os.getcwd(), "environment": {}, "hosts": []}
+
+    class Said(Control):
+        def next(self) -> dict[str, Any]:
+            return {**job, **changed}
+
+    with pytest.raises(UsageError, match=re.escape(told)):
+        take(Said(), argparse.Namespace(command=["true"]))
 
 
 def test_what_the_rank_leaves_behind_ends_with_it() -> None:

@@ -1,6 +1,6 @@
 """The hosts that an elastic job may use now: of a script, or of a host file that changes.
 
-The script prints a host per line, `host:slots` or `host`, or what else a line of `--hostfile` may be.
+The script prints a host per line, `host:slots`, `host`, or whatever a line of `--hostfile` may be.
 An answer counts when it has been given twice: what lasts for a second, such as the empty answer of
 a service that restarts or half of a file, is no news.
 """

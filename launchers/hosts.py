@@ -100,8 +100,9 @@ def of_lines(lines: Sequence[str], source: str) -> tuple[Host, ...]:
             hosts[host.name] = Host(host.name, hosts[host.name].slots + 1)
         else:
             raise UsageError(
-                f"{source}:{number}: expected each host once with its slots, received {host.name!r} "
-                f"again, after line {first_line[host.name]}; give it more slots, or a line per slot"
+                f"{source}:{number}: expected each host once with its slots, received "
+                f"{host.name!r} again, after line {first_line[host.name]}; give it more slots, or "
+                "a line per slot"
             )
     return tuple(hosts.values())
 

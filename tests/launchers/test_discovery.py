@@ -187,3 +187,26 @@ def test_a_job_without_hosts_ends_in_time_or_when_it_is_told_to(tmp_path: Path) 
         told = launcher.finish()
     assert (told.returncode, told.stdout) == (143, "")
     assert told.stderr.endswith("stopped on SIGTERM; nothing was started\n")
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("option", ["-H", "--hostfile"])
+def test_a_host_that_does_not_answer_yet_is_asked_again(option: str, tmp_path: Path) -> None:
+    """With `-H` only if the job can start without it; see also tests/hosts/test_elastic.py."""
+    write(
+        tmp_path / "ssh",
+        f"shift $(($# - 2)); echo > {tmp_path}/$1.$$\n"
+        f'ls {tmp_path}/h9.* | sed 1,2d | grep -q . && exec sh -c "$2"\necho down >&2; exit 255',
+    )
+    (tmp_path / "hosts").write_text("h9 slots=2\n")
+    named = {"-H": "h9:2", "--hostfile": str(tmp_path / "hosts")}[option]
+    options = ("--min-np", "2", option, named, "--ssh-command", str(tmp_path / "ssh"))
+    result = launch(*options, *shell("echo began"))
+    assert "1 of 1 host cannot take part" in result.stderr
+    assert "h9: cannot be reached, or gives no answer: down" in result.stderr
+    if option == "-H":
+        assert (result.returncode, result.stdout) == (1, "")
+    else:
+        assert "cannot take part; asking again for up to 600 s (--elastic-timeout)" in result.stderr
+        assert sorted(result.stdout.splitlines()) == ["[0] began", "[1] began"]
+        assert result.returncode == 0

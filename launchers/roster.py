@@ -139,10 +139,10 @@ class Slots:
         self._free_at[slot] = now + seconds
         return seconds
 
-    def suspect(self, slot: int, now: float) -> None:
-        """Let the slot cool down after the next failure, even if that is its first one."""
+    def absent(self, slot: int, now: float) -> None:
+        """Note that the host of a slot cannot take part: it cools down, now and when it fails."""
         self._failures[slot] = max(1, self._failures.get(slot, 0))
-        self._free_at[slot] = now
+        self._free_at[slot] = now + self.cool_down
 
     def left(self, slot: int, now: float) -> None:
         """Note that a process has been told to leave its slot, which cools down."""

@@ -146,7 +146,7 @@ class Worlds:
             absent: slots of hosts that cannot take part now; they are tried again later.
         """
         for slot in absent:
-            self._slots.left(slot, now)
+            self._slots.absent(slot, now)
         for slot in self._wanted(now):
             self._start(slot)
 
@@ -239,7 +239,7 @@ class Worlds:
         self._lost.append(end)
         others = len(self.roster.living)
         if self.roster.generation == 0 and end.with_host and others >= self.roster.min_np:
-            self._slots.left(member.slot, now)
+            self._slots.absent(member.slot, now)
             self._fleet.note(f"{_name(end, member)} {end.ending}; {others} start without it")
             return
         if self.roster.is_finishing or self.roster.generation == 0:
@@ -328,7 +328,7 @@ class Worlds:
         """Kill a process; lose its host where that has no effect."""
         if slot not in self._killed:
             self._killed[slot] = now
-            self._slots.suspect(slot, now)
+            self._slots.absent(slot, now)
             member = self.roster.living[slot]
             self._fleet.note(f"rank {member.rank} (slot {slot}) {why}; killed")
             self._fleet.stop(slot, signal.SIGKILL)

@@ -15,13 +15,14 @@ from typing import Any
 from ringar.job import membership
 from ringar.launchers import failures
 from ringar.launchers.discovery import Discovery
+from ringar.launchers.fleet import End
 from ringar.launchers.hosts import Host, is_this_host
 from ringar.launchers.local import LocalJob
 from ringar.launchers.member_sockets import MemberSockets
 from ringar.launchers.plan import JobPlan, RankPlan
 from ringar.launchers.ranks import Rank
 from ringar.launchers.roster import Member
-from ringar.launchers.worlds import End, Limits, Worlds
+from ringar.launchers.worlds import Limits, Worlds
 
 
 def run(job: JobPlan, limits: Limits, discovery: Discovery | None) -> int:

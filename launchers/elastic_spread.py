@@ -21,6 +21,7 @@ from typing import Any
 
 from ringar.launchers import graces, signals, spread
 from ringar.launchers.discovery import Discovery
+from ringar.launchers.fleet import End
 from ringar.launchers.host_guard import ANSWER
 from ringar.launchers.hosts import Host
 from ringar.launchers.mpi_plan import MpiJob
@@ -28,7 +29,7 @@ from ringar.launchers.plan import RankPlan
 from ringar.launchers.ranks import Rank
 from ringar.launchers.roster import Member
 from ringar.launchers.spread import SpreadJob
-from ringar.launchers.worlds import End, Limits, Worlds
+from ringar.launchers.worlds import Limits, Worlds
 
 
 def run(

@@ -22,12 +22,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from ringar.launchers import graces, partition
 from ringar.launchers.discovery import Discovery
-from ringar.launchers.hosts import Host
-from ringar.launchers.ranks import Rank
+from ringar.launchers.fleet import End, Fleet
 from ringar.launchers.roster import Member, Roster, Slots, Stage
 
 _AFTER_MEETING = 1.0  # seconds: the ranks restore their state and train again
@@ -45,61 +44,6 @@ class Limits:
     max_np: int
     reset_limit: int | None
     timeout: float
-
-
-@dataclass(frozen=True)
-class End:
-    """The end of a process.
-
-    Attributes:
-        process: its name in messages: "process 17", "process 17 on h2".
-        code: its exit code, as a shell would report it.
-        ending: how it ended: "failed with exit code 3".
-        grace: seconds for the rank whose loss this one may only have reported.
-        rank: the process itself, if it ran on this host.
-        with_host: whether its host, or the way to it, is lost.
-    """
-
-    process: str
-    code: int
-    ending: str
-    grace: float = 0.0
-    rank: Rank | None = None
-    with_host: bool = False
-
-
-class Fleet(Protocol):
-    """Runs the processes in the slots, and passes messages on to them."""
-
-    def slots(self, hosts: Sequence[Host] | None) -> Sequence[int]:
-        """Return all slots of `hosts`, in order; None: of those that the job began with."""
-
-    def host_of(self, slot: int) -> int:
-        """Return the number of the host of a slot."""
-
-    def start(self, slot: int) -> None:
-        """Start a process; it gets messages from now on."""
-
-    def stop(self, slot: int, number: int) -> None:
-        """Send the process of a slot a signal."""
-
-    def lose(self, slot: int) -> None:
-        """Give up the host of a slot, whose process has not ended after SIGKILL."""
-
-    def tell(self, slot: int, message: Mapping[str, Any]) -> None:
-        """Pass a message on to the process of a slot, if it can still take one."""
-
-    def open_world(self, generation: int, world: Sequence[Member]) -> None:
-        """Tell all members their place in a new world."""
-
-    def end(self, when: float) -> None:
-        """End the job then."""
-
-    def note(self, text: str) -> None:
-        """Show a message to the user."""
-
-    def say(self, text: str) -> None:
-        """Show a message to a user who has asked for details."""
 
 
 class Worlds:

@@ -10,10 +10,11 @@ import pytest
 
 from ringar.launchers import worlds
 from ringar.launchers.discovery import Discovery
+from ringar.launchers.fleet import End
 from ringar.launchers.hosts import Host, parse
 from ringar.launchers.partition import left_out
 from ringar.launchers.roster import Member, Stage
-from ringar.launchers.worlds import End, Limits, Worlds
+from ringar.launchers.worlds import Limits, Worlds
 
 LOST = "is lost: the way to its host ended"
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ringar.job import other_launchers
 from ringar.launchers import elastic_plan
 from ringar.launchers import options as options_module
 from ringar.launchers.choose import Choice, choose
@@ -33,10 +34,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return check_build.main()
     try:
         request = options_module.request(options)
+        _warn_of_others(sys.argv[1:] if arguments is None else arguments)
         return _run(_calibration(request) if options.calibrate else request)
     except UsageError as error:
         print(f"ringarrun: error: {error}", file=sys.stderr)
         return error.code
+
+
+def _warn_of_others(arguments: Sequence[str]) -> None:
+    """Warn if another launcher has started this one several times."""
+    start = other_launchers.of_launcher(os.environ)
+    if start is not None and "RINGAR_RANK" not in os.environ:
+        text = other_launchers.warning_of_launcher(start, arguments)
+        print(f"ringarrun: warning: {text}", file=sys.stderr)
 
 
 def _calibration(request: Request) -> Request:

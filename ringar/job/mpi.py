@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ringar import errors
-from ringar.job import cost_model, log, membership, native, survivors, threads
+from ringar.job import cost_model, log, membership, native, other_launchers, survivors, threads
 from ringar.job.cost_model import Tables
 from ringar.version import __version__
 
@@ -37,13 +37,6 @@ JOB_SIZE_VARIABLE = "RINGAR_JOB_SIZE"
 """The number of ranks that ringarrun has started."""
 
 ALGORITHM_VARIABLE = "RINGAR_ALGORITHM"
-
-#: The variables by which launchers tell the size of a job, and these launchers.
-_SIZE_VARIABLES = {
-    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
-    "PMI_SIZE": "an mpirun or srun that speaks PMI, as MPICH does",
-    "SLURM_STEP_NUM_TASKS": "srun",
-}
 
 #: Memory layout and the choice of algorithms depend on these.
 _MUST_AGREE = ("RINGAR_TUNING", ALGORITHM_VARIABLE)
@@ -109,7 +102,7 @@ def started_by_mpi(environ: Mapping[str, str]) -> bool:
 
 def launched_size(environ: Mapping[str, str]) -> int:
     """Return the number of ranks that the environment tells; 1 if it tells none."""
-    for variable in (JOB_SIZE_VARIABLE, *_SIZE_VARIABLES):
+    for variable in (JOB_SIZE_VARIABLE, *other_launchers.MPI_SIZES):
         if environ.get(variable, "").isdigit():
             return int(environ[variable])
     return 1
@@ -270,7 +263,9 @@ def _library_name(mpi: ModuleType) -> str:
 def _check_world(mpi: ModuleType, environ: Mapping[str, str], prefix: str) -> None:
     started, seen = launched_size(environ), mpi.COMM_WORLD.Get_size()
     if started not in (1, seen):
-        launchers = [name for variable, name in _SIZE_VARIABLES.items() if variable in environ]
+        launchers = [
+            name for variable, name in other_launchers.MPI_SIZES.items() if variable in environ
+        ]
         raise errors.MismatchError(
             f"{prefix}expected {started} ranks, as many as were started, but mpi4py's MPI "
             f"({_library_name(mpi)}) sees {seen}. They were started by "

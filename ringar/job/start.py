@@ -17,6 +17,7 @@ from ringar.job import (
     mpi,
     mpi_exit,
     native,
+    other_launchers,
     place,
     process_sets,
     reach,
@@ -30,6 +31,7 @@ from ringar.job import (
 _log = log.logger(__name__)
 _joined: mpi.Place | None = None  # in a job that MPI has started
 _has_failed = False  # a collective between hosts, for good
+_has_warned = False  # of other processes that ringar does not bring together
 
 
 def init(
@@ -47,7 +49,8 @@ def init(
     started, such as a worker of a pool that imports the script, it does nothing but warn.
 
     Without a launcher the job has one rank, and all functions work. `ringarrun` starts ranks, and
-    so do `mpirun` and `srun` where mpi4py is installed. The ranks of the first job on a kind of
+    so do `mpirun` and `srun` where mpi4py is installed. Processes of other launchers (`torchrun`,
+    the workers of TF_CONFIG) are jobs of one rank each, which warn of it. The ranks of the first job on a kind of
     machine also measure what is best there, in 0.3 s (see RINGAR_CALIBRATION).
 
     Args:
@@ -102,6 +105,8 @@ def _meet(config: native.Config, intra_op: int | None, inter_op: int | None) -> 
         place.apply_mpi_place(joined, config)
     elif "RINGAR_SEGMENT_FD" in os.environ:
         config.segment_fd = inherited.memory("RINGAR_SEGMENT_FD", os.environ)
+    elif "RINGAR_RANK" not in os.environ:
+        _warn_of_others()
     tcp.apply(os.environ, config)
     log.set_rank(config.rank)
     if config.rank == 0:
@@ -116,6 +121,15 @@ def _meet(config: native.Config, intra_op: int | None, inter_op: int | None) -> 
         elif joined is not None:
             mpi.leave(joined, failed=False)
         raise
+
+
+def _warn_of_others() -> None:
+    """Warn once if another launcher has started this process beside others."""
+    global _has_warned
+    start = None if _has_warned else other_launchers.of_job(os.environ)
+    if start is not None:
+        _has_warned = True
+        _log.warning("%s", other_launchers.warning_of_rank(start))
 
 
 def _on_all_ranks(joined: mpi.Place | None, step: Callable[[], None]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ringar.launchers.errors import UsageError
 
+_LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of an interface
 
 
@@ -45,6 +46,30 @@ def towards(host: str) -> str:
     return ""
 
 
+def of_default_route() -> list[str]:
+    """Return the addresses from which this host sends to hosts of no network of its own."""
+    # Addresses for documentation, which no network has.
+    return [address for address in map(towards, ("192.0.2.1", "2001:db8::1")) if address]
+
+
+def loopback() -> str:
+    """Return the address of the loopback interface, which may have only that of IPv6."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET) as probe:
+        probe.bind((_LOOPBACK, 0))
+        return _LOOPBACK
+    return "::1"
+
+
+def _is_here(address: str) -> bool:
+    """Return whether this host has an address; `of_interfaces` lists the first of each by IPv4."""
+    with contextlib.suppress(OSError):
+        for family, kind, *_, bound in socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind) as probe:
+                probe.bind(bound)
+                return True
+    return False
+
+
 def not_loopback(addresses: Sequence[str]) -> list[str]:
     """Return those of `addresses` at which other hosts could reach this one."""
     return [text for text in addresses if text and not ipaddress.ip_address(text).is_loopback]
@@ -56,6 +81,7 @@ def to_listen_at(
     environ: Mapping[str, str],
     *,
     grows: bool = False,
+    seen_at: Sequence[str] = (),
 ) -> str:
     """Return the address of this host for the other hosts of a job.
 
@@ -64,6 +90,7 @@ def to_listen_at(
         others: the names of the other hosts.
         environ: the environment, in which sshd tells the address that it was reached at.
         grows: whether other hosts may join later.
+        seen_at: the addresses from which other hosts were reached, the launcher's.
 
     Raises:
         UsageError: this host has none of the interfaces, or no address.
@@ -72,12 +99,15 @@ def to_listen_at(
     if interfaces:
         return _of_named(interfaces, own)
     if not (others or grows):
-        return "127.0.0.1"
-    by_ssh = environ.get("SSH_CONNECTION", "").split()[2:3]
+        return loopback()
     everywhere = [address for addresses in own.values() for address in addresses]
-    found = not_loopback([*map(towards, others), *by_ssh, *everywhere])
+    by_ssh = environ.get("SSH_CONNECTION", "").split()[2:3]
+    # srun hands on the variable of another host; a host behind one of those sees that one's.
+    known = [text for text in (*seen_at, *by_ssh) if text in everywhere or _is_here(text)]
+    likely = [*map(towards, others), *known, *of_default_route(), *everywhere]
+    found = not_loopback(likely)
     if not (found or others):
-        return "127.0.0.1"
+        return loopback()
     if not found:
         raise UsageError("expected a network interface besides the loopback, found none", 1)
     return found[0]

@@ -145,7 +145,7 @@ def _run_mpi(request: Request, choice: Choice) -> int:
         if request.dry_run:
             print(job.shell())
             return 0
-        preflight.check(job)
+        job = preflight.check(job)
     except KeyboardInterrupt:
         return _interrupted()
     return supervisor.run(job)

@@ -32,6 +32,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ringar.errors import DeadlineError
+from ringar.launchers import addresses
 from ringar.launchers.hosts import Host
 from ringar.launchers.pool import Pool
 from ringar.launchers.rendezvous import Meeting
@@ -75,7 +76,7 @@ class Broker(Meeting):
 
     def __init__(self, *, come_and_go: bool = False) -> None:
         super().__init__([], local=False)
-        self._addresses.append("127.0.0.1")
+        self._addresses.append(addresses.loopback())
         self._come_and_go, self._is_closed = come_and_go, False
         self._changed = threading.Condition()
         self._changed_at = 0.0
@@ -190,7 +191,7 @@ class Broker(Meeting):
 def _peer(connection: Connection) -> str:
     """Return the address from which a process has connected."""
     with socket.socket(fileno=os.dup(connection.fileno())) as its:
-        return str(its.getpeername()[0])
+        return str(its.getpeername()[0]).removeprefix("::ffff:")  # IPv4 at a socket of both
 
 
 def _copy(source: Connection, target: Connection) -> None:

@@ -16,11 +16,9 @@ from typing import IO, Any
 from ringar.launchers import graces, member_path
 from ringar.launchers.cluster_agent import ERR, EXIT, OUT
 from ringar.launchers.gpus import OF_RANKS_VARIABLE
-from ringar.launchers.rendezvous import meet
+from ringar.launchers.rendezvous import BY_SSH, meet
 
 GPUS = "CUDA_VISIBLE_DEVICES"
-BY_SSH = "SSH_CONNECTION"
-"""Tells a guard the address at which its host was reached, as sshd does."""
 
 # The shell ends with the thread of this process that waits for it.
 _SHELL = """
@@ -63,7 +61,7 @@ def _run(variable: str, order: dict[str, Any]) -> None:
     with meet(variable) as way:
         way.send_bytes(json.dumps({"run": order["run"]}).encode())
         environ = dict(os.environ)
-        environ[BY_SSH] = _addresses(way)
+        environ[BY_SSH] = _addresses(way)  # by which a guard knows where its host was reached
         environ[member_path.VARIABLE] = member_path.of_this_process()
         if "gpus" in order:
             # Members may share a GPU.

@@ -182,8 +182,7 @@ def on_hosts_that_answer(
     until = time.monotonic() + limits.timeout
     said: dict[str, str] = {}
     while True:
-        job = on_hosts(request, limits, discovery, environ)
-        faults = preflight.faults(job)
+        job, faults = preflight.examine(on_hosts(request, limits, discovery, environ))
         if sum(host.slots for host in job.hosts if host.name not in faults) >= limits.min_np:
             if faults:
                 _say(preflight.describe(faults, job, "the job starts without"))

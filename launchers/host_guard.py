@@ -184,7 +184,9 @@ def take(control: Control, options: argparse.Namespace, *, grows: bool = False) 
     text = os.environ[VARIABLE]
     number = int(os.environ["SLURM_NODEID"] if text == BY_SLURM else text)
     others = [host.name for i, host in enumerate(hosts) if i != number]
-    address = addresses.to_listen_at(job["interfaces"], others, os.environ, grows=grows)
+    address = addresses.to_listen_at(
+        job["interfaces"], others, os.environ, grows=grows, seen_at=job["seen_at"]
+    )
     return Here(hosts, number, functools.partial(_listen, address), job.get("stdin"))
 
 

@@ -16,7 +16,7 @@ import json
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ringar.launchers import member_path, srun
@@ -25,6 +25,7 @@ from ringar.launchers.errors import UsageError
 from ringar.launchers.hosts import is_this_host
 from ringar.launchers.mpi import NONE, Mpi, identify
 from ringar.launchers.mpi_plan import MpiJob, working_folder
+from ringar.launchers.spread import SEEN_AT_VARIABLE
 
 #: Seconds that all hosts together have for their answers.
 TIMEOUT = 60.0
@@ -43,6 +44,7 @@ answer = dict(
     folder=os.path.isdir(folder) or bool(os.environ.get('{member_path.VARIABLE}')),
     program=bool(shutil.which(os.path.join(folder, program) if '/' in program else program)),
     script=not script or os.path.isfile(os.path.join(folder, script)),
+    ssh=os.environ.get('SSH_CONNECTION', ''),
 )
 try:
     from ringar.version import __version__
@@ -74,24 +76,32 @@ class _Reply:
     said: str = ""
 
 
-def check(job: MpiJob) -> None:
-    """Ask all hosts of `job`.
+def check(job: MpiJob) -> MpiJob:
+    """Ask all hosts of `job`; return it with the addresses at which they have seen this host.
 
     Raises:
         UsageError: some host cannot take part; the message names each, with what to do.
     """
-    if found := faults(job):
-        raise refusal(found, job)
+    job, faults = examine(job)
+    if faults:
+        raise refusal(faults, job)
+    return job
 
 
-def faults(job: MpiJob) -> dict[str, str]:
-    """Ask all hosts of `job`; return why a host cannot take part, and the remedy, by its name."""
+def examine(job: MpiJob) -> tuple[MpiJob, dict[str, str]]:
+    """Ask all hosts of `job`.
+
+    Returns:
+        The job with the addresses at which hosts have seen this one; and why a host cannot take
+        part, with the remedy, by its name.
+    """
     names = [host.name for host in job.hosts]
     if not names:
-        return {}  # srun will ask for hosts itself, and nobody knows them yet
+        return job, {}  # srun will ask for hosts itself, and nobody knows them yet
     replies = _ask_all(job, names) if job.agent is not None else _ask_slurm(job, names)
-    found = {name: _fault(job, name, replies[name]) for name in names}
-    return {name: fault for name, fault in found.items() if fault}
+    by_name = {name: _fault(job, name, replies[name]) for name in names}
+    faults = {name: fault for name, fault in by_name.items() if fault}
+    return (_seen(job, replies) if job.agent is not None else job), faults
 
 
 def refusal(faults: Mapping[str, str], job: MpiJob) -> UsageError:
@@ -107,6 +117,16 @@ def describe(faults: Mapping[str, str], job: MpiJob, consequence: str) -> str:
         *(f"  {name}: {fault}" for name, fault in faults.items()),
     ]
     return "\n".join(lines)
+
+
+def _seen(job: MpiJob, replies: Mapping[str, _Reply]) -> MpiJob:
+    others = [reply.answer or {} for name, reply in replies.items() if not is_this_host(name)]
+    found = dict.fromkeys(word for answer in others for word in answer.get("ssh", "").split()[:1])
+    if not found:
+        return job
+    seen = {SEEN_AT_VARIABLE: ",".join(found)}
+    command = replace(job.command, environment={**job.command.environment, **seen})
+    return replace(job, command=command, environment={**job.environment, **seen})
 
 
 def _question(job: MpiJob) -> list[str]:

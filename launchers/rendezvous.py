@@ -27,6 +27,9 @@ from ringar.launchers import addresses
 VARIABLE = "RINGAR_RUN"
 """Tells a rank the key, the port and the addresses of its caller."""
 
+BY_SSH = "SSH_CONNECTION"
+"""Tells a process below sshd both ends of its connection, the client's first."""
+
 _CONNECT_TIMEOUT = 10.0  # seconds for each address
 
 _MORE, _LAST = b"more", b"last"
@@ -58,14 +61,18 @@ class Meeting(abc.ABC):
 
     def __init__(self, hosts: Sequence[str], *, local: bool) -> None:
         self._key = secrets.token_bytes(32)
-        self._socket = socket.create_server(("127.0.0.1" if local else "", 0))
-        self._addresses = ["127.0.0.1"] if local else _addresses(hosts)
+        self._socket = _listening(local=local)
+        usable = [] if local else _addresses(hosts)
+        if self._socket.family == socket.AF_INET:
+            usable = [address for address in usable if ":" not in address]
+        self._addresses = [addresses.loopback()] if local else usable
 
     @property
     def variable(self) -> str:
-        """What `meet` expects: the key, the port and the addresses."""
+        """What `meet` expects: the key, the port, the addresses, and who has logged in here."""
         port = self._socket.getsockname()[1]
-        return f"{self._key.hex()} {port} {','.join(self._addresses)}"
+        login = ",".join(os.environ.get(BY_SSH, "").split()) or "-"
+        return f"{self._key.hex()} {port} {','.join(self._addresses)} {login}"
 
     def __enter__(self: Self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -95,45 +102,77 @@ class Meeting(abc.ABC):
             self.serve(connection)
 
 
+def _listening(*, local: bool) -> socket.socket:
+    """Return a socket that listens at this host's loopback address, or at all of its addresses."""
+    if local:
+        here = addresses.loopback()
+        family = socket.AF_INET6 if ":" in here else socket.AF_INET
+        return socket.create_server((here, 0), family=family)
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # IPv6 is switched off
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
 def _addresses(hosts: Sequence[str]) -> list[str]:
     """Return addresses of this host that processes on `hosts` may reach, the likeliest first."""
     everywhere = [one for ones in addresses.of_interfaces().values() for one in ones]
-    found = [*map(addresses.towards, hosts), *addresses.not_loopback(everywhere)]
-    found.append(socket.gethostname())
-    return [one for one in dict.fromkeys(found) if one and ":" not in one]  # listens by IPv4
+    others = addresses.not_loopback([*addresses.of_default_route(), *everywhere])
+    found = [*filter(None, map(addresses.towards, hosts)), *others]
+    # Their scope is an interface of this host; another host may have one of that name.
+    found.sort(key=lambda address: "%" in address)
+    return [*dict.fromkeys(found), socket.gethostname()]
 
 
 def meet(variable: str) -> Connection:
-    """Connect to a `Meeting`.
+    """Connect to a `Meeting`: at the address that sshd has told, then at those of the meeting.
 
     Args:
         variable: its `variable`.
 
     Raises:
-        ConnectionError: none of its addresses answers; the message names all of them.
+        ConnectionError: it answers at none of its addresses; the message names all of them.
     """
-    key, port, addresses = variable.split()
-    connection = _connect(addresses.split(","), int(port))
-    answer_challenge(connection, bytes.fromhex(key))
-    deliver_challenge(connection, bytes.fromhex(key))
-    return connection
-
-
-def _connect(addresses: Sequence[str], port: int) -> Connection:
+    key, port, told, login = variable.split()
+    candidates = dict.fromkeys([*_caller_by_ssh(login), *told.split(",")])
     faults = []
-    for address in addresses:
+    for address in candidates:
         try:
-            found = socket.create_connection((address, port), _CONNECT_TIMEOUT)
-        except OSError as error:
-            faults.append(f"{address}: {error}")
-            continue
-        found.settimeout(None)
-        _keep_alive(found)
-        return Connection(found.detach())
+            return _connect(address, int(port), bytes.fromhex(key))
+        # Another host may have the same address, of a network of containers for one.
+        except (OSError, EOFError, AuthenticationError) as error:
+            faults.append(f"{address}: {error or 'the connection was closed'}")
     raise ConnectionError(
         f"{socket.gethostname()}: expected to reach the caller of ringar.run at port {port}, "
         f"received {'; '.join(faults)}; open the ports between these hosts"
     )
+
+
+def _caller_by_ssh(login: str) -> list[str]:
+    """Return the address from which sshd has seen the caller, if ssh has started this process.
+
+    Args:
+        login: the login of the caller itself, which a process on its host has inherited.
+    """
+    words = os.environ.get(BY_SSH, "").split()
+    return words[:1] if ",".join(words) != login else []
+
+
+def _connect(address: str, port: int, key: bytes) -> Connection:
+    """Connect to an address, and prove that both sides know the key."""
+    there = socket.create_connection((address, port), _CONNECT_TIMEOUT)
+    there.settimeout(None)
+    _keep_alive(there)
+    connection = Connection(there.detach())
+    try:
+        if not connection.poll(_CONNECT_TIMEOUT):
+            raise TimeoutError("who listens there says nothing")
+        answer_challenge(connection, key)
+        deliver_challenge(connection, key)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _keep_alive(connection: socket.socket) -> None:

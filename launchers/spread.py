@@ -47,6 +47,9 @@ CLUSTER_AGENT = "ringar.launchers.cluster_agent"
 
 COST_MODEL_VARIABLE = "RINGAR_COST_MODEL"
 
+SEEN_AT_VARIABLE = "RINGAR_SEEN_AT"
+"""The addresses from which other hosts were reached by ssh, as they have seen them."""
+
 #: What the interpreter needs on another host before it can read the other variables.
 _AT_ONCE = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
@@ -269,6 +272,7 @@ def first_line(options: argparse.Namespace) -> dict[str, object]:
         "folder": os.getcwd(),
         "environment": {name: os.environ[name] for name in options.export if name in os.environ},
         "interfaces": options.network_interface,
+        "seen_at": _names(os.environ.get(SEEN_AT_VARIABLE, "")),
     }
 
 

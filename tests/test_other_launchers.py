@@ -91,6 +91,7 @@ def test_a_launcher_below_another_one_warns(environ: dict[str, str]) -> None:
 def test_a_launcher_is_one_of_several_for_mpi_and_srun_too() -> None:
     for variable in ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
         start = other_launchers.of_launcher({variable: "2"})
-        assert start is not None and start.size == 2
+        assert start is not None
+        assert start.size == 2
     # An allocation of several tasks, in which ringarrun is the one process.
     assert other_launchers.of_launcher({"SLURM_NTASKS": "8"}) is None

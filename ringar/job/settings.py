@@ -240,6 +240,10 @@ OF_THE_LAUNCHER = (
         "key, port and addresses of the caller of `ringar.run`, or of an executor",
     ),
     Setting(
+        "SEEN_AT", "addresses", "", "launchers.spread",
+        "where other hosts have seen that of `ringarrun`, for the process that starts the ranks",
+    ),
+    Setting(
         "SPREAD", "number", "", "launchers.host_guard",
         "which host of such a job this is, for the process that starts its ranks",
     ),

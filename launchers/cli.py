@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringar.job import other_launchers
-from ringar.launchers import elastic_plan
+from ringar.launchers import elastic_plan, first_process
 from ringar.launchers import options as options_module
 from ringar.launchers.choose import Choice, choose
 from ringar.launchers.discovery import Discovery
@@ -22,6 +22,8 @@ from ringar.launchers.worlds import Limits
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `ringarrun` with `arguments` (default: sys.argv) and return its exit code."""
     _fill_standard_streams()
+    if os.getpid() == 1 and (code := first_process.reap()) is not None:
+        return code
     options = options_module.parser().parse_args(arguments)
     if options.version:
         from ringar.launchers.check_build import ringar_version

@@ -14,10 +14,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from ringar.launchers import hosts, signals
+from ringar.launchers import clock, hosts, signals
 from ringar.launchers.errors import UsageError
 from ringar.launchers.ranks import bound_to_launcher
 
@@ -74,16 +73,16 @@ class Discovery:
             UsageError: the script cannot be run, the hosts do not come in time, or a signal has
                 told the launcher to stop.
         """
-        begin, said = time.monotonic(), ""
+        begin, said = clock.now(), ""
         received: list[int] = []
         with signals.Signals(received.append) as caught:
-            while self.can_run and (self._slots() < least or time.monotonic() < begin + pause):
+            while self.can_run and (self._slots() < least or clock.now() < begin + pause):
                 if received:
                     name = signals.name_of(received[0])
                     raise UsageError(f"stopped on {name}; nothing was started", 128 + received[0])
-                if time.monotonic() >= begin + seconds:
+                if clock.now() >= begin + seconds:
                     raise self._are_too_few(least, seconds)
-                self.look(time.monotonic())
+                self.look(clock.now())
                 if (why := self._obstacle(least)) not in ("", said):
                     again = f"asking again for up to {seconds:g} s (--elastic-timeout)"
                     print(f"ringarrun: {why}; {again}", file=sys.stderr, flush=True)

@@ -7,13 +7,12 @@ to the launcher, and `worlds.py` decides on what comes through it.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ringar.job import membership
-from ringar.launchers import failures
+from ringar.launchers import clock, failures
 from ringar.launchers.discovery import Discovery
 from ringar.launchers.fleet import End
 from ringar.launchers.hosts import Host, is_this_host
@@ -109,7 +108,7 @@ class ElasticJob(LocalJob):
 
     def _start(self) -> None:
         super()._start()
-        self._worlds.begin(time.monotonic())
+        self._worlds.begin(clock.now())
 
     def _planned(self) -> Sequence[RankPlan]:
         return ()

@@ -15,15 +15,15 @@ import json
 import os
 import secrets
 import signal
-import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ringar.launchers import graces, signals, spread
+from ringar.launchers import clock, graces, signals, spread
 from ringar.launchers.discovery import Discovery
 from ringar.launchers.fleet import End
 from ringar.launchers.host_guard import ANSWER
 from ringar.launchers.hosts import Host
+from ringar.launchers.local import LocalJob
 from ringar.launchers.mpi_plan import MpiJob
 from ringar.launchers.plan import RankPlan
 from ringar.launchers.ranks import Rank
@@ -55,6 +55,7 @@ class ElasticSpreadJob(SpreadJob):
     """A job over several hosts whose ranks may change; the fleet of its worlds."""
 
     also_stops = ()
+    stops_itself = True
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class ElasticSpreadJob(SpreadJob):
         hosts = [(host.name, host.slots) for host in self._all_hosts]
         self._start_rank(RankPlan(number, len(hosts), number, len(hosts)))
         self._ways[number] = self.ranks[-1]
-        self._silent[number] = time.monotonic() + spread.ANSWER_TIMEOUT
+        self._silent[number] = clock.now() + spread.ANSWER_TIMEOUT
         self._tell(self._ways[number], {**self._first_line, "hosts": hosts})
 
     def _command_of(self, plan: RankPlan) -> Sequence[str]:
@@ -196,7 +197,7 @@ class ElasticSpreadJob(SpreadJob):
             how = {"code": 1, "ending": f"was not started: {name} cannot reach {peers}"}
             self._on_end(slot, how)
         else:
-            self._note_obedience(answer["ended"]["code"], time.monotonic())
+            self._note_obedience(answer["ended"]["code"], clock.now())
             self._on_end(slot, answer["ended"], answer["stopped"])
         return True
 
@@ -204,7 +205,7 @@ class ElasticSpreadJob(SpreadJob):
         if slot in self._worlds.roster.living:
             is_news = how is not None and not stopped and not self.signal
             end = End(self._processes[slot], **how) if is_news and how is not None else None
-            self._worlds.on_end(slot, end, time.monotonic())
+            self._worlds.on_end(slot, end, clock.now())
 
     def _on_exit(self, rank: Rank, now: float) -> None:
         """Take the end of a way, with which all processes of its host are lost."""
@@ -228,7 +229,7 @@ class ElasticSpreadJob(SpreadJob):
         super()._start()
         names = self._absent
         absent = [slot for slot in self.slots(None) if self._host_of(slot).name in names]
-        self._worlds.begin(time.monotonic(), absent)
+        self._worlds.begin(clock.now(), absent)
 
     def _step(self, now: float) -> bool:
         has_ended = super()._step(now)
@@ -247,7 +248,7 @@ class ElasticSpreadJob(SpreadJob):
                 os.killpg(self._ways[number].pid, signal.SIGKILL)
 
     def _timeout(self, now: float) -> float | None:
-        return self._worlds.timeout(super()._timeout(now))
+        return self._worlds.timeout(LocalJob._timeout(self, now))
 
     # The end
 

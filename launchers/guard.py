@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringar.launchers import cpus, failures, gpus, graces, plan, signals
+from ringar.launchers import clock, cpus, failures, gpus, graces, plan, signals
 from ringar.launchers.allocation import counts
 from ringar.launchers.errors import UsageError
 from ringar.launchers.local import LocalJob
@@ -114,6 +114,8 @@ def place(environ: Mapping[str, str]) -> Place:
 class GuardedJob(LocalJob):
     """The ranks below a guard: the one of mpirun or srun, or those of a host."""
 
+    stops_itself = False
+
     def __init__(self, job: JobPlan, grace: float, asked_by: int = signals.ASK) -> None:
         super().__init__(job)
         self._grace = grace
@@ -184,8 +186,8 @@ class GuardedJob(LocalJob):
         report waits until all that comes before it has been read, if that does not take long.
         """
         self._flush()
-        end = time.monotonic() + _PARENT_CHECK
-        while _unread(self._err.fd) and not self.signal and time.monotonic() < end:
+        end = clock.now() + _PARENT_CHECK
+        while _unread(self._err.fd) and not self.signal and clock.now() < end:
             time.sleep(_TICK)
         text = report(self.job.job, rank.rank, rank.size, self._host, ending)
         self._err.line(text.encode(errors="replace"))
@@ -193,9 +195,9 @@ class GuardedJob(LocalJob):
     def _linger(self, seconds: float) -> None:
         """Leave the other ranks time to end by themselves, up to a signal."""
         self._update_interests()  # the screens, which would always be ready
-        end = time.monotonic() + seconds
+        end = clock.now() + seconds
         asked = int(self.signal == self._asked_by)
-        while self._signal_count == asked and (left := end - time.monotonic()) > 0:
+        while self._signal_count == asked and (left := end - clock.now()) > 0:
             for key, _ in self._poll.select(min(left, _PARENT_CHECK)):
                 key.data()
             if os.getppid() != self._parent:

@@ -15,6 +15,8 @@ the ranks first (`recipients.py`), and to their helpers when their rank has gone
   signal's number.
 - The reader of the output has closed it.
 
+Ctrl-Z stops the ranks with the launcher (`job_control.py`).
+
 If the launcher itself is killed, the kernel kills the ranks (PR_SET_PDEATHSIG) and the janitor
 kills the rest. The ranks' shared segment has no name; it goes with the last process that holds it.
 """
@@ -32,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import BinaryIO, Literal
 
-from ringar.launchers import failures, graces, janitor, recipients, signals
+from ringar.launchers import clock, failures, graces, janitor, job_control, recipients, signals
 from ringar.launchers.output import BACKLOG, Screen, Stream, screens
 from ringar.launchers.plan import JobPlan, RankPlan
 from ringar.launchers.ranks import ExitWatch, Rank, spawn
@@ -56,6 +58,8 @@ class LocalJob:
 
     #: A signal that stops the job as SIGTERM does.
     also_stops: tuple[int, ...] = ()
+    #: Whether this process stops with the ranks on Ctrl-Z: nothing then passes SIGCONT on to it.
+    stops_itself = True
 
     def __init__(self, job: JobPlan) -> None:
         self.job = job
@@ -193,9 +197,9 @@ class LocalJob:
     # Running
 
     def _loop(self) -> None:
-        while not self._step(time.monotonic()):
+        while not self._step(clock.now()):
             self._update_interests()
-            for key, _ in self._poll.select(self._timeout(time.monotonic())):
+            for key, _ in clock.select(self._poll, self._timeout(clock.now())):
                 key.data()
 
     def _step(self, now: float) -> bool:
@@ -333,16 +337,36 @@ class LocalJob:
             self._err.message(signals.ignored(number, [rank.number for rank in running]))
 
     def _on_signal(self, number: int) -> None:
+        if number in signals.JOB_CONTROL:
+            self._on_job_control(number)
+            return
         if number in signals.USER and number not in self.also_stops:
             self._pass_on(number)
             return
-        now = time.monotonic()
+        clock.go_on()
+        now = clock.now()
         self._signal_count += 1
         if self._signal_count > 1:
             self._kill_at = now
         if self.signal in (0, signal.SIGPIPE):  # Ctrl-C ends the `tee` of a pipeline, too
             self.signal = number
         self._term_at = min(now, self._term_at or now)
+
+    def _on_job_control(self, number: int) -> None:
+        """Stop all processes on Ctrl-Z, or let them go on."""
+        if number == signal.SIGTSTP and self.stops_itself:
+            if job_control.nobody_continues():
+                return
+            self._stop_or_go_on(number)
+            job_control.stop_this_process()
+            number = signal.SIGCONT
+        self._stop_or_go_on(number)
+
+    def _stop_or_go_on(self, number: int) -> None:
+        stops = number == signal.SIGTSTP
+        (clock.stop if stops else clock.go_on)()
+        change = job_control.stop if stops else job_control.go_on
+        change(self.job.job, [rank.pid for rank in self.ranks if rank.status is None])
 
     def _timeout(self, now: float) -> float | None:
         if self._term_at is not None or not self._is_running():
@@ -420,9 +444,9 @@ class LocalJob:
         self._write_rest()
 
     def _write_rest(self) -> None:
-        count, until = self._signal_count, time.monotonic() + graces.KILL
+        count, until = self._signal_count, clock.now() + graces.KILL
         while (self._out.waiting or self._err.waiting) and self._signal_count == count:
-            if self.signal and time.monotonic() >= until:
+            if self.signal and clock.now() >= until:
                 return
             self._update_interests()
             for key, _ in self._poll.select(_TICK if self.signal else None):
@@ -432,9 +456,10 @@ class LocalJob:
 
     def _end(self) -> None:
         """Kill every process of the job, and close all files."""
-        give_up = time.monotonic() + _GIVE_UP
+        clock.go_on()
+        give_up = clock.now() + _GIVE_UP
         self._kill_all()
-        while not all(rank.has_ended() for rank in self.ranks) and time.monotonic() < give_up:
+        while not all(rank.has_ended() for rank in self.ranks) and clock.now() < give_up:
             time.sleep(_TICK)
         for stream in self._streams():
             stream.drain()

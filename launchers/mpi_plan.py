@@ -108,7 +108,7 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob
     agent = _agent(request, choice, environ, launcher)
     guard = "guard" if uses_mpi else "host_guard" if request.min_np is None else "elastic_guard"
     mpirun = mpi.find_mpirun(library, python, ranks) if launcher == "mpirun" else None
-    asked_by, passes_on = _signals(mpirun, request.kill_grace)
+    asked_by, passes_on = _signals(launcher, mpirun, request.kill_grace)
     start = Start(
         program=(
             *_guard(request, choice, job, asked_by, [python, "-m", f"ringar.launchers.{guard}"]),
@@ -173,9 +173,13 @@ def _agent(
     )
 
 
-def _signals(mpirun: Mpi | None, kill_grace: float | None) -> tuple[int, tuple[int, ...]]:
+def _signals(
+    launcher: str, mpirun: Mpi | None, kill_grace: float | None
+) -> tuple[int, tuple[int, ...]]:
     """Return the signal that asks guards to stop, and those for ranks, by what mpirun passes on."""
     is_hydra = mpirun is not None and mpirun.family != mpi.OPEN_MPI
+    if launcher == "ssh":
+        return signals.ASK, (*signals.USER, *signals.JOB_CONTROL)
     if mpirun is None or (mpirun.major >= 5 and not is_hydra):
         return signals.ASK, signals.USER
     usable = (signal.SIGUSR1,) if is_hydra else signals.USER

@@ -12,10 +12,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import BinaryIO
+
+from ringar.launchers import clock
 
 #: Bytes that wait for the screen before the ranks have to wait too.
 BACKLOG = 1 << 20
@@ -190,7 +191,7 @@ class Stream:
             self._copy.close()
 
     def prompt_due(self) -> float | None:
-        """Return the time (`time.monotonic()`) to show the unfinished line at, or None."""
+        """Return the time (`clock.now()`) to show the unfinished line at, or None."""
         if self._live and not self._raw and len(self._line) > self._shown and not self.closed:
             return self._since + PROMPT_DELAY
         return None
@@ -227,7 +228,7 @@ class Stream:
         if not rest:
             return
         if not self._line:
-            self._since = time.monotonic()
+            self._since = clock.now()
         self._line += rest
         if self._live and b"\r" in rest and not self._raw:
             self._show_unfinished()
@@ -259,7 +260,7 @@ class Stream:
             self.screen.take(self)
             self.screen.put(self._prefix + frame)
         self._shown = len(self._line)
-        self._since = time.monotonic()
+        self._since = clock.now()
 
     def _frames(self, data: bytes) -> bytes:
         # After each carriage return the cursor stands where the prefix is.

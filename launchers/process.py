@@ -15,8 +15,9 @@ import selectors
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
+
+from ringar.launchers import clock, job_control
 
 # The launcher ends with this process, or with the thread that waits for it.
 _LAUNCHER = """
@@ -58,9 +59,10 @@ class Launcher:
 
         Whatever is raised meanwhile, such as KeyboardInterrupt, all ranks have ended afterwards.
         """
-        end = math.inf if timeout is None else time.monotonic() + timeout
+        end = math.inf if timeout is None else clock.now() + timeout
         try:
-            in_time = self._show(end)
+            with job_control.shared_with(self._process):
+                in_time = self._show(end)
             if not in_time:
                 self._stop(signal.SIGTERM)
         except BaseException as error:
@@ -93,10 +95,10 @@ class Launcher:
             for name in ("stdout", "stderr"):
                 poll.register(getattr(self._process, name), selectors.EVENT_READ, name)
             while poll.get_map():
-                left = end - time.monotonic()
+                left = end - clock.now()
                 if left <= 0:
                     return False
-                for key, _ in poll.select(None if left == math.inf else left):
+                for key, _ in clock.select(poll, None if left == math.inf else left):
                     data = os.read(key.fd, 1 << 16)
                     self._write(key.data, self._decoders[key.data].decode(data, final=not data))
                     if not data:

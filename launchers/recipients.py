@@ -24,6 +24,12 @@ def children(members: Iterable[int]) -> dict[int, list[int]]:
     return by_parent
 
 
+def parents() -> dict[int, int]:
+    """Return the parent of each process of this host."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return {pid: _parent(pid) for pid in pids}
+
+
 def recipient(leader: int, children: Mapping[int, Sequence[int]]) -> int:
     """Return the process id of the recipient of a rank's signals.
 

@@ -13,6 +13,9 @@ _SAME = 0.2  # seconds
 USER = (signal.SIGUSR1, signal.SIGUSR2)
 """The signals that are passed on to ranks with a handler for them."""
 
+JOB_CONTROL = (signal.SIGTSTP, signal.SIGCONT)
+"""Those of Ctrl-Z, and of `fg` after it."""
+
 ASK = signal.SIGALRM
 """Asks guards to stop their ranks, which then have the time of `--kill-grace`.
 
@@ -60,7 +63,7 @@ class Repetition:
 class Signals:
     """A context in which signals only make a file descriptor readable.
 
-    These are SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2.
+    These are SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP and SIGCONT.
 
     Args:
         action: called with the number of each signal, from `clear`.
@@ -70,7 +73,7 @@ class Signals:
     def __init__(self, action: Callable[[int], None], more: Sequence[int] = ()) -> None:
         self._action = action
         self._repetition = Repetition()
-        self._numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *USER, *more)
+        self._numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *USER, *JOB_CONTROL, *more)
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
@@ -83,15 +86,22 @@ class Signals:
 
     def clear(self) -> None:
         """Make the file descriptor unreadable again, and handle the signals."""
-        for number in os.read(self._reader, 64):
-            if not self._repetition.is_one(number):
+        numbers = os.read(self._reader, 64)
+        for place, number in enumerate(numbers):
+            if number in JOB_CONTROL:
+                if number == signal.SIGCONT or signal.SIGCONT not in numbers[place:]:
+                    self._action(number)
+            elif not self._repetition.is_one(number):
                 self._action(number)
 
     def __enter__(self) -> Signals:
         self._previous_fd = signal.set_wakeup_fd(self._writer)
         for number in self._numbers:
-            # nohup means that a lost terminal is to be ignored.
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            # nohup means that a lost terminal is to be ignored, and so may Ctrl-Z be.
+            if (
+                number not in (signal.SIGHUP, signal.SIGTSTP)
+                or signal.getsignal(number) != signal.SIG_IGN
+            ):
                 self._previous[number] = signal.signal(number, _nothing)
         return self
 

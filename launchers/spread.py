@@ -21,12 +21,11 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ringar.launchers import failures, graces, guard, signals, srun
+from ringar.launchers import clock, failures, graces, guard, signals, srun
 from ringar.launchers import hosts as hosts_module
 from ringar.launchers.check_build import ringar_version
 from ringar.launchers.command import Command, Start
@@ -41,6 +40,7 @@ from ringar.launchers.ssh import Agent
 
 #: Seconds for the answers of all hosts; the check before the start has just heard from each.
 ANSWER_TIMEOUT = 60.0
+_LOOK = 1.0  # seconds between two looks for those that do not come
 
 CLUSTER_AGENT = "ringar.launchers.cluster_agent"
 """In the place of ssh: it reaches this host, too, where a member holds the resources."""
@@ -87,6 +87,7 @@ class SpreadJob(LocalJob):
 
     #: What the supervisor sends if the ranks have time to save: hosts get it, and end in time.
     also_stops: tuple[int, ...] = (signals.ASK,)
+    stops_itself = False  # the supervisor does
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class SpreadJob(LocalJob):
         self._hosts, self._commands, self._first_line = hosts, commands, first_line
         self._for_ranks, self._name, self._max_failures = for_ranks, job, max_failures
         self._addresses: dict[int, list[str]] = {}  # by host
-        self._answers_until = time.monotonic() + ANSWER_TIMEOUT
+        self._answers_until = clock.now() + ANSWER_TIMEOUT
         self._stdin_of_rank_0 = os.dup(0)
 
     # Starting
@@ -187,6 +188,16 @@ class SpreadJob(LocalJob):
             self._tell_guards(number)
         else:
             super()._on_signal(number)
+
+    def _stop_or_go_on(self, number: int) -> None:
+        (clock.stop if number == signal.SIGTSTP else clock.go_on)()
+        self._tell_guards(number)
+
+    def _timeout(self, now: float) -> float | None:
+        timeout = super()._timeout(now)
+        if len(self._addresses) < len(self._hosts):
+            timeout = min(_LOOK, _LOOK if timeout is None else timeout)
+        return timeout
 
     def _stop_ranks(self) -> None:
         self._tell_guards(signal.SIGTERM)

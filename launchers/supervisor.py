@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ringar.launchers import graces, signals
+from ringar.launchers import clock, graces, job_control, signals
 from ringar.launchers.failures import OTHERS_GO_ON
 from ringar.launchers.guard import CONSEQUENCE, reports
 from ringar.launchers.local import rank_stdin
@@ -71,6 +71,7 @@ class Supervisor:
         self._signal_count = 0
         self._passed_on: set[int] = set()
         self._to_pass_on: list[int] = []
+        self._stops = False  # with all ranks, as soon as the command can be told
         self._ask = False  # pass on a first signal that leaves time to save
         self._term_at: float | None = None
         self._kill_at: float | None = None
@@ -129,9 +130,9 @@ class Supervisor:
                 event = selectors.EVENT_READ if fd == stderr else selectors.EVENT_WRITE
                 poll.register(fd, event, wanted[fd])
             readers = wanted
-            for key, _ in poll.select(_TICK):
+            for key, _ in clock.select(poll, _TICK):
                 key.data()
-            self._end_if_due(process, time.monotonic())
+            self._end_if_due(process, clock.now())
         for fd in readers:
             poll.unregister(fd)
         while self._open and self._read(stderr):
@@ -139,10 +140,10 @@ class Supervisor:
 
     def _flush(self, poll: selectors.BaseSelector) -> None:
         """Write the rest of the standard error: after a signal only to a reader that reads."""
-        count, until = self._signal_count, time.monotonic() + graces.KILL
+        count, until = self._signal_count, clock.now() + graces.KILL
         poll.register(self._screen.fd, selectors.EVENT_WRITE, self._screen.write_some)
         while self._screen.waiting and self._signal_count == count:
-            if self.signal and time.monotonic() >= until:
+            if self.signal and clock.now() >= until:
                 return
             for key, _ in poll.select(_TICK):
                 key.data()
@@ -182,13 +183,13 @@ class Supervisor:
     def _on_good_end(self, rank: int) -> None:
         self.ended.add(rank)
         if self.signal and len(self._over()) == self.job.size:
-            self._term_at = time.monotonic()
+            self._term_at = clock.now()
 
     def _on_obedience(self, rank: int, number: int) -> None:
         """Note that a rank ends on a signal that was passed on; the others are about to end."""
         self.signal = self.signal or number
         wait = max(self.job.failure_grace, self.job.kill_grace or 0.0) + graces.SETTLE
-        self._term_at = min(time.monotonic() + wait, self._term_at or math.inf)
+        self._term_at = min(clock.now() + wait, self._term_at or math.inf)
         self._on_good_end(rank)
 
     def _on_failure(self, match: re.Match[bytes]) -> None:
@@ -206,13 +207,16 @@ class Supervisor:
         self._last = line
         self._screen.line(line)
         if self._term_at is None and not self._goes_on():
-            self._term_at = time.monotonic() + self.job.failure_grace + graces.SETTLE
+            self._term_at = clock.now() + self.job.failure_grace + graces.SETTLE
 
     def _on_signal(self, number: int) -> None:
+        if number in signals.JOB_CONTROL:
+            self._on_job_control(number)
+            return
         if number in signals.USER:
             self._on_user_signal(number)
             return
-        now = time.monotonic()
+        now = clock.now()
         self._signal_count += 1
         self.signal = self.signal or number
         self._ask = self.job.kill_grace is not None and self._signal_count == 1
@@ -232,7 +236,28 @@ class Supervisor:
                 "to the ranks; SIGTERM saves and ends the job"
             )
 
+    def _on_job_control(self, number: int) -> None:
+        """Note that Ctrl-Z is to stop all ranks, and this process."""
+        if number == signal.SIGCONT or job_control.nobody_continues():
+            return
+        if number not in self.job.passes_on:
+            self._screen.message(
+                f"ignored {signals.name_of(number)}: this {self.job.launcher} does not stop ranks"
+            )
+            return
+        self._stops = True
+
+    def _stop_together(self, process: subprocess.Popen[bytes]) -> None:
+        self._stops = False
+        clock.stop()
+        process.send_signal(signal.SIGTSTP)
+        job_control.stop_this_process()
+        process.send_signal(signal.SIGCONT)
+        clock.go_on()
+
     def _end_if_due(self, process: subprocess.Popen[bytes], now: float) -> None:
+        if self._stops:
+            self._stop_together(process)
         for number in self._to_pass_on:
             process.send_signal(number)
         self._to_pass_on.clear()

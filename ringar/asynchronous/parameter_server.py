@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -327,7 +326,7 @@ class ParameterServer:
 
     def _wait_for_workers(self) -> None:
         while not self._service.join(0.05):
-            silent = time.monotonic() - self._service.last_push
+            silent = self._service.since_push.seconds()
             if silent > self._deadline:
                 raise DeadlineError(
                     Call("window", name=self._name).refusal(

@@ -15,6 +15,7 @@ from ringar.asynchronous.turnstile import Turnstile
 from ringar.collectives import empty, mailbox
 from ringar.collectives.call import Call
 from ringar.errors import DeadlineError, MismatchError, PeerLostError
+from ringar.job.stopwatch import Stopwatch
 
 _SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between looks
 
@@ -150,15 +151,15 @@ class Replica:
         Raises:
             DeadlineError: they come no nearer.
         """
-        newest, since = -1, time.monotonic()
+        newest, stopwatch = -1, Stopwatch()
         while True:
             published = [self._published(shard) for shard in self._mailboxes.shards]
             versions = [one.version for one in published]
             if min(versions) >= version or all(one.is_left for one in published):
                 return
             if sum(versions) != newest:
-                newest, since = sum(versions), time.monotonic()
-            elif time.monotonic() - since > self._deadline:
+                newest, stopwatch = sum(versions), Stopwatch()
+            elif stopwatch.seconds() > self._deadline:
                 slowest = versions.index(min(versions))
                 self._give_up(self._mailboxes.shards[slowest], f"come to version {version}")
             time.sleep(_LONGEST)
@@ -169,15 +170,15 @@ class Replica:
         Raises:
             DeadlineError: the shards neither change nor end.
         """
-        newest, since = -1, time.monotonic()
+        newest, stopwatch = -1, Stopwatch()
         while True:
             published = [self._published(shard) for shard in self._mailboxes.shards]
             if all(one.final for one in published):
                 break
             progress = sum(one.publication + one.final for one in published)
             if progress != newest:
-                newest, since = progress, time.monotonic()
-            elif time.monotonic() - since > self._deadline:
+                newest, stopwatch = progress, Stopwatch()
+            elif stopwatch.seconds() > self._deadline:
                 slowest = next(i for i, one in enumerate(published) if not one.final)
                 self._give_up(self._mailboxes.shards[slowest], "end with all workers")
             time.sleep(_LONGEST)
@@ -210,9 +211,9 @@ class Replica:
         version = turnstile.version(self._worker, self.pushes)
         if version is None:
             return
-        begin = time.monotonic()
+        stopwatch = Stopwatch()
         while (found := self._published(shard).version) < version:
-            if time.monotonic() - begin > self._deadline:
+            if stopwatch.seconds() > self._deadline:
                 self._give_up(shard, f"come to version {version} of the schedule")
             time.sleep(_SHORTEST)
         if found > version:
@@ -234,12 +235,13 @@ class Replica:
         return found
 
     def _wait(self, shard: ShardPlace, is_done: Callable[[Ack], bool], what: str) -> None:
-        begin, looks = time.monotonic(), 0
+        stopwatch = Stopwatch()
+        looks = 0
         while True:
             ack = Ack(*self._mailboxes.control.numbers(shard.rank, shard.ack_at(self._worker), 2))
             if is_done(ack):
                 return
-            waited = time.monotonic() - begin
+            waited = stopwatch.seconds()
             looks += 1
             if looks % 64 == 0:
                 self._published(shard)

@@ -30,6 +30,7 @@ from ringar.collectives import mailbox
 from ringar.collectives.mailbox import RECORD
 from ringar.errors import DeadlineError, NotInitializedError, PeerLostError
 from ringar.job import log
+from ringar.job.stopwatch import Stopwatch
 
 _log = log.logger(__name__)
 
@@ -74,7 +75,7 @@ class Service:
         self._missing = set(range(len(workers))) if shards else set()
         self._dead: dict[int, PeerLostError] = {}  # found by the watch, not yet left out
         self.failure: Exception | None = None
-        self.last_push = time.monotonic()
+        self.since_push = Stopwatch()
         self._thread = threading.Thread(target=self._run, name="ringar shards", daemon=True)
         for served in self._shards:
             served.publish()
@@ -108,8 +109,8 @@ class Service:
 
     def wait_for_readers(self, deadline: float) -> None:
         """Wait until all workers that live have read the final values: this rank may end then."""
-        begin = time.monotonic()
-        while time.monotonic() - begin < deadline:
+        stopwatch = Stopwatch()
+        while stopwatch.seconds() < deadline:
             if all(map(self._has_read, range(len(self._workers)))):
                 return
             time.sleep(_LONGEST)
@@ -145,7 +146,7 @@ class Service:
             self._leave_out_dead()
             rung = int(doorbell[0])
             if rung != heard and self._take_pushes():
-                since = self.last_push = time.monotonic()
+                since, self.since_push = time.monotonic(), Stopwatch()
                 continue  # without having heard: there may be more
             heard = rung
             waited = time.monotonic() - since

@@ -25,6 +25,7 @@ import numpy as np
 from ringar import errors
 from ringar.job import cost_model, log, membership, native, other_launchers, survivors, threads
 from ringar.job.cost_model import Tables
+from ringar.job.stopwatch import Stopwatch
 from ringar.version import __version__
 
 if TYPE_CHECKING:
@@ -296,11 +297,11 @@ def _wait_for_all_ranks(mpi: ModuleType, world: MPI.Intracomm, timeout: float, p
     """
     rank, size = world.Get_rank(), world.Get_size()
     is_absent = np.zeros(size, np.int8)
-    deadline = time.monotonic() + timeout
+    stopwatch = Stopwatch()
     if rank == 0:
         arrivals = np.zeros((size, 1), np.int8)
         requests = [world.Irecv(arrivals[r], r, _TAG) for r in range(1, size)]
-        while not mpi.Request.Testall(requests) and time.monotonic() < deadline:
+        while not mpi.Request.Testall(requests) and stopwatch.seconds() < timeout:
             time.sleep(0.0005)
         for r, request in enumerate(requests, start=1):
             if request and not request.Test():
@@ -315,7 +316,7 @@ def _wait_for_all_ranks(mpi: ModuleType, world: MPI.Intracomm, timeout: float, p
         answer = world.Irecv(is_absent, 0, _TAG)
         # Rank 0 may have come later than this rank, and then waits longer.
         while not answer.Test():
-            if time.monotonic() > deadline + 5:
+            if stopwatch.seconds() > timeout + 5:
                 answer.Cancel()
                 answer.Wait()
                 is_absent[0] = 1

@@ -122,5 +122,18 @@ TEST(watchdog_looks_now_and_then) {
   EXPECT_EQ(looks, before + 1);
 }
 
+// What a stop of the process (Ctrl-Z) takes does not count, however long it is.
+TEST(a_stopwatch_stands_still_while_nobody_asks) {
+  Stopwatch stopwatch;
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  const double stopped = stopwatch.seconds();
+  EXPECT(stopped >= 1);
+  EXPECT(stopped < 2);
+  for (int i = 0; i < 10; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT(stopwatch.seconds() >= stopped + 0.02 * (i + 1));
+  }
+}
+
 }  // namespace
 }  // namespace ringar::test

@@ -175,12 +175,11 @@ void ProcessSet::run_line(std::unique_lock<std::mutex>& lock) {
 // What is held back waits for an op of TensorFlow, which has failed or is still computing: nobody
 // tells. TensorFlow itself waits for the end of what is held.
 void ProcessSet::look_after_held_tickets(std::unique_lock<std::mutex>& lock) {
-  const auto now = std::chrono::steady_clock::now();
   const Timeouts& timeouts = world_.timeouts;
   if (tickets_.awaited() != held_.awaited)
-    held_ = {tickets_.awaited(), now, timeouts.stall_warning};
+    held_ = {tickets_.awaited(), {}, timeouts.stall_warning};
   if (!held_.awaited) return;
-  const double waited = std::chrono::duration<double>(now - held_.since).count();
+  const double waited = held_.stopwatch.seconds();
   const bool late = waited >= timeouts.deadline;
   if (!late && waited < held_.warn_at) return;
   const Request& waits = tickets_.first_that_waits();

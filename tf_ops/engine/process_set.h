@@ -87,7 +87,7 @@ class ProcessSet {
   // Requests that have come, and wait for one whose ticket is before theirs.
   struct HeldTickets {
     uint64_t awaited = 0;  // 0: none are held
-    std::chrono::steady_clock::time_point since;
+    Stopwatch stopwatch;
     double warn_at = 0;
   };
 

@@ -14,6 +14,7 @@ constexpr double kPart = 1.0 / 8;  // of the time waited
 // yield that came back soon. A thread that computes now and then should cost little: to be woken
 // takes longer than to poll.
 constexpr int64_t kSliceOfOthers = 500'000;  // nanoseconds
+constexpr int64_t kLongestPause = 1'000'000'000;  // between two questions to a stopwatch, in nanoseconds
 constexpr int kFewestSleeps = 8, kMostSleeps = 512;
 
 thread_local int sleeps_at_once = 0;  // waits of this thread that are still to come
@@ -51,6 +52,13 @@ bool Rests::spin() {
 
 double Rests::seconds() const {
   return rest_.after(static_cast<double>(monotonic_ns() - begin_) * 1e-9);
+}
+
+double Stopwatch::seconds() {
+  const int64_t now = monotonic_ns();
+  begin_ += std::max<int64_t>(now - asked_ - kLongestPause, 0);
+  asked_ = now;
+  return static_cast<double>(now - begin_) * 1e-9;
 }
 
 void sleep_on(Flag* flag, uint64_t seen, double seconds) {

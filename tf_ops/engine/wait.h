@@ -61,6 +61,17 @@ class Rests {
   int looks_ = 0;
 };
 
+// The seconds that a wait has lasted, without those in which this process was stopped (Ctrl-Z): its
+// deadline is not for them. Whoever waits asks every few milliseconds, so an answer that comes much
+// later than the one before shows a stop.
+class Stopwatch {
+ public:
+  double seconds();
+
+ private:
+  int64_t begin_ = monotonic_ns(), asked_ = begin_;
+};
+
 // Until the flag is advanced, if there is one, and for at most so many seconds.
 void sleep_on(Flag* flag, uint64_t seen, double seconds);
 
@@ -97,13 +108,13 @@ Status wait_until(const Rest& rest, Flag* flag, Look look, Check check = {}) {
 // Waits for at most so many seconds; returns whether it is done.
 template <typename IsDone>
 bool wait_at_most(double seconds, const Rest& rest, IsDone is_done) {
-  const double until = static_cast<double>(monotonic_ns()) + seconds * 1e9;
+  Stopwatch stopwatch;
   const auto look = [&](bool* done) {
     *done = is_done();
     return Status();
   };
   const auto check = [&] {
-    const bool late = static_cast<double>(monotonic_ns()) > until;
+    const bool late = stopwatch.seconds() > seconds;
     return late ? Status(RINGAR_DEADLINE, "") : Status();
   };
   return wait_until(rest, nullptr, look, check).ok();

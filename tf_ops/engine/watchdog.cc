@@ -38,12 +38,7 @@ Status trouble_beyond_the_host(const OpState& op_state) {
 Watchdog::Watchdog(const Timeouts& timeouts, const OpState& op_state)
     : timeouts_(timeouts),
       op_state_(op_state),
-      start_(Clock::now()),
       warn_at_(timeouts.stall_warning) {}
-
-double Watchdog::seconds() const {
-  return std::chrono::duration<double>(Clock::now() - start_).count();
-}
 
 Status Watchdog::look(const Text& trouble, const Text& whom) {
   const double waited = seconds();

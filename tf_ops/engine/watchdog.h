@@ -4,7 +4,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <functional>
 #include <string>
 
@@ -35,7 +34,7 @@ class Watchdog {
 
   Watchdog(const Timeouts& timeouts, const OpState& op_state);
 
-  double seconds() const;
+  double seconds() { return stopwatch_.seconds(); }
 
   // To be called at any time: it looks every 20 ms, and when this rank shuts down. `trouble` tells
   // why a rank of this host will never come, or ""; `whom` lists those of its ranks that have not
@@ -46,9 +45,7 @@ class Watchdog {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
-  bool is_due() const { return is_stopping() || seconds() >= look_at_; }
+  bool is_due() { return is_stopping() || seconds() >= look_at_; }
   Status look(const Text& trouble, const Text& whom);
   bool is_stopping() const { return timeouts_.stop && timeouts_.stop->load(); }
   Status look_beyond_the_host();
@@ -56,7 +53,7 @@ class Watchdog {
 
   const Timeouts& timeouts_;
   const OpState& op_state_;
-  const Clock::time_point start_;
+  Stopwatch stopwatch_;
   double look_at_ = Rest::kCheckEvery, warn_at_;
   // Neighbors are told that this rank waits, one after the other, in rounds.
   double round_at_ = 1, tell_at_ = 1;  // seconds

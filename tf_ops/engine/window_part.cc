@@ -215,10 +215,10 @@ Status WindowPart::lock(Chunk& chunk) const {
     *done = is_mine();
     return {};
   };
-  const int64_t begin = monotonic_ns();
+  Stopwatch stopwatch;
   // Its holder may have died before it has written, or after: then nothing is torn.
   const auto look = [&]() -> Status {
-    const double waited = static_cast<double>(monotonic_ns() - begin) * 1e-9;
+    const double waited = stopwatch.seconds();
     if (holder == 0) return {};
     const Status vain = patience_.look(static_cast<int>(holder) - 1, waited);
     const bool whole = chunk.version.load() % 2 == 0;

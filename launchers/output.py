@@ -133,6 +133,7 @@ class Stream:
         raw: pass everything on as it comes, unchanged (a job of one rank without prefix).
         copy: a file that also gets all of it, unchanged.
         takes: called with each complete line; a line for which it returns True is not shown.
+        keeps: how lines begin that are never cut.
     """
 
     def __init__(
@@ -145,13 +146,14 @@ class Stream:
         raw: bool = False,
         copy: BinaryIO | None = None,
         takes: Callable[[bytes], bool] | None = None,
+        keeps: bytes | None = None,
     ) -> None:
         self.fd = fd
         self.screen = screen
         self.closed = False
         self.copy_error: OSError | None = None
         self._prefix, self._live, self._raw, self._copy = prefix, live, raw, copy
-        self._takes = takes
+        self._takes, self._keeps = takes, keeps
         self._line = bytearray()  # the unfinished line
         self._shown = 0  # how much of it is on the screen
         self._since = 0.0  # when its first part came
@@ -269,6 +271,8 @@ class Stream:
     def _cut(self) -> None:
         """Keep the unfinished line short: drop overdrawn frames, or end the line."""
         if len(self._line) <= _LONGEST_LINE:
+            return
+        if self._keeps is not None and self._line.startswith(self._keeps):
             return
         frame = last_frame(self._line)
         if len(frame) > _LONGEST_LINE // 2:

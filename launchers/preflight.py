@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringar.launchers import member_path, srun
-from ringar.launchers.check_build import ringar_version
+from ringar.launchers.check_build import ringar_source, ringar_version
 from ringar.launchers.errors import UsageError
 from ringar.launchers.hosts import is_this_host
 from ringar.launchers.mpi import NONE, Mpi, identify
@@ -233,15 +233,16 @@ def _fault(job: MpiJob, name: str, reply: _Reply) -> str:
     if answer is None:
         return _no_answer(job, name, reply)
     install = f"install the same there: {job.python} -m pip install"
+    this_ringar = f"{install} {ringar_source()}"
     if "ringar" not in answer:
-        return f"{job.python} cannot import ringar: {answer['ringar_error']}; {install} ringar"
+        return f"{job.python} cannot import ringar: {answer['ringar_error']}; {this_ringar}"
     if answer["ringar"] != ringar_version():
         return (
             f"expected ringar {ringar_version()}, as here, received {answer['ringar']}; "
-            f"{install} ringar=={ringar_version()}"
+            f"{this_ringar}"
         )
     if "ringar_error" in answer:
-        return f"ringar there lacks a part: {answer['ringar_error']}; {install} ringar"
+        return f"ringar there lacks a part: {answer['ringar_error']}; {this_ringar}"
     if job.mpi != NONE and (fault := _fault_of_mpi(job.mpi, answer, install)):
         return fault
     if not answer["folder"]:
@@ -261,7 +262,7 @@ def _fault(job: MpiJob, name: str, reply: _Reply) -> str:
 
 def _fault_of_mpi(here: Mpi, answer: Mapping[str, Any], install: str) -> str:
     if "mpi" not in answer:
-        return f"mpi4py does not load an MPI: {answer['mpi_error']}; {install} 'ringar[mpi]'"
+        return f"mpi4py does not load an MPI: {answer['mpi_error']}; {install} mpi4py"
     there = identify(answer["mpi"])
     if _differs(there, here):
         return f"expected {here} for mpi4py, as here, received {there}; {install} the same MPI"

@@ -144,7 +144,7 @@ class SpreadJob(LocalJob):
 
     def _stream(self, plan: RankPlan, name: str, fd: int) -> Stream:
         screen = self._out if name == "stdout" else self._err
-        return Stream(fd, screen, live=plan.rank == 0, takes=self._take_answer)
+        return Stream(fd, screen, live=plan.rank == 0, takes=self._take_answer, keeps=ANSWER)
 
     def _take_answer(self, line: bytes) -> bool:
         """Take a line with the addresses of a host; the last one lets the ranks start."""

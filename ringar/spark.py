@@ -271,7 +271,7 @@ def _active(given: SparkContext | None) -> SparkContext:
     except ImportError as error:
         raise ImportError(
             "ringar.spark expected the package pyspark, which is not installed: "
-            "pip install 'ringar[spark]'"
+            "pip install 'pyspark>=3.5'"
         ) from error
     found = given or SparkContext._active_spark_context
     if found is None:

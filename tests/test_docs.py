@@ -94,3 +94,23 @@ def test_the_version_is_in_the_changelog() -> None:
     released = version[1].partition(".dev")[0]
     heading = "## [Unreleased]" if "dev" in version[1] else f"## [{released}]"
     assert heading in changelog
+
+
+def sources() -> list[Path]:
+    """The files that may tell a user what to install."""
+    folders = [ROOT / name for name in ("ringar", "launchers", "benchmarks", "examples", "tf_ops")]
+    code = [path for folder in folders for kind in ("*.py", "*.cc") for path in folder.rglob(kind)]
+    return [*DOCUMENTS, *code]
+
+
+def test_what_pip_is_told_to_install_is_on_its_index() -> None:
+    """ringar is not; its checkout and its wheel are files."""
+    wrong = []
+    for path in sources():
+        # A command may go on in the next line of a document.
+        for words in re.findall(
+            r"pip install((?:\s+(?:'[^'\n]*'|[-\w.=<>\[\],]+))+)", path.read_text()
+        ):
+            if re.search(r"(?:^|\s)'?ringar(?![\w-]*\.whl|-)", words):
+                wrong.append(f"{name(path)}: pip install{words}")
+    assert wrong == ["docs/installation.md: pip install ringar"]

@@ -224,7 +224,7 @@ def _table(rows: Sequence[Any], headers: Sequence[str]) -> str:
     except ImportError as error:
         raise ImportError(
             f"The tables need tabulate, which is missing: {error}. "
-            "Install it with: pip install 'ringar[bench]'"
+            "Install it with: pip install matplotlib tabulate"
         ) from error
     right = ["left", *["right"] * (len(headers) - 1)]
     return tabulate(rows, headers, tablefmt="github" if "\n" not in "".join(headers) else "simple",

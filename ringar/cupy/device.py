@@ -37,7 +37,7 @@ def load(function: str = "scan") -> ModuleType:
     except ImportError as error:
         raise ImportError(
             f"ringar.cupy.{function} needs CuPy, which is missing: {error}. "
-            "Install it, for example with: pip install 'ringar[gpu]'"
+            "Install it, for example with: pip install cupy-cuda12x nvidia-nccl-cu12"
         ) from error
     try:
         count = cupy.cuda.runtime.getDeviceCount()

@@ -226,7 +226,7 @@ def _mpi4py() -> ModuleType:
     except ImportError as error:
         raise errors.UnsupportedError(
             "expected mpi4py in a job that MPI has started, with the MPI of its mpirun or srun; "
-            f"received: {error}. Install it on every host: pip install 'ringar[mpi]'"
+            f"received: {error}. Install it on every host: pip install mpi4py"
         ) from error
     return MPI
 

@@ -110,7 +110,7 @@ def _tensorflow() -> ModuleType:
     except ImportError as error:
         raise ImportError(
             "ringar needs TensorFlow 2.16 or later with Keras 3, found none. "
-            "Install one, for example with: pip install 'ringar[tensorflow]'"
+            "Install one, for example with: pip install tensorflow keras"
         ) from error
     return tf
 

@@ -6,7 +6,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "ringar.keras needs Keras 3 and TensorFlow 2.16 or later, and one of them is missing: "
-        f"{error}. Install both, for example with: pip install 'ringar[tensorflow]'"
+        f"{error}. Install both, for example with: pip install tensorflow keras"
     ) from error
 
 if int(_keras.__version__.split(".")[0]) < 3:

@@ -24,7 +24,7 @@ def module() -> Any:
         import ray
     except ImportError as error:
         raise ImportError(
-            "ringar.ray expected the package ray, which is not installed: pip install 'ringar[ray]'"
+            "ringar.ray expected the package ray, which is not installed: pip install 'ray>=2.40'"
         ) from error
     return ray
 

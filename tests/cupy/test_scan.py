@@ -64,7 +64,7 @@ def test_bad_arguments(argument: str, value: Any, kind: type[Exception], said: s
 def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     device.load.cache_clear()
-    with pytest.raises(ImportError, match=r"pip install 'ringar\[gpu\]'"):
+    with pytest.raises(ImportError, match=r"pip install cupy-cuda12x nvidia-nccl-cu12"):
         scan(None, None)
 
 

@@ -28,7 +28,7 @@ int cuDriverGetVersion(int* version) { return number("TEST_CUDA", version); }
 int cuInit(unsigned flags) { return getenv("TEST_GPUS") == NULL ? 100 : (int)flags; }
 int cuDeviceGetCount(int* count) { return number("TEST_GPUS", count); }
 """
-INSTALL = "pip install 'ringar[gpu]', or 'ringar[gpu-cuda13]' for CUDA 13"
+INSTALL = "pip install cupy-cuda12x nvidia-nccl-cu12, or cupy-cuda13x nvidia-nccl-cu13"
 
 
 @pytest.fixture(scope="module")

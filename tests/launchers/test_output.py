@@ -161,13 +161,31 @@ def test_endless_progress_takes_no_memory(screen: Screen) -> None:
         assert shown(screen).endswith(b"[%d] " % rank + b"x" * 1000 + b"\n" if rank else b"x\n")
 
 
-def test_endless_line_is_cut(screen: Screen) -> None:
+def test_endless_line_is_cut_without_a_loss(screen: Screen) -> None:
     one = Rank(1, screen)
-    for _ in range(100):
-        one.write(b"x" * 1000)
-    text = shown(screen)
-    assert text.startswith(b"[1] xxx")
-    assert text.endswith(b"x\n")
+    text = b"".join(b"%d," % i for i in range(60_000))
+    for begin in range(0, len(text), 1000):
+        one.write(text[begin : begin + 1000])
+    one.write(b"\n")
+    pieces = shown(screen).splitlines()
+    assert len(pieces) == 1 + len(text) // output._LONGEST_LINE
+    assert all(piece.startswith(b"[1] ") for piece in pieces)
+    assert b"".join(piece.removeprefix(b"[1] ") for piece in pieces) == text
+
+
+def test_lines_that_programs_read_are_not_cut(screen: Screen) -> None:
+    taken: list[bytes] = []
+    reader, writer = os.pipe()
+    stream = Stream(reader, screen, takes=lambda line: not taken.append(line), keeps=b"ANSWER ")
+    text = b"ANSWER " + b"x" * 3 * output._LONGEST_LINE
+    for begin in range(0, len(text), 1000):
+        os.write(writer, text[begin : begin + 1000])
+        stream.read_some()
+    os.write(writer, b"\n")
+    stream.read_some()
+    os.close(writer)
+    stream.close()
+    assert taken == [text]
 
 
 def test_only_a_longer_line_is_cut(screen: Screen) -> None:

@@ -74,7 +74,7 @@ def _optuna() -> ModuleType:
     except ImportError as error:
         raise UnsupportedError(
             f"Autotune needs Optuna, which is missing: {error}. Install it with: "
-            "pip install 'ringar[autotune]'"
+            "pip install optuna"
         ) from error
     return optuna
 

@@ -22,7 +22,7 @@ def scipy_sparse() -> ModuleType:
     except ImportError as error:
         raise ImportError(
             "ringar.parallel.scan multiplies sparse Jacobians with SciPy 1.10 or later, which is "
-            f"missing: {error}. Install it with: pip install 'ringar[scan]'"
+            f"missing: {error}. Install it with: pip install 'scipy>=1.10'"
         ) from error
     return scipy.sparse
 

@@ -26,7 +26,7 @@ def scipy_sparse() -> ModuleType:
     except ImportError as error:
         raise ImportError(
             "ringar.parallel.sparse takes layers as matrices of SciPy 1.10 or later, which is "
-            f"missing: {error}. Install it with: pip install 'ringar[sparse]'"
+            f"missing: {error}. Install it with: pip install 'scipy>=1.10'"
         ) from error
     return scipy.sparse
 

@@ -146,5 +146,5 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.setitem(sys.modules, "cupy", None)
     device.load.cache_clear()
     assert allreduce.main(["--device", "gpu"]) == 2
-    assert "pip install 'ringar[gpu]'" in capsys.readouterr().err
+    assert "pip install cupy-cuda12x nvidia-nccl-cu12" in capsys.readouterr().err
     device.load.cache_clear()

@@ -187,10 +187,10 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tabulate", None)
-    with pytest.raises(ImportError, match=r"pip install 'ringar\[bench\]'"):
+    with pytest.raises(ImportError, match=r"pip install matplotlib tabulate"):
         analysis.levels_table(analysis.analyze(nets.build("dense")))
     monkeypatch.setitem(sys.modules, "scipy.sparse", None)
-    with pytest.raises(ImportError, match=r"SciPy 1.10 or later.*pip install 'ringar\[scan\]'"):
+    with pytest.raises(ImportError, match=r"SciPy 1.10 or later.*pip install 'scipy>=1.10'"):
         nets.build("dense")
 
 

@@ -78,7 +78,7 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.setitem(sys.modules, "cupy", None)
     device.load.cache_clear()
     assert scan_gpu.main(["--rounds", "1", "--most-steps", "10"]) == 2
-    assert "pip install 'ringar[gpu]'" in capsys.readouterr().err
+    assert "pip install cupy-cuda12x nvidia-nccl-cu12" in capsys.readouterr().err
     device.load.cache_clear()
 
 

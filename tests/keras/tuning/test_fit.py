@@ -346,7 +346,7 @@ def wrong(name: str, rank: int, monkeypatch: pytest.MonkeyPatch, folder: Path) -
     begin = rf"rank {rank} \| Autotune: rank 0 could not begin: .*"
     if name == "optuna":
         monkeypatch.setitem(sys.modules, "optuna", None)
-        return begin + r"pip install 'ringar\[autotune\]'"
+        return begin + r"pip install optuna"
     if name == "log":
         monkeypatch.setenv("RINGAR_AUTOTUNE_LOG", str(folder))
         return begin + "expected a log that can be written"

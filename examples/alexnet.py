@@ -262,6 +262,7 @@ def main() -> None:
         train,
         epochs=options.epochs,
         steps_per_epoch=options.steps,
+        shuffle=False,  # the dataset does
         validation_data=held_out,
         callbacks=callbacks,
     ).history

@@ -74,7 +74,7 @@ def train(model: keras.Model, options: argparse.Namespace) -> tuple[list[float],
     # One step per epoch: Keras reports the mean loss of an epoch.
     history = model.fit(
         dataset.repeat(), epochs=options.steps, steps_per_epoch=1, verbose=0,
-        callbacks=[ringar.callbacks.Distributed(), watch],
+        shuffle=False, callbacks=[ringar.callbacks.Distributed(), watch],
     )  # fmt: skip
     return history.history["loss"], watch.seconds
 

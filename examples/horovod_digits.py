@@ -72,7 +72,7 @@ def by_fit(model: keras.Model, data: tf.data.Dataset, epochs: int) -> None:
         hvd_keras.callbacks.LearningRateWarmupCallback(initial_lr=rate, warmup_epochs=3),
     ]
     verbose = 2 if hvd.rank() == 0 else 0
-    model.fit(data, epochs=epochs, callbacks=callbacks, verbose=verbose)
+    model.fit(data, epochs=epochs, shuffle=False, callbacks=callbacks, verbose=verbose)
 
 
 def by_tape(model: keras.Model, data: tf.data.Dataset, epochs: int) -> None:

@@ -43,7 +43,7 @@ def main() -> None:
     share = ringar.data.shard(data, grid=grid).batch(options.batch_size)
     callbacks = [ringar.callbacks.Distributed()]
     verbose = 2 if ringar.rank() == 0 else 0
-    model.fit(share, epochs=options.epochs, verbose=verbose, callbacks=callbacks)
+    model.fit(share, epochs=options.epochs, shuffle=False, verbose=verbose, callbacks=callbacks)
 
     whole = ringar.parallel.merge(model)
     if ringar.rank() == 0:

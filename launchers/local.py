@@ -72,6 +72,7 @@ class LocalJob:
         self._out, self._err = screens()
         self._term_at: float | None = None
         self._kill_at: float | None = None
+        self._received: Signals
         self._exits = ExitWatch()
         self._poll = selectors.PollSelector()
         self._interests: dict[int, int] = {}
@@ -81,7 +82,8 @@ class LocalJob:
 
     def run(self) -> int:
         """Run the job to its end and return the exit code."""
-        with Signals(self._on_signal, self.also_stops) as received:
+        self._received = Signals(self._on_signal, self.also_stops)
+        with self._received as received:
             self._watch_fd(received.fileno(), selectors.EVENT_READ, received.clear)
             self._watch_fd(self._exits.fileno(), selectors.EVENT_READ, lambda: None)
             try:
@@ -358,7 +360,8 @@ class LocalJob:
             if job_control.nobody_continues():
                 return
             self._stop_or_go_on(number)
-            job_control.stop_this_process()
+            if not self._received.have_come():  # such as a SIGCONT, which would be missed
+                job_control.stop_this_process()
             number = signal.SIGCONT
         self._stop_or_go_on(number)
 

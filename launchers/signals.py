@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -83,6 +84,10 @@ class Signals:
     def fileno(self) -> int:
         """Return a file descriptor that is readable after a signal."""
         return self._reader
+
+    def have_come(self) -> bool:
+        """Return whether there is a signal that has not been handled."""
+        return bool(select.select([self._reader], [], [], 0)[0])
 
     def clear(self) -> None:
         """Make the file descriptor unreadable again, and handle the signals."""

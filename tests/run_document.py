@@ -4,13 +4,18 @@ Snippets are the ```python blocks. What a snippet needs and a reader does not is
 HTML comment, `<!--- invisible-code-block: python ... -->`; `<!--- skip: next -->` leaves one out,
 `<!--- skip: next if(condition) -->` in some jobs.
 Files follow one another in one process, which imports TensorFlow once; each begins a job anew.
+
+A snippet must not lead to a warning of Python, Keras or TensorFlow: a reader would wonder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import unittest
+import warnings
+from collections.abc import Iterator
 
 from sybil.document import Document
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
@@ -18,12 +23,44 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 import ringar
 
 
+class Heard(logging.Handler):
+    """Keeps the messages of Keras and TensorFlow."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(f"{record.name}: {record.getMessage()}")
+
+
+@contextlib.contextmanager
+def without_warnings(place: str) -> Iterator[None]:
+    """Raises at the end of the context if there was a warning in it."""
+    heard = Heard()
+    loggers = [logging.getLogger(name) for name in ("absl", "tensorflow", "py.warnings")]
+    for logger in loggers:
+        logger.addHandler(heard)
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(heard)
+    told = [f"{one.filename}:{one.lineno}: {one.message}" for one in seen] + heard.messages
+    # TensorFlow counts the models of all pages, which a reader has in as many programs.
+    told = [text for text in told if "triggered tf.function retracing" not in text]
+    if told:
+        raise AssertionError(f"{place}: expected no warning, received {told}")
+
+
 def main(path: str) -> None:
     """Runs the snippets of the document at `path`; the first that raises ends the program."""
     document = Document.parse(path, PythonCodeBlockParser(), SkipParser())
     for example in document.examples():
         print(f"{path}:{example.line}", flush=True)
-        with contextlib.suppress(unittest.SkipTest):  # `skip: next if(condition)`
+        skipped = contextlib.suppress(unittest.SkipTest)  # `skip: next if(condition)`
+        with skipped, without_warnings(f"{path}:{example.line}"):
             example.evaluate()
     ringar.shutdown()
 

@@ -104,7 +104,7 @@ def sources() -> list[Path]:
 
 
 def test_what_pip_is_told_to_install_is_on_its_index() -> None:
-    """ringar is not; its checkout and its wheel are files."""
+    """Ringar is not; its checkout and its wheel are files."""
     wrong = []
     for path in sources():
         # A command may go on in the next line of a document.

@@ -176,7 +176,12 @@ def test_endless_line_is_cut_without_a_loss(screen: Screen) -> None:
 def test_lines_that_programs_read_are_not_cut(screen: Screen) -> None:
     taken: list[bytes] = []
     reader, writer = os.pipe()
-    stream = Stream(reader, screen, takes=lambda line: not taken.append(line), keeps=b"ANSWER ")
+
+    def take(line: bytes) -> bool:
+        taken.append(line)
+        return True
+
+    stream = Stream(reader, screen, takes=take, keeps=b"ANSWER ")
     text = b"ANSWER " + b"x" * 3 * output._LONGEST_LINE
     for begin in range(0, len(text), 1000):
         os.write(writer, text[begin : begin + 1000])

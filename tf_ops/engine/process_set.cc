@@ -176,8 +176,7 @@ void ProcessSet::run_line(std::unique_lock<std::mutex>& lock) {
 // tells. TensorFlow itself waits for the end of what is held.
 void ProcessSet::look_after_held_tickets(std::unique_lock<std::mutex>& lock) {
   const Timeouts& timeouts = world_.timeouts;
-  if (tickets_.awaited() != held_.awaited)
-    held_ = {tickets_.awaited(), {}, timeouts.stall_warning};
+  if (tickets_.awaited() != held_.awaited) held_ = {tickets_.awaited(), {}, timeouts.stall_warning};
   if (!held_.awaited) return;
   const double waited = held_.stopwatch.seconds();
   const bool late = waited >= timeouts.deadline;

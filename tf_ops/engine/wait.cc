@@ -14,7 +14,8 @@ constexpr double kPart = 1.0 / 8;  // of the time waited
 // yield that came back soon. A thread that computes now and then should cost little: to be woken
 // takes longer than to poll.
 constexpr int64_t kSliceOfOthers = 500'000;  // nanoseconds
-constexpr int64_t kLongestPause = 1'000'000'000;  // between two questions to a stopwatch, in nanoseconds
+constexpr int64_t kLongestPause =
+    1'000'000'000;  // between two questions to a stopwatch, in nanoseconds
 constexpr int kFewestSleeps = 8, kMostSleeps = 512;
 
 thread_local int sleeps_at_once = 0;  // waits of this thread that are still to come

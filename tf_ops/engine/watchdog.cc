@@ -36,9 +36,7 @@ Status trouble_beyond_the_host(const OpState& op_state) {
 }
 
 Watchdog::Watchdog(const Timeouts& timeouts, const OpState& op_state)
-    : timeouts_(timeouts),
-      op_state_(op_state),
-      warn_at_(timeouts.stall_warning) {}
+    : timeouts_(timeouts), op_state_(op_state), warn_at_(timeouts.stall_warning) {}
 
 Status Watchdog::look(const Text& trouble, const Text& whom) {
   const double waited = seconds();

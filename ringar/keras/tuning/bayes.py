@@ -73,8 +73,7 @@ def _optuna() -> ModuleType:
         import optuna
     except ImportError as error:
         raise UnsupportedError(
-            f"Autotune needs Optuna, which is missing: {error}. Install it with: "
-            "pip install optuna"
+            f"Autotune needs Optuna, which is missing: {error}. Install it with: pip install optuna"
         ) from error
     return optuna
 

@@ -150,7 +150,7 @@ def installed() -> Solver:
         return solver
     raise ImportError(
         'partition="hypergraph" needs Mt-KaHyPar or METIS, which are missing. Install one with: '
-        "pip install mtkahypar, or choose partition=\"block\""
+        'pip install mtkahypar, or choose partition="block"'
     )
 
 

@@ -164,6 +164,25 @@ def test_at_a_terminal_a_stop_beyond_the_deadline_ends_nothing(tmp_path: Path) -
     os.close(terminal)
 
 
+def test_a_terminal_that_closes_ends_a_job_that_is_stopped(tmp_path: Path) -> None:
+    folder = tmp_path / "ticks"
+    folder.mkdir()
+    script = tmp_path / "tick.py"
+    script.write_text(TICK.format(folder=str(folder)))
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
+    words = [*LAUNCHER, "-np", "2", sys.executable, "-S", str(script)]
+    os.write(terminal, f"{' '.join(words)}\n".encode())
+    wait_until(lambda: len(ticks(folder)) == 2, "two ranks")
+    os.write(terminal, b"\x1a")
+    wait_until(lambda: stopped(folder), "the ranks have stopped")
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    ranks = [Path("/proc") / name for name in ticks(folder)]
+    wait_until(lambda: not any(rank.exists() for rank in ranks), "the end of the ranks")
+
+
 def test_without_job_control_ctrl_z_is_ignored(tmp_path: Path) -> None:
     """As in a container, whose first process is not a shell: nobody could let the job go on."""
     folder = tmp_path / "ticks"

@@ -127,6 +127,7 @@ import numpy as np
 import ringar
 
 ringar.init(deadline=8)
+ringar.allreduce(np.ones(1))  # which imports what the next one needs
 folder = sys.argv[1]
 open(f"{folder}/{os.getpid()}", "w").close()
 if ringar.rank() == 1:
@@ -148,6 +149,7 @@ def test_at_a_terminal_a_stop_beyond_the_deadline_ends_nothing(tmp_path: Path) -
     words = " ".join([*LAUNCHER, "-np", "2", str(script), str(folder)])
     os.write(terminal, f"{words}; echo code $?\n".encode())
     wait_until(lambda: len(ticks(folder)) == 2, "two ranks")
+    time.sleep(0.5)  # rank 0 waits for rank 1
     os.write(terminal, b"\x1a")
     wait_until(lambda: stopped(folder), "the ranks have stopped")
     time.sleep(10)  # more than the deadline

@@ -87,10 +87,15 @@ def by_tcp(
     variables: Mapping[str, str],
     options: Sequence[str] = (),
 ) -> list[str]:
-    """The command of ringarrun for the same job without MPI, with more `options` of ringarrun."""
+    """The command of ringarrun for the same job without MPI, with more `options` of ringarrun.
+
+    With an empty sequence of `ranks` the options name the hosts.
+    """
     each = [ranks] * len(hosts) if isinstance(ranks, int) else ranks
-    slots = ",".join(f"{host.name}:{count}" for host, count in zip(hosts, each, strict=True))
-    command = [sys.executable, "-m", "ringar.launchers", "-H", slots, "--link", "tcp"]
+    command = [sys.executable, "-m", "ringar.launchers", "--link", "tcp"]
+    if each:
+        slots = ",".join(f"{host.name}:{count}" for host, count in zip(hosts, each, strict=True))
+        command += ["-H", slots]
     command += ["--ssh-command", str(hosts.agent), "--bind-to", "none", *options]
     for name, value in variables.items():
         command += ["-x", f"{name}={value}"]

@@ -1,0 +1,213 @@
+"""The checked work of the ranks of `tests.chaos`: a wrong result prints WRONG and ends with 99."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any, NoReturn
+
+from tests.chaos.kinds import EPOCHS
+from tests.chaos.suffering import PLAN, SLOT, happen
+
+
+def say(step: int) -> None:
+    """Print the step, where the plan wants that."""
+    if PLAN["loud"]:
+        print(f"step {step} " + 200 * ".", flush=True)
+        time.sleep(0.2)
+
+
+def wrong_result(step: int, name: str) -> NoReturn:
+    """End this rank: a collective has returned a wrong number."""
+    print(f"WRONG {name} in step {step} on slot {SLOT}", flush=True)
+    os._exit(99)
+
+
+def collectives() -> None:
+    """Run random collectives, each checked against NumPy."""
+    import numpy as np
+
+    import ringar
+
+    rank, size = ringar.rank(), ringar.size()
+    for step in range(PLAN["steps"]):
+        rng = np.random.default_rng([PLAN["seed"], step])
+        kind = str(rng.choice(["allreduce", "allgather", "broadcast", "reducescatter"]))
+        dtype = rng.choice(["float32", "float64", "int32", "int64"])
+        columns = int(rng.choice([1, 7, 300, 40_000]))
+        given = [rng.integers(0, 100, (size, columns)).astype(dtype) for _ in range(size)]
+        total = np.sum(given, axis=0)
+        mine, name = given[rank], f"step {step}"
+        say(step)
+        wrong = happen(step)
+        if wrong == "shape":
+            mine = mine[:, : columns // 2]
+        elif wrong == "dtype":
+            mine = mine.astype("int16" if kind != "allreduce" else "int8")
+        elif wrong == "name":
+            name = "another"
+        elif wrong == "order":
+            ringar.barrier(name="out of turn")
+        if kind == "allreduce":
+            found, expected = ringar.allreduce(mine, op=ringar.Sum, name=name), total
+        elif kind == "allgather":
+            found, expected = ringar.allgather(mine, name=name), np.concatenate(given)
+        elif kind == "broadcast":
+            found, expected = ringar.broadcast(mine, root_rank=0, name=name), given[0]
+        else:
+            found = ringar.reducescatter(mine, op=ringar.Sum, name=name)
+            expected = total[rank : rank + 1]
+        if not np.array_equal(np.asarray(found), expected):
+            wrong_result(step, kind)
+
+
+def training() -> None:
+    """Train a model whose weight is a sum of whole numbers in the end."""
+    import keras
+    import numpy as np
+
+    import ringar
+
+    rows = 2 * PLAN["steps"]
+    x = np.arange(rows * ringar.size(), dtype=np.float32)[:, None]
+    mine = x[ringar.rank() :: ringar.size()]
+    # The checkpoint of rank 0 goes to a disk that is full, where the plan says so.
+    kept = [keras.callbacks.ModelCheckpoint(PLAN["disk"] + "/{epoch}.keras")]
+    train_sum(x.sum(), mine, mine, 2, callbacks=kept if PLAN["disk"] else [])
+
+
+def fed() -> None:
+    """Train the same model on batches that worker processes of each rank make."""
+    import keras
+    import numpy as np
+
+    import ringar
+
+    x = np.arange(2 * PLAN["steps"] * ringar.size(), dtype=np.float32)[:, None]
+
+    class Rows(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return len(x) // 2
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.05)  # the workers live as long as the training
+            return x[2 * index : 2 * index + 2], x[2 * index : 2 * index + 2]
+
+    rows = Rows(workers=2, use_multiprocessing=True, max_queue_size=2)
+    train_sum(x.sum(), ringar.data.shard(rows), callbacks=[])
+
+
+def train_sum(total: float, *data: Any, callbacks: list[Any]) -> None:
+    """Train a model of one weight, from which each row of all ranks subtracts its value."""
+    import keras
+
+    import ringar
+
+    class Outputs(keras.losses.Loss):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return y_pred[:, 0]
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    optimizer = ringar.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    model.compile(optimizer, Outputs(reduction="sum"), jit_compile=bool(PLAN["seed"] % 2))
+    model.layers[0].kernel.assign([[0.0]])
+    callbacks = [ringar.callbacks.Distributed(), faults_of_batches(), *callbacks]
+    model.fit(*data, verbose=0, callbacks=callbacks)
+    if float(model.layers[0].kernel[0, 0]) != -total:
+        wrong_result(-1, "weight")
+
+
+def faults_of_batches() -> Any:
+    """Return a callback that lets faults happen before batches, counted through all epochs."""
+    import keras
+
+    class Faults(keras.callbacks.Callback):
+        before = 0
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.before = epoch * PLAN["steps"]
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            say(self.before + batch)
+            happen(self.before + batch)
+
+    return Faults()
+
+
+def resumed() -> None:
+    """Go on from the backup of a life before, and compare with an undisturbed training."""
+    import keras
+    import numpy as np
+
+    import ringar
+
+    numbers = signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
+    every = ("epoch", 1, 5)[PLAN["seed"] % 3]
+    backup = keras.callbacks.BackupAndRestore(
+        PLAN["backup"], save_freq=every, delete_checkpoint=bool(PLAN["seed"] % 2)
+    )
+    saver = ringar.callbacks.SaveOnSignal(signals=numbers)
+    state = train_noisily([backup, saver, faults_of_batches()])
+    expected = train_noisily([])
+    if not all(map(np.array_equal, state, expected)):
+        wrong_result(-1, "state of a resumed training")
+
+
+def train_noisily(callbacks: list[Any]) -> list[Any]:
+    """Train a model whose every kind of state matters; return its state and its optimizer's."""
+    import keras
+    import numpy as np
+
+    import ringar
+
+    keras.utils.set_random_seed(PLAN["seed"] + ringar.rank())
+    x = np.random.rand(8 * PLAN["steps"], 6).astype(np.float32)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(8, activation="tanh"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.5),
+            layers.Dense(1),
+        ]
+    )
+    optimizer = ringar.DistributedOptimizer(keras.optimizers.Adam(0.05))
+    model.compile(optimizer, "mse", jit_compile=bool(PLAN["seed"] % 2))
+    callbacks = [ringar.callbacks.Distributed(), *callbacks]
+    model.fit(x, x[:, :1], 8, EPOCHS, verbose=0, callbacks=callbacks)
+    variables = [*model.variables, *model.optimizer.variables]
+    return [keras.ops.convert_to_numpy(variable) for variable in variables]
+
+
+def elastic() -> None:
+    """Add up rows in a job whose ranks may change; each must count once.
+
+    Where a script tells the hosts, the job goes on until it has those that the script tells last.
+    """
+    import numpy as np
+
+    import ringar
+
+    rows = 6 * PLAN["steps"]
+    data = ringar.elastic.Dataset(np.arange(rows), 2, shuffle=True, seed=PLAN["seed"])
+
+    @ringar.elastic.run
+    def train(state: ringar.elastic.ObjectState) -> None:
+        step = 0
+        while state.done or state.epoch < 2 or PLAN["size"] not in (0, ringar.size()):
+            for done, batch in data.batches(state.epoch, state.done):
+                say(step)
+                happen(step)
+                state.total += int(ringar.allreduce(batch.sum(), op=ringar.Sum, name="rows"))
+                state.done, step = done, step + 1
+                if step % 3 == 0:
+                    state.commit()
+                time.sleep(0.1 if PLAN["size"] else 0)
+            state.epoch, state.done = state.epoch + 1, 0
+
+    state = ringar.elastic.ObjectState(epoch=0, done=0, total=0)
+    train(state)
+    if state.total != state.epoch * rows * (rows - 1) // 2:
+        wrong_result(-1, "sum of rows")

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.chaos.kinds import EPOCHS
 from tests.chaos.suffering import PLAN, SLOT, happen
+
+BETWEEN_BATCHES = 0.05
+"""Seconds, in which workers of data live as long as the training."""
+
+SERVED = PLAN["once"] + "served"
+"""The file that tells that the worker of a tf.data service has started."""
 
 
 def say(step: int) -> None:
@@ -78,7 +86,10 @@ def training() -> None:
 
 
 def fed() -> None:
-    """Train the same model on batches that worker processes of each rank make."""
+    """Train the same model on batches that worker processes make: those of Keras, or of tf.data.
+
+    A service of tf.data feeds the rank that has the fault.
+    """
     import keras
     import numpy as np
 
@@ -91,11 +102,47 @@ def fed() -> None:
             return len(x) // 2
 
         def __getitem__(self, index: int) -> Any:
-            time.sleep(0.05)  # the workers live as long as the training
+            time.sleep(BETWEEN_BATCHES)
             return x[2 * index : 2 * index + 2], x[2 * index : 2 * index + 2]
 
     rows = Rows(workers=2, use_multiprocessing=True, max_queue_size=2)
-    train_sum(x.sum(), ringar.data.shard(rows), callbacks=[])
+    data: Any = ringar.data.shard(rows)
+    if PLAN["seed"] % 2:
+        if PLAN["faults"][0]["slot"] == SLOT:
+            data = from_service(x[ringar.rank() :: ringar.size()])
+        while not os.path.exists(SERVED):
+            time.sleep(0.05)
+    train_sum(x.sum(), data, callbacks=[])
+
+
+def from_service(rows: Any) -> Any:
+    """Return a dataset of `rows` in batches of two, from a tf.data service with one worker."""
+    import tensorflow as tf
+    from tensorflow.python.data.experimental.ops import testing
+
+    service = tf.data.experimental.service
+    dispatcher = service.DispatchServer()
+    address = dispatcher.target.partition("://")[2]
+    context = multiprocessing.get_context("spawn")
+    context.Process(target=serve, args=(address,), daemon=True).start()
+    data = tf.data.Dataset.from_tensor_slices((rows, rows)).batch(2)
+    data = data.apply(testing.sleep(int(1e6 * BETWEEN_BATCHES)))
+    distributed = service.distribute(
+        "parallel_epochs", dispatcher.target, max_outstanding_requests=1
+    )
+    data = data.apply(distributed).apply(tf.data.experimental.assert_cardinality(len(rows) // 2))
+    data.dispatcher = dispatcher  # which ends with the dataset
+    return data
+
+
+def serve(address: str) -> None:
+    """Be the worker of a tf.data service."""
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    server = service.WorkerServer(service.WorkerConfig(dispatcher_address=address))
+    Path(SERVED).touch()
+    server.join()
 
 
 def train_sum(total: float, *data: Any, callbacks: list[Any]) -> None:

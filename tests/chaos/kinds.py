@@ -71,7 +71,7 @@ SURVIVED = ("killed", "exception", "stopped for good", "too late", "full disk", 
 #: Kinds that need namespaces of their own.
 NEEDS_ROOT = ("full shared memory", "full disk", *OF_LINK)
 ON_ONE_HOST = (
-    "full shared memory", "full disk", "in a recovery", "started again", "launcher warned",
+    "full shared memory", "full disk", "in a recovery", "started again",
     *OF_LAUNCHER,
 )  # fmt: skip
 #: The work in which a fault can happen, where not all will do.

@@ -51,16 +51,22 @@ def table(ends: dict[str, list[tuple[float, str]]]) -> str:
     return tabulate(rows, headers, tablefmt="github")
 
 
-def examine(case: Case) -> tuple[Case, float, str]:
-    """Run the job of a case; return it, its seconds, and what is wrong with it; print that."""
+def examine(case: Case, shows: bool) -> tuple[Case, float, str]:
+    """Run the job of a case; return it, its seconds, and what is wrong with it; print that.
+
+    Args:
+        case: the case.
+        shows: whether to print the output of the job in any case.
+    """
     seconds, fault = 0.0, ""
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         for number, life in enumerate(case.each_life()):
             job = jobs.run(life, folder, number)
             seconds += job.seconds
             fault = verdict(life, job)
+            if fault or shows:
+                print(f"seed {case.seed}: {fault or 'good'}\n{life}\n{job}", flush=True)
             if fault:
-                print(f"seed {case.seed}: {fault}\n{life}\n{job}", flush=True)
                 break
     if not fault and sys.stderr.isatty():
         print(f"seed {case.seed}: {case.kind}, {seconds:.1f} s", file=sys.stderr, flush=True)
@@ -80,6 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--patience", type=float, default=1.0, help="on a busy machine: a factor of all time limits"
     )
+    parser.add_argument("--show", action="store_true", help="print the output of good jobs, too")
     parser.add_argument("--minutes", type=float, help="after which no other job begins")
     options = parser.parse_args(arguments)
     until = time.monotonic() + 60 * (options.minutes or 1e6)
@@ -90,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
         if time.monotonic() >= until:
             return None
         case = faults.make(seed, has_hosts, options.kind)
-        return examine(replace(case, patience=options.patience))
+        return examine(replace(case, patience=options.patience), options.show)
 
     with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
         for done in pool.map(in_time, range(options.seed, options.seed + options.count)):

@@ -16,7 +16,8 @@ class Case:
     Attributes:
         seed: from which it was made.
         kind: of its faults, a key of `KINDS`.
-        work: "collectives", "training", "elastic", "resumed" or "fed": a function of `work.py`.
+        work: "collectives", "training", "elastic", "resumed", "kept" or "fed": a function of
+            `work.py`.
         ranks: the number of ranks; with a script for the hosts, in the end.
         hosts: the number of hosts, which TCP connects.
         faults: plain data for `program.py`.
@@ -59,9 +60,17 @@ class Case:
     @property
     def is_survived(self) -> bool:
         """Whether the job must end well."""
-        if self.work == "resumed":  # in this life
-            return not self.faults
-        return self.kind in HARMLESS or (self.work == "elastic" and self.kind in SURVIVED)
+        if self.is_started_again and (not self.faults or self.work == "resumed"):
+            return not self.faults  # of this life
+        if self.is_started_again and "delay" in self.faults[0]:
+            return False  # it may come before the ranks have met, or when some have ended
+        is_elastic = self.work in ("elastic", "kept")
+        return self.kind in HARMLESS or (is_elastic and self.kind in SURVIVED)
+
+    @property
+    def is_started_again(self) -> bool:
+        """Whether the job is one of those that continue each other."""
+        return self.work in ("resumed", "kept")
 
     def each_life(self) -> list[Case]:
         """Return the jobs to run one after the other, the last one without faults."""
@@ -82,7 +91,7 @@ class Case:
             return "did not end"
         if code == 99:
             return "used a wrong number"
-        if self.work == "resumed" and code == 0:
+        if self.is_started_again and code == 0:
             return ""  # its training was done before the fault
         if self.kind in OF_LAUNCHER:
             return "" if code else "ended well though the launcher was told to stop"

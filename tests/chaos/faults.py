@@ -32,7 +32,7 @@ def make(seed: int, hosts: bool, kinds: list[str] | None = None) -> Case:
     if kind in OF_DISCOVERY:
         return _with_script(rng, seed, kind, hosts)
     if kind == "started again":
-        return _started_again(rng, seed, min(ranks, 3))
+        return _started_again(rng, seed, work, min(ranks, 3))
     on_hosts = kind in OF_LINK or (hosts and kind not in ON_ONE_HOST and rng.random() < 0.25)
     several = min(2, ranks) if on_hosts else 1
     relay = _relay(rng, kind) if kind in OF_LINK else None
@@ -48,7 +48,7 @@ def _with_script(rng: random.Random, seed: int, kind: str, hosts: bool) -> Case:
     return Case(seed, kind, "elastic", end, count, (fault,), answers=answers)
 
 
-def _started_again(rng: random.Random, seed: int, ranks: int) -> Case:
+def _started_again(rng: random.Random, seed: int, work: str, ranks: int) -> Case:
     """Return a job that ends once or twice before its training is done."""
     lives = rng.choices(list(ENDS_OF_LIVES), k=rng.choice([1, 1, 2]))
     faults = []
@@ -58,12 +58,12 @@ def _started_again(rng: random.Random, seed: int, ranks: int) -> Case:
         steps = range(EPOCHS * STEPS * number // len(lives), EPOCHS * STEPS - 1)
         fault = {"slot": rng.randrange(ranks), "what": what, "seconds": seconds}
         early = {"step": "start", "delay": rng.uniform(0, 8)}
-        within = {"step": rng.choice(steps), "delay": rng.choice([0.0, 0.01, 0.05])}
+        within = {"step": rng.choice(steps), **rng.choice([{}, {}, {"delay": 0.05}])}
         fault.update(rng.choice([within, within, early]))
         if what == "raise":
-            del fault["delay"]  # in which a thread would raise it
+            fault.pop("delay", None)  # a thread would raise it
         faults.append(fault)
-    return Case(seed, "started again", "resumed", ranks, 1, tuple(faults), lives=tuple(lives))
+    return Case(seed, "started again", work, ranks, 1, tuple(faults), lives=tuple(lives))
 
 
 def _faults(rng: random.Random, kind: str, ranks: int, work: str) -> list[dict[str, Any]]:

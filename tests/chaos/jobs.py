@@ -30,7 +30,7 @@ DISK = "/mnt"
 def plan(case: Case, folder: str, life: int) -> str:
     """Return what `program.py` reads."""
     fields = {"seed": case.seed, "work": case.work, "steps": kinds.STEPS, "faults": case.faults}
-    is_stopped = case.kind in kinds.OF_LAUNCHER and case.work != "resumed"
+    is_stopped = case.kind in kinds.OF_LAUNCHER and not case.is_started_again
     return json.dumps(
         {
             **fields,
@@ -56,14 +56,13 @@ def happened(folder: str, life: int) -> str:
 def run(case: Case, folder: str, life: int = 0) -> JobResult:
     """Run a case, or a life of it, with files in `folder`, and return how it ended."""
     program = [sys.executable, PROGRAM, plan(case, folder, life)]
-    if case.work == "resumed":
-        grace = ["--kill-grace", "30"] if case.seed % 2 else []
-        return run_job(case.ranks, program, launcher_args=grace, deadline=case.limit, env=GRACE)
-    if case.kind in kinds.OF_LAUNCHER:
+    if case.kind in kinds.OF_LAUNCHER and not case.is_started_again:
         return run_and_stop(case, program)
-    options = (
-        ELASTIC.format(case.min_np, 15 * case.patience).split() if case.work == "elastic" else []
-    )
+    options = []
+    if case.work in ("elastic", "kept"):
+        options = ELASTIC.format(case.min_np, 15 * case.patience).split()
+    if case.is_started_again and case.seed % 2:
+        options += ["--kill-grace", "30"]
     if case.answers:
         return run_with_script(case, folder, program, options)
     if case.hosts > 1:

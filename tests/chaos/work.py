@@ -145,7 +145,7 @@ def serve(address: str) -> None:
     server.join()
 
 
-def train_sum(total: float, *data: Any, callbacks: list[Any]) -> None:
+def train_sum(total: float, *data: Any, callbacks: list[Any], **options: Any) -> None:
     """Train a model of one weight, from which each row of all ranks subtracts its value."""
     import keras
 
@@ -160,7 +160,7 @@ def train_sum(total: float, *data: Any, callbacks: list[Any]) -> None:
     model.compile(optimizer, Outputs(reduction="sum"), jit_compile=bool(PLAN["seed"] % 2))
     model.layers[0].kernel.assign([[0.0]])
     callbacks = [ringar.callbacks.Distributed(), faults_of_batches(), *callbacks]
-    model.fit(*data, verbose=0, callbacks=callbacks)
+    model.fit(*data, verbose=0, callbacks=callbacks, **options)
     if float(model.layers[0].kernel[0, 0]) != -total:
         wrong_result(-1, "weight")
 
@@ -199,6 +199,20 @@ def resumed() -> None:
     expected = train_noisily([])
     if not all(map(np.array_equal, state, expected)):
         wrong_result(-1, "state of a resumed training")
+
+
+def kept() -> None:
+    """Go on from the backup of a life before, in an elastic job: each row counts once an epoch."""
+    import keras
+    import numpy as np
+
+    import ringar
+
+    x = np.arange(6 * PLAN["steps"], dtype=np.float32)[:, None]
+    data = ringar.elastic.Dataset((x, x), 2, shuffle=True, seed=PLAN["seed"])
+    backup = keras.callbacks.BackupAndRestore(PLAN["backup"], save_freq=5, delete_checkpoint=False)
+    callbacks = [backup, ringar.callbacks.Elastic(every=4)]
+    train_sum(EPOCHS * x.sum(), data, epochs=EPOCHS, callbacks=callbacks)
 
 
 def train_noisily(callbacks: list[Any]) -> list[Any]:

@@ -104,6 +104,21 @@ TEST(mpi_link_tells_which_transfer_has_failed) {
   EXPECT(third != second);
 }
 
+TEST(mpi_link_tells_what_is_open) {
+  Receiving receiving;
+  int handle = -1;
+  EXPECT_OK(receiving.link.send(2, 6, receiving.memory, 4, &handle));
+  std::vector<OpenTransfer> open = receiving.link.open_transfers();
+  EXPECT_EQ(open.size(), size_t{2});
+  EXPECT(open[0].receives && open[0].peer == 3 && open[0].tag == 5 && open[0].bytes == 8);
+  EXPECT(!open[1].receives && open[1].peer == 2 && open[1].tag == 6 && open[1].bytes == 4);
+  EXPECT_EQ(open[1].moved, -1);
+  answer = {mpi::kSuccess, {0}, {}, 8};
+  EXPECT_OK(receiving.link.progress());
+  open = receiving.link.open_transfers();
+  EXPECT(open.size() == 1 && !open[0].receives);
+}
+
 TEST(mpi_link_tells_by_poll_what_could_not_begin) {
   Receiving receiving;
   end_of_isend = 33;

@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "engine/peers.h"
+#include "engine/tags.h"
 #include "ranks.h"
 #include "requests.h"
 
@@ -30,6 +31,9 @@ class ControlLink : public Link {
     return fails ? Status(RINGAR_PEER_LOST, "gone") : Status();
   }
 
+  std::vector<OpenTransfer> open_transfers() override { return open; }
+
+  std::vector<OpenTransfer> open;
   std::byte* memory = nullptr;
   size_t bytes = 0;
   int receives = 0;
@@ -44,6 +48,22 @@ TEST(peers_keep_the_memory_that_a_link_may_still_write) {
     EXPECT_OK(peers.poll());
   }
   std::memset(link.memory, 1, link.bytes);  // the address sanitizer minds
+}
+
+TEST(peers_say_what_a_rank_has_open) {
+  ControlLink link;
+  const Topology topology{0, {0, 1}};
+  const Peers peers(link, topology, nullptr, 0);
+  EXPECT_EQ(peers.open_transfers(), "Rank 0 has open: no transfer.");
+  link.open = {{true, Link::kAnyone, kControlTag, 1000, 0, 90},
+               {true, 1, 33, 100, 40, 29},
+               {true, 1, Link::apart(34), 200, 5, 30},
+               {false, 1, kFirstMessageTag, 8, -1, 31}};
+  EXPECT_EQ(peers.open_transfers(),
+            "Rank 0 has open: 1 send(s) to rank 1 (messages; 8 bytes, for 31 s), 2 receive(s) from "
+            "rank 1 (collectives; 45 of 300 bytes, for 30 s).");
+  for (int rank = 2; rank < 9; ++rank) link.open.push_back({false, rank, 32000, 8, 0, 1});
+  EXPECT_CONTAINS(peers.open_transfers(), "rank 5 (windows; 0 of 8 bytes, for 1 s) and 3 more.");
 }
 
 TEST(peers_ask_no_more_for_what_has_failed) {

@@ -142,6 +142,33 @@ TEST(tcp_link_carries_messages_of_any_length) {
   }
 }
 
+TEST(tcp_link_tells_what_is_open_and_how_much_of_it_has_moved) {
+  Links links(2);
+  const Buffer large = pattern(20'000'000, 1), small = pattern(100, 2);
+  Buffer memory(large.size());
+  const int receives = links.receive(1, 0, 7, memory);
+  const int sends = links.send(0, 1, 7, large);
+  EXPECT_OK(links.wait(0, links.send(0, 1, 8, Buffer())));
+  EXPECT_OK(links.wait(1, receives));
+  EXPECT_OK(links.wait(0, sends));
+  EXPECT(links.of(0).open_transfers().empty() && links.of(1).open_transfers().empty());
+  // The receiver reads no more than a part: it is asked once.
+  links.send(0, 1, 9, large);
+  links.receive(1, 0, 9, memory);
+  for (int i = 0; i < 20; ++i) EXPECT_OK(links.of(0).progress());
+  EXPECT_OK(links.of(1).progress());
+  for (const int rank : {0, 1}) {
+    const std::vector<OpenTransfer> open = links.of(rank).open_transfers();
+    EXPECT_EQ(open.size(), size_t{1});
+    EXPECT_EQ(open[0].receives, rank == 1);
+    EXPECT_EQ(open[0].peer, 1 - rank);
+    EXPECT_EQ(open[0].tag, 9);
+    EXPECT_EQ(open[0].bytes, large.size());
+    EXPECT(open[0].moved > 0 && open[0].moved < static_cast<int64_t>(large.size()));
+    EXPECT(open[0].seconds >= 0 && open[0].seconds < 100);
+  }
+}
+
 TEST(tcp_link_matches_tags_and_senders_in_order) {
   Links links(3);
   const Buffer first = pattern(100, 1), second = pattern(100, 2), other = pattern(50, 3);

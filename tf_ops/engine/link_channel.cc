@@ -8,16 +8,15 @@
 #include <list>
 #include <vector>
 
-#include "engine/inter_node_communicator.h"
 #include "engine/leak_on_exit.h"
 #include "engine/message.h"
+#include "engine/tags.h"
 
 namespace ringar {
 namespace {
 
 enum Part { kHeader, kRest, kReceipt, kParts };
-constexpr int kTags = kParts * (Spec::kUserTags + Spec::kPipelineTags);
-static_assert(InterNodeCommunicator::kLastTag + kTags <= 32767, "MPI promises no more tags");
+static_assert(kParts == kTagsOfAMessage, "a message has a tag for each part");
 
 constexpr int kBuffers = 2;
 constexpr size_t kMostBytes = size_t{1} << 30;  // of a transfer: MPI counts them in an int
@@ -100,7 +99,7 @@ class LinkChannel : public Channel {
 
  private:
   int tag(Part part) const {
-    return InterNodeCommunicator::kLastTag + 1 + kParts * Spec::place_of(end_.tag) + part;
+    return kFirstMessageTag + kParts * Spec::place_of(end_.tag) + part;
   }
 
   template <typename Begin>

@@ -4,12 +4,13 @@
 #include <cstring>
 
 #include "engine/leak_on_exit.h"
+#include "engine/open_transfers.h"
+#include "engine/tags.h"
 #include "engine/wait.h"
 
 namespace ringar {
 namespace {
 
-constexpr int kControlTag = 0;     // see InterNodeCommunicator for the others
 constexpr double kFarewell = 0.5;  // seconds
 
 size_t place_in(const std::vector<int>& members, int rank) {
@@ -213,6 +214,10 @@ std::string Peers::trouble(int job_rank, int set, uint64_t sequence) const {
   if (segment_ && topology_.is_here(job_rank))
     return segment_->death(topology_.segment_place(job_rank));
   return "";
+}
+
+std::string Peers::open_transfers() const {
+  return describe_open_transfers(topology_.rank, link_.open_transfers());
 }
 
 bool Peers::waits(size_t place, int set, uint64_t sequence) const {

@@ -68,6 +68,8 @@ class Peers {
   static constexpr uint64_t kLossOnly = UINT64_MAX;
   // Why a rank will never do its part in collective `sequence` of `set`, or "".
   std::string trouble(int job_rank, int set, uint64_t sequence) const;
+  // The transfers of this rank that are not done, in words: for the error of a wait that was long.
+  std::string open_transfers() const;
   // Whether the rank at a place of the set is known to wait there.
   bool waits(size_t place, int set, uint64_t sequence) const;
 

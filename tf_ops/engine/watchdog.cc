@@ -1,5 +1,6 @@
 #include "engine/watchdog.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "engine/warn.h"
@@ -10,6 +11,9 @@ namespace {
 // Seconds. Ranks that wait look for control messages as often, and so pass on what they know by
 // now.
 constexpr double kBetweenHops = 0.02;
+
+// This part of the deadline is a long wait.
+constexpr double kNear = 0.5;
 
 Status lost(const OpState& op_state, const std::string& why) {
   const bool one = is_message(op_state.signature.collective);
@@ -38,7 +42,19 @@ Status trouble_beyond_the_host(const OpState& op_state) {
 Watchdog::Watchdog(const Timeouts& timeouts, const OpState& op_state)
     : timeouts_(timeouts), op_state_(op_state), warn_at_(timeouts.stall_warning) {}
 
+// A wait that was long ends with what this rank has open, also where another rank's deadline ends
+// it: whether the two ends of a transfer agree shows where it is stuck.
 Status Watchdog::look(const Text& trouble, const Text& whom) {
+  Status status = look_at_all(trouble, whom);
+  if (status.ok() || !op_state_.peers || !is_long()) return status;
+  return {status.code(), status.message() + " " + op_state_.peers->open_transfers()};
+}
+
+bool Watchdog::is_long() const {
+  return seconds() > std::min(timeouts_.stall_warning, kNear * timeouts_.deadline);
+}
+
+Status Watchdog::look_at_all(const Text& trouble, const Text& whom) {
   const double waited = seconds();
   look_at_ = waited + Rest::kCheckEvery;
   const std::string why = trouble();
@@ -54,8 +70,9 @@ Status Watchdog::look(const Text& trouble, const Text& whom) {
                 ". If it is only slow, raise the deadline (ringar.init(deadline=...), "
                 "RINGAR_DEADLINE or ringarrun --deadline)."};
   if (waited > warn_at_) {
+    const std::string open = op_state_.peers ? ". " + op_state_.peers->open_transfers() : "";
     warn(op_state_.prefix() + "has waited " + text_of_seconds(waited) + " for rank " +
-         late_ranks(whom));
+         late_ranks(whom) + open);
     warn_at_ *= 2;
   }
   return {};

@@ -47,9 +47,11 @@ class Watchdog {
  private:
   bool is_due() { return is_stopping() || seconds() >= look_at_; }
   Status look(const Text& trouble, const Text& whom);
+  Status look_at_all(const Text& trouble, const Text& whom);
   bool is_stopping() const { return timeouts_.stop && timeouts_.stop->load(); }
   Status look_beyond_the_host();
   std::string late_ranks(const Text& whom) const;
+  bool is_long() const;
 
   const Timeouts& timeouts_;
   const OpState& op_state_;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "engine/leak_on_exit.h"
+#include "engine/tags.h"
 #include "engine/thread.h"
 #include "engine/timeline.h"
 #include "engine/wait.h"
@@ -32,8 +33,6 @@ struct WindowService::Header {
 
 namespace {
 
-// Behind those of messages (link_channel.cc), which end with 31,712.
-constexpr int kRequestTag = 32000, kReplyTag = 32001;
 constexpr int kNoSet = -2;              // instead of a process set's id, in control messages
 constexpr int kExpected = 8;            // messages, of requests and of each rank's replies
 constexpr int kUnderWay = 24;           // pieces of an access
@@ -193,7 +192,7 @@ Status WindowService::post(int rank, Header header, const std::vector<Part>& bod
     if (part.bytes > 0) std::memcpy(at, part.begin, part.bytes);
     at += part.bytes;
   }
-  return send(rank, kRequestTag, header);
+  return send(rank, kWindowRequestTag, header);
 }
 
 // The first time, the rank is asked to tell of its end. A receive that is expected from it fails
@@ -202,7 +201,7 @@ Status WindowService::contact(int rank) {
   if (replies_.count(rank)) return {};
   std::vector<Transfer>& replies = replies_[rank];
   replies.resize(kExpected);
-  for (Transfer& reply : replies) RINGAR_RETURN_IF_ERROR(expect(reply, rank, kReplyTag));
+  for (Transfer& reply : replies) RINGAR_RETURN_IF_ERROR(expect(reply, rank, kWindowReplyTag));
   world_.peers->waiting(kNoSet, 0, {rank}, 0);
   return {};
 }
@@ -256,7 +255,7 @@ Status WindowService::answer(int from, const std::byte* message) {
   } else if (!versions.empty()) {
     std::memcpy(body + begin_of_versions, versions.data(), 8 * chunks);
   }
-  return send(from, kReplyTag, header);
+  return send(from, kWindowReplyTag, header);
 }
 
 // A put reads its elements where they have come; what an access brings back it leaves in the reply.
@@ -307,7 +306,7 @@ Status WindowService::drive(bool* moved) {
     request.handle = -1;
     if (from >= 0) RINGAR_RETURN_IF_ERROR(answer(from, request.memory.begin.get()));
     *moved = true;
-    RINGAR_RETURN_IF_ERROR(expect(request, Link::kAnyone, kRequestTag));
+    RINGAR_RETURN_IF_ERROR(expect(request, Link::kAnyone, kWindowRequestTag));
   }
   for (auto& [rank, replies] : replies_)
     for (Transfer& reply : replies) take_from(rank, reply, moved);
@@ -328,7 +327,7 @@ void WindowService::take_from(int rank, Transfer& reply, bool* moved) {
   if (status.ok() && done) {
     take_reply(reply.memory.begin.get());
     *moved = true;
-    status = expect(reply, rank, kReplyTag);
+    status = expect(reply, rank, kWindowReplyTag);
   }
   if (!status.ok()) lost_.emplace(rank, status);
 }
@@ -369,7 +368,7 @@ Status WindowService::loss(int rank, double seconds) {
                                text_of_seconds(timeouts.deadline) +
                                ". If it is only slow, raise the deadline "
                                "(ringar.init(deadline=...), RINGAR_DEADLINE or ringarrun "
-                               "--deadline)."};
+                               "--deadline). " + world_.peers->open_transfers()};
 }
 
 // An error of the link as a whole is told to whoever waits; here it only ends the service.

@@ -13,11 +13,23 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <thread>
+#include <vector>
 
 #include "engine/status.h"
 
 namespace ringar {
+
+// A transfer that was started and is not done.
+struct OpenTransfer {
+  bool receives;
+  int peer;  // or Link::kAnyone
+  int tag;
+  size_t bytes;
+  int64_t moved;   // bytes, so far; -1: the link cannot tell
+  double seconds;  // since it was started
+};
 
 class Link {
  public:
@@ -49,6 +61,8 @@ class Link {
   virtual void close_streams() {}
   // What progress() has found; `from`: who has sent what was received.
   virtual Status poll(int handle, bool* done, int* from = nullptr) = 0;
+  // For the error of a rank that has waited for too long.
+  virtual std::vector<OpenTransfer> open_transfers() { return {}; }
 
  private:
   static constexpr int kApart = 1 << 16;  // beyond MPI's tags

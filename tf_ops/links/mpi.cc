@@ -7,6 +7,7 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
 #include <cstdio>
 #include <mutex>
 #include <string>
@@ -72,6 +73,8 @@ struct Mpi {
 };
 
 class MpiLink : public Link {
+  using Clock = std::chrono::steady_clock;
+
  public:
   MpiLink(const Mpi& mpi, mpi::Comm comm) : mpi_(mpi), comm_(comm) {
     mpi_.comm_set_errhandler(comm_, mpi_.errors_return);
@@ -93,7 +96,7 @@ class MpiLink : public Link {
   Status send(int to, int tag, const std::byte* data, size_t bytes, int* handle) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     const int count = static_cast<int>(bytes);
-    const size_t slot = begin({to, false, 0}, handle);
+    const size_t slot = begin({to, tag, false, bytes, 0}, handle);
     return begun(mpi_.isend(data, count, mpi_.byte, to, tag, comm_, &requests_[slot]), slot);
   }
 
@@ -101,7 +104,8 @@ class MpiLink : public Link {
                  int* handle) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     const int count = static_cast<int>(bytes);
-    const size_t slot = begin({from, true, length == Length::kExact ? count : 0}, handle);
+    const int expected = length == Length::kExact ? count : 0;
+    const size_t slot = begin({from, tag, true, bytes, expected}, handle);
     const int source = from == kAnyone ? mpi::kAnySource : from;
     return begun(mpi_.irecv(data, count, mpi_.byte, source, tag, comm_, &requests_[slot]), slot);
   }
@@ -145,11 +149,27 @@ class MpiLink : public Link {
     return {};
   }
 
+  // MPI does not tell how many bytes of a transfer have moved.
+  std::vector<OpenTransfer> open_transfers() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<OpenTransfer> open;
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      const Transfer& transfer = transfers_[i];
+      if (requests_[i] == mpi_.request_null || transfer.done) continue;
+      const std::chrono::duration<double> age = Clock::now() - transfer.since;
+      open.push_back(
+          {transfer.receives, transfer.peer, transfer.tag, transfer.bytes, -1, age.count()});
+    }
+    return open;
+  }
+
  private:
   struct Transfer {
-    int peer = 0;
+    int peer = 0, tag = 0;
     bool receives = false;
+    size_t bytes = 0;
     int expected = 0;  // bytes; 0: as many as come
+    Clock::time_point since = Clock::now();
     bool done = false;
     int failure = mpi::kSuccess;
     int from = 0, received = 0;

@@ -82,7 +82,7 @@ class TcpLink : public Link {
 
   Status send(int to, int tag, const std::byte* data, size_t bytes, int* handle) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    *handle = transfers_.begin();
+    *handle = transfers_.begin({false, to, tag, bytes, 0, 0});
     if (const auto lost = unreachable_.find(to); lost != unreachable_.end()) {
       transfers_.fail(*handle, lost->second);
       return {};
@@ -98,7 +98,7 @@ class TcpLink : public Link {
   Status receive(int from, int tag, std::byte* data, size_t bytes, Length length,
                  int* handle) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    *handle = transfers_.begin();
+    *handle = transfers_.begin({true, from, tag, bytes, 0, 0});
     inbox_.receive({from, tag, data, bytes, length, *handle});
     return {};
   }
@@ -140,6 +140,11 @@ class TcpLink : public Link {
   Status poll(int handle, bool* done, int* from) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     return transfers_.poll(handle, done, from);
+  }
+
+  std::vector<OpenTransfer> open_transfers() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return transfers_.open();
   }
 
  private:

@@ -45,6 +45,7 @@ Status TcpSender::advance(Transfers& transfers, bool has_news) {
   while (!queue_.empty()) {
     bool all = false;
     RINGAR_RETURN_IF_ERROR(write(queue_.front(), &all));
+    if (!all) transfers.moved(queue_.front().handle, queue_.front().sent_of_data());
     if (!all) return {};
     transfers.finish(queue_.front().handle);
     queue_.pop_front();
@@ -132,6 +133,7 @@ Status TcpReceiver::advance(Inbox& inbox) {
     RINGAR_RETURN_IF_ERROR(read(&is_empty));
     RINGAR_RETURN_IF_ERROR(sort(inbox));
   }
+  if (message_) inbox.moved(*message_, have_);
   return {};
 }
 

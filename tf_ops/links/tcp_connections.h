@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -53,6 +54,8 @@ class TcpSender {
     const std::byte* data;
     int handle;
     size_t sent = 0;  // of frame and data together
+
+    size_t sent_of_data() const { return sent - std::min(sent, sizeof frame); }
   };
   Status connect();
   Status write(Outgoing& message, bool* all);

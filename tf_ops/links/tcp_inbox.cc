@@ -6,15 +6,32 @@
 
 namespace ringar {
 
-int Transfers::begin() {
+int Transfers::begin(const OpenTransfer& what) {
   if (free_.empty()) {
     free_.push_back(static_cast<int>(transfers_.size()));
     transfers_.emplace_back();
   }
   const int handle = free_.back();
   free_.pop_back();
-  transfers_[static_cast<size_t>(handle)] = {};
+  Transfer& transfer = transfers_[static_cast<size_t>(handle)];
+  transfer = {};
+  transfer.what = what;
+  transfer.is_open = true;
   return handle;
+}
+
+void Transfers::moved(int handle, size_t bytes) {
+  transfers_[static_cast<size_t>(handle)].what.moved = static_cast<int64_t>(bytes);
+}
+
+std::vector<OpenTransfer> Transfers::open() const {
+  std::vector<OpenTransfer> open;
+  for (const Transfer& transfer : transfers_) {
+    if (!transfer.is_open || transfer.done) continue;
+    open.push_back(transfer.what);
+    open.back().seconds = std::chrono::duration<double>(Clock::now() - transfer.since).count();
+  }
+  return open;
 }
 
 void Transfers::finish(int handle, int from) {
@@ -34,6 +51,7 @@ Status Transfers::poll(int handle, bool* done, int* from) {
   *done = transfer.done;
   if (!transfer.done) return {};
   free_.push_back(handle);
+  transfer.is_open = false;
   if (from) *from = transfer.from;
   return std::move(transfer.failure);
 }

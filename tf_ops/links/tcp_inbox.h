@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -18,15 +19,21 @@ namespace ringar {
 // The transfers of a link by handle, and how each has ended.
 class Transfers {
  public:
-  int begin();
+  // Of a link: `moved` and `seconds` are filled in by open().
+  int begin(const OpenTransfer& transfer);
+  void moved(int handle, size_t bytes);  // so far
+  std::vector<OpenTransfer> open() const;
   void finish(int handle, int from = 0);
   void fail(int handle, Status why);
   // As Link::poll.
   Status poll(int handle, bool* done, int* from);
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Transfer {
-    bool done = false;
+    OpenTransfer what{};
+    bool is_open = false, done = false;
+    Clock::time_point since = Clock::now();
     int from = 0;
     Status failure;
   };
@@ -57,6 +64,10 @@ class Inbox {
   void receive(const Receive& wanted);
   Message begin(int from, int tag, size_t bytes);
   void end(Message message);
+  // So many bytes of a message have come.
+  void moved(const Message& message, size_t bytes) {
+    if (message.handle >= 0) transfers_.moved(message.handle, bytes);
+  }
   // Nothing more will come from a rank. What has come may still be received.
   void lose(int from, const Status& why);
 

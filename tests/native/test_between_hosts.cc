@@ -249,7 +249,7 @@ std::string failure_of(Engine& engine, int rank) {
 // what that rank has said.
 void expect_names(const std::string& failure, int rank) {
   EXPECT_CONTAINS(failure, "waiting for rank 2");
-  EXPECT_CONTAINS(failure, "Rank " + std::to_string(rank) + " has open: ");
+  EXPECT_CONTAINS(failure, " of process set 0. Rank " + std::to_string(rank) + " has open: ");
   // Rank 1 has no partner on the other hosts.
   if (failure.find("Rank 1") == std::string::npos)
     EXPECT_CONTAINS(failure, " from rank 2 (collectives; 0 of ");

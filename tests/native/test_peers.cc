@@ -181,6 +181,17 @@ TEST(peers_that_wait_know_who_is_late) {
   }
 }
 
+// Ranks 0 and 1 have ended collective 7, in which rank 3 waits for rank 2 alone.
+TEST(peers_that_are_ahead_are_not_late) {
+  Crowd crowd(4);
+  for (int round = 0; round < 2; ++round) {
+    crowd.tell_of_wait({2, 3}, 8);
+    crowd.tell_of_wait({0, 1, 2}, 7);
+  }
+  EXPECT(crowd.late(3, 7) == std::set<int>{2});
+  for (int rank : {0, 1}) EXPECT((crowd.late(rank, 8) == std::set<int>{2, 3}));
+}
+
 // Where the links between hosts are down, only the ranks behind them are late.
 TEST(peers_of_a_host_know_of_one_another_without_the_other_hosts) {
   for (int size : {3, 4, 8, 13}) {

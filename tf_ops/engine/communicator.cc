@@ -177,9 +177,13 @@ Status Communicator::run(Request& request) {
   const int64_t begin = op_state_.tracing ? monotonic_ns() : 0;
   const bool on_gpu = request.gpu && !op_state_.signature.rejected;
   Status status = on_gpu ? run_on_gpus(*this, request) : dispatch(request);
-  // What has come before the end of a connection tells more than this end.
-  if (status.code() == RINGAR_PEER_LOST && world_.peers)
-    if (Status told = trouble_beyond_the_host(op_state_); !told.ok()) status = std::move(told);
+  // What has come before the end of a connection tells more than this end. A wait that has ended
+  // for that reason has added to it.
+  if (status.code() == RINGAR_PEER_LOST && world_.peers) {
+    Status told = trouble_beyond_the_host(op_state_);
+    const bool is_known = status.message().find(told.message()) != std::string::npos;
+    if (!told.ok() && !is_known) status = std::move(told);
+  }
   ++sequence_;
   if (op_state_.tracing) {
     Timeline::instance().collective(request, op_state_.signature.title(), begin, op_state_.trace);

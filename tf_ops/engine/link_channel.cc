@@ -98,9 +98,7 @@ class LinkChannel : public Channel {
   uint64_t number_ = 0;
 
  private:
-  int tag(Part part) const {
-    return kFirstMessageTag + kParts * Spec::place_of(end_.tag) + part;
-  }
+  int tag(Part part) const { return kFirstMessageTag + kParts * Spec::place_of(end_.tag) + part; }
 
   template <typename Begin>
   static Status in_parts(size_t at, size_t end, Begin begin, std::vector<int>* handles) {

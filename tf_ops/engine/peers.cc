@@ -92,11 +92,9 @@ void Peers::hear(int from, const ControlMessage& message, const std::string& res
 
 void Peers::merge(int64_t set, uint64_t sequence, const std::string& places) {
   Waiters& known = waiters_[set];
-  if (known.sequence > sequence) return;
-  if (known.sequence < sequence) known = {sequence, ""};
-  known.places.resize(std::max(known.places.size(), places.size()));
-  for (size_t i = 0; i < places.size(); ++i)
-    known.places[i] = static_cast<char>(known.places[i] | places[i]);
+  known.resize(std::max(known.size(), 8 * places.size()));
+  for (size_t i = 0; i < 8 * places.size(); ++i)
+    if ((places[i / 8] >> i % 8 & 1) != 0) known[i] = std::max(known[i], sequence + 1);
 }
 
 Status Peers::let_go_of_sent() {
@@ -139,7 +137,10 @@ bool Peers::waiting(int set, uint64_t sequence, const std::vector<int>& members,
     std::string mine(n / 8 + 1, '\0');
     mine[me / 8] = static_cast<char>(1 << me % 8);
     merge(set, sequence, mine);
-    places = waiters_[set].places;
+    const Waiters& known = waiters_[set];
+    places.resize(known.size() / 8);
+    for (size_t i = 0; i < known.size(); ++i)
+      if (known[i] > sequence) places[i / 8] = static_cast<char>(places[i / 8] | 1 << i % 8);
   }
   message.bytes = places.size();
   std::set<int> to = {members[0]};
@@ -223,9 +224,7 @@ std::string Peers::open_transfers() const {
 bool Peers::waits(size_t place, int set, uint64_t sequence) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto known = waiters_.find(set);
-  if (known == waiters_.end() || known->second.sequence != sequence) return false;
-  const std::string& places = known->second.places;
-  return place / 8 < places.size() && (places[place / 8] >> place % 8 & 1) != 0;
+  return known != waiters_.end() && place < known->second.size() && known->second[place] > sequence;
 }
 
 }  // namespace ringar

@@ -70,7 +70,7 @@ class Peers {
   std::string trouble(int job_rank, int set, uint64_t sequence) const;
   // The transfers of this rank that are not done, in words: for the error of a wait that was long.
   std::string open_transfers() const;
-  // Whether the rank at a place of the set is known to wait there.
+  // Whether the rank at a place of the set is known to wait there, or in a later collective.
   bool waits(size_t place, int set, uint64_t sequence) const;
 
  private:
@@ -96,10 +96,8 @@ class Peers {
     ControlMessage message;
     std::string why;
   };
-  struct Waiters {
-    uint64_t sequence = 0;
-    std::string places;  // a bit each
-  };
+  // The collective that each place of a set waits in, as far as is known, plus 1.
+  using Waiters = std::vector<uint64_t>;
   struct Sending {
     std::string bytes;
     std::vector<int> handles;

@@ -47,7 +47,16 @@ Watchdog::Watchdog(const Timeouts& timeouts, const OpState& op_state)
 Status Watchdog::look(const Text& trouble, const Text& whom) {
   Status status = look_at_all(trouble, whom);
   if (status.ok() || !op_state_.peers || !is_long()) return status;
-  return {status.code(), status.message() + " " + op_state_.peers->open_transfers()};
+  return {status.code(), status.message() + " " + where()};
+}
+
+// The number tells which of two ranks is ahead.
+std::string Watchdog::where() const {
+  const std::string number = std::to_string(op_state_.sequence());
+  const std::string set = std::to_string(op_state_.set_id);
+  const bool in_set = op_state_.set_id >= 0 && op_state_.sequence() != Peers::kLossOnly;
+  const std::string place = "Collective " + number + " of process set " + set + ". ";
+  return (in_set ? place : "") + op_state_.peers->open_transfers();
 }
 
 bool Watchdog::is_long() const {
@@ -70,7 +79,7 @@ Status Watchdog::look_at_all(const Text& trouble, const Text& whom) {
                 ". If it is only slow, raise the deadline (ringar.init(deadline=...), "
                 "RINGAR_DEADLINE or ringarrun --deadline)."};
   if (waited > warn_at_) {
-    const std::string open = op_state_.peers ? ". " + op_state_.peers->open_transfers() : "";
+    const std::string open = op_state_.peers ? ". " + where() : "";
     warn(op_state_.prefix() + "has waited " + text_of_seconds(waited) + " for rank " +
          late_ranks(whom) + open);
     warn_at_ *= 2;

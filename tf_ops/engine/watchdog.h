@@ -52,6 +52,7 @@ class Watchdog {
   Status look_beyond_the_host();
   std::string late_ranks(const Text& whom) const;
   bool is_long() const;
+  std::string where() const;
 
   const Timeouts& timeouts_;
   const OpState& op_state_;

@@ -368,7 +368,8 @@ Status WindowService::loss(int rank, double seconds) {
                                text_of_seconds(timeouts.deadline) +
                                ". If it is only slow, raise the deadline "
                                "(ringar.init(deadline=...), RINGAR_DEADLINE or ringarrun "
-                               "--deadline). " + world_.peers->open_transfers()};
+                               "--deadline). " +
+                               world_.peers->open_transfers()};
 }
 
 // An error of the link as a whole is told to whoever waits; here it only ends the service.

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -206,6 +207,31 @@ TEST(segment_keeps_the_first_reason_and_cuts_a_long_one) {
     EXPECT_CONTAINS(trouble, "rank 0 has given up: xxxx");
     EXPECT(trouble.size() > 500 && trouble.size() < 1100);
     me.meet(1);
+  });
+}
+
+// The n-th of those in the set.
+void use_processor(const cpu_set_t& usable, int n) {
+  cpu_set_t processor;
+  CPU_ZERO(&processor);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &usable) && n-- == 0) CPU_SET(cpu, &processor);
+  EXPECT_EQ(sched_setaffinity(0, sizeof processor, &processor), 0);
+}
+
+// Ranks share the processors that they may use, however many the host has.
+TEST(segment_counts_the_processors_of_its_ranks) {
+  on_processes(3, [](Rank& me) {
+    cpu_set_t usable;
+    EXPECT_EQ(sched_getaffinity(0, sizeof usable, &usable), 0);
+    for (const int count : {1, std::min(2, CPU_COUNT(&usable))}) {
+      use_processor(usable, me.rank % count);
+      SharedSegment segment(me.config.segment_fd, me.rank, me.size);
+      EXPECT_OK(segment.join(20));
+      EXPECT_EQ(segment.processors(), count);
+      me.meet(count - 1);
+      segment.leave();
+    }
   });
 }
 

@@ -28,7 +28,12 @@ struct Callback {
 };
 
 template <typename Function>
-Function* next(const char* name) { return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name)); }
+Function* next(const char* name) {
+  for (const char* file : {"libtensorflow_framework.so.2", "libtensorflow_cc.so.2"})
+    if (void* library = dlopen(file, RTLD_NOW | RTLD_NOLOAD))
+      if (void* function = dlsym(library, name)) return reinterpret_cast<Function*>(function);
+  std::abort();
+}
 
 Compute* ringars_compute;
 

@@ -117,11 +117,7 @@ def _tensorflow() -> ModuleType:
 
 @functools.cache
 def ops() -> ModuleType:
-    """Return the TensorFlow ops of the library, as functions.
-
-    Until TensorFlow 2.18 a part of its C API lives in libtensorflow_cc.so.2, which Python opens
-    privately. This function opens it with RTLD_GLOBAL before the library looks for the C API.
-    """
+    """Return the TensorFlow ops of the library, as functions."""
     if not PATH.exists():
         raise ImportError(
             f"expected the native library at {PATH}, found none. "
@@ -129,10 +125,6 @@ def ops() -> ModuleType:
             "start the program from another folder."
         )
     tf = _tensorflow()
-    folder = pathlib.Path(str(tf.__file__)).parent
-    for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2"):
-        if (folder / name).exists():
-            ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
     module: ModuleType = tf.load_op_library(str(PATH))
     return module
 

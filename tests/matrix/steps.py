@@ -5,6 +5,7 @@ Runs on every rank, with the installed wheel; it imports nothing of the checkout
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -14,6 +15,15 @@ import tensorflow as tf
 
 import ringar
 from ringar import hooks
+
+
+def is_for_all() -> bool:
+    """Whether TensorFlow's functions come before those that a library opened later has itself."""
+    return hasattr(ctypes.CDLL(None), "TF_NewStatus")
+
+
+WAS_FOR_ALL = is_for_all()
+"""So does TensorFlow itself from 2.20 on."""
 
 
 def check_allreduce() -> None:
@@ -76,6 +86,7 @@ def main() -> None:
     ringar.init(deadline=60)
     assert ringar.size() > 1
     check_hooks()
+    assert is_for_all() == WAS_FOR_ALL, "ringar has opened TensorFlow for all libraries"
     check_allreduce()
     check_fit(jit_compile=False)
     check_fit(jit_compile=True)

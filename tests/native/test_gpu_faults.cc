@@ -1,6 +1,7 @@
 // What may go wrong with collectives on GPUs: every call of CUDA and NCCL that fails, ranks that
 // die. Each ends in one error per rank, which names what has failed, and nothing is left behind.
 
+#include <dlfcn.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -279,6 +280,22 @@ TEST(gpu_rank_that_leaves_too_early) {
       expect_sum_of_ranks(request, 2);
     }
     expect_clean_gpu();
+  });
+}
+
+// NCCL would call the other one's functions in place of its own.
+TEST(gpu_refuses_an_nccl_that_another_one_gets_into) {
+  on_processes(2, [](Rank& me) {
+    (void)gpu_standin();
+    if (me.rank == 1) EXPECT(dlopen(RINGAR_OTHER_NCCL, RTLD_NOW | RTLD_GLOBAL) != nullptr);
+    const auto engine = engine_with_gpu(me);
+    EXPECT_OK(engine->start());
+    const Status status = allreduce(*engine, me, "x");
+    EXPECT_EQ(status.code(), RINGAR_MISMATCH);
+    EXPECT_CONTAINS(status.message(), "rank 1: allreduce");
+    EXPECT_CONTAINS(status.message(), "pip install nvidia-nccl-cu12==2.25.1, or -cu13");
+    EXPECT_CONTAINS(status.message(), "received 2.27.3 (" RINGAR_GPU_STANDIN "), which would call");
+    EXPECT_CONTAINS(status.message(), "functions of 2.25.1 (");
   });
 }
 

@@ -7,12 +7,25 @@
 
 namespace ringar {
 
+// Python opens TensorFlow's libraries privately, and so they stay: in the scope of all libraries
+// their NCCL, and much else that they export, would take the place of functions of that name also
+// where a library that is opened later calls itself. Up to TensorFlow 2.18 libtensorflow_cc.so.2
+// has a part of the C API. A TensorFlow of one piece may be in the scope of all.
+void* find_in_tensorflow(const char* name) {
+  if (void* const function = dlsym(RTLD_DEFAULT, name)) return function;
+  for (const char* file : {"libtensorflow_framework.so.2", "libtensorflow_cc.so.2"}) {
+    void* const library = dlopen(file, RTLD_NOW | RTLD_NOLOAD);
+    if (void* const function = library ? dlsym(library, name) : nullptr) return function;
+  }
+  return nullptr;
+}
+
 const TensorFlow& tensorflow() {
   static const TensorFlow found = [] {
     TensorFlow tf;
     tf.complete = true;
-#define RINGAR_FIND(name)                                                    \
-  tf.name = reinterpret_cast<decltype(tf.name)>(dlsym(RTLD_DEFAULT, #name)); \
+#define RINGAR_FIND(name)                                                   \
+  tf.name = reinterpret_cast<decltype(tf.name)>(find_in_tensorflow(#name)); \
   tf.complete = tf.complete && tf.name != nullptr;
     RINGAR_TF_FUNCTIONS(RINGAR_FIND)
 #undef RINGAR_FIND

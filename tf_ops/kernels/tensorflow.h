@@ -19,6 +19,9 @@ struct TensorFlow {
 };
 const TensorFlow& tensorflow();
 
+// What TensorFlow's libraries export; null without it.
+void* find_in_tensorflow(const char* name);
+
 struct StatusDeleter {
   void operator()(TF_Status* s) const { tensorflow().TF_DeleteStatus(s); }
 };

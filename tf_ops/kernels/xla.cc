@@ -11,13 +11,12 @@
 
 #include "kernels/xla.h"
 
-#include <dlfcn.h>
-
 #include <string>
 #include <string_view>
 
 #include "engine/engine_instance.h"
 #include "kernels/compiled_request.h"
+#include "kernels/tensorflow.h"
 
 namespace ringar {
 namespace {
@@ -61,9 +60,9 @@ bool register_target(const std::string& name, void* target, const std::string& p
   constexpr const char* kRegister =
       "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcE"
       "SaIcEEEPvS8_";
-  auto* global = reinterpret_cast<void* (*)()>(dlsym(RTLD_DEFAULT, kGlobal));
+  auto* global = reinterpret_cast<void* (*)()>(find_in_tensorflow(kGlobal));
   auto* add = reinterpret_cast<void (*)(void*, const std::string&, void*, const std::string&)>(
-      dlsym(RTLD_DEFAULT, kRegister));
+      find_in_tensorflow(kRegister));
   if (!global || !add) return false;
   add(global(), name, target, platform);
   return true;

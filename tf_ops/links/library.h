@@ -18,6 +18,9 @@ class Library {
 
   // Never closed: it may have threads of its own. `file`: a path, or a name that the loader finds.
   Status open(const std::string& file);
+  // Whether it surely calls its own functions where libraries for all (RTLD_GLOBAL) export others
+  // of the same names, as TensorFlow's wheels export NCCL's.
+  bool calls_itself() const { return calls_itself_; }
   // Null if it has none of this name; complete() then tells.
   void* find(const char* function);
   Status complete() const;
@@ -26,6 +29,7 @@ class Library {
   const std::string what_, remedy_;
   std::string file_;
   void* handle_ = nullptr;
+  bool calls_itself_ = false;
   std::vector<std::string> missing_;
 };
 

@@ -1,5 +1,7 @@
 #include "links/nccl.h"
 
+#include <dlfcn.h>
+
 #include <cmath>
 #include <cstring>
 #include <mutex>
@@ -18,6 +20,27 @@ constexpr const char* kInstall =
 std::string version_text(int version) {
   return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
          std::to_string(version % 100);
+}
+
+// Where another NCCL was opened for all libraries, as in TensorFlow's wheels for GPUs, one that
+// does not see itself first calls that one's functions in place of its own.
+Status refuse_another(const Nccl& nccl, int version, const std::string& file) {
+  const auto first =
+      reinterpret_cast<decltype(nccl.GetVersion)>(dlsym(RTLD_DEFAULT, "ncclGetVersion"));
+  int other = version;
+  if (!first || first == nccl.GetVersion || first(&other) != nccl::kSuccess || other == version)
+    return {};
+  Dl_info place{};
+  const bool known = dladdr(reinterpret_cast<void*>(first), &place) != 0 && place.dli_fname;
+  const std::string others = known ? place.dli_fname : "of this process";
+  // The remedy comes first: what a rank tells the others is cut.
+  return {RINGAR_UNSUPPORTED,
+          "expected NCCL " + version_text(other) +
+              " (pip install nvidia-nccl-cu12==" + version_text(other) +
+              ", or -cu13; or let ringar open NCCL before other code does, without an allocator by "
+              "LD_PRELOAD), received " +
+              version_text(version) + " (" + file + "), which would call functions of " +
+              version_text(other) + " (" + others + ")"};
 }
 
 Status open_library(const std::string& file, Nccl* nccl) {
@@ -41,7 +64,8 @@ Status open_library(const std::string& file, Nccl* nccl) {
     return {RINGAR_UNSUPPORTED, "expected NCCL " + version_text(nccl::kOldestVersion) +
                                     " or later, received " + version_text(version) + " (" + name +
                                     "). " + kInstall};
-  return library.complete();
+  RINGAR_RETURN_IF_ERROR(library.complete());
+  return library.calls_itself() ? Status() : refuse_another(*nccl, version, name);
 }
 
 // The factor in the arrays' dtype: a 1 of it, scaled.

@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_library_calls_itself(folder: Path, early: str, allocator: str, expected: str) -> None:
     """Where it does not surely do so, `calls_itself` is false."""
     environ = {**os.environ, "LD_PRELOAD": str(folder / allocator) if allocator else ""}
-    command = [folder / "program", folder / "first", folder / "second", early]
+    command = [*(str(folder / name) for name in ("program", "first", "second")), early]
     done = subprocess.run(
         command, env=environ, capture_output=True, text=True, timeout=60, check=False
     )

@@ -59,7 +59,7 @@ std::string Watchdog::where() const {
   return (in_set ? place : "") + op_state_.peers->open_transfers();
 }
 
-bool Watchdog::is_long() const {
+bool Watchdog::is_long() {
   return seconds() > std::min(timeouts_.stall_warning, kNear * timeouts_.deadline);
 }
 

@@ -51,7 +51,7 @@ class Watchdog {
   bool is_stopping() const { return timeouts_.stop && timeouts_.stop->load(); }
   Status look_beyond_the_host();
   std::string late_ranks(const Text& whom) const;
-  bool is_long() const;
+  bool is_long();
   std::string where() const;
 
   const Timeouts& timeouts_;

@@ -23,7 +23,7 @@ def is_for_all() -> bool:
 
 
 WAS_FOR_ALL = is_for_all()
-"""So does TensorFlow itself from 2.20 on."""
+"""TensorFlow 2.21 does so itself."""
 
 
 def check_allreduce() -> None:

@@ -41,10 +41,10 @@ def answers(rng: random.Random, kind: str, hosts: bool) -> tuple[int, tuple[str,
 
 
 def _fewer(rng: random.Random, slots: list[int]) -> list[int]:
-    """Return slots of the same hosts, some of which are gone; the first host stays."""
+    """Return slots of the same hosts, some of which are gone, perhaps that of the launcher."""
     if len(slots) == 1:
         return [1]
-    gone = rng.choice([{1}, {2}, {1, 2}])
+    gone = rng.choice([{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}])
     return [0 if number in gone else count for number, count in enumerate(slots)]
 
 

@@ -23,7 +23,7 @@ from ringar.launchers.mpi import Mpi
 from ringar.launchers.program import Program
 from ringar.launchers.request import Request
 
-#: Tell ranks that MPI has started them, and how many there are; see docs/architecture.md.
+#: Tell ranks that MPI has started them, and how many there are (ringar/job/settings.py).
 LAUNCHER_VARIABLE = "RINGAR_LAUNCHER"
 SIZE_VARIABLE = "RINGAR_JOB_SIZE"
 

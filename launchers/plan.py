@@ -23,7 +23,7 @@ from ringar.launchers.request import Request
 #: The most ranks that one host runs, unless it has more CPUs than this.
 MAX_LOCAL_RANKS = 64
 
-#: Variables that only the launcher sets; see docs/architecture.md for their meaning.
+#: Variables that only the launcher sets; see ringar/job/settings.py for their meaning.
 RESERVED = frozenset(
     "RINGAR_" + name
     for name in (

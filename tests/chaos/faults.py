@@ -106,8 +106,8 @@ def _fault(rng: random.Random, kind: str, slot: int, work: str) -> dict[str, Any
     steps: list[int | str] = list(range(STEPS - 1))
     if kind == "link down for good":
         steps += ["start", "init"]
-    elif kind not in ("disagrees", *OF_WORKERS) and work != "elastic":
-        steps += ["start", "init", "end"]
+    elif kind not in ("disagrees", *OF_WORKERS) and work not in ("elastic", "kept"):
+        steps += ["start", "init", "end"]  # elastic jobs end, too, where one fails there
     if (what, seconds) in (("sleep", LONG), ("SIGSTOP", 0)):
         steps = [step for step in steps if step != "end"]  # when nobody waits for it
     if what == "leave":

@@ -71,11 +71,11 @@ def ringar_version() -> str:
 
 def ringar_source() -> str:
     """Return what `pip install` takes for this ringar, which is on no package index."""
-    try:
-        told = importlib.metadata.distribution("ringar").read_text("direct_url.json")
-    except importlib.metadata.PackageNotFoundError:
-        told = None
-    source = json.loads(told) if told else {}
+    # A checkout may have what builds have left beside what pip has installed.
+    copies = importlib.metadata.distributions(name="ringar")
+    urls = (copy.read_text("direct_url.json") for copy in copies)
+    told = next(filter(None, urls), "{}")
+    source = json.loads(told)
     url = urlsplit(source.get("url", ""))
     if not url.path:
         return f"ringar-{ringar_version()}-….whl (make wheel, in a checkout)"

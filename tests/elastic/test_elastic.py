@@ -39,7 +39,7 @@ def test_ranks_that_die_in_turn_are_replaced(tmp_path: Path) -> None:
     assert sorted(line[4:] for line in job.stdout.splitlines()) == ends, job
     for end in (
         r"rank 2 \(slot 2, process \d+[^)]*\) was killed by signal 9 \(SIGKILL\)",
-        r"rank 1 \(slot 1, process \d+[^)]*\) failed with exit code 1; 3 ranks of its world are left",
+        r"rank 1 \(slot 1, process \d+[^)]*\) failed with exit code 1; 3 ranks of its world",
         r"\(slot 3, process \d+[^)]*\) has left; 3 ranks",
         r"rank 0 \(slot 0, process \d+[^)]*\) was killed by signal 11 \(SIGSEGV\)",
     ):

@@ -51,10 +51,10 @@ std::vector<Group> group(const std::vector<OpenTransfer>& transfers) {
     group.purpose = purpose;
     group.add(transfer);
   }
+  std::multimap<double, Group> by_age;  // the oldest first
+  for (auto& [key, group] : by_peer) by_age.emplace(-group.seconds, group);
   std::vector<Group> groups;
-  for (auto& [key, group] : by_peer) groups.push_back(std::move(group));
-  std::stable_sort(groups.begin(), groups.end(),
-                   [](const Group& a, const Group& b) { return a.seconds > b.seconds; });
+  for (auto& [age, group] : by_age) groups.push_back(std::move(group));
   return groups;
 }
 

@@ -189,3 +189,26 @@ def test_a_worker_that_raises_is_the_error_of_all() -> None:
     expected = "RankError: rank 0 | ringar.ParameterServer: expected rank 1 to go on; received its"
     assert f"{expected} error KeyError: 'no such column'" in job.stderr
     assert "Graph execution error" not in job.stderr
+
+
+# The worker is slow between its accesses; the server ends as soon as it can.
+SLOW_TO_LEAVE = """
+import time
+import numpy as np
+import keras
+import ringar
+ringar.init(deadline=20)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+with ringar.ParameterServer(model, keras.optimizers.SGD(0.1), servers=[0]) as server:
+    if server.is_worker:
+        write, ring = server._mailboxes.control.write, server._mailboxes.ring
+        server._mailboxes.control.write = lambda *args: (write(*args), time.sleep(0.5))
+        server._mailboxes.ring = lambda rank: (time.sleep(0.5), ring(rank))
+        server.replica.push([np.ones(v.shape, "float32") for v in server.variables], [0])
+print("RESULT", f'{{"rank": {ringar.rank()}}}')
+"""
+
+
+def test_a_server_may_end_before_a_slow_worker() -> None:
+    job = run_job(2, SLOW_TO_LEAVE, launcher_args=["--no-prefix"], deadline=80).check()
+    assert sorted(results(job)) == [0, 1]

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.chaos.kinds import DEADLINE, HARMLESS, LIMIT, OF_DISCOVERY, OF_LAUNCHER, SURVIVED
+from tests.chaos.kinds import (
+    DEADLINE,
+    HARMLESS,
+    LIMIT,
+    LONG,
+    OF_DISCOVERY,
+    OF_LAUNCHER,
+    SURVIVED,
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,11 @@ class Case:
     def limit(self) -> float:
         """Seconds for the whole job."""
         return self.patience * LIMIT
+
+    def seconds_of(self, fault: Mapping[str, Any]) -> float:
+        """Return how long a fault lasts; with patience, longer where it outlasts the deadline."""
+        seconds: float = fault.get("seconds", 0)
+        return seconds * self.patience if seconds >= LONG else seconds
 
     @property
     def min_np(self) -> int:

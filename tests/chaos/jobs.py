@@ -29,11 +29,12 @@ DISK = "/mnt"
 
 def plan(case: Case, folder: str, life: int) -> str:
     """Return what `program.py` reads."""
-    fields = {"seed": case.seed, "work": case.work, "steps": kinds.STEPS, "faults": case.faults}
+    fields = {"seed": case.seed, "work": case.work, "steps": kinds.STEPS}
     is_stopped = case.kind in kinds.OF_LAUNCHER and not case.is_started_again
     return json.dumps(
         {
             **fields,
+            "faults": [{**fault, "seconds": case.seconds_of(fault)} for fault in case.faults],
             "deadline": case.deadline,
             "start": case.deadline + 20 * case.patience,
             "once": happened(folder, life),

@@ -23,6 +23,7 @@ import keras
 
 from ringar import hooks
 from ringar.collectives import allgather_object
+from ringar.errors import MismatchError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import callback_traits, training_state
@@ -126,7 +127,7 @@ class DistributedListMixin:
         self._append(Agreement(self._process_set, self._distributed.check))
         if not all_of_them[0]:
             if any(all_of_them):
-                raise ValueError(
+                raise MismatchError(
                     f"rank {or_all(self._process_set).rank()} | callbacks: expected "
                     "BackupAndRestore on rank 0, which writes, received it on others only; give "
                     "all ranks the same callbacks"

@@ -29,6 +29,7 @@ import tensorflow as tf
 
 from ringar.collectives import allgather_object
 from ringar.collectives.call import Call
+from ringar.errors import MismatchError
 from ringar.job.process_sets import ProcessSet, or_all
 
 _CALL = Call("allgather_object", name="state of layers")
@@ -45,7 +46,7 @@ def check(model: keras.Model, process_set: ProcessSet | None = None) -> None:
         process_set: the ranks that train together; by default all.
 
     Raises:
-        ValueError: on every rank, with the layers whose state differs.
+        MismatchError: on every rank, with the layers whose state differs.
     """
     ranks = or_all(process_set)
     if ranks.size() == 1:
@@ -56,7 +57,7 @@ def check(model: keras.Model, process_set: ProcessSet | None = None) -> None:
     kinds = [[kind for kind, _ in of_rank] for of_rank in everyone]
     if any(of_rank != kinds[0] for of_rank in kinds):
         counts = ", ".join(f"{len(k)} (rank {r})" for r, k in zip(ranks.ranks, kinds, strict=True))
-        raise ValueError(
+        raise MismatchError(
             _CALL.refusal(
                 "the same layers on every rank",
                 f"{counts} layers, or other classes of layers",
@@ -66,7 +67,7 @@ def check(model: keras.Model, process_set: ProcessSet | None = None) -> None:
     of_layers = zip(*([state for _, state in of_rank] for of_rank in everyone), strict=True)
     parts = [(layer, _different(states)) for layer, states in zip(layers, of_layers, strict=True)]
     if any(names for _, names in parts):
-        raise ValueError(_refusal([(layer, names) for layer, names in parts if names]))
+        raise MismatchError(_refusal([(layer, names) for layer, names in parts if names]))
 
 
 def refresh(model: keras.Model) -> None:

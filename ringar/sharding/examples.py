@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.collectives import allgather
+from ringar.errors import MismatchError
 from ringar.sharding.grid import Grid
 
 
@@ -53,7 +54,7 @@ def check(digests: list[tuple[str, Digest]], grid: Grid) -> None:
         grid: the grid of the layers.
 
     Raises:
-        ValueError: on every rank of the job, if ranks of a group differ.
+        MismatchError: on every rank of the job, if ranks of a group differ.
     """
     if grid.model == 1 or not digests:
         return
@@ -67,7 +68,7 @@ def check(digests: list[tuple[str, Digest]], grid: Grid) -> None:
             raise refusal(f"in layer {layer}, batches", [int(row[0]) for row in group], ranks)
 
 
-def refusal(received: str, digests: Iterable[int], ranks: Iterable[int]) -> ValueError:
+def refusal(received: str, digests: Iterable[int], ranks: Iterable[int]) -> MismatchError:
     """Return the error for ranks that got different examples.
 
     Args:
@@ -79,7 +80,7 @@ def refusal(received: str, digests: Iterable[int], ranks: Iterable[int]) -> Valu
         f"{digest & 0xFFFFFFFF:08x} (rank {rank})"
         for digest, rank in zip(digests, ranks, strict=True)
     )
-    return ValueError(
+    return MismatchError(
         f"The examples must be the same on every rank of a model group. Received: {received} with "
         f"the digests {by_rank}. Share the data with ringar.data.shard(dataset, grid=grid), "
         "shuffle with a seed, and augment before the model."

@@ -15,6 +15,7 @@ import keras
 
 from ringar.collectives import allgather_object
 from ringar.collectives.agree import compare
+from ringar.errors import MismatchError
 from ringar.job import place
 from ringar.sharding.grid import Grid
 from ringar.sharding.pixelwise import describe
@@ -79,7 +80,7 @@ def agree(
     groups = [of_ranks[at : at + grid.model] for at in range(0, len(ranks), grid.model)]
     for group, tiles in enumerate(groups):
         if tiles != groups[0]:
-            raise ValueError(
+            raise MismatchError(
                 f"The input of {own.kind} {ranks[0].name} must have the same rows and columns in "
                 f"every model group. Received: {groups[0]} on the ranks of group 0, and {tiles} on "
                 f"those of group {group}. Give all groups images of one size, cut alike."

@@ -100,7 +100,7 @@ def check_same(batch: Batch, ranks: ProcessSet) -> None:
     """Check that all ranks have the same batch. Collective over `ranks`.
 
     Raises:
-        ValueError: on every rank, if the batches differ.
+        MismatchError: on every rank, if the batches differ.
     """
     digests = allgather_object(batch.digest(), name="first batch", process_set=ranks)
     if len(set(digests)) > 1:

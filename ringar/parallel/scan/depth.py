@@ -27,7 +27,7 @@ import tensorflow as tf
 from ringar.collectives import Average, allgather
 from ringar.collectives.digest import digest
 from ringar.collectives.recv import recv
-from ringar.errors import OutOfMemoryError
+from ringar.errors import MismatchError, OutOfMemoryError
 from ringar.job.process_sets import ProcessSet
 from ringar.keras.optimizer import exchange_of
 from ringar.parallel.scan import doubling
@@ -228,7 +228,7 @@ class Depth:
                     f"{its:08x} (rank {rank})"
                     for its, rank in zip(digests, self._ranks.ranks, strict=True)
                 )
-                raise ValueError(
+                raise MismatchError(
                     f"The ranks of `process_set` must have the same {what}, since they train one "
                     f"model together. Received: {what} with the digests {each}. {remedy}"
                 )

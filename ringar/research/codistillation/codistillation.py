@@ -19,7 +19,7 @@ from ringar import hooks
 from ringar.collectives import allgather_object
 from ringar.collectives.agree import same
 from ringar.collectives.call import Call
-from ringar.errors import UnsupportedError
+from ringar.errors import MismatchError, UnsupportedError
 from ringar.job import membership, place
 from ringar.job.process_sets import ProcessSet, add_process_set, or_all
 from ringar.keras import callback_traits, description, keras_2, share
@@ -297,7 +297,7 @@ def _check_files(callbacks: Any, settings: _Settings) -> None:
     for group, written in of_ranks:
         for path in written:
             if writer.setdefault(path, group) != group:
-                raise ValueError(
+                raise MismatchError(
                     _FILES.refusal(
                         "files of its own for each group",
                         f"{path!r} for groups {writer[path]} and {group}",

@@ -138,7 +138,7 @@ def check_ranks(description: dict[str, object], shape: tuple[int | None, ...], g
         grid: the grid.
 
     Raises:
-        ValueError: on every rank, with what differs.
+        MismatchError: on every rank, with what differs.
     """
     where: dict[str, Any] = {
         "caller": "ringar.parallel.Wavefront",

@@ -99,17 +99,17 @@ def groups(values: Sequence[Any], ranks: Sequence[int]) -> str:
     Returns:
         A part of a line, or a line for each value if they are long.
     """
-    found: list[tuple[Any, list[int]]] = []
+    pairs: list[tuple[Any, list[int]]] = []
     for rank, value in zip(ranks, values, strict=True):
-        members = next((members for other, members in found if _equal(value, other)), None)
+        members = next((members for key, members in pairs if _equal(value, key)), None)
         if members is None:
-            found.append((value, [rank]))
+            pairs.append((value, [rank]))
         else:
             members.append(rank)
-    found.sort(key=lambda group: -len(group[1]))  # stable
-    texts = [f"{_text(value)} ({_ranks(members)})" for value, members in found[:_SHOWN]]
-    if len(found) > _SHOWN:
-        texts.append(f"and {len(found) - _SHOWN} further values")
+    pairs.sort(key=lambda group: -len(group[1]))  # stable
+    texts = [f"{_text(value)} ({_ranks(members)})" for value, members in pairs[:_SHOWN]]
+    if len(pairs) > _SHOWN:
+        texts.append(f"and {len(pairs) - _SHOWN} further values")
     line = ", ".join(texts)
     return f" {line}. " if len(line) <= _LINE else "".join(f"\n  {text}" for text in texts) + "\n"
 
@@ -138,15 +138,15 @@ def together(
     """
     ranks = or_all(process_set)
     result, packed, failure = _attempt(function)
-    own = None if failure is None else Failure.of(failure)
-    of_ranks = [(packed, own)]
+    report = None if failure is None else Failure.of(failure)
+    of_ranks = [(packed, report)]
     if ranks.size() > 1:
         of_ranks = allgather_object(of_ranks[0], name=caller, process_set=process_set)
     if failure is not None:
         raise failure
-    for rank, (_, told) in zip(ranks.ranks, of_ranks, strict=True):
-        if told is not None:
-            raise told.on_another_rank(rank, caller, deed)
+    for rank, (_, report) in zip(ranks.ranks, of_ranks, strict=True):
+        if report is not None:
+            raise report.on_another_rank(rank, caller, deed)
     return [
         result if rank == ranks.rank() else pickle.loads(text)
         for rank, (text, _) in enumerate(of_ranks)
@@ -182,14 +182,16 @@ def first(
         result, packed, failure = _attempt(function)
     else:
         meanwhile()
-    told = None if failure is None else Failure.of(failure)
+    report = None if failure is None else Failure.of(failure)
     if ranks.size() > 1:
         root = ranks.ranks[0]
-        packed, told = broadcast_object((packed, told), root, name=caller, process_set=process_set)
+        packed, report = broadcast_object(
+            (packed, report), root, name=caller, process_set=process_set
+        )
     if failure is not None:
         raise failure
-    if told is not None:
-        raise told.on_another_rank(ranks.ranks[0], caller, deed)
+    if report is not None:
+        raise report.on_another_rank(ranks.ranks[0], caller, deed)
     return result if ranks.rank() == 0 else pickle.loads(packed)
 
 
@@ -210,9 +212,9 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Return the description of an error that was raised."""
-        known = (kind.__name__ for kind in type(error).__mro__ if _known(kind.__name__) is kind)
+        names = (kind.__name__ for kind in type(error).__mro__ if _known(kind.__name__) is kind)
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return cls(next(known, "Exception"), f"{type(error).__name__}: {error}", trace.rstrip())
+        return cls(next(names, "Exception"), f"{type(error).__name__}: {error}", trace.rstrip())
 
     def on_another_rank(self, rank: int, caller: str, deed: str) -> RingarError:
         """Return the error for ranks that wait for `rank`, which has failed."""
@@ -241,16 +243,16 @@ def _rank_error(kind: str) -> type[RingarError]:
     """Return the class of an error that another rank has raised as one of class `kind`."""
     base = _known(kind)
     if issubclass(base, RingarError):
-        found: type[RingarError] = base
-        return found
+        plain_class: type[RingarError] = base
+        return plain_class
     # Errors of some classes print other things than their text, or want several arguments.
     namespace = {"__module__": RankError.__module__, "__str__": lambda error: str(error.args[0])}
     try:
-        made = type(RankError.__name__, (RankError, base), namespace)
-        made("")
+        error_class = type(RankError.__name__, (RankError, base), namespace)
+        error_class("")
     except TypeError:
         return RankError
-    return made
+    return error_class
 
 
 def _flat(description: Any, path: str = "") -> dict[str, Any]:

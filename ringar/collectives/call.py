@@ -27,8 +27,8 @@ _session_graphs = itertools.count()
 
 def do_not_convert(function: Function) -> Function:
     """Keep AutoGraph from rewriting `function` where a `tf.function` calls it."""
-    kept: Function = tf.autograph.experimental.do_not_convert(function)
-    return kept
+    plain_function: Function = tf.autograph.experimental.do_not_convert(function)
+    return plain_function
 
 
 @dataclasses.dataclass(frozen=True)

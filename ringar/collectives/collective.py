@@ -109,8 +109,8 @@ def define(name: str, collective: Collective) -> None:
         call = Call.parse(spec.decode() if isinstance(spec, bytes) else spec)
         count = op.get_attr("N") if collective.grouped else 1
         inputs, outputs = list(op.inputs), list(op.outputs)
-        given = _upstream_of(outputs[:count], upstream)
-        grads = list(collective.gradient(Backward(call, inputs[:count], outputs, given)))
+        gradients = _upstream_of(outputs[:count], upstream)
+        grads = list(collective.gradient(Backward(call, inputs[:count], outputs, gradients)))
         return grads + [None] * (len(inputs) - count)
 
 
@@ -287,8 +287,8 @@ def _run_compiled(
         outputs = compiled.run(call.spec(inputs[0].dtype.name, shapes), inputs, results)
 
         def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            given = _upstream_of(outputs, upstream)
-            return list(collective.gradient(Backward(call, list(inputs), outputs, given)))
+            gradients = _upstream_of(outputs, upstream)
+            return list(collective.gradient(Backward(call, list(inputs), outputs, gradients)))
 
         return outputs, backward
 

@@ -67,8 +67,8 @@ def run(
 
 def target_device() -> str:
     """Return the device of the function under construction: "CPU" or "GPU"."""
-    wanted = tf.no_op().device.upper()
-    if "CPU" in wanted or not tf.config.list_logical_devices("GPU"):
+    device = tf.no_op().device.upper()
+    if "CPU" in device or not tf.config.list_logical_devices("GPU"):
         return "CPU"
     return "GPU"
 

@@ -45,11 +45,11 @@ def _derivatives_of_product(back: Backward) -> list[tf.Tensor]:
     call = back.call
     stacked = [tf.expand_dims(x * call.prescale, 0) for x in back.inputs]
     derivatives = []
-    for mine, everyone in zip(stacked, back.run("allgather", stacked), strict=True):
+    for part, everyone in zip(stacked, back.run("allgather", stacked), strict=True):
         ranks = tf.shape(everyone)[0]
         # All ranks hold the same rows; row r is rank r's.
-        others = tf.range(ranks) != process_sets.rank_in(call.process_set)
-        mask = tf.reshape(others, tf.concat([[ranks], tf.ones([tf.rank(mine) - 1], tf.int32)], 0))
-        kept = tf.where(mask, everyone, tf.ones([], everyone.dtype))
-        derivatives.append(tf.reduce_prod(kept, axis=0) * (call.prescale * call.postscale))
+        is_peer = tf.range(ranks) != process_sets.rank_in(call.process_set)
+        mask = tf.reshape(is_peer, tf.concat([[ranks], tf.ones([tf.rank(part) - 1], tf.int32)], 0))
+        factors = tf.where(mask, everyone, tf.ones([], everyone.dtype))
+        derivatives.append(tf.reduce_prod(factors, axis=0) * (call.prescale * call.postscale))
     return derivatives

@@ -13,8 +13,8 @@ from ringar.collectives.dtypes import Array
 def digest(arrays: Iterable[Array]) -> int:
     """Return the CRC-32 of the dtypes, the shapes and the bytes of some arrays."""
     crc = 0
-    for given in arrays:
-        array = np.asarray(given)
+    for value in arrays:
+        array = np.asarray(value)
         crc = zlib.crc32(f"{array.dtype}{array.shape}".encode(), crc)
         crc = zlib.crc32(_bytes_of(array), crc)
     return crc

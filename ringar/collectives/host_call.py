@@ -56,7 +56,7 @@ def host_call(
     Raises:
         UnsupportedError: in code that XLA compiles for a GPU, or with shapes that are not static.
     """
-    tensors = [tf.convert_to_tensor(one) for one in inputs]
+    tensors = [tf.convert_to_tensor(value) for value in inputs]
     if not compiled.is_compiling():
         dtypes = [spec.dtype for spec in results]
         noted = functools.partial(_noting, function)
@@ -111,8 +111,8 @@ class _HostCall:
 
     def run(self, inputs: Any, outputs: Any) -> None:
         arrays = [_array(inputs[i], spec) for i, spec in enumerate(self._inputs)]
-        made = _noting(self._function, *arrays)
-        for i, (value, spec) in enumerate(zip(made, self._results, strict=True)):
+        values = _noting(self._function, *arrays)
+        for i, (value, spec) in enumerate(zip(values, self._results, strict=True)):
             _array(outputs[i], spec)[...] = value
 
 

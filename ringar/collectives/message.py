@@ -57,18 +57,18 @@ def begin(
             f"`tag` must be a whole number from 0 to {TAGS - 1}. Received: tag={tag!r}"
         )
     if not _is_whole(peer, count) or peer == me:
-        others = (
+        expected = (
             f"a rank of the process set from 0 to {count - 1}, and not this one ({me})"
             if count > 1
             else "another rank, of which this process set has none"
         )
-        raise ValueError(f"`{argument}` must be {others}. Received: {argument}={peer!r}")
+        raise ValueError(f"`{argument}` must be {expected}. Received: {argument}={peer!r}")
     return dataclasses.replace(call, root=int(peer), tag=int(tag))
 
 
 def _is_whole(value: SupportsIndex, end: int) -> bool:
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    return whole and 0 <= int(value) < end
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return is_integer and 0 <= int(value) < end
 
 
 def check_dimensions(argument: str, shape: tf.TensorShape) -> None:

@@ -98,16 +98,16 @@ def in_order(make: Callable[[], Made]) -> Made:
     graph = tf_ops.get_default_graph()
     last = _last_in(graph)
     if getattr(graph, "experimental_acd_manager", None) is not None:
-        made = make()
+        outputs = make()
     elif tf.inside_function():
         with tf.control_dependencies(last):
-            made = make()
-        graph._ringar_last = tf.nest.flatten(made)[:1]
+            outputs = make()
+        graph._ringar_last = tf.nest.flatten(outputs)[:1]
     else:
-        made = _ticket_in_session_graph(make, last)
-        graph._ringar_last = [made]
-    _join_chain(graph, tf.nest.flatten(made)[0])
-    return made
+        outputs = _ticket_in_session_graph(make, last)
+        graph._ringar_last = [outputs]
+    _join_chain(graph, tf.nest.flatten(outputs)[0])
+    return outputs
 
 
 def _last_in(graph: tf.Graph) -> list[tf.Tensor]:
@@ -175,10 +175,10 @@ class _Dependencies(AutomaticControlDependencies):
         self._chains = chains
 
 
-def _join_chain(graph: tf.Graph, made: tf.Tensor | tf.Operation) -> None:
+def _join_chain(graph: tf.Graph, output: tf.Tensor | tf.Operation) -> None:
     """Note a collective in a graph, and make the graphs around it members of the chain."""
-    own = graph._ringar_collectives = getattr(graph, "_ringar_collectives", set())
-    own.add(made.name if isinstance(made, tf.Operation) else made.op.name)
+    names = graph._ringar_collectives = getattr(graph, "_ringar_collectives", set())
+    names.add(output.name if isinstance(output, tf.Operation) else output.op.name)
     while isinstance(graph, FuncGraph):
         _functions.add(graph.name)
         manager = getattr(graph, "experimental_acd_manager", None)
@@ -194,12 +194,12 @@ def _add_edges(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None:
 
     TensorFlow has done so with the collectives of the graph itself.
     """
-    own: set[str] = getattr(graph, "_ringar_collectives", set())
+    names: set[str] = getattr(graph, "_ringar_collectives", set())
     last: tf.Operation | None = None
     for op in operations:
-        if op.name not in own and not _calls_collectives(op):
+        if op.name not in names and not _calls_collectives(op):
             continue
-        if last is not None and not (op.name in own and last.name in own):
+        if last is not None and not (op.name in names and last.name in names):
             op._add_control_input(last)
         last = op
 

@@ -77,10 +77,10 @@ def recv(
     """
     call = message.begin("recv", "source", source, process_set, name, tag)
     several = isinstance(specs, (list, tuple))
-    wanted = [_checked(spec) for spec in (specs if several else [specs])]
-    received: list[Any] = [None] * len(wanted)
-    for places in calls.by_dtype(spec.dtype for spec in wanted):
-        group = [wanted[i] for i in places]
+    expected = [_checked(spec) for spec in (specs if several else [specs])]
+    received: list[Any] = [None] * len(expected)
+    for places in calls.by_dtype(spec.dtype for spec in expected):
+        group = [expected[i] for i in places]
         shapes = [[-1 if d is None else d for d in spec.shape.as_list()] for spec in group]
         outputs = issue(
             "recv",
@@ -91,7 +91,7 @@ def recv(
         )
         for place, output in zip(places, outputs, strict=True):
             if not tf.executing_eagerly():
-                output.set_shape(wanted[place].shape)
+                output.set_shape(expected[place].shape)
             received[place] = output
     return received if several else received[0]
 

@@ -95,12 +95,12 @@ def _rows_of_all_ranks(back: Backward) -> list[tf.Tensor]:
     for x, up in zip(back.inputs, back.upstream, strict=True):
         missing = share(x.shape[0], ranks, 0) - up.shape[0]
         padded.append(tf.pad(up, [[0, missing], *[[0, 0]] * (x.shape.rank - 1)]))
-    whole = []
+    gradients = []
     for x, gathered in zip(back.inputs, back.run("allgather", padded), strict=True):
         rows, longest = x.shape[0], share(x.shape[0], ranks, 0)
         parts = [gathered[r * longest :][: share(rows, ranks, r)] for r in range(ranks)]
-        whole.append(tf.concat(parts, 0))
-    return whole
+        gradients.append(tf.concat(parts, 0))
+    return gradients
 
 
 define(

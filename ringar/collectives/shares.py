@@ -125,11 +125,11 @@ def _run_in_graph(
         )
     dtype = values[0].dtype if values else tf.float32
     shared = control.key != NO_SHARES
-    known = isinstance(control.rows, tf.Tensor) or control.rows >= 0
-    rows = tf.cast(control.rows if shared and known else 1.0, dtype)
+    has_rows = isinstance(control.rows, tf.Tensor) or control.rows >= 0
+    rows = tf.cast(control.rows if shared and has_rows else 1.0, dtype)
     if control.idle:
         rows, values = tf.zeros([], dtype), [tf.zeros_like(value) for value in values]
-    elif shared and known:
+    elif shared and has_rows:
         values = [value * rows for value in values]
     vector = tf.stack([rows, tf.constant(float(control.idle), dtype), tf.zeros([], dtype)])
     reduced, *results = collectives.run_tensors(call, [vector, *values])

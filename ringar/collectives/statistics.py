@@ -83,14 +83,14 @@ def stats(by: str = "name") -> dict[str, Traffic]:
     if by == "staleness":
         return _by_staleness()
     address = native.library().ringar_stats(ctypes.byref(size))
-    found: dict[str, Traffic] = {}
+    traffic: dict[str, Traffic] = {}
     for line in ctypes.string_at(address, size.value).decode().split("\0")[:-1]:
         collective, calls, count, name = line.split(" ", 3)
         label = {"name": name or collective, "collective": collective}.get(by)
         if label is None:
             label = name.split("/")[0] or collective
-        found[label] = found.get(label, Traffic(0, 0)) + Traffic(int(calls), int(count))
-    return found
+        traffic[label] = traffic.get(label, Traffic(0, 0)) + Traffic(int(calls), int(count))
+    return traffic
 
 
 def reset_stats() -> None:

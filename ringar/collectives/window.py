@@ -141,9 +141,9 @@ class Window:
         elif out.size != count:
             raise self._refusal(f"`out` of {count} elements", f"{out.size} elements")
         self._check_array("out", out, writable=True)
-        found = self._versions_for(start, count) if versions else None
-        self._native.access(native.GET, rank, start, count, out, found)
-        return out if found is None else (out, found)
+        numbers = self._versions_for(start, count) if versions else None
+        self._native.access(native.GET, rank, start, count, out, numbers)
+        return out if numbers is None else (out, numbers)
 
     def put(self, rank: int, array: np.ndarray, start: int = 0) -> None:
         """Write elements of the part of a rank.
@@ -206,8 +206,8 @@ class Window:
                 expected = f"`out` of {numbers.size * (width or 1)} elements"
                 raise self._refusal(expected, f"{out.size} elements")
             self._check_array("out", out, writable=True)
-        whole = 1 if width is None else width
-        self._native.access_rows(native.GET, rank, numbers, whole, out)
+        row_width = 1 if width is None else width
+        self._native.access_rows(native.GET, rank, numbers, row_width, out)
         return out
 
     def scatter_add(
@@ -234,9 +234,9 @@ class Window:
                 integers of 32 and 64 bits.
         """
         numbers = self._numbers(rows)
-        given = self._rows_of("values", values, numbers)
-        width = given.size // (numbers.size or 1) or 1
-        self._native.access_rows(_adding(lock, atomic), rank, numbers, width, given)
+        rows_of_values = self._rows_of("values", values, numbers)
+        width = rows_of_values.size // (numbers.size or 1) or 1
+        self._native.access_rows(_adding(lock, atomic), rank, numbers, width, rows_of_values)
 
     def update(
         self,
@@ -288,8 +288,8 @@ class Window:
         """
         array = np.full(1, value, self.dtype)
         self._native.access(native.FETCH_ADD, rank, index, 1, array)
-        found: int | float = array[0].item()
-        return found
+        before: int | float = array[0].item()
+        return before
 
     def version(self, rank: int, chunk: int) -> int:
         """Return the number of writes to a chunk that are complete.
@@ -299,9 +299,9 @@ class Window:
             chunk: the number of the chunk; element `i` lies in chunk
                 `i // (chunk_bytes // itemsize)`.
         """
-        found = np.zeros(1, np.int64)
-        self._native.access(native.VERSIONS, rank, chunk * self._chunk_elements, 1, None, found)
-        return int(found[0])
+        number = np.zeros(1, np.int64)
+        self._native.access(native.VERSIONS, rank, chunk * self._chunk_elements, 1, None, number)
+        return int(number[0])
 
     def close(self) -> None:
         """Close the window. All ranks of the process set call it; a second call does nothing.
@@ -324,9 +324,9 @@ class Window:
             self.close()
 
     def _write(self, way: int, rank: int, array: np.ndarray, start: int) -> None:
-        given = self._plain("array", array)
-        self._check_array("array", given)
-        self._native.access(way, rank, start, given.size, given)
+        plain = self._plain("array", array)
+        self._check_array("array", plain)
+        self._native.access(way, rank, start, plain.size, plain)
 
     def _numbers(self, rows: npt.ArrayLike) -> np.ndarray:
         if type(rows) is np.ndarray and rows.dtype == _INT64 and rows.flags.c_contiguous:
@@ -337,21 +337,21 @@ class Window:
         return np.ascontiguousarray(numbers, np.int64)
 
     def _rows_of(self, argument: str, values: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        given = values
+        plain = values
         if (
-            type(given) is not np.ndarray
-            or given.dtype != self.dtype
-            or not given.flags.c_contiguous
+            type(plain) is not np.ndarray
+            or plain.dtype != self.dtype
+            or not plain.flags.c_contiguous
         ):
-            given = self._plain(argument, values)
-            self._check_array(argument, given)
-        rows, size = numbers.size, given.size
+            plain = self._plain(argument, values)
+            self._check_array(argument, plain)
+        rows, size = numbers.size, plain.size
         if size != rows and (size % (rows or 1) or (size == 0) != (rows == 0)):
             raise self._refusal(
                 f"`{argument}` with as many elements for each of {numbers.size} rows",
-                f"{given.size} elements",
+                f"{plain.size} elements",
             )
-        return given
+        return plain
 
     def _plain(self, argument: str, values: np.ndarray) -> np.ndarray:
         if isinstance(values, np.ma.MaskedArray):

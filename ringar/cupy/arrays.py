@@ -48,7 +48,9 @@ def arrays_of(cupy: Any, call: Call, given: Iterable[Any]) -> list[Any]:
     Raises:
         TypeError: an argument is not an array on a GPU.
     """
-    return [one if isinstance(one, cupy.ndarray) else _taken(cupy, call, one) for one in given]
+    return [
+        value if isinstance(value, cupy.ndarray) else _taken(cupy, call, value) for value in given
+    ]
 
 
 def _taken(cupy: Any, call: Call, given: Any) -> Any:
@@ -136,15 +138,15 @@ def outputs_of(
         ValueError: an output has another shape, is not contiguous, read-only, on another GPU, or
             overlaps another array of the call.
     """
-    given = list(out)
-    if len(given) != len(arrays):
+    values = list(out)
+    if len(values) != len(arrays):
         raise ValueError(
-            call.refusal(f"{len(arrays)} arrays in `out`", len(given), "Pass one for each array.")
+            call.refusal(f"{len(arrays)} arrays in `out`", len(values), "Pass one for each array.")
         )
-    outputs = arrays_of(place.cupy, call, given)
-    for one, output, array, shape in zip(given, outputs, arrays, shapes, strict=True):
+    outputs = arrays_of(place.cupy, call, values)
+    for value, output, array, shape in zip(values, outputs, arrays, shapes, strict=True):
         _check_output(place, call, output, array, tuple(shape))
-        if not isinstance(one, place.cupy.ndarray) and _is_read_only(one):
+        if not isinstance(value, place.cupy.ndarray) and _is_read_only(value):
             raise ValueError(
                 call.refusal("in `out` an array that may be written", "one that may not", "Copy.")
             )

@@ -22,20 +22,20 @@ def check(
         adjoint: the argument of `scan`.
         levels: the argument of `scan`.
     """
-    given: dict[str, Any] = {"matrices": matrices, "vector": vector, "addends": addends}
+    arrays: dict[str, Any] = {"matrices": matrices, "vector": vector, "addends": addends}
     if addends is None:
-        del given["addends"]
-    for name, array in given.items():
+        del arrays["addends"]
+    for name, array in arrays.items():
         if not isinstance(array, array_type):
-            wanted = f"{array_type.__module__.split('.')[0]}.{array_type.__name__}"
+            expected = f"{array_type.__module__.split('.')[0]}.{array_type.__name__}"
             raise TypeError(
-                f"`{name}` must be a {wanted}. Received: {name} of type {type(array).__name__}"
+                f"`{name}` must be a {expected}. Received: {name} of type {type(array).__name__}"
             )
         if array.dtype not in (np.float32, np.float64) or array.dtype != matrices.dtype:
-            wanted = (
+            expected = (
                 "float32 or float64" if name == "matrices" else f"{matrices.dtype}, as matrices"
             )
-            raise TypeError(f"`{name}` must be {wanted}. Received: {name} of dtype {array.dtype}")
+            raise TypeError(f"`{name}` must be {expected}. Received: {name} of dtype {array.dtype}")
     if matrices.ndim != 4 or matrices.shape[2] != matrices.shape[3]:
         raise ValueError(f"`matrices` must be [n, B, H, H]. Received: shape {matrices.shape}")
     n, batch, size = matrices.shape[:3]
@@ -45,15 +45,15 @@ def check(
             f"Received: shape {matrices.shape}"
         )
     for name, wanted_shape in (("vector", (batch, size)), ("addends", (n, batch, size))):
-        if name in given and given[name].shape != wanted_shape:
+        if name in arrays and arrays[name].shape != wanted_shape:
             raise ValueError(
                 f"`{name}` must have shape {wanted_shape}, to go with matrices of shape "
-                f"{matrices.shape}. Received: shape {given[name].shape}"
+                f"{matrices.shape}. Received: shape {arrays[name].shape}"
             )
     if not isinstance(adjoint, (bool, np.bool_)):
         raise TypeError(f"`adjoint` must be True or False. Received: adjoint={adjoint!r}")
-    whole = isinstance(levels, (int, np.integer)) and not isinstance(levels, bool)
-    if levels is not None and not whole:
+    is_integer = isinstance(levels, (int, np.integer)) and not isinstance(levels, bool)
+    if levels is not None and not is_integer:
         raise TypeError(f"`levels` must be None or a whole number. Received: levels={levels!r}")
     if levels is not None and levels < 0:
         raise ValueError(f"`levels` must be None or from 0. Received: levels={levels}")

@@ -131,8 +131,8 @@ def run(
     """
     results: list[Any] = [None] * len(inputs.arrays)
     for indices in calls.by_dtype(inputs.dtypes):
-        own = None if outputs is None else [outputs[i] for i in indices]
-        for i, result in zip(indices, run_one(call, inputs.of(indices), own)[0], strict=True):
+        buffers = None if outputs is None else [outputs[i] for i in indices]
+        for i, result in zip(indices, run_one(call, inputs.of(indices), buffers)[0], strict=True):
             results[i] = result
     return results
 

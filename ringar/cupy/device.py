@@ -56,8 +56,8 @@ def load(function: str = "scan") -> ModuleType:
 @functools.cache
 def attributes(device: int) -> dict[str, int]:
     """Return the attributes of a GPU, by CUDA's names."""
-    found: dict[str, int] = load().cuda.Device(device).attributes
-    return found
+    numbers: dict[str, int] = load().cuda.Device(device).attributes
+    return numbers
 
 
 @functools.cache

@@ -181,8 +181,8 @@ def plan(steps: int, levels: int, per_round: int = LEVELS_PER_ROUND) -> Plan:
     levels = min(levels, steps.bit_length())
     rounds: list[Round] = []
     nodes = steps
-    for left in range(-(-levels // per_round), 0, -1):
-        share = -(-levels // left)
+    for rounds_to_go in range(-(-levels // per_round), 0, -1):
+        share = -(-levels // rounds_to_go)
         levels -= share
         if 2**share >= nodes:
             break
@@ -228,7 +228,7 @@ def choose(steps: int, batch: int, size: int, itemsize: int, processors: int) ->
         for levels in range(steps.bit_length() + 1)
         for per_round in range(2, LEVELS_PER_ROUND + 3)
     ]
-    return min(plans, key=lambda made: cycles(made, batch, size, itemsize, processors))
+    return min(plans, key=lambda candidate: cycles(candidate, batch, size, itemsize, processors))
 
 
 def _power_of_two(least: int) -> int:

@@ -156,15 +156,15 @@ def _reduce(
     name: str | None,
     process_set: ProcessSet | None,
 ) -> list[cupy.ndarray]:
-    chosen, given = calls.checked_algorithm(algorithm), list(arrays)
-    if not given:
+    chosen, values = calls.checked_algorithm(algorithm), list(arrays)
+    if not values:
         return []
     factors = {"prescale": prescale_factor, "postscale": postscale_factor}
     cupy, call, ranks = collectives.begin(function, collective, process_set, name, **factors)
     call = with_op(call, op, ranks.size(), algorithm=chosen)
-    inputs = collectives.inputs_of(cupy, call, given, dtype)
-    for one in dict.fromkeys(inputs.dtypes):
-        refuse_integer_average(call, one, op, ranks.size())
+    inputs = collectives.inputs_of(cupy, call, values, dtype)
+    for dtype_of_inputs in dict.fromkeys(inputs.dtypes):
+        refuse_integer_average(call, dtype_of_inputs, op, ranks.size())
     outputs = collectives.checked_outputs(call, inputs, out)
     run_one = _run_scaled if call.has_factors_nccl_lacks() else collectives.run_group
     results = collectives.run(call, inputs, outputs, run_one)

@@ -75,8 +75,8 @@ def scan(
             launcher = kernels(shape, number)
         arrays = [None if a is None else cupy.ascontiguousarray(a)
                   for a in (matrices, vector, addends)]  # fmt: skip
-        made = _plan(steps, batch, shape, levels, limits["MultiProcessorCount"])
-        return execute(made, shape, launcher, *arrays, adjoint=adjoint)
+        rounds_plan = _plan(steps, batch, shape, levels, limits["MultiProcessorCount"])
+        return execute(rounds_plan, shape, launcher, *arrays, adjoint=adjoint)
 
 
 def execute(
@@ -117,8 +117,8 @@ def execute(
         states.append(above)
     # The up-sweep computes state 1 of a round above the leaves; with two nodes it is the last.
     if not made.rounds or made.top > 2:
-        whole = planning.Round(made.top, made.top)
-        run.chain(len(made.rounds), whole, nodes[-1], added[-1], vector, None, states[-1])
+        top = planning.Round(made.top, made.top)
+        run.chain(len(made.rounds), top, nodes[-1], added[-1], vector, None, states[-1])
     for number, r in reversed(list(enumerate(made.rounds))):
         run.chain(number, r, nodes[number], added[number], vector, states[number + 1],
                   states[number])  # fmt: skip

@@ -97,9 +97,9 @@ def _add_up(table: Any, ranks: ProcessSet) -> None:
         counts = getattr(table, name, None)
         if counts is None:
             continue
-        own = tuple(part.numpy() for part in counts.export())
+        counts_here = tuple(part.numpy() for part in counts.export())
         counts.remove(counts.export()[0])
-        for tokens, number in _gather(own, name, ranks):
+        for tokens, number in _gather(counts_here, name, ranks):
             if len(tokens):
                 counts.insert(tokens, number + counts.lookup(tokens))
     if hasattr(table, "num_documents"):
@@ -180,9 +180,9 @@ def _in_turn(parts: list[np.ndarray]) -> np.ndarray:
 
 def _chunks(data: Iterable[Any], ranks: ProcessSet) -> Iterator[list[list[np.ndarray]]]:
     """Yield the next batches of all ranks, until no rank has any. Collective."""
-    own = map(_array, data)
+    arrays = map(_array, data)
     length = 1
-    while any(chunk := _gather(list(itertools.islice(own, length)), "batches", ranks)):
+    while any(chunk := _gather(list(itertools.islice(arrays, length)), "batches", ranks)):
         yield chunk
         # Single rows travel together.
         length = 64 if max(batch.ndim for batches in chunk for batch in batches) < 2 else 1
@@ -212,9 +212,9 @@ def _spec(data: Any, batch: np.ndarray, how: marks.Order) -> Any:
     """Return the type of the batches of one process."""
     import tensorflow as tf
 
-    given = getattr(data, "element_spec", None)
-    given = given[0] if isinstance(given, tuple) else given
-    shape = list(batch.shape if given is None else given.shape)
+    spec = getattr(data, "element_spec", None)
+    spec = spec[0] if isinstance(spec, tuple) else spec
+    shape = list(batch.shape if spec is None else spec.shape)
     if len(shape) > 1 or how != "turn":
         shape[0] = None
     return tf.TensorSpec(shape, tf.string if batch.dtype.kind in "OSU" else batch.dtype)

@@ -23,10 +23,10 @@ def is_instance(value: object, module: str, *names: str) -> bool:
         module: the name of a top-level module. Who has made `value` has imported it.
         names: names of classes, with dots.
     """
-    found: Any = sys.modules.get(module)
-    if found is None:
+    imported: Any = sys.modules.get(module)
+    if imported is None:
         return False
-    return isinstance(value, tuple(operator.attrgetter(name)(found) for name in names))
+    return isinstance(value, tuple(operator.attrgetter(name)(imported) for name in names))
 
 
 def rows_of(data: Any) -> int:

@@ -67,13 +67,13 @@ def _deal_blocks(dataset: tf.data.Dataset, rule: Deal, block: int) -> tf.data.Da
         return number // block % rule.size == rule.rank
 
     count = int(dataset.cardinality())
-    own = dataset.enumerate().filter(is_own).map(lambda _, element: element)
+    share = dataset.enumerate().filter(is_own).map(lambda _, element: element)
     if count >= 0:
         rounds, rest = divmod(count, block * rule.size)
         count = rounds * block + min(max(rest - rule.rank * block, 0), block)
     if count != tf.data.UNKNOWN_CARDINALITY:
-        own = own.apply(tf.data.experimental.assert_cardinality(count))
-    return own
+        share = share.apply(tf.data.experimental.assert_cardinality(count))
+    return share
 
 
 def element_of(dataset: tf.data.Dataset, arguments: tuple[Any, ...]) -> Any:

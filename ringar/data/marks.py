@@ -96,13 +96,13 @@ def watching(original: Any) -> Any:
     def watched(self: Any, *args: Any, **options: Any) -> Any:
         name = original.__name__
         if name not in _told:
-            given = signature.bind(self, *args, **options).arguments
+            arguments = signature.bind(self, *args, **options).arguments
             # The validation of `fit` has a keras.callbacks.CallbackList.
-            callbacks = given.get("callbacks") or []
+            callbacks = arguments.get("callbacks") or []
             is_alone = isinstance(callbacks, list | tuple) and not any(
                 hasattr(callback, "take_ranks") for callback in callbacks
             )
-            if is_alone and is_part((given.get("x"), given.get("y"))):
+            if is_alone and is_part((arguments.get("x"), arguments.get("y"))):
                 _told.add(name)
                 _tell(name)
         return original(self, *args, **options)

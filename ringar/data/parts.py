@@ -215,7 +215,7 @@ def _rows_of_batches(dataset: tf.data.Dataset, count: int) -> np.ndarray | None:
         return None if below is None else below[skipped:]
     if name in ("Repeat", "Concatenate"):
         of_sources = (_rows_of_batches(source, int(source.cardinality())) for source in sources)
-        known = [rows for rows in of_sources if rows is not None and len(rows)]
-        if len(known) == len(sources):
-            return np.resize(np.concatenate(known), count)
+        counts = [rows for rows in of_sources if rows is not None and len(rows)]
+        if len(counts) == len(sources):
+            return np.resize(np.concatenate(counts), count)
     return None

@@ -206,9 +206,9 @@ class Elastic(Coordinated):
 
     def _change_if_wanted(self, batch: int) -> None:
         leaves = preemption.is_asked()
-        own = (leaves or membership.is_change_due(), bool(self.model.stop_training))
-        wanted, stops = np.any(allgather_object(own, name="elastic/changes"), axis=0)
-        if wanted and not stops:
+        wishes = (leaves or membership.is_change_due(), bool(self.model.stop_training))
+        is_due, stops = np.any(allgather_object(wishes, name="elastic/changes"), axis=0)
+        if is_due and not stops:
             assert self._data is not None
             self._keep(self._epoch, self._data.done_after(batch))
             raise RanksChangeError(leaves)

@@ -77,9 +77,9 @@ def require_same(own: Compared) -> None:
     if place.size() == 1 or not own.names:
         return
     everyone: list[Compared] = allgather_object(own, name="elastic/comparison")
-    reduced = {number for its in everyone for number, is_so in enumerate(its.reduced) if is_so}
+    reduced = {number for rank in everyone for number, is_so in enumerate(rank.reduced) if is_so}
     if reduced:
-        described = [_described(its, reduced, everyone[0].names) for its in everyone]
+        described = [_described(rank, reduced, everyone[0].names) for rank in everyone]
         compare(described, caller=_CALLER, remedy=_REMEDY)
 
 

@@ -47,11 +47,11 @@ def write(where: Path, number: int, layout: Mapping[str, str], packed: object) -
     body = pickle.dumps(packed)
     head = {"format": _FORMAT, "commit": number, "layout": dict(layout)}
     head |= {"bytes": len(body), "checksum": zlib.crc32(body)}
-    before = [one for one in _numbers(where) if one < number][-1:]
-    for kept in before:
-        _sync(path_of(where, kept))
-    for other in set(_numbers(where)) - {*before}:
-        path_of(where, other).unlink(missing_ok=True)
+    before = [number_of_file for number_of_file in _numbers(where) if number_of_file < number][-1:]
+    for earlier in before:
+        _sync(path_of(where, earlier))
+    for number_of_file in set(_numbers(where)) - {*before}:
+        path_of(where, number_of_file).unlink(missing_ok=True)
     beside = where / _TEMPORARY
     try:
         with open(beside, "wb") as file:
@@ -114,12 +114,12 @@ def _differences(layout: Mapping[str, str], of_commit: Mapping[str, str]) -> Ite
 def _require(
     layout: Mapping[str, str], of_commit: Mapping[str, str], where: Path, number: int
 ) -> None:
-    if found := list(_differences(layout, of_commit)):
-        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    if differences := list(_differences(layout, of_commit)):
+        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise MismatchError(
             f"{_begin(where)} a commit of this program's state; received commit {number} of "
-            f"another one ({'; '.join(found[:_SHOWN])}{more}). Start the program that has written "
-            "it, name another folder, or remove the files to begin anew"
+            f"another one ({'; '.join(differences[:_SHOWN])}{more}). Start the program that has "
+            "written it, name another folder, or remove the files to begin anew"
         )
 
 

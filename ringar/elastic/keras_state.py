@@ -50,19 +50,19 @@ class KerasState(ObjectState):
         self.model = model
         self._optimizer = optimizer
         self._variables: dict[str, np.ndarray] = {}
-        for one in self._optimizers():
-            if not one.built:
-                one.build(model.trainable_variables)
+        for optimizer_of_model in self._optimizers():
+            if not optimizer_of_model.built:
+                optimizer_of_model.build(model.trainable_variables)
 
     def _optimizers(self) -> list[keras.optimizers.Optimizer]:
-        given = [] if self._optimizer is None else [self._optimizer]
-        return given or training_state.optimizers(self.model)
+        optimizers = [] if self._optimizer is None else [self._optimizer]
+        return optimizers or training_state.optimizers(self.model)
 
     def _all_variables(self) -> dict[str, Any]:
-        found = training_state.variables_of(self.model)
+        variables = training_state.variables_of(self.model)
         if self._optimizer is not None:
-            found |= {f"own slot {i}": v for i, v in enumerate(self._optimizer.variables)}
-        return found
+            variables |= {f"own slot {i}": v for i, v in enumerate(self._optimizer.variables)}
+        return variables
 
     def save(self) -> None:
         """Copy the objects and the variables."""

@@ -131,5 +131,5 @@ def _is_loss(error: Exception) -> bool:
 def _cause(error: Exception) -> str:
     """Return what a collective says of its end, from a text around which TensorFlow writes more."""
     text = str(error).strip()
-    found = re.search(r"rank \d+ \| (.+)", text)  # the log names this rank already
-    return found[1] if found else text.partition("\n")[0]
+    match = re.search(r"rank \d+ \| (.+)", text)  # the log names this rank already
+    return match[1] if match else text.partition("\n")[0]

@@ -107,8 +107,8 @@ class State:
         if not membership.is_elastic():
             return
         leaves = preemption.is_asked()
-        own = np.array([membership.is_change_due(), leaves], np.int32)
-        if allreduce(own, op=Max, name="elastic/changes").any():
+        wishes = np.array([membership.is_change_due(), leaves], np.int32)
+        if allreduce(wishes, op=Max, name="elastic/changes").any():
             raise RanksChangeError(leaves)
 
     def sync(self) -> None:

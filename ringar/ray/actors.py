@@ -54,8 +54,8 @@ class Actors:
             options: those of Ray, for each actor.
         """
         remote = module().remote(Member)
-        for index, its in enumerate(options):
-            actor = remote.options(**its).remote()
+        for index, of_actor in enumerate(options):
+            actor = remote.options(**of_actor).remote()
             self._actors.append(actor)
             self._served.append(actor.serve.remote(variable, index))
 

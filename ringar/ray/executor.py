@@ -98,8 +98,8 @@ class RayExecutor:
                 num_workers, num_hosts, num_workers_per_host, placement_group
             )
         else:
-            given = (num_workers, num_hosts, num_workers_per_host, placement_group)
-            self._limits = _limits(min_workers, max_workers, reset_limit, elastic_timeout, given)
+            numbers = (num_workers, num_hosts, num_workers_per_host, placement_group)
+            self._limits = _limits(min_workers, max_workers, reset_limit, elastic_timeout, numbers)
             self.num_workers = self._limits.most
         self._hosts = num_hosts
         self._per_bundle = self.num_workers // num_hosts if num_hosts else 1
@@ -134,8 +134,8 @@ class RayExecutor:
             raise RuntimeError(
                 "ringar.ray.RayExecutor expected to be started once; call `shutdown` first"
             )
-        made = executable_cls, tuple(executable_args), dict(executable_kwargs or {})
-        self._object = made if executable_cls is not None else ()
+        recipe = executable_cls, tuple(executable_args), dict(executable_kwargs or {})
+        self._object = recipe if executable_cls is not None else ()
         try:
             if self._limits is not None:
                 self._ranks = self._start_elastic(self._limits)
@@ -274,7 +274,7 @@ def _limits(
     given: Sequence[object],
 ) -> Limits:
     """Return the numbers of ranks of an elastic executor; `given` is what does not go with them."""
-    if any(one is not None for one in given):
+    if any(number is not None for number in given):
         raise ValueError(
             "`min_workers` must be given without `num_workers`, `num_hosts`, "
             "`num_workers_per_host` and `placement_group`: the number of ranks of an elastic "
@@ -292,20 +292,20 @@ def _number(
     workers: int | None, hosts: int | None, per_host: int | None, group: PlacementGroup | None
 ) -> int:
     """Return the number of ranks."""
-    given = f"num_workers={workers}, num_hosts={hosts}, num_workers_per_host={per_host}"
+    numbers = f"num_workers={workers}, num_hosts={hosts}, num_workers_per_host={per_host}"
     if any(number is not None and number < 1 for number in (workers, hosts, per_host)):
-        raise ValueError(f"numbers of workers and hosts must be 1 or more. Received: {given}")
+        raise ValueError(f"numbers of workers and hosts must be 1 or more. Received: {numbers}")
     if hosts is not None or per_host is not None:
         number = (hosts or 1) * (per_host or 1)
         if workers not in (None, number):
             raise ValueError(
                 "`num_workers` must be `num_hosts` times `num_workers_per_host`, or be left out. "
-                f"Received: {given}"
+                f"Received: {numbers}"
             )
     else:
         number = workers or (group.bundle_count if group is not None else 0)
     if number < 1:
-        raise ValueError(f"`num_workers` must be 1 or more. Received: {given}")
+        raise ValueError(f"`num_workers` must be 1 or more. Received: {numbers}")
     bundles = hosts or number
     if group is not None and group.bundle_count < bundles:
         raise ValueError(

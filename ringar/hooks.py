@@ -48,7 +48,7 @@ _TAPE, _TENSORFLOW = "tensorflow.GradientTape", "TensorFlow 2.16"
 #: What each feature replaces, in the order in which it is replaced.
 TABLE: dict[str, tuple[Hook, ...]] = {
     "distributed training": (
-        Hook(_SCALED, "apply", "ringar.keras.optimizer:exchanging_before_overflow_check"),
+        Hook(_SCALED, "apply", "ringar.keras.apply:exchanging_before_overflow_check"),
         Hook(_MODEL, "make_train_function", "ringar.keras.share:observing_steps"),
         Hook(_TAPE, "__enter__", "ringar.keras.loss_rows:beginning", _TENSORFLOW),
         Hook(_TAPE, "__exit__", "ringar.keras.loss_rows:ending", _TENSORFLOW),

@@ -84,7 +84,7 @@ def _finish(model: Any, server: Any) -> None:
 
     if server is None:
         return
-    model.optimizer._exchange.settle()
+    model.optimizer._exchange.period.settle()
     server.close()
     ringar.barrier()
     # What others have pushed since is on rank 0, too.

@@ -13,10 +13,11 @@ import tensorflow as tf
 from ringar.asynchronous.gradients import Gradient, Rows, copy
 from ringar.asynchronous.parameter_server import ParameterServer
 from ringar.asynchronous.replica import Pulled, Replica
-from ringar.asynchronous.replication import Replication
+from ringar.asynchronous.replication import Replication, replicating
 from ringar.asynchronous.staleness import UNLIMITED, BackupWorkers, HardSync
 from ringar.collectives.host_call import host_call
-from ringar.keras import keras_2, sparse
+from ringar.keras import keras_2
+from ringar.keras.exchange import LocalGradients, Variables
 from ringar.keras.optimizer import distribute
 from ringar.keras.reduction import all_finite
 
@@ -97,7 +98,10 @@ def Downpour(  # the paper's name
     optimizer = keras_2.optimizer_of(optimizer, "Downpour")
     replication = DownpourReplication(server, pace, _rate_of(optimizer))
     server.before_close(replication.finish)
-    return distribute(optimizer, replication, "ringar.Downpour")
+    # Each worker has a pace of its own.
+    description: dict[str, object] = {"function": "ringar.Downpour"}
+    exchange = replicating(replication, LocalGradients(server.workers), description)
+    return distribute(optimizer, exchange, "ringar.Downpour")
 
 
 class Pace:
@@ -209,21 +213,10 @@ class DownpourReplication(Replication):
         self._pace, self._first_rate = pace, first_rate
         self._is_due: Any = None
 
-    @property
-    def description(self) -> dict[str, object]:
-        """The settings that must be the same on all workers; each has a pace of its own."""
-        return {"function": "ringar.Downpour"}
-
     @tf.autograph.experimental.do_not_convert
-    def __call__(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any] | None = None,
-        loss_scale: tf.Tensor | None = None,
-    ) -> list[Any]:
-        """Hand the gradients over, and return them for the local step."""
-        merged = [sparse.merged(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-        pushed = merged if loss_scale is None else [_unscaled(g, loss_scale) for g in merged]
+    def begin_step(self, gradients: Sequence[Any], variables: Variables, loss_scale: Any) -> None:
+        """Hand the gradients over."""
+        pushed = gradients if loss_scale is None else [_unscaled(g, loss_scale) for g in gradients]
         # With a loss scale, a step that overflows is left out.
         counts = True if loss_scale is None else all_finite(pushed)
         tensors, rebuild = _flat(pushed)
@@ -236,20 +229,15 @@ class DownpourReplication(Replication):
         rate = tf.cast(self._factor(), tf.float64)
         due = [tf.TensorSpec([], tf.bool)]
         self._is_due = host_call(step, [rate, counts, *tensors], due, "Downpour")[0]
-        return merged
 
     @tf.autograph.experimental.do_not_convert
-    def after(self) -> None:
+    def end_step(self) -> None:
         """Fetch, if it is time."""
         self.replace(self._is_due, self._pace.fetch)
 
     def newest(self) -> list[np.ndarray]:
         """Push what has accrued, and fetch."""
         return self._pace.newest(float(self._factor()))
-
-    def steps(self) -> int:
-        """Return the number of steps of this worker."""
-        return self._pace.steps
 
     def finish(self) -> None:
         """Push what is left."""

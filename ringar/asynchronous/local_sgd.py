@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import keras
 
 from ringar.asynchronous.elastic_replication import ElasticReplication
-from ringar.asynchronous.local_steps import LocalSteps, Period
+from ringar.asynchronous.local_steps import Steps, local_steps
+from ringar.asynchronous.replication import replicating
 from ringar.asynchronous.rules import (
     Averaging,
     ElasticAveraging,
@@ -22,6 +23,7 @@ from ringar.collectives import Average
 from ringar.collectives.compression import Compression, Compressor
 from ringar.collectives.powersgd import PowerSGD
 from ringar.job.process_sets import ProcessSet, or_all
+from ringar.keras.exchange import Reducer
 from ringar.keras.optimizer import distribute, is_distributed
 from ringar.keras.reduction import Reduction
 
@@ -57,7 +59,7 @@ class SlowMo:
 
 def LocalSGD(  # the paper's name
     optimizer: str | keras.optimizers.Optimizer,
-    period: Period = 16,
+    period: Steps = 16,
     *,
     warmup_steps: int = 0,
     average: Literal["parameters", "parameters+slots"] = "parameters",
@@ -112,16 +114,13 @@ def LocalSGD(  # the paper's name
         Average, compression, algorithm, process_set, None, 1.0, 1.0, False, "parameters"
     )
     with_slots = average == "parameters+slots"
-    return distribute(
-        optimizer,
-        LocalSteps(period, warmup_steps, _rule(outer), mean, with_slots),
-        "ringar.LocalSGD",
-    )
+    exchange = local_steps(period, warmup_steps, _rule(outer), mean, with_slots)
+    return distribute(optimizer, exchange, "ringar.LocalSGD")
 
 
 def DiLoCo(  # the paper's name
     optimizer: str | keras.optimizers.Optimizer,
-    period: Period = 100,
+    period: Steps = 100,
     *,
     outer: keras.optimizers.Optimizer | None = None,
     compression: type[Compressor] | PowerSGD = Compression.none,
@@ -160,7 +159,7 @@ def DiLoCo(  # the paper's name
 
 def EASGD(  # the paper's name
     optimizer: str | keras.optimizers.Optimizer,
-    period: Period = 16,
+    period: Steps = 16,
     *,
     beta: float = 0.9,
     server: ParameterServer | None = None,
@@ -205,12 +204,14 @@ def EASGD(  # the paper's name
             raise ValueError("`period` must be a number with a server. Received: a function")
         _check_center(server)
         alpha = beta / server.workers.size()
-        exchange = ElasticReplication(server, period, alpha)
-        server.before_close(exchange.finish)
+        replication = ElasticReplication(server, period, alpha)
+        server.before_close(replication.finish)
+        description: dict[str, object] = {"function": "ringar.EASGD", "beta": beta}
+        exchange = replicating(replication, Reducer(server.workers), description)
         return distribute(optimizer, exchange, "ringar.EASGD")
     mean = Reduction(Average, compression, algorithm, process_set, None, 1.0, 1.0, False, "moves")
     rule = ElasticAveraging(beta, or_all(process_set).size())
-    return distribute(optimizer, LocalSteps(period, 0, rule, mean, False), "ringar.EASGD")
+    return distribute(optimizer, local_steps(period, 0, rule, mean), "ringar.EASGD")
 
 
 def _check_center(server: ParameterServer) -> None:
@@ -230,7 +231,7 @@ def _check_center(server: ParameterServer) -> None:
         )
 
 
-def _check(period: Period, warmup_steps: int) -> None:
+def _check(period: Steps, warmup_steps: int) -> None:
     if not callable(period) and (not isinstance(period, int) or period < 1):
         raise ValueError(
             "`period` must be a positive number of steps, or a function that returns one. "

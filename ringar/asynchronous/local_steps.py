@@ -20,22 +20,22 @@ import keras
 import tensorflow as tf
 
 from ringar.asynchronous.rules import Rule
-from ringar.collectives import Average
+from ringar.collectives.branches import act_if
 from ringar.collectives.compiled import is_compiling
 from ringar.collectives.shares import WHOLE
 from ringar.errors import UnsupportedError
 from ringar.job import membership
 from ringar.keras import share
-from ringar.keras.exchange import Exchange
+from ringar.keras.exchange import Exchange, LocalGradients, Period, Variables
 from ringar.keras.reduction import Reduction, all_finite
 from ringar.sharding import slots
 from ringar.sharding.cut import cut_of
 
-Period = int | Callable[[tf.Tensor], tf.Tensor | int]
+Steps = int | Callable[[tf.Tensor], tf.Tensor | int]
 """Steps between exchanges, or a function of the number of steps taken that returns them."""
 
 
-class LocalSteps(Exchange):
+class LocalSteps(Period):
     """Let each rank take steps of its own, and exchange parameters after every period.
 
     Args:
@@ -49,44 +49,21 @@ class LocalSteps(Exchange):
     in_every_step = False
 
     def __init__(
-        self, period: Period, warmup_steps: int, rule: Rule, mean: Reduction, with_slots: bool
+        self, period: Steps, warmup_steps: int, rule: Rule, mean: Reduction, with_slots: bool
     ) -> None:
-        self.op, self.process_set = Average, mean.process_set
         self._period, self._warmup_steps = period, warmup_steps
         self._rule, self._mean, self._with_slots = rule, mean, with_slots
         self._optimizer: Any = None
         self._counts: _Counts | None = None
-        self._gradients: list[Any] = []  # of the step that is traced or runs
-        self._rate: Any = None  # its learning rate
+        self._rate: Any = None  # the learning rate of the step that is traced or runs
         self._end_period: Callable[[], tf.Tensor] = self._combine
 
     @property
-    def is_alone(self) -> bool:
-        """Whether there is one rank."""
-        return self._mean.is_alone
-
-    @property
-    def description(self) -> dict[str, object]:
-        """The settings that must be the same on all ranks."""
-        means = self._mean.description
-        return {
-            "function": self._rule.function,
-            "period": self._period,
-            "warmup_steps": self._warmup_steps,
-            **self._rule.description,
-            "average": "parameters+slots" if self._with_slots else "parameters",
-            **{name: means[name] for name in ("compression", "algorithm")},
-        }
-
-    def renewed(self) -> LocalSteps:
-        """Return an exchange with these settings, and without the state of this one."""
-        return LocalSteps(
-            self._period,
-            self._warmup_steps,
-            self._rule.renewed(),
-            self._mean.renewed(),
-            self._with_slots,
-        )
+    def counters(self) -> Sequence[Any]:
+        """The counters of steps: this one's and the optimizer's."""
+        if self._counts is None:
+            return ()
+        return [self._counts.steps, *(o.iterations for o in slots.with_nested(self._optimizer))]
 
     def build(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
         """Make the state for `variables`, which are those of all steps."""
@@ -111,28 +88,17 @@ class LocalSteps(Exchange):
         with tf.init_scope():
             self._counts = _Counts()
             self._rule.build(list(variables))
-
-    def variables(self) -> list[Any]:
-        """Return the state of the period and of the rule."""
-        return [] if self._counts is None else [*vars(self._counts).values(), *self._rule.state]
+        self.state = [*vars(self._counts).values(), *self._rule.state]
 
     @tf.autograph.experimental.do_not_convert
-    def __call__(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any] | None = None,
-        loss_scale: tf.Tensor | None = None,
-    ) -> list[Any]:
-        """Begin a period, if this step is its first; return this rank's own gradients."""
+    def begin_step(self, gradients: Sequence[Any], variables: Variables, loss_scale: Any) -> None:
+        """Begin a period, if this step is its first."""
         assert self._counts is not None
-        _if(self._counts.since.read_value() == 0, self._rule.begin)
+        act_if(self._counts.since.read_value() == 0, self._rule.begin)
         self._rate = keras.ops.convert_to_tensor(self._optimizer.learning_rate)
-        merged = [None if g is None else self._mean.merged(g) for g in gradients]
-        self._gradients = [g for g in merged if g is not None]
-        return merged
 
     @tf.autograph.experimental.do_not_convert
-    def after(self) -> None:
+    def end_step(self) -> None:
         """Count the step, and end the period if it was the last one."""
         assert self._counts is not None
         rows = share.rows()
@@ -147,12 +113,10 @@ class LocalSteps(Exchange):
         )
         variables = self._rule.variables
         share.record(lambda _: end_period(), [None] * len(variables), variables)
-        # A graph whose iterator has ended runs what does not depend on the batch: no step to count.
-        with tf.control_dependencies(tf.nest.flatten(self._gradients, expand_composites=True)):
-            taken = self._counts.add(rows if are_known else 1.0)
-            self._rule.note_step(self._rate, self._counts.since.read_value())
-            _if(self._counts.since.read_value() >= self._steps_of_period(taken), end_period)
-        self._gradients, self._rate = [], None
+        taken = self._counts.add(rows if are_known else 1.0)
+        self._rule.note_step(self._rate, self._counts.since.read_value())
+        act_if(self._counts.since.read_value() >= self._steps_of_period(taken), end_period)
+        self._rate = None
 
     def flush(self) -> None:
         """End a period that has begun."""
@@ -164,16 +128,6 @@ class LocalSteps(Exchange):
         if self._counts is not None:
             self._rule.settle()
             _constrain(self._rule.variables)
-
-    def steps(self) -> int:
-        """Return the number of steps that this rank has taken."""
-        return 0 if self._counts is None else int(self._counts.steps)
-
-    def counters(self) -> list[Any]:
-        """Return the counters of steps: this one's and the optimizer's."""
-        if self._counts is None:
-            return []
-        return [self._counts.steps, *(o.iterations for o in slots.with_nested(self._optimizer))]
 
     def _steps_of_period(self, taken: tf.Tensor) -> tf.Tensor:
         steps = self._period(taken) if callable(self._period) else self._period
@@ -195,13 +149,13 @@ class LocalSteps(Exchange):
         answer = share.take_answer()
         averaged = [*self._rule.averaged(), *self._averaged_slots()]
         their_means, _ = self._mean.plain("state").reduce(
-            [tf.convert_to_tensor(one) for one in averaged], averaged, control=control
+            [tf.convert_to_tensor(variable) for variable in averaged], averaged, control=control
         )
         share.take_answer()
 
         def act() -> None:
-            for one, mean in zip(averaged, their_means, strict=True):
-                one.assign(mean)
+            for variable, mean in zip(averaged, their_means, strict=True):
+                variable.assign(mean)
             self._rule.combine(means)
             _constrain(variables)
             if save_state is not None:
@@ -210,7 +164,7 @@ class LocalSteps(Exchange):
         if answer is None:
             act()
         else:  # where all ranks are idle, there is nothing to combine
-            _if(answer[1] < float(self._mean.size), act)
+            act_if(answer[1] < float(self._mean.size), act)
         self._counts.begin_period()
         return tf.zeros([]) if answer is None else answer[1]
 
@@ -224,6 +178,26 @@ class LocalSteps(Exchange):
             and slot.dtype == owner.dtype
             and (self._with_slots or name == slots.AVERAGES)  # the last of which `fit` assigns
         ]
+
+
+def local_steps(
+    period: Steps, warmup_steps: int, rule: Rule, mean: Reduction, with_slots: bool = False
+) -> Exchange:
+    """Return the exchange of ranks that take local steps; arguments are those of `LocalSteps`."""
+    return Exchange(
+        LocalGradients(mean.process_set),
+        period=LocalSteps(period, warmup_steps, rule, mean, with_slots),
+        description={
+            "function": rule.function,
+            "period": period,
+            "warmup_steps": warmup_steps,
+            **rule.description,
+            "average": "parameters+slots" if with_slots else "parameters",
+            "compression": mean.compression,
+            "algorithm": mean.algorithm,
+        },
+        twin=lambda: local_steps(period, warmup_steps, rule.renewed(), mean.renewed(), with_slots),
+    )
 
 
 class _Counts:
@@ -258,13 +232,3 @@ def _constrain(variables: Sequence[Any]) -> None:
     for variable in variables:
         if getattr(variable, "constraint", None) is not None:
             variable.assign(variable.constraint(variable))
-
-
-def _if(condition: tf.Tensor, act: Callable[[], Any]) -> None:
-    """Act if `condition` is true, in a graph or at once."""
-
-    def acted() -> tf.Tensor:
-        act()
-        return tf.constant(0)
-
-    tf.cond(condition, acted, lambda: tf.constant(0))

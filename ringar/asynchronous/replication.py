@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ringar.asynchronous.parameter_server import ParameterServer
-from ringar.collectives import Average
+from ringar.collectives.branches import act_if
 from ringar.collectives.host_call import host_call
 from ringar.errors import UnsupportedError
 from ringar.job import place
-from ringar.keras.exchange import Exchange
+from ringar.keras.exchange import Exchange, Period, Reducer
 from ringar.sharding.slots import with_nested
 
-if TYPE_CHECKING:
-    from ringar.job.process_sets import ProcessSet
 
-
-class Replication(Exchange):
+class Replication(Period):
     """Exchange with a parameter server: what its kinds have in common.
 
     Args:
@@ -29,20 +26,10 @@ class Replication(Exchange):
 
     in_every_step = False
     meets = False
-    op = Average
-    is_alone: ClassVar[bool] = False
 
     def __init__(self, server: ParameterServer) -> None:
-        self.process_set: ProcessSet | None = server.workers
         self._server = server
         self._optimizer: Any = None
-
-    def renewed(self) -> Replication:
-        """Refuse a copy: a worker has one replica."""
-        raise UnsupportedError(
-            f"rank {place.rank()} | parameter server: expected one optimizer for a worker; "
-            "received a copy of it. Compile the model that the server was made for."
-        )
 
     def build(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
         """Look whether the optimizer trains what the server has."""
@@ -55,7 +42,7 @@ class Replication(Exchange):
         """Return the parameters of the server, with all that this worker has to push."""
         raise NotImplementedError
 
-    def begin(self) -> None:
+    def begin_epoch(self) -> None:
         """Begin an epoch with the newest parameters: those of the model may be another worker's."""
         self.settle()
 
@@ -76,20 +63,39 @@ class Replication(Exchange):
         """
         variables = self._server.variables
 
-        def act() -> tf.Tensor:
+        def act() -> None:
             results = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
-            found = host_call(values, inputs, results, "parameter server")
-            for variable, value in zip(variables, found, strict=True):
+            parameters = host_call(values, inputs, results, "parameter server")
+            for variable, value in zip(variables, parameters, strict=True):
                 variable.assign(value)
-            return tf.constant(0)
 
-        tf.cond(is_due, act, lambda: tf.constant(0))
+        act_if(is_due, act)
+
+
+def replicating(
+    replication: Replication, reduction: Reducer, description: dict[str, object]
+) -> Exchange:
+    """Return the exchange of a parameter server's worker, which cannot be copied.
+
+    Args:
+        replication: when the worker exchanges, and what.
+        reduction: what becomes of its gradients.
+        description: the settings that must be the same on all workers.
+    """
+    return Exchange(reduction, period=replication, description=description, twin=_refuse_copy)
+
+
+def _refuse_copy() -> Exchange:
+    raise UnsupportedError(
+        f"rank {place.rank()} | parameter server: expected one optimizer for a worker; "
+        "received a copy of it. Compile the model that the server was made for."
+    )
 
 
 def _check_averages(optimizer: Any, of_server: Any) -> None:
     """Expect moving averages of the server, if there are any: its weights are final."""
-    averages = any(one.use_ema for one in with_nested(optimizer))
-    if averages and not any(one.use_ema for one in with_nested(of_server)):
+    averages = any(nested.use_ema for nested in with_nested(optimizer))
+    if averages and not any(nested.use_ema for nested in with_nested(of_server)):
         raise UnsupportedError(
             f"rank {place.rank()} | parameter server: expected use_ema=True of the server's "
             "optimizer, whose weights are final; received it of the worker's alone. Pass it to the "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,6 +33,18 @@ def note(results: Sequence[Any]) -> None:
     graph._ringar_has_branches = True
     with tf.control_dependencies(results):
         _token().assign_add(1)
+
+
+def act_if(
+    condition: tf.Tensor, act: Callable[[], Any], otherwise: Callable[[], Any] = lambda: None
+) -> None:
+    """Act if `condition` is true, or otherwise, in a graph or at once."""
+
+    def branch(action: Callable[[], Any]) -> tf.Tensor:
+        action()
+        return tf.constant(0)
+
+    tf.cond(condition, functools.partial(branch, act), functools.partial(branch, otherwise))
 
 
 def behind() -> AbstractContextManager[Any]:

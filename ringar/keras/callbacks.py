@@ -23,11 +23,12 @@ from ringar.keras import (
     share,
 )
 from ringar.keras.combine_rules import Combine
+from ringar.keras.exchange import exchange_of
 from ringar.keras.first_batch import FirstBatch
 from ringar.keras.joining import Epochs
 from ringar.keras.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from ringar.keras.metrics import Metrics
-from ringar.keras.optimizer import exchange_of, grid_of
+from ringar.keras.optimizer import grid_of
 from ringar.keras.save_on_signal import SaveOnSignal
 from ringar.keras.seeds import separate_seeds
 from ringar.keras.synchronize import average_logs, broadcast_model
@@ -232,9 +233,10 @@ class Distributed(BroadcastGlobalVariablesCallback):
         self._meet_again()
         optimizer = getattr(model, "optimizer", None)
         exchange = exchange_of(optimizer) if optimizer is not None else None
-        self.meets = exchange is None or exchange.meets
-        if self.process_set is None and exchange is not None and exchange.process_set is not None:
-            self.process_set = exchange.process_set
+        self.meets = exchange is None or exchange.period.meets
+        ranks = None if exchange is None else exchange.reduction.process_set
+        if self.process_set is None and ranks is not None:
+            self.process_set = ranks
             self._first_batch = FirstBatch(self.process_set)
             self._metrics = Metrics(self.process_set)
 

@@ -116,7 +116,7 @@ class _Own:
         # A custom train_step may reduce its gradients with a DistributedGradientTape.
         has_custom_step = type(model).train_step is not keras.Model.train_step
         reduces = any(map(is_distributed, share.optimizers_of(model))) or has_custom_step
-        in_every_step = all(one.in_every_step for one in share.exchanges_of(model))
+        in_every_step = all(e.period.in_every_step for e in share.exchanges_of(model))
         return cls(
             params.get("steps"),
             "yes" if reduces else "no",

@@ -126,7 +126,7 @@ def weight(variable: Any) -> str:
 
 def exchanges(many: Sequence[Exchange]) -> Any:
     """Return the description of what ranks exchange around the steps of a model's optimizers."""
-    described = [plain(one.description) for one in many]
+    described = [plain(exchange.description) for exchange in many]
     return described[0] if len(described) == 1 else described
 
 
@@ -155,7 +155,7 @@ def model(one: keras.Model, used: Sequence[Exchange] = ()) -> dict[str, Any]:
         used: the exchanges of a step, where those of the optimizers are not all.
     """
     many = [*used] or share.exchanges_of(one)
-    optimizers = share.optimizers_of(one) if all(its.meets for its in many) else []
+    optimizers = share.optimizers_of(one) if all(exchange.period.meets for exchange in many) else []
     described = [optimizer(its, one.trainable_variables) for its in optimizers]
     return {
         "exchange": exchanges(many),

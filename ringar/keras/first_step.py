@@ -56,7 +56,7 @@ def begin(
     has_state = hasattr(trained[0], "_ringar_has_begun")
     if has_state and (optimizer is None or hasattr(exchange, "_ringar_has_begun")):
         return
-    ranks = or_all(exchange.process_set)
+    ranks = or_all(exchange.reduction.process_set)
     if membership.is_elastic():
         _note_reduced(trained, exchange)
     if ranks.size() == 1 or membership.is_elastic():
@@ -75,11 +75,11 @@ def begin(
             described = description.model(step.model, [exchange])
             state = State.of_model(step.model)
         else:
-            common = [variable for variable in trained if not exchange.is_local(variable)]
+            common = [variable for variable in trained if not exchange.reduction.is_local(variable)]
             described = description.loop(common, exchange, optimizer)
             state = State.of(trained)
             state += State.of_optimizer(optimizer) if optimizer is not None else State([], [])
-        state = State([], []) if has_state else state.without(exchange.is_local)
+        state = State([], []) if has_state else state.without(exchange.reduction.is_local)
         _agree(described, state, ranks, is_traced, _caller(exchange, optimizer))
 
 
@@ -92,10 +92,10 @@ def is_reduced(variable: Any) -> bool:
 
 
 def _note_reduced(variables: Sequence[Any], exchange: Exchange) -> None:
-    if exchange.process_set is not None or not exchange.in_every_step:
+    if exchange.reduction.process_set is not None or not exchange.period.in_every_step:
         return
     for variable in variables:
-        if not exchange.is_local(variable):
+        if not exchange.reduction.is_local(variable):
             _of_tensorflow(variable)._ringar_is_reduced = True
 
 

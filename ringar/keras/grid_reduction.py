@@ -13,35 +13,33 @@ Optimizers whose updates depend on norms are refused.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from ringar.collectives import Max, Sum, allreduce
-from ringar.keras.exchange import Exchange
+from ringar.keras.exchange import Exchange, Reducer, Variables
 from ringar.keras.reduction import Reduction, all_finite
 from ringar.sharding.cut import cut_of
 from ringar.sharding.grid import Grid
 from ringar.sharding.slots import NOT_ELEMENTWISE, inner_optimizer, with_nested
 
-if TYPE_CHECKING:
-    from ringar.job.process_sets import ProcessSet
-
 #: The class, which early releases of Keras 3 lack.
 _MULTI_OPTIMIZER = getattr(keras.optimizers, "MultiOptimizer", ())
 
 
-class GridReduction(Exchange):
+class GridReduction(Reducer):
     """Reduce gradients as `ringar.keras.reduction.Reduction` does, on a grid.
 
     Args:
         over_all: the reduction of variables that every rank has whole.
         grid: the grid.
     """
+
+    grid: Grid
 
     def __init__(self, over_all: Reduction, grid: Grid) -> None:
         if over_all.process_set is not None:
@@ -55,38 +53,9 @@ class GridReduction(Exchange):
         self._over_all = over_all
         self.op, self.process_set = over_all.op, None
 
-    def renewed(self) -> GridReduction:
-        """Return a reduction with these settings, and without the state of this one."""
-        twin = copy.copy(self)
-        twin._over_all, twin._over_data = self._over_all.renewed(), self._over_data.renewed()
-        return twin
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is one rank, and no other will come."""
-        return self._over_all.is_alone
-
-    @property
-    def description(self) -> dict[str, object]:
-        """The settings that must be the same on all ranks."""
-        return {**self._over_all.description, "grid": str(self.grid)}
-
-    @property
-    def chosen(self) -> dict[str, object]:
-        """The settings that the user has chosen."""
-        return self._over_all.chosen
-
-    @property
-    def ranks(self) -> ProcessSet | None:
-        """The ranks that hold different examples."""
-        return self.grid.data_set
-
     @tf.autograph.experimental.do_not_convert
     def __call__(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any] | None = None,
-        loss_scale: tf.Tensor | None = None,
+        self, gradients: Sequence[Any], variables: Variables = None, loss_scale: Any = None
     ) -> list[Any]:
         """Reduce as `Reduction` does; `variables` must be given."""
         if self.grid.model == 1:
@@ -100,9 +69,9 @@ class GridReduction(Exchange):
         cut: list[int] = []
         whole: list[int] = []
         for i, variable in enumerate(variables):
-            its = cut_of(variable)
-            (whole if its is None else cut).append(i)
-            if its is not None and its.grid is not self.grid:
+            axis = cut_of(variable)
+            (whole if axis is None else cut).append(i)
+            if axis is not None and axis.grid is not self.grid:
                 raise ValueError(
                     "`grid` must be the one that the layers were made in. Received: "
                     f"{self.grid}, and a variable {variable.path} of another grid."
@@ -188,15 +157,15 @@ class GridReduction(Exchange):
         """Check the optimizers in a `MultiOptimizer` whose variables are cut."""
         if not optimizer.built and isinstance(optimizer, _MULTI_OPTIMIZER):
             optimizer.build(variables)  # as `apply` would: this tells which variables each has
-        for one in list(with_nested(optimizer))[1:]:
-            if any(cut_of(variable) is not None for variable in one._trainable_variables):
-                self._check(one)
-                if one.clipnorm or one.global_clipnorm:
+        for nested in list(with_nested(optimizer))[1:]:
+            if any(cut_of(variable) is not None for variable in nested._trainable_variables):
+                self._check(nested)
+                if nested.clipnorm or nested.global_clipnorm:
                     raise ValueError(
                         "`clipnorm` and `global_clipnorm` must be None in an optimizer within "
-                        f"another, where variables are cut: {one.__class__.__name__} would take "
-                        f"the norms of parts. Received: clipnorm={one.clipnorm}, "
-                        f"global_clipnorm={one.global_clipnorm} on {self.grid}. Use `clipvalue`."
+                        f"another, where variables are cut: {nested.__class__.__name__} would take "
+                        f"the norms of parts. Received: clipnorm={nested.clipnorm}, "
+                        f"global_clipnorm={nested.global_clipnorm} on {self.grid}. Use `clipvalue`."
                     )
 
     def _spread_overflow(self, reduced: list[Any], cut: list[int]) -> None:
@@ -215,6 +184,22 @@ class GridReduction(Exchange):
         nan_if_bad = tf.where(any_bad > 0, float("nan"), 0.0)
         gradient = _values(reduced[first])
         reduced[first] = gradient + tf.cast(nan_if_bad, gradient.dtype)
+
+
+def reducing(reduction: Reduction, grid: Grid | None) -> Exchange:
+    """Return the exchange of ranks that reduce their gradients in every step.
+
+    Args:
+        reduction: how gradients are reduced.
+        grid: the grid on which the model is split, if it is.
+    """
+    on_grid = {} if grid is None else {"grid": str(grid)}
+    return Exchange(
+        reduction if grid is None else GridReduction(reduction, grid),
+        description={**reduction.description, **on_grid},
+        chosen=reduction.chosen,
+        twin=lambda: reducing(reduction.renewed(), grid),
+    )
 
 
 def _values(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:

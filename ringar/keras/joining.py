@@ -94,8 +94,8 @@ class Epochs:
         """Begin an epoch."""
         exchanges = share.exchanges_of(self._model)
         for exchange in exchanges:
-            exchange.begin()
-        self._begun_at = exchanges[0].steps()
+            exchange.period.begin_epoch()
+        self._begun_at = exchanges[0].steps
         self.furthest = 0
         self._has_left = False
         if (batches := share.batches_of(self._model)) is not None:
@@ -116,10 +116,10 @@ class Epochs:
         # A step may have no gradients that ringar reduces.
         records = step.records if step is not None and step.is_marked else []
         exchanges = share.exchanges_of(self._model)
-        own = exchanges[0].steps() - self._begun_at
+        own = exchanges[0].steps - self._begun_at
         shares.ask_to_stop(bool(self._model.stop_training))
         left = None
-        if self.limit is not None and all(one.in_every_step for one in exchanges):
+        if self.limit is not None and all(e.period.in_every_step for e in exchanges):
             left = max(self.limit - own, 0)
         _finish(records, exchanges, self._ranks, left, before)
         if not records:
@@ -155,18 +155,18 @@ def _finish(
 ) -> int:
     """Join the other ranks at the end of this rank's data, as `repeat` does."""
     for exchange in exchanges:
-        exchange.flush()
+        exchange.period.flush()
     steps = repeat(records, ranks.size(), limit, before) if records and ranks.size() > 1 else 0
     for exchange in exchanges:
-        exchange.settle()
+        exchange.period.settle()
     return steps
 
 
 def _behind(exchanges: Sequence[Exchange], state: State) -> State:
     """Return the part of `state` in which a rank is behind one that has taken more steps."""
-    if all(exchange.in_every_step for exchange in exchanges):
+    if all(exchange.period.in_every_step for exchange in exchanges):
         return state
-    return State.of([counter for exchange in exchanges for counter in exchange.counters()])
+    return State.of([counter for exchange in exchanges for counter in exchange.period.counters])
 
 
 def join(*optimizers: keras.optimizers.Optimizer, process_set: ProcessSet | None = None) -> int:
@@ -197,9 +197,9 @@ def join(*optimizers: keras.optimizers.Optimizer, process_set: ProcessSet | None
     ranks = or_all(process_set)
     records = _records(optimizers)
     exchanges = share.exchanges_among(optimizers)
-    if not any(exchange.meets for exchange in exchanges):
+    if not any(exchange.period.meets for exchange in exchanges):
         for exchange in exchanges:
-            exchange.settle()
+            exchange.period.settle()
         return 0
     if not records and ranks.size() > 1:
         raise ValueError(
@@ -210,8 +210,8 @@ def join(*optimizers: keras.optimizers.Optimizer, process_set: ProcessSet | None
     joined = _finish(records, exchanges, ranks)
     if ranks.size() == 1:
         return 0
-    in_step = exchanges[0].in_every_step
-    own = -joined if in_step else exchanges[0].steps()
+    in_step = exchanges[0].period.in_every_step
+    own = -joined if in_step else exchanges[0].steps
     steps = allgather_object(own, name="joined steps", process_set=ranks)
     if len(set(steps)) > 1:
         root = ranks.ranks[steps.index(max(steps))]

@@ -16,7 +16,7 @@ import tensorflow as tf
 from ringar.job import place
 from ringar.job.process_sets import or_all
 from ringar.keras import keras_2
-from ringar.keras.optimizer import exchange_of
+from ringar.keras.exchange import exchange_of
 from ringar.sharding.slots import inner_optimizer
 
 
@@ -182,4 +182,4 @@ def _shares(model: keras.Model) -> int:
         return place.size()
     # In a hybrid, every rank has, and the split part gathers them.
     is_hybrid = any(getattr(x, "reads", None) == "examples" for x in model._flatten_layers())
-    return or_all(exchange.process_set if is_hybrid else exchange.ranks).size()
+    return or_all(exchange.reduction.process_set if is_hybrid else exchange.ranks).size()

@@ -65,9 +65,9 @@ def of_global_batch(loss: Any, value: Any, parts: Parts, y_true: Any, y_pred: An
         loss_rows.note(y_pred)
         return value
     exchange = step.exchange
-    if exchange is None or exchange.is_alone:
+    if exchange is None or exchange.reduction.is_alone:
         return value
-    if exchange.op is not Average or not exchange.in_every_step:
+    if exchange.reduction.op is not Average or not exchange.period.in_every_step:
         return value
     is_unreduced = loss.reduction in _UNREDUCED
     if is_unreduced and (parts.is_nested or not step.is_of_keras):

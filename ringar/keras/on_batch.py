@@ -15,9 +15,8 @@ import keras
 
 from ringar.job.process_sets import or_all
 from ringar.keras import metrics, share
-from ringar.keras.exchange import Exchange
+from ringar.keras.exchange import Exchange, exchange_of
 from ringar.keras.metric_states import flatten, states_of
-from ringar.keras.optimizer import exchange_of
 
 
 def combining(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,9 +28,8 @@ def combining(original: Callable[..., Any]) -> Callable[..., Any]:
         returns_dict = call.arguments.get("return_dict", False)
         logs = original(**{**call.arguments, "return_dict": True})
         if (exchange := _exchange_of(self)) is not None:
-            logs = metrics.combine(
-                self, flatten(logs), states_of(self), original.__name__, exchange.process_set
-            )
+            ranks = exchange.reduction.process_set
+            logs = metrics.combine(self, flatten(logs), states_of(self), original.__name__, ranks)
         return logs if returns_dict else self._flatten_metrics_in_order(logs)
 
     return on_batch
@@ -43,5 +41,6 @@ def _exchange_of(model: keras.Model) -> Exchange | None:
     exchange = step.exchange if step is not None else None
     exchanges = [exchange] if exchange is not None else []
     exchanges += filter(None, map(exchange_of, share.optimizers_of(model)))
-    together = exchanges and all(one.meets and one.in_every_step for one in exchanges)
-    return exchanges[0] if together and or_all(exchanges[0].process_set).size() > 1 else None
+    if not exchanges or not all(e.period.meets and e.period.in_every_step for e in exchanges):
+        return None
+    return exchanges[0] if or_all(exchanges[0].reduction.process_set).size() > 1 else None

@@ -1,31 +1,8 @@
-"""`DistributedOptimizer`: an optimizer of Keras 3 that reduces its gradients over the ranks first.
-
-Keras' trainers, and `apply_gradients`, all go through `optimizer.apply(grads,
-trainable_variables)`, in every release of Keras 3, and it runs before clipping, accumulation,
-weight decay and moving averages. The distributed optimizer overrides this one method: it reduces
-the gradients and calls its base class with the results. `global_clipnorm` therefore sees the
-reduced gradients. With `gradient_accumulation_steps` every micro-step is reduced, which is exact.
-
-The distributed optimizer is the given object, whose class is replaced by a subclass. The object
-keeps all state that `get_config()` omits: slots of a trained optimizer, variables excluded from
-weight decay, a learning rate schedule that cannot be serialized. Its `__class__` remains that of
-the original optimizer. Keras writes that class into files, so that a saved model loads where ringar
-is not installed.
-
-Loss scaling. Under the dtype policy "mixed_float16" Keras wraps the optimizer in a
-`LossScaleOptimizer`, which calls it only if no gradient of this rank overflowed. A rank with an
-overflow would skip the collective for which the other ranks wait. A loss-scale optimizer that holds
-a distributed optimizer therefore reduces first and checks for overflows afterwards: an overflow on
-one rank is an overflow of the sum, and all ranks skip the step. Keras makes the wrapper in
-`compile`, from a class of its own, so ringar overrides `LossScaleOptimizer.apply`.
-"""
+"""`DistributedOptimizer`: an optimizer of Keras 3 that reduces its gradients over the ranks."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import keras
 
@@ -35,181 +12,24 @@ from ringar.collectives.compression import Compression, Compressor
 from ringar.collectives.powersgd import PowerSGD
 from ringar.errors import NotInitializedError
 from ringar.job import place
-from ringar.keras import first_step, keras_2, slot_files
+from ringar.keras import keras_2
 from ringar.keras import offload as offloads
-from ringar.keras.exchange import Exchange
-from ringar.keras.grid_reduction import GridReduction
+from ringar.keras.apply import DistributedMixin, make_distributed
+from ringar.keras.exchange import Exchange, exchange_of
+from ringar.keras.grid_reduction import reducing
 from ringar.keras.reduction import Reduction
-from ringar.keras.sharded import STAGES, Sharded, Stage, check
-from ringar.keras.sharded_weights import ShardedWeights
+from ringar.keras.sharded import STAGES, Stage, check, check_arguments, sharding
 from ringar.sharding import slots
 from ringar.sharding.slice_ranks import Slicing
 from ringar.sharding.slots import inner_optimizer, with_nested
-from ringar.sharding.variable_slice import wholes
 
 if TYPE_CHECKING:
     import os
-
-    import tensorflow as tf
 
     from ringar.collectives.ops import ReduceOp
     from ringar.job.process_sets import ProcessSet
     from ringar.sharding.grid import Grid
     from ringar.sharding.slice_ranks import ShardRanks
-
-Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
-"""The gradient by one variable; None if the loss does not depend on it."""
-
-
-class DistributedMixin:
-    """Exchange with the other ranks before the base class applies gradients, and after it."""
-
-    _exchange: Exchange
-    _is_in_exchange: bool
-
-    def reduce(
-        self,
-        grads: Sequence[Gradient],
-        trainable_variables: Sequence[keras.Variable] | None = None,
-        loss_scale: tf.Tensor | None = None,
-    ) -> list[Gradient]:
-        """Return `grads` as `apply` will use them: reduced over the ranks.
-
-        Args:
-            grads: as for `apply`.
-            trainable_variables: as for `apply`.
-            loss_scale: the factor in `grads`, if it changes from step to step.
-        """
-        variables = self._variables_of(trainable_variables)
-        if self._exchange.meets:
-            first_step.begin(variables, self._exchange, self)
-        self._exchange.build(self, variables)
-        return self._exchange(grads, variables, loss_scale)
-
-    def apply(
-        self,
-        grads: Sequence[Gradient],
-        trainable_variables: Sequence[keras.Variable] | None = None,
-    ) -> None:
-        """Reduce `grads` over the ranks, then apply them as the base class does."""
-        if not self._is_in_exchange:
-            with self.exchange(self, grads, trainable_variables) as grads:
-                self.apply(grads, trainable_variables)
-            return
-        variables = self._variables_of(trainable_variables)
-        grads = self._exchange.clip(self, grads, variables)
-        parts = trainable_variables
-        if trainable_variables is not None:
-            parts = self._exchange.parts(trainable_variables)
-        take = functools.partial(super().apply, grads, parts)  # type: ignore[misc]  # a mixin
-        with self._exchange.begun():
-            due = self._exchange.is_due()
-            if due is None:
-                take()
-            else:
-                self._take_if(due, take)
-        self._exchange.applied(grads, variables)
-
-    def _take_if(self, due: tf.Tensor, take: Callable[[], None]) -> None:
-        """Take a step if it is due; else count it, as for learning rates that follow the count."""
-
-        def taken() -> int:
-            take()
-            return 0
-
-        def counted() -> int:
-            self.iterations.assign_add(1)  # type: ignore[attr-defined]  # a mixin
-            return 0
-
-        keras.ops.cond(due, taken, counted)
-
-    def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Make the slots for what this rank trains of `variables`."""
-        super().build(self._exchange.parts(variables))  # type: ignore[misc]
-
-    def add_variable_from_reference(
-        self,
-        reference_variable: keras.Variable,
-        name: str | None = None,
-        initializer: str | keras.initializers.Initializer = "zeros",
-    ) -> keras.Variable:
-        """Make a slot as the base class does, or where the exchange keeps slots."""
-        slot = self._exchange.slot(reference_variable, name or "slot", initializer)
-        if slot is not None:
-            self._track_variable(slot)  # type: ignore[attr-defined]  # a mixin
-        else:
-            make = super().add_variable_from_reference  # type: ignore[misc]
-            slot = make(reference_variable, name, initializer)
-        made: keras.Variable = slot
-        return made
-
-    def save_own_variables(self, store: Any) -> None:
-        """Save as the base class does, with whole slots."""
-        slot_files.save(self, store, super().save_own_variables)  # type: ignore[misc]
-
-    def load_own_variables(self, store: Any) -> None:
-        """Load as the base class does; of the slots this rank's slices."""
-        slot_files.load(self, store, super().load_own_variables)  # type: ignore[misc]
-
-    # Steps of Keras' own `apply`, in the branches of gradient accumulation and of averages.
-
-    def _clip_gradients(self, grads: Sequence[Gradient]) -> list[Gradient]:
-        return self._exchange.clipped(self, grads, super()._clip_gradients)  # type: ignore[misc]
-
-    def _backend_update_step(self, *args: Any, **kwargs: Any) -> None:
-        super()._backend_update_step(*args, **kwargs)  # type: ignore[misc]
-        self._exchange.publish()
-
-    def _overwrite_model_variables_with_average_value(
-        self, trainable_variables: Sequence[keras.Variable]
-    ) -> None:
-        parts = self._exchange.parts(trainable_variables)
-        super()._overwrite_model_variables_with_average_value(parts)  # type: ignore[misc]
-        self._exchange.publish()
-
-    def _variables_of(
-        self, trainable_variables: Sequence[keras.Variable] | None
-    ) -> Sequence[keras.Variable] | None:
-        if trainable_variables is not None:
-            return list(trainable_variables)
-        return wholes(getattr(self, "_trainable_variables", ())) or None  # empty: not built
-
-    def __reduce__(self) -> tuple[Callable[..., keras.optimizers.Optimizer], tuple[object, ...]]:
-        """Pickle the plain optimizer, as files hold it."""
-        make, arguments = keras.optimizers.Optimizer.__reduce__(self)
-        return getattr(self.__class__, make.__name__), arguments
-
-    def __deepcopy__(self, memo: dict[int, object]) -> keras.optimizers.Optimizer:
-        """Copy as Keras does; the copy is distributed, with an exchange of its own."""
-        make, arguments = self.__reduce__()
-        return _distributed(make(*arguments), self._exchange.renewed())
-
-    def __copy__(self) -> keras.optimizers.Optimizer:
-        """Copy as `copy.deepcopy` does: Keras' optimizers have no shallow copies."""
-        return self.__deepcopy__({})
-
-    @contextmanager
-    def exchange(
-        self,
-        holder: keras.optimizers.Optimizer,
-        grads: Sequence[Gradient],
-        trainable_variables: Sequence[keras.Variable] | None,
-    ) -> Iterator[list[Gradient]]:
-        """Exchange around the body, which applies the gradients that it gets or skips the step.
-
-        Args:
-            holder: this optimizer, or the `LossScaleOptimizer` that holds it; its `apply` runs.
-            grads: as for `apply`.
-            trainable_variables: as for `apply`.
-        """
-        self._exchange.applied_by(holder)
-        reduced = self.reduce(grads, trainable_variables, _loss_scale(holder))
-        self._is_in_exchange = True
-        try:
-            yield reduced
-        finally:
-            self._is_in_exchange = False
-        self._exchange.after()
 
 
 def DistributedOptimizer(  # Horovod's name, for a function that returns an object
@@ -297,15 +117,14 @@ def DistributedOptimizer(  # Horovod's name, for a function that returns an obje
     if shard is not None:
         slots_elsewhere = offloads.made(offload, offload_folder)
         return _sharded(optimizer, shard, reduction, grid, shard_ranks, slots_elsewhere)
-    given = {"shard_ranks": shard_ranks, "offload": offload, "offload_folder": offload_folder}
-    for name, value in given.items():
+    arguments = {"shard_ranks": shard_ranks, "offload": offload, "offload_folder": offload_folder}
+    for name, value in arguments.items():
         if value is not None:
             raise ValueError(
                 f"`{name}` needs `shard`. Received: {name}={value!r}, shard=None. Pass "
                 'shard="optimizer", too; on one rank it changes nothing else.'
             )
-    exchange = reduction if grid is None else GridReduction(reduction, grid)
-    return distribute(optimizer, exchange, "ringar.DistributedOptimizer")
+    return distribute(optimizer, reducing(reduction, grid), "ringar.DistributedOptimizer")
 
 
 def _sharded(
@@ -325,29 +144,15 @@ def _sharded(
     check(optimizer, reduction)
     # In a LossScaleOptimizer the inner one is distributed, as `compile` leaves it.
     inner = inner_optimizer(optimizer)
-    exchange: Sharded
-    if stage == "weights":
-        _check_alone(grid, shard_ranks, offload)
-        exchange = ShardedWeights(reduction)
-    else:
-        slicing = Slicing(reduction.process_set, grid, shard_ranks)
-        exchange = Sharded(stage, reduction, slicing, offload)
+    check_arguments(stage, grid, shard_ranks, offload)
+    slicing = Slicing(reduction.process_set, grid, shard_ranks)
+    exchange = sharding(stage, reduction, slicing, offload)
     distribute(inner, exchange, "ringar.DistributedOptimizer")
     hooks.install("files of sharded models")
     if inner.built:
         make = None if offload is None else offload.slot
-        slots.replace(inner, exchange.parts(inner._trainable_variables), make)
+        slots.replace(inner, exchange.slices.parts(inner._trainable_variables), make)
     return optimizer
-
-
-def _check_alone(grid: Grid | None, shard_ranks: object, offload: object) -> None:
-    given = {"grid": grid, "shard_ranks": shard_ranks, "offload": offload}
-    names = [f"`{name}`" for name, value in given.items() if value is not None]
-    if names:
-        raise ValueError(
-            f'{" and ".join(names)} must be None with shard="weights", whose slices of weights are '
-            'those of all ranks and lie in their memory. Use shard="gradients", or leave it out.'
-        )
 
 
 def distribute(
@@ -370,34 +175,19 @@ def distribute(
             f"{function} was used before ringar.init(): call ringar.init() first."
         )
     optimizer = keras_2.optimizer_of(optimizer, "DistributedOptimizer")
-    if any(isinstance(one, DistributedMixin) for one in with_nested(optimizer)):
+    if any(isinstance(nested, DistributedMixin) for nested in with_nested(optimizer)):
         raise ValueError(
             "`optimizer` must not be distributed already: its gradients would be reduced twice. "
             f"Received: {type(optimizer).__name__}"
         )
     hooks.install("distributed training")
     hooks.install("callbacks of several ranks")
-    return _distributed(optimizer, exchange)
-
-
-def _distributed(optimizer: Any, exchange: Exchange) -> Any:
-    # Bypass Keras' __setattr__, which tracks attributes.
-    object.__setattr__(optimizer, "_exchange", exchange)
-    object.__setattr__(optimizer, "_is_in_exchange", False)
-    object.__setattr__(optimizer, "__class__", _distributed_class(type(optimizer)))
-    return optimizer
+    return make_distributed(optimizer, exchange)
 
 
 def is_distributed(optimizer: keras.optimizers.Optimizer) -> bool:
     """Return whether `optimizer`, or the one in a `LossScaleOptimizer`, is distributed."""
     return exchange_of(optimizer) is not None
-
-
-def exchange_of(optimizer: keras.optimizers.Optimizer) -> Exchange | None:
-    """Return the exchange of a distributed optimizer, or of the one in a `LossScaleOptimizer`."""
-    # A `LossScaleOptimizer` may be distributed itself.
-    holders = (optimizer, inner_optimizer(optimizer))
-    return next((o._exchange for o in holders if isinstance(o, DistributedMixin)), None)
 
 
 def build_exchange(optimizer: keras.optimizers.Optimizer) -> None:
@@ -409,53 +199,5 @@ def build_exchange(optimizer: keras.optimizers.Optimizer) -> None:
 
 def grid_of(optimizer: keras.optimizers.Optimizer) -> Grid | None:
     """Return the grid of a distributed optimizer, or of the one in a `LossScaleOptimizer`."""
-    return getattr(exchange_of(optimizer), "grid", None)
-
-
-def _loss_scale(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Return the current factor of a `LossScaleOptimizer`; None for other optimizers."""
-    # Before it is built, it has an initial factor only.
-    return getattr(optimizer, "dynamic_scale", getattr(optimizer, "initial_scale", None))
-
-
-class _FromConfig:
-    """Make optimizers from configs: distributed as the given object is, plain without an object."""
-
-    def __get__(self, optimizer: DistributedMixin | None, owner: type) -> Callable[..., Any]:
-        plain: Callable[..., Any] = owner.__bases__[1].from_config  # type: ignore[attr-defined]
-        if optimizer is None:
-            return plain
-        exchange = optimizer._exchange.renewed()
-        return lambda *args, **kwargs: _distributed(plain(*args, **kwargs), exchange)
-
-
-def _namespace(base: type) -> dict[str, Any]:
-    return {
-        "__module__": __name__,
-        "__doc__": f"{base.__name__} whose gradients are reduced over the ranks first.",
-        # Keras serializes by `__class__`.
-        "__class__": property(lambda self: base),
-        # A new object has no exchange: it is plain.
-        "__new__": lambda cls, *args, **kwargs: base(*args, **kwargs),
-        "from_config": _FromConfig(),
-    }
-
-
-def _distributed_class(base: type) -> type:
-    return hooks.derived(base, DistributedMixin, "Distributed", _namespace)
-
-
-def exchanging_before_overflow_check(original: Callable[..., None]) -> Callable[..., None]:
-    """Let every `LossScaleOptimizer` exchange around its decision whether to take the step."""
-
-    def apply(
-        self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None
-    ) -> None:
-        inner = inner_optimizer(self)
-        if not isinstance(inner, DistributedMixin):
-            original(self, grads, trainable_variables)
-            return
-        with inner.exchange(self, grads, trainable_variables) as reduced:
-            original(self, reduced, trainable_variables)
-
-    return apply
+    exchange = exchange_of(optimizer)
+    return None if exchange is None else exchange.reduction.grid

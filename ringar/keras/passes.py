@@ -65,7 +65,7 @@ def without_gradients(collective: Callable[[], Any]) -> Callable[[dict[Any, tf.T
 
 @runtime_checkable
 class Trainer(Protocol):
-    """Reduce the gradients of slices: the exchange of an optimizer."""
+    """Reduce the gradients of slices: the reduction of an optimizer."""
 
     process_set: ProcessSet | None
 
@@ -234,7 +234,9 @@ def _trainer_of_step(process_set: ProcessSet | None) -> Trainer | None:
     """Return the trainer of the step, in whose pass weights are gathered that have none."""
     ranks, step = or_all(process_set).ranks, share.current()
     known = _trainers.get(tuple(ranks))
-    for found in (None if step is None else step.exchange, None if known is None else known()):
+    exchange = None if step is None else step.exchange
+    reduction = None if exchange is None else exchange.reduction
+    for found in (reduction, None if known is None else known()):
         if isinstance(found, Trainer) and or_all(found.process_set).ranks == ranks:
             return found
     return None

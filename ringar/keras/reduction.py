@@ -32,7 +32,7 @@ from ringar.collectives.shares import NO_SHARES, Control
 from ringar.job import membership
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import buckets, share, sparse, tuned
-from ringar.keras.exchange import Exchange
+from ringar.keras.exchange import Reducer, Variables
 from ringar.keras.low_rank import Combine, LowRank
 from ringar.sharding.cut import cut_of
 
@@ -44,7 +44,7 @@ SaveState = Callable[[tf.Tensor], None]
 
 
 @dataclass(frozen=True)
-class Reduction(Exchange):
+class Reduction(Reducer):
     """Reduce gradients over the ranks; `DistributedOptimizer` documents the fields.
 
     Attributes:
@@ -82,11 +82,6 @@ class Reduction(Exchange):
         return or_all(self.process_set).size()
 
     @property
-    def is_alone(self) -> bool:
-        """Whether there is one rank, and no other will come: a traced step may rely on it."""
-        return self.size == 1 and not membership.is_elastic()
-
-    @property
     def is_identity(self) -> bool:
         """Whether the reduction does not change sums: on one rank for ever, without factors."""
         return self.is_alone and self.prescale_factor == 1.0 and self.postscale_factor == 1.0
@@ -103,8 +98,8 @@ class Reduction(Exchange):
     def chosen(self) -> dict[str, object]:
         """The settings that the user has chosen."""
         defaults = {"bucket_bytes": None, "algorithm": None, "compression": Compression.none}
-        given = {name: getattr(self, name) for name in defaults}
-        return {name: value for name, value in given.items() if value is not defaults[name]}
+        settings = {name: getattr(self, name) for name in defaults}
+        return {name: value for name, value in settings.items() if value is not defaults[name]}
 
     def renewed(self) -> Reduction:
         """Return a reduction with these settings, and without the state of this one."""
@@ -117,10 +112,7 @@ class Reduction(Exchange):
     # AutoGraph has nothing to convert here, and conversion slows down tracing.
     @tf.autograph.experimental.do_not_convert
     def __call__(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any] | None = None,
-        loss_scale: tf.Tensor | None = None,
+        self, gradients: Sequence[Any], variables: Variables = None, loss_scale: Any = None
     ) -> list[Any]:
         """Reduce `gradients` over the ranks.
 
@@ -186,11 +178,11 @@ class Reduction(Exchange):
             self._reduce_maxima(reduced, maxima)
         for index in reversed(slices):
             name = f"{self.what}/sparse_{index}"
-            own = _weighted(reduced[index], weight)
-            reduced[index] = sparse.reduced(own, name, self.process_set, self._factors())
+            weighted = _weighted(reduced[index], weight)
+            reduced[index] = sparse.reduced(weighted, name, self.process_set, self._factors())
         if not factored:
             return reduced, None
-        factored = {index: _weighted(own, weight) for index, own in factored.items()}
+        factored = {index: _weighted(g, weight) for index, g in factored.items()}
         return reduced, self._reduce_factored(reduced, factored, variables, loss_scale)
 
     def _refuse_parts(self, variables: Sequence[Any]) -> None:
@@ -286,7 +278,7 @@ class Reduction(Exchange):
         key = NO_SHARES
         if self.op is Average:
             # Shapes, since Keras numbers names by what a rank has made before.
-            shapes = [self.what, *(str(one.shape) for one in like if one is not None)]
+            shapes = [self.what, *(str(tensor.shape) for tensor in like if tensor is not None)]
             key = 1 + zlib.crc32(",".join(shapes).encode()) % (2**31 - 2)
         return Control(rows, share.idle() is not None, begins_step, key)
 

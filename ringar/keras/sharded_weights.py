@@ -27,27 +27,24 @@ from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import or_all
 from ringar.keras import gathering, passes, share, units
+from ringar.keras.exchange import Variables
 from ringar.keras.passes import Plan
-from ringar.keras.reduction import Reduction, tensor_like
-from ringar.keras.sharded import Sharded, is_overwritten
+from ringar.keras.reduce_scatter import ReduceScatter
+from ringar.keras.reduction import tensor_like
+from ringar.keras.variable_slices import VariableSlices, is_overwritten
 from ringar.sharding.cut import cut_of
 from ringar.sharding.sharded_variable import WeightSlice, is_of_keras, is_sharded, slice_of
 from ringar.sharding.variable_slice import VariableSlice
 
 
-class ShardedWeights(Sharded):
-    """Shard weights, gradients and the optimizer's slots.
+class WeightSlices(VariableSlices):
+    """Let the optimizer train the slices of weights that this rank keeps.
 
-    Args:
-        reduction: how gradients are reduced.
+    Attributes:
+        trainer: what reduces the gradients of the slices.
     """
 
-    def __init__(self, reduction: Reduction) -> None:
-        super().__init__("weights", reduction)
-
-    def renewed(self) -> ShardedWeights:
-        """Return an exchange with these settings, and without the state of this one."""
-        return ShardedWeights(self._reduction.renewed())
+    trainer: LayerReduceScatter
 
     def prepare(
         self, optimizer: keras.optimizers.Optimizer, model: keras.Model, inputs: Any
@@ -68,18 +65,48 @@ class ShardedWeights(Sharded):
                 f"rank has whole, received {getattr(variable, 'path', variable)}; use "
                 'shard="gradients" for a tf.Variable, and no `shard` for a split layer'
             )
-        its = units.cut(variable, self.process_set)
-        its.trainer = self
-        passes.train_with(self)
-        self._slices[its._unique_id] = its
-        return its
+        part = units.cut(variable, self.trainer.process_set)
+        part.trainer = self.trainer
+        passes.train_with(self.trainer)
+        self._slices[part._unique_id] = part
+        return part
+
+    def clip(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        gradients: Sequence[Any],
+        clip: Callable[[Sequence[Any]], list[Any]],
+    ) -> list[Any]:
+        """Clip by the norms of whole gradients, with the formulas of Keras."""
+        clipped = super().clip(optimizer, gradients, clip)
+        branches.note(clipped)  # perhaps in the branch of a step that is due
+        return clipped
+
+    def publish(self) -> None:
+        """Do nothing: the optimizer trains the slices themselves."""
+
+    def constrain(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
+        """Constrain whole variables, as Keras does after a step: gather them for a moment."""
+        both = [(g, v) for g, v in zip(gradients, variables or (), strict=False) if g is not None]
+        bound = [v for _, v in both if is_sharded(v) and v.constraint is not None]
+        for variable in bound:
+            part = slice_of(variable)
+            # TensorFlow drops the order of this collective and the last reduction without that.
+            branches.note([g for g, _ in both])
+            with branches.behind():
+                (whole,) = gathering.gathered(
+                    [part], [part.storage.dtype], "weights/constraint", self.trainer.process_set
+                )
+            variable.assign(variable.constraint(whole))
+            branches.note([whole])
+
+
+class LayerReduceScatter(ReduceScatter):
+    """Reduce-scatter the gradients of each layer in the backward pass."""
 
     @tf.autograph.experimental.do_not_convert
     def __call__(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any] | None = None,
-        loss_scale: tf.Tensor | None = None,
+        self, gradients: Sequence[Any], variables: Variables = None, loss_scale: Any = None
     ) -> list[Any]:
         """Return this rank's slices of gradients, which are reduced, and reduce the others.
 
@@ -92,7 +119,7 @@ class ShardedWeights(Sharded):
             if gradient is not None:
                 self._check(gradient, variable)
         if self._answer is None:
-            self._begun = passes.end_pass(self, variables)
+            self._start = passes.end_pass(self, variables)
         reduced = list(gradients)
         whole = [i for i, v in enumerate(variables or ()) if reduced[i] is not None]
         whole = [i for i in whole if not is_sharded(variables[i])]  # type: ignore[index]
@@ -126,30 +153,25 @@ class ShardedWeights(Sharded):
 
     def tell(self, plan: Plan) -> tf.Tensor:
         """Tell the other ranks that a step begins; record the step; return their answer."""
-        own = [its.whole for its in self.slices]
+        wholes = [part.whole for part in self._slices]
 
         def repeat(_: Sequence[Any]) -> tf.Tensor:
             answer = self._ask(self._reduction.control(WHOLE, (), begins))
-
-            def step() -> tf.Tensor:
-                self._repeat(plan, answer)
-                return tf.constant(0)
-
             # Where all ranks are idle, there is no step.
             is_step = answer[1] < float(or_all(self.process_set).size())
-            tf.cond(is_step, step, lambda: tf.constant(0))
+            branches.act_if(is_step, lambda: self._repeat(plan, answer))
             return answer[1]
 
-        begins = share.record(repeat, [None] * len(own), own)
+        begins = share.record(repeat, [None] * len(wholes), wholes)
         step = share.current()
-        plan.record = share.record_of(own[0]) if step is None else step.records[-1]
+        plan.record = share.record_of(wholes[0]) if step is None else step.records[-1]
         return self._ask(self._reduction.control(WHOLE, (), begins))
 
     def _repeat(self, plan: Plan, answer: tf.Tensor) -> None:
         gradients = plan.repeat()
         if plan.variables is None:
             return
-        own = [
+        slices = [
             gradients.get(slice_of(v)._unique_id)
             if is_sharded(v)
             else tf.zeros(v.shape, v.dtype)  # written over, with the maximum of all ranks
@@ -157,7 +179,7 @@ class ShardedWeights(Sharded):
         ]
         self._answer = answer
         try:
-            self._holder.apply(own, plan.variables)
+            self._holder.apply(slices, plan.variables)
         finally:
             self._answer = None
 
@@ -170,7 +192,7 @@ class ShardedWeights(Sharded):
 
     def repeat_rows(self) -> tf.Tensor:
         """Tell the other ranks the rows of this rank, if it has any; return its weight."""
-        wholes = [its.whole for its in self.slices]
+        wholes = [part.whole for part in self._slices]
         return self._ask(self._reduction.control(share.rows(), wholes, False), "rows")[0]
 
     def scatter(
@@ -186,7 +208,7 @@ class ShardedWeights(Sharded):
         """
         if not flat:
             return []
-        own = scatter(
+        reduced = scatter(
             flat if weight is None else self._weighted(flat, weight),
             self.op,
             compression=self._reduction.of_dense,
@@ -195,36 +217,7 @@ class ShardedWeights(Sharded):
             name=name,
             process_set=self.process_set,
         )
-        return [its.padded(tensor) for its, tensor in zip(slices, own, strict=True)]
-
-    def clipped(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        gradients: Sequence[Any],
-        clip: Callable[[Sequence[Any]], list[Any]],
-    ) -> list[Any]:
-        """Clip by the norms of whole gradients, with the formulas of Keras."""
-        found = super().clipped(optimizer, gradients, clip)
-        branches.note(found)  # perhaps in the branch of a step that is due
-        return found
-
-    def publish(self) -> None:
-        """Do nothing: the optimizer trains the slices themselves."""
-
-    def applied(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
-        """Constrain whole variables, as Keras does after a step: gather them for a moment."""
-        both = [(g, v) for g, v in zip(gradients, variables or (), strict=False) if g is not None]
-        bound = [v for _, v in both if is_sharded(v) and v.constraint is not None]
-        for variable in bound:
-            its = slice_of(variable)
-            # TensorFlow drops the order of this collective and the last reduction without that.
-            branches.note([g for g, _ in both])
-            with branches.behind():
-                (whole,) = gathering.gathered(
-                    [its], [its.storage.dtype], "weights/constraint", self.process_set
-                )
-            variable.assign(variable.constraint(whole))
-            branches.note([whole])
+        return [part.padded(tensor) for part, tensor in zip(slices, reduced, strict=True)]
 
 
 def _symbol(tensor: Any) -> keras.KerasTensor:

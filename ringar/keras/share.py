@@ -29,7 +29,7 @@ from ringar.collectives.compiled import is_compiling
 from ringar.collectives.ops import Average
 from ringar.collectives.shares import WHOLE
 from ringar.keras import accumulation, loss_rows, tuned
-from ringar.keras.exchange import Exchange
+from ringar.keras.exchange import Exchange, exchange_of
 from ringar.sharding.slots import inner_optimizer, optimizers_within
 
 _numbers = itertools.count()
@@ -208,9 +208,9 @@ def _stepping(model: Any, data: Any) -> Iterator[None]:
     )
     optimizers = optimizers_of(model)
     for optimizer in optimizers:
-        for exchange in _found([optimizer]):
-            exchange.prepare(optimizer, model, inputs)
-    step = Step(model, batch, next(iter(_found(optimizers)), None))
+        if (exchange := exchange_of(optimizer)) is not None:
+            exchange.slices.prepare(optimizer, model, inputs)
+    step = Step(model, batch, next(filter(None, map(exchange_of, optimizers)), None))
     token = _step.set(step)
     try:
         with tuned.using(tuned.of(model)):
@@ -229,9 +229,9 @@ def _stepping(model: Any, data: Any) -> Iterator[None]:
 def _accumulates(step: Step) -> bool:
     """Return whether ranks average gradients that the step has added up in variables."""
     exchange = step.exchange
-    if step.is_of_keras or exchange is None or exchange.is_alone:
+    if step.is_of_keras or exchange is None or exchange.reduction.is_alone:
         return False
-    if not exchange.in_every_step or exchange.op is not Average:
+    if not exchange.period.in_every_step or exchange.reduction.op is not Average:
         return False
     # A graph tells by its gradients, an eager step by its lack of them.
     return step.accumulates or (tf.executing_eagerly() and not step.is_marked)
@@ -267,14 +267,7 @@ def exchanges_of(model: keras.Model) -> list[Exchange]:
 
 def exchanges_among(optimizers: Sequence[Any]) -> list[Exchange]:
     """Return the exchanges of distributed optimizers; where there is none, that of a tape."""
-    return _found(optimizers) or [Exchange()]
-
-
-def _found(optimizers: Sequence[Any]) -> list[Exchange]:
-    # A `LossScaleOptimizer` is distributed itself, or the one in it is.
-    held = ((x, inner_optimizer(x)) for x in optimizers)
-    exchanges = ([getattr(x, "_exchange", None) for x in holders] for holders in held)
-    return [next(filter(None, pair)) for pair in exchanges if any(pair)]
+    return [*filter(None, map(exchange_of, optimizers))] or [Exchange()]
 
 
 def record(

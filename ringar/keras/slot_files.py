@@ -24,7 +24,8 @@ from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
-from ringar.keras.sharded import Sharded
+from ringar.keras.exchange import Exchange
+from ringar.keras.variable_slices import VariableSlices
 from ringar.sharding import slots
 from ringar.sharding.cut import cut_of
 from ringar.sharding.sharded_variable import is_sharded, slice_of, whole_for_a_moment
@@ -102,17 +103,19 @@ def _take(slot: keras.Variable, its: VariableSlice, whole: np.ndarray, root: int
         slot.assign(its.of_array(whole))
 
 
-def exchange_of(model: keras.Model) -> Sharded | None:
+def exchange_of(model: keras.Model) -> Exchange | None:
     """Return the exchange of an optimizer of `model` that is sharded over ranks, if one is."""
-    found = (e for e in share.exchanges_of(model) if isinstance(e, Sharded) and not e.is_alone)
-    return next(found, None)
+    for exchange in share.exchanges_of(model):
+        if isinstance(exchange.slices, VariableSlices) and not exchange.reduction.is_alone:
+            return exchange
+    return None
 
 
 def ranks_of(model: keras.Model) -> ProcessSet | None:
     """Return the ranks that have slices of weights or slots of `model`; None: it is whole."""
     exchange = exchange_of(model)
     if exchange is not None:
-        return or_all(exchange.process_set)
+        return or_all(exchange.reduction.process_set)
     # A model without an optimizer, such as a part of one that is trained.
     its = next((slice_of(weight) for weight in model.weights if is_sharded(weight)), None)
     return None if its is None else or_all(its.process_set)

@@ -10,7 +10,7 @@ from ringar import hooks
 from ringar.collectives import Average
 from ringar.collectives.compression import Compression, Compressor, checked
 from ringar.keras import first_step, share
-from ringar.keras.grid_reduction import GridReduction
+from ringar.keras.grid_reduction import reducing
 from ringar.keras.reduction import Reduction
 
 if TYPE_CHECKING:
@@ -85,13 +85,13 @@ class DistributedGradientTape:
             postscale_factor,
             sparse_as_dense,
         )
-        self._reduction = reduction if grid is None else GridReduction(reduction, grid)
+        self._exchange = reducing(reduction, grid)
         hooks.install("distributed training")
 
     def __enter__(self) -> DistributedGradientTape:
         self._tape.__enter__()
         if (step := share.current()) is not None and step.exchange is None:
-            step.exchange = self._reduction
+            step.exchange = self._exchange
         return self
 
     def __exit__(
@@ -129,7 +129,7 @@ class DistributedGradientTape:
         """
         gradients = self._tape.gradient(target, sources, output_gradients, unconnected_gradients)
         variables = tf.nest.flatten(sources)
-        first_step.begin(variables, self._reduction)
+        first_step.begin(variables, self._exchange)
         # Composite tensors such as IndexedSlices stay whole; None is a leaf.
-        reduced = self._reduction(tf.nest.flatten(gradients), variables)
+        reduced = self._exchange.reduction(tf.nest.flatten(gradients), variables)
         return tf.nest.pack_sequence_as(sources, reduced)

@@ -136,7 +136,7 @@ def variables_of(model: keras.Model, metrics: bool = True) -> dict[str, Any]:
         metrics: whether those of metrics are among them.
     """
     groups = {f"slot {i}": slots.common(o) for i, o in enumerate(optimizers(model))}
-    groups |= {f"exchange {i}": e.variables() for i, e in enumerate(share.exchanges_of(model))}
+    groups |= {f"exchange {i}": [*e.period.state] for i, e in enumerate(share.exchanges_of(model))}
     groups |= {"weight": model.weights, "seed": model.variables}
     groups["metric"] = model.metrics_variables if metrics else []
     generator = global_state.get_global_attribute("global_seed_generator")

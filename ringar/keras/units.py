@@ -21,7 +21,7 @@ from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import passes, share
 from ringar.keras.gathering import Unit
-from ringar.keras.sharded import is_overwritten
+from ringar.keras.variable_slices import is_overwritten
 from ringar.sharding.sharded_variable import (
     WeightSlice,
     is_of_keras,
@@ -312,8 +312,8 @@ def training_whole_weights(make: Callable[..., Any]) -> Callable[..., Any]:
 
     def make_train_function(self: Any, force: bool = False) -> Any:
         trainers = [slice_of(v).trainer for v in self.trainable_variables if is_sharded(v)]
-        exchanges = [e for e in share.exchanges_of(self) if isinstance(e, passes.Trainer)]
-        if trainers and not exchanges:
+        reductions = (exchange.reduction for exchange in share.exchanges_of(self))
+        if trainers and not any(isinstance(r, passes.Trainer) for r in reductions):
             make_whole(self.weights)
         return make(self, force)
 

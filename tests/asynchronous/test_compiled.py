@@ -129,7 +129,7 @@ def test_a_push_that_fails_ends_the_compiled_step() -> None:
         def lose(*_: Any) -> bool:
             raise ringar.errors.PeerLostError("rank 7 | the server was lost")
 
-        pace = optimizer._exchange._pace
+        pace = optimizer._exchange.period._pace
         pace.step, step = lose, pace.step
         with pytest.raises(Exception, match="PeerLostError: rank 7 | the server was lost"):
             model.train_on_batch(*batch_of(0, 1))

@@ -259,4 +259,4 @@ def test_the_end_of_data_of_unknown_length_is_no_step(size: int) -> None:
     model = common.dense_model()
     model.compile(ringar.LocalSGD(sgd(), 2), "mse")
     model.fit(data, epochs=2, verbose=0, callbacks=[ringar.callbacks.Distributed()])
-    assert model.optimizer._exchange.steps() == 6
+    assert model.optimizer._exchange.steps == 6

@@ -49,7 +49,7 @@ def test_copies_reduce_on_their_own(way: str, rank: int, size: int) -> None:
     twin.apply(gradients, variables)
     total = -2.0 * sum(r + 1 for r in range(size))
     np.testing.assert_allclose(variables[1], np.full(3, total))
-    states = [one._exchange.low_rank._states for one in (optimizer, twin)]
+    states = [one._exchange.reduction.low_rank._states for one in (optimizer, twin)]
     for mine, its in zip(states[0].values(), states[1].values(), strict=True):
         assert mine.q is not its.q
 

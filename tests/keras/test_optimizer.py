@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import ringar
-from ringar.keras.optimizer import DistributedMixin
+from ringar.keras.apply import DistributedMixin
 from tests.keras import common
 from tests.plugin import run_job
 

@@ -185,7 +185,7 @@ def test_state_is_each_ranks_own_and_is_not_saved(
     optimizer.apply([tf.constant(g) for g in gradients(0, rank)], variables)
     assert [v.shape for v in optimizer.variables] == [v.shape for v in plain.variables]
     assert optimizer.get_config() == plain.get_config()
-    states = list(optimizer._exchange.low_rank._states.values())
+    states = list(optimizer._exchange.reduction.low_rank._states.values())
     assert len(states) == len(FACTORED)
     assert len(set(exchange(states[0].q.numpy().tobytes()))) == 1
     assert len(set(exchange(states[0].error.numpy().tobytes()))) == size
@@ -266,7 +266,7 @@ def test_fit(jit: bool, policy: str, exchange: Callable[[Any], Any]) -> None:
     history = model.fit(
         common.own_batches(common.regression()), verbose=0, epochs=4, callbacks=callbacks
     )
-    assert optimizer._exchange.low_rank._states
+    assert optimizer._exchange.reduction.low_rank._states
     assert history.history["loss"][-1] < 0.8 * history.history["loss"][0]
     assert len(set(exchange(common.digest(model)))) == 1
 
@@ -329,7 +329,7 @@ def test_nothing_is_lost_between_ranks_with_other_batches(
     before = model.get_weights()[0]
     callbacks = [ringar.callbacks.Distributed()]
     model.fit(uneven.dataset(batches[rank]), verbose=0, callbacks=callbacks)
-    (state,) = optimizer._exchange.low_rank._states.values()
+    (state,) = optimizer._exchange.reduction.low_rank._states.values()
     errors = exchange(state.error.numpy())
     assert np.abs(errors).max() > 0.1
     gradients = [x.T @ y / len(x) for x, y in uneven.together(batches)]

@@ -47,7 +47,7 @@ def test_a_skipped_step_leaves_the_state_of_powersgd(
     )
     optimizer = keras.optimizers.LossScaleOptimizer(inner)
     optimizer.build(variables)
-    reductions = (inner._exchange._over_all, inner._exchange._over_data)
+    reductions = (inner._exchange.reduction._over_all, inner._exchange.reduction._over_data)
 
     def state() -> list[bytes]:
         states = [s for one in reductions for s in one.low_rank._states.values()]

@@ -11,7 +11,7 @@ from typing import Any
 
 import ringar
 from ringar.collectives.statistics import Traffic
-from ringar.keras.optimizer import DistributedMixin
+from ringar.keras.apply import DistributedMixin
 from ringar.parallel.pipeline.module import Event
 from ringar.research.wavefront import Plan
 from tests.types.test_names import public_names

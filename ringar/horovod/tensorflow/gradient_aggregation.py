@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ringar.collectives.branches import act_if
 from ringar.collectives.call import do_not_convert
 from ringar.horovod.common.process_sets import global_process_set
 from ringar.horovod.tensorflow.local_variables import LocalVariables
@@ -116,16 +117,7 @@ class LocalGradientAggregationHelper:
             *args: no effect.
             **kwargs: no effect.
         """
-
-        def applied() -> tf.Tensor:
-            apply_grads_closure()
-            return tf.constant(0)
-
-        def counted() -> tf.Tensor:
-            optimizer.iterations.assign_add(1)
-            return tf.constant(0)
-
-        tf.cond(self.is_due(), applied, counted)
+        act_if(self.is_due(), apply_grads_closure, lambda: optimizer.iterations.assign_add(1))
 
     def is_due(self) -> tf.Tensor:
         """Return whether the last pass has reduced gradients."""

@@ -23,7 +23,7 @@ from ringar.horovod.tensorflow.gradient_aggregation import LocalGradientAggregat
 from ringar.horovod.tensorflow.local_variables import LocalVariables
 from ringar.job import membership
 from ringar.job.process_sets import ProcessSet
-from ringar.keras.exchange import Exchange
+from ringar.keras.exchange import Exchange, Period, Reducer, Variables
 from ringar.keras.reduction import Reduction
 
 Groups = int | Sequence[Sequence[Any]] | None
@@ -91,7 +91,7 @@ def groups_of(num_groups: int, groups: Groups) -> Groups:
     return groups
 
 
-class GradientExchange(Exchange):
+class GradientReduction(Reducer):
     """Reduce the gradients of a step as Horovod does.
 
     Args:
@@ -100,7 +100,7 @@ class GradientExchange(Exchange):
     """
 
     def __init__(self, settings: Settings, in_tape: bool = False) -> None:
-        self._settings, self.in_tape = settings, in_tape
+        self._settings, self._in_tape = settings, in_tape
         adds = settings.op is ReduceOp.Sum
         self.op = ops.Sum if adds else ops.Average
         self.process_set = (
@@ -132,19 +132,14 @@ class GradientExchange(Exchange):
             )
         self._local = LocalVariables(settings.process_set, settings.scale_local_gradients)
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is one rank, and no other will come."""
-        return self._reduction.is_alone
-
-    @property
-    def description(self) -> dict[str, object]:
-        """The arguments that must be the same on all ranks."""
-        return {"function": "DistributedOptimizer", **self._settings.arguments()}
-
-    def renewed(self) -> GradientExchange:
-        """Return an exchange with these settings, and without sums and local variables."""
-        return type(self)(self._settings)
+    def exchange(self) -> Exchange:
+        """Return the exchange of the ranks that reduce their gradients so."""
+        return Exchange(
+            self,
+            period=Passes(self._helper, self._settings.process_set.included()),
+            description={"function": "DistributedOptimizer", **self._settings.arguments()},
+            twin=lambda: GradientReduction(self._settings).exchange(),
+        )
 
     def register_local_var(self, var: Any) -> None:
         """Keep the gradients of a variable on this rank."""
@@ -156,30 +151,9 @@ class GradientExchange(Exchange):
         """Return whether the gradients of a variable stay on this rank, and so does its value."""
         return self._local.has(variable)
 
-    def build(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
-        """Build the optimizer, which a branch of a step could not do."""
-        joining.note(optimizer)
-        if self._helper is None or variables is None:
-            return
-        if not optimizer.built:
-            with tf.init_scope():
-                optimizer.build(list(variables))
-        self._helper.build(variables)
-
-    def variables(self) -> list[Any]:
-        """Return the sums of passes."""
-        return [] if self._helper is None else self._helper.variables()
-
-    def is_due(self) -> tf.Tensor | None:
-        """Return whether this pass was the last of a step."""
-        return None if self._helper is None else self._helper.is_due()
-
     @do_not_convert
     def __call__(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any] | None = None,
-        loss_scale: tf.Tensor | None = None,
+        self, gradients: Sequence[Any], variables: Variables = None, loss_scale: Any = None
     ) -> list[Any]:
         """Reduce the gradients, or add them to those of the passes before.
 
@@ -195,8 +169,8 @@ class GradientExchange(Exchange):
             return self._local.reduce(gradients, known, self._reduce_shared)
         # The factor may change from pass to pass.
         scale = 1.0 if loss_scale is None else loss_scale
-        own = [None if g is None else _divided(g, scale) for g in gradients]
-        sums = self._helper.compute_gradients(own, known)
+        unscaled = [None if g is None else _divided(g, scale) for g in gradients]
+        sums = self._helper.compute_gradients(unscaled, known)
         if loss_scale is None:
             return sums
         due = self._helper.is_due()
@@ -211,11 +185,11 @@ class GradientExchange(Exchange):
 
         Ranks with other numbers of passes would reduce gradients of different batches.
         """
-        if self._is_compared or self.in_tape or not self.meets or membership.is_elastic():
+        if self._is_compared or self._in_tape or membership.is_elastic():
             return
         with tf.init_scope():
             ranks = self._settings.process_set
-            if not tf.executing_eagerly() or ranks.size() == 1:
+            if not tf.executing_eagerly() or not ranks.included() or ranks.size() == 1:
                 return
             same(
                 self._settings.arguments(),
@@ -280,16 +254,33 @@ class GradientExchange(Exchange):
         return results
 
 
-class OutsideExchange(GradientExchange):
-    """Leave gradients as they are, on a rank that is not in the process set."""
+class Passes(Period):
+    """Let the optimizer take a step after so many passes.
 
-    meets = False
+    Args:
+        helper: what adds up the gradients of the passes; None: each pass is a step.
+        meets: whether this rank is in the process set; elsewhere gradients stay as they are.
+    """
 
+    def __init__(self, helper: LocalGradientAggregationHelper | None, meets: bool) -> None:
+        self._helper, self.meets = helper, meets
 
-def exchange_of(settings: Settings, in_tape: bool = False) -> GradientExchange:
-    """Return the exchange for this rank."""
-    is_member = settings.process_set.included()
-    return (GradientExchange if is_member else OutsideExchange)(settings, in_tape)
+    def build(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
+        """Build the optimizer, which a branch of a step could not do."""
+        joining.note(optimizer)
+        if self._helper is None or variables is None:
+            return
+        if not optimizer.built:
+            with tf.init_scope():
+                optimizer.build(list(variables))
+        self._helper.build(variables)
+        self.state = self._helper.variables()
+
+    def begin_step(
+        self, gradients: Sequence[Any], variables: Variables, loss_scale: Any
+    ) -> tf.Tensor | None:
+        """Return whether this pass was the last of a step."""
+        return None if self._helper is None else self._helper.is_due()
 
 
 def _divided(gradient: Any, scale: Any) -> Any:
@@ -303,4 +294,4 @@ def _divided(gradient: Any, scale: Any) -> Any:
 
 def _if_variables(variables: Sequence[Any]) -> Sequence[Any] | None:
     """Return the variables, or None if gradients without known variables stand for them."""
-    return variables if all(hasattr(one, "assign") for one in variables) else None
+    return variables if all(hasattr(v, "assign") for v in variables) else None

@@ -12,7 +12,7 @@ from ringar.horovod.common.exceptions import UninitializedError
 from ringar.horovod.common.process_sets import global_process_set
 from ringar.horovod.common.reduce_op import Average, ReduceOp, Sum
 from ringar.horovod.tensorflow.compression import Compression
-from ringar.horovod.tensorflow.gradients import Groups, Settings, exchange_of, groups_of
+from ringar.horovod.tensorflow.gradients import GradientReduction, Groups, Settings, groups_of
 from ringar.horovod.tensorflow.reductions import Compressor
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet
@@ -88,12 +88,12 @@ def of_keras(
         raise ValueError(f"`op` must be Average or Sum. Received: op={settings.op!r}")
     if not place.is_initialized():
         raise UninitializedError("DistributedOptimizer: call init() first")
-    exchange = exchange_of(settings)
-    distributed = distribute(optimizer, exchange, "DistributedOptimizer")
+    reduction = GradientReduction(settings)
+    distributed = distribute(optimizer, reduction.exchange(), "DistributedOptimizer")
     for variable in weights_of(local_layers):
-        exchange.register_local_var(variable)
+        reduction.register_local_var(variable)
     # Bypass Keras' __setattr__, which tracks attributes.
-    object.__setattr__(distributed, "register_local_var", exchange.register_local_var)
+    object.__setattr__(distributed, "register_local_var", reduction.register_local_var)
     return distributed
 
 

@@ -12,13 +12,7 @@ from ringar.horovod.common.process_sets import global_process_set
 from ringar.horovod.common.reduce_op import Average, ReduceOp
 from ringar.horovod.tensorflow import joining
 from ringar.horovod.tensorflow.compression import Compression
-from ringar.horovod.tensorflow.gradients import (
-    GradientExchange,
-    Groups,
-    Settings,
-    exchange_of,
-    groups_of,
-)
+from ringar.horovod.tensorflow.gradients import GradientReduction, Groups, Settings, groups_of
 from ringar.horovod.tensorflow.optimizer import layers_of, weights_of
 from ringar.horovod.tensorflow.reductions import Compressor
 from ringar.job.process_sets import ProcessSet
@@ -29,14 +23,13 @@ from ringar.keras import tape as tapes
 class _Tape(tapes.DistributedGradientTape):
     """Record like a `tf.GradientTape`, and return gradients that are reduced."""
 
-    def __init__(self, tape: tf.GradientTape, exchange: GradientExchange) -> None:
+    def __init__(self, tape: tf.GradientTape, reduction: GradientReduction) -> None:
         super().__init__(tape)
-        self._reduction: Any = exchange
-        self._exchange = exchange
+        self._reduction, self._exchange = reduction, reduction.exchange()
 
     def register_local_source(self, source: Any) -> None:
         """Keep the gradients of a variable on this rank."""
-        self._exchange.register_local_var(source)
+        self._reduction.register_local_var(source)
 
     def gradient(  # type: ignore[override]  # Horovod's arguments
         self,
@@ -57,9 +50,9 @@ class _Tape(tapes.DistributedGradientTape):
         gradients = self._tape.gradient(target, sources, output_gradients)
         variables = tf.nest.flatten(sources)
         joining.note(joining.Taped(variables, self._exchange))
-        if self._exchange.meets:
+        if self._exchange.period.meets:
             first_step.begin(variables, self._exchange)
-        reduced = self._exchange(tf.nest.flatten(gradients), variables)
+        reduced = self._reduction(tf.nest.flatten(gradients), variables)
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def get_local_and_global_gradients(
@@ -85,7 +78,7 @@ class _Tape(tapes.DistributedGradientTape):
         """
         gradients = self.gradient(target, sources, output_gradients, use_generic_names)
         pairs = list(zip(sources, gradients, strict=True))
-        is_local = self._exchange.is_local
+        is_local = self._reduction.is_local
         return (
             [pair for pair in pairs if is_local(pair[0])],
             [pair for pair in pairs if not is_local(pair[0])],
@@ -130,7 +123,7 @@ def DistributedGradientTape(  # Horovod's name, for a function that returns an o
         process_set,
         scale_local_gradients,
     )
-    return _Tape(gradtape, exchange_of(settings, in_tape=True))
+    return _Tape(gradtape, GradientReduction(settings, in_tape=True))
 
 
 def PartialDistributedGradientTape(  # Horovod's name

@@ -203,7 +203,7 @@ def leave(model: keras.Model) -> Callable[[], None] | None:
 
 def _obstacle(model: keras.Model, steps: int | None, meets: bool) -> str:
     """Return why `model` is not tuned; the same on all ranks."""
-    if not meets or not all(one.in_every_step for one in share.exchanges_of(model)):
+    if not meets or not all(e.period.in_every_step for e in share.exchanges_of(model)):
         return "it tunes the reduction of gradients, which these ranks do not reduce in every step"
     if not model.trainable_variables:
         return "the model has no weights yet; build it before `fit`"

@@ -29,7 +29,7 @@ from ringar.collectives.digest import digest
 from ringar.collectives.recv import recv
 from ringar.errors import MismatchError, OutOfMemoryError
 from ringar.job.process_sets import ProcessSet
-from ringar.keras.optimizer import exchange_of
+from ringar.keras.exchange import exchange_of
 from ringar.parallel.scan import doubling
 from ringar.parallel.scan.elements import Element, compose
 from ringar.parallel.scan.route import Route, Share
@@ -244,15 +244,14 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Check that a distributed optimizer averages, since all ranks have the same gradients.
 
     Raises:
-        ValueError: it sums gradients, or has a grid.
+        ValueError: it sums gradients.
     """
-    its = exchange_of(optimizer)
-    if its is not None and getattr(its, "op", None) is not Average:
+    exchange = exchange_of(optimizer)
+    if exchange is not None and exchange.reduction.op is not Average:
         raise ValueError(
             "The optimizer of a model with `process_set` must average gradients, if it is "
             "distributed: they are the same on all ranks of the set. Received: one with "
-            + ("a grid" if not hasattr(its, "op") else f"op={its.op}")
-            + ". Use it as it is, without ringar.DistributedOptimizer."
+            f"op={exchange.reduction.op}. Use it as it is, without ringar.DistributedOptimizer."
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -23,10 +23,11 @@ from ringar.errors import MismatchError, UnsupportedError
 from ringar.job import membership, place
 from ringar.job.process_sets import ProcessSet, add_process_set, or_all
 from ringar.keras import callback_traits, description, keras_2, share
-from ringar.keras.optimizer import DistributedOptimizer, exchange_of
+from ringar.keras.exchange import exchange_of
+from ringar.keras.optimizer import DistributedOptimizer
 from ringar.keras.reduction import Reduction
 from ringar.research.codistillation import distances
-from ringar.research.codistillation.teachers import GroupReduction, Teachers
+from ringar.research.codistillation.teachers import Teachers, TeacherSteps
 from ringar.sharding.cut import cut_of
 from ringar.sharding.slots import inner_optimizer
 
@@ -226,19 +227,20 @@ def _distributed(optimizer: Any, settings: _Settings) -> Any:
     if exchange_of(optimizer) is None:
         optimizer = DistributedOptimizer(optimizer, process_set=ranks)
     exchange = exchange_of(optimizer)
-    if isinstance(exchange, GroupReduction):  # of a former `compile`
-        exchange = exchange.reduction
-    if not isinstance(exchange, Reduction) or or_all(exchange.process_set).ranks != ranks.ranks:
-        received = getattr(exchange, "process_set", None)
+    assert exchange is not None
+    reduction = exchange.reduction
+    received = or_all(reduction.process_set).ranks
+    if not isinstance(reduction, Reduction) or received != ranks.ranks:
         raise ValueError(
             "`optimizer` must be a plain one, or ringar.DistributedOptimizer(..., "
             f"process_set=model.process_set), for the ranks {ranks.ranks} of the group. Received: "
-            f"{type(optimizer).__name__} for the ranks {or_all(received).ranks}"
+            f"{type(optimizer).__name__} for the ranks {received}"
         )
     if settings.teachers is not None:
         inner = inner_optimizer(optimizer)
         holder = inner if hasattr(inner, "_exchange") else optimizer
-        object.__setattr__(holder, "_exchange", GroupReduction(exchange, settings.teachers))
+        period = TeacherSteps(settings.teachers)  # perhaps in the place of a former `compile`'s
+        object.__setattr__(holder, "_exchange", replace(exchange, period=period))
     return optimizer
 
 

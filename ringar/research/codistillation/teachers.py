@@ -20,7 +20,7 @@ everything is in the order of the program, a run has the same bits each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -28,10 +28,10 @@ import tensorflow as tf
 from tensorflow.python.eager import record as tape_record
 
 from ringar.collectives import Sum, allreduce, grouped_broadcast
+from ringar.collectives.branches import act_if
 from ringar.job import place
 from ringar.keras import share
-from ringar.keras.exchange import Exchange
-from ringar.keras.reduction import Reduction
+from ringar.keras.exchange import Period
 
 
 class Teachers:
@@ -121,7 +121,7 @@ class Teachers:
         """Meet before the first step, where no burn-in comes before. Every rank has data there."""
         if self._burn_in == 0:
             with tape_record.stop_recording():
-                _if((self._steps.read_value() == 0) & ~self.is_ready, self._meet)
+                act_if((self._steps.read_value() == 0) & ~self.is_ready, self._meet)
 
     def end_step(self, has_data: bool) -> None:
         """Count a step of the group, and meet if it is time.
@@ -133,7 +133,7 @@ class Teachers:
         since = self._steps.read_value() - self._burn_in
         is_due = (since >= 0) & (since % self._period == 0)
         may = ~(self._is_closed.read_value() | self._has_ended.read_value())
-        _if(is_due & may, lambda: self._meet(has_data))
+        act_if(is_due & may, lambda: self._meet(has_data))
 
     def end_epoch(self) -> None:
         """Meet for the last time in this epoch. All ranks of the group have come here."""
@@ -150,7 +150,7 @@ class Teachers:
         own = tf.constant([float(has_data), float(ends)])
         heard = allreduce(own, Sum, name="codistillation/ranks")
         have_all_data = heard[0] > place.size() - 0.5
-        _if(have_all_data, self._copy)
+        act_if(have_all_data, self._copy)
         self._is_closed.assign(~have_all_data)
         self._has_ended.assign(heard[1] > 0.5)
 
@@ -163,51 +163,18 @@ class Teachers:
         self._is_ready.assign(True)
 
 
-class GroupReduction(Exchange):
-    """Reduce gradients within a group, and count the steps for the teachers.
+class TeacherSteps(Period):
+    """Count the steps of a group for the teachers.
 
     Args:
-        reduction: that of the group.
         teachers: the teachers.
     """
 
-    def __init__(self, reduction: Reduction, teachers: Teachers) -> None:
-        self.reduction, self._teachers = reduction, teachers
-        self.op, self.process_set = reduction.op, reduction.process_set
-        self._reduced: list[tf.Tensor] = []  # in the step that is traced or runs
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether the group has one rank."""
-        return self.reduction.is_alone
-
-    @property
-    def description(self) -> dict[str, object]:
-        """The settings that must be the same on the ranks of the group."""
-        return self.reduction.description
-
-    def renewed(self) -> Reduction:  # type: ignore[override]  # an exchange of another class
-        """Return the reduction alone: another optimizer has no part in this training."""
-        return self.reduction.renewed()
-
-    def variables(self) -> list[Any]:
-        """Return the state of the teachers."""
-        return self._teachers.variables()
-
-    def __call__(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any] | None = None,
-        loss_scale: tf.Tensor | None = None,
-    ) -> list[Any]:
-        """Reduce gradients within the group."""
-        reduced = self.reduction(gradients, variables, loss_scale)
-        known = [gradient for gradient in reduced if gradient is not None]
-        self._reduced = [g.values if isinstance(g, tf.IndexedSlices) else g for g in known]
-        return reduced
+    def __init__(self, teachers: Teachers) -> None:
+        self._teachers, self.state = teachers, teachers.variables()
 
     @tf.autograph.experimental.do_not_convert
-    def after(self) -> None:
+    def end_step(self) -> None:
         """Count the step."""
 
         def without_data(_: Sequence[Any]) -> tf.Tensor:
@@ -216,10 +183,7 @@ class GroupReduction(Exchange):
 
         if share.current() is not None:  # a rank without data learns of steps from Keras' alone
             share.record(without_data, [], [])
-        # A graph whose iterator has ended runs what does not depend on the batch: no step to count.
-        with tf.control_dependencies(self._reduced):
-            self._teachers.end_step(has_data=True)
-        self._reduced = []
+        self._teachers.end_step(has_data=True)
 
     def settle(self) -> None:
         """End the epoch."""
@@ -228,13 +192,3 @@ class GroupReduction(Exchange):
 
 def _variable(value: tf.Tensor, name: str) -> tf.Variable:
     return tf.Variable(value, trainable=False, name=name)
-
-
-def _if(condition: tf.Tensor, act: Callable[[], Any]) -> None:
-    """Act if `condition` is true, in a graph or at once."""
-
-    def acted() -> tf.Tensor:
-        act()
-        return tf.constant(0)
-
-    tf.cond(condition, acted, lambda: tf.constant(0))

@@ -10,7 +10,7 @@ from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import or_all
 from ringar.keras.optimizer import distribute
-from ringar.research.hogwild.shared_weights import SharedWeights
+from ringar.research.hogwild.shared_weights import sharing
 
 if TYPE_CHECKING:
     from ringar.job.process_sets import ProcessSet
@@ -66,7 +66,7 @@ def Hogwild(  # the paper's name
             f"{hosts}: they share no memory. Give it a process set of each host, or use "
             "ringar.DistributedOptimizer."
         )
-    exchange = SharedWeights(lock, atomic and not lock, process_set)
+    exchange = sharing(lock, atomic and not lock, process_set)
     return distribute(optimizer, exchange, "ringar.Hogwild")
 
 

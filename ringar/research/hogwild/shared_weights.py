@@ -25,13 +25,13 @@ import numpy as np
 import tensorflow as tf
 
 from ringar.asynchronous.server_arguments import refuse_overwritten
-from ringar.collectives import Average, Window, allreduce, barrier
+from ringar.collectives import Window, allreduce, barrier
 from ringar.collectives.host_call import host_call
 from ringar.errors import UnsupportedError
 from ringar.job import membership
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import share, sparse
-from ringar.keras.exchange import Exchange
+from ringar.keras import share
+from ringar.keras.exchange import Exchange, LocalGradients, Period, Variables
 from ringar.sharding import slots
 from ringar.sharding.cut import cut_of
 
@@ -100,7 +100,7 @@ class _Change(NamedTuple):
     before: Any
 
 
-class SharedWeights(Exchange):
+class SharedWeights(Period):
     """Let ranks train one model, whose weights lie in shared memory.
 
     Args:
@@ -112,7 +112,7 @@ class SharedWeights(Exchange):
     in_every_step = False
 
     def __init__(self, lock: bool, atomic: bool, process_set: ProcessSet | None) -> None:
-        self.op, self.process_set = Average, process_set
+        self._process_set = process_set
         self._lock, self._atomic = lock, atomic
         self._optimizer: Any = None
         self._steps: tf.Variable | None = None
@@ -120,25 +120,18 @@ class SharedWeights(Exchange):
         self._changes: list[_Change] = []
 
     @property
-    def is_alone(self) -> bool:
-        """Whether there is one rank."""
-        return or_all(self.process_set).size() == 1
-
-    @property
-    def description(self) -> dict[str, object]:
-        """The settings that must be the same on all ranks."""
-        return {"function": "ringar.Hogwild", "atomic": self._atomic, "lock": self._lock}
-
-    def renewed(self) -> SharedWeights:
-        """Return an exchange with these settings, and without the state of this one."""
-        return SharedWeights(self._lock, self._atomic, self.process_set)
+    def counters(self) -> Sequence[Any]:
+        """The counters of steps: this one's and the optimizer's."""
+        if self._steps is None:
+            return ()
+        return [self._steps, *(o.iterations for o in slots.with_nested(self._optimizer))]
 
     def build(self, optimizer: Any, variables: Sequence[Any] | None) -> None:
         """Open a window for each of `variables`, which are those of all steps. Collective, once."""
         if self._steps is not None:
             return
         _check(optimizer, variables)
-        if not self.is_alone:
+        if or_all(self._process_set).size() > 1:
             _check_alone(optimizer, variables or ())
         assert variables is not None
         self._optimizer = optimizer
@@ -146,39 +139,29 @@ class SharedWeights(Exchange):
             self._steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="hogwild_steps")
             for number, variable in enumerate(variables):
                 shared = SharedVariable(
-                    variable, number, self.process_set, self._lock, self._atomic
+                    variable, number, self._process_set, self._lock, self._atomic
                 )
                 self._shared[id(variable)] = shared
                 variable._ringar_shared = shared
-            self.begin()
+            self.state = [self._steps]
+            self.begin_epoch()
 
-    def variables(self) -> list[Any]:
-        """Return the counter of steps."""
-        return [] if self._steps is None else [self._steps]
-
-    def begin(self) -> None:
+    def begin_epoch(self) -> None:
         """Share the weights of the first rank."""
-        if or_all(self.process_set).rank() == FIRST:
+        if or_all(self._process_set).rank() == FIRST:
             for shared in self._shared.values():
                 shared.write()
         self.settle()
 
     @tf.autograph.experimental.do_not_convert
-    def __call__(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[Any] | None = None,
-        loss_scale: tf.Tensor | None = None,
-    ) -> list[Any]:
-        """Note the values before the step; return this rank's gradients, one slice per row."""
-        merged = [sparse.merged(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-        both = zip(merged, variables or (), strict=True)
+    def begin_step(self, gradients: Sequence[Any], variables: Variables, loss_scale: Any) -> None:
+        """Note the values before the step."""
+        both = zip(gradients, variables or (), strict=True)
         changes = (self._change(gradient, variable) for gradient, variable in both)
         self._changes = [change for change in changes if change is not None]
-        return merged
 
     @tf.autograph.experimental.do_not_convert
-    def after(self) -> None:
+    def end_step(self) -> None:
         """Add what the step has changed to the shared weights; read those that are no tables."""
         assert self._steps is not None
         changes, self._changes = self._changes, []
@@ -194,7 +177,7 @@ class SharedWeights(Exchange):
         now = host_call(act, tensors, results, "Hogwild")
         for variable, value in zip(whole, now, strict=True):
             variable.assign(value)
-        size = float(or_all(self.process_set).size())
+        size = float(or_all(self._process_set).size())
         share.record(  # no rank waits for another one in a step: all are idle at once
             lambda _: tf.constant(size), [None], [next(iter(self._shared.values())).variable]
         )
@@ -204,11 +187,11 @@ class SharedWeights(Exchange):
         """Read all shared weights, when no rank changes them."""
         if self._steps is None:
             return
-        barrier(name="hogwild", process_set=self.process_set)
+        barrier(name="hogwild", process_set=self._process_set)
         for shared in self._shared.values():
             shared.read()
         self._average()
-        barrier(name="hogwild", process_set=self.process_set)
+        barrier(name="hogwild", process_set=self._process_set)
 
     def _average(self) -> None:
         """Average the moving averages of `use_ema`, which each rank has of what it has read."""
@@ -218,19 +201,9 @@ class SharedWeights(Exchange):
                 mean = allreduce(
                     keras.ops.convert_to_numpy(slot),
                     name="hogwild/averages",
-                    process_set=self.process_set,
+                    process_set=self._process_set,
                 )
                 slot.assign(mean)
-
-    def steps(self) -> int:
-        """Return the number of steps that this rank has taken."""
-        return 0 if self._steps is None else int(self._steps)
-
-    def counters(self) -> list[Any]:
-        """Return the counters of steps: this one's and the optimizer's."""
-        if self._steps is None:
-            return []
-        return [self._steps, *(one.iterations for one in slots.with_nested(self._optimizer))]
 
     def _change(self, gradient: Any, variable: Any) -> _Change | None:
         shared = self._shared.get(id(variable))
@@ -251,6 +224,16 @@ class SharedWeights(Exchange):
                 )
             rows = tf.cast(gradient.indices, tf.int64)
         return _Change(shared, rows, _values(shared, rows))
+
+
+def sharing(lock: bool, atomic: bool, process_set: ProcessSet | None) -> Exchange:
+    """Return the exchange of ranks that train shared weights, as `SharedWeights` does."""
+    return Exchange(
+        LocalGradients(process_set),
+        period=SharedWeights(lock, atomic, process_set),
+        description={"function": "ringar.Hogwild", "atomic": atomic, "lock": lock},
+        twin=lambda: sharing(lock, atomic, process_set),
+    )
 
 
 class _Act:

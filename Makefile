@@ -9,7 +9,7 @@
 #   make test-gpu     the tests that need an NVIDIA GPU, on those that there are
 #   make test-matrix  one wheel beside the oldest and the newest TensorFlow that ringar serves
 #   make check-wheels  both wheels: auditwheel finds what their names promise
-#   make lint         ruff, mypy, import-linter, clang-format, shellcheck
+#   make lint         ruff, mypy, import-linter, includes of tf_ops, clang-format, shellcheck
 #   make docs         the documentation site, in build/site; a broken link or an undocumented name fails
 #   make rooms        the picture of docs/architecture.md, from the imports
 #   make format       what lint would complain of, corrected
@@ -207,6 +207,8 @@ lint-rest: build/mypy/ringar
 	$(BIN)/python -m benchmarks.performance --check
 	PYTHONPATH=build/mypy $(BIN)/python docs/tools/rooms.py --check
 	cd build/mypy && $(abspath $(BIN))/lint-imports --no-cache --no-logo --config $(abspath pyproject.toml)
+	! grep -rnE '#include "(algorithms|kernels)/' $(addprefix tf_ops/,engine links scan sparse)
+	! grep -rn '#include "kernels/' tf_ops/algorithms
 	$(if $(CPP),$(BIN)/clang-format --dry-run -Werror $(CPP))
 	$(BIN)/shellcheck $(SCRIPTS)
 

@@ -417,7 +417,7 @@ def test_sizes_are_those_of_the_native_library() -> None:
     assert native("kBlockBytes", tuning) == cost_model.BLOCK_BYTES
     least = native("kLeastForHalvingDoubling", "engine/world.h")
     assert least == cost_model.LEAST_FOR_HALVING_DOUBLING
-    most = native("kMaxBytes", "algorithms/recursive_doubling.h")
+    most = native("kMaxPartialBytes", "engine/collectives.h")
     assert most == cost_model.MAX_RECURSIVE_DOUBLING_BYTES
 
 

@@ -4,8 +4,8 @@
 #include <random>
 #include <set>
 
-#include "algorithms/buffer_list.h"
 #include "check.h"
+#include "engine/buffer_list.h"
 #include "engine/signature.h"
 #include "requests.h"
 

@@ -7,7 +7,7 @@
 //   recursive_doubling, halving_doubling  forced: of all ranks, hosts or not
 //
 // What is small, and what is large, are tables by the number of hosts, made from a cost model
-// (ringar/job/cost_model.py) or measured (engine/calibration.h).
+// (ringar/job/cost_model/) or measured (engine/calibration.h).
 
 #include <algorithm>
 #include <cstring>
@@ -76,8 +76,8 @@ Status by_recursive_doubling(Communicator& c, const Request& request, const Buff
   RINGAR_RETURN_IF_ERROR(handshake_between_hosts(c));
   Message mine(c.buffers().at(0, Message::kMaxBytes));
   Message theirs(c.buffers().at(1, Message::kMaxBytes));
-  for (size_t begin = 0; begin < array.size(); begin += PartialResult::kMaxBytes) {
-    const size_t end = std::min(array.size(), begin + PartialResult::kMaxBytes);
+  for (size_t begin = 0; begin < array.size(); begin += kMaxPartialBytes) {
+    const size_t end = std::min(array.size(), begin + kMaxPartialBytes);
     SmallAllreduce part(request, array, begin, end);
     mine.check() = {};
     part.take_own_part(mine.partial());

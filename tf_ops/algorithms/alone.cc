@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "algorithms/shared_memory.h"
+#include "engine/collectives.h"
 #include "engine/reduce.h"
 
 namespace ringar {

@@ -1,5 +1,4 @@
-// Collectives of a process set whose ranks do not all share memory. Each begins with a handshake,
-// in which all ranks learn whether they agree; see the essays in the .cc files.
+// The parts of `run_between_hosts`; see the essays in the .cc files.
 
 #pragma once
 
@@ -9,14 +8,13 @@
 #include "algorithms/chunks.h"
 #include "algorithms/in_lanes.h"
 #include "algorithms/recursive_doubling.h"
-#include "algorithms/staging_buffers.h"
 #include "algorithms/wire_codec.h"
+#include "engine/collectives.h"
 #include "engine/communicator.h"
+#include "engine/staging_buffers.h"
 #include "engine/tuning.h"
 
 namespace ringar {
-
-Status run_between_hosts(Communicator& communicator, Request& request);
 
 Status allreduce_between_hosts(Communicator& communicator, Request& request);
 Status reducescatter_between_hosts(Communicator& communicator, Request& request);

@@ -15,8 +15,8 @@
 
 #include <cstddef>
 
-#include "algorithms/staging_buffers.h"
 #include "engine/inter_node_communicator.h"
+#include "engine/staging_buffers.h"
 
 namespace ringar {
 

@@ -43,9 +43,9 @@
 
 #include "algorithms/chunks.h"
 #include "algorithms/in_lanes.h"
-#include "algorithms/staging_buffers.h"
 #include "algorithms/wire_codec.h"
 #include "engine/spec.h"
+#include "engine/staging_buffers.h"
 
 namespace ringar {
 

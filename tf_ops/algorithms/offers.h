@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "algorithms/buffer_list.h"
+#include "engine/buffer_list.h"
 #include "engine/intra_node_communicator.h"
 #include "engine/request.h"
 

@@ -19,8 +19,8 @@
 #include <algorithm>
 
 #include "algorithms/between_hosts.h"
-#include "algorithms/buffer_list.h"
 #include "algorithms/on_gpus.h"
+#include "engine/buffer_list.h"
 #include "engine/wait.h"
 
 namespace ringar {

@@ -14,28 +14,16 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
+#include "engine/collectives.h"
 #include "engine/inter_node_communicator.h"
 
 namespace ringar {
 
-// What is known of what the ranks are doing.
-struct ConsistencyCheck {
-  uint64_t digest;
-  uint64_t disagree;
-
-  void hear(const ConsistencyCheck& other) {
-    disagree |= static_cast<uint64_t>(other.disagree || other.digest != digest);
-  }
-};
-
 class PartialResult {
  public:
-  static constexpr size_t kMaxBytes = 256 * 1024;
-
   virtual ~PartialResult() = default;
-  virtual size_t bytes() const = 0;  // at most kMaxBytes
+  virtual size_t bytes() const = 0;  // at most kMaxPartialBytes
   // The partial results of lower and of higher ranks to `to`, which is one of them.
   virtual void combine(const std::byte* low, const std::byte* high, std::byte* to) = 0;
 };
@@ -43,7 +31,7 @@ class PartialResult {
 // A consistency check, and a partial result if there is one.
 class Message {
  public:
-  static constexpr size_t kMaxBytes = sizeof(ConsistencyCheck) + PartialResult::kMaxBytes;
+  static constexpr size_t kMaxBytes = sizeof(ConsistencyCheck) + kMaxPartialBytes;
 
   explicit Message(std::byte* memory) : memory_(memory) {}
   ConsistencyCheck& check() { return *reinterpret_cast<ConsistencyCheck*>(memory_); }

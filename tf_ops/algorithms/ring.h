@@ -33,8 +33,8 @@
 
 #include "algorithms/chunks.h"
 #include "algorithms/in_lanes.h"
-#include "algorithms/staging_buffers.h"
 #include "algorithms/wire_codec.h"
+#include "engine/staging_buffers.h"
 
 namespace ringar {
 

@@ -20,10 +20,10 @@
 #include <numeric>
 #include <vector>
 
-#include "algorithms/buffer_list.h"
 #include "algorithms/offers.h"
 #include "algorithms/rows.h"
 #include "algorithms/shared_memory.h"
+#include "engine/buffer_list.h"
 #include "engine/copy.h"
 
 namespace ringar {

@@ -39,10 +39,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "algorithms/buffer_list.h"
 #include "algorithms/offers.h"
 #include "algorithms/rows.h"
 #include "algorithms/shared_memory.h"
+#include "engine/buffer_list.h"
 #include "engine/copy.h"
 #include "engine/reduce.h"
 

@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "algorithms/buffer_list.h"
-#include "algorithms/staging_buffers.h"
+#include "engine/buffer_list.h"
 #include "engine/inter_node_communicator.h"
+#include "engine/staging_buffers.h"
 #include "engine/tuning.h"
 
 namespace ringar {

@@ -11,7 +11,7 @@
 
 #include <cstddef>
 
-#include "algorithms/buffer_list.h"
+#include "engine/buffer_list.h"
 #include "engine/reduce.h"
 #include "engine/spec.h"
 

@@ -59,7 +59,7 @@ Status calibrate_between_hosts(Communicator& ranks,
 
 // The least size of buckets, a power of two from 8 MiB to 64 MiB, that comes to 90% of the rate of
 // the largest, if an allreduce takes `fixed` seconds and `per_byte` for each byte. The same as
-// bucket_bytes of ringar/job/cost_model.py.
+// bucket_bytes of ringar/job/cost_model/choice.py.
 size_t bucket_for(double fixed, double per_byte);
 
 // The smallest of the ascending `sizes` from which on all gain, kNever if the largest does not;

@@ -4,9 +4,7 @@
 #include <iterator>
 #include <map>
 
-#include "algorithms/between_hosts.h"
-#include "algorithms/on_gpus.h"
-#include "algorithms/shared_memory.h"
+#include "engine/collectives.h"
 
 namespace ringar {
 namespace {
@@ -62,7 +60,7 @@ void Communicator::group(uint64_t offset) {
   hosts_ = static_cast<int>(by_host.size());
   places_.resize(ranks_.size());
   size_t rails = ranks_.size();
-  handshake_bytes_ = PartialResult::kMaxBytes;
+  handshake_bytes_ = kMaxPartialBytes;
   std::vector<int> in_order;  // ranks of the job
   for (const auto& [host, members] : by_host) {
     rails = std::min(rails, members.size());

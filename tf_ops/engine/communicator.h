@@ -18,11 +18,11 @@
 #include <optional>
 #include <vector>
 
-#include "algorithms/staging_buffers.h"
 #include "engine/gpu_communicator.h"
 #include "engine/inter_node_communicator.h"
 #include "engine/intra_node_communicator.h"
 #include "engine/request.h"
+#include "engine/staging_buffers.h"
 #include "engine/world.h"
 
 namespace ringar {

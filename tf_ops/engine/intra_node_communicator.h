@@ -23,12 +23,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "algorithms/workspace.h"
 #include "engine/flag.h"
 #include "engine/op_state.h"
 #include "engine/shared_segment.h"
 #include "engine/tuning.h"
 #include "engine/watchdog.h"
+#include "engine/workspace.h"
 
 namespace ringar {
 

@@ -66,4 +66,9 @@ struct Spec {
   }
 };
 
+// The factor of a sum, the one before it and the one after it: NCCL knows one.
+inline double factor_of(const Spec& spec) {
+  return spec.prescale * spec.postscale;
+}
+
 }  // namespace ringar

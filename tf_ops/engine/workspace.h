@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "algorithms/buffer_list.h"
+#include "engine/buffer_list.h"
 #include "engine/request.h"
 
 namespace ringar {

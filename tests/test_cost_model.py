@@ -18,7 +18,7 @@ import pytest
 
 from ringar import cost_model
 from ringar.job import link_probe
-from ringar.job.cost_model import Parameters
+from ringar.job.cost_model import Network, Parameters, choice, network
 from tests.plugin import run_job
 from tests.plugin.jobs import ROOT
 
@@ -32,29 +32,29 @@ MIB = 1 << 20
 def test_ring_with_one_message_per_round_by_hand() -> None:
     # 4 ranks, 4 MB: segments of 1 MB take 10 ms on the link and 1 ms to add; 3 rounds of each kind.
     expected = 3 * (1e-4 + 10e-3 + 1e-3) + 3 * (1e-4 + 10e-3)
-    assert cost_model.ring(SLOW, 4e6, 4, lanes=1) == pytest.approx(expected)
+    assert Network(SLOW, 4).ring(4e6, lanes=1) == pytest.approx(expected)
     # Four ranks per host are a ring of 16 whose rounds take as long as the hop between hosts.
-    assert cost_model.ring(SLOW, 16e6, 4, 4, lanes=1) == pytest.approx(5 * expected)
+    assert Network(SLOW, 4, 4).ring(16e6, lanes=1) == pytest.approx(5 * expected)
     # On one host no hop goes between hosts.
     one_host = 3 * (1e-5 + 0.5e-3 + 1e-3) + 3 * (1e-5 + 0.5e-3)
-    assert cost_model.ring(SLOW, 4e6, 1, 4, lanes=1) == pytest.approx(one_host)
-    assert cost_model.ring(SLOW, 4e6, 1) == 0
+    assert Network(SLOW, 1, 4).ring(4e6, lanes=1) == pytest.approx(one_host)
+    assert Network(SLOW, 1).ring(4e6) == 0
 
 
 def test_a_long_ring_runs_at_the_speed_of_its_link() -> None:
     for hosts in (2, 3, 8):
         bound = 2 * (hosts - 1) / hosts * 32 * MIB / SLOW.bandwidth
         # The last bytes arrive a latency after they have left.
-        assert cost_model.ring(SLOW, 32 * MIB, hosts) == pytest.approx(bound + 1e-4)
+        assert Network(SLOW, hosts).ring(32 * MIB) == pytest.approx(bound + 1e-4)
         # Two rings over one link, each with half of the bytes.
-        assert cost_model.ring(SLOW, 16 * MIB, hosts, flows=2) == pytest.approx(bound + 1e-4)
+        assert Network(SLOW, hosts, flows=2).ring(16 * MIB) == pytest.approx(bound + 1e-4)
         # An adder of a third of the link's rate sets the pace of the first half of the rounds, and
         # hides a round of the second half, all but its first chunk.
         slow_adder = replace(SLOW, reduction=SLOW.bandwidth / 3)
         segment = 32 * MIB / hosts
-        hidden = (segment - segment / cost_model.chunks(segment)) / SLOW.bandwidth
+        hidden = (segment - segment / network.chunks(segment)) / SLOW.bandwidth
         expected = 2 * bound + 1e-4 - hidden
-        assert cost_model.ring(slow_adder, 32 * MIB, hosts) == pytest.approx(expected)
+        assert Network(slow_adder, hosts).ring(32 * MIB) == pytest.approx(expected)
 
 
 def test_recursive_doubling_by_hand() -> None:
@@ -62,31 +62,31 @@ def test_recursive_doubling_by_hand() -> None:
     exchange, add = 1e-4 + 1e-5, 1e-6
     for hosts, rounds in ((2, 1), (4, 2), (8, 3)):
         expected = rounds * (exchange + add)
-        assert cost_model.recursive_doubling(SLOW, 1000, hosts) == pytest.approx(expected)
+        assert Network(SLOW, hosts).recursive_doubling(1000) == pytest.approx(expected)
     # 128 KiB are announced: three latencies; 512 KiB go in two parts, one after the other.
     expected = 3e-4 + 131072 * (1e-8 + 1e-9)
-    assert cost_model.recursive_doubling(SLOW, 131072, 2) == pytest.approx(expected)
+    assert Network(SLOW, 2).recursive_doubling(131072) == pytest.approx(expected)
     expected = 6e-4 + 524288 * (1e-8 + 1e-9)
-    assert cost_model.recursive_doubling(SLOW, 524288, 2) == pytest.approx(expected)
+    assert Network(SLOW, 2).recursive_doubling(524288) == pytest.approx(expected)
     # 6 ranks: two give theirs away before, four exchange in 2 rounds, two are told after.
     expected = 3 * (exchange + add) + exchange
-    assert cost_model.recursive_doubling(SLOW, 1000, 6) == pytest.approx(expected)
+    assert Network(SLOW, 6).recursive_doubling(1000) == pytest.approx(expected)
     # 2 hosts with 2 ranks: a round within the hosts, and one in which 2 ranks share each link.
     expected = (1e-5 + 0.5e-6 + add) + (1e-4 + 2e-5 + add)
-    assert cost_model.recursive_doubling(SLOW, 1000, 2, 2) == pytest.approx(expected)
+    assert Network(SLOW, 2, 2).recursive_doubling(1000) == pytest.approx(expected)
 
 
 def test_hierarchical_by_hand() -> None:
     # One rank per host: the opening, two hosts apart one latency, and the ring.
-    expected = 1e-4 + cost_model.ring(SLOW, 32 * MIB, 2)
-    assert cost_model.hierarchical(SLOW, 32 * MIB, 2) == pytest.approx(expected)
+    expected = 1e-4 + Network(SLOW, 2).ring(32 * MIB)
+    assert choice.hierarchical(Network(SLOW, 2), 32 * MIB) == pytest.approx(expected)
     # What crosses the link with 2 ranks per host is as much; shared memory runs beside it.
-    both = cost_model.hierarchical(SLOW, 32 * MIB, 2, 2)
+    both = choice.hierarchical(Network(SLOW, 2, 2), 32 * MIB)
     assert expected < both < 1.01 * expected
     # One host: half of 2 MB is copied twice and added, after each of two waits.
     local = 2e-5 + 1e6 * (2 / 2e9 + 1 / 1e9)
-    assert cost_model.hierarchical(SLOW, 2e6, 1, 2) == pytest.approx(local)
-    assert cost_model.hierarchical(SLOW, 2e6, 1, 1) == 0
+    assert choice.hierarchical(Network(SLOW, 1, 2), 2e6) == pytest.approx(local)
+    assert choice.hierarchical(Network(SLOW, 1, 1), 2e6) == 0
 
 
 def walk_ring(p: Parameters, nbytes: float, ranks: int, lanes: int) -> float:
@@ -96,7 +96,7 @@ def walk_ring(p: Parameters, nbytes: float, ranks: int, lanes: int) -> float:
     and what came has been added. As tf_ops/algorithms/ring.cc, without knowing any formula.
     """
     segment = nbytes / ranks
-    count = cost_model.chunks(segment, lanes)
+    count = network.chunks(segment, lanes)
     chunk, rounds = segment / count, 2 * (ranks - 1)
     link_free, adder_free = [0.0] * ranks, [0.0] * ranks
     events: list[tuple[float, int, str, int, int]] = []  # when, order, what, rank, lane
@@ -145,15 +145,15 @@ def walk_ring(p: Parameters, nbytes: float, ranks: int, lanes: int) -> float:
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("nbytes", [100, 10_000, 1e6, 32e6])
 def test_ring_against_its_messages(ranks: int, nbytes: float) -> None:
-    one = cost_model.ring(SLOW, nbytes, ranks, lanes=1)
+    one = Network(SLOW, ranks).ring(nbytes, lanes=1)
     assert one == pytest.approx(walk_ring(SLOW, nbytes, ranks, 1))
     # Lanes that begin and end get in each other's way, which the formula leaves out.
     for p in (SLOW, replace(SLOW, latency=2e-3), replace(SLOW, reduction=5e7)):
-        walked = walk_ring(p, nbytes, ranks, cost_model.LANES)
-        assert cost_model.ring(p, nbytes, ranks) == pytest.approx(walked, rel=0.05)
+        walked = walk_ring(p, nbytes, ranks, network.LANES)
+        assert Network(p, ranks).ring(nbytes) == pytest.approx(walked, rel=0.05)
     if nbytes == 32e6:
-        walked = walk_ring(SLOW, nbytes, ranks, cost_model.LANES)
-        assert cost_model.ring(SLOW, nbytes, ranks) == pytest.approx(walked, rel=0.01)
+        walked = walk_ring(SLOW, nbytes, ranks, network.LANES)
+        assert Network(SLOW, ranks).ring(nbytes) == pytest.approx(walked, rel=0.01)
 
 
 def walk_halving(p: Parameters, nbytes: float, ranks: int) -> float:
@@ -161,12 +161,12 @@ def walk_halving(p: Parameters, nbytes: float, ranks: int) -> float:
 
     All ranks do the same at the same time, so that one of them stands for all.
     """
-    count = cost_model.blocks(nbytes, ranks)
+    count = network.blocks(nbytes, ranks)
     rounds = [((more - fewer) / ranks * nbytes / count, True)
-              for more, fewer in cost_model.edges(ranks)]  # fmt: skip
+              for more, fewer in network.edges(ranks)]  # fmt: skip
     rounds += [(size, False) for size, _ in reversed(rounds)]
     link_free = adder_free = end = 0.0
-    events = [(0.0, block, 0) for block in range(min(count, cost_model.BLOCK_LANES))]
+    events = [(0.0, block, 0) for block in range(min(count, network.BLOCK_LANES))]
     arrivals: list[tuple[float, int, int]] = []
     while events or arrivals:
         if events and (not arrivals or events[0] <= arrivals[0]):
@@ -181,26 +181,26 @@ def walk_halving(p: Parameters, nbytes: float, ranks: int) -> float:
         end = max(end, now)
         if step + 1 < len(rounds):
             heapq.heappush(events, (now, block, step + 1))
-        elif block + cost_model.BLOCK_LANES < count:
-            heapq.heappush(events, (now, block + cost_model.BLOCK_LANES, 0))
+        elif block + network.BLOCK_LANES < count:
+            heapq.heappush(events, (now, block + network.BLOCK_LANES, 0))
     return end
 
 
 def test_halving_and_doubling_by_hand() -> None:
     # 4000 bytes on 4 ranks: 2000 and 1000 take 20 and 10 us on the link, 2 and 1 us to add.
     expected = 2 * (2 * 1e-4 + 2e-5 + 1e-5) + 3e-6
-    assert cost_model.halving_doubling(SLOW, 4000, 4) == pytest.approx(expected)
+    assert Network(SLOW, 4).halving_doubling(4000) == pytest.approx(expected)
     # 5 ranks: 2, 1 and 1 segments of 1000 bytes.
     expected = 2 * (3 * 1e-4 + 4e-5) + 4e-6
-    assert cost_model.halving_doubling(SLOW, 5000, 5) == pytest.approx(expected)
+    assert Network(SLOW, 5).halving_doubling(5000) == pytest.approx(expected)
     # Two ranks per host: both send half of the array to the other host; then one of two sends a
     # quarter there.
     expected = 2 * (2 * 1e-4 + 2 * 2e-5 + 1e-5) + 3e-6
-    assert cost_model.halving_doubling(SLOW, 4000, 2, 2) == pytest.approx(expected)
+    assert Network(SLOW, 2, 2).halving_doubling(4000) == pytest.approx(expected)
     # Within a host, at its rates.
     expected = 2 * (2 * 1e-5 + 3000 / 2e9) + 3e-6
-    assert cost_model.halving_doubling(SLOW, 4000, 1, 4) == pytest.approx(expected)
-    assert cost_model.halving_doubling(SLOW, 4000, 1) == 0
+    assert Network(SLOW, 1, 4).halving_doubling(4000) == pytest.approx(expected)
+    assert Network(SLOW, 1).halving_doubling(4000) == 0
 
 
 @pytest.mark.parametrize("ranks", [4, 5, 8, 12, 100])
@@ -208,8 +208,8 @@ def test_halving_and_doubling_by_hand() -> None:
 def test_halving_and_doubling_against_its_messages(ranks: int, nbytes: float) -> None:
     for p in (SLOW, replace(SLOW, latency=1e-6), replace(SLOW, reduction=1e8)):
         walked = walk_halving(p, nbytes, ranks)
-        eager = cost_model.EAGER_BYTES * 2 * cost_model.blocks(nbytes, ranks) >= nbytes
-        found = cost_model.halving_doubling(p, nbytes, ranks)
+        eager = network.EAGER_BYTES * 2 * network.blocks(nbytes, ranks) >= nbytes
+        found = Network(p, ranks).halving_doubling(nbytes)
         if eager:  # the walk has no announced messages
             assert found == pytest.approx(walked, rel=0.1), p
         else:
@@ -219,7 +219,7 @@ def test_halving_and_doubling_against_its_messages(ranks: int, nbytes: float) ->
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8, 31, 100])
 def test_the_rounds_of_halving_bring_all_parts_together(ranks: int) -> None:
     parts = [[{r} for _ in range(ranks)] for r in range(ranks)]  # of segment r, r+1, ...
-    rounds = cost_model.edges(ranks)
+    rounds = network.edges(ranks)
     assert len(rounds) == math.ceil(math.log2(ranks))
     for more, fewer in rounds:
         sent = [[set(part) for part in parts[r][fewer:more]] for r in range(ranks)]
@@ -259,8 +259,8 @@ def test_recursive_doubling_against_its_messages(ranks: int) -> None:
     plain = ranks & (ranks - 1) == 0
     added = len(rounds) - (0 if plain else 1)
     expected = len(rounds) * (1e-4 + 1e-5) + added * 1e-6
-    assert cost_model.recursive_doubling(SLOW, 1000, ranks) == pytest.approx(expected)
-    exchanges = cost_model._exchanges(ranks)
+    assert Network(SLOW, ranks).recursive_doubling(1000) == pytest.approx(expected)
+    exchanges = network.exchanges(ranks)
     assert [sorted(zip(s.tolist(), r.tolist(), strict=True)) for s, r, _ in exchanges] == [
         sorted(messages) for messages in rounds
     ]
@@ -281,14 +281,13 @@ def test_the_crossing_point_is_where_the_times_cross(
 ) -> None:
     most = 1 << 24
     for hosts in (2, 3, 4, 6, 8, 100):
-        limit = cost_model.recursive_doubling_bytes(parameters, hosts, ranks_per_host, most)
+        job = Network(parameters, hosts, ranks_per_host)
+        limit = choice.recursive_doubling_bytes(job, most)
         assert 0 < limit < most
-        for nbytes in [*np.geomspace(1, limit, 40).astype(int), limit]:
-            case = int(nbytes), hosts, ranks_per_host
-            assert cost_model.short(parameters, *case) < cost_model.longer(parameters, *case)
-        for nbytes in [limit + 1, *np.geomspace(limit + 2, 100 * limit, 40).astype(int)]:
-            case = int(nbytes), hosts, ranks_per_host
-            assert cost_model.short(parameters, *case) >= cost_model.longer(parameters, *case)
+        for nbytes in map(int, [*np.geomspace(1, limit, 40), limit]):
+            assert job.handshake_allreduce(nbytes) < choice.pipeline(job, nbytes)
+        for nbytes in map(int, [limit + 1, *np.geomspace(limit + 2, 100 * limit, 40)]):
+            assert job.handshake_allreduce(nbytes) >= choice.pipeline(job, nbytes)
 
 
 @pytest.mark.parametrize("parameters", CASES)
@@ -297,70 +296,73 @@ def test_halving_and_doubling_is_for_middle_sizes_and_many_hosts(
     parameters: Parameters, ranks_per_host: int
 ) -> None:
     for hosts in (2, 3):
-        assert cost_model.halving_doubling_bytes(parameters, hosts, ranks_per_host) == 0
+        assert choice.halving_doubling_bytes(Network(parameters, hosts, ranks_per_host)) == 0
     for hosts in (8, 16, 100):
-        case = parameters, hosts, ranks_per_host
-        limit = cost_model.halving_doubling_bytes(*case)
-        assert limit > cost_model.recursive_doubling_bytes(*case)
+        job = Network(parameters, hosts, ranks_per_host)
+        limit = choice.halving_doubling_bytes(job)
+        assert limit > choice.recursive_doubling_bytes(job)
         if limit == cost_model.ALWAYS:
             continue
         for nbytes, wins in ((limit, True), (limit + 1, False)):
-            size = parameters, nbytes, hosts, ranks_per_host
-            assert (cost_model.middle(*size) < cost_model.long(*size)) == wins
+            assert (job.rail_halving_doubling(nbytes) < job.rail_ring(nbytes)) == wins
     # At 8 MiB a ring of 1000 hosts is all latency.
-    size = parameters, 8 * MIB, 1000, ranks_per_host
-    assert cost_model.hierarchical(*size) == cost_model.middle(*size)
-    assert cost_model.middle(*size) < cost_model.long(*size)
+    job = Network(parameters, 1000, ranks_per_host)
+    assert choice.hierarchical(job, 8 * MIB) == job.rail_halving_doubling(8 * MIB)
+    assert job.rail_halving_doubling(8 * MIB) < job.rail_ring(8 * MIB)
 
 
 def test_tables() -> None:
-    tables = cost_model.tables(SLOW, 9)
-    assert tables.halving_doubling == [
-        cost_model.halving_doubling_bytes(SLOW, n) for n in range(10)
+    tables = cost_model.tables(Network(SLOW, 9))
+    assert tables.halving_doubling[1:] == [
+        choice.halving_doubling_bytes(Network(SLOW, n)) for n in range(1, 10)
     ]
     limits = tables.recursive_doubling
     assert limits[:2] == [0, 0]
-    assert limits[2:] == [cost_model.recursive_doubling_bytes(SLOW, n) for n in range(2, 10)]
-    assert all(0 < limit < cost_model.MAX_RECURSIVE_DOUBLING_BYTES for limit in limits[2:])
+    assert limits[2:] == [choice.recursive_doubling_bytes(Network(SLOW, n)) for n in range(2, 10)]
+    assert all(0 < limit < network.MAX_RECURSIVE_DOUBLING_BYTES for limit in limits[2:])
     # Where only messages count: announced ones, three latencies each, against the opening and the
     # ring, or halving and doubling. 3 against 1 + 2; 9 against 3 + 4; 6 against 2 + 4.
-    eager, most = cost_model.EAGER_BYTES, cost_model.MAX_RECURSIVE_DOUBLING_BYTES
-    far = cost_model.tables(replace(SLOW, latency=1.0), 8)
+    eager, most = network.EAGER_BYTES, network.MAX_RECURSIVE_DOUBLING_BYTES
+    far = cost_model.tables(Network(replace(SLOW, latency=1.0), 8))
     assert far.recursive_doubling[2:5] == [eager, eager, eager]
     assert all(eager <= limit <= most for limit in far.recursive_doubling[2:])
     assert min(far.halving_doubling[4:]) > most
-    near = cost_model.tables(replace(SLOW, latency=0.0), 4)
+    near = cost_model.tables(Network(replace(SLOW, latency=0.0), 4))
     assert near.recursive_doubling == near.halving_doubling == [0, 0, 0, 0, 0]
 
 
 def test_exchange_of_rows_by_hand() -> None:
     # 4 hosts: 8 bytes, then 16 take 80 and 160 ns on the link.
-    assert cost_model.exchange_rows(SLOW, 4) == pytest.approx(2 * 1e-4 + 24 / 1e8)
+    assert Network(SLOW, 4).exchange_rows() == pytest.approx(2 * 1e-4 + 24 / 1e8)
     # 5: 8, 16 and the last 8.
-    assert cost_model.exchange_rows(SLOW, 5) == pytest.approx(3 * 1e-4 + 32 / 1e8)
+    assert Network(SLOW, 5).exchange_rows() == pytest.approx(3 * 1e-4 + 32 / 1e8)
     # 2 ranks on each of 2 hosts: one of them sends 8 bytes to the other host, then both 16.
-    assert cost_model.exchange_rows(SLOW, 2, 2) == pytest.approx(2 * 1e-4 + 40 / 1e8)
-    assert cost_model.exchange_rows(SLOW, 1, 2) == pytest.approx(1e-5 + 8 / 2e9)
-    assert cost_model.exchange_rows(SLOW, 1) == 0
-    assert cost_model.exchange_rows(SLOW, 2500, 4) < 15 * 1e-4 + 10_000 * 4 * 8 / 1e8
+    assert Network(SLOW, 2, 2).exchange_rows() == pytest.approx(2 * 1e-4 + 40 / 1e8)
+    assert Network(SLOW, 1, 2).exchange_rows() == pytest.approx(1e-5 + 8 / 2e9)
+    assert Network(SLOW, 1).exchange_rows() == 0
+    assert Network(SLOW, 2500, 4).exchange_rows() < 15 * 1e-4 + 10_000 * 4 * 8 / 1e8
 
 
 def test_buckets_follow_the_number_of_hosts_and_the_link() -> None:
     fast = replace(SLOW, bandwidth=1e10, latency=2.5e-5, local_bandwidth=1e10, reduction=1e11)
-    sizes = [cost_model.bucket_bytes(fast, hosts, 4) // MIB for hosts in (1, 2, 16, 256, 2500)]
+    sizes = [
+        cost_model.bucket_bytes(Network(fast, hosts, 4)) // MIB for hosts in (1, 2, 16, 256, 2500)
+    ]
     assert sizes == sorted(sizes)
     assert (sizes[0], sizes[-1]) == (8, 32)
-    assert cost_model.bucket_bytes(SLOW, 2) == 8 * MIB  # of a slow link, latencies are no part
-    assert cost_model.bucket_bytes(replace(fast, latency=0.1), 2500) > 8 * MIB
-    assert cost_model.bucket_bytes(replace(fast, latency=0.0), 2500) == 8 * MIB
-    assert cost_model.tables(fast, 16, 4).bucket_bytes == cost_model.bucket_bytes(fast, 16, 4)
+    # Of a slow link, latencies are no part.
+    assert cost_model.bucket_bytes(Network(SLOW, 2)) == 8 * MIB
+    assert cost_model.bucket_bytes(Network(replace(fast, latency=0.1), 2500)) > 8 * MIB
+    assert cost_model.bucket_bytes(Network(replace(fast, latency=0.0), 2500)) == 8 * MIB
+    job = Network(fast, 16, 4)
+    assert cost_model.tables(job).bucket_bytes == cost_model.bucket_bytes(job)
 
 
 def test_tables_of_many_hosts_are_made_in_steps() -> None:
-    limits = cost_model.tables(SLOW, 1001).recursive_doubling
+    limits = cost_model.tables(Network(SLOW, 1001)).recursive_doubling
     assert len(limits) == 1002
     for hosts in (64, 66, 128, 960, 1001):
-        assert limits[hosts] == cost_model.recursive_doubling_bytes(SLOW, hosts)
+        assert limits[hosts] == choice.recursive_doubling_bytes(Network(SLOW, hosts))
     for hosts, same in ((65, 64), (131, 128), (1000, 992)):
         assert limits[hosts] == limits[same]
 
@@ -408,17 +410,17 @@ def test_sizes_are_those_of_the_native_library() -> None:
         return math.prod(map(int, found[1].split("*")))
 
     tuning = "engine/tuning.cc"
-    assert native("kChunkBytes", tuning) == cost_model.CHUNK_BYTES == link_probe._CHUNK
-    assert native("kLeastChunkBytes", tuning) == cost_model.MIN_CHUNK_BYTES
-    assert native("kLanes", tuning) == cost_model.LANES >= link_probe._LANES
-    assert native("kBlocks", tuning) == cost_model.BLOCKS
-    assert native("kBlockLanes", tuning) == cost_model.BLOCK_LANES
-    assert native("kLeastBlockBytes", tuning) == cost_model.MIN_BLOCK_BYTES
-    assert native("kBlockBytes", tuning) == cost_model.BLOCK_BYTES
+    assert native("kChunkBytes", tuning) == network.CHUNK_BYTES == link_probe._CHUNK
+    assert native("kLeastChunkBytes", tuning) == network.MIN_CHUNK_BYTES
+    assert native("kLanes", tuning) == network.LANES >= link_probe._LANES
+    assert native("kBlocks", tuning) == network.BLOCKS
+    assert native("kBlockLanes", tuning) == network.BLOCK_LANES
+    assert native("kLeastBlockBytes", tuning) == network.MIN_BLOCK_BYTES
+    assert native("kBlockBytes", tuning) == network.BLOCK_BYTES
     least = native("kLeastForHalvingDoubling", "engine/world.h")
-    assert least == cost_model.LEAST_FOR_HALVING_DOUBLING
+    assert least == choice.LEAST_FOR_HALVING_DOUBLING
     most = native("kMaxPartialBytes", "engine/collectives.h")
-    assert most == cost_model.MAX_RECURSIVE_DOUBLING_BYTES
+    assert most == network.MAX_RECURSIVE_DOUBLING_BYTES
 
 
 def test_files(tmp_path: Path) -> None:
@@ -474,7 +476,7 @@ for hosts in (range(world.size), [0] * world.size, [min(1, r) for r in range(wor
     assert everyone == [found] * world.size, everyone
     assert 1e-8 < found.latency < 0.1 and 1e6 < found.bandwidth < 1e12, found
     assert 1e7 < found.reduction < 1e13 and 1e7 < found.local_bandwidth < 1e13, found
-    table = cost_model.tables(found, 8).recursive_doubling
+    table = cost_model.tables(cost_model.Network(found, 8)).recursive_doubling
     assert all(0 < limit <= 256 * 1024 for limit in table[2:]), table
     if world.rank == 0:
         print("measured in", seconds)

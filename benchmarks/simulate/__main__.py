@@ -162,15 +162,15 @@ def table_text(table: list[dict[str, Any]]) -> str:
     return report.table(headers, lines)
 
 
-def control_text(network: Parameters, ranks: list[int], local: int) -> str:
+def control_text(parameters: Parameters, ranks: list[int], local: int) -> str:
     """Returns a line per number of ranks: times of control messages, size of buckets."""
     lines = []
     for n in ranks:
-        case = network, max(1, n // local), min(n, local)
+        network = cost_model.Network(parameters, max(1, n // local), min(n, local))
         lines.append(
-            [n, report.time_text(cost_model.handshake(*case)),
-             report.time_text(cost_model.exchange_rows(*case)),
-             report.size_text(cost_model.bucket_bytes(*case))]
+            [n, report.time_text(network.handshake()),
+             report.time_text(network.exchange_rows()),
+             report.size_text(cost_model.bucket_bytes(network))]
         )  # fmt: skip
     headers = ["ranks", "handshake", "exchange of row counts", "size of buckets"]
     return f"\n{report.table(headers, lines)}"

@@ -147,8 +147,8 @@ def predict(
     if ranks == 1:
         return Step(workload.seconds, 0.0, workload.seconds)
     if workload.bucket is None:
-        chosen = cost_model.bucket_bytes(parameters, ranks // local, local)
-        workload = replace(workload, bucket=chosen)
+        network = cost_model.Network(parameters, ranks // local, local)
+        workload = replace(workload, bucket=cost_model.bucket_bytes(network))
     return step(
         workload,
         lambda nbytes: cost_model.allreduce_seconds(

@@ -108,11 +108,11 @@ def predict(
     contention: float = CONTENTION,
 ) -> Step:
     """Predicts a step on GPUs, four per server, with whole segments in a ring of all GPUs."""
-    network = parameters(efficiency, latency)
     local = min(gpus, RANKS_PER_HOST)
+    network = cost_model.Network(parameters(efficiency, latency), gpus // local, local)
 
     def allreduce(nbytes: float) -> float:
-        return cost_model.ring(network, nbytes, gpus // local, local, lanes=1)
+        return network.ring(nbytes, lanes=1)
 
     return step(workload(model, contention), allreduce)
 

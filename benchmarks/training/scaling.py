@@ -60,7 +60,7 @@ def predicted_rate(
 ) -> float:
     """Returns images/s of all ranks, given the seconds of a step of one rank alone."""
     turns = max(1.0, ranks / cores)
-    exchange = cost_model.local_allreduce(parameters, GRADIENT_BYTES[model], ranks)
+    exchange = cost_model.Network(parameters, 1, ranks).local_allreduce(GRADIENT_BYTES[model])
     return ranks * MODELS[model][1] / (turns * (alone + exchange))
 
 

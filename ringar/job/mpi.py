@@ -436,7 +436,7 @@ def _tables(world: MPI.Intracomm, hosts: list[int]) -> Tables:
     if parameters is None:
         parameters = cost_model.measure(world, hosts)
     fewest = min(hosts.count(host) for host in set(hosts))
-    tables = cost_model.tables(parameters, count, fewest)
+    tables = cost_model.tables(cost_model.Network(parameters, count, fewest))
     _log.info(
         "allreduce over %d hosts: recursive doubling up to %d bytes, halving and doubling up to "
         "%s, the ring beyond, by %s",

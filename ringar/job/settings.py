@@ -79,7 +79,7 @@ OF_USERS = (
         "`again`: measure anew",
     ),
     Setting(
-        "COST_MODEL", "file", "", "job.cost_model",
+        "COST_MODEL", "file", "", "job.cost_model.parameters",
         "JSON with the parameters of the network, in place of measuring them, or by TCP their "
         "effect, when the job starts",
     ),

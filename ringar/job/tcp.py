@@ -74,7 +74,8 @@ def _set_link(world: Mapping[str, Any], environ: Mapping[str, str], config: nati
     if values := world.get("cost_model"):
         parameters = cost_model.from_dict(values, cost_model.VARIABLE)
         each = [world["hosts"].count(host) for host in set(world["hosts"])]
-        config.set_tables(cost_model.tables(parameters, len(each), min(each)))
+        network = cost_model.Network(parameters, len(each), min(each))
+        config.set_tables(cost_model.tables(network))
 
 
 def _read(fd: int) -> dict[str, Any]:

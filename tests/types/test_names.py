@@ -13,7 +13,7 @@ SCRIPT = ROOT / "tests" / "types" / "user_script.py"
 MODULES = {
     "asynchronous": "ringar/asynchronous/__init__.py",
     "callbacks": "ringar/callbacks.py",
-    "cost_model": "ringar/job/cost_model.py",
+    "cost_model": "ringar/job/cost_model/__init__.py",
     "data": "ringar/data/__init__.py",
     "elastic": "ringar/elastic/__init__.py",
     "errors": "ringar/errors.py",

@@ -100,11 +100,12 @@ def test_plain_processes_report_each_step(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_prediction_beside_scaling() -> None:
     parameters = scaling.host_parameters(short=2e-6, long=8e-3)
     # The model gives back the times that its parameters were made from.
-    assert cost_model.local_allreduce(parameters, scaling.LONG, 2) == pytest.approx(8e-3)
-    assert cost_model.local_allreduce(parameters, 0, 2) == pytest.approx(2e-6)
+    host = cost_model.Network(parameters, 1, 2)
+    assert host.local_allreduce(scaling.LONG) == pytest.approx(8e-3)
+    assert host.local_allreduce(0) == pytest.approx(2e-6)
     table = scaling.rows(measured(), parameters, 2)
     predicted = {row["ranks"]: row["predicted"] for row in table}
-    exchange = cost_model.local_allreduce(parameters, GRADIENT_BYTES["small_cnn"], 2)
+    exchange = host.local_allreduce(GRADIENT_BYTES["small_cnn"])
     assert predicted[1] == pytest.approx(32 / 9e-3)
     assert predicted[2] == pytest.approx(2 * 32 / (9e-3 + exchange))
     assert predicted[4] < predicted[2]  # four ranks take turns on two cores

@@ -46,7 +46,7 @@ def measure(size: int, rounds: int) -> tuple[dict[str, list[float]], int]:
     import keras
 
     import ringar
-    from ringar.job import native
+    from ringar.job import native_window
 
     count, is_worker = size // 4, ringar.rank() == 1
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(count, use_bias=False)])
@@ -66,9 +66,9 @@ def measure(size: int, rounds: int) -> tuple[dict[str, list[float]], int]:
 
         ways: dict[str, Callable[[], Any]] = {
             "copy": lambda: np.copyto(out, values),
-            "put": in_engine(window, native.PUT, values),
-            "accumulate": in_engine(window, native.ADD, zeros),
-            "get": in_engine(window, native.GET, out),
+            "put": in_engine(window, native_window.PUT, values),
+            "accumulate": in_engine(window, native_window.ADD, zeros),
+            "get": in_engine(window, native_window.GET, out),
             "put, from Python": lambda: window.put(0, values),
             "get, from Python": lambda: window.get(0, out=out),
             "pull of a server": server.pull,

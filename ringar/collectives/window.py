@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ringar import errors
 from ringar.collectives import call as calls
-from ringar.job import native
+from ringar.job import native_window
 from ringar.job.process_sets import ProcessSet
 
 _INT64 = np.dtype(np.int64)
@@ -67,7 +67,7 @@ class Window:
         self.dtype = np.dtype(dtype)
         self.name = call.name
         self._ranks = self._process_set.size()
-        self._native = native.Window(call.spec(self.dtype.name), length, chunk_bytes)
+        self._native = native_window.Window(call.spec(self.dtype.name), length, chunk_bytes)
         self._chunk_elements = chunk_bytes // self.dtype.itemsize
         me = self._process_set.rank()
         self._local = self._native.local(self.dtype, self._native.length(me))
@@ -142,7 +142,7 @@ class Window:
             raise self._refusal(f"`out` of {count} elements", f"{out.size} elements")
         self._check_array("out", out, writable=True)
         numbers = self._versions_for(start, count) if versions else None
-        self._native.access(native.GET, rank, start, count, out, numbers)
+        self._native.access(native_window.GET, rank, start, count, out, numbers)
         return out if numbers is None else (out, numbers)
 
     def put(self, rank: int, array: np.ndarray, start: int = 0) -> None:
@@ -153,7 +153,7 @@ class Window:
             array: the values, of the window's dtype and any shape.
             start: the first element.
         """
-        self._write(native.PUT, rank, array, start)
+        self._write(native_window.PUT, rank, array, start)
 
     def accumulate(
         self,
@@ -207,7 +207,7 @@ class Window:
                 raise self._refusal(expected, f"{out.size} elements")
             self._check_array("out", out, writable=True)
         row_width = 1 if width is None else width
-        self._native.access_rows(native.GET, rank, numbers, row_width, out)
+        self._native.access_rows(native_window.GET, rank, numbers, row_width, out)
         return out
 
     def scatter_add(
@@ -287,7 +287,7 @@ class Window:
             The value before.
         """
         array = np.full(1, value, self.dtype)
-        self._native.access(native.FETCH_ADD, rank, index, 1, array)
+        self._native.access(native_window.FETCH_ADD, rank, index, 1, array)
         before: int | float = array[0].item()
         return before
 
@@ -300,7 +300,9 @@ class Window:
                 `i // (chunk_bytes // itemsize)`.
         """
         number = np.zeros(1, np.int64)
-        self._native.access(native.VERSIONS, rank, chunk * self._chunk_elements, 1, None, number)
+        self._native.access(
+            native_window.VERSIONS, rank, chunk * self._chunk_elements, 1, None, number
+        )
         return int(number[0])
 
     def close(self) -> None:
@@ -380,4 +382,10 @@ class Window:
 
 
 def _adding(lock: bool, atomic: bool) -> int:
-    return native.ATOMIC_ADD if atomic else native.ADD if lock else native.RACY_ADD
+    return (
+        native_window.ATOMIC_ADD
+        if atomic
+        else native_window.ADD
+        if lock
+        else native_window.RACY_ADD
+    )

@@ -9,77 +9,19 @@ import pathlib
 import re
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ringar import errors
 from ringar.job import log
-
-if TYPE_CHECKING:
-    from ringar.job.cost_model import Tables
+from ringar.job.native_config import Config as Config
+from ringar.job.native_config import int64s
 
 PATH = pathlib.Path(__file__).parents[1] / "libringar.so"
 
 _log = log.logger(__name__)
-
-
-class Config(ctypes.Structure):
-    """Mirror `ringar_config` of ringar.h."""
-
-    _fields_ = [
-        *[
-            (name, ctypes.c_int32)
-            for name in (
-                "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size",
-                "segment_fd",
-            )
-        ],
-        *[(name, ctypes.c_double) for name in ("start_timeout", "deadline", "stall_warning")],
-        ("hosts", ctypes.POINTER(ctypes.c_int32)),
-        ("link_library", ctypes.c_char_p),
-        ("link_communicator", ctypes.c_void_p),
-        ("algorithm", ctypes.c_char_p),
-        ("recursive_doubling_bytes", ctypes.POINTER(ctypes.c_int64)),
-        ("recursive_doubling_count", ctypes.c_int32),
-        ("halving_doubling_bytes", ctypes.POINTER(ctypes.c_int64)),
-        ("bucket_bytes", ctypes.c_int64),
-        ("generation", ctypes.c_int32),
-        ("link_listener", ctypes.c_int32),
-        ("link_addresses", ctypes.c_char_p),
-        ("link_secret", ctypes.c_char_p),
-        ("cuda_library", ctypes.c_char_p),
-        ("nccl_library", ctypes.c_char_p),
-        ("past_caches_bytes", ctypes.c_int64),
-        ("news_fd", ctypes.c_int32),
-    ]  # fmt: skip
-
-    def copy(self) -> Config:
-        """Return a copy, which keeps the memory that this one refers to."""
-        made = Config.from_buffer_copy(self)
-        made._source = self
-        return made
-
-    def set_hosts(self, hosts: Sequence[int]) -> None:
-        """Set the number of each rank's host."""
-        self.hosts = (ctypes.c_int32 * len(hosts))(*hosts)
-
-    def set_link(
-        self, hosts: Sequence[int], library: pathlib.Path, communicator: int, tables: Tables
-    ) -> None:
-        """Set the fields that only a job of MPI needs: the hosts and the link between them."""
-        self.set_hosts(hosts)
-        self.link_library = str(library).encode()
-        self.link_communicator = communicator
-        self.set_tables(tables)
-
-    def set_tables(self, tables: Tables) -> None:
-        """Set up to how many bytes an algorithm is best, and the size of buckets."""
-        self.recursive_doubling_bytes = _int64s(tables.recursive_doubling)
-        self.halving_doubling_bytes = _int64s(tables.halving_doubling)
-        self.recursive_doubling_count = len(tables.recursive_doubling)
-        self.bucket_bytes = tables.bucket_bytes
 
 
 class _Array(ctypes.Structure):
@@ -134,53 +76,47 @@ def op(collective: str, *, wait: bool) -> Callable[..., Any]:
     return getattr(ops(), f"ringar_{collective}" if wait else f"ringar_{collective}_async")
 
 
+_P, _TEXT, _I32, _I64 = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int64
+_ARRAYS, _P_I64, _P_P = map(ctypes.POINTER, (_Array, _I64, _P))
+_RUN = [_TEXT, _ARRAYS, _I32, _P_I64, _I32, _P_I64, _ALLOCATE, _P]
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "ringar_version": (_TEXT, []),
+    "ringar_cpu_level": (_TEXT, []),
+    "ringar_last_error": (_TEXT, []),
+    "ringar_run": (None, _RUN),
+    "ringar_run_on_gpu": (None, [*_RUN, _I32, _P]),
+    "ringar_on_warning": (None, [_WARN]),
+    "ringar_start_timeline": (None, [_TEXT, _I32]),
+    "ringar_inline_bytes": (_I64, []),
+    "ringar_take_memory": (_P, [_I64, _P_P]),
+    "ringar_free_memory": (None, [_P]),
+    "ringar_open_window": (None, [_TEXT, _I64, _I64, _P_P]),
+    "ringar_window_local": (_P, [_P]),
+    "ringar_window_length": (_I64, [_P, _I32]),
+    "ringar_access_window": (None, [_P, _I32, _I32, _I64, _I64, _P, _P]),
+    "ringar_access_rows": (None, [_P, _I32, _I32, _P, _I64, _I64, _P, _P]),
+    "ringar_close_window": (None, [_P]),
+    "ringar_release_window": (None, [_P]),
+    "ringar_past_caches_bytes": (_I64, []),
+    "ringar_bucket_bytes": (_I64, []),
+    "ringar_steps": (_I64, []),
+    "ringar_stats": (_P, []),
+    "ringar_prepare": (_P, [_TEXT, _ARRAYS, _I32]),
+}
+"""Results and arguments of the functions of ringar.h; by default ctypes has `int`s."""
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """Return the library's C interface (tf_ops/include/ringar.h)."""
     ops()  # first: the library registers its ops when it is opened, if TensorFlow is there
     lib = ctypes.CDLL(str(PATH))
-    for name in ("ringar_version", "ringar_cpu_level", "ringar_last_error"):
-        getattr(lib, name).restype = ctypes.c_char_p
-    lib.ringar_run.argtypes = [
-        ctypes.c_char_p,
-        ctypes.POINTER(_Array),
-        ctypes.c_int32,
-        ctypes.POINTER(ctypes.c_int64),
-        ctypes.c_int32,
-        ctypes.POINTER(ctypes.c_int64),
-        _ALLOCATE,
-        ctypes.c_void_p,
-    ]
-    lib.ringar_run_on_gpu.argtypes = [*lib.ringar_run.argtypes, ctypes.c_int32, ctypes.c_void_p]
-    lib.ringar_on_warning.argtypes = [_WARN]
-    lib.ringar_start_timeline.argtypes = [ctypes.c_char_p, ctypes.c_int32]
-    lib.ringar_inline_bytes.restype = ctypes.c_int64
-    lib.ringar_take_memory.restype = ctypes.c_void_p
-    lib.ringar_take_memory.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p)]
-    lib.ringar_free_memory.argtypes = [ctypes.c_void_p]
-    lib.ringar_open_window.argtypes = [
-        ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p),
-    ]  # fmt: skip
-    lib.ringar_window_local.restype = ctypes.c_void_p
-    lib.ringar_window_local.argtypes = [ctypes.c_void_p]
-    lib.ringar_window_length.restype = ctypes.c_int64
-    lib.ringar_window_length.argtypes = [ctypes.c_void_p, ctypes.c_int32]
-    lib.ringar_access_window.argtypes = [
-        ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64,
-        ctypes.c_void_p, ctypes.c_void_p,
-    ]  # fmt: skip
-    lib.ringar_access_rows.argtypes = [
-        ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64,
-        ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p,
-    ]  # fmt: skip
-    for name in ("ringar_close_window", "ringar_release_window"):
-        getattr(lib, name).argtypes = [ctypes.c_void_p]
-    lib.ringar_past_caches_bytes.restype = ctypes.c_int64
-    lib.ringar_bucket_bytes.restype = ctypes.c_int64
-    lib.ringar_steps.restype = ctypes.c_int64
-    lib.ringar_stats.restype = ctypes.c_void_p
-    lib.ringar_prepare.restype = ctypes.c_void_p
-    lib.ringar_prepare.argtypes = [ctypes.c_char_p, ctypes.POINTER(_Array), ctypes.c_int32]
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(lib, name)
+        if result:
+            function.restype = result
+        if arguments:
+            function.argtypes = arguments
     if not lib.ringar_has_tensorflow_ops():
         raise ImportError(
             "expected TensorFlow's C API in this process (TensorFlow 2.16 or later), found only "
@@ -213,17 +149,13 @@ def check(code: int) -> None:
         raise errors.from_code(code, message)
 
 
-def _int64s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * len(values))(*values)
-
-
 def _describe(
     inputs: Sequence[int], shapes: Sequence[Sequence[int]], outputs: Sequence[int] | None
 ) -> ctypes.Array[_Array]:
     arrays = (_Array * len(inputs))()
     for i, shape in enumerate(shapes):
         output = outputs[i] if outputs is not None else None
-        arrays[i] = _Array(inputs[i], output, len(shape), _int64s(shape))
+        arrays[i] = _Array(inputs[i], output, len(shape), int64s(shape))
     return arrays
 
 
@@ -237,14 +169,21 @@ def _describe_numpy(
     )
 
 
-class _Memory:
-    """Own memory of the pool of outputs; an array on it refers to this object."""
+class Memory:
+    """Describe memory of the library to NumPy; an array on it keeps the owner alive."""
 
-    def __init__(self, handle: int, address: int, size: int) -> None:
-        self._handle, self._free = handle, library().ringar_free_memory
+    def __init__(self, address: int, size: int, owner: object) -> None:
+        self._owner = owner
         self.__array_interface__ = {
             "data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3,
         }  # fmt: skip
+
+
+class _PoolHandle:
+    """Own memory of the pool of outputs."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle, self._free = handle, library().ringar_free_memory
 
     def __del__(self) -> None:
         self._free(self._handle)
@@ -252,108 +191,13 @@ class _Memory:
 
 def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> np.ndarray:
     """Return an array without values, in memory that the other ranks can write to if possible."""
-    wanted, address = np.dtype(dtype), ctypes.c_void_p()
-    size = int(math.prod(shape)) * wanted.itemsize
+    element, address = np.dtype(dtype), ctypes.c_void_p()
+    size = int(math.prod(shape)) * element.itemsize
     handle = library().ringar_take_memory(size, ctypes.byref(address))
     if not handle or address.value is None:
-        return np.empty(shape, wanted)
-    return np.asarray(_Memory(handle, address.value, size)).view(wanted).reshape(shape)
-
-
-GET, PUT, ADD, ATOMIC_ADD, RACY_ADD, FETCH_ADD, VERSIONS = range(7)
-"""The kinds of access to a window: `ringar_access` of ringar.h."""
-
-
-class Window:
-    """Own a window of the library; arrays on its memory refer to this object.
-
-    Args:
-        spec: the line of text that tf_ops/engine/spec.h describes.
-        length: the number of elements of this rank's part.
-        chunk_bytes: the length of a chunk.
-    """
-
-    def __init__(self, spec: str, length: int, chunk_bytes: int) -> None:
-        lib = library()
-        self._handle = ctypes.c_void_p()
-        self._access, self._release = lib.ringar_access_window, lib.ringar_release_window
-        self._access_rows = lib.ringar_access_rows
-        check(
-            lib.ringar_open_window(spec.encode(), length, chunk_bytes, ctypes.byref(self._handle))
-        )
-
-    def length(self, rank: int) -> int:
-        """Return the number of elements in the part of a rank."""
-        return int(library().ringar_window_length(self._handle, rank))
-
-    def local(self, dtype: np.dtype, length: int) -> np.ndarray:
-        """Return an array on this rank's part."""
-        address = library().ringar_window_local(self._handle)
-        return np.asarray(_Part(self, address, length * dtype.itemsize)).view(dtype)
-
-    def access(
-        self,
-        kind: int,
-        rank: int,
-        start: int,
-        count: int,
-        array: np.ndarray | None,
-        versions: np.ndarray | None = None,
-    ) -> None:
-        """Read or write elements of the part of a rank."""
-        code = self._access(
-            self._handle,
-            rank,
-            kind,
-            start,
-            count,
-            None if array is None else array.ctypes.data,
-            None if versions is None else versions.ctypes.data,
-        )
-        if code:
-            check(code)
-
-    def access_rows(
-        self,
-        kind: int,
-        rank: int,
-        rows: np.ndarray,
-        width: int,
-        array: np.ndarray,
-        before: np.ndarray | None = None,
-    ) -> None:
-        """Read or change rows of the part of a rank."""
-        # Without an object of ctypes for each array: rows are often few.
-        code = self._access_rows(
-            self._handle,
-            rank,
-            kind,
-            rows.__array_interface__["data"][0],
-            rows.size,
-            width,
-            array.__array_interface__["data"][0],
-            None if before is None else before.__array_interface__["data"][0],
-        )
-        if code:
-            check(code)
-
-    def close(self) -> None:
-        """Close the window, with all ranks; its memory stays until the last array on it goes."""
-        check(library().ringar_close_window(self._handle))
-
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None):
-            self._release(self._handle)
-
-
-class _Part:
-    """Refer to a window as long as there is an array on its memory."""
-
-    def __init__(self, window: Window, address: int, size: int) -> None:
-        self._window = window
-        self.__array_interface__ = {
-            "data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3,
-        }  # fmt: skip
+        return np.empty(shape, element)
+    memory = Memory(address.value, size, _PoolHandle(handle))
+    return np.asarray(memory).view(element).reshape(shape)
 
 
 class Prepared:
@@ -408,18 +252,18 @@ def run(
     Returns:
         The outputs, and the row counts received.
     """
-    made: dict[int, np.ndarray] = {}
+    gathered: dict[int, np.ndarray] = {}
 
     def allocate(index: int, rows: int) -> int:
         try:
-            made[index] = np.empty((rows, *inputs[index].shape[1:]), inputs[index].dtype)
+            gathered[index] = np.empty((rows, *inputs[index].shape[1:]), inputs[index].dtype)
         except MemoryError:
             return 0
-        return _address(made[index].ctypes.data)
+        return _address(gathered[index].ctypes.data)
 
     arrays = _describe_numpy(inputs, outputs)
     received = _run(library().ringar_run, spec, arrays, allocate, splits, received_count)
-    results = list(outputs) if outputs is not None else [made[i] for i in range(len(inputs))]
+    results = list(outputs) if outputs is not None else [gathered[i] for i in range(len(inputs))]
     return results, received
 
 
@@ -453,9 +297,9 @@ def run_on_gpu(
         The row counts received.
     """
     arrays = _describe(
-        [_address(one) for one in inputs],
+        [_address(array) for array in inputs],
         shapes,
-        None if outputs is None else [_address(one) for one in outputs],
+        None if outputs is None else [_address(array) for array in outputs],
     )
     return _run(
         library().ringar_run_on_gpu,
@@ -499,7 +343,7 @@ def _run(
         spec.encode(),
         arrays,
         len(arrays),
-        _int64s(splits) if splits is not None else None,
+        int64s(splits) if splits is not None else None,
         len(splits) if splits is not None else 0,
         received.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)) if received_count else None,
         callback,

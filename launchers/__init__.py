@@ -4,7 +4,7 @@ A job takes one way through these files. The request becomes a choice, and the c
 are plain data:
 
     options.py -> request.py -> choose.py (launcher, hosts, number of ranks)
-        -> plan.py (program.py) -> local.py
+        -> plan.py (program.py) -> fork.py
         -> mpi_plan.py (openmpi.py, hydra.py, srun.py) -> preflight.py -> supervisor.py
              -> mpirun or srun -> on each host, for each rank: guard.py
 

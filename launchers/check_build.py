@@ -9,20 +9,18 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from ringar.job import calibration, nvidia
 from ringar.launchers import cpus
+from ringar.launchers.installation import ringar_version
 
 _CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "asimd")
 _OLDEST_NCCL = (2, 19)
@@ -58,31 +56,6 @@ def main() -> int:
     # In one piece, so that a reader that stops early (`| head`) causes no error.
     sys.stdout.write("\n".join([*lines, ""]))
     return 0 if able else 1
-
-
-def ringar_version() -> str:
-    """Return the version of this package."""
-    try:
-        from ringar.version import __version__
-    except ImportError:
-        return "(version unknown)"
-    return str(__version__)
-
-
-def ringar_source() -> str:
-    """Return what `pip install` takes for this ringar, which is on no package index."""
-    # A checkout may have what builds have left beside what pip has installed.
-    copies = importlib.metadata.distributions(name="ringar")
-    urls = (copy.read_text("direct_url.json") for copy in copies)
-    told = next(filter(None, urls), "{}")
-    source = json.loads(told)
-    url = urlsplit(source.get("url", ""))
-    if not url.path:
-        return f"ringar-{ringar_version()}-….whl (make wheel, in a checkout)"
-    if "vcs_info" in source:
-        return shlex.quote(f"{source['vcs_info']['vcs']}+{source['url']}")
-    path = shlex.quote(unquote(url.path))
-    return f"--editable {path}" if source.get("dir_info", {}).get("editable") else path
 
 
 def findings() -> Iterator[Finding]:

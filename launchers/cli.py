@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     options = options_module.parser().parse_args(arguments)
     if options.version:
-        from ringar.launchers.check_build import ringar_version
+        from ringar.launchers.installation import ringar_version
 
         print(f"ringarrun {ringar_version()}")
         return 0
@@ -91,13 +91,13 @@ def _run(request: Request) -> int:
 
 def _run_local(request: Request, choice: Choice) -> int:
     # Imported late so that --help and errors come at once.
-    from ringar.launchers import cpus, local, plan
+    from ringar.launchers import cpus, fork, plan
 
     job = plan.make(request, choice.num_proc, os.environ, cpus.available())
     if request.dry_run:
         print(job.shell())
         return 0
-    return local.run(job)
+    return fork.run(job)
 
 
 def _run_elastic(request: Request) -> int:

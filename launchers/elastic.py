@@ -1,26 +1,28 @@
 """Run an elastic job on this host: ranks that die do not end it, and others join.
 
-The loop, the output and the end are those of `local.py`. What is added: each process has a socket
-to the launcher, and `worlds.py` decides on what comes through it.
+Each process has a socket to the launcher, and `worlds.py` decides on what comes through it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ringar.job import membership
-from ringar.launchers import clock, failures
+from ringar.launchers import failures
 from ringar.launchers.discovery import Discovery
+from ringar.launchers.ending import Ending, grace_for_cause
 from ringar.launchers.fleet import End
+from ringar.launchers.fork import Fork
 from ringar.launchers.hosts import Host, is_this_host
-from ringar.launchers.local import LocalJob
 from ringar.launchers.member_sockets import MemberSockets
-from ringar.launchers.plan import JobPlan, RankPlan
+from ringar.launchers.parts import Joins
+from ringar.launchers.plan import JobPlan
 from ringar.launchers.ranks import Rank
 from ringar.launchers.roster import Member
+from ringar.launchers.runner import Runner
 from ringar.launchers.worlds import Limits, Worlds
 
 
@@ -30,25 +32,74 @@ def run(job: JobPlan, limits: Limits, discovery: Discovery | None) -> int:
     Raises:
         UsageError: the program cannot be executed, or a file for its output cannot be written.
     """
-    return ElasticJob(job, limits, discovery).run()
+    fork = Fork(has_segment=False)  # each world has a segment
+    members = Members(limits, discovery, fork)
+    return Runner(job, fork, MemberEnding(members), members).run()
 
 
-class ElasticJob(LocalJob):
-    """A job on this host whose ranks may change; the fleet of its worlds."""
+class Elastic(Joins):
+    """Ranks that change as `Worlds` decides; the fleets are derived from it."""
 
-    def __init__(self, job: JobPlan, limits: Limits, discovery: Discovery | None) -> None:
-        super().__init__(job)
-        self._worlds = Worlds(limits, discovery, self)
-        self._sockets = MemberSockets(self._watch_fd, self._worlds.on_message)
-        self._rank_of_slot: dict[int, Rank] = {}
+    def __init__(self, worlds: Worlds) -> None:
+        self.worlds = worlds
+
+    # What the runner asks
+
+    def begin(self, now: float) -> None:
+        """Start the first processes."""
+        self.worlds.begin(now, self.absent())
+
+    def absent(self) -> Collection[int]:
+        """Return the slots of hosts that cannot take part at the beginning."""
+        return ()
+
+    def step(self, now: float) -> None:
+        """Take the steps that are due, unless the job ends."""
+        if self.runner.stop.term_at is None:
+            self.worlds.step(now)
+
+    def timeout(self, timeout: float | None) -> float | None:
+        """Return how long to wait for the next step, at most `timeout`."""
+        return self.worlds.timeout(timeout)
+
+    def on_stop(self) -> None:
+        """Tell the processes that the job ends."""
+        self.worlds.on_stop()
+
+    def close(self) -> None:
+        """End the script of discovery, if it runs."""
+        self.worlds.close()
+
+    # What the worlds ask
+
+    def end(self, when: float) -> None:
+        """End the job then."""
+        self.runner.stop.at(when)
+
+    def note(self, text: str) -> None:
+        """Show a message."""
+        self.runner.note(text)
+
+    def say(self, text: str) -> None:
+        """Show a message if the user has asked for details."""
+        self.runner.say(text)
+
+
+class Members(Elastic):
+    """The processes of an elastic job on this host."""
+
+    def __init__(self, limits: Limits, discovery: Discovery | None, fork: Fork) -> None:
+        super().__init__(Worlds(limits, discovery, self))
+        self._fork = fork
+        self._sockets = MemberSockets(lambda *fd: self.runner.watch(*fd), self.worlds.on_message)
+        self.rank_of_slot: dict[int, Rank] = {}
         self._passed_over: set[str] = set()  # hosts that discovery has told
-
-    # The fleet
 
     def slots(self, hosts: Sequence[Host] | None) -> Sequence[int]:
         """Return the slots of this host."""
+        count = len(self.runner.job.ranks)
         if hosts is None:
-            return range(len(self.job.ranks))
+            return range(count)
         others = {host.name for host in hosts if not is_this_host(host.name)}
         for name in sorted(others - self._passed_over):
             self.note(
@@ -56,8 +107,7 @@ class ElasticJob(LocalJob):
                 "--launcher local out, and install ssh if it is not there"
             )
         self._passed_over |= others
-        count = sum(host.slots for host in hosts if is_this_host(host.name))
-        return range(min(count, len(self.job.ranks)))
+        return range(min(count, sum(host.slots for host in hosts if is_this_host(host.name))))
 
     def host_of(self, slot: int) -> int:
         """Return the number of the only host."""
@@ -66,13 +116,12 @@ class ElasticJob(LocalJob):
     def start(self, slot: int) -> None:
         """Start a process."""
         with self._sockets.opened(slot) as theirs:
-            files = {membership.VARIABLE: theirs}
-            self._start_rank(replace(self.job.ranks[slot], files=files))
-        self._rank_of_slot[slot] = self.ranks[-1]
+            plan = replace(self.runner.job.ranks[slot], files={membership.VARIABLE: theirs})
+            self.rank_of_slot[slot] = self.runner.start_rank(plan)
 
     def stop(self, slot: int, number: int) -> None:
         """Send the process of a slot a signal; SIGKILL goes to its helpers, too."""
-        self._stop_slot(self._rank_of_slot[slot], number)
+        self._fork.stop_rank(self.rank_of_slot[slot], number)
 
     def lose(self, slot: int) -> None:
         """Do nothing: this host is not lost."""
@@ -89,84 +138,51 @@ class ElasticJob(LocalJob):
             self._sockets.tell(member.slot, {**place, "rank": member.rank}, (segment,))
         os.close(segment)
 
-    def end(self, when: float) -> None:
-        """End the job then."""
-        self._term_at = min(when, self._term_at or when)
-
-    def note(self, text: str) -> None:
-        """Show a message."""
-        self._err.message(text)
-
-    def say(self, text: str) -> None:
-        """Show a message if the user has asked for details."""
-        self._say(text)
-
-    # The job
-
-    def _make_segment(self) -> int:
-        return -1  # each world has one of its own
-
-    def _start(self) -> None:
-        super()._start()
-        self._worlds.begin(clock.now())
-
-    def _planned(self) -> Sequence[RankPlan]:
-        return ()
-
-    def _inherited(self, plan: RankPlan) -> Mapping[str, int]:
-        return plan.files
-
-    def _on_exit(self, rank: Rank, now: float) -> None:
-        rank.stderr.drain()
-        self._say(f"slot {rank.number}: process {rank.pid} ended with {rank.status}")
+    def on_exit(self, rank: Rank, now: float) -> None:
+        """Take the end of a process."""
+        ending = self.runner.ending
+        self.say(f"slot {rank.number}: process {rank.pid} ended with {rank.status}")
         self._sockets.hang_up(rank.number)
         end = None
         if rank.status is not None:
-            self._note_obedience(rank.status.exit_code, now)
-        self._stop_helpers_of(rank)
-        if not (rank.stopped or self.signal or rank.status is None):
-            name, grace = f"process {rank.pid}", self._grace_after(rank)
+            ending.note_obedience(rank.status.exit_code, now)
+        self._fork.stop_helpers_of(rank)
+        if not (rank.stopped or self.runner.stop.signal or rank.status is None):
+            name, grace = f"process {rank.pid}", grace_for_cause(rank)
             end = End(name, rank.status.exit_code, failures.ending(rank), grace, rank)
-        self._worlds.on_end(rank.number, end, now)
-        self.failures = [end.rank for end in self._worlds.failures if end.rank is not None]
+        self.worlds.on_end(rank.number, end, now)
+        ending.failures = [end.rank for end in self.worlds.failures if end.rank is not None]
 
-    def _step(self, now: float) -> bool:
-        has_ended = super()._step(now)
-        if self._term_at is None and not has_ended:
-            self._worlds.step(now)
-        return has_ended
-
-    def _timeout(self, now: float) -> float | None:
-        return self._worlds.timeout(super()._timeout(now))
-
-    # The end
-
-    def _stop_ranks(self) -> None:
-        self._worlds.on_stop()
-        super()._stop_ranks()
-
-    def _kill_all(self) -> None:
-        self._worlds.on_stop()
-        super()._kill_all()
-
-    def _end(self) -> None:
-        super()._end()
+    def close(self) -> None:
+        """Close all sockets, too."""
         self._sockets.close()
-        self._worlds.close()
+        super().close()
 
-    def _report(self) -> None:
-        if self._worlds.trouble:
-            self._err.message(self._worlds.trouble)
-        else:
-            super()._report()
-            if self._has_nothing() and not self.signal:
-                self._err.message("all ranks have left, and none has come to its end")
 
-    def _last_ranks(self) -> list[Rank]:
-        return list(self._rank_of_slot.values())
+class MemberEnding(Ending):
+    """The ending of an elastic job on this host."""
+
+    def __init__(self, members: Members) -> None:
+        super().__init__()
+        self._members = members
+
+    def report(self) -> None:
+        """Tell the user why the job has ended, unless it has come to its end."""
+        if self._members.worlds.trouble:
+            self.runner.note(self._members.worlds.trouble)
+            return
+        super().report()
+        if self._has_nothing() and not self.stop.signal:
+            self.runner.note("all ranks have left, and none has come to its end")
+
+    def last_ranks(self) -> Sequence[Rank]:
+        """Return the last process of each slot."""
+        return list(self._members.rank_of_slot.values())
+
+    def exit_code(self) -> int:
+        """Return the exit code: 1 if no rank has come to its end."""
+        trouble = bool(self._members.worlds.trouble)
+        return super().exit_code() or int(trouble or self._has_nothing())
 
     def _has_nothing(self) -> bool:
-        return not self.failures and not self._worlds.roster.is_finishing
-
-    def _exit_code(self) -> int:
-        return super()._exit_code() or int(bool(self._worlds.trouble) or self._has_nothing())
+        return not self.failures and not self._members.worlds.roster.is_finishing

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,40 +29,44 @@ from typing import Any
 
 from ringar.job import membership, reach
 from ringar.job.tcp import LISTENER_VARIABLE
-from ringar.launchers import failures, guard, host_guard
-from ringar.launchers.host_guard import Control, HostJob
-from ringar.launchers.local import LocalJob
+from ringar.launchers import failures, guard, host_guard, signals
+from ringar.launchers.ending import grace_for_cause
+from ringar.launchers.fork import Fork
+from ringar.launchers.guard_ending import GuardEnding
+from ringar.launchers.host_guard import Control
 from ringar.launchers.member_sockets import MemberSockets
-from ringar.launchers.plan import JobPlan, RankPlan
+from ringar.launchers.parts import Joins
+from ringar.launchers.plan import JobPlan
 from ringar.launchers.ranks import Rank
+from ringar.launchers.runner import Runner
 
 
-class ElasticHostJob(HostJob):
-    """The processes of the slots of one host.
+class HostMembers(Joins):
+    """The processes of the slots of one host, as the launcher wants them.
 
     Args:
-        job: the plans of the slots, numbered from 0.
         control: where the launcher's lines come from.
         listen: makes a socket that listens for a process.
+        fork: starts the processes.
         plan: plans so many slots, if the host gets more of them.
     """
 
     def __init__(
         self,
-        job: JobPlan,
         control: Control,
         listen: Callable[[], socket.socket],
+        fork: Fork,
         plan: Callable[[int], JobPlan],
     ) -> None:
-        super().__init__(job, 0.0, control, None)
-        self._listen, self._plan = listen, plan
+        self._control, self._listen, self._fork, self._plan = control, listen, fork, plan
         self._sockets = MemberSockets(
-            self._watch_fd, lambda slot, message: self._answer(slot, said=message)
+            lambda *fd: self.runner.watch(*fd),
+            lambda slot, message: self._answer(slot, said=message),
         )
         self._rank_of_slot: dict[int, Rank] = {}
 
     def _answer(self, slot: int, **what: object) -> None:
-        self._out.line(host_guard.answer({"slot": slot, **what}))
+        self.runner.out.line(host_guard.answer({"slot": slot, **what}))
 
     # What the launcher says
 
@@ -76,16 +81,17 @@ class ElasticHostJob(HostJob):
         elif "world" in said:
             self._open_world(said["world"], said["ranks"])
         elif "stop" in said:
-            self._stop_slot(self._rank_of_slot[said["stop"]], said["number"])
+            self._fork.stop_rank(self._rank_of_slot[said["stop"]], said["number"])
         else:
-            super()._take(said)
+            self.runner.on_signal(said["signal"])
 
     def _start_slot(self, slot: int, local: int) -> None:
-        ranks = self.job.ranks if local < len(self.job.ranks) else self._plan(local + 1).ranks
+        ranks = self.runner.job.ranks
+        ranks = ranks if local < len(ranks) else self._plan(local + 1).ranks
         with self._listen() as listener, self._sockets.opened(slot) as theirs:
             files = {LISTENER_VARIABLE: listener.fileno(), membership.VARIABLE: theirs}
-            self._start_rank(replace(ranks[local], rank=slot, files=files))
-            self._rank_of_slot[slot] = rank = self.ranks[-1]
+            rank = self.runner.start_rank(replace(ranks[local], rank=slot, files=files))
+            self._rank_of_slot[slot] = rank
             self._answer(slot, started=rank.pid, address=host_guard.text_of(listener))
 
     def _open_world(self, world: Mapping[str, Any], ranks: Mapping[str, int]) -> None:
@@ -98,43 +104,43 @@ class ElasticHostJob(HostJob):
         os.close(segment)
         os.close(hosts)
 
-    # The job
+    # What the runner asks
 
-    def _start(self) -> None:
-        super()._start()
-        if self._control.has_line():  # which came with the job
-            self._on_control()
+    def begin(self, now: float) -> None:
+        """Take the lines that came with the job."""
+        if self._control.has_line():
+            self._control.take_lines(self.runner, self._take)
 
-    def _make_segment(self) -> int:
-        return -1  # each world has one of its own
+    def follow(self) -> None:
+        """Take the lines that come."""
+        self._control.follow(self.runner, self._take)
 
-    def _planned(self) -> Sequence[RankPlan]:
-        return ()
+    def is_running(self) -> bool:
+        """Return whether the launcher may start further processes."""
+        return not self.runner.stop.signal
 
-    def _inherited(self, plan: RankPlan) -> Mapping[str, int]:
-        return plan.files
-
-    def _is_running(self) -> bool:
-        return not self.signal or super()._is_running()
-
-    def _on_exit(self, rank: Rank, now: float) -> None:
-        rank.stderr.drain()
-        self._stop_helpers_of(rank)
+    def on_exit(self, rank: Rank, now: float) -> None:
+        """Tell the launcher how a process has ended."""
+        self._fork.stop_helpers_of(rank)
         self._sockets.hang_up(rank.number)
         if rank.status is not None:
-            grace = LocalJob._grace_after(self, rank)
+            grace = grace_for_cause(rank)
             end = {"ending": failures.ending(rank), "code": rank.status.exit_code, "grace": grace}
             self._answer(rank.number, ended=end, stopped=rank.stopped)
 
-    def _end(self) -> None:
-        super()._end()
+    def close(self) -> None:
+        """Close all sockets."""
         self._sockets.close()
 
-    def _report(self) -> None:
-        pass  # the launcher does
+
+class HostEnding(GuardEnding):
+    """The ending of the processes of a host; the launcher knows of each."""
+
+    def report(self) -> None:
+        """Do nothing."""
 
 
-def make(options: argparse.Namespace) -> ElasticHostJob | None:
+def make(options: argparse.Namespace) -> Runner | None:
     """Take the job from `elastic_spread.py`; None if that has ended.
 
     Raises:
@@ -150,7 +156,11 @@ def make(options: argparse.Namespace) -> ElasticHostJob | None:
         hosts[here.number] = replace(hosts[here.number], slots=slots)
         return host_guard.plan_of(options, replace(here, hosts=hosts), [{}] * slots)
 
-    return ElasticHostJob(plan(here.slots), control, here.listen, plan)
+    fork = Fork(lambda rank: subprocess.DEVNULL, has_segment=False)
+    members = HostMembers(control, here.listen, fork, plan)
+    runner = Runner(plan(here.slots), fork, HostEnding(0.0), members, asked_by=signals.ASK)
+    members.follow()
+    return runner
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

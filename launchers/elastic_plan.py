@@ -15,7 +15,7 @@ from ringar.launchers.choose import choose
 from ringar.launchers.cpus import Cpu
 from ringar.launchers.discovery import Discovery
 from ringar.launchers.errors import UsageError
-from ringar.launchers.mpi_plan import MpiJob
+from ringar.launchers.mpi_plan import HostsPlan
 from ringar.launchers.plan import JobPlan
 from ringar.launchers.request import Request
 from ringar.launchers.worlds import Limits
@@ -143,7 +143,7 @@ def on_this_host(
 
 def on_hosts(
     request: Request, limits: Limits, discovery: Discovery | None, environ: Mapping[str, str]
-) -> MpiJob:
+) -> HostsPlan:
     """Plan a job on several hosts, all slots of which may be used; discovery may tell more later.
 
     Args:
@@ -164,7 +164,7 @@ def on_hosts(
 
 def on_hosts_that_answer(
     request: Request, limits: Limits, discovery: Discovery | None, environ: Mapping[str, str]
-) -> tuple[MpiJob, Collection[str]]:
+) -> tuple[HostsPlan, Collection[str]]:
     """Plan a job on several hosts, of which enough can take part.
 
     Args:
@@ -183,7 +183,7 @@ def on_hosts_that_answer(
     said: dict[str, str] = {}
     while True:
         job, faults = preflight.examine(on_hosts(request, limits, discovery, environ))
-        if sum(host.slots for host in job.hosts if host.name not in faults) >= limits.min_np:
+        if sum(host.slots for host in job.start.hosts if host.name not in faults) >= limits.min_np:
             if faults:
                 _say(preflight.describe(faults, job, "the job starts without"))
             return job, faults.keys()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ringar.launchers.errors import UsageError
 from ringar.launchers.ranks import Rank
+
+Failure = TypeVar("Failure")
 
 #: The last lines of a rank that failed because another rank is gone have one of these: ringar's own
 #: exception, TensorFlow's, or the message of both. Compiled code passes only the message on, and a
@@ -32,7 +35,12 @@ def cause(failures: Sequence[Rank]) -> Rank:
     Args:
         failures: the ranks that failed, in the order of their death; not empty.
     """
-    return next((rank for rank in failures if not is_consequence(rank)), failures[0])
+    return first_cause(failures, is_consequence)
+
+
+def first_cause(failures: Sequence[Failure], is_consequence: Callable[[Failure], bool]) -> Failure:
+    """Return the first failure that is no consequence of another, or else the first one."""
+    return next((failure for failure in failures if not is_consequence(failure)), failures[0])
 
 
 def report(ranks: Sequence[Rank], failures: Sequence[Rank]) -> tuple[str, list[bytes]]:

@@ -33,15 +33,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringar.job.tcp import LISTENER_VARIABLE, WORLD_VARIABLE
-from ringar.launchers import addresses, cpus, gpus, guard, member_path
-from ringar.launchers.check_build import ringar_version
+from ringar.launchers import addresses, cpus, gpus, guard, member_path, signals
 from ringar.launchers.errors import UsageError
-from ringar.launchers.guard import GuardedJob
+from ringar.launchers.fork import Fork
+from ringar.launchers.guard_ending import GuardEnding
 from ringar.launchers.hosts import Host
-from ringar.launchers.local import LocalJob
+from ringar.launchers.installation import ringar_version
 from ringar.launchers.plan import JobPlan, RankPlan, cpu_sets
 from ringar.launchers.program import check_executable
-from ringar.launchers.ranks import Rank
+from ringar.launchers.runner import Runner
 
 VARIABLE = "RINGAR_SPREAD"
 """Tells the guard which host of the job it is on, by number."""
@@ -71,60 +71,28 @@ class Control:
                 return None
             self._unread += data
         line, self._unread = self._unread.split(b"\n", 1)
-        found: dict[str, Any] = json.loads(line)
-        return found
+        said: dict[str, Any] = json.loads(line)
+        return said
 
     def has_line(self) -> bool:
         """Return whether `next` would not wait, after it has returned."""
         return b"\n" in self._unread
 
+    def follow(self, runner: Runner, take: Callable[[Mapping[str, Any]], None]) -> None:
+        """Let the loop of `runner` take all further lines, the end of which stops the job."""
+        runner.watch(self.fd, selectors.EVENT_READ, lambda: self.take_lines(runner, take))
 
-class HostJob(GuardedJob):
-    """The ranks of one host."""
-
-    def __init__(self, job: JobPlan, grace: float, control: Control, stdin: int | None) -> None:
-        super().__init__(job, grace)
-        self._control = control
-        self._stdin_of_rank_0 = stdin
-        self._watch_fd(control.fd, selectors.EVENT_READ, self._on_control)
-
-    def _start(self) -> None:
-        super()._start()
-        for rank in self._planned():  # a rank that is gone listens no more
-            os.close(rank.files[LISTENER_VARIABLE])
-
-    def _make_segment(self) -> int:
-        return LocalJob._make_segment(self)
-
-    def _stdin(self, plan: RankPlan) -> int:
-        given = self._stdin_of_rank_0
-        return given if plan.rank == 0 and given is not None else subprocess.DEVNULL
-
-    def _goes_on(self) -> bool:
-        return len(self.failures) <= self.job.max_failures  # ranks of other hosts may be left
-
-    def _grace_after(self, failed: Rank) -> float:
-        return self._grace_for_others(
-            failed
-        )  # in which they say what they have lost, as those of other hosts do
-
-    def _linger(self, seconds: float) -> None:
-        if self.signal:  # after a failure the other ranks of this host have had their time
-            super()._linger(seconds)
-
-    def _on_control(self) -> None:
+    def take_lines(self, runner: Runner, take: Callable[[Mapping[str, Any]], None]) -> None:
+        """Take the lines that have come, at least one."""
         while True:
-            said = self._control.next()
+            said = self.next()
             if said is None:
-                self._watch_fd(self._control.fd, 0, lambda: None)
-                self._on_signal(signal.SIGTERM)
+                runner.watch(self.fd, 0)
+                runner.on_signal(signal.SIGTERM)
                 return
-            self._take(said)
-            if not self._control.has_line():
+            take(said)
+            if not self.has_line():
                 return
-
-    def _take(self, said: Mapping[str, Any]) -> None:
-        self._on_signal(said["signal"])
 
 
 @dataclass(frozen=True)
@@ -190,7 +158,7 @@ def take(control: Control, options: argparse.Namespace, *, grows: bool = False) 
     return Here(hosts, number, functools.partial(_listen, address), job.get("stdin"))
 
 
-def make(options: argparse.Namespace) -> HostJob | None:
+def make(options: argparse.Namespace) -> Runner | None:
     """Take the job from `spread.py` and return that of this host; None if spread has ended.
 
     Raises:
@@ -210,7 +178,16 @@ def make(options: argparse.Namespace) -> HostJob | None:
     files = [
         {WORLD_VARIABLE: world, LISTENER_VARIABLE: listener.detach()} for listener in listeners
     ]
-    return HostJob(plan_of(options, here, files), options.grace, control, here.stdin)
+    start = Fork(_stdin(here.stdin), closes=[LISTENER_VARIABLE])  # a rank that is gone is silent
+    ending = GuardEnding(options.grace, of_host=True)
+    runner = Runner(plan_of(options, here, files), start, ending, asked_by=signals.ASK)
+    control.follow(runner, lambda said: runner.on_signal(said["signal"]))
+    return runner
+
+
+def _stdin(of_rank_0: int | None) -> Callable[[int], int]:
+    """Return the function that returns the standard input of a rank."""
+    return lambda rank: subprocess.DEVNULL if rank or of_rank_0 is None else of_rank_0
 
 
 def _listen(address: str) -> socket.socket:

@@ -18,7 +18,6 @@ from pathlib import Path
 from ringar.launchers import environment, hydra, mpi, openmpi, plan, signals, spread, srun, ssh
 from ringar.launchers.choose import Choice
 from ringar.launchers.command import Command, Start
-from ringar.launchers.hosts import Host
 from ringar.launchers.mpi import Mpi
 from ringar.launchers.program import Program
 from ringar.launchers.request import Request
@@ -29,21 +28,18 @@ SIZE_VARIABLE = "RINGAR_JOB_SIZE"
 
 
 @dataclass(frozen=True)
-class MpiJob:
-    """A job of mpirun or srun, ready to be checked and started.
+class HostsPlan:
+    """A job over several hosts, ready to be checked and started.
 
     Attributes:
         job: its name, which no other job has.
         launcher: "mpirun", "srun" or "ssh".
-        mpi: the MPI that mpi4py loads on this host, and so must on all; `mpi.NONE` with "ssh".
+        start: the hosts, the MPI (`mpi.NONE` with "ssh"), the agent, the guard with the program.
         command: the command that starts it, and the variables that are set for it.
         environment: the whole environment of that command.
-        hosts: how many ranks each host gets.
         python: the interpreter that all hosts must have.
         program: the user's script, module or program.
-        agent: how other hosts are reached; None where srun does it.
         failure_grace: seconds that ranks have for their own errors after one has failed.
-        arguments: the user's own arguments of that command.
         kill_grace: seconds that ranks have to save after a signal; None for the usual 3.
         max_failures: how many ranks may fail while the others go on.
         asked_by: the signal after which guards stop their ranks.
@@ -51,22 +47,23 @@ class MpiJob:
     """
 
     job: str
-    size: int
     launcher: str
-    mpi: Mpi
+    start: Start
     command: Command
     environment: Mapping[str, str] = field(repr=False)
-    hosts: tuple[Host, ...]
     python: str
     program: Program
-    agent: ssh.Agent | None
     failure_grace: float
-    arguments: tuple[str, ...] = ()
     verbose: bool = False
     kill_grace: float | None = None
     max_failures: int = 0
     asked_by: int = signals.ASK
     passes_on: tuple[int, ...] = signals.USER
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.start.num_proc
 
     def shell(self) -> str:
         """Return the shell command for the same job, as `--dry-run` prints it."""
@@ -79,7 +76,7 @@ class MpiJob:
         return " \\\n  ".join([*lines, shlex.join(words[guard:])])
 
 
-def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob:
+def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> HostsPlan:
     """Plan a job of mpirun or srun, or of ringar's own `spread.py`.
 
     Args:
@@ -127,23 +124,19 @@ def make(request: Request, choice: Choice, environ: Mapping[str, str]) -> MpiJob
     command = _build(start, launcher)
     added.setdefault("PYTHONUNBUFFERED", ranks["PYTHONUNBUFFERED"])
     command = Command(command.words, {**added, **command.environment})
-    return MpiJob(
+    return HostsPlan(
         job=job,
-        size=choice.num_proc,
         launcher=launcher,
-        mpi=library,
+        start=start,
         command=command,
         environment={**ranks, **command.environment},
-        hosts=choice.hosts,
         python=python,
         program=program,
-        agent=agent,
         failure_grace=request.failure_grace,
         kill_grace=request.kill_grace,
         max_failures=request.max_failures,
         asked_by=asked_by,
         passes_on=passes_on,
-        arguments=request.mpi_args,
         verbose=request.verbose,
     )
 
@@ -164,13 +157,7 @@ def _agent(
     by_slurm = choice.scheduler == "SLURM" and srun.is_there(environ)
     if launcher == "srun" or (by_slurm and not any(asked)):
         return None
-    return ssh.agent(
-        request.ssh_command,
-        request.ssh_port,
-        request.ssh_identity,
-        environ,
-        choice.scheduler,
-    )
+    return ssh.agent(*asked[:3], environ, choice.scheduler)
 
 
 def _signals(

@@ -1,7 +1,7 @@
 """Plan a job on this host, as plain data, before anything is started.
 
-A plan holds the command, the ranks, their CPUs and GPUs, and their environment; `local.py` runs it.
-The errors of a request are found here, so that a bad request starts nothing.
+A plan holds the command, the ranks, their CPUs and GPUs, and their environment; `runner.py` runs
+it. The errors of a request are found here, so that a bad request starts nothing.
 """
 
 from __future__ import annotations

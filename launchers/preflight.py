@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringar.launchers import member_path, srun
-from ringar.launchers.check_build import ringar_source, ringar_version
 from ringar.launchers.errors import UsageError
 from ringar.launchers.hosts import is_this_host
+from ringar.launchers.installation import ringar_source, ringar_version
 from ringar.launchers.mpi import NONE, Mpi, identify
-from ringar.launchers.mpi_plan import MpiJob, working_folder
+from ringar.launchers.mpi_plan import HostsPlan, working_folder
 from ringar.launchers.spread import SEEN_AT_VARIABLE
 
 #: Seconds that all hosts together have for their answers.
@@ -76,7 +76,7 @@ class _Reply:
     said: str = ""
 
 
-def check(job: MpiJob) -> MpiJob:
+def check(job: HostsPlan) -> HostsPlan:
     """Ask all hosts of `job`; return it with the addresses at which they have seen this host.
 
     Raises:
@@ -88,30 +88,30 @@ def check(job: MpiJob) -> MpiJob:
     return job
 
 
-def examine(job: MpiJob) -> tuple[MpiJob, dict[str, str]]:
+def examine(job: HostsPlan) -> tuple[HostsPlan, dict[str, str]]:
     """Ask all hosts of `job`.
 
     Returns:
         The job with the addresses at which hosts have seen this one; and why a host cannot take
         part, with the remedy, by its name.
     """
-    names = [host.name for host in job.hosts]
+    names = [host.name for host in job.start.hosts]
     if not names:
         return job, {}  # srun will ask for hosts itself, and nobody knows them yet
-    replies = _ask_all(job, names) if job.agent is not None else _ask_slurm(job, names)
+    replies = _ask_all(job, names) if job.start.agent is not None else _ask_slurm(job, names)
     by_name = {name: _fault(job, name, replies[name]) for name in names}
     faults = {name: fault for name, fault in by_name.items() if fault}
-    return (_seen(job, replies) if job.agent is not None else job), faults
+    return (_seen(job, replies) if job.start.agent is not None else job), faults
 
 
-def refusal(faults: Mapping[str, str], job: MpiJob) -> UsageError:
+def refusal(faults: Mapping[str, str], job: HostsPlan) -> UsageError:
     """Return the error of a job that is not started, since hosts cannot take part."""
     return UsageError(describe(faults, job, "nothing was started"), 1)
 
 
-def describe(faults: Mapping[str, str], job: MpiJob, consequence: str) -> str:
+def describe(faults: Mapping[str, str], job: HostsPlan, consequence: str) -> str:
     """Return the text that names the hosts that cannot take part."""
-    count = len(job.hosts)
+    count = len(job.start.hosts)
     lines = [
         f"{len(faults)} of {count} host{'' if count == 1 else 's'} cannot take part; {consequence}",
         *(f"  {name}: {fault}" for name, fault in faults.items()),
@@ -119,7 +119,7 @@ def describe(faults: Mapping[str, str], job: MpiJob, consequence: str) -> str:
     return "\n".join(lines)
 
 
-def _seen(job: MpiJob, replies: Mapping[str, _Reply]) -> MpiJob:
+def _seen(job: HostsPlan, replies: Mapping[str, _Reply]) -> HostsPlan:
     others = [reply.answer or {} for name, reply in replies.items() if not is_this_host(name)]
     found = dict.fromkeys(word for answer in others for word in answer.get("ssh", "").split()[:1])
     if not found:
@@ -129,14 +129,19 @@ def _seen(job: MpiJob, replies: Mapping[str, _Reply]) -> MpiJob:
     return replace(job, command=command, environment={**job.environment, **seen})
 
 
-def _question(job: MpiJob) -> list[str]:
+def _question(job: HostsPlan) -> list[str]:
     program = job.program
-    words = [program.command[0], program.script, program.module, "" if job.mpi == NONE else "mpi"]
+    words = [
+        program.command[0],
+        program.script,
+        program.module,
+        "" if job.start.mpi == NONE else "mpi",
+    ]
     return [job.python, "-c", _QUESTION, working_folder(), *words]
 
 
-def _ask_all(job: MpiJob, names: Sequence[str]) -> dict[str, _Reply]:
-    assert job.agent is not None
+def _ask_all(job: HostsPlan, names: Sequence[str]) -> dict[str, _Reply]:
+    assert job.start.agent is not None
     # The question must look for modules and libraries where a rank does.
     forwarded = [
         f"{name}={job.environment[name]}"
@@ -146,7 +151,7 @@ def _ask_all(job: MpiJob, names: Sequence[str]) -> dict[str, _Reply]:
     commands = {
         name: _question(job)
         if is_this_host(name)
-        else job.agent.command(name, ["env", *forwarded, *_question(job)])
+        else job.start.agent.command(name, ["env", *forwarded, *_question(job)])
         for name in names
     }
     processes = {name: _start(job, command) for name, command in commands.items()}
@@ -160,7 +165,7 @@ def _ask_all(job: MpiJob, names: Sequence[str]) -> dict[str, _Reply]:
                 process.wait()
 
 
-def _start(job: MpiJob, command: Sequence[str]) -> subprocess.Popen[str]:
+def _start(job: HostsPlan, command: Sequence[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command,
         env=dict(job.environment),
@@ -188,7 +193,7 @@ def _answers(out: str) -> list[Mapping[str, Any]]:
     return [json.loads(text) for _, mark, text in lines if mark]
 
 
-def _ask_slurm(job: MpiJob, names: Sequence[str]) -> dict[str, _Reply]:
+def _ask_slurm(job: HostsPlan, names: Sequence[str]) -> dict[str, _Reply]:
     words = [
         *srun.basic(job.environment),
         *_of_a_new_job(job),
@@ -207,12 +212,12 @@ def _ask_slurm(job: MpiJob, names: Sequence[str]) -> dict[str, _Reply]:
     return {name: _Reply(found[name]) if name in found else lost for name in names}
 
 
-def _of_a_new_job(job: MpiJob) -> list[str]:
+def _of_a_new_job(job: HostsPlan) -> list[str]:
     """Return more words for an srun that has to ask for an allocation: account and partition."""
     if "SLURM_JOB_ID" in job.environment:
         return []
     # An error of srun that the hosts are busy is better than an endless wait in a queue.
-    return [*job.arguments, "--output=all", "--error=all", f"--immediate={TIMEOUT / 2:.0f}"]
+    return [*job.start.arguments, "--output=all", "--error=all", f"--immediate={TIMEOUT / 2:.0f}"]
 
 
 def _wait_for_srun(process: subprocess.Popen[str]) -> tuple[str, str]:
@@ -227,7 +232,7 @@ def _wait_for_srun(process: subprocess.Popen[str]) -> tuple[str, str]:
         return process.communicate()
 
 
-def _fault(job: MpiJob, name: str, reply: _Reply) -> str:
+def _fault(job: HostsPlan, name: str, reply: _Reply) -> str:
     """Return the fault of a host that cannot take part, and the remedy; "" if it can."""
     answer = reply.answer
     if answer is None:
@@ -243,7 +248,7 @@ def _fault(job: MpiJob, name: str, reply: _Reply) -> str:
         )
     if "ringar_error" in answer:
         return f"ringar there lacks a part: {answer['ringar_error']}; {this_ringar}"
-    if job.mpi != NONE and (fault := _fault_of_mpi(job.mpi, answer, install)):
+    if job.start.mpi != NONE and (fault := _fault_of_mpi(job.start.mpi, answer, install)):
         return fault
     if not answer["folder"]:
         return (
@@ -273,18 +278,18 @@ def _differs(there: Mpi | None, here: Mpi) -> bool:
     return there is None or (there.family, there.major) != (here.family, here.major)
 
 
-def _no_answer(job: MpiJob, name: str, reply: _Reply) -> str:
+def _no_answer(job: HostsPlan, name: str, reply: _Reply) -> str:
     said = reply.said or f"exit code {reply.code}, without a word"
     if reply.code in (126, 127):
         return (
             f"expected Python at {job.python}, as here, but it does not run there: {said}; "
             "install the same environment at the same path, or share the folder"
         )
-    if job.agent is None:
+    if job.start.agent is None:
         return f"no answer through srun: {said}; try: srun --nodelist={name} true"
     if is_this_host(name):
         return f"{job.python} does not answer: {said}"
     return (
         f"cannot be reached, or gives no answer: {said}; "
-        f"try: {' '.join(job.agent.command(name, ['true']))}"
+        f"try: {' '.join(job.start.agent.command(name, ['true']))}"
     )

@@ -48,12 +48,11 @@ class ExitStatus:
 
 @dataclass
 class Rank:
-    """One rank that was started. `status` is None while it runs."""
+    """One rank that was started. `status` is None while it runs; its standard error comes last."""
 
     plan: RankPlan
     process: subprocess.Popen[bytes]
-    stdout: Stream
-    stderr: Stream
+    streams: tuple[Stream, ...]
     status: ExitStatus | None = None
     stopped: bool = False  # the launcher had told it to stop before it ended
     recipient: int = 0  # the process that was told to stop
@@ -89,9 +88,14 @@ class Rank:
         return self.status is None and recipients.is_alive(self.recipient or self.pid)
 
     @property
-    def streams(self) -> tuple[Stream, Stream]:
-        """Its standard output and standard error."""
-        return self.stdout, self.stderr
+    def stdout(self) -> Stream:
+        """Its standard output."""
+        return self.streams[0]
+
+    @property
+    def stderr(self) -> Stream:
+        """Its standard error."""
+        return self.streams[-1]
 
     def has_ended(self) -> bool:
         """Set `status` if it has ended; return whether it has.

@@ -21,21 +21,26 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from ringar.launchers import clock, failures, graces, guard, signals, srun
+from ringar.launchers import clock, failures, graces, guard, janitor, signals, srun
 from ringar.launchers import hosts as hosts_module
-from ringar.launchers.check_build import ringar_version
 from ringar.launchers.command import Command, Start
+from ringar.launchers.ending import Ending
 from ringar.launchers.errors import UsageError
 from ringar.launchers.host_guard import ANSWER, BY_SLURM, VARIABLE
 from ringar.launchers.hosts import Host, is_this_host
-from ringar.launchers.local import LocalJob
+from ringar.launchers.installation import ringar_version
+from ringar.launchers.mpi import NONE
 from ringar.launchers.output import Stream
+from ringar.launchers.parts import Starter
 from ringar.launchers.plan import JobPlan, RankPlan
 from ringar.launchers.ranks import Rank, bound_to_launcher
+from ringar.launchers.reports import report
+from ringar.launchers.runner import Runner
 from ringar.launchers.ssh import Agent
 
 #: Seconds for the answers of all hosts; the check before the start has just heard from each.
@@ -56,188 +61,194 @@ _AT_ONCE = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
 def command(start: Start) -> Command:
     """Return the command that starts the ranks."""
+    start = watching(start)
     words = [sys.executable, "-m", "ringar.launchers.spread"]
     words += ["--hosts", ",".join(map(str, start.hosts)), "--export", ",".join(start.exported)]
     if start.agent is not None:
-        words += ["--agent", str(_watching(start.agent))]
+        words += ["--agent", str(start.agent)]
     if start.interfaces:
         words += ["--network-interface", ",".join(start.interfaces)]
     return Command((*words, *start.program))
 
 
-def _watching(agent: Agent) -> Agent:
-    """Return `agent` with the options by which ssh notices that a host is gone."""
-    if os.path.basename(agent.program[0]) != "ssh":
-        return agent
+def watching(start: Start) -> Start:
+    """Return `start` with the options by which ssh notices that a host is gone."""
+    if start.agent is None or os.path.basename(start.agent.program[0]) != "ssh":
+        return start
     options = ("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
-    return replace(agent, options=(*agent.options, *options))
+    return replace(start, agent=replace(start.agent, options=(*start.agent.options, *options)))
 
 
-class SpreadJob(LocalJob):
-    """A job whose processes on this host are the ways to its hosts: guards, and ssh to others.
+class Guards(Starter):
+    """The start of a job on its hosts; the processes here are the ways to guards: ssh, or srun.
 
     Args:
-        hosts: the hosts, with their ranks.
-        commands: the command for each process: one for each host, or one for all of them.
+        command_of: returns the command of a way, by its number.
         first_line: the job, as guards expect it.
-        for_ranks: what each rank is told beside the addresses.
-        job: its name.
-        max_failures: how many ranks may fail while the others go on.
+        kill_grace: seconds that the ranks of an elastic job have to save after a signal.
+
+    Attributes:
+        first_line: the job, as the next guard gets it.
+        on_answer: takes what a guard says.
     """
 
-    #: What the supervisor sends if the ranks have time to save: hosts get it, and end in time.
-    also_stops: tuple[int, ...] = (signals.ASK,)
-    stops_itself = False  # the supervisor does
+    on_answer: Callable[[Mapping[str, Any]], None]
 
     def __init__(
         self,
-        hosts: Sequence[Host],
-        commands: Sequence[Sequence[str]],
+        command_of: Callable[[int], Sequence[str]],
         first_line: dict[str, object],
-        for_ranks: dict[str, object],
-        job: str = "",
-        max_failures: int = 0,
+        kill_grace: float | None = None,
     ) -> None:
-        count = len(commands)
-        ways = tuple(RankPlan(i, count, i, count) for i in range(count))
-        super().__init__(JobPlan("spread", ("ringarrun",), ways))
-        self._hosts, self._commands, self._first_line = hosts, commands, first_line
-        self._for_ranks, self._name, self._max_failures = for_ranks, job, max_failures
-        self._addresses: dict[int, list[str]] = {}  # by host
-        self._answers_until = clock.now() + ANSWER_TIMEOUT
-        self._stdin_of_rank_0 = os.dup(0)
+        self._command_of, self._kill_grace = command_of, kill_grace
+        self.first_line = first_line
 
-    # Starting
+    @property
+    def passes_on(self) -> tuple[int, ...]:
+        """The signals for ranks, with that of a supervisor whose ranks have time to save."""
+        return (signals.ASK, *signals.USER)
 
-    def _make_segment(self) -> int:
-        return -1
+    def has_started(self, rank: Rank) -> None:
+        """Tell a guard the job."""
+        self.tell(rank, {**self.first_line, **rank.plan.files})
+        for fd in rank.plan.files.values():
+            os.close(fd)
 
-    def _start_janitor(self) -> None:
-        pass  # each host has its own
-
-    def _start(self) -> None:
-        super()._start()
-        for rank in self.ranks:
-            line = self._first_line
-            if self._starts_rank_0(rank.number):
-                line = {**line, "stdin": self._stdin_of_rank_0}
-            self._tell(rank, line)
-        os.close(self._stdin_of_rank_0)
-
-    def _starts_rank_0(self, number: int) -> bool:
-        """Return whether a process starts rank 0 without ssh, which could not pass a file on."""
-        return number == 0 and bool(self._commands) and self._commands[0][0] == "env"
-
-    def _spawn(self, plan: RankPlan, outputs: tuple[int, int]) -> subprocess.Popen[bytes]:
+    def spawn(self, plan: RankPlan, outputs: Mapping[str, int]) -> subprocess.Popen[bytes]:
+        """Start the way to a host; it inherits the files of the plan."""
         return subprocess.Popen(
-            self._command_of(plan),
+            self._command_of(plan.rank),
             stdin=subprocess.PIPE,
-            stdout=outputs[0],
-            stderr=outputs[1],
-            pass_fds=(self._stdin_of_rank_0,) if self._starts_rank_0(plan.rank) else (),
+            stdout=outputs["stdout"],
+            stderr=outputs["stderr"],
+            pass_fds=tuple(plan.files.values()),
             start_new_session=True,
             preexec_fn=bound_to_launcher(signal.SIGTERM),
         )
 
-    def _command_of(self, plan: RankPlan) -> Sequence[str]:
-        return self._commands[plan.rank]
-
-    def _stream(self, plan: RankPlan, name: str, fd: int) -> Stream:
-        screen = self._out if name == "stdout" else self._err
+    def stream(self, plan: RankPlan, name: str, fd: int) -> Stream:
+        """Return the stream that shows the ranks' output, and takes the answers of the guard."""
+        screen = self.runner.out if name == "stdout" else self.runner.err
         return Stream(fd, screen, live=plan.rank == 0, takes=self._take_answer, keeps=ANSWER)
 
     def _take_answer(self, line: bytes) -> bool:
-        """Take a line with the addresses of a host; the last one lets the ranks start."""
         if not line.startswith(ANSWER):
             return False
-        answer = json.loads(line[len(ANSWER) :])
-        self._addresses[answer["host"]] = answer["addresses"]
-        if len(self._addresses) == len(self._hosts):
-            ordered = [one for host in sorted(self._addresses) for one in self._addresses[host]]
-            world = {**self._for_ranks, "addresses": ordered, "secret": secrets.token_hex(32)}
-            for rank in self.ranks:
-                self._tell(rank, world)
+        self.on_answer(json.loads(line[len(ANSWER) :]))
         return True
 
-    def _tell(self, rank: Rank, what: object) -> None:
-        pipe = rank.process.stdin
+    def tell(self, way: Rank, what: object) -> None:
+        """Tell a guard something."""
+        pipe = way.process.stdin
         assert pipe is not None
         with contextlib.suppress(BrokenPipeError):  # its end says more
             pipe.write(json.dumps(what).encode() + b"\n")
             pipe.flush()
 
-    # Running
+    def stop(self) -> None:
+        """Tell the guards to stop their ranks."""
+        has_time = self.runner.stop.signal != 0 and self._kill_grace is not None
+        self._signal(signals.ASK if has_time else signal.SIGTERM)
 
-    def _step(self, now: float) -> bool:
-        self._check_answers(now)
-        return super()._step(now)
+    def kill(self) -> None:
+        """End the ways, and with them the guards."""
+        janitor.signal_groups([way.pid for way in self.runner.ranks], signal.SIGKILL)
 
-    def _check_answers(self, now: float) -> None:
-        late = [i for i in range(len(self._hosts)) if i not in self._addresses]
-        if late and now > self._answers_until and self._term_at is None:
-            names = ", ".join(self._hosts[i].name for i in late)
-            self._err.message(
+    def pass_on(self, number: int) -> None:
+        """Pass a signal on to the guards."""
+        self.runner.stop.passed_on.add(number)
+        self._signal(number)
+
+    def pause(self, number: int) -> None:
+        """Tell the guards to stop their ranks, or to let them go on."""
+        self._signal(number)
+
+    def _signal(self, number: int) -> None:
+        for way in self.runner.ranks:
+            self.tell(way, {"signal": number})
+
+
+class WayEnding(Ending):
+    """The ending of a job on its hosts, which may lose some; before it begins, all must answer.
+
+    Args:
+        guards: the ways to the hosts.
+        hosts: the hosts, with their ranks.
+        for_ranks: what each rank is told beside the addresses.
+        job: its name.
+        max_failures: how many ranks may fail while the others go on.
+    """
+
+    def __init__(
+        self,
+        guards: Guards,
+        hosts: Sequence[Host],
+        for_ranks: Mapping[str, object],
+        job: str,
+        max_failures: int,
+    ) -> None:
+        super().__init__()
+        self._guards, self._hosts, self._for_ranks = guards, hosts, for_ranks
+        self._job, self._max_failures = job, max_failures
+        self._addresses: dict[int, list[str]] = {}  # by host
+        self._answers_until = clock.now() + ANSWER_TIMEOUT
+        guards.on_answer = self._on_answer
+
+    def _on_answer(self, answer: Mapping[str, Any]) -> None:
+        """Take the addresses of a host; the last ones let the ranks start."""
+        self._addresses[answer["host"]] = answer["addresses"]
+        if len(self._addresses) == len(self._hosts):
+            ordered = [text for host in sorted(self._addresses) for text in self._addresses[host]]
+            world = {**self._for_ranks, "addresses": ordered, "secret": secrets.token_hex(32)}
+            for way in self.runner.ranks:
+                self._guards.tell(way, world)
+
+    def step(self, now: float) -> None:
+        """End the job if hosts do not answer."""
+        late = [host.name for i, host in enumerate(self._hosts) if i not in self._addresses]
+        if late and now > self._answers_until and self.stop.term_at is None:
+            self.runner.note(
                 f"expected an answer of every host in {ANSWER_TIMEOUT:.0f} s, received none of "
-                f"{names}; nothing was started"
+                f"{', '.join(late)}; nothing was started"
             )
-            self._on_signal(signal.SIGTERM)
+            self.runner.on_signal(signal.SIGTERM)
 
-    def _on_signal(self, number: int) -> None:
-        if number in (signals.ASK, *signals.USER):
-            self._passed_on.add(number)
-            self._tell_guards(number)
-        else:
-            super()._on_signal(number)
-
-    def _stop_or_go_on(self, number: int) -> None:
-        (clock.stop if number == signal.SIGTSTP else clock.go_on)()
-        self._tell_guards(number)
-
-    def _timeout(self, now: float) -> float | None:
-        timeout = super()._timeout(now)
+    def timeout(self, timeout: float | None) -> float | None:
+        """Return how long to wait for the next look for hosts that do not answer."""
         if len(self._addresses) < len(self._hosts):
-            timeout = min(_LOOK, _LOOK if timeout is None else timeout)
+            return _LOOK if timeout is None else min(_LOOK, timeout)
         return timeout
 
-    def _stop_ranks(self) -> None:
-        self._tell_guards(signal.SIGTERM)
+    def goes_on(self) -> bool:
+        """Return whether only hosts are lost whose ranks may all fail."""
+        ranks = sum(self._hosts[way.number].slots for way in self.failures if _is_lost(way))
+        are_lost = all(map(_is_lost, self.failures))
+        return are_lost and ranks <= self._max_failures and len(self.runner.ranks) > 1
 
-    def _stop_helpers(self) -> None:
-        pass  # guards do
-
-    def _tell_guards(self, number: int) -> None:
-        for rank in self.ranks:
-            self._tell(rank, {"signal": number})
-
-    def _kill_grace(self) -> float:
-        return graces.KILL + graces.SETTLE  # guards take the first of these
-
-    # The end
-
-    def _goes_on(self) -> bool:
-        lost = sum(self._hosts[way.number].slots for way in self.failures if _is_lost(way))
-        guards_failed = not all(map(_is_lost, self.failures))
-        return not guards_failed and lost <= self._max_failures and len(self._commands) > 1
-
-    def _on_allowed_failure(self, rank: Rank) -> None:
+    def on_allowed_failure(self, rank: Rank) -> None:
         """Report the ranks of a host that is lost; the supervisor may know of some."""
         self._report_way(rank)
-        ranks = [number for number, host in enumerate(self._hosts) for _ in range(host.slots)]
-        for one in (one for one, number in enumerate(ranks) if number == rank.number):
-            way = f"{self._name}.{rank.number}", one, len(ranks), self._hosts[rank.number].name
-            ending = f"failed with its host: the way to it {failures.ending(rank)}"
-            self._err.line(guard.report(*way, ending).encode())
+        numbers = [number for number, host in enumerate(self._hosts) for _ in range(host.slots)]
+        name = self._hosts[rank.number].name
+        ending = f"failed with its host: the way to it {failures.ending(rank)}"
+        for lost in (lost for lost, number in enumerate(numbers) if number == rank.number):
+            text = report(f"{self._job}.{rank.number}", lost, len(numbers), name, ending)
+            self.runner.err.line(text.encode())
 
-    def _report(self) -> None:
+    def kill_grace(self) -> float:
+        """Return the seconds from SIGTERM to SIGKILL, of which guards take the first ones."""
+        return graces.KILL + graces.SETTLE
+
+    def report(self) -> None:
         """Name the hosts whose connection has ended; guards report all else by themselves."""
-        if not self._goes_on():
-            for rank in filter(_is_lost, self.failures):
-                self._report_way(rank)
+        if not self.goes_on():
+            for way in filter(_is_lost, self.failures):
+                self._report_way(way)
 
     def _report_way(self, way: Rank) -> None:
-        of_each = len(self._commands) == len(self._hosts)
+        of_each = len(self.runner.ranks) == len(self._hosts)
         name = self._hosts[way.number].name if of_each else "srun"
-        self._err.message(
+        self.runner.note(
             f"{name}: the way to it {failures.ending(way)}; the host or the connection "
             "to it may be gone"
         )
@@ -248,41 +259,33 @@ def _is_lost(way: Rank) -> bool:
     return way.status is not None and (way.status.code == 255 or bool(way.status.signal))
 
 
-def _commands(options: argparse.Namespace) -> list[list[str]]:
-    """Return the command for each host, or the one of srun for all of them."""
-    if not options.agent:
-        return [_of_srun(options.hosts, BY_SLURM, options.guard)]
-    return [command_for(options, number, host) for number, host in enumerate(options.hosts)]
-
-
-def command_for(options: argparse.Namespace, number: int, host: Host) -> list[str]:
+def command_for(start: Start, number: int, host: Host) -> list[str]:
     """Return the command that starts the guard of one host."""
-    if not options.agent:
-        return _of_srun([host], str(number), options.guard)
-    words = ["env", f"{VARIABLE}={number}", *options.guard]
-    agent = shlex.split(options.agent)
-    if is_this_host(host.name) and CLUSTER_AGENT not in agent:
+    if start.agent is None:
+        return _of_srun([host], str(number), start.program)
+    words = ["env", f"{VARIABLE}={number}", *start.program]
+    if is_this_host(host.name) and CLUSTER_AGENT not in start.agent.program:
         return words
     words[1:1] = [f"{name}={os.environ[name]}" for name in _AT_ONCE if name in os.environ]
-    return [*agent, host.name, shlex.join(words)]
+    return start.agent.command(host.name, words)
 
 
-def _of_srun(hosts: Sequence[Host], number: str, guard: Sequence[str]) -> list[str]:
+def _of_srun(hosts: Sequence[Host], number: str, program: Sequence[str]) -> list[str]:
     count = len(hosts)
     words = [*srun.basic(os.environ), "--mpi=none", f"--nodes={count}", f"--ntasks={count}"]
     words += ["--ntasks-per-node=1", f"--nodelist={','.join(host.name for host in hosts)}"]
     words += ["--cpu-bind=none", "--input=all", "--export=ALL", "--kill-on-bad-exit=0"]
-    return [*words, "env", f"{VARIABLE}={number}", *guard]
+    return [*words, "env", f"{VARIABLE}={number}", *program]
 
 
-def first_line(options: argparse.Namespace) -> dict[str, object]:
+def first_line(start: Start) -> dict[str, object]:
     """Return the job, as guards expect it."""
     return {
         "ringar": ringar_version(),
-        "hosts": [(host.name, host.slots) for host in options.hosts],
+        "hosts": [(host.name, host.slots) for host in start.hosts],
         "folder": os.getcwd(),
-        "environment": {name: os.environ[name] for name in options.export if name in os.environ},
-        "interfaces": options.network_interface,
+        "environment": {name: os.environ[name] for name in start.exported if name in os.environ},
+        "interfaces": start.interfaces,
         "seen_at": _names(os.environ.get(SEEN_AT_VARIABLE, "")),
     }
 
@@ -304,31 +307,48 @@ def for_ranks() -> dict[str, object]:
         ) from error
 
 
-def _names(text: str) -> list[str]:
-    return text.split(",") if text else []
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(",")) if text else ()
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the options that `command` writes."""
+def parse(arguments: Sequence[str] | None) -> Start:
+    """Read the words that `command` writes."""
     parser = argparse.ArgumentParser(prog="ringar.launchers.spread", description=__doc__)
     parser.add_argument("--hosts", type=hosts_module.parse, required=True, help="as ringarrun's")
-    parser.add_argument("--export", type=_names, default=[], help="variables for all hosts")
-    parser.add_argument("--agent", default="", help="ssh and its options; none: srun")
-    parser.add_argument("--network-interface", type=_names, default=[], help="as ringarrun's")
+    parser.add_argument("--export", type=_names, default=(), help="variables for all hosts")
+    parser.add_argument("--agent", help="ssh and its options; none: srun")
+    parser.add_argument("--network-interface", type=_names, default=(), help="as ringarrun's")
     parser.add_argument(
         "guard", nargs=argparse.REMAINDER, help="the guard of each host, and what ranks run"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    return Start(
+        program=tuple(options.guard),
+        num_proc=sum(host.slots for host in options.hosts),
+        hosts=tuple(options.hosts),
+        exported=options.export,
+        mpi=NONE,
+        agent=Agent(tuple(shlex.split(options.agent))) if options.agent else None,
+        interfaces=options.network_interface,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a job to its end and return its exit code."""
-    options = parse(arguments)
+    start = parse(arguments)
     try:
-        commands, line = _commands(options), first_line(options)
-        guards = guard.parser(None).parse_args(options.guard[3:])  # behind "python -m MODULE"
-        job = SpreadJob(options.hosts, commands, line, for_ranks(), guards.job, guards.max_failures)
-        return job.run()
+        if start.agent is None:
+            commands = [_of_srun(start.hosts, BY_SLURM, start.program)]
+        else:
+            commands = [command_for(start, i, host) for i, host in enumerate(start.hosts)]
+        guards = Guards(commands.__getitem__, first_line(start))
+        words = guard.parser(None).parse_args(start.program[3:])  # behind "python -m MODULE"
+        ending = WayEnding(guards, start.hosts, for_ranks(), words.job, words.max_failures)
+        ways = [RankPlan(i, len(commands), i, len(commands)) for i in range(len(commands))]
+        if commands[0][0] == "env":  # no ssh, which could not pass the file on
+            ways[0] = replace(ways[0], files={"stdin": os.dup(0)})
+        job = JobPlan("spread", ("ringarrun",), tuple(ways))
+        return Runner(job, guards, ending, asked_by=signals.ASK).run()
     except UsageError as error:
         print(f"ringarrun: error: {error}", file=sys.stderr)
         return error.code

@@ -24,7 +24,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ringar.launchers import graces, partition
+from ringar.launchers import failures, graces, partition
 from ringar.launchers.discovery import Discovery
 from ringar.launchers.fleet import End, Fleet
 from ringar.launchers.roster import Member, Roster, Slots, Stage
@@ -77,8 +77,9 @@ class Worlds:
     @property
     def cause(self) -> End | None:
         """The end that made others fail, if the job has failed."""
-        own = [end for end in self.failures if not end.grace]
-        return next(iter([*own, *self.failures]), None)
+        if not self.failures:
+            return None
+        return failures.first_cause(self.failures, lambda end: end.grace > 0)
 
     # What the fleet tells
 

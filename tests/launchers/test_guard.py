@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from ringar.launchers.check_build import ringar_version
 from ringar.launchers.errors import UsageError
-from ringar.launchers.guard import Place, place, reports
+from ringar.launchers.guard import Place, place
 from ringar.launchers.host_guard import Control, take
+from ringar.launchers.installation import ringar_version
+from ringar.launchers.reports import reports
 from tests.launchers.helpers import QUICK, Launcher, python, shell, wait_until
 
 GUARD = (sys.executable, "-m", "ringar.launchers.guard", "--job", "test", "--grace", "0.1")

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from ringar.launchers import preflight
-from ringar.launchers.command import Command
+from ringar.launchers.command import Command, Start
 from ringar.launchers.errors import UsageError
 from ringar.launchers.hosts import Host
 from ringar.launchers.mpi import OPEN_MPI, Mpi
-from ringar.launchers.mpi_plan import MpiJob
+from ringar.launchers.mpi_plan import HostsPlan
 from ringar.launchers.program import Program
 from ringar.launchers.ssh import Agent
 from ringar.version import __version__
@@ -78,18 +78,16 @@ def job(
     script: str = "",
     module: str = "",
     python: str = sys.executable,
-) -> MpiJob:
-    return MpiJob(
+) -> HostsPlan:
+    hosts = tuple(Host(name) for name in names)
+    return HostsPlan(
         job="test",
-        size=len(names),
         launcher="mpirun",
-        mpi=Mpi(OPEN_MPI, "5.0.11"),
+        start=Start((), len(names), hosts, (), Mpi(OPEN_MPI, "5.0.11"), agent=agent),
         command=Command(()),
         environment={"PATH": "/usr/bin:/bin"},
-        hosts=tuple(Host(name) for name in names),
         python=python,
         program=Program((program,), script, module),
-        agent=agent,
         failure_grace=1.0,
     )
 
@@ -207,15 +205,15 @@ def test_a_ringar_that_cannot_be_imported_says_why(tmp_path: Path, text: str, fa
     assert fault in str(answer["ringar_error"])
 
 
-def srun_job(folder: Path, srun: str, *names: str, **more: str) -> MpiJob:
+def srun_job(folder: Path, srun: str, *names: str, **more: str) -> HostsPlan:
     """A job that srun starts, with an srun that does `srun`; its words go to the file `asked`."""
     write(folder / "srun", f"""printf '%s\\n' "$@" >>{folder}/asked\n{srun}""")
+    plan = job(Agent(), *names)
     return replace(
-        job(Agent(), *names),
+        plan,
         launcher="srun",
-        agent=None,
+        start=replace(plan.start, agent=None, arguments=("--partition=gpu",)),
         environment={"PATH": f"{folder}:/usr/bin:/bin", **more},
-        arguments=("--partition=gpu",),
     )
 
 

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from ringar.launchers import supervisor
-from ringar.launchers.command import Command
+from ringar.launchers.command import Command, Start
 from ringar.launchers.mpi import OPEN_MPI, Mpi
-from ringar.launchers.mpi_plan import MpiJob
+from ringar.launchers.mpi_plan import HostsPlan
 from ringar.launchers.program import Program
 
 WELL = "ringarrun ab12.{0}: rank {0} of 2 on h{0} ended well\n"
@@ -23,17 +23,14 @@ def run(
     """The exit code and the screen of a job whose mpirun says `pieces`, and then ends."""
     # Each piece is read by itself; none is empty.
     script = f'for piece; do printf %s "$piece" >&2; sleep 0.03; done; {end} {code}'
-    job = MpiJob(
+    job = HostsPlan(
         job="ab12",
-        size=2,
         launcher="mpirun",
-        mpi=Mpi(OPEN_MPI, "5.0.11"),
+        start=Start((), 2, (), (), Mpi(OPEN_MPI, "5.0.11")),
         command=Command(("sh", "-c", script, "mpirun", *pieces)),
         environment=os.environ,
-        hosts=(),
         python="python",
         program=Program(("train.py",)),
-        agent=None,
         failure_grace=60.0,
     )
     capfd.readouterr()

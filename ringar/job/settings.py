@@ -126,7 +126,7 @@ OF_USERS = (
         "NCCL",
     ),
     Setting(
-        "OFFLOAD_FOLDER", "folder", "that of temporary files", "keras.offload",
+        "OFFLOAD_FOLDER", "folder", "that of temporary files", "keras.zero.offload",
         'where `DistributedOptimizer(offload="disk")` keeps files of slots ([Sharded '
         "training](../sharded.md#slots-on-disk-or-in-the-hosts-memory))",
     ),

@@ -25,7 +25,7 @@ from ringar.keras.predict import predict
 from ringar.keras.seeds import separate_seeds, set_random_seed
 from ringar.keras.tape import DistributedGradientTape
 from ringar.keras.tuning.loop import autotune
-from ringar.keras.units import gather_together, sharded_weights
+from ringar.keras.zero.units import gather_together, sharded_weights
 
 __all__ = [
     "DistributedGradientTape",

@@ -32,8 +32,9 @@ import tensorflow as tf
 
 from ringar import hooks
 from ringar.collectives.branches import act_if
-from ringar.keras import first_step, slot_files
+from ringar.keras import first_step
 from ringar.keras.exchange import Exchange
+from ringar.keras.zero import slot_files
 from ringar.sharding.slots import inner_optimizer
 from ringar.sharding.variable_slice import wholes
 

@@ -24,9 +24,9 @@ from ringar.job import log
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import training_state
 from ringar.keras.optimizer import build_exchange
-from ringar.keras.slot_files import on_first_rank_of
 from ringar.keras.synchronize import broadcast_model
 from ringar.keras.whole_file import written_whole
+from ringar.keras.zero.slot_files import on_first_rank_of
 
 _log = log.logger(__name__)
 

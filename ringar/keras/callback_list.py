@@ -32,8 +32,8 @@ from ringar.keras.backup import Backup, Settings, tell
 from ringar.keras.fitting import Coordinated
 from ringar.keras.replay import Replay
 from ringar.keras.save_on_signal import SaveOnSignal
-from ringar.keras.slot_files import exchange_of
 from ringar.keras.whole_file import SavedWhole
+from ringar.keras.zero.slot_files import exchange_of
 from ringar.sharding.cut import cut_of
 
 _K = keras.callbacks

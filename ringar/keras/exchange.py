@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ringar.collectives.ops import ReduceOp
     from ringar.job.process_sets import ProcessSet
-    from ringar.keras.offload import Offload
+    from ringar.keras.zero.offload import Offload
     from ringar.sharding.grid import Grid
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ringar.collectives.compression import Compressor
     from ringar.collectives.ops import ReduceOp
     from ringar.collectives.powersgd import PowerSGD
-    from ringar.keras.offload import Kind
     from ringar.keras.sharded import Stage
+    from ringar.keras.zero.offload import Kind
     from ringar.sharding.grid import Grid
     from ringar.sharding.slice_ranks import ShardRanks
 

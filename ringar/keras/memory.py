@@ -19,16 +19,16 @@ import tensorflow as tf
 
 from ringar.collectives.dtypes import ITEM_BYTES
 from ringar.job import place
-from ringar.keras import units
 from ringar.keras.optimizer_copy import copy_of
 from ringar.keras.sharded import STAGES, check_elementwise
+from ringar.keras.zero import units
 from ringar.sharding import slots
 from ringar.sharding.slots import inner_optimizer
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ringar.keras.offload import Kind
+    from ringar.keras.zero.offload import Kind
 
 _MIB = 2**20
 
@@ -134,7 +134,9 @@ def memory_report(
     gradients = sum(map(_bytes, trained))
     of_variables, others = _slots_of(optimizer, trained)
     activations = None if batch is None else _activations(model, batch, gradients)
-    held = units.most_gathered(model)  # two units behind each other: the second is prefetched
+    held = units.most_gathered(
+        model, _bytes
+    )  # two units behind each other: the second is prefetched
     rows = []
     for shard in (None, *STAGES):
         for size in ranks:

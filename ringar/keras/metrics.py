@@ -27,7 +27,6 @@ from ringar.collectives.call import Call
 from ringar.errors import UnsupportedError
 from ringar.job import log, place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import forward
 from ringar.keras.metric_states import (
     Logs,
     Shapes,
@@ -40,6 +39,7 @@ from ringar.keras.metric_states import (
     states_of,
 )
 from ringar.keras.optimizer import grid_of
+from ringar.keras.zero import forward
 from ringar.sharding.cut import cut_of
 
 _AT_THE_END = "_get_metrics_result_or_logs"

@@ -42,8 +42,8 @@ from ringar.collectives.ops import Sum
 from ringar.errors import MismatchError
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras.combine_rules import CALL, Combine, Rules, require_rules
+from ringar.keras.zero.weight_slice import is_sharded
 from ringar.sharding.cut import cut_of
-from ringar.sharding.sharded_variable import is_sharded
 
 _FURTHEST = "furthest"  # the value of the rank that has taken every step
 

@@ -13,12 +13,12 @@ from ringar.collectives.powersgd import PowerSGD
 from ringar.errors import NotInitializedError
 from ringar.job import place
 from ringar.keras import keras_2
-from ringar.keras import offload as offloads
 from ringar.keras.apply import DistributedMixin, make_distributed
 from ringar.keras.exchange import Exchange, exchange_of
 from ringar.keras.grid_reduction import reducing
 from ringar.keras.reduction import Reduction
 from ringar.keras.sharded import STAGES, Stage, check, check_arguments, sharding
+from ringar.keras.zero import offload as offloads
 from ringar.sharding import slots
 from ringar.sharding.slice_ranks import Slicing
 from ringar.sharding.slots import inner_optimizer, with_nested

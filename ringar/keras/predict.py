@@ -21,8 +21,9 @@ from ringar.collectives.call import Call
 from ringar.collectives.dtypes import Arrays
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import forward, ragged
+from ringar.keras import ragged
 from ringar.keras.metrics import ranks_with_data
+from ringar.keras.zero import forward
 
 _CALL = Call("ringar.predict")
 _NAME = "predict"

@@ -17,8 +17,8 @@ from ringar.job import log
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import keras_2
 from ringar.keras.backup import Backup
-from ringar.keras.slot_files import on_first_rank_of
 from ringar.keras.whole_file import SavedWhole
+from ringar.keras.zero.slot_files import on_first_rank_of
 
 _log = log.logger(__name__)
 _SAME = 1.0  # seconds within which a signal that comes again is the same one

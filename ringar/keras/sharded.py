@@ -18,7 +18,7 @@ from ringar.sharding.slice_ranks import Slicing
 from ringar.sharding.slots import NOT_ELEMENTWISE, inner_optimizer, with_nested
 
 if TYPE_CHECKING:
-    from ringar.keras.offload import Offload
+    from ringar.keras.zero.offload import Offload
     from ringar.sharding.grid import Grid
     from ringar.sharding.slice_ranks import ShardRanks
 

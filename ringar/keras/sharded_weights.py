@@ -26,14 +26,15 @@ from ringar.collectives.shares import WHOLE
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import or_all
-from ringar.keras import gathering, passes, share, units
+from ringar.keras import share
 from ringar.keras.exchange import Variables
-from ringar.keras.passes import Plan
 from ringar.keras.reduce_scatter import ReduceScatter
 from ringar.keras.reduction import tensor_like
 from ringar.keras.variable_slices import VariableSlices, is_overwritten
+from ringar.keras.zero import gathering, passes, units
+from ringar.keras.zero.passes import Plan
+from ringar.keras.zero.weight_slice import WeightSlice, is_of_keras, is_sharded, slice_of
 from ringar.sharding.cut import cut_of
-from ringar.sharding.sharded_variable import WeightSlice, is_of_keras, is_sharded, slice_of
 from ringar.sharding.variable_slice import VariableSlice
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from ringar.collectives import broadcast_variables
 from ringar.collectives.digest import digest
 from ringar.keras.share import optimizers_of
+from ringar.keras.zero.weight_slice import is_sharded
 from ringar.sharding import slots
 from ringar.sharding.cut import Cut, cut_of
-from ringar.sharding.sharded_variable import is_sharded
 
 if TYPE_CHECKING:
     from ringar.job.process_sets import ProcessSet

@@ -21,9 +21,9 @@ from ringar.collectives import allgather_object, broadcast_object
 from ringar.collectives.digest import digest
 from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import callback_traits, share
+from ringar.keras.zero.weight_slice import is_sharded
 from ringar.sharding import slots
 from ringar.sharding.cut import cut_of
-from ringar.sharding.sharded_variable import is_sharded
 from ringar.sharding.variable_slice import VariableSlice
 from ringar.sharding.whole import joined
 

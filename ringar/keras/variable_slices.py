@@ -21,7 +21,7 @@ from ringar.sharding.slice_ranks import Slicing
 from ringar.sharding.variable_slice import VariableSlice
 
 if TYPE_CHECKING:
-    from ringar.keras.offload import Offload
+    from ringar.keras.zero.offload import Offload
     from ringar.sharding.slice_ranks import SliceRanks
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from ringar.keras.slot_files import only_answers
+from ringar.keras.zero.slot_files import only_answers
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import ringar
 from ringar.errors import UnsupportedError
-from ringar.keras.offload import OnDiskSlot
+from ringar.keras.zero.offload import OnDiskSlot
 from tests.keras import common
 from tests.keras.test_sharded import OPTIMIZERS, variables
 from tests.keras.test_sharded_files import assert_same, state

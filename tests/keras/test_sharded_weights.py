@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import ringar
-from ringar.sharding.sharded_variable import is_sharded, slice_of
+from ringar.keras.zero.weight_slice import is_sharded, slice_of
 from tests.keras import common, uneven
 from tests.keras.test_sharded import OPTIMIZERS, SHAPES, STEPS, words_model
 from tests.plugin import fast_if

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 import ringar
 from ringar.errors import UnsupportedError
-from ringar.keras import regather
-from ringar.sharding.sharded_variable import is_sharded
+from ringar.keras.zero import regather
+from ringar.keras.zero.weight_slice import is_sharded
 from tests.keras import common
 from tests.plugin import fast_if, run_job
 

@@ -30,17 +30,17 @@ from tensorflow.python.framework import ops as tf_ops
 from ringar.collectives import grouped_allgather
 from ringar.collectives.compiled import is_compiling
 from ringar.job.process_sets import ProcessSet
-from ringar.keras import regather
-from ringar.keras.passes import Pass, Trainer, own_tensors, without_gradients
-from ringar.sharding.sharded_variable import WeightSlice, slice_of
-from ringar.sharding.whole_weight import WholeWeight
+from ringar.keras.zero import regather
+from ringar.keras.zero.passes import Pass, Trainer, local_tensors
+from ringar.keras.zero.weight_slice import WeightSlice, slice_of
+from ringar.keras.zero.whole_weight import WholeWeight
 
 
 class Unit:
     """Gather some weights in a pass.
 
     Args:
-        of: the pass.
+        pass_: the pass.
         variables: the sharded variables.
         dtypes: for each, the dtype in which it is needed.
         inputs: tensors that the unit needs, for the gathering of the unit behind it.
@@ -49,7 +49,7 @@ class Unit:
         reaches_back: whether the backward pass goes on to the unit before it.
 
     Attributes:
-        visible: the whole weights, by the identities of the variables.
+        weights: the whole weights, by the identities of the variables.
         calls_left: the calls of a group that are still to come.
     """
 
@@ -57,7 +57,7 @@ class Unit:
 
     def __init__(
         self,
-        of: Pass,
+        pass_: Pass,
         variables: Sequence[Any],
         dtypes: Sequence[Any],
         inputs: Sequence[Any] = (),
@@ -65,32 +65,31 @@ class Unit:
         is_watched: bool = False,
         reaches_back: bool = False,
     ) -> None:
-        self._pass = of
+        self._pass = pass_
         self._slices = [slice_of(variable) for variable in variables]
         self._dtypes = list(dtypes)
-        self._number = of.number()
-        self._before = of.units[-1] if of.units else None
-        self.inputs = own_tensors(inputs)
-        self._seen: set[int] = set()
-        self._again: dict[int, tf.Tensor] = {}
-        self._since: int | None = None
+        self._number = next(pass_.numbers)
+        self._before = pass_.units[-1] if pass_.units else None
+        self.inputs = local_tensors(inputs)
+        self._connected: set[int] = set()
+        self._copies: dict[int, tf.Tensor] = {}
+        self._backward: int | None = None
         self._is_trained = [bool(variable.trainable) for variable in variables]
         # Frozen weights at the beginning of a model have no backward pass.
         records = tape_record.could_possibly_record() and (is_watched or any(self._is_trained))
         with nullcontext() if records else tape_record.stop_recording():
-            self._reads = [its.read() for its in self._slices]
-        self._is_large = [len(its.whole.shape) > 1 for its in self._slices]
-        self._drops = of.graph is not None and records and reaches_back and any(self._is_large)
+            self._reads = [part.read() for part in self._slices]
+        self._is_large = [len(part.whole.shape) > 1 for part in self._slices]
+        self._drops = pass_.graph is not None and records and reaches_back and any(self._is_large)
         if is_called:
-            of.units.append(self)
-        after = [*self._before.inputs, of.answer] if self._before is not None else [of.answer]
-        wholes = self._link(after) if records else self._gather(self._reads, after)
-        self._wholes = wholes
-        self.visible = {
-            id(v): WholeWeight(v, whole) for v, whole in zip(variables, wholes, strict=True)
+            pass_.units.append(self)
+        after = [*([] if self._before is None else self._before.inputs), pass_.answer]
+        self._wholes = self._link(after) if records else self._gather(self._reads, after)
+        self.weights = {
+            id(v): WholeWeight(v, whole) for v, whole in zip(variables, self._wholes, strict=True)
         }
 
-    def left(self, output: Any) -> Any:
+    def leave(self, output: Any) -> Any:
         """Return an output of a layer of this unit, which tells when the backward pass comes."""
         is_tensor = isinstance(output, tf.Tensor) and output.dtype.is_floating
         if not self._drops or not is_tensor:
@@ -122,7 +121,7 @@ class Unit:
             @tf.custom_gradient
             def link(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[Any], Any]]:
                 def backward(upstream: Any) -> tf.Tensor:
-                    self._seen.add(number)
+                    self._connected.add(number)
                     return tf.ensure_shape(tf.convert_to_tensor(upstream), x.shape)
 
                 return tf.identity(x), backward
@@ -139,8 +138,8 @@ class Unit:
         # Ranks must all compile a gathering, or none.
         alone = tf.function(gather, jit_compile=True, autograph=False) if is_compiling() else gather
         self._pass.plan.gathers.append(alone)
-        self._pass.plan.entries.append(without_gradients(gather))
-        with tf.control_dependencies(own_tensors(after)):
+        self._pass.plan.entries.append(lambda _: gather())
+        with tf.control_dependencies(local_tensors(after)):
             return gather(reads)
 
     def _begin_backward(self, upstream: Any) -> None:
@@ -151,9 +150,9 @@ class Unit:
                 unit._gather_again(upstream)
 
     def _gather_again(self, upstream: Any) -> None:
-        if self._since is not None:
+        if self._backward is not None:
             return
-        self._since = regather.place()
+        self._backward = regather.place()
         large = [i for i, is_large in enumerate(self._is_large) if is_large]
         gather = functools.partial(
             gathered,
@@ -162,29 +161,31 @@ class Unit:
             f"weights/gather_again_{self._number}",
             self._pass.process_set,
         )
-        self._pass.plan.entries.append(without_gradients(gather))
+        self._pass.plan.entries.append(lambda _: gather())
         with tf.control_dependencies([tf.convert_to_tensor(upstream)]):
             wholes = gather([self._reads[i] for i in large])
-        self._again = dict(zip(large, wholes, strict=True))
+        self._copies = dict(zip(large, wholes, strict=True))
 
     def _reduce(self, *upstream: Any) -> list[Any]:
         """Return the gradients of the slices, reduced; None for frozen and unconnected weights."""
-        for number, whole in self._again.items():
-            assert self._since is not None
-            regather.redirect(self._wholes[number], whole, self._since)
-        self._again = {}
-        seen = [i for i in sorted(self._seen) if self._is_trained[i]]
+        for number, copy in self._copies.items():
+            assert self._backward is not None
+            regather.redirect(self._wholes[number], copy, self._backward)
+        self._copies = {}
+        trained = [i for i in sorted(self._connected) if self._is_trained[i]]
         reduced: list[Any] = [None] * len(self._slices)
-        if not seen:
+        if not trained:
             return reduced
         trainer, weight = self._pass.trainer, self._pass.weight()
         assert trainer is not None
-        slices = [self._slices[i] for i in seen]
+        slices = [self._slices[i] for i in trained]
         name = f"gradients/scatter_{self._number}"
         self._pass.plan.entries.append(functools.partial(_scatter_zeros, trainer, slices, name))
-        flat = [tf.reshape(tf.cast(upstream[i], self._slices[i].storage.dtype), [-1]) for i in seen]
-        for i, own in zip(seen, trainer.scatter(slices, flat, weight, name), strict=True):
-            reduced[i] = own
+        flat = [
+            tf.reshape(tf.cast(upstream[i], self._slices[i].storage.dtype), [-1]) for i in trained
+        ]
+        for i, gradient in zip(trained, trainer.scatter(slices, flat, weight, name), strict=True):
+            reduced[i] = gradient
         return reduced
 
 
@@ -197,22 +198,22 @@ def gathered(
 ) -> list[tf.Tensor]:
     """Return whole weights; without `reads`, of what the slices are now."""
     # Compiled code knows the shapes before, and needs equal numbers of rows.
-    padded, own = is_compiling(), []
-    for its, dtype, read in zip(slices, dtypes, reads or [s.read() for s in slices], strict=True):
-        part = tf.cast(read, dtype)
-        own.append(part if padded or its.count == its.shape[0] else part[: its.count])
+    is_padded, tensors = is_compiling(), []
+    reads = reads or [part.read() for part in slices]
+    for part, dtype, read in zip(slices, dtypes, reads, strict=True):
+        tensor = tf.cast(read, dtype)
+        tensors.append(tensor if is_padded or part.count == part.shape[0] else tensor[: part.count])
+    flats = grouped_allgather(tensors, name=name, process_set=process_set)
     return [
-        tf.reshape(its.joined(flat) if padded else flat, its.whole.shape)
-        for its, flat in zip(
-            slices, grouped_allgather(own, name=name, process_set=process_set), strict=True
-        )
+        tf.reshape(part.joined(flat) if is_padded else flat, part.whole.shape)
+        for part, flat in zip(slices, flats, strict=True)
     ]
 
 
 def _scatter_zeros(
     trainer: Trainer, slices: Sequence[WeightSlice], name: str, gradients: dict[Any, tf.Tensor]
 ) -> None:
-    zeros = [tf.zeros([its.elements], its.storage.dtype) for its in slices]
-    for its, own in zip(slices, trainer.scatter(slices, zeros, None, name), strict=True):
-        key = its._unique_id
-        gradients[key] = gradients[key] + own if key in gradients else own
+    zeros = [tf.zeros([part.elements], part.storage.dtype) for part in slices]
+    for part, gradient in zip(slices, trainer.scatter(slices, zeros, None, name), strict=True):
+        key = part._unique_id
+        gradients[key] = gradients[key] + gradient if key in gradients else gradient

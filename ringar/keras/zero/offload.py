@@ -113,16 +113,16 @@ class OnDisk(Offload):
     def slot(self, part: Any, name: str, initializer: Any) -> OnDiskSlot:
         """Make a slot, as `Offload.slot` does. An error of the disk is told by `meet`."""
         shape = tuple(int(d) for d in part.shape)
-        made = OnDiskSlot(self, name, shape, keras.backend.standardize_dtype(part.dtype))
+        slot = OnDiskSlot(self, name, shape, keras.backend.standardize_dtype(part.dtype))
         try:
-            made.begin = self._reserve(made.nbytes)
+            slot.begin = self._reserve(slot.nbytes)
         except OSError as error:
             self._failure = error
         initial = keras.initializers.get(initializer)
         if not isinstance(initial, keras.initializers.Zeros):  # of which a new file is made
             with tf.init_scope():
-                made.assign(initial(shape, dtype=made.dtype))
-        return made
+                slot.assign(initial(shape, dtype=slot.dtype))
+        return slot
 
     def meet(self, process_set: ProcessSet | None) -> None:
         """Check on all ranks whether each has room for its slots. Collective.
@@ -140,14 +140,14 @@ class OnDisk(Offload):
         ranks = or_all(process_set)
         with tf.init_scope():
             of_ranks = allgather_object(failure, name="offload", process_set=process_set)
-        failures = zip(ranks.ranks, of_ranks, strict=True)
-        told = [f"{text} (rank {rank})" for rank, text in failures if text is not None]
-        if told:
+        texts = zip(ranks.ranks, of_ranks, strict=True)
+        failures = [f"{text} (rank {rank})" for rank, text in texts if text is not None]
+        if failures:
             self._has_met = False  # a later step must not begin without slots
             raise OSError(
                 f'rank {place.rank()} | DistributedOptimizer(offload="disk"): expected a folder '
                 f"with room for the {self._bytes} bytes of a rank's slots, received "
-                f"{', '.join(told)}; make room, or name another folder by `offload_folder` or "
+                f"{', '.join(failures)}; make room, or name another folder by `offload_folder` or "
                 f"{FOLDER_VARIABLE}, and then make a new optimizer"
             )
 
@@ -168,17 +168,17 @@ class OnDisk(Offload):
     def read(self, begin: int, array: np.ndarray) -> np.ndarray:
         """Fill an array with what is at a place in the file."""
         view = array.reshape(-1).view(np.uint8).data
-        done = 0
-        while self._file is not None and self._failure is None and done < len(view):
-            done += os.preadv(self._file.fileno(), [view[done:]], begin + done)
+        count = 0
+        while self._file is not None and self._failure is None and count < len(view):
+            count += os.preadv(self._file.fileno(), [view[count:]], begin + count)
         return array
 
     def write(self, begin: int, array: np.ndarray) -> None:
         """Write an array to a place in the file."""
         view = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        done = 0
-        while self._file is not None and self._failure is None and done < len(view):
-            done += os.pwrite(self._file.fileno(), view[done:], begin + done)
+        count = 0
+        while self._file is not None and self._failure is None and count < len(view):
+            count += os.pwrite(self._file.fileno(), view[count:], begin + count)
 
     def in_turn(
         self, function: Callable[..., np.ndarray], inputs: list[tf.Tensor], dtype: str

@@ -3,53 +3,37 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import stateless_scope  # in no public place
 from tensorflow.python.eager import record as tape_record
 
 from ringar import hooks
 from ringar.collectives import broadcast
-from ringar.collectives.allgather import allgather
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet, or_all
-from ringar.keras import passes, share
-from ringar.keras.gathering import Unit
+from ringar.keras import share
 from ringar.keras.variable_slices import is_overwritten
-from ringar.sharding.sharded_variable import (
+from ringar.keras.zero import graphs, passes, weight_slice
+from ringar.keras.zero.gathering import Unit
+from ringar.keras.zero.session import SESSION, Call, Phase
+from ringar.keras.zero.weight_slice import (
     WeightSlice,
     is_of_keras,
     is_sharded,
-    leader,
-    numpy_of,
     slice_of,
-    visible,
+    weight_in_sight,
+    whole_value,
 )
-from ringar.sharding.sharded_variable import make_whole as whole_variable
 
 _GROUP = "_ringar_group"
 OUTSIDE = "value of a sharded weight (read it on every rank)"
 """The name of the collective that reads a weight outside of a step."""
-
-
-class _Creation(NamedTuple):
-    process_set: ProcessSet | None
-
-
-_creates: ContextVar[_Creation | None] = ContextVar("creates", default=None)
-
-
-class _Group:
-    """Hold layers that are gathered together; the last of them that is called drops the weights."""
-
-    def __init__(self, layers: Sequence[keras.layers.Layer]) -> None:
-        self.layers = list(layers)
 
 
 def gather_together(*layers: keras.layers.Layer) -> None:
@@ -68,9 +52,8 @@ def gather_together(*layers: keras.layers.Layer) -> None:
         ringar.gather_together(block.norm, block.attention, block.dense)
     ```
     """
-    group = _Group(layers)
     for layer in layers:
-        object.__setattr__(layer, _GROUP, group)  # unseen by Keras' tracking
+        object.__setattr__(layer, _GROUP, layers)  # unseen by Keras' tracking
 
 
 @contextmanager
@@ -94,24 +77,21 @@ def sharded_weights(process_set: ProcessSet | None = None) -> Iterator[None]:
         yield
         return
     install()
-    token = _creates.set(_Creation(process_set))
-    try:
+    with SESSION.within(cut=functools.partial(cut, process_set=process_set)):
         yield
-    finally:
-        _creates.reset(token)
 
 
 def cut(variable: Any, process_set: ProcessSet | None) -> WeightSlice:
     """Keep this rank's slice of a variable, with the value of the first rank. Collective, once."""
     ranks = or_all(process_set)
     if is_sharded(variable):
-        its = slice_of(variable)
-        if or_all(its.process_set).ranks != ranks.ranks:
+        part = slice_of(variable)
+        if or_all(part.process_set).ranks != ranks.ranks:
             raise ValueError(
-                f"rank {place.rank()} | {its.path}: expected the ranks over which it is sharded "
-                f"already, {or_all(its.process_set).ranks}, received {ranks.ranks}"
+                f"rank {place.rank()} | {part.path}: expected the ranks over which it is sharded "
+                f"already, {or_all(part.process_set).ranks}, received {ranks.ranks}"
             )
-        return its
+        return part
     if not tf.executing_eagerly():
         raise UnsupportedError(
             f"rank {place.rank()} | {variable.path}: expected a weight that was sharded before a "
@@ -123,7 +103,7 @@ def cut(variable: Any, process_set: ProcessSet | None) -> WeightSlice:
     name = "weights/first"
     variable.assign(broadcast(whole, ranks.ranks[0], name=name, process_set=process_set))
     del whole
-    return WeightSlice(variable, process_set, functools.partial(_read, process_set=process_set))
+    return WeightSlice(variable, process_set, _read)
 
 
 def make_whole(variables: Sequence[Any]) -> None:
@@ -140,58 +120,49 @@ def make_whole(variables: Sequence[Any]) -> None:
             "received another; use that, or make the model outside ringar.sharded_weights()"
         )
     with tf.init_scope():
-        for variable in sharded:
-            whole_variable(variable, outside(variable, slice_of(variable).process_set))
+        for variable, part in zip(sharded, map(slice_of, sharded), strict=True):
+            weight_slice.make_whole(variable, whole_value(part.storage, part, OUTSIDE))
 
 
-def _read(variable: Any, process_set: ProcessSet | None) -> tf.Tensor:
+def _read(variable: Any) -> tf.Tensor:
     """Return the whole value of a sharded variable, in the dtype that it has here."""
-    seen = (visible.get() or {}).get(id(variable))
-    wanted = tf.as_dtype(variable.dtype)  # in a layer of mixed precision, that of its computations
-    its = slice_of(variable)
-    if seen is not None and seen.dtype in (wanted, its.storage.dtype):
-        seen.announce()
-        return tf.cast(seen.handle, wanted)
-    if passes.is_outside():
-        return tf.cast(tf.convert_to_tensor(outside(variable, process_set)), wanted)
-    its_pass = passes.current(its.trainer if variable.trainable else None, process_set)
-    unit = Unit(its_pass, [variable], [its.storage.dtype])
-    return tf.cast(unit.visible[id(variable)].handle, wanted)
-
-
-def outside(variable: Any, process_set: ProcessSet | None) -> Any:
-    """Return the whole value of a sharded variable, outside of all steps. Collective."""
-    its, leads = slice_of(variable), leader.get()
-    if leads is not None:
-        return leads.gather(its.storage, its)
-    whole = allgather(numpy_of(variable), name=OUTSIDE, process_set=process_set)
-    return whole.reshape([int(d) for d in its.whole.shape])
+    weight, part = weight_in_sight(variable), slice_of(variable)
+    dtype = tf.as_dtype(variable.dtype)  # in a layer of mixed precision, that of its computations
+    if weight is not None and weight.dtype in (dtype, part.storage.dtype):
+        weight.announce()
+        return tf.cast(weight.handle, dtype)
+    if SESSION.phase is Phase.IDLE:
+        return tf.cast(tf.convert_to_tensor(whole_value(part.storage, part, OUTSIDE)), dtype)
+    trainer = part.trainer if variable.trainable else None
+    unit = Unit(passes.current(trainer, part.process_set), [variable], [part.storage.dtype])
+    return tf.cast(unit.weights[id(variable)].handle, dtype)
 
 
 def _dtype_of(layer: keras.layers.Layer, variable: Any) -> tf.DType:
     """Return the dtype in which a layer reads one of its variables."""
-    own = slice_of(variable).storage.dtype
+    dtype = slice_of(variable).storage.dtype
     computes = keras.backend.is_float_dtype(layer.compute_dtype)
-    casts = layer.autocast and getattr(variable, "_autocast", True) and own.is_floating
-    return tf.as_dtype(layer.compute_dtype) if casts and computes else own
+    casts = layer.autocast and getattr(variable, "_autocast", True) and dtype.is_floating
+    return tf.as_dtype(layer.compute_dtype) if casts and computes else dtype
 
 
-def most_gathered(model: keras.Model) -> int:
+def most_gathered(model: keras.Model, bytes_of: Callable[[Any], int]) -> int:
     """Return the most bytes of trained weights in two units behind each other, as layers lie.
 
     Args:
         model: a built model, sharded or not.
+        bytes_of: returns the bytes of a variable.
     """
     sizes = []
-    seen: set[Any] = set()
+    groups: set[int] = set()
     for layer in _callable_layers(model):
         group = getattr(layer, _GROUP, None)
-        inside = [layer] if group is None else group.layers
-        if group is not None and group in seen:
+        layers = [layer] if group is None else group
+        if group is not None and id(group) in groups:
             continue
-        seen.add(group)
-        own = {id(v): v for one in inside for v in one.trainable_variables}
-        sizes.append(sum(_bytes_of(v) for v in own.values()))
+        groups.add(id(group))
+        variables = {id(v): v for inner in layers for v in inner.trainable_variables}
+        sizes.append(sum(map(bytes_of, variables.values())))
     return max((sum(sizes[i : i + 2]) for i in range(len(sizes))), default=0)
 
 
@@ -204,64 +175,61 @@ def _callable_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
             yield layer
 
 
-def _bytes_of(variable: Any) -> int:
-    item = tf.as_dtype(keras.backend.standardize_dtype(variable.dtype)).size
-    return math.prod(int(d) for d in variable.shape) * int(item)
-
-
-def _found(layers: Sequence[keras.layers.Layer], group: Any) -> dict[int, tuple[Any, tf.DType]]:
+def _sharded_in(
+    layers: Sequence[keras.layers.Layer], group: Any
+) -> dict[int, tuple[Any, tf.DType]]:
     """Return sharded variables of layers, by identity, without those of other groups."""
-    found: dict[int, tuple[Any, tf.DType]] = {}
+    variables: dict[int, tuple[Any, tf.DType]] = {}
     for layer in layers:
         for variable in [*layer._trainable_variables, *layer._non_trainable_variables]:
             if is_sharded(variable):
                 dtype = _dtype_of(layer, variable)
                 # Layers of different dtypes may share it.
-                known = found.get(id(variable), (None, dtype))[1]
-                own = slice_of(variable).storage.dtype
-                found[id(variable)] = variable, dtype if known == dtype else own
-        inner = [one for one in layer._layers if getattr(one, _GROUP, group) is group]
-        found |= {k: v for k, v in _found(inner, group).items() if k not in found}
-    return found
+                if variables.get(id(variable), (None, dtype))[1] != dtype:
+                    dtype = slice_of(variable).storage.dtype
+                variables[id(variable)] = variable, dtype
+        inner = [each for each in layer._layers if getattr(each, _GROUP, group) is group]
+        for key, entry in _sharded_in(inner, group).items():
+            variables.setdefault(key, entry)
+    return variables
 
 
 def _unit_of(layer: keras.layers.Layer, tensors: Sequence[Any]) -> Unit | None:
     """Return the unit that a call of `layer` needs; None: there is one, or it is no unit."""
     group = getattr(layer, _GROUP, None)
-    if group is None and (visible.get() is not None or isinstance(layer, keras.Model)):
+    if group is None and (SESSION.scope.weights is not None or isinstance(layer, keras.Model)):
         return None
-    found = _found([layer] if group is None else group.layers, group)
-    if not found:
+    sharded = _sharded_in([layer] if group is None else group, group)
+    if not sharded:
         return None
-    variables = [variable for variable, _ in found.values()]
+    variables = [variable for variable, _ in sharded.values()]
     slices = [slice_of(variable) for variable in variables]
-    trainers = [its.trainer for v, its in zip(variables, slices, strict=True) if v.trainable]
-    trainer = next((one for one in trainers if one is not None), None)
-    its_pass = passes.current(trainer, slices[0].process_set)
-    if group is not None and group in its_pass.groups:
-        called = its_pass.groups[group]
-        called.calls_left -= 1
-        if not called.calls_left:
-            del its_pass.groups[group]
-        return called
+    trainers = [part.trainer for v, part in zip(variables, slices, strict=True) if v.trainable]
+    trainer = next((trainer for trainer in trainers if trainer is not None), None)
+    pass_ = passes.current(trainer, slices[0].process_set)
+    if (unit := pass_.groups.get(id(group))) is not None:
+        unit.calls_left -= 1
+        if not unit.calls_left:
+            del pass_.groups[id(group)]
+        return unit
     has_parts = group is not None or bool(layer._layers)
     watched = tape_record.should_record_backprop([t for t in tensors if t.dtype.is_floating])
     unit = Unit(
-        its_pass, variables, [dtype for _, dtype in found.values()], tensors,
+        pass_, variables, [dtype for _, dtype in sharded.values()], tensors,
         is_called=True, is_watched=watched, reaches_back=has_parts or watched,
     )  # fmt: skip
-    if group is not None and len(group.layers) > 1:
-        unit.calls_left = len(group.layers) - 1
-        its_pass.groups[group] = unit
+    if group is not None and len(group) > 1:
+        unit.calls_left = len(group) - 1
+        pass_.groups[id(group)] = unit
     return unit
 
 
 def _tensors_in(values: Any) -> list[Any] | None:
     """Return the tensors in the arguments of a call; None if they are symbolic."""
     flat = tf.nest.flatten(values)
-    if any(isinstance(one, keras.KerasTensor) for one in flat):
+    if any(isinstance(value, keras.KerasTensor) for value in flat):
         return None
-    tensors = [one for one in flat if tf.is_tensor(one) and not is_of_keras(one)]
+    tensors = [value for value in flat if tf.is_tensor(value) and not is_of_keras(value)]
     return list(tf.nest.flatten(tensors, expand_composites=True))
 
 
@@ -271,26 +239,18 @@ def gathering(original: Callable[..., Any]) -> Callable[..., Any]:
     @tf.autograph.experimental.do_not_convert
     def call(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
         tensors = _tensors_in((args, kwargs))
-        if tensors is None or _in_stateless_scope():
+        if tensors is None or stateless_scope.in_stateless_scope():
             return original(self, *args, **kwargs)
-        with passes.outermost(tensors):
+        outermost = SESSION.scope.call or Call(tensors, graphs.graph())
+        with SESSION.within(call=outermost):
             unit = _unit_of(self, tensors)
             if unit is None:
                 return original(self, *args, **kwargs)
-            token = visible.set({**(visible.get() or {}), **unit.visible})
-            try:
+            with SESSION.within(weights={**(SESSION.scope.weights or {}), **unit.weights}):
                 outputs = original(self, *args, **kwargs)
-            finally:
-                visible.reset(token)
-            return tf.nest.map_structure(unit.left, outputs)
+            return tf.nest.map_structure(unit.leave, outputs)
 
     return call
-
-
-def _in_stateless_scope() -> bool:
-    from keras.src.backend.common import stateless_scope  # in no public place
-
-    return bool(stateless_scope.in_stateless_scope())
 
 
 def cutting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -298,10 +258,10 @@ def cutting(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def add_weight(self: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
         variable = original(self, *args, **kwargs)
-        creation = _creates.get()
         is_trained = variable.trainable and not is_overwritten(variable)
-        if creation is not None and is_trained and not _in_stateless_scope():
-            cut(variable, creation.process_set)
+        cut_new = SESSION.scope.cut
+        if cut_new is not None and is_trained and not stateless_scope.in_stateless_scope():
+            cut_new(variable)
         return variable
 
     return add_weight

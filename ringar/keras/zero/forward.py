@@ -8,23 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import keras
 
+from ringar.job import place
 from ringar.job.process_sets import or_all
-from ringar.keras import passes
-from ringar.sharding.sharded_variable import is_sharded, slice_of
-
-_IS_CUT = "_ringar_functions_of_slices"
-
-
-class _Passes:
-    has_left = False
-
-
-_passes: ContextVar[_Passes | None] = ContextVar("passes", default=None)
+from ringar.keras.zero.passes import FIT, FORWARD, ask
+from ringar.keras.zero.session import SESSION, Meeting
+from ringar.keras.zero.weight_slice import is_sharded, slice_of
 
 
 @contextmanager
@@ -35,16 +27,12 @@ def together(model: keras.Model, function: str = "predict") -> Iterator[None]:
         model: the model; if its weights are sharded, all ranks must come here.
         function: which function runs them: "evaluate" or "predict".
     """
-    if _passes.get() is not None or not any(map(is_sharded, model.weights)):
+    if SESSION.scope.meeting is not None or not any(map(is_sharded, model.weights)):
         yield
         return
-    token = _passes.set(_Passes())
-    try:
-        with passes.forwards_of(model, function):
-            yield
-            leave(model)
-    finally:
-        _passes.reset(token)
+    with SESSION.within(meeting=Meeting(), function=(model, function)):
+        yield
+        leave(model)
 
 
 def leave(model: keras.Model) -> None:
@@ -52,13 +40,28 @@ def leave(model: keras.Model) -> None:
 
     Args:
         model: the model.
+
+    Raises:
+        ValueError: this rank has never had a batch itself.
     """
-    own = _passes.get()
-    if own is None or own.has_left:
+    meeting = SESSION.scope.meeting
+    if meeting is None or meeting.has_ended:
         return
-    own.has_left = True
-    its = slice_of(next(filter(is_sharded, model.weights)))
-    passes.join_forward(its.process_set, or_all(its.process_set).size())
+    meeting.has_ended = True
+    ranks = slice_of(next(filter(is_sharded, model.weights))).process_set
+    executed, function = SESSION.scope.function or (model, "")
+    plans = SESSION.plans.get(executed, {})
+    # That of the function that runs, or of another forward pass, or of training.
+    name = min(plans, key=lambda name: (name == FIT, name != function), default=None)
+    while round(float(ask(ranks, True, FORWARD)[1])) < or_all(ranks).size():
+        if name is None:
+            raise ValueError(
+                f"rank {place.rank()} | weights that are sharded: expected at least one batch on "
+                "every rank, received none on this one, which so does not know what the others "
+                "gather; give it one"
+            )
+        for gather in plans[name].gathers:
+            gather()
 
 
 def ending_together(original: Any) -> Any:
@@ -76,7 +79,7 @@ def noting_plan(original: Any) -> Any:
     function = original.__name__.replace("_on_batch", "").replace("test", "evaluate")
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with passes.forwards_of(self, function):
+        with SESSION.within(function=(self, function)):
             return original(self, *args, **kwargs)
 
     return run
@@ -87,9 +90,10 @@ def making_anew(original: Any) -> Any:
     name = original.__name__
 
     def make(self: Any, force: bool = False) -> Any:
-        is_cut, known = any(map(is_sharded, self.weights)), vars(self).setdefault(_IS_CUT, {})
-        force = force or known.get(name, False) is not is_cut
-        known[name] = is_cut
+        are_sharded = any(map(is_sharded, self.weights))
+        known = SESSION.sharded.setdefault(self, {})
+        force = force or known.get(name, False) is not are_sharded
+        known[name] = are_sharded
         return original(self, force)
 
     return make

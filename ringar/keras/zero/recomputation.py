@@ -12,19 +12,19 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from ringar.sharding import call_time
-from ringar.sharding.sharded_variable import visible
-from ringar.sharding.whole_weight import WholeWeight
+from ringar.keras.zero import graphs
+from ringar.keras.zero.session import SESSION
+from ringar.keras.zero.whole_weight import WholeWeight
 
 
 def seeing_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let gradient functions see the weights of their forward functions."""
 
     def decorate(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        seen = visible.get()
-        if seen is None:
+        in_sight = SESSION.scope.weights
+        if in_sight is None:
             return original(function, args, kwargs)
-        graph = call_time.graph()
+        graph = graphs.graph()
 
         @functools.wraps(function)
         def forward(*values: Any, **options: Any) -> Any:
@@ -35,11 +35,8 @@ def seeing_weights(original: Callable[..., Any]) -> Callable[..., Any]:
                 if variables := options.get("variables"):
                     options["variables"] = [_of_graph(graph, v) for v in variables]
                 weights = [w for w in options.get("variables", ()) if isinstance(w, WholeWeight)]
-                token = visible.set({**seen, **{id(w.variable): w for w in weights}})
-                try:
+                with SESSION.within(weights={**in_sight, **{id(w.variable): w for w in weights}}):
                     return gradient(*upstream, **options)
-                finally:
-                    visible.reset(token)
 
             backward.__signature__ = inspect.signature(gradient)  # type: ignore[attr-defined]
             return result, backward

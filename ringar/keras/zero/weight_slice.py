@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,25 +23,13 @@ from ringar import hooks
 from ringar.errors import UnsupportedError
 from ringar.job import place
 from ringar.job.process_sets import ProcessSet
+from ringar.keras.zero.session import SESSION
 from ringar.sharding.slice_ranks import SliceRanks
 from ringar.sharding.variable_slice import VariableSlice
+from ringar.sharding.whole import joined
 
-
-class Leader(Protocol):
-    """Ask the other ranks for the slices of a variable, on the rank that writes or reads a file."""
-
-    def gather(self, slot: Any, its: VariableSlice) -> np.ndarray:
-        """Return the whole value of which `slot` holds this rank's slice."""
-
-    def scatter(self, slot: Any, its: VariableSlice, whole: np.ndarray) -> None:
-        """Give each rank its slice of a whole value."""
-
-
-leader: ContextVar[Leader | None] = ContextVar("leader", default=None)
-"""The leader while this rank writes or reads a file for all."""
-
-visible: ContextVar[dict[int, Any] | None] = ContextVar("visible", default=None)
-"""The whole weights of the layers that are called, by the identities of the variables."""
+if TYPE_CHECKING:
+    from ringar.keras.zero.whole_weight import WholeWeight
 
 
 class WeightSlice(VariableSlice):
@@ -58,11 +45,9 @@ class WeightSlice(VariableSlice):
 
     Attributes:
         trainer: what reduces the gradients of the slice, once an optimizer trains it.
-        made: the number of storages that variables were given in this process.
     """
 
     trainer: Any = None
-    made = 0
 
     def __init__(
         self,
@@ -75,9 +60,9 @@ class WeightSlice(VariableSlice):
         whole = variable.value
         self._name, self._key = str(whole.name), whole._unique_id
         self.reader = reader
-        own = self.of_array(whole.numpy())
+        elements = self.of_array(whole.numpy())
         with tf.device(whole.device):
-            self._value = tf.Variable(own, dtype=whole.dtype, name=variable.name)
+            self._value = tf.Variable(elements, dtype=whole.dtype, name=variable.name)
         nothing = tf.zeros([0], whole.dtype)
         gen_resource_variable_ops.assign_variable_op(whole.handle, nothing, validate_shape=False)
         self.take(variable)
@@ -87,7 +72,7 @@ class WeightSlice(VariableSlice):
         variable.__class__ = hooks.derived(type(variable), ShardedMixin, "Sharded")
         variable._value = self._value
         variable._slice = self
-        WeightSlice.made += 1
+        SESSION.storages += 1
 
     @property
     def storage(self) -> tf.Variable:
@@ -131,21 +116,21 @@ class ShardedMixin:
     @property
     def handle(self) -> tf.Tensor:
         """The resource of the slice; in the layer that was gathered, for its tapes, the whole."""
-        seen = (visible.get() or {}).get(id(self))
-        return self._slice.storage.handle if seen is None else seen.handle
+        weight = weight_in_sight(self)
+        return self._slice.storage.handle if weight is None else weight.handle
 
     def _direct_assign(self, value: Any) -> None:
-        its, leads = self._slice, leader.get()
-        if id(self) in (visible.get() or {}):
+        part, leader = self._slice, SESSION.scope.leader
+        if weight_in_sight(self) is not None:
             raise UnsupportedError(
-                f"rank {place.rank()} | {its.path}: expected a weight that its layer does not "
+                f"rank {place.rank()} | {part.path}: expected a weight that its layer does not "
                 "change while it is called, since ranks without data would not, received one that "
                 'it assigns, as SpectralNormalization does; use shard="gradients"'
             )
-        if leads is not None:
-            leads.scatter(its.storage, its, np.asarray(value))
+        if leader is not None:
+            leader.scatter(part.storage, part, np.asarray(value))
         else:
-            its.assign(its.of(tf.reshape(tf.cast(value, its.storage.dtype), [-1])))
+            part.assign(part.of(tf.reshape(tf.cast(value, part.storage.dtype), [-1])))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} path={self._slice.path}, {self._slice!r}>"
@@ -163,14 +148,25 @@ def is_sharded(variable: Any) -> bool:
 
 def slice_of(variable: Any) -> WeightSlice:
     """Return this rank's slice of a weight that is sharded."""
-    its: WeightSlice = variable._slice
-    return its
+    part: WeightSlice = variable._slice
+    return part
 
 
-def numpy_of(variable: Any) -> np.ndarray:
-    """Return the slice of a weight that is sharded as an array, without its padding."""
-    its = slice_of(variable)
-    return np.asarray(its.storage.numpy())[: its.count]
+def weight_in_sight(variable: Any) -> WholeWeight | None:
+    """Return the whole weight that the layers which are called have gathered; None: none has."""
+    return (SESSION.scope.weights or {}).get(id(variable))
+
+
+def whole_value(slot: Any, part: VariableSlice, name: str) -> np.ndarray:
+    """Return the whole value of a weight or a slot, outside of all steps. Collective.
+
+    Args:
+        slot: this rank's slice of it.
+        part: the slice of the variable that it belongs to.
+        name: of the message, unless the first rank asks for the value.
+    """
+    leader = SESSION.scope.leader
+    return joined(slot, part, name) if leader is None else leader.gather(slot, part)
 
 
 def make_whole(variable: Any, whole: Any) -> WeightSlice:
@@ -180,13 +176,13 @@ def make_whole(variable: Any, whole: Any) -> WeightSlice:
         variable: the weight.
         whole: its whole value.
     """
-    its = slice_of(variable)
-    with tf.init_scope(), tf.device(its.storage.device):
+    part = slice_of(variable)
+    with tf.init_scope(), tf.device(part.storage.device):
         variable.__class__ = type(variable).__bases__[1]
         variable._initialize(whole)
     del variable._slice
-    WeightSlice.made += 1
-    return its
+    SESSION.storages += 1
+    return part
 
 
 @contextmanager
@@ -197,5 +193,5 @@ def whole_for_a_moment(variables: Sequence[Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        for variable, its in zip(sharded, slices, strict=True):
-            its.take(variable)
+        for variable, part in zip(sharded, slices, strict=True):
+            part.take(variable)

@@ -18,6 +18,7 @@ from tensorflow.python.ops import control_flow_v2_func_graphs as branch_graphs
 
 from ringar.errors import UnsupportedError
 from ringar.job import place
+from ringar.keras.zero.session import SESSION
 
 _OF_A_CALL = (
     branch_graphs.CondBranchFuncGraph,
@@ -38,10 +39,10 @@ def is_of_a_call(graph: Any) -> bool:
 
 def function_graph() -> Any:
     """Return the graph of the function under construction, loops and branches left out."""
-    found = graph()
-    while is_of_a_call(found):
-        found = found.outer_graph
-    return found
+    function = graph()
+    while is_of_a_call(function):
+        function = function.outer_graph
+    return function
 
 
 def read(tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -66,20 +67,16 @@ def read(tensor: tf.Tensor, name: str) -> tf.Tensor:
     )
 
 
-def tracing_anew(original: Callable[..., Any], key: Callable[[], object]) -> Callable[..., Any]:
-    """Let TensorFlow trace functions anew where `key` returns something else.
+def tracing_anew(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Let TensorFlow trace functions anew that a layer calls, where other weights are sharded.
 
     A function that has read a whole weight must not be used once the weight is sharded.
-
-    Args:
-        original: TensorFlow's function that makes the context of a call.
-        key: returns the number of a trace; None: that of TensorFlow alone.
     """
 
     def make_function_context(*args: Any, **kwargs: Any) -> Any:
-        context, number = original(*args, **kwargs), key()
-        if number is None:
+        context = original(*args, **kwargs)
+        if SESSION.scope.call is None:
             return context
-        return context._replace(scope_type=(context.scope_type, number))
+        return context._replace(scope_type=(context.scope_type, SESSION.storages))
 
     return make_function_context

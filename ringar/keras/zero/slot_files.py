@@ -11,8 +11,7 @@ accord, as `model.load_weights` does, reads its slices of it, and needs no other
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -26,10 +25,10 @@ from ringar.job.process_sets import ProcessSet, or_all
 from ringar.keras import share
 from ringar.keras.exchange import Exchange
 from ringar.keras.variable_slices import VariableSlices
+from ringar.keras.zero.session import SESSION
+from ringar.keras.zero.weight_slice import is_sharded, slice_of, whole_for_a_moment, whole_value
 from ringar.sharding import slots
 from ringar.sharding.cut import cut_of
-from ringar.sharding.sharded_variable import is_sharded, slice_of, whole_for_a_moment
-from ringar.sharding.sharded_variable import leader as _current
 from ringar.sharding.slots import inner_optimizer
 from ringar.sharding.variable_slice import VariableSlice
 from ringar.sharding.whole import joined
@@ -37,8 +36,8 @@ from ringar.sharding.whole import joined
 _NAME = "model.save (a sharded optimizer: call it on every rank)"
 
 
-class _Leader:
-    """Ask the other ranks for slots, on the first rank.
+class Leader:
+    """Ask the other ranks for slots, on the first rank; answer it, on the others.
 
     Args:
         model: the model that is saved or loaded; all ranks have the same.
@@ -50,57 +49,58 @@ class _Leader:
         self._where: dict[str, Any] = {"name": _NAME, "process_set": process_set}
         self._root = or_all(process_set).ranks[0]
 
-    def gather(self, slot: keras.Variable, its: VariableSlice) -> np.ndarray:
+    def gather(self, slot: keras.Variable, part: VariableSlice) -> np.ndarray:
         """Return the whole slot of which `slot` is this rank's slice."""
         self._ask("gather", slot)
-        return joined(slot, its, _NAME)
+        return joined(slot, part, _NAME)
 
-    def scatter(self, slot: keras.Variable, its: VariableSlice, whole: np.ndarray) -> None:
+    def scatter(self, slot: keras.Variable, part: VariableSlice, whole: np.ndarray) -> None:
         """Give each rank its slice of a whole slot."""
         self._ask("scatter", slot)
         whole = np.asarray(whole, np.asarray(slot.numpy()).dtype)
-        _take(slot, its, whole.reshape(its.whole.shape), self._root)
+        _take(slot, part, whole.reshape(part.whole.shape), self._root)
 
-    def end(self) -> None:
-        """Let the other ranks go."""
-        broadcast_object(None, self._root, **self._where)
+    def lead(self, action: Callable[[], Any]) -> Any:
+        """Run an action that asks for slots, then let the other ranks go."""
+        try:
+            with SESSION.within(leader=self):
+                return action()
+        finally:
+            broadcast_object(None, self._root, **self._where)
+
+    def answer(self) -> None:
+        """Take part in what the first rank asks for, until it has ended."""
+        request: tuple[str, int] | None
+        while (request := broadcast_object(None, self._root, **self._where)) is not None:
+            verb, number = request
+            slot, part = self._sliced[number]
+            if verb == "gather":
+                joined(slot, part, _NAME)
+            else:
+                shape = [int(d) for d in part.whole.shape]
+                _take(slot, part, np.empty(shape, np.asarray(slot.numpy()).dtype), self._root)
 
     def _ask(self, verb: str, slot: keras.Variable) -> None:
-        number = next(i for i, (one, _) in enumerate(self._sliced) if one is slot)
+        number = next(i for i, (other, _) in enumerate(self._sliced) if other is slot)
         broadcast_object((verb, number), self._root, **self._where)
 
 
 def _sliced(model: keras.Model) -> list[tuple[Any, VariableSlice]]:
     """Return what holds slices: the model's weights, and its optimizers' slots, with the slices."""
     weights = [slice_of(weight) for weight in model.weights if is_sharded(weight)]
-    return [(its.storage, its) for its in weights] + [
-        (slot, its)
+    return [(part.storage, part) for part in weights] + [
+        (slot, part)
         for optimizer in map(inner_optimizer, share.optimizers_of(model))
-        for slot, its in zip(optimizer.variables, slots.slices(optimizer), strict=True)
-        if its is not None
+        for slot, part in zip(optimizer.variables, slots.slices(optimizer), strict=True)
+        if part is not None
     ]
 
 
-def _answer(model: keras.Model, process_set: ProcessSet | None) -> None:
-    """Take part in what the first rank asks for, until it has ended."""
-    sliced, root = _sliced(model), or_all(process_set).ranks[0]
-    where: dict[str, Any] = {"name": _NAME, "process_set": process_set}
-    asked: tuple[str, int] | None
-    while (asked := broadcast_object(None, root, **where)) is not None:
-        verb, number = asked
-        slot, its = sliced[number]
-        if verb == "gather":
-            joined(slot, its, _NAME)
-        else:
-            shape = [int(d) for d in its.whole.shape]
-            _take(slot, its, np.empty(shape, np.asarray(slot.numpy()).dtype), root)
-
-
-def _take(slot: keras.Variable, its: VariableSlice, whole: np.ndarray, root: int) -> None:
+def _take(slot: keras.Variable, part: VariableSlice, whole: np.ndarray, root: int) -> None:
     """Take this rank's slice of the whole slot of `root`, if that is one of this rank's part."""
-    if root in or_all(its.ranks.copies).ranks:
-        whole = np.asarray(broadcast(whole, root, name=_NAME, process_set=its.ranks.copies))
-        slot.assign(its.of_array(whole))
+    if root in or_all(part.ranks.copies).ranks:
+        whole = np.asarray(broadcast(whole, root, name=_NAME, process_set=part.ranks.copies))
+        slot.assign(part.of_array(whole))
 
 
 def exchange_of(model: keras.Model) -> Exchange | None:
@@ -117,8 +117,8 @@ def ranks_of(model: keras.Model) -> ProcessSet | None:
     if exchange is not None:
         return or_all(exchange.reduction.process_set)
     # A model without an optimizer, such as a part of one that is trained.
-    its = next((slice_of(weight) for weight in model.weights if is_sharded(weight)), None)
-    return None if its is None else or_all(its.process_set)
+    part = next((slice_of(weight) for weight in model.weights if is_sharded(weight)), None)
+    return None if part is None else or_all(part.process_set)
 
 
 def only_answers(model: keras.Model) -> bool:
@@ -147,22 +147,11 @@ def on_first_rank_of(
     if ranks_of(model) is None:
         return first(action, **where)
 
-    def led() -> Any:
-        with _leading(model, process_set):
-            return action()
-
-    return first(led, **where, meanwhile=lambda: _answer(model, process_set))
-
-
-@contextmanager
-def _leading(model: keras.Model, process_set: ProcessSet | None) -> Iterator[None]:
-    leader = _Leader(model, process_set)
-    token = _current.set(leader)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-        leader.end()
+    return first(
+        lambda: Leader(model, process_set).lead(action),
+        **where,
+        meanwhile=lambda: Leader(model, process_set).answer(),
+    )
 
 
 def save(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
@@ -173,18 +162,14 @@ def save(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
         store: a store, by the numbers of variables.
         plainly: Keras' own function, for an optimizer that is not sharded.
     """
-    its_slices = slots.slices(optimizer)
-    if not any(its_slices):
+    slices = slots.slices(optimizer)
+    if not any(slices):
         plainly(store)
         return
-    leader = _current.get()
-    for number, (slot, its) in enumerate(zip(optimizer.variables, its_slices, strict=True)):
-        if its is None:
-            store[str(number)] = slot.numpy()
-        elif leader is not None:
-            store[str(number)] = leader.gather(slot, its)
-        else:  # every rank makes a copy, for a pickle, for example
-            store[str(number)] = joined(slot, its, _NAME)
+    for number, (slot, part) in enumerate(zip(optimizer.variables, slices, strict=True)):
+        # Without a leader every rank makes a copy, for a pickle, for example.
+        value = slot.numpy() if part is None else whole_value(slot, part, _NAME)
+        store[str(number)] = value
 
 
 def load(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
@@ -198,27 +183,27 @@ def load(optimizer: Any, store: Any, plainly: Callable[[Any], None]) -> None:
     Raises:
         ValueError: a slot in the store has another shape than its variable.
     """
-    its_slices = slots.slices(optimizer)
+    slices = slots.slices(optimizer)
     # With another number of variables Keras' function warns, and loads nothing.
-    if not any(its_slices) or len(store.keys()) != len(its_slices):
+    if not any(slices) or len(store.keys()) != len(slices):
         plainly(store)
         return
-    leader = _current.get()
-    for number, (slot, its) in enumerate(zip(optimizer.variables, its_slices, strict=True)):
+    leader = SESSION.scope.leader
+    for number, (slot, part) in enumerate(zip(optimizer.variables, slices, strict=True)):
         value = store[str(number)]
-        if its is None:
+        if part is None:
             slot.assign(value)
             continue
-        if tuple(value.shape) != tuple(its.whole.shape):
+        if tuple(value.shape) != tuple(part.whole.shape):
             raise ValueError(
                 f"rank {place.rank()} | {slot.path}: expected a slot of the shape of its variable, "
-                f"{tuple(its.whole.shape)}, received {tuple(value.shape)}; load the file of a "
+                f"{tuple(part.whole.shape)}, received {tuple(value.shape)}; load the file of a "
                 "model of the same shapes"
             )
         if leader is not None:
-            leader.scatter(slot, its, np.asarray(value))
+            leader.scatter(slot, part, np.asarray(value))
         else:
-            slot.assign(its.of_array(value))
+            slot.assign(part.of_array(value))
 
 
 def on_all_ranks(original: Any) -> Any:
@@ -226,7 +211,7 @@ def on_all_ranks(original: Any) -> Any:
 
     def save_together(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
         ranks = ranks_of(self)
-        if ranks is None or _current.get() is not None:
+        if ranks is None or SESSION.scope.leader is not None:
             original(self, filepath, *args, **kwargs)
             return
         _check_whole(self)

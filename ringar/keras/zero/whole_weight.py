@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.util import object_identity
 
-from ringar.sharding import call_time
+from ringar.keras.zero import graphs
 
 
 class WholeWeight(tf.Variable, tf.__internal__.types.Tensor):
@@ -33,7 +33,7 @@ class WholeWeight(tf.Variable, tf.__internal__.types.Tensor):
     @property
     def handle(self) -> tf.Tensor:
         """The whole weight, in the function under construction."""
-        return call_time.read(self._whole, self.name)
+        return graphs.read(self._whole, self.name)
 
     def announce(self) -> None:
         """Tell tapes, and functions with gradients of their own, that they read the weight."""

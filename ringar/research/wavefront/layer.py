@@ -15,7 +15,7 @@ from ringar.job import threads as pools
 from ringar.parallel.pipeline.messages import Messages
 from ringar.parallel.scan import computation, recurrent
 from ringar.parallel.scan.chain import Options
-from ringar.research.wavefront import checks, costs, plan, stack
+from ringar.research.wavefront import checks, costs, evaluation, plan, stack
 from ringar.research.wavefront.plan import Costs, Plan
 from ringar.sharding import grid as grids
 from ringar.sharding import lineage
@@ -311,7 +311,7 @@ class Wavefront(keras.layers.Layer):
             links = stack.Links(grids.resolve(self.grid, "Wavefront"), self._messages, self._label)
         dtype = calls[0].inputs.dtype
         with_inputs = not self._reads_model_input or recurrent.needs_input_gradient(calls[0])
-        outputs, *states = stack.evaluate(
+        outputs, *states = evaluation.evaluate(
             stack.Stack(
                 calls,
                 levels=[layer._levels for layer in self.layers],

@@ -4,6 +4,7 @@ from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
 from ringar.keras.locally_connected import LocallyConnected2D
+from ringar.parallel.joins import Gather, ReturnExamples, Sum
 from ringar.parallel.partitioned.convolution import PartitionedConv2D, PartitionedLocallyConnected2D
 from ringar.parallel.partitioned.pooling import (
     PartitionedAveragePooling2D,
@@ -13,7 +14,7 @@ from ringar.parallel.partitioned.pooling import (
 )
 from ringar.parallel.partitioned.ways import CutPlane, FlattenPlane, GatherPlane, OwnTile
 from ringar.parallel.scan.layers import ScanGRU, ScanLSTM, ScanSimpleRNN
-from ringar.parallel.split import Gather, ReturnExamples, SplitConv2D, SplitDense, Sum
+from ringar.parallel.split_layers import SplitConv2D, SplitDense
 from ringar.research.hogwild.hogwild_embedding import HogwildEmbedding
 
 __all__ = [

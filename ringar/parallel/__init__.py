@@ -6,7 +6,7 @@ Names of `ringar.research` are loaded when they are first used.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Importing a function `split` or `partition` last hides the module of that name.
+# Importing the function `partition` last hides the module of that name.
 from ringar.parallel import scan
 from ringar.parallel.conversion import merge, split
 from ringar.parallel.partition import partition

@@ -17,9 +17,10 @@ from ringar.keras.batch_normalization import SyncBatchNormalization
 from ringar.keras.grouped import GroupedConv2D, GroupedDense
 from ringar.keras.local_response_normalization import LocalResponseNormalization
 from ringar.keras.optimizer import DistributedOptimizer, is_distributed
+from ringar.parallel.joins import Gather, Join
 from ringar.parallel.partitioned.layer import OnPlane
 from ringar.parallel.partitioned.ways import OwnTile
-from ringar.parallel.split import Gather, Join, SplitConv2D, SplitDense
+from ringar.parallel.split_layers import SplitConv2D, SplitDense
 from ringar.sharding import lineage, pixelwise, slots
 from ringar.sharding.cut import Cut, cut_of
 from ringar.sharding.grid import Grid, resolve

@@ -257,7 +257,7 @@ class Backup(keras.callbacks.Callback):
         return on_first_rank_of(self.model, action, "BackupAndRestore", what, self._process_set)
 
 
-def tell(epoch: int, batches: int, replays: bool) -> None:
+def tell(epoch: int, batches: int, redraws: bool) -> None:
     """Log where training goes on, and what comes first."""
-    drawn = "the batches before it are drawn again, without training" if replays else "at once"
+    drawn = "the batches before it are drawn again, without training" if redraws else "at once"
     _log.info("resuming at epoch %d, batch %d: %s", epoch, batches, drawn)

@@ -11,7 +11,7 @@ distributed optimizer), and the order in which the user wrote the callbacks does
 - `backup.Backup` takes the place of BackupAndRestore, on all ranks, behind all others: what it
   saves at the end of an epoch has what the others did there.
 - The state of a callback that runs everything itself, such as `Elastic`, comes before a backup's.
-- While `replay.Replay` draws the batches before a resumed one, no callback is called.
+- While `redraw.Redraw` draws the batches before a resumed one, no callback is called.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ringar.keras import callback_traits, training_state
 from ringar.keras.agreement import Agreement
 from ringar.keras.backup import Backup, Settings, tell
 from ringar.keras.fitting import Coordinated
-from ringar.keras.replay import Replay
+from ringar.keras.redraw import Redraw
 from ringar.keras.save_on_signal import SaveOnSignal
 from ringar.keras.whole_file import SavedWhole
 from ringar.keras.zero.slot_files import exchange_of
@@ -48,7 +48,7 @@ class DistributedListMixin:
     _distributed: Any
     _given: list[keras.callbacks.Callback]
     _backup: Backup | None
-    _replay: Replay | None
+    _redraw: Redraw | None
     _savers: list[SaveOnSignal]
     _coordinated: list[Coordinated]
     _common_steps: int | None  # of an epoch, if some ranks have more
@@ -60,7 +60,7 @@ class DistributedListMixin:
             model: the model of the list.
             distributed: the `Distributed` of the list, which has a `process_set` and `replay_data`.
         """
-        self._distributed, self._backup, self._replay = distributed, None, None
+        self._distributed, self._backup, self._redraw = distributed, None, None
         self._given = given = [c for c in self.callbacks if c is not distributed]
         readers = (i for i, c in enumerate(given) if callback_traits.reads_metrics(c))
         given.insert(min(self.callbacks.index(distributed), next(readers, len(given))), distributed)
@@ -107,8 +107,8 @@ class DistributedListMixin:
             self.model._initial_epoch = epoch
         if (epoch, batches) != (0, 0):
             tell(epoch, batches, self._distributed.replay_data)
-            self._replay = Replay(self.model, epoch, batches)
-            self._replay.begin()
+            self._redraw = Redraw(self.model, epoch, batches)
+            self._redraw.begin()
 
     def _add_backup(self) -> None:
         """Add the backup of the first rank, on all ranks; find the steps that all ranks have."""
@@ -153,20 +153,20 @@ class DistributedListMixin:
                 )
 
     def _go_on(self) -> None:
-        """End the replay, at the point at which the backup was made."""
-        assert self._replay is not None
+        """End the redraw, at the point at which the backup was made."""
+        assert self._redraw is not None
         assert self._backup is not None
-        self._replay.end()
+        self._redraw.end()
         self._backup.restore()
-        self._backup.go_on_at(self._replay.epoch, self._replay.batches)
-        self._replay = None
+        self._backup.go_on_at(self._redraw.epoch, self._redraw.batches)
+        self._redraw = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Call the callbacks, unless the epoch is drawn only."""
-        if self._replay is not None:
-            if self._replay.on_epoch_begin(epoch):
+        if self._redraw is not None:
+            if self._redraw.on_epoch_begin(epoch):
                 self._go_on()
-            elif epoch < self._replay.epoch:
+            elif epoch < self._redraw.epoch:
                 return
         super().on_epoch_begin(epoch, logs)  # type: ignore[misc]
         for callback in self._coordinated:
@@ -176,12 +176,12 @@ class DistributedListMixin:
         """Call the callbacks, unless the batch is drawn only; stop if a signal says so."""
         if self._common_steps is None or batch < self._common_steps:
             for saver in self._savers:
-                saver.stop_if_told(save=self._replay is None)
+                saver.stop_if_told(save=self._redraw is None)
             for callback in self._coordinated:
                 callback.before_batch(batch)
-            if self._distributed.tuner is not None and self._replay is None:
+            if self._distributed.tuner is not None and self._redraw is None:
                 self._tune(batch)
-        if self._replay is None:
+        if self._redraw is None:
             super().on_train_batch_begin(batch, logs)  # type: ignore[misc]
 
     def _tune(self, batch: int) -> None:
@@ -191,15 +191,15 @@ class DistributedListMixin:
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Call the callbacks, unless the batch is drawn only."""
-        if self._replay is None:
+        if self._redraw is None:
             super().on_train_batch_end(batch, logs)  # type: ignore[misc]
-        elif self._replay.on_train_batch_end(batch):
+        elif self._redraw.on_train_batch_end(batch):
             self._go_on()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Call the callbacks, unless the epoch is drawn only."""
-        if self._replay is not None:
-            if not self._replay.on_epoch_end(epoch):
+        if self._redraw is not None:
+            if not self._redraw.on_epoch_end(epoch):
                 return
             self._go_on()
         super().on_epoch_end(epoch, logs)  # type: ignore[misc]

@@ -15,7 +15,7 @@ import tensorflow as tf
 _END = object()
 
 
-class Replay:
+class Redraw:
     """Draw the batches before the one at which `fit` goes on.
 
     From `begin` to `end` Keras' loop runs as always, and callbacks must not be called. The model

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import secrets
 import socket
 import sys
 import time
@@ -23,7 +22,14 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from ringar import errors
-from ringar.job import cost_model, log, membership, native, other_launchers, survivors, threads
+from ringar.job import (
+    cost_model,
+    membership,
+    mpi_host,
+    native,
+    other_launchers,
+    survivors,
+)
 from ringar.job.cost_model import Tables
 from ringar.job.stopwatch import Stopwatch
 from ringar.version import __version__
@@ -41,8 +47,6 @@ ALGORITHM_VARIABLE = "RINGAR_ALGORITHM"
 
 #: Memory layout and the choice of algorithms depend on these.
 _MUST_AGREE = ("RINGAR_TUNING", ALGORITHM_VARIABLE)
-
-_log = log.logger(__name__)
 
 _TAG = 32_766  # MPI promises tags up to 32,767
 
@@ -143,8 +147,8 @@ def _meet(mpi: ModuleType, world: MPI.Intracomm, start_timeout: float) -> Place:
         of_host = world.Split_type(mpi.COMM_TYPE_SHARED, key=world.Get_rank())
         with survivors.part(cast("MPI.Intracomm", of_host)) as local:
             firsts = world.allgather(local.bcast(world.Get_rank()))
-            segment_fd, trouble = _share_memory(local, prefix, undo)
-            _publish_bound_cpus(local)
+            segment_fd, trouble = mpi_host.share_memory(local, prefix, undo)
+            mpi_host.publish_bound_cpus(local)
         # Without shared memory on one host, all hosts must fail: they would wait for it.
         agree(world, trouble)
         numbers = {first: number for number, first in enumerate(sorted(set(firsts)))}
@@ -158,7 +162,7 @@ def _meet(mpi: ModuleType, world: MPI.Intracomm, start_timeout: float) -> Place:
             segment_fd=segment_fd,
             link_library=_link_library(mpi),
             link_communicator=mpi._addressof(communicator),
-            tables=_tables(communicator, hosts),
+            tables=cost_model.tables_of_job(communicator, hosts),
             generation=_generation,
             communicator=communicator,
         )
@@ -356,94 +360,14 @@ def _compare(world: MPI.Intracomm, prefix: str) -> None:
     mine = {"ringar": __version__, **{name: os.environ.get(name) for name in _MUST_AGREE}}
     everyone = world.allgather((socket.gethostname(), mine))
     for name in mine:
-        values = [f"rank {r} on {host}: {its[name]}" for r, (host, its) in enumerate(everyone)]
-        if len({its[name] for _, its in everyone}) > 1:
+        values = [f"rank {r} on {host}: {texts[name]}" for r, (host, texts) in enumerate(everyone)]
+        if len({texts[name] for _, texts in everyone}) > 1:
             raise errors.MismatchError(
                 f"{prefix}expected the same {name} on every rank, received\n  "
                 + "\n  ".join(values)
             )
 
 
-def _share_memory(
-    local: MPI.Intracomm, prefix: str, undo: contextlib.ExitStack
-) -> tuple[int, errors.UnsupportedError | None]:
-    """Open a file in /dev/shm on all ranks of this host, then remove its name; note it in `undo`.
-
-    Returns:
-        The file descriptor, -1 for the only rank of a host; and the error, if a rank of this host
-        has one.
-    """
-    if local.Get_size() == 1:
-        return -1, None
-    first = local.Get_rank() == 0
-    path = f"/dev/shm/ringar-{os.getuid()}-{secrets.token_hex(8)}"
-    trouble = ""
-    fd = -1
-    try:
-        if first:
-            undo.callback(Path(path).unlink, missing_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        trouble = str(error)
-    path = local.bcast(path if not trouble else "")
-    try:
-        if path and not first:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        trouble = str(error)
-    if fd >= 0:
-        undo.callback(os.close, fd)
-    troubles = [text for text in local.allgather(trouble) if text]
-    if first and path and fd >= 0:
-        os.unlink(path)
-    if not troubles:
-        return fd, None
-    return fd, errors.UnsupportedError(
-        f"{prefix}expected the ranks of this host ({socket.gethostname()}) to share /dev/shm, "
-        f"received: {troubles[0]}. Containers of one host need a common /dev/shm (docker: "
-        "--ipc=host), or one rank each."
-    )
-
-
-def _publish_bound_cpus(local: MPI.Intracomm) -> None:
-    """Set RINGAR_BOUND_CPUS if mpirun or srun has bound the ranks of this host to CPUs."""
-    mine = frozenset(os.sched_getaffinity(0))
-    others = local.allgather(mine)
-    if any(its != mine for its in others):
-        sharing = sum(its == mine for its in others)
-        os.environ.setdefault(threads.BOUND_CPUS_VARIABLE, str(max(1, len(mine) // sharing)))
-
-
 def _link_library(mpi: ModuleType) -> Path:
     abi = "openmpi" if mpi.Get_library_version().startswith("Open MPI") else "mpich"
     return native.PATH.with_name(f"libringar_{abi}.so")
-
-
-def _tables(world: MPI.Intracomm, hosts: list[int]) -> Tables:
-    """Return the tables of sizes; only rank 0 reads a file of parameters."""
-    count = len(set(hosts))
-    if count == 1:
-        return Tables([], [])
-    parameters, error = None, None
-    if world.Get_rank() == 0:
-        try:
-            parameters = cost_model.from_environment(os.environ)
-        except ValueError as wrong:
-            error = wrong
-    parameters, error = world.bcast((parameters, error))
-    if error:
-        raise error
-    if parameters is None:
-        parameters = cost_model.measure(world, hosts)
-    fewest = min(hosts.count(host) for host in set(hosts))
-    tables = cost_model.tables(cost_model.Network(parameters, count, fewest))
-    _log.info(
-        "allreduce over %d hosts: recursive doubling up to %d bytes, halving and doubling up to "
-        "%s, the ring beyond, by %s",
-        count,
-        tables.recursive_doubling[-1],
-        "any size" if tables.halving_doubling[-1] == cost_model.ALWAYS
-        else tables.halving_doubling[-1],
-        parameters,
-    )  # fmt: skip
-    return tables

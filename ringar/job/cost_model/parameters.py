@@ -1,19 +1,13 @@
-"""The parameters of the network and the hosts: measured, or read from a file."""
+"""The parameters of the network and the hosts, and files of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from ringar.job import link_probe
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 VARIABLE = "RINGAR_COST_MODEL"
 """Names a file with parameters, in place of a measurement."""
@@ -51,22 +45,6 @@ class Parameters:
                 raise ValueError(f"`{name}`: expected seconds, 0 or more, received {value}")
             if not name.endswith("latency") and value <= 0:
                 raise ValueError(f"`{name}`: expected bytes/s, more than 0, received {value}")
-
-
-def measure(comm: MPI.Intracomm, hosts: Sequence[int]) -> Parameters:
-    """Measure the parameters in a fraction of a second; see `ringar.job.link_probe`. Collective.
-
-    Args:
-        comm: an mpi4py communicator of all ranks, without other messages under way.
-        hosts: for each rank, the number of its host.
-
-    Returns:
-        The parameters, the same on every rank.
-
-    Raises:
-        ValueError: `comm` has only one rank, or `hosts` has another length.
-    """
-    return Parameters(**link_probe.measure(comm, hosts))
 
 
 def save(path: str | Path, parameters: Parameters) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from mpi4py import MPI
 
 from ringar.errors import PeerLostError
-from ringar.job import log, mpi
+from ringar.job import log, mpi, mpi_host
 
 FIRST_RANK = MPI.COMM_WORLD.Get_rank()
 #: Who is lost in which step, and whether before it or behind it.
@@ -23,7 +23,7 @@ FAULTS = [
     (5, "_wait_for_all_ranks", True),
     (4, "_own_communicator", False),
     (3, "agree_at_the_end", True),
-    (2, "_share_memory", True),
+    (2, "share_memory", True),
 ]
 SECONDS = 20
 
@@ -63,7 +63,8 @@ for who, step, before in FAULTS:
     if who == FIRST_RANK and step in steps:
         steps[step] = die_in(steps[step], before)
     elif who == FIRST_RANK:
-        setattr(mpi, step, die_in(getattr(mpi, step), before))
+        module = mpi_host if hasattr(mpi_host, step) else mpi
+        setattr(module, step, die_in(getattr(module, step), before))
     place = start()
     sizes.append(place.size)
     mpi.leave(place, failed=False)

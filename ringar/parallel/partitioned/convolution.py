@@ -19,8 +19,32 @@ from ringar.sharding.grid import Grid
 from ringar.sharding.part_files import SavesPart
 
 
+class _Convolution(Partitioned):
+    """Apply kernels at each pixel: a mixin for layers with kernels."""
+
+    kernel_size: tuple[int, int]
+    strides: tuple[int, int]
+    padding: str
+    dilation_rate: tuple[int, int]
+
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | Sequence[int],
+        *,
+        grid: Grid | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(filters, kernel_size, **kwargs)
+        self._set_grid(grid)
+
+    def windows(self) -> tuple[Window, Window]:
+        """Return the windows along rows and columns."""
+        return windows_of(self.kernel_size, self.strides, self.padding, self.dilation_rate)
+
+
 @keras.saving.register_keras_serializable(package="ringar")
-class PartitionedConv2D(Partitioned, GroupedConv2D):
+class PartitionedConv2D(_Convolution, GroupedConv2D):
     """Convolve images of which each rank of a model group has a tile, as `keras.layers.Conv2D`.
 
     Before the convolution each rank gets the pixels around its tile that its kernels reach, from
@@ -56,21 +80,6 @@ class PartitionedConv2D(Partitioned, GroupedConv2D):
 
     _whole_class = keras.layers.Conv2D
 
-    def __init__(
-        self,
-        filters: int,
-        kernel_size: int | Sequence[int],
-        *,
-        grid: Grid | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(filters, kernel_size, **kwargs)
-        self._set_grid(grid)
-
-    def windows(self) -> tuple[Window, Window]:
-        """Return the windows along rows and columns."""
-        return windows_of(self.kernel_size, self.strides, self.padding, self.dilation_rate)
-
     def convolution_op(self, inputs: tf.Tensor, kernel: keras.Variable) -> tf.Tensor:
         """Return the convolution of the extended tile, without bias and activation."""
         return super().convolution_op(self.extended(inputs), kernel)
@@ -91,7 +100,7 @@ class PartitionedConv2D(Partitioned, GroupedConv2D):
 
 
 @keras.saving.register_keras_serializable(package="ringar")
-class PartitionedLocallyConnected2D(Partitioned, SavesPart, LocallyConnected2D):
+class PartitionedLocallyConnected2D(_Convolution, SavesPart, LocallyConnected2D):
     """Compute `LocallyConnected2D` where each rank of a model group has a tile of the images.
 
     Each rank has the weights of its tile of the output, and no others. They are cut as the output
@@ -110,21 +119,6 @@ class PartitionedLocallyConnected2D(Partitioned, SavesPart, LocallyConnected2D):
     """
 
     _whole_class = LocallyConnected2D
-
-    def __init__(
-        self,
-        filters: int,
-        kernel_size: int | Sequence[int],
-        *,
-        grid: Grid | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(filters, kernel_size, **kwargs)
-        self._set_grid(grid)
-
-    def windows(self) -> tuple[Window, Window]:
-        """Return the windows along rows and columns."""
-        return windows_of(self.kernel_size, self.strides, self.padding, self.dilation_rate)
 
     def add_weight(self, *args: Any, **kwargs: Any) -> keras.Variable:
         """Make the weights of this rank's tile of the output."""

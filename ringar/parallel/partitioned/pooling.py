@@ -24,6 +24,12 @@ class _Pooling(Partitioned):
     outside: float = 0.0
     """The value outside the plane, which must not change the result."""
 
+    def __init__(
+        self, pool_size: int | Sequence[int] = 2, *, grid: Grid | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(pool_size, **kwargs)
+        self._set_grid(grid)
+
     def windows(self) -> tuple[Window, Window]:
         """Return the windows along rows and columns."""
         return windows_of(self.pool_size, self.strides, self.padding)
@@ -57,12 +63,6 @@ class PartitionedMaxPooling2D(_Pooling, keras.layers.MaxPooling2D):
 
     _whole_class = keras.layers.MaxPooling2D
 
-    def __init__(
-        self, pool_size: int | Sequence[int] = 2, *, grid: Grid | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(pool_size, **kwargs)
-        self._set_grid(grid)
-
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return this rank's tile of the maxima."""
         return self._pool(keras.ops.max_pool, inputs)
@@ -90,12 +90,6 @@ class PartitionedAveragePooling2D(_Pooling, keras.layers.AveragePooling2D):
     """
 
     _whole_class = keras.layers.AveragePooling2D
-
-    def __init__(
-        self, pool_size: int | Sequence[int] = 2, *, grid: Grid | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(pool_size, **kwargs)
-        self._set_grid(grid)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return this rank's tile of the means."""

@@ -11,8 +11,13 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 
-def scipy_sparse() -> ModuleType:
+def scipy_sparse(
+    purpose: str = "ringar.parallel.scan multiplies sparse Jacobians with",
+) -> ModuleType:
     """Return the module `scipy.sparse`.
+
+    Args:
+        purpose: the begin of the sentence that the error has about SciPy.
 
     Raises:
         ImportError: SciPy is missing; the error says how to install it.
@@ -21,8 +26,8 @@ def scipy_sparse() -> ModuleType:
         import scipy.sparse
     except ImportError as error:
         raise ImportError(
-            "ringar.parallel.scan multiplies sparse Jacobians with SciPy 1.10 or later, which is "
-            f"missing: {error}. Install it with: pip install 'scipy>=1.10'"
+            f"{purpose} SciPy 1.10 or later, which is missing: {error}. "
+            "Install it with: pip install 'scipy>=1.10'"
         ) from error
     return scipy.sparse
 

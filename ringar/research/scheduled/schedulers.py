@@ -115,6 +115,10 @@ class Scheduler(abc.ABC):
         self._usable = np.flatnonzero(usable)
         if not self._usable.size:
             raise ValueError("there must be a variable to update. Received: all are excluded")
+        self._begin(ranks, owners)
+
+    def _begin(self, ranks: int, owners: np.ndarray | None) -> None:  # noqa: B027
+        """Prepare what a strategy needs for a run."""
 
     @abc.abstractmethod
     def propose(self) -> np.ndarray:
@@ -227,16 +231,7 @@ class Dynamic(Scheduler):
                 f"`explore` must be above 0, and at most 1. Received: {self.explore!r}"
             )
 
-    def start(
-        self,
-        costs: np.ndarray,
-        ranks: int,
-        *,
-        owners: np.ndarray | None = None,
-        excluded: np.ndarray | None = None,
-    ) -> None:
-        """Begin a run; see `ringar.parallel.scheduled.Scheduler.start`."""
-        super().start(costs, ranks, owners=owners, excluded=excluded)
+    def _begin(self, ranks: int, owners: np.ndarray | None) -> None:
         count = len(self._costs)
         self._squares = np.zeros(count)
         self._round = 0
@@ -347,16 +342,7 @@ class RoundRobin(Scheduler):
     each variable belongs to a rank, it takes one of each rank in turn, so that all have work.
     """
 
-    def start(
-        self,
-        costs: np.ndarray,
-        ranks: int,
-        *,
-        owners: np.ndarray | None = None,
-        excluded: np.ndarray | None = None,
-    ) -> None:
-        """Begin a run; see `ringar.parallel.scheduled.Scheduler.start`."""
-        super().start(costs, ranks, owners=owners, excluded=excluded)
+    def _begin(self, ranks: int, owners: np.ndarray | None) -> None:
         self._queue = self._usable
         if owners is not None:
             place_at_owner = np.empty(len(self._queue), np.int64)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from ringar.parallel.scan.sparse import scipy_sparse as scipy_for
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array, sparray
@@ -15,20 +17,7 @@ MOST_ENTRIES = np.iinfo(np.int32).max
 """The native kernels count entries and neurons in 32 bits."""
 
 
-def scipy_sparse() -> ModuleType:
-    """Return the module `scipy.sparse`.
-
-    Raises:
-        ImportError: SciPy is missing; the error says how to install it.
-    """
-    try:
-        import scipy.sparse
-    except ImportError as error:
-        raise ImportError(
-            "ringar.parallel.sparse takes layers as matrices of SciPy 1.10 or later, which is "
-            f"missing: {error}. Install it with: pip install 'scipy>=1.10'"
-        ) from error
-    return scipy.sparse
+scipy_sparse = functools.partial(scipy_for, "ringar.parallel.sparse takes layers as matrices of")
 
 
 def csr_layers(layers: Sequence[sparray], dtype: str) -> list[csr_array]:

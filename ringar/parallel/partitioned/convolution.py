@@ -35,7 +35,7 @@ class _Convolution(Partitioned):
         grid: Grid | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(filters, kernel_size, **kwargs)
+        super().__init__(filters, kernel_size, **kwargs)  # type: ignore[call-arg]
         self._set_grid(grid)
 
     def windows(self) -> tuple[Window, Window]:

@@ -27,7 +27,7 @@ class _Pooling(Partitioned):
     def __init__(
         self, pool_size: int | Sequence[int] = 2, *, grid: Grid | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(pool_size, **kwargs)
+        super().__init__(pool_size, **kwargs)  # type: ignore[call-arg]
         self._set_grid(grid)
 
     def windows(self) -> tuple[Window, Window]:

@@ -77,7 +77,7 @@ def op(collective: str, *, wait: bool) -> Callable[..., Any]:
 
 
 _P, _TEXT, _I32, _I64 = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int64
-_ARRAYS, _P_I64, _P_P = map(ctypes.POINTER, (_Array, _I64, _P))
+_ARRAYS, _P_I64, _P_P = ctypes.POINTER(_Array), ctypes.POINTER(_I64), ctypes.POINTER(_P)
 _RUN = [_TEXT, _ARRAYS, _I32, _P_I64, _I32, _P_I64, _ALLOCATE, _P]
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ringar_version": (_TEXT, []),
